@@ -1,0 +1,41 @@
+"""Ring Notebook: distributed training driven from a notebook."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from ring_notebook.launch.run import run
+    from ring_notebook.notebook.cluster import Cluster
+    from ring_notebook.notebook.run import Run
+
+__all__ = ["Cluster", "Run", "__version__", "load_ipython_extension", "run"]
+__version__ = "0.1.0"
+
+# Name -> module. Loaded on first use, so that `import ring_notebook` costs nothing on either island.
+_LAZY = {
+    "Cluster": "ring_notebook.notebook.cluster",
+    "Run": "ring_notebook.notebook.run",
+    "run": "ring_notebook.launch.run",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        from importlib import import_module
+
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+def load_ipython_extension(shell: InteractiveShell) -> None:
+    """``%load_ext ring_notebook``: register ``%%ringtrain``, ``%%ringscale`` and ``%ring``."""
+    from ring_notebook.notebook.magics import register
+
+    register(shell)

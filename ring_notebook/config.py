@@ -1,0 +1,79 @@
+"""Every RING_* variable: typed, documented, read once."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import Literal
+
+__all__ = ["Config", "config"]
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Settings of this process. `config` reads them from the environment once."""
+
+    algorithm: Literal["auto", "push", "ring"] = "auto"
+    """RING_ALGORITHM: how ranks of one host reduce. ``ring`` is for comparison and teaching."""
+
+    fusion_threshold: int = 64 * _MIB
+    """RING_FUSION_THRESHOLD (HOROVOD_FUSION_THRESHOLD): size of a gradient bucket, in bytes."""
+
+    overlap: Literal["auto", "inline", "thread"] = "auto"
+    """RING_OVERLAP: reduce buckets on the progress thread during backward, or inline in ``step()``."""
+
+    timeout: float = 0.0
+    """RING_TIMEOUT: seconds after which a waiting collective raises CollectiveTimeout; 0 waits for ever."""
+
+    stall_warning: float = 10.0
+    """RING_STALL_WARNING: seconds without progress after which a run says who waits for whom."""
+
+    spin: float = -1.0
+    """RING_SPIN: microseconds that a wait spins before it sleeps; -1 chooses by ranks and cores."""
+
+    memory: int = 0
+    """RING_MEMORY: most bytes of ring memory a rank may take; 0 means what the machine has."""
+
+    isa: str = ""
+    """RING_ISA: ``baseline``, ``avx2`` or ``avx512`` instead of the best that the processor has."""
+
+    runs_dir: str = ".ring/runs"
+    """RING_RUNS_DIR: where the kernel keeps the records of runs."""
+
+    mpiexec: str = ""
+    """RING_MPIEXEC: the mpiexec to launch with, instead of the one beside the Python interpreter."""
+
+    timeline: str = ""
+    """RING_TIMELINE (HOROVOD_TIMELINE): file to write a Chrome trace to from the start."""
+
+
+_ALIASES = {"fusion_threshold": "HOROVOD_FUSION_THRESHOLD", "timeline": "HOROVOD_TIMELINE"}
+_CHOICES = {"algorithm": ("auto", "push", "ring"), "overlap": ("auto", "inline", "thread")}
+
+
+def _parse(name: str, text: str, default: object) -> object:
+    variable = f"RING_{name.upper()}"
+    if name in _CHOICES and text not in _CHOICES[name]:
+        raise ValueError(f"{variable}={text!r}: expected one of {', '.join(_CHOICES[name])}")
+    if isinstance(default, str):
+        return text
+    try:
+        return type(default)(text)  # type: ignore[call-arg]
+    except ValueError:
+        raise ValueError(f"{variable}={text!r}: expected a {type(default).__name__}") from None
+
+
+@lru_cache(maxsize=1)
+def config() -> Config:
+    """The settings of this process. Raises ValueError that names the variable when one cannot be read."""
+    values: dict[str, object] = {}
+    for field in fields(Config):
+        text = os.environ.get(f"RING_{field.name.upper()}")
+        if text is None and field.name in _ALIASES:
+            text = os.environ.get(_ALIASES[field.name])
+        if text:
+            values[field.name] = _parse(field.name, text, field.default)
+    return Config(**values)  # type: ignore[arg-type]

@@ -1,0 +1,1 @@
+"""Rank side, floor 1: topology, buffers, communicators and metrics. Knows no framework."""

@@ -1,0 +1,99 @@
+"""Tensors and arrays as Buffers: the only place that makes pointers."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+__all__ = ["DType", "Buffer", "from_memoryview"]
+
+
+class DType(enum.IntEnum):
+    """Element types that the core reduces. The values are the native core's."""
+
+    UINT8 = 0
+    INT8 = 1
+    INT16 = 2
+    INT32 = 3
+    INT64 = 4
+    FLOAT16 = 5
+    BFLOAT16 = 6
+    FLOAT32 = 7
+    FLOAT64 = 8
+    BOOL = 9
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element."""
+        return _ITEMSIZE[self]
+
+
+_ITEMSIZE = {
+    DType.UINT8: 1,
+    DType.INT8: 1,
+    DType.INT16: 2,
+    DType.INT32: 4,
+    DType.INT64: 8,
+    DType.FLOAT16: 2,
+    DType.BFLOAT16: 2,
+    DType.FLOAT32: 4,
+    DType.FLOAT64: 8,
+    DType.BOOL: 1,
+}
+
+_FORMATS = {
+    "B": DType.UINT8,
+    "b": DType.INT8,
+    "h": DType.INT16,
+    "i": DType.INT32,
+    "l": DType.INT64,
+    "q": DType.INT64,
+    "e": DType.FLOAT16,
+    "f": DType.FLOAT32,
+    "d": DType.FLOAT64,
+    "?": DType.BOOL,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A contiguous piece of memory that a collective reads or writes.
+
+    ``address`` is the first byte, ``shape`` counts elements of ``dtype``. ``owner`` keeps the memory alive for as
+    long as an operation may touch it. ``device`` is ``"cpu"``; the field is here so that a GPU path has its place.
+    """
+
+    address: int
+    shape: tuple[int, ...]
+    dtype: DType
+    owner: Any = None
+    device: str = "cpu"
+
+    @property
+    def count(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self.count * self.dtype.itemsize
+
+
+def from_memoryview(data: Any, shape: Sequence[int] | None = None) -> Buffer:
+    """Buffer over an object with the buffer protocol (numpy array, array, bytearray, ring memory).
+
+    Raises TypeError when the memory is not C-contiguous, is read-only, or has an element type the core lacks.
+    """
+    from ring_notebook.core.native import core
+
+    address, formatted_shape, fmt, readonly = core().buffer_info(data)
+    dtype = _FORMATS.get(fmt.lstrip("@=<"))
+    if dtype is None:
+        raise TypeError(f"elements of format {fmt!r} cannot be reduced; use one of {sorted(_FORMATS)}")
+    if readonly:
+        raise TypeError("a collective needs writable memory; pass a copy")
+    return Buffer(address, tuple(shape) if shape is not None else formatted_shape, dtype, owner=data)

@@ -1,0 +1,81 @@
+"""Every exception that this package raises."""
+
+from __future__ import annotations
+
+__all__ = [
+    "ClusterError",
+    "CollectiveAborted",
+    "CollectiveError",
+    "CollectiveMismatch",
+    "CollectiveTimeout",
+    "CoreMissingError",
+    "HorovodInternalError",
+    "HostsUpdatedInterrupt",
+    "MPIMissingError",
+    "NotInitializedError",
+    "OutOfRingMemoryError",
+    "RingError",
+    "RunFailed",
+]
+
+
+class RingError(RuntimeError):
+    """Base of every error that Ring Notebook raises itself."""
+
+
+class HorovodInternalError(RingError):
+    """A collective failed in a way that a new epoch can mend (Horovod: ``HorovodInternalError``).
+
+    ``elastic.run`` catches it, restores the last commit and goes on.
+    """
+
+
+class CollectiveError(HorovodInternalError):
+    """A collective failed on this rank."""
+
+
+class CollectiveMismatch(CollectiveError):
+    """Ranks called different collectives, or the same one with other shapes, dtypes, roots or operations.
+
+    Raised on every rank of the group; the message holds a table of who called what. The group lives on.
+    """
+
+
+class CollectiveAborted(CollectiveError):
+    """Another rank raised, was interrupted, left or died; the epoch of this communicator has ended."""
+
+
+class CollectiveTimeout(CollectiveError):
+    """A collective did not complete before its deadline; the message names the ranks that are missing."""
+
+
+class OutOfRingMemoryError(RingError, MemoryError):
+    """Ring memory could not be reserved: the machine or its memory limit is full."""
+
+
+class NotInitializedError(RingError, ValueError):
+    """A collective was called before ``init()`` (Horovod raises ValueError here)."""
+
+
+class HostsUpdatedInterrupt(RingError):
+    """The set of hosts has changed (Horovod: ``HostsUpdatedInterrupt``)."""
+
+    def __init__(self, skip_sync: bool = False) -> None:
+        super().__init__("the set of hosts has changed")
+        self.skip_sync = skip_sync
+
+
+class CoreMissingError(RingError, ImportError):
+    """The native core is not compiled for this Python."""
+
+
+class MPIMissingError(RingError, ImportError):
+    """No MPI library can be loaded."""
+
+
+class ClusterError(RingError):
+    """The cluster could not be started, reached or stopped."""
+
+
+class RunFailed(RingError):
+    """A run failed and the original exception type is not importable in the kernel."""
