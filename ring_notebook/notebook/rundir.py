@@ -1,0 +1,112 @@
+"""The files of a run on disk: how records become lines of JSON, and lines records again."""
+
+from __future__ import annotations
+
+import json
+import math
+from array import array
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TextIO
+
+from ring_notebook.records import Ended, Failure, MetricBatch, Output, Record, Status
+
+__all__ = ["RunFiles", "read_json", "read_metrics", "read_records", "write_json"]
+
+RUN = "run.json"  # source, options, environment, size, when it started
+METRICS = "metrics.jsonl"  # a line per ring.log: rank, time, step and the values
+OUTPUT = "output.jsonl"  # a line per piece of output: time, rank, stream, text
+EVENTS = "events.jsonl"  # a line per failure and per rank that ended
+SUMMARY = "summary.json"  # what the run came to
+
+
+class RunFiles:
+    """Appends records to the files of one run. One thread writes."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._files: dict[str, TextIO] = {
+            name: (directory / name).open("w", encoding="utf-8") for name in (METRICS, OUTPUT, EVENTS)
+        }
+
+    def write(self, record: Record, now: float) -> None:
+        """Append one record. The newest statuses go into the summary; they have no file."""
+        if isinstance(record, MetricBatch):
+            self._files[METRICS].write(metric_lines(record))
+        elif isinstance(record, Output):
+            line = {"time": now, "rank": record.rank, "stream": record.stream, "text": record.text}
+            self._files[OUTPUT].write(json.dumps(line) + "\n")
+        elif not isinstance(record, Status):
+            line = {"time": now, "kind": record.kind, **asdict(record)}
+            self._files[EVENTS].write(json.dumps(line) + "\n")
+
+    def flush(self) -> None:
+        """Hand everything written to the operating system."""
+        for file in self._files.values():
+            file.flush()
+
+    def close(self) -> None:
+        """Flush and close the files."""
+        for file in self._files.values():
+            file.close()
+
+
+def metric_lines(batch: MetricBatch) -> str:
+    """A line of JSON per row."""
+    rows = batch.rows()
+    if math.isfinite(sum(batch.values)):
+        # One template for all rows: several times faster than an encoder, and repr of a finite float is JSON.
+        names = (json.dumps(name).replace("%", "%%") for name in batch.columns[2:])
+        pairs = "".join(f", {name}: %r" for name in names)
+        line = f'{{"rank": {batch.rank}, "time": %r, "step": %d{pairs}}}\n'
+        return "".join([line % row for row in rows])
+    columns = ("rank", *batch.columns)
+    lines = (dict(zip(columns, (batch.rank, row[0], int(row[1]), *row[2:]), strict=True)) for row in rows)
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Replace ``path`` as a whole, so that a reader never sees half of it."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(content, indent=1, default=str) + "\n", encoding="utf-8")
+    partial.replace(path)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The content of ``path``; empty when the file is not there."""
+    if not path.exists():
+        return {}
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return content
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            if line.endswith("\n"):  # a run in progress may end in half a line
+                yield json.loads(line)
+
+
+def read_metrics(directory: Path) -> list[dict[str, Any]]:
+    """Every row that was logged, in the order in which it came: rank, time, step, values."""
+    return list(_lines(directory / METRICS))
+
+
+def read_records(directory: Path, run: str) -> Iterator[tuple[Record, float]]:
+    """The records of a run with the time of each, metrics first."""
+    for line in _lines(directory / METRICS):
+        rank, time = line.pop("rank"), line["time"]
+        yield MetricBatch(run, rank, tuple(line), array("d", line.values())), time
+    for line in _lines(directory / OUTPUT):
+        time = line.pop("time")
+        yield Output(run, **line), time
+    for line in _lines(directory / EVENTS):
+        time, kind = line.pop("time"), line.pop("kind")
+        if kind == Failure.kind:
+            line["frames"] = tuple(tuple(frame) for frame in line["frames"])
+            yield Failure(**line), time
+        else:
+            yield Ended(**line), time
