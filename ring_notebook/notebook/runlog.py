@@ -27,8 +27,8 @@ __all__ = ["RunLog", "RunRecord"]
 class RunRecord:
     """What is known of one run. `load` reads a run that has ended; a `RunLog` is one that goes on.
 
-    ``options`` are those of the cell's magic, ``environment`` is what it ran on, ``started`` is in seconds since
-    the epoch. ``summary`` is empty until the run has ended.
+    ``options`` are those of the cell's magic, ``environment`` is what it ran on, ``started`` is in seconds
+    since the epoch. ``summary`` is empty until the run has ended.
     """
 
     def __init__(self, directory: Path, about: dict[str, Any]) -> None:
@@ -97,8 +97,8 @@ class RunRecord:
 class RunLog(RunRecord):
     """The log of a run that goes on.
 
-    `put` only enqueues. One thread decodes, appends to the files in ``directory`` and keeps a downsampled state
-    that `view` copies. The files hold every record; memory does not grow with the length of the run.
+    `put` only enqueues. One thread decodes, appends to the files in ``directory`` and keeps a downsampled
+    state that `view` copies. The files hold every record; memory does not grow with the length of the run.
     """
 
     def __init__(

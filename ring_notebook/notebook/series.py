@@ -1,4 +1,4 @@
-"""Curves in bounded memory: a metric or a throughput becomes fewer points on its way in, however long the run."""
+"""Curves in bounded memory: a metric or a throughput becomes fewer points on its way in."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Points(NamedTuple):
 class Series:
     """The values of one metric on one rank as at most ``limit`` points.
 
-    Every point is the mean of ``stride`` values that followed one another. When the points run out, neighbours are
-    joined and the stride doubles, so that a run of any length keeps between ``limit / 2`` and ``limit`` points.
+    Every point is the mean of ``stride`` values that followed one another. When the points run out,
+    neighbours are joined and the stride doubles: a long run keeps between ``limit / 2`` and ``limit`` points.
     """
 
     __slots__ = ("_limit", "_pending", "_stride", "_sum_x", "_sum_y", "_x", "_y")
@@ -37,7 +37,7 @@ class Series:
         self._pending = 0
 
     def extend(self, x: Iterable[float], y: Iterable[float]) -> None:
-        """Take in values in the order in which they were logged. A NaN makes its own point NaN: a gap in the curve."""
+        """Take in values in the order of the log. A NaN makes its own point NaN: a gap in the curve."""
         sum_x, sum_y, pending, stride = self._sum_x, self._sum_y, self._pending, self._stride
         for one_x, one_y in zip(x, y, strict=True):
             sum_x += one_x
@@ -69,21 +69,9 @@ def _halved(values: array[float]) -> array[float]:
 class Rate:
     """Amount per second of one rank: now, and as a curve over time in seconds since ``origin``.
 
-    The amount that comes with time t was done before t, so the first one only starts the clock. ``interval`` seconds
-    of it make one value of the curve; the current rate covers the last ``window`` seconds.
+    The amount that comes with time t was done before t, so the first one only starts the clock. ``interval``
+    seconds of it make one value of the curve; the current rate covers the last ``window`` seconds.
     """
-
-    __slots__ = (
-        "_amount",
-        "_interval",
-        "_marks",
-        "_open",
-        "_origin",
-        "_series",
-        "_start",
-        "_window",
-        "total",
-    )
 
     def __init__(self, origin: float, interval: float = 0.5, window: float = 3.0) -> None:
         self._origin = origin

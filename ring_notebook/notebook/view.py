@@ -54,8 +54,8 @@ class RankView:
 class RunView:
     """A run at one moment: immutable, bounded, cheap to draw.
 
-    ``curves`` holds points over steps by metric and rank, ``throughput`` samples/s over seconds since the start by
-    rank. ``output`` is the end of what the ranks printed.
+    ``curves`` holds points over steps by metric and rank, ``throughput`` samples/s over seconds since the
+    start by rank. ``output`` is the end of what the ranks printed.
     """
 
     size: int

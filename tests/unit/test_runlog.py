@@ -1,4 +1,4 @@
-"""The log of a run, fed with real encoded records: nothing lost on disk, bounded in memory, readable again."""
+"""The log of a run, fed with real records: nothing lost on disk, bounded in memory, readable again."""
 
 from __future__ import annotations
 
