@@ -1,0 +1,1 @@
+"""Command line and batch systems: everything that starts ranks outside a notebook."""

@@ -1,0 +1,107 @@
+"""What mpiexec starts in each rank's place: runs the program and reports how it ended.
+
+``python -m ring_notebook.launch.rank PROGRAM ARGS...``; the report lets the job name who failed first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from ring_notebook.launch.deathsig import bind_to_parent
+
+__all__ = ["RankFailure", "describe_exit", "main", "rank_in", "split_reports"]
+
+_FORWARDED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+# A report is one line on stderr between two record separators.
+_REPORT = re.compile(rb"\x1e(\{[^\x1e]*\})\x1e\r?\n?")
+
+
+@dataclass(frozen=True, slots=True)
+class RankFailure:
+    """How one rank's program ended, when not well. ``code`` is negative for a signal, as in subprocess."""
+
+    rank: int
+    host: str
+    code: int
+    time: float
+
+
+def rank_in(env: Mapping[str, str] = os.environ) -> int:
+    """The rank that mpiexec gave to this process; 0 when no mpiexec started it."""
+    for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"):
+        if env.get(name, "").isdigit():
+            return int(env[name])
+    return 0
+
+
+def describe_exit(code: int) -> str:
+    """A subprocess return code in words."""
+    if code >= 0:
+        return f"exit code {code}"
+    name = signal.Signals(-code).name
+    hint = (
+        "; a SIGKILL that nobody sent is most often the kernel's, out of memory" if name == "SIGKILL" else ""
+    )
+    return f"killed by {name}{hint}"
+
+
+def split_reports(data: bytes) -> tuple[bytes, list[RankFailure], bytes]:
+    """Stderr of a job as (what ranks wrote, reports in it, an unfinished report to keep for the next call)."""
+    failures = [RankFailure(**json.loads(body)) for body in _REPORT.findall(data)]
+    text = _REPORT.sub(b"", data)
+    start = text.rfind(b"\x1e{")
+    return (text, failures, b"") if start < 0 else (text[:start], failures, text[start:])
+
+
+def _leave_group(parent: int) -> None:
+    # mpiexec signals whole process groups; in a group of its own the program gets each signal once, from us.
+    os.setpgid(0, 0)
+    bind_to_parent(parent, signal.SIGKILL)
+
+
+def main() -> None:
+    """Run the program of ``sys.argv``, hand signals on to it, and end as it ends."""
+    parent = os.getpid()
+    stopping = False
+
+    def hand_on(signum: int, _frame: object) -> None:
+        nonlocal stopping
+        stopping = stopping or signum not in (signal.SIGUSR1, signal.SIGUSR2)
+        if child is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child.pid, signum)
+
+    child: subprocess.Popen[bytes] | None = None
+    for signum in _FORWARDED:
+        signal.signal(signum, hand_on)
+    # MPI's process manager talks to the program through descriptors that it inherits: leave them open.
+    child = subprocess.Popen(sys.argv[1:], close_fds=False, preexec_fn=lambda: _leave_group(parent))
+    if stopping:  # asked to before there was a child to ask
+        child.terminate()
+    code = child.wait()
+    if code and not stopping:
+        report = RankFailure(rank_in(), socket.gethostname(), code, time.time())
+        sys.stderr.flush()
+        os.write(2, b"\x1e" + json.dumps(asdict(report)).encode() + b"\x1e\n")
+    if code < 0:
+        # End by the same signal, without a second core file, so that mpiexec reports what happened.
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with contextlib.suppress(OSError):
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()
