@@ -1,7 +1,7 @@
 """Run a program that ends when the process that started it does.
 
 ``python deathsig.py PARENT PROGRAM ARGS...``: a launcher killed with SIGKILL cannot stop what it started, and
-the Linux kernel can. The file imports nothing of ours, so that a bare interpreter runs it by its path in 15 ms.
+the Linux kernel can. The file imports nothing of ours, so that a bare interpreter runs it by its path.
 """
 
 from __future__ import annotations

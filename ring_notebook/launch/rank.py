@@ -57,7 +57,7 @@ def describe_exit(code: int) -> str:
 
 
 def split_reports(data: bytes) -> tuple[bytes, list[RankFailure], bytes]:
-    """Stderr of a job as (what ranks wrote, reports in it, an unfinished report to keep for the next call)."""
+    """Stderr of a job as (what ranks wrote, reports in it, an unfinished report for the next call)."""
     failures = [RankFailure(**json.loads(body)) for body in _REPORT.findall(data)]
     text = _REPORT.sub(b"", data)
     start = text.rfind(b"\x1e{")

@@ -1,0 +1,61 @@
+# Everything happens in .venv, which is made when it is missing and mended when what it was made from has changed.
+# PYTHON=python3.12 chooses the interpreter, ARGS="-k panel" goes to the tool behind the target.
+
+PYTHON ?= python3
+ARGS   ?=
+VENV   := .venv
+BIN    := $(VENV)/bin
+NATIVE := $(shell find native -name '*.cpp' -o -name '*.hpp' -o -name CMakeLists.txt)
+ROOT   := $(filter 0,$(shell id -u))
+
+.DEFAULT_GOAL := help
+.PHONY: help demo lab test bench lint sanitize screenshot test-deps clean
+
+help:
+	@echo 'make demo        train the quickstart on 2 engines, without a browser'
+	@echo 'make lab         open the quickstart in JupyterLab'
+	@echo 'make test        run the tests (what it had to leave out, it says at the end)'
+	@echo 'make test-deps   as root on Debian or Ubuntu: install what the browser and two-host tests need'
+	@echo 'make lint        ruff, mypy and clang-format'
+	@echo 'make bench       measure allreduce against MPI and Gloo on this machine'
+	@echo 'make sanitize    run the tests of the native core under ASan, UBSan and TSan'
+	@echo 'make screenshot  take the pictures in docs/images anew'
+	@echo 'make clean       remove .venv and everything that was built'
+
+demo: $(VENV)/installed
+	$(BIN)/python notebooks/demo.py
+
+lab: $(VENV)/installed
+	$(BIN)/jupyter lab $(if $(ROOT),--allow-root) $(ARGS) notebooks/01_quickstart.ipynb
+
+test: $(VENV)/installed
+	$(BIN)/pytest $(ARGS)
+
+bench: $(VENV)/installed
+	$(BIN)/ringrun -np 2 python benchmarks/allreduce.py $(ARGS)
+
+lint: $(VENV)/installed
+	$(BIN)/pre-commit run --all-files $(ARGS)
+
+test-deps:
+	apt-get update -qq
+	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core iproute2
+
+clean:
+	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Without build isolation the build tools are those that constraints.txt pins, and what was compiled is kept.
+$(VENV)/installed: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
+	$(BIN)/pip install -q -c constraints.txt scikit-build-core pybind11 cmake ninja
+	$(BIN)/pip install -q -c constraints.txt --no-build-isolation -e '.[dev]'
+	@touch $@
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+	  || { echo 'Ring Notebook needs Python 3.10 or newer: make PYTHON=/path/to/python3'; exit 1; }
+	@$(PYTHON) -c 'import os, sys, sysconfig; p = sysconfig.get_paths()["include"]; sys.exit(not os.path.exists(p + "/Python.h"))' \
+	  || { echo 'Python.h is missing: apt-get install python3-dev (or python3-devel)'; exit 1; }
+	@command -v c++ >/dev/null || command -v clang++ >/dev/null \
+	  || { echo 'a C++ compiler is missing: apt-get install g++'; exit 1; }
+	$(PYTHON) -m venv $(VENV)
