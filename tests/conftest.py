@@ -1,0 +1,42 @@
+"""Fixtures for all tests, and the choice of plugin: inside a rank, or around the ranks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+
+import pytest
+from harness.leftovers import Leftovers
+from harness.protocol import FOLDER
+
+_IN_RANK = FOLDER in os.environ
+pytest_plugins = ["harness.rank_side"] if _IN_RANK else ["harness.rank_tests"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_leftovers() -> Iterator[None]:
+    """After each file of tests: no process, shared memory, ring memory or port of ours is left."""
+    if _IN_RANK:  # the launch looks after its ranks
+        yield
+        return
+    before = Leftovers()
+    yield
+    assert not (complaints := before.complaints()), "\n".join(complaints)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """Path of a Chromium; tests that ask for it are skipped, and said to be, where there is none."""
+    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if found is None:
+        pytest.skip("NOT TESTED in a browser: no Chromium here; `make test-deps` installs it")
+    return found
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say at the very end, in colour, what could not be tested on this machine."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = {report.longrepr[2] for report in skipped if isinstance(report.longrepr, tuple)}
+    for reason in sorted(reason for reason in reasons if "NOT TESTED" in reason):
+        terminalreporter.write_line(reason.removeprefix("Skipped: "), yellow=True, bold=True)

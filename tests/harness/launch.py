@@ -1,0 +1,183 @@
+"""The tests of one file on P ranks: starts them, follows their reports, and ends those that get stuck."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.leftovers import processes_with
+from harness.protocol import FOLDER, SIZE, report_file, stack_file
+from ring_notebook.launch.deathsig import wrap
+from ring_notebook.launch.mpi import find_mpiexec
+
+__all__ = ["TEST_LIMIT", "Launch", "Outcome"]
+
+START_LIMIT = 60.0
+"""Seconds until the first test must have started: imports of torch on a busy machine."""
+
+TEST_LIMIT = 60.0
+"""Seconds until a test fails inside its rank, which names the line it was at."""
+
+KILL_AFTER = 5.0
+"""Seconds later its ranks are killed, in case the line is not one that Python can interrupt."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A test on all ranks: ``failed`` when any rank failed, ``text`` holds what each such rank said."""
+
+    outcome: str
+    text: str
+
+
+class Launch:
+    """One mpiexec for the tests of a file, and another one for the rest when a test has ended the first.
+
+    One rank is started without mpiexec and so without MPI, as a user's script is.
+    """
+
+    def __init__(self, root: Path, nodeids: Sequence[str], size: int) -> None:
+        self._root = root
+        self._size = size
+        self._waiting = list(nodeids)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._folder = Path()
+        self._broken = ""
+
+    def result(self, nodeid: str, limit: float) -> Outcome:
+        """Wait for one test, which should take at most ``limit`` seconds. Tests are asked for in order."""
+        if self._broken:
+            return Outcome("failed", self._broken)
+        if self._process is None:
+            self._start()
+        assert self._process is not None
+        deadline = time.monotonic() + START_LIMIT
+        started = False
+        while True:
+            ended = self._process.poll() is not None  # before the reports are read, so that none is missed
+            events = [self._events(rank, nodeid) for rank in range(self._size)]
+            if all("end" in event for event in events):
+                self._waiting.remove(nodeid)
+                if not self._waiting:
+                    self.close()
+                return _merged([event["end"] for event in events])
+            if not started and any("start" in event for event in events):
+                started, deadline = True, time.monotonic() + limit + KILL_AFTER
+            if ended or time.monotonic() > deadline:
+                return self._lost(nodeid, events, started, limit, ended)
+            time.sleep(0.02)
+
+    def close(self) -> None:
+        """End the ranks and check that they are gone. Raises AssertionError that lists those that are not."""
+        if self._process is None:
+            return
+        process, self._process = self._process, None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(10 if not self._waiting else 0)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        deadline = time.monotonic() + 5
+        while (left := processes_with(FOLDER, str(self._folder))) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        for line in left:
+            os.kill(int(line.split()[0]), signal.SIGKILL)
+        shutil.rmtree(self._folder)
+        assert not left, "processes left behind by the ranks:\n" + "\n".join(left)
+
+    def _start(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="test-ranks-"))
+        program = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "no:cacheprovider",
+            f"--timeout={TEST_LIMIT}",
+            "-q",
+            *self._waiting,
+        ]
+        command = find_mpiexec().command(self._size, program) if self._size > 1 else program
+        with (self._folder / "output.txt").open("wb") as output:
+            self._process = subprocess.Popen(
+                wrap(command),
+                cwd=self._root,
+                env={
+                    "OMP_NUM_THREADS": "1",
+                    **os.environ,
+                    FOLDER: str(self._folder),
+                    SIZE: str(self._size),
+                },
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def _events(self, rank: int, nodeid: str) -> dict[str, dict[str, Any]]:
+        """What ``rank`` has reported about a test: its start and its end."""
+        try:
+            lines = report_file(self._folder, rank).read_text().splitlines(keepends=True)
+        except FileNotFoundError:
+            return {}
+        events = (json.loads(line) for line in lines if line.endswith("\n"))
+        return {event["event"]: event for event in events if event["nodeid"] == nodeid}
+
+    def _lost(
+        self, nodeid: str, events: list[dict[str, Any]], started: bool, limit: float, ended: bool
+    ) -> Outcome:
+        """A test that will not end by itself: say all that is known, and free the way for the next."""
+        unfinished = [rank for rank, event in enumerate(events) if "end" not in event]
+        if ended:
+            reason = f"the ranks ended before ranks {unfinished} had finished the test"
+            stacks = ""
+        else:
+            reason = f"ranks {unfinished} did not finish within {limit if started else START_LIMIT:.0f} s"
+            stacks = self._stacks([event["start"]["pid"] for event in events if "start" in event])
+        said = _merged([event["end"] for event in events if "end" in event]).text
+        output = (self._folder / "output.txt").read_text(errors="replace")[-4000:]
+        text = "\n".join(part for part in (reason, said, stacks, f"--- end of the output\n{output}") if part)
+        if not started:
+            self._broken = text
+        self._waiting.remove(nodeid)
+        if self._process is not None and self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self.close()
+        return Outcome("failed", text)
+
+    def _stacks(self, pids: Sequence[int]) -> str:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGUSR1)
+        time.sleep(0.5)
+        parts = []
+        for rank in range(self._size):
+            with contextlib.suppress(FileNotFoundError):
+                parts.append(f"--- stacks of rank {rank}\n{stack_file(self._folder, rank).read_text()}")
+        return "\n".join(parts)
+
+
+def _merged(ends: list[dict[str, Any]]) -> Outcome:
+    """One outcome from those of all ranks; those that failed by themselves come before those aborted."""
+    bad = [
+        (end.get("aborted", False), rank, end) for rank, end in enumerate(ends) if end["outcome"] == "failed"
+    ]
+    if bad:
+        bad.sort(key=lambda entry: entry[:2])
+        return Outcome(
+            "failed", "\n".join(f"===== rank {rank} of {len(ends)}, {end['text']}" for _, rank, end in bad)
+        )
+    if ends and all(end["outcome"] == "skipped" for end in ends):
+        return Outcome("skipped", ends[0]["text"])
+    return Outcome("passed", "")

@@ -1,0 +1,98 @@
+"""Finds what tests left behind: processes, shared memory, and this process's own ring memory and ports."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+__all__ = ["TOKEN", "Leftovers", "processes_with"]
+
+# Every process that a test starts, however remote a descendant, inherits this variable and is found by it.
+TOKEN = "TEST_SESSION_TOKEN"
+GRACE = 5.0
+_OF_PYTHON = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+
+
+class Leftovers:
+    """What there is now; `complaints` says what has come since and does not go away."""
+
+    def __init__(self) -> None:
+        self._token = os.environ.setdefault(TOKEN, uuid.uuid4().hex)
+        self._before = {name: look() for name, look in self._looks().items()}
+
+    def complaints(self) -> list[str]:
+        """One line for each thing that is new and still there after a grace time of 5 s."""
+        deadline = time.monotonic() + GRACE
+        while True:
+            gc.collect()
+            found = {name: look() - self._before[name] for name, look in self._looks().items()}
+            if not any(found.values()) or time.monotonic() > deadline:
+                return [
+                    f"{name} left behind: {thing}"
+                    for name, things in found.items()
+                    for thing in sorted(things)
+                ]
+            time.sleep(0.1)
+
+    def _looks(self) -> dict[str, Callable[[], set[str]]]:
+        return {
+            "process": lambda: set(processes_with(TOKEN, self._token)),
+            "shared memory file": _unmapped_shared_memory,
+            "ring memory (memfd)": _own_memfds,
+            "listening port": _own_ports,
+        }
+
+
+def processes_with(variable: str, value: str) -> list[str]:
+    """``"pid command line"`` of each living process, except this one, that inherited ``variable=value``."""
+    wanted = f"{variable}={value}".encode()
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid == os.getpid() or wanted not in Path(
+                f"/proc/{process.pid}/environ"
+            ).read_bytes().split(b"\0"):
+                continue
+            command = " ".join(process.cmdline())
+            if process.status() != psutil.STATUS_ZOMBIE and not any(name in command for name in _OF_PYTHON):
+                found.append(f"{process.pid} {command}")
+        except (OSError, psutil.Error):
+            continue  # it ended while we looked
+    return found
+
+
+def _unmapped_shared_memory() -> set[str]:
+    """Files in /dev/shm that no living process has mapped: what a dead one forgot."""
+    files = {str(path) for path in Path("/dev/shm").iterdir() if path.is_file()}
+    for process in psutil.process_iter() if files else ():
+        try:
+            maps = Path(f"/proc/{process.pid}/maps").read_text()
+        except OSError:
+            continue
+        files = {path for path in files if path not in maps}
+    return files
+
+
+def _own_memfds() -> set[str]:
+    return {f"descriptor {fd}: {target}" for fd, target in _descriptors() if target.startswith("/memfd:ring")}
+
+
+def _own_ports() -> set[str]:
+    listening = (c for c in psutil.Process().net_connections(kind="inet") if c.status == psutil.CONN_LISTEN)
+    return {f"{c.laddr.ip}:{c.laddr.port}" for c in listening}
+
+
+def _descriptors() -> list[tuple[str, str]]:
+    links = []
+    for path in Path("/proc/self/fd").iterdir():
+        try:
+            links.append((path.name, os.readlink(path)))
+        except OSError:
+            continue
+    return links

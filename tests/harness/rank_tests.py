@@ -1,0 +1,78 @@
+"""The pytest plugin that runs tests/ranks inside ranks: P processes for each P in the SIZES of a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.launch import TEST_LIMIT, Launch
+
+__all__ = ["RankItem"]
+
+
+class RankFailedError(Exception):
+    """A test failed on some rank; holds what the ranks said."""
+
+
+class RankItem(pytest.Item):
+    """Stands for a test that runs inside ranks, and waits there for its outcome."""
+
+    def __init__(self, *, original: pytest.Function, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.size: int = original.callspec.params["size"]
+        self.limit = _limit(original)
+        self.launch: Launch | None = None
+        self._reportinfo = original.reportinfo()
+
+    def runtest(self) -> None:
+        assert self.launch is not None
+        result = self.launch.result(self.nodeid, self.limit)
+        if result.outcome == "failed":
+            raise RankFailedError(result.text)
+        if result.outcome == "skipped":
+            pytest.skip(result.text)
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        if isinstance(excinfo.value, RankFailedError):
+            return str(excinfo.value)
+        return super().repr_failure(excinfo)
+
+    def reportinfo(self) -> Any:
+        return self._reportinfo
+
+
+def _limit(item: pytest.Item) -> float:
+    """Seconds that a test may take: ``@pytest.mark.timeout(S)`` sets another limit than the usual one."""
+    marker = item.get_closest_marker("timeout")
+    return float(marker.args[0]) if marker else TEST_LIMIT
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put RankItems in the place of tests with ranks, those of one file and size in a row."""
+    ranks = Path(config.rootpath, "tests", "ranks")
+    by_launch: dict[tuple[Path, int], list[RankItem]] = {}
+    others: list[pytest.Item] = []
+    for item in items:
+        if isinstance(item, pytest.Function) and ranks in item.path.parents:
+            stand_in = RankItem.from_parent(item.parent, name=item.name, original=item)
+            by_launch.setdefault((item.path, stand_in.size), []).append(stand_in)
+        else:
+            others.append(item)
+    for (_, size), group in by_launch.items():
+        launch = Launch(config.rootpath, [item.nodeid for item in group], size)
+        for item in group:
+            item.launch = launch
+    config.stash[_LAUNCHES] = [group[0].launch for group in by_launch.values()]
+    items[:] = others + [item for group in by_launch.values() for item in group]
+
+
+_LAUNCHES = pytest.StashKey[list[Any]]()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """End ranks that nobody waits for any more, when a session was interrupted or stopped at a failure."""
+    for launch in session.config.stash.get(_LAUNCHES, []):
+        launch.close()

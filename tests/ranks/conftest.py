@@ -1,0 +1,26 @@
+"""Every test here runs inside ranks, at each size of SIZES (a file may set its own)."""
+
+from __future__ import annotations
+
+import pytest
+
+from ring_notebook.launch.rank import rank_in
+
+SIZES = (1, 2, 3, 4)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    sizes = getattr(metafunc.module, "SIZES", SIZES)
+    metafunc.parametrize("size", sizes, indirect=True, ids=[f"np{size}" for size in sizes])
+
+
+@pytest.fixture(autouse=True)
+def size(request: pytest.FixtureRequest) -> int:
+    """How many ranks run this test together."""
+    return int(request.param)
+
+
+@pytest.fixture
+def rank() -> int:
+    """Which of them this process is."""
+    return rank_in()
