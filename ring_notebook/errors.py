@@ -16,6 +16,7 @@ __all__ = [
     "OutOfRingMemoryError",
     "RingError",
     "RunFailed",
+    "RunTimeout",
 ]
 
 
@@ -79,3 +80,7 @@ class ClusterError(RingError):
 
 class RunFailed(RingError):
     """A run failed and the original exception type is not importable in the kernel."""
+
+
+class RunTimeout(RingError, TimeoutError):
+    """A run took longer than its ``--timeout`` and was stopped."""

@@ -1,0 +1,195 @@
+"""log and track: the numbers that this rank has recorded and nobody has taken yet."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from time import perf_counter, time
+from typing import Any, Generic, TypeVar
+
+from ring_notebook.records import MetricBatch
+
+__all__ = ["begin", "data_wait", "drain", "end", "log", "progress", "track"]
+
+T = TypeVar("T")
+_Row = tuple[float, int, dict[str, Any]]
+
+# A tracked loop that logs nothing itself still shows its throughput this often (seconds).
+_TRACK_PERIOD = 0.2
+_PRINT_PERIOD = 1.0
+
+
+class _Recorder:
+    """The rows of this process. One thread logs, another may drain: a deque needs no lock for that."""
+
+    def __init__(self) -> None:
+        self.rows: deque[_Row] = deque()
+        self.attached = False
+        self.printed = 0.0
+        self.reset()
+
+    def reset(self) -> None:
+        self.rows.clear()
+        self.logged = 0
+        self.step: int | None = None  # batches that `track` has handed out
+        self.samples = 0  # of batches handed out since the last row
+        self.waited = 0.0
+        self.flushed = 0.0
+        self.progress = (0, 0)
+
+    def add(self, now: float, step: int | None, values: dict[str, Any]) -> None:
+        if step is None:
+            step = self.logged if self.step is None else self.step
+        self.logged += 1
+        if self.samples:
+            values.setdefault("samples", float(self.samples))
+            self.samples = 0
+            self.flushed = now
+        self.rows.append((now, step, values))
+        if not self.attached:
+            self.speak(now)
+
+    def speak(self, now: float) -> None:
+        """In a plain script rank 0 prints the latest row once a second; nobody else takes the rows."""
+        if now - self.printed < _PRINT_PERIOD:
+            # Keep the latest row only: without a notebook there is no one to take a record.
+            while len(self.rows) > 1:
+                self.rows.popleft()
+            return
+        self.printed = now
+        from ring_notebook.core import world
+
+        _, step, values = self.rows[-1]
+        self.rows.clear()
+        if world.is_initialized() and world.current().rank != 0:
+            return
+        numbers = "  ".join(f"{name} {float(value):.6g}" for name, value in values.items())
+        sys.stdout.write(f"step {step}  {numbers}\n")
+        sys.stdout.flush()
+
+
+_recorder = _Recorder()
+
+
+def log(step: int | None = None, **values: Any) -> None:
+    """Record numbers of this rank, for example ``log(loss=loss, samples=len(x))``; returns at once.
+
+    A value is a number, or a tensor or array with one element. One on a device is copied there and read
+    later, so that training never waits for it. ``step`` defaults to the batch of `track`, else to the count
+    of calls. ``samples`` (how many samples this step trained on) gives the throughput; `track` fills it in by
+    itself. In a notebook every row reaches the run's record; in a script rank 0 prints one line a second.
+    Raises TypeError that names the metric when a value is not a number.
+    """
+    for name, value in values.items():
+        if type(value) is not float:
+            values[name] = _number(name, value)
+    _recorder.add(time(), step, values)
+
+
+def _number(name: str, value: Any) -> Any:
+    """``value`` as a float, or as a copy on its device that becomes a float when it is drained."""
+    try:
+        if hasattr(value, "item"):
+            if getattr(value, "is_cpu", True) or value.numel() != 1:
+                return float(value.item())
+            return value.detach().clone()
+        if not isinstance(value, (str, bytes, bytearray)):
+            return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    shape = getattr(value, "shape", None)
+    kind = type(value).__name__ + (f" of shape {tuple(shape)}" if shape is not None else "")
+    raise TypeError(f"metric {name!r} is not a number: got {kind}; log one number per name, e.g. its mean")
+
+
+class track(Generic[T]):  # noqa: N801 - read as a verb: for batch in track(loader)
+    """Iterate over ``loader`` and record samples, steps, progress and the time spent waiting for data.
+
+    ``total`` is the number of steps of the whole training; without it the progress is that of each pass over
+    the loader. The result can be iterated again, once per epoch, as the loader itself.
+    """
+
+    def __init__(self, loader: Iterable[T], total: int | None = None) -> None:
+        self._loader = loader
+        self._total = total
+
+    def __len__(self) -> int:
+        return len(self._loader)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[T]:
+        recorder = _recorder
+        try:
+            total = self._total or len(self)
+        except TypeError:
+            total = 0
+        done = recorder.progress[0] if self._total else 0
+        batches = iter(self._loader)
+        while True:
+            recorder.progress = (done, total)
+            started = perf_counter()
+            try:
+                batch = next(batches)
+            except StopIteration:
+                break
+            recorder.waited += perf_counter() - started
+            recorder.samples += _samples(batch)
+            recorder.step = 0 if recorder.step is None else recorder.step + 1
+            yield batch
+            done += 1
+            now = time()
+            if recorder.samples and now - recorder.flushed > _TRACK_PERIOD:
+                recorder.add(now, None, {})
+        if recorder.samples:
+            recorder.add(time(), None, {})
+
+
+def _samples(batch: Any) -> int:
+    """How many samples a batch holds: the first dimension of the first tensor in it."""
+    if getattr(batch, "shape", None):
+        return int(batch.shape[0])
+    if isinstance(batch, Mapping):
+        return _samples(next(iter(batch.values()), None))
+    if isinstance(batch, (list, tuple)) and batch:
+        first = batch[0]
+        return (
+            _samples(first)
+            if isinstance(first, (list, tuple, Mapping)) or hasattr(first, "shape")
+            else len(batch)
+        )
+    return 1
+
+
+def begin() -> None:
+    """Forget what was recorded and keep every row from now on until it is drained (a run begins)."""
+    _recorder.reset()
+    _recorder.attached = True
+
+
+def end() -> None:
+    """The run has ended: rows are printed again, as in a script."""
+    _recorder.attached = False
+
+
+def progress() -> tuple[int, int]:
+    """``(done, total)`` steps of the tracked loop; total 0 when unknown."""
+    return _recorder.progress
+
+
+def data_wait() -> float:
+    """Seconds that `track` has waited for data since the run began."""
+    return _recorder.waited
+
+
+def drain(run: str, rank: int) -> list[MetricBatch]:
+    """Take the rows recorded so far: a batch per sequence of rows with the same names. Any thread may."""
+    batches: list[MetricBatch] = []
+    rows = _recorder.rows
+    for _ in range(len(rows)):
+        now, step, values = rows.popleft()
+        columns = ("time", "step", *values)
+        if not batches or batches[-1].columns != columns:
+            batches.append(MetricBatch(run, rank, columns, array("d")))
+        batches[-1].values.extend((now, step, *map(float, values.values())))
+    return batches

@@ -1,0 +1,67 @@
+"""The source of a cell, compiled so that tracebacks show its lines, and executed in the user's namespace."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import sys
+import threading
+from types import CodeType
+from typing import Any
+
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.lib.pretty import pretty
+
+__all__ = ["Cell"]
+
+
+class Cell:
+    """A cell's source with IPython's own syntax (``!ls``, ``%timeit``) allowed.
+
+    ``first_line`` is the number that the notebook shows beside the first line of ``source``.
+    Raises SyntaxError that points into the cell.
+    """
+
+    def __init__(self, shell: InteractiveShell, source: str, run: str, first_line: int = 1) -> None:
+        self.file = f"<cell of run {run}>"
+        self._namespace: dict[str, Any] = shell.user_ns
+        text = "\n" * (first_line - 1) + shell.transform_cell(source)
+        # Without a loader and with mtime None, linecache keeps the entry when it checks for changed files.
+        linecache.cache[self.file] = (len(text), None, text.splitlines(keepends=True), self.file)
+        self.tree = ast.parse(text, self.file)
+
+    def names(self) -> set[str]:
+        """Every name that the cell reads, and the packages it imports."""
+        names: set[str] = set()
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Name):
+                names.add(node.id)
+            elif isinstance(node, ast.Import):
+                names.update(alias.name.partition(".")[0] for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names.add(node.module.partition(".")[0])
+        return names
+
+    def execute(self) -> None:
+        """Run the cell; when it ends with an expression, print its value as a notebook would show it."""
+        body = list(self.tree.body)
+        last = body.pop() if body and isinstance(body[-1], ast.Expr) else None
+        if body:
+            exec(self._compile(ast.Module(body, type_ignores=[]), "exec"), self._namespace)
+        if isinstance(last, ast.Expr):
+            value = eval(self._compile(ast.Expression(last.value), "eval"), self._namespace)
+            if value is not None:
+                sys.stdout.write(pretty(value) + "\n")
+
+    def _compile(self, tree: ast.Module | ast.Expression, mode: str) -> CodeType:
+        code: CodeType = compile(tree, self.file, mode, dont_inherit=True)
+        return code
+
+    def current_line(self) -> int:
+        """The line of the cell that the main thread is at, 0 outside of the cell; from any thread."""
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        while frame is not None:
+            if frame.f_code.co_filename == self.file:
+                return frame.f_lineno
+            frame = frame.f_back
+        return 0

@@ -1,0 +1,159 @@
+"""Executes a cell on this rank and turns whatever ends it into records."""
+
+from __future__ import annotations
+
+import resource
+from importlib import import_module
+from time import perf_counter, time
+from typing import Any, Literal
+
+from ipyparallel.engine.datapub import publish_data
+from IPython.core.interactiveshell import InteractiveShell
+
+from ring_notebook.core import metrics, world
+from ring_notebook.engine import setup
+from ring_notebook.engine.cell import Cell
+from ring_notebook.engine.failure import describe
+from ring_notebook.engine.interrupt import Interruptible
+from ring_notebook.engine.output import Capture
+from ring_notebook.engine.publisher import Publisher
+from ring_notebook.errors import CollectiveAborted
+from ring_notebook.records import Ended, Failure, Record, Status, encode
+
+__all__ = ["RECORDS", "execute"]
+
+RECORDS = "ring_records"
+"""The key under which a message of records is published."""
+
+
+def execute(run: str, epoch: int, size: int, source: str, first_line: int) -> None:
+    """Run a cell as this rank's part of ``run``, in a new communicator epoch over ranks 0..size-1.
+
+    Returns when the rank has ended and everything it recorded has been sent; never raises what the cell
+    raised.
+    """
+    _Execution(run, epoch, size, setup.rank()).execute(source, first_line)
+
+
+class _Execution:
+    """One rank's part of one run."""
+
+    def __init__(self, run: str, epoch: int, size: int, rank: int) -> None:
+        self.run = run
+        self.epoch = epoch
+        self.size = size
+        self.rank = rank
+        self.cell: Cell | None = None
+        self.capture = Capture()
+
+    def execute(self, source: str, first_line: int) -> None:
+        started = perf_counter()
+        metrics.begin()
+        with Interruptible() as interruptible:
+            with Publisher(self._collect, _send):
+                with self.capture.active():
+                    error = interruptible.call(lambda: self._run(source, first_line))
+                self._leave(error)
+            self._report(error, perf_counter() - started)
+        metrics.end()
+
+    def _run(self, source: str, first_line: int) -> None:
+        shell = InteractiveShell.instance()
+        self.cell = Cell(shell, source, self.run, first_line)
+        names = self.cell.names()
+        if names & {"ring", "ring_notebook", "torch"}:
+            setup.wait_for_torch()
+        if "ring" in names:
+            shell.user_ns.setdefault("ring", import_module("ring_notebook.torch"))
+        world.open_run(self.run, self.epoch, self.size)
+        self.cell.execute()
+
+    def _leave(self, error: BaseException | None) -> None:
+        """End the epoch for all when this rank failed; leave it in any case."""
+        if not world.is_initialized():
+            return
+        if error is not None and not _is_exit(error) and not isinstance(error, CollectiveAborted):
+            what = "was interrupted" if isinstance(error, KeyboardInterrupt) else f"raised {_one_line(error)}"
+            world.abort(f"rank {self.rank} {what}")
+        world.close()
+
+    def _report(self, error: BaseException | None, seconds: float) -> None:
+        records = self._collect(status=True)
+        if failure := self._failure(error):
+            records.append(failure)
+        summary = {
+            "line": self._line_of(error),
+            "data_wait": metrics.data_wait(),
+            "peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        }
+        records.append(Ended(self.run, self.rank, _status(error), seconds, summary))
+        _send(encode(records))
+
+    def _failure(self, error: BaseException | None) -> Failure | None:
+        if error is None or isinstance(error, KeyboardInterrupt) or _is_exit(error):
+            return None
+        return describe(error, self.run, self.rank, self.cell.file if self.cell else "")
+
+    def _line_of(self, error: BaseException | None) -> int:
+        """The line of the cell where ``error`` was raised; 0 without one."""
+        line = 0
+        tb = error.__traceback__ if error else None
+        while tb is not None and self.cell is not None:
+            if tb.tb_frame.f_code.co_filename == self.cell.file:
+                line = tb.tb_lineno
+            tb = tb.tb_next
+        return line
+
+    def _collect(self, status: bool) -> list[Record]:
+        records: list[Record] = [
+            *self.capture.drain(self.run, self.rank),
+            *metrics.drain(self.run, self.rank),
+        ]
+        if status:
+            records.append(self._now())
+        return records
+
+    def _now(self) -> Status:
+        """What this rank is doing."""
+        return Status(
+            run=self.run,
+            rank=self.rank,
+            time=time(),
+            line=self.cell.current_line() if self.cell else 0,
+            waiting=self._waiting(),
+            progress=metrics.progress(),
+            extra={"data_wait": metrics.data_wait()},
+        )
+
+    def _waiting(self) -> dict[str, Any] | None:
+        """The collective that this rank is in, and which ranks have not come to it."""
+        if not world.is_initialized():
+            return None
+        ranks = world.snapshot()
+        own = next((entry for entry in ranks if entry["rank"] == self.rank), None)
+        if own is None or not own.get("operation"):
+            return None
+        missing = [entry["rank"] for entry in ranks if entry["sequence"] < own["sequence"]]
+        return {**own, "missing": missing}
+
+
+def _send(message: bytes) -> None:
+    publish_data({RECORDS: message})
+
+
+def _status(error: BaseException | None) -> Literal["ok", "failed", "aborted", "interrupted"]:
+    if error is None or _is_exit(error):
+        return "ok"
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    return "aborted" if isinstance(error, CollectiveAborted) else "failed"
+
+
+def _is_exit(error: BaseException) -> bool:
+    """Whether a script would have ended well with it: ``sys.exit()``."""
+    return isinstance(error, SystemExit) and not error.code
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__

@@ -1,0 +1,1 @@
+"""Kernel side: what a notebook shows and does. Never imports core, torch or engine."""

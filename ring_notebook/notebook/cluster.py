@@ -1,0 +1,265 @@
+"""The cluster that a notebook's cells run on: started, stopped, asked, given and taken variables."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ring_notebook.config import config
+from ring_notebook.errors import ClusterError
+from ring_notebook.launch.hosts import Host, parse_hosts
+from ring_notebook.machine import cores, gpus
+from ring_notebook.notebook.death import Death, explain, oom_kills
+from ring_notebook.notebook.engines import Engine, Engines
+from ring_notebook.notebook.processes import Processes
+from ring_notebook.notebook.run import Run
+from ring_notebook.notebook.runlog import RunLog
+
+__all__ = ["Cluster"]
+
+_START_TIMEOUT = 120.0
+# How long a new run waits for ranks that are still ending the one before.
+_SECONDS_TO_SETTLE = 2.0
+
+
+class Cluster:
+    """``n`` engines, one per rank, and their controller.
+
+    ``n`` defaults to the number of GPUs, else of cores, at least 2; ``hosts`` (``"a:4,b:4"``) to this
+    machine. With ``keep`` it outlives the kernel, and `attach` finds it again; otherwise it ends when the
+    kernel does, however that happens. As a context manager it starts and stops.
+    """
+
+    def __init__(self, n: int | None = None, hosts: str = "", *, keep: bool = False) -> None:
+        if n is not None and n < 1:
+            raise ValueError(f"a cluster needs at least one engine, not {n}")
+        self._hosts = parse_hosts(hosts)
+        self.n, self.why = (n, "as asked for") if n else _choose(self._hosts)
+        self._keep = keep
+        self._processes: Processes | None = None
+        self._engines: Engines | None = None
+        self._directory = Path()
+        self._oom_kills = 0
+        self._run: Run | None = None
+        self.death: Death | None = None
+
+    def start(self) -> Cluster:
+        """Start controller and engines; returns when they can run a cell.
+
+        Raises ClusterError, or MPIMissingError or CoreMissingError, with what to do.
+        """
+        if self.running:
+            raise ClusterError(f"the cluster of {self.n} engines is already running; `%ring stop` ends it")
+        started = time.monotonic()
+        self.death = None
+        self._oom_kills = oom_kills()
+        self._directory = _clusters_directory() / f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self._directory.mkdir(mode=0o700, parents=True)
+        self._processes = Processes(self._directory, self.n, self._hosts, self._keep, self._ended)
+        atexit.register(self.stop)
+        try:
+            self._processes.start()
+            client = self._processes.connect(_START_TIMEOUT)
+            self._engines = Engines(client, self._trouble)
+            self._engines.wait_for(self.n, _START_TIMEOUT)
+            self._prepare(self._engines)
+        except BaseException:
+            self.stop()
+            raise
+        self.seconds_to_start = time.monotonic() - started
+        return self
+
+    def stop(self) -> None:
+        """End all engines and the controller; returns when they are gone. Does nothing when none runs."""
+        atexit.unregister(self.stop)
+        if self._engines is not None:
+            self._engines.close()
+            self._engines = None
+        if self._processes is not None:
+            self._processes.stop()
+            self._processes = None
+        if self._directory.name:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    def restart(self, n: int | None = None) -> Cluster:
+        """Stop what is left and start ``n`` engines anew, by default as many. Their variables are gone."""
+        self.stop()
+        if n:
+            self.n, self.why = n, "as asked for"
+        return self.start()
+
+    @property
+    def running(self) -> bool:
+        """Whether a cell can be sent."""
+        return self._engines is not None and not self._trouble()
+
+    def status(self) -> list[dict[str, Any]]:
+        """A dict for each engine: rank, host, pid, gpu, state. Raises ClusterError without a cluster."""
+        busy = self._run.busy if self._run is not None else []
+        return [
+            {
+                "rank": engine.rank,
+                "host": engine.host,
+                "pid": engine.pid,
+                "gpu": engine.gpu,
+                "state": f"in run {self._run.log.run}" if self._run and engine.rank in busy else "idle",
+            }
+            for engine in self._connected().all
+        ]
+
+    def run(
+        self,
+        source: str,
+        *,
+        n: int | None = None,
+        name: str = "",
+        timeout: float = 0.0,
+        first_line: int = 1,
+        options: Mapping[str, Any] | None = None,
+    ) -> Run:
+        """Start ``source`` as a cell on ranks 0..n-1 (all by default); `Run.wait` waits for it.
+
+        ``timeout`` (seconds) stops it by itself. ``first_line`` is the number of its first line where the
+        user sees it. Raises ClusterError when ``n`` is more than there are, the cluster has died, or a run is
+        under way.
+        """
+        engines = self._connected()
+        size = self.n if n is None else n
+        if not 1 <= size <= self.n:
+            raise ClusterError(
+                f"{size} ranks were asked for, the cluster has {self.n}; start it with `%ring restart -n {size}`"
+            )
+        self._settle()
+        run = _run_name()
+        log = RunLog(
+            Path(config().runs_dir).absolute() / run,
+            run,
+            name,
+            size,
+            source,
+            dict(options or {}),
+            {
+                "engines": self.n,
+                "hosts": sorted({engine.host for engine in engines.all}),
+                "directory": os.getcwd(),
+            },
+        )
+        # Seconds since the epoch of the clock, so that the numbers increase also when another notebook
+        # attaches.
+        epoch = time.time_ns() // 1_000_000
+        self._run = Run(engines, self._trouble, log, timeout=timeout).start(epoch, first_line)
+        return self._run
+
+    def push(self, variables: Mapping[str, Any]) -> None:
+        """Give every rank a copy of ``variables``. Raises ClusterError for one that cannot be pickled."""
+        engines = self._connected()
+        self._settle()
+        engines.call("ring_notebook.engine.variables:put", _pickled(variables))
+
+    def pull(self, name: str, rank: int = 0) -> Any:
+        """The value of ``name`` on ``rank``. Raises ClusterError when it is missing or cannot be pickled."""
+        import pickle
+
+        engines = self._connected()
+        if not 0 <= rank < self.n:
+            raise ClusterError(f"there is no rank {rank}; the cluster has ranks 0-{self.n - 1}")
+        self._settle()
+        (data,) = engines.call("ring_notebook.engine.variables:get", name, ranks=[rank])
+        return pickle.loads(data)
+
+    def variables(self, name: str = "") -> list[dict[str, str]]:
+        """What each rank calls ``name`` (or every public name): descriptions by name, in order of rank."""
+        return self._connected().call("ring_notebook.engine.variables:describe", name)
+
+    def _connected(self) -> Engines:
+        if self._engines is None:
+            raise ClusterError("there is no cluster; `%ring start` starts one")
+        if trouble := self._trouble():
+            raise ClusterError(trouble)
+        return self._engines
+
+    def _settle(self) -> None:
+        """Wait a moment for the end of the run before. Raises ClusterError when it still occupies engines."""
+        run = self._run
+        if run is None:
+            return
+        if not run.done:
+            raise ClusterError(
+                f"run {run.log.name or run.log.run} is under way: {run.describe()}; stop it first"
+            )
+        deadline = time.monotonic() + _SECONDS_TO_SETTLE
+        while run.busy:
+            if time.monotonic() > deadline:
+                raise ClusterError(f"{run.describe()} and has not stopped; `%ring restart` ends it")
+            time.sleep(0.005)
+
+    def _prepare(self, engines: Engines) -> None:
+        found = engines.call("ring_notebook.engine.setup:describe", ranks=range(self.n))
+        wrong = [
+            about for rank, about in enumerate(found) if (about["rank"], about["size"]) != (rank, self.n)
+        ]
+        if wrong:
+            raise ClusterError(
+                f"the engines are not the {self.n} ranks of one MPI job (one is rank {wrong[0]['rank']} of "
+                f"{wrong[0]['size']}): mpiexec and mpi4py belong to different MPIs; see RING_MPIEXEC"
+            )
+        engines.all = [Engine(about["rank"], about["host"], about["pid"], about["gpu"]) for about in found]
+        engines.call("ring_notebook.engine.setup:prepare", str(self._directory), timeout=_START_TIMEOUT)
+
+    def _ended(self, which: str) -> None:
+        """Called when controller or engines ended by themselves."""
+        processes = self._processes
+        if processes is not None:
+            self.death = explain(which, processes.log("engines"), self._directory / "log", self._oom_kills)
+
+    def _trouble(self) -> str:
+        """Why the engines do not answer any more; empty while they do."""
+        if self.death is not None:
+            return str(self.death)
+        return "" if self._processes is not None and self._processes.alive() else "the cluster was stopped"
+
+    def __enter__(self) -> Cluster:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        state = "running" if self.running else "died" if self.death else "stopped"
+        return f"<Cluster of {self.n} engines ({self.why}): {state}>"
+
+
+def _choose(hosts: Sequence[Host]) -> tuple[int, str]:
+    """How many engines, and why."""
+    if hosts:
+        return sum(host.slots for host in hosts), "the hosts' slots"
+    if devices := len(gpus()):
+        return max(2, devices), f"one per GPU, {devices} found" + (", at least 2" if devices < 2 else "")
+    return max(2, cores()), f"one per core, {cores()} found, no GPU" + (", at least 2" if cores() < 2 else "")
+
+
+def _clusters_directory() -> Path:
+    return Path(config().runs_dir).absolute().parent / "clusters"
+
+
+def _run_name() -> str:
+    return time.strftime("%Y%m%d-%H%M%S-") + uuid.uuid4().hex[:4]
+
+
+def _pickled(variables: Mapping[str, Any]) -> bytes:
+    import cloudpickle
+
+    for name, value in variables.items():
+        try:
+            cloudpickle.dumps(value)
+        except Exception as error:
+            raise ClusterError(
+                f"{name} ({type(value).__name__}) cannot be sent to the ranks: {error}"
+            ) from None
+    return cloudpickle.dumps(dict(variables))  # type: ignore[no-any-return]

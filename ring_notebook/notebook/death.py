@@ -1,0 +1,72 @@
+"""Why a cluster died: which rank, by which signal, out of memory or not, and the end of its log."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from ring_notebook.launch.rank import split_reports
+
+__all__ = ["Death", "explain", "oom_kills"]
+
+_VMSTAT = Path("/proc/vmstat")
+_CGROUP_EVENTS = Path("/sys/fs/cgroup/memory.events")
+_TAIL = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """What ended a cluster. ``rank`` is -1 when none is to blame; ``log`` is the end of that rank's log."""
+
+    reason: str
+    rank: int = -1
+    log: str = ""
+
+    def __str__(self) -> str:
+        tail = f"\nThe end of its log:\n{self.log}" if self.log else ""
+        return f"{self.reason}. `%ring restart` brings the cluster back.{tail}"
+
+
+def oom_kills() -> int:
+    """How often the Linux kernel has killed a process of this machine or container for want of memory."""
+    counts = []
+    for path in (_VMSTAT, _CGROUP_EVENTS):
+        try:
+            lines = path.read_text().splitlines()
+        except OSError:
+            continue
+        counts += [int(line.split()[1]) for line in lines if line.split()[0] == "oom_kill"]
+    return sum(counts)
+
+
+def explain(ended: str, output: str, logs: Path, oom_before: int) -> Death:
+    """The death of ``ended`` (``controller`` or ``engines``), from the engines' common output and log files.
+
+    ``logs`` holds ``rank-N.log`` files; ``oom_before`` is `oom_kills` when the cluster started.
+    """
+    if ended == "controller":
+        return Death("the cluster's controller died, and the engines were stopped")
+    _, reports, _ = split_reports(output.encode())
+    if not reports:
+        return Death("mpiexec died, and with it all engines", log=_tail(output))
+    first = min(reports, key=lambda report: report.time)
+    how = f"exited with code {first.code}"
+    if first.code < 0:
+        how = f"was killed by {signal.Signals(-first.code).name}"
+        if -first.code == signal.SIGKILL:
+            how += (
+                ", out of memory"
+                if oom_kills() > oom_before
+                else ", not by the Linux kernel for want of memory"
+            )
+    log = logs / f"rank-{first.rank}.log"
+    return Death(
+        f"rank {first.rank} on {first.host} {how}, and MPI ended the others",
+        first.rank,
+        _tail(log.read_text(errors="replace")) if log.exists() else "",
+    )
+
+
+def _tail(text: str) -> str:
+    return "\n".join(text.strip().splitlines()[-_TAIL:])

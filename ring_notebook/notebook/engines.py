@@ -1,0 +1,137 @@
+"""Talks to the engines of a cluster: calls of their functions, messages that these publish, signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from time import monotonic, sleep
+from typing import Any
+
+import ipyparallel
+from ipyparallel.serialize import deserialize_object
+
+from ring_notebook.errors import ClusterError
+
+__all__ = ["Engine", "Engines"]
+
+_POLL = 0.02
+RECORDS = "ring_records"
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """One engine: its rank is its index among the engines of the cluster."""
+
+    rank: int
+    host: str
+    pid: int
+    gpu: str = ""
+
+    @property
+    def local(self) -> bool:
+        """Whether it runs on the kernel's host."""
+        return self.host == socket.gethostname()
+
+
+class Engines:
+    """The engines behind an ipyparallel client. Every method may be called from any thread."""
+
+    def __init__(self, client: Any, trouble: Callable[[], str]) -> None:
+        self._client = client
+        self._trouble = trouble  # why no answer can be expected any more; empty while one can
+        self.all: list[Engine] = []
+
+    def wait_for(self, n: int, timeout: float) -> None:
+        """Wait until ``n`` engines have registered. Raises ClusterError when they have not."""
+        deadline = monotonic() + timeout
+        while len(self._client.ids) < n:
+            if trouble := self._trouble():
+                raise ClusterError(trouble)
+            if monotonic() > deadline:
+                raise ClusterError(f"{len(self._client.ids)} of {n} engines came up within {timeout:g} s")
+            sleep(_POLL)
+
+    def submit(
+        self,
+        function: str,
+        args: Sequence[Any],
+        ranks: Sequence[int],
+        on_records: Callable[[bytes], None] | None = None,
+    ) -> list[Future[Any]]:
+        """Call ``module:function`` on the engines of ``ranks``; what a rank returns is its future's result.
+
+        ``on_records`` gets every message of records that the call publishes, on ipyparallel's IO thread,
+        where it must only enqueue.
+        """
+
+        def listen(future: Any) -> None:
+            # Before the message is sent: a callback added afterwards may miss the first answers.
+            if on_records is not None:
+                future.iopub_callbacks.append(lambda message: _hand_over(message, on_records))
+
+        module, _, name = function.partition(":")
+        reference = ipyparallel.Reference(f"__import__({module!r}, fromlist=[{name!r}]).{name}")
+        client = self._client
+        return [
+            client.send_apply_request(
+                client._mux_socket,
+                reference,
+                list(args),
+                ident=client._engines[rank].encode(),
+                metadata={"label": None},
+                message_future_hook=listen,
+            )
+            for rank in ranks
+        ]
+
+    def call(
+        self, function: str, *args: Any, ranks: Sequence[int] | None = None, timeout: float = 60.0
+    ) -> list[Any]:
+        """Call ``module:function`` and return its results by rank.
+
+        Raises ClusterError with the message of the first rank that raised, or when there is no answer in
+        time.
+        """
+        wanted = [engine.rank for engine in self.all] if ranks is None else list(ranks)
+        futures = self.submit(function, args, wanted)
+        deadline = monotonic() + timeout
+        for future in futures:
+            while not future.wait(_POLL):  # type: ignore[attr-defined]
+                if trouble := self._trouble():
+                    raise ClusterError(trouble)
+                if monotonic() > deadline:
+                    raise ClusterError(
+                        f"no answer from the engines within {timeout:g} s; try `%ring restart`"
+                    )
+        results = [future.result() for future in futures]
+        for error in results:
+            if isinstance(error, ipyparallel.RemoteError):
+                raise ClusterError(f"{error.ename}: {error.evalue}")
+        return results
+
+    def signal(self, signum: signal.Signals, ranks: Sequence[int]) -> None:
+        """Signal the engines of ``ranks``: directly on this host, through their nannies elsewhere."""
+        for engine in (self.all[rank] for rank in ranks):
+            if not engine.local:
+                self._client.send_signal(signum, targets=engine.rank, block=False)
+                continue
+            try:
+                os.kill(engine.pid, signum)
+            except ProcessLookupError:
+                continue  # the watcher of the processes reports it
+
+    def close(self) -> None:
+        """Close the client's sockets."""
+        self._client.close(linger=0)
+
+
+def _hand_over(message: dict[str, Any], on_records: Callable[[bytes], None]) -> None:
+    if message["header"]["msg_type"] != "data_message":
+        return
+    data, _ = deserialize_object(message["buffers"])
+    if records := data.get(RECORDS):
+        on_records(records)

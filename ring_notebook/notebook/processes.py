@@ -1,0 +1,205 @@
+"""The processes of a cluster, controller and engines: started, watched and ended together."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+from collections.abc import Callable
+from pathlib import Path
+from threading import Event, Thread
+from time import monotonic, sleep
+from typing import Any
+
+import ipyparallel
+from ipyparallel.cluster.launcher import LocalControllerLauncher, MPIEngineSetLauncher
+from traitlets import Bool, List
+from traitlets.config import Config
+
+from ring_notebook.errors import ClusterError
+from ring_notebook.launch.deathsig import wrap
+from ring_notebook.launch.hosts import Host
+from ring_notebook.launch.mpi import find_mpiexec
+
+__all__ = ["ControllerLauncher", "EngineLauncher", "Processes"]
+
+# A heartbeat registers an engine, so a short period starts a cluster sooner. Deaths are learnt from the
+# processes themselves; the many misses let ranks compute for minutes without being given up.
+_HEARTBEAT_MS = 100
+_HEARTBEAT_MISSES = 3000
+_CONTROLLER_ARGS = [
+    "--nodb",
+    # Schedulers as threads: one process instead of eight, which start sooner and die with it.
+    "--usethreads",
+    "--IPController.broadcast_scheduler_depth=0",
+    f"--HeartMonitor.period={_HEARTBEAT_MS}",
+    f"--HeartMonitor.max_heartmonitor_misses={_HEARTBEAT_MISSES}",
+]
+_ENGINE_ARGS = ["--log-level=WARN", "--IPEngine.timeout=60", "--IPEngine.wait_for_url_file=60"]
+_SECONDS_TO_TERMINATE = 2
+_POLL = 0.02
+
+
+class ControllerLauncher(LocalControllerLauncher):  # type: ignore[misc]
+    """Starts the controller so that it ends with the kernel."""
+
+    keep = Bool(False, config=True, help="outlive the kernel")
+
+    def find_args(self) -> list[str]:
+        command: list[str] = super().find_args()
+        return command if self.keep else wrap(command)
+
+    def get_output(self, remove: bool = False) -> str:
+        return _kept_output(self)
+
+
+class EngineLauncher(MPIEngineSetLauncher):  # type: ignore[misc]
+    """Starts the engines with the mpiexec of this Python's MPI, so that they end with the kernel."""
+
+    keep = Bool(False, config=True, help="outlive the kernel")
+    hosts: Any = List([], config=True, help="(name, slots) of the hosts, empty for this one")
+
+    def find_args(self) -> list[str]:
+        # The supervisor of `launch.rank` writes down which rank died first, and of what.
+        program = [*self.engine_cmd[:1], "-m", "ring_notebook.launch.rank", *self.program, *self.program_args]
+        command = find_mpiexec().command(self.n, program, [Host(*host) for host in self.hosts])
+        return command if self.keep else wrap(command)
+
+    def get_env(self) -> dict[str, str]:
+        return {**super().get_env(), **find_mpiexec().environment()}
+
+    def get_output(self, remove: bool = False) -> str:
+        return _kept_output(self)
+
+
+def _kept_output(launcher: Any) -> str:
+    """A launcher's log. ipyparallel removes it when the process ends, which is when it is needed."""
+    log = Path(launcher.output_file)
+    return log.read_text(errors="replace") if log.exists() else ""
+
+
+class Processes:
+    """A controller and ``n`` engines in ``directory``, which holds their connection files and logs.
+
+    One thread starts, watches and ends them: the Linux kernel ends a child of ours with the thread that
+    started it, so this thread has to live as long as they do. When one of them ends by itself the other is
+    ended too, and ``on_end`` is called with its name (``controller`` or ``engines``) from that thread.
+    """
+
+    def __init__(
+        self, directory: Path, n: int, hosts: list[Host], keep: bool, on_end: Callable[[str], None]
+    ) -> None:
+        self.directory = directory
+        self._n = n
+        self._on_end = on_end
+        self._started = Event()
+        self._error: BaseException | None = None
+        self._wake, self._waker = os.pipe()
+        self._cluster = _cluster(directory, hosts, keep)
+        self._thread = Thread(target=self._live, name="ring-cluster", daemon=True)
+
+    def start(self) -> None:
+        """Start both; returns when they run, which is before they can be talked to."""
+        self._thread.start()
+        self._started.wait()
+        if self._error is not None:
+            raise self._error
+
+    def connect(self, timeout: float) -> Any:
+        """An ipyparallel client. Raises ClusterError when the controller does not answer in time."""
+        connection = Path(self._cluster.controller.connection_files["client"])
+        deadline = monotonic() + timeout
+        while self.alive() and monotonic() < deadline:
+            try:
+                return ipyparallel.Client(str(connection), timeout=max(1.0, deadline - monotonic()))
+            except TimeoutError:
+                break
+            except (OSError, ValueError):  # not there yet, or half written
+                sleep(_POLL)
+        raise ClusterError(
+            f"the controller does not answer: {_tail(self.log('controller')) or 'its log is empty'}"
+        )
+
+    def alive(self) -> bool:
+        """Whether both still run."""
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        """End both and return when they have ended."""
+        if self._thread.is_alive():
+            os.write(self._waker, b"x")
+            self._thread.join()
+
+    def log(self, which: str) -> str:
+        """What ``controller`` or ``engines`` have written to their standard output and error so far."""
+        launcher = self._cluster.controller if which == "controller" else self._cluster.engine_set
+        return _kept_output(launcher) if launcher else ""
+
+    def _live(self) -> None:
+        try:
+            self._cluster.start_controller_sync()
+            self._cluster.start_engines_sync(self._n)
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._started.set()
+        ended = self._wait() if self._error is None else ""
+        self._end()
+        if ended:
+            self._on_end(ended)
+
+    def _wait(self) -> str:
+        """Return when one of both has ended (its name) or `stop` was called (nothing)."""
+        launchers = {"controller": self._cluster.controller, "engines": self._cluster.engine_set}
+        watched: dict[int, str] = {self._wake: ""}
+        for name, launcher in launchers.items():
+            try:
+                watched[os.pidfd_open(launcher.pid)] = name
+            except ProcessLookupError:
+                return name
+        ready, _, _ = select.select(list(watched), [], [])
+        for descriptor, name in watched.items():
+            if name:
+                os.close(descriptor)
+        return watched[ready[0]]
+
+    def _end(self) -> None:
+        if self._cluster.engines:
+            self._cluster.stop_engines_sync()
+        self._cluster.stop_controller_sync()
+
+
+def _cluster(directory: Path, hosts: list[Host], keep: bool) -> ipyparallel.Cluster:
+    config = Config()
+    config.ControllerLauncher.keep = config.EngineLauncher.keep = keep
+    config.EngineLauncher.hosts = [(host.name, host.slots) for host in hosts]
+    # A nanny relays signals to an engine. On this host we send them ourselves and save a process per rank.
+    config.EngineLauncher.engine_args = [*_ENGINE_ARGS, f"--IPEngine.enable_nanny={bool(hosts)}"]
+    config.LocalProcessLauncher.stop_seconds_until_kill = _SECONDS_TO_TERMINATE
+    return ipyparallel.Cluster(
+        controller=ControllerLauncher,
+        engines=EngineLauncher,
+        cluster_id=directory.name,
+        profile_dir=str(directory),
+        load_profile=False,
+        shutdown_atexit=False,
+        delay=0,
+        controller_args=[*_CONTROLLER_ARGS, *(["--ip=*"] if hosts else [])],
+        # Both start at the same time: engines wait for the controller's connection file, except on other
+        # hosts, which may not see it and get its content instead.
+        send_engines_connection_env=bool(hosts),
+        config=config,
+        log=_silent(),
+    )
+
+
+def _tail(text: str, lines: int = 5) -> str:
+    return "\n".join(text.strip().splitlines()[-lines:])
+
+
+def _silent() -> logging.Logger:
+    """ipyparallel logs every start and stop to the notebook; what matters of it we report ourselves."""
+    log = logging.getLogger("ring_notebook.cluster")
+    log.addHandler(logging.NullHandler())
+    log.propagate = False
+    return log

@@ -1,0 +1,109 @@
+"""What one notebook has: its cluster, its last run, and the cells that set its ranks up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ring_notebook.errors import ClusterError
+from ring_notebook.notebook.cluster import Cluster
+from ring_notebook.notebook.listing import Listing
+from ring_notebook.notebook.run import Run
+from ring_notebook.notebook.source import check_syntax
+
+__all__ = ["Session"]
+
+# A cell that ends sooner than this shows its report only: widgets would cost more than the run.
+_LIVE_AFTER = 0.1
+
+
+class Session:
+    """The state behind the magics. ``run`` is the last one started."""
+
+    def __init__(self) -> None:
+        self.cluster: Cluster | None = None
+        self.run: Run | None = None
+        self._setup: dict[str, tuple[str, dict[str, Any]]] = {}
+
+    def start(self, n: int | None = None, hosts: str = "", keep: bool = False) -> str:
+        """Start a cluster; says how many engines and why. Raises ClusterError when one runs."""
+        if self.cluster is not None and self.cluster.running:
+            raise ClusterError(f"a cluster of {self.cluster.n} engines is running; `%ring stop` ends it")
+        if self.cluster is not None:
+            self.cluster.stop()
+        self.cluster = Cluster(n, hosts, keep=keep)
+        self.cluster.start()
+        return (
+            f"Started {self.cluster.n} engines ({self.cluster.why}) in {self.cluster.seconds_to_start:.1f} s."
+        )
+
+    def stop(self) -> str:
+        """Stop the cluster, if there is one."""
+        cluster, self.cluster = self.cluster, None
+        if cluster is None:
+            return "There is no cluster."
+        cluster.stop()
+        return f"Stopped {cluster.n} engines."
+
+    def restart(self, n: int | None = None, rerun: bool = False) -> str:
+        """Start the cluster anew, with ``n`` engines if given, and ``rerun`` the set-up cells in order."""
+        cluster = self.require()
+        cluster.restart(n)
+        text = f"Restarted {cluster.n} engines in {cluster.seconds_to_start:.1f} s; their variables are gone."
+        if not rerun:
+            return text
+        for cell, options in list(self._setup.values()):
+            self.train(cell, **options)
+        return f"{text} Ran {len(self._setup)} set-up cells again."
+
+    def require(self) -> Cluster:
+        """The cluster. Raises ClusterError when there is none."""
+        if self.cluster is None:
+            raise ClusterError("there is no cluster; `%ring start` starts one")
+        return self.cluster
+
+    def train(
+        self,
+        cell: str,
+        *,
+        n: int | None = None,
+        name: str = "",
+        timeout: float = 0.0,
+        plot: Sequence[str] = (),
+        background: bool = False,
+        setup: bool = False,
+        first_line: int = 2,
+    ) -> Run:
+        """Run a cell on ranks 0..n-1 and show it; starts a cluster where there is none.
+
+        Returns when the run has ended (at once with ``background``). Raises what `Cluster.run` and `Run.wait`
+        raise.
+        """
+        check_syntax(cell, first_line)
+        if self.cluster is None:
+            print(self.start(n))  # noqa: T201
+        cluster = self.require()
+        options = {"n": n, "name": name, "timeout": timeout, "plot": list(plot), "setup": setup}
+        if setup:
+            self._setup[cell] = (cell, options)
+        run = self.run = cluster.run(
+            cell, n=n, name=name, timeout=timeout, first_line=first_line, options=options
+        )
+        run.show(plot, live_after=0.0 if background else _LIVE_AFTER)
+        return run if background else run.wait()
+
+    def status(self) -> Listing:
+        """The engines and what they are doing, as a table."""
+        cluster = self.require()
+        rows = [[str(value) for value in engine.values()] for engine in cluster.status()]
+        return Listing(["rank", "host", "pid", "gpu", "state"], rows, f"{cluster.n} engines: {cluster.why}")
+
+    def pull(self, names: Sequence[str], rank: int) -> tuple[dict[str, Any], Listing]:
+        """Variables of ``rank`` by name, and a table of what every rank has under these names."""
+        cluster = self.require()
+        values = {name: cluster.pull(name, rank) for name in names}
+        rows = []
+        for name in names:
+            kinds = [kinds.get(name, "missing") for kinds in cluster.variables(name)]
+            rows += [[name, str(index), kind] for index, kind in enumerate(kinds)]
+        return values, Listing(["name", "rank", "value"], rows, f"pulled from rank {rank}")
