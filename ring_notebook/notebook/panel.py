@@ -1,0 +1,182 @@
+"""The live panel of a run: widgets that show its view, redrawn by one thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from html import escape
+from threading import Event, Thread
+from time import monotonic
+from typing import Any
+
+from IPython.display import display
+from ipywidgets import HTML, Accordion, Button, HBox, Layout, VBox, Widget
+
+from ring_notebook.config import config
+from ring_notebook.notebook import printed, report, stuck, table
+from ring_notebook.notebook.curves import per_rank
+from ring_notebook.notebook.runlog import RunLog
+from ring_notebook.notebook.style import CSS, STATUS_COLORS, duration, whole
+from ring_notebook.notebook.view import RunView
+
+__all__ = ["Panel"]
+
+PERIOD = 0.2  # seconds between redraws
+MOST_CHARTS = 3  # of metrics that nobody asked for
+TABLE_BYTES = 60_000  # a second: the table of many ranks is drawn less often
+CHUNK = 2_000  # characters of output that may be sent again when a little more comes
+CHUNKS = 60
+
+
+class Panel:
+    """What is seen of a run while it goes on.
+
+    ``plot`` names the metrics to chart; without it the first ones logged are. ``stop`` is called by the Stop
+    button, also while the cell blocks. At the end `close` puts the still report in the panel's place.
+    """
+
+    def __init__(
+        self, log: RunLog, *, plot: Sequence[str] = (), stop: Callable[[], None] | None = None
+    ) -> None:
+        self._log = log
+        self._plot = tuple(plot)
+        self._stop = stop
+        self._charts: dict[str, Any] = {}
+        self._table_due = 0.0
+        self._ended = Event()
+        self._place: Any = None
+        self._redraw = Thread(target=self._loop, name=f"ring-panel-{log.run}", daemon=True)
+
+        self._head = HTML(layout=Layout(flex="1 1 auto"))
+        self._button = Button(description="Stop", icon="stop", tooltip="Interrupt every rank")
+        self._button.on_click(self._on_stop)
+        self._button.layout = Layout(width="110px", visibility="visible" if stop else "hidden")
+        _answer_while_busy(self._button)
+        self._chart_row = HBox(layout=Layout(flex_flow="row wrap", width="100%"))
+        self._table = HTML(layout=Layout(max_height="230px", overflow="auto"))
+        self._notices = HTML()
+        self._output = _OutputArea()
+        self._box = VBox(
+            [
+                HTML(CSS),
+                HBox([self._head, self._button], layout=Layout(align_items="center", width="100%")),
+                self._chart_row,
+                self._table,
+                self._notices,
+                self._output.widget,
+            ]
+        )
+        self._box.add_class("ring-panel")
+
+    def show(self) -> None:
+        """Display the panel in the current cell and keep it up to date."""
+        self._draw(self._log.view())
+        self._place = display(self._box, display_id=True)
+        self._redraw.start()
+
+    def close(self, still: bool = True) -> None:
+        """End the redrawing and take the widgets away; with ``still`` the report takes their place."""
+        self._ended.set()
+        self._redraw.join()
+        bundle = report.mime_bundle(self._log, self._plot) if still else {"text/plain": ""}
+        if self._place is not None:
+            self._place.update(bundle, raw=True)
+        for chart in self._charts.values():
+            chart.close()
+        self._output.close()
+        _close(self._box)
+
+    def _loop(self) -> None:
+        while not self._ended.wait(PERIOD):
+            self._draw(self._log.view())
+
+    def _draw(self, view: RunView) -> None:
+        self._head.value = _head(self._log, view)
+        for name in self._plot or view.charted[:MOST_CHARTS]:
+            self._chart(name, "step", view.curves.get(name))
+        if any(len(points.x) for points in view.throughput.values()):
+            self._chart("samples/s", "seconds", view.throughput, from_zero=True)
+        if view.names and monotonic() >= self._table_due:
+            self._table.value = table.html(table.table(view), colors=view.size <= 8)
+            self._table_due = monotonic() + len(self._table.value) / TABLE_BYTES
+        trouble = f"<div class='ring-notice'>{escape(self._log.trouble)}</div>" if self._log.trouble else ""
+        self._notices.value = trouble + stuck.html(view.stuck(config().stall_warning))
+        self._output.add(view)
+
+    def _chart(self, name: str, xlabel: str, points: Any, from_zero: bool = False) -> None:
+        if name not in self._charts:
+            # bqplot takes a second to import: only a run that has something to chart pays for it.
+            from ring_notebook.notebook.chart import Chart
+
+            self._charts[name] = Chart(name, xlabel, from_zero)
+            self._chart_row.children = tuple(chart.figure for chart in self._charts.values())
+        if points:
+            self._charts[name].draw(per_rank(points))
+
+    def _on_stop(self, _button: Button) -> None:
+        self._button.description = "Stopping…"
+        if self._stop:
+            self._stop()
+
+
+class _OutputArea:
+    """What the ranks print, newest last, in chunks: what is on the page already is not sent again."""
+
+    def __init__(self) -> None:
+        self._lines = printed.Lines()
+        # Newest first in a reversed column: the page keeps the end in sight by itself.
+        self._column = VBox(layout=Layout(max_height="240px", overflow="auto", flex_flow="column-reverse"))
+        self.widget = Accordion([self._column], titles=["Output"], selected_index=0)
+        self.widget.layout.display = "none"
+
+    def add(self, view: RunView) -> None:
+        lines = self._lines.take(view.output)
+        if not lines:
+            return
+        self.widget.layout.display = None
+        chunks = self._column.children
+        text = printed.html(lines)
+        if chunks and len(chunks[0].value) + len(text) < CHUNK:
+            chunks[0].value += text
+            return
+        chunk = HTML(text)
+        chunk.add_class("ring-lines")
+        chunk.layout.flex = "0 0 auto"
+        for old in chunks[CHUNKS - 1 :]:
+            old.close()
+        self._column.children = (chunk, *chunks[: CHUNKS - 1])
+
+    def close(self) -> None:
+        _close(self.widget)
+
+
+def _head(log: RunLog, view: RunView) -> str:
+    name, ranks, elapsed = (escape(part) for part in report.headline(log, view)[:3])
+    parts = [
+        f"<span style='color:{STATUS_COLORS['running']}'>● running</span>",
+        f"<b>{name}</b>",
+        ranks,
+        elapsed,
+    ]
+    if view.samples_per_s:
+        parts.append(f"{whole(view.samples_per_s)} samples/s")
+    if view.progress is not None:
+        left = f", {duration(view.left)} left" if view.left is not None else ""
+        bar = f"<span class='ring-bar'><i style='width:{view.progress:.1%}'></i></span>"
+        parts.append(f"<span>{bar}{view.progress:.0%}{left}</span>")
+    return f"<div class='ring-head'>{''.join(f'<span>{part}</span>' for part in parts)}</div>"
+
+
+def _answer_while_busy(widget: Widget) -> None:
+    """Let clicks on ``widget`` reach the kernel on the front end's subshell while a cell blocks the main one.
+
+    ipykernel 7 hears a widget on the shell that last spoke to it, which would be the blocked one. Where there
+    are no subshells the kernel's own interrupt stays the way to stop.
+    """
+    if hasattr(widget.comm, "_reply_subshell_for"):
+        widget.comm._reply_subshell_for = lambda _data, default: default
+
+
+def _close(widget: Widget) -> None:
+    for child in getattr(widget, "children", ()):
+        _close(child)
+    widget.close()

@@ -1,0 +1,115 @@
+"""What stays of a run in the saved notebook: a still page without widgets, and text for terminals."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from html import escape
+
+from IPython.display import HTML
+
+from ring_notebook.notebook import printed, table
+from ring_notebook.notebook.curves import Curves, many, per_rank
+from ring_notebook.notebook.runlog import RunRecord
+from ring_notebook.notebook.style import CSS, STATUS_COLORS, duration, whole
+from ring_notebook.notebook.svg import line_chart
+from ring_notebook.notebook.view import RunView
+
+__all__ = ["compare", "figure", "mime_bundle"]
+
+MOST_LINES = 200  # of output in the page; the whole of it is on disk
+
+
+def mime_bundle(log: RunRecord, plot: Sequence[str] = ()) -> dict[str, str]:
+    """The report of a run as ``text/html`` and ``text/plain``. ``plot`` names the metrics to chart."""
+    view = log.view()
+    return {"text/html": _page(log, view, plot), "text/plain": _text(log, view)}
+
+
+def figure(log: RunRecord, names: Sequence[str] = ()) -> HTML:
+    """Charts of the named metrics (of all when there is none) as something that a notebook shows.
+
+    Raises KeyError that lists the metrics of the run when one is not among them.
+    """
+    view = log.view()
+    for name in names:
+        if name not in view.curves:
+            raise KeyError(
+                f"run {log.run} has no metric {name!r}; it logged {', '.join(view.charted) or 'none'}"
+            )
+    return HTML(CSS + _charts(view, names or view.charted))
+
+
+def compare(logs: Sequence[RunRecord], names: Sequence[str] = ()) -> HTML:
+    """Runs laid over one another: a chart per metric with the mean over ranks of each run."""
+    views = {f"{log.run} {log.name}".strip(): log.view() for log in logs}
+    shared = names or tuple(dict.fromkeys(name for view in views.values() for name in view.charted))
+    charts = []
+    for name in shared:
+        curves = {run: view.curves[name] for run, view in views.items() if name in view.curves}
+        charts.append(_image(name, many(curves), "step"))
+    rates = {run: view.throughput for run, view in views.items() if view.throughput}
+    if rates:
+        charts.append(_image("samples/s per rank", many(rates), "seconds", from_zero=True))
+    return HTML(f"{CSS}<div class='ring-charts'>{''.join(charts)}</div>")
+
+
+def headline(log: RunRecord, view: RunView) -> list[str]:
+    """What the first line says of a run: its name, ranks, time, throughput."""
+    parts = [log.name or log.run, f"{view.size} rank{'s' * (view.size > 1)}", duration(view.elapsed)]
+    total = sum(rank.samples for rank in view.ranks)
+    if total and log.summary:
+        parts.append(f"{whole(view.samples_per_s)} samples/s")
+    return parts
+
+
+def _page(log: RunRecord, view: RunView, plot: Sequence[str]) -> str:
+    color = STATUS_COLORS.get(log.status, "inherit")
+    name, *rest = (escape(part) for part in headline(log, view))
+    error = escape(log.summary.get("error", ""))
+    notice = f"<div class='ring-notice'>{error}</div>" if error else ""
+    content = table.table(view, still=True)
+    logged = table.html(content, colors=view.size <= 8) if view.names else ""
+    return (
+        f"{CSS}<div class='ring-report'><div class='ring-head'>"
+        f"<span style='color:{color}'>● {log.status}</span><b>{name}</b>"
+        f"{''.join(f'<span>{part}</span>' for part in rest)}</div>"
+        f"{notice}{_charts(view, plot or view.charted)}<div class='ring-rows'>{logged}</div>"
+        f"{_output(log, view)}</div>"
+    )
+
+
+def _charts(view: RunView, names: Sequence[str]) -> str:
+    charts = [_image(name, per_rank(view.curves[name]), "step") for name in names if name in view.curves]
+    if any(len(points.x) > 1 for points in view.throughput.values()):
+        charts.append(_image("samples/s", per_rank(view.throughput), "seconds", from_zero=True))
+    return f"<div class='ring-charts'>{''.join(charts)}</div>" if charts else ""
+
+
+def _image(title: str, curves: Curves, xlabel: str, from_zero: bool = False) -> str:
+    # As an image: a notebook that is not trusted yet is shown without inline SVG.
+    data = base64.b64encode(line_chart(title, curves, xlabel, from_zero).encode()).decode()
+    return f"<img alt='{escape(title, quote=True)} over {xlabel}' src='data:image/svg+xml;base64,{data}'>"
+
+
+def _output(log: RunRecord, view: RunView) -> str:
+    lines = printed.Lines().take(view.output, last=True)
+    if not lines:
+        return ""
+    where = (
+        f"<div>The first lines are in {escape(str(log.directory))}</div>" if len(lines) > MOST_LINES else ""
+    )
+    return (
+        f"<details{' open' * (len(lines) <= 12)}><summary>Output</summary>{where}"
+        f"<div class='ring-lines'>{printed.html(lines[-MOST_LINES:])}</div></details>"
+    )
+
+
+def _text(log: RunRecord, view: RunView) -> str:
+    parts = [", ".join([log.status, *headline(log, view)])]
+    if log.summary.get("error"):
+        parts.append(log.summary["error"])
+    if view.names:
+        parts.append(table.text(table.table(view, still=True)))
+    parts.append(printed.text(printed.Lines().take(view.output, last=True)[-MOST_LINES:]).rstrip("\n"))
+    return "\n".join(part for part in parts if part)

@@ -1,0 +1,108 @@
+"""How numbers, times and ranks look, the same in the panel, the report and the terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+__all__ = [
+    "BAND",
+    "CSS",
+    "GREY",
+    "STATUS_COLORS",
+    "ago",
+    "duration",
+    "number",
+    "rank_color",
+    "rank_list",
+    "whole",
+]
+
+# Told apart by people with any colour vision, and readable on a white and on a black page.
+_COLORS = ("#3b82f6", "#f59e0b", "#10b981", "#ef4444", "#a855f7", "#06b6d4", "#ec4899", "#84cc16")
+BAND = _COLORS[0]
+GREY = "#8791a0"
+STATUS_COLORS = {
+    "running": "#3b82f6",
+    "ok": "#10b981",
+    "failed": "#ef4444",
+    "lost": "#ef4444",
+    "aborted": "#f59e0b",
+    "interrupted": "#f59e0b",
+}
+
+
+def rank_color(index: int) -> str:
+    """The colour of a rank, or of the line with this index."""
+    return _COLORS[index % len(_COLORS)]
+
+
+def number(value: float) -> str:
+    """A metric in four significant digits."""
+    return f"{value:.4g}"
+
+
+def whole(value: float) -> str:
+    """A count or a rate without decimals, in groups of three; small ones keep two digits."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def ago(seconds: float) -> str:
+    """How long ago something was."""
+    return "now" if seconds < 2 else f"{duration(seconds)} ago"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them: ``0.4 s``, ``12 s``, ``3:05``, ``2:03:05``."""
+    if not math.isfinite(seconds):
+        return "?"
+    if seconds < 10:
+        return f"{max(seconds, 0):.1f} s"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def rank_list(ranks: Iterable[int]) -> str:
+    """Ranks in order, runs of them joined: ``0-3, 7``."""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+
+
+# For the panel and the report. The colours of the page come first, so that both follow its theme.
+CSS = """<style>
+.ring-panel, .ring-report { border: 1px solid var(--jp-border-color2, #8885); border-radius: 8px;
+  padding: 10px 14px; margin: 2px 0; color: var(--jp-ui-font-color1, inherit); font-size: 13px;
+  --bq-background: transparent; --bq-plotarea-background-fill: transparent; }
+.ring-panel .bqplot > svg text.mainheading { font: 600 13px system-ui, sans-serif; fill: #8791a0; }
+.ring-panel .bqplot > svg .axis text, .ring-panel .bqplot > svg .axis .tick text {
+  font: 11px system-ui, sans-serif; fill: #8791a0; }
+.ring-panel .bqplot > svg .axis path.domain { display: none; }
+.ring-head { display: flex; gap: 4px 14px; align-items: center; flex-wrap: wrap; line-height: 1.5; }
+.ring-head b { font-size: 14px; }
+.ring-bar { display: inline-block; width: 140px; height: 6px; border-radius: 3px; margin-right: 8px;
+  background: var(--jp-border-color2, #8885); vertical-align: middle; }
+.ring-bar i { display: block; height: 100%; border-radius: 3px; background: #3b82f6;
+  transition: width .3s; }
+.ring-table { border-collapse: collapse; font-size: 12px; line-height: 1.5; margin: 4px 0; border: none;
+  font-variant-numeric: tabular-nums; }
+.ring-table th { position: sticky; top: 0; background: var(--jp-layout-color0, transparent);
+  font-weight: 600; }
+.ring-table th, .ring-table td { text-align: right; padding: 1px 18px 1px 0; white-space: nowrap;
+  border: none; }
+.ring-table th:nth-child(-n+2), .ring-table td:nth-child(-n+2) { text-align: left; }
+.ring-lines, .ring-lines .widget-html-content { font: 12px/1.45 var(--jp-code-font-family, monospace);
+  white-space: pre-wrap; min-height: 0; height: auto; }
+.ring-notice { border-left: 3px solid #f59e0b; padding: 2px 0 2px 10px; margin: 6px 0; line-height: 1.5; }
+.ring-report summary { cursor: pointer; margin-top: 4px; }
+.ring-charts { display: flex; flex-wrap: wrap; gap: 6px; margin-top: 8px; }
+.ring-charts img { flex: 1 1 300px; min-width: 0; max-width: 420px; }
+.ring-rows { max-height: 260px; overflow: auto; }
+</style>"""
