@@ -21,7 +21,7 @@ class RankItem(pytest.Item):
 
     def __init__(self, *, original: pytest.Function, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.size: int = original.callspec.params["size"]
+        self.size = int(str(original.callspec.params["size"]))
         self.limit = _limit(original)
         self.launch: Launch | None = None
         self._reportinfo = original.reportinfo()
@@ -57,6 +57,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     others: list[pytest.Item] = []
     for item in items:
         if isinstance(item, pytest.Function) and ranks in item.path.parents:
+            assert item.parent is not None
             stand_in = RankItem.from_parent(item.parent, name=item.name, original=item)
             by_launch.setdefault((item.path, stand_in.size), []).append(stand_in)
         else:

@@ -1,0 +1,80 @@
+"""Settings: read from the environment once, typed, and wrong ones named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from ring_notebook import config as module
+from ring_notebook.config import Config, config
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for field in fields(Config):
+        monkeypatch.delenv(f"RING_{field.name.upper()}", raising=False)
+    for alias in module._ALIASES.values():
+        monkeypatch.delenv(alias, raising=False)
+    config.cache_clear()
+    yield
+    config.cache_clear()
+
+
+def test_defaults_without_variables() -> None:
+    assert config() == Config()
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "name", "value"),
+    [
+        ("RING_ALGORITHM", "ring", "algorithm", "ring"),
+        ("RING_FUSION_THRESHOLD", "1048576", "fusion_threshold", 1048576),
+        ("RING_TIMEOUT", "2.5", "timeout", 2.5),
+        ("RING_RUNS_DIR", "/data/runs", "runs_dir", "/data/runs"),
+        ("HOROVOD_FUSION_THRESHOLD", "4096", "fusion_threshold", 4096),
+        ("HOROVOD_TIMELINE", "trace.json", "timeline", "trace.json"),
+        ("RING_TIMEOUT", "", "timeout", 0.0),
+    ],
+)
+def test_a_variable_sets_its_field(
+    monkeypatch: pytest.MonkeyPatch, variable: str, text: str, name: str, value: object
+) -> None:
+    monkeypatch.setenv(variable, text)
+    assert getattr(config(), name) == value
+
+
+def test_our_own_name_wins_over_horovods(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "1")
+    monkeypatch.setenv("RING_FUSION_THRESHOLD", "2")
+    assert config().fusion_threshold == 2
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "message"),
+    [
+        ("RING_FUSION_THRESHOLD", "64MB", "RING_FUSION_THRESHOLD='64MB': expected a int"),
+        ("RING_TIMEOUT", "soon", "RING_TIMEOUT='soon': expected a float"),
+        ("RING_ALGORITHM", "tree", "RING_ALGORITHM='tree': expected one of auto, push, ring"),
+    ],
+)
+def test_a_wrong_value_is_named(
+    monkeypatch: pytest.MonkeyPatch, variable: str, text: str, message: str
+) -> None:
+    monkeypatch.setenv(variable, text)
+    with pytest.raises(ValueError, match=message):
+        config()
+
+
+def test_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = config()
+    monkeypatch.setenv("RING_TIMEOUT", "9")
+    assert config() is before
+
+
+def test_every_field_says_which_variable_sets_it() -> None:
+    source = Path(module.__file__).read_text()
+    for field in fields(Config):
+        assert f'"""RING_{field.name.upper()}' in source

@@ -1,0 +1,44 @@
+"""Errors: each can be caught as what Horovod and Python call it."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from ring_notebook import errors
+
+
+@pytest.mark.parametrize("name", errors.__all__)
+def test_every_error_is_a_ring_error_and_a_runtime_error(name: str) -> None:
+    assert issubclass(getattr(errors, name), errors.RingError)
+    assert issubclass(getattr(errors, name), RuntimeError)
+
+
+@pytest.mark.parametrize(
+    ("error", "base"),
+    [
+        (errors.CollectiveMismatch, errors.HorovodInternalError),
+        (errors.CollectiveAborted, errors.HorovodInternalError),
+        (errors.CollectiveTimeout, errors.HorovodInternalError),
+        (errors.NotInitializedError, ValueError),
+        (errors.OutOfRingMemoryError, MemoryError),
+        (errors.CoreMissingError, ImportError),
+        (errors.MPIMissingError, ImportError),
+    ],
+)
+def test_can_be_caught_as(error: type[Exception], base: type[Exception]) -> None:
+    assert issubclass(error, base)
+
+
+@pytest.mark.parametrize("name", errors.__all__)
+def test_travels_from_rank_to_kernel(name: str) -> None:
+    cls = getattr(errors, name)
+    error = cls(True) if name == "HostsUpdatedInterrupt" else cls("rank 1: expected 4, got 5")
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is cls
+    assert str(copy) == str(error)
+
+
+def test_hosts_updated_keeps_whether_to_sync() -> None:
+    assert pickle.loads(pickle.dumps(errors.HostsUpdatedInterrupt(skip_sync=True))).skip_sync is True

@@ -1,0 +1,60 @@
+"""Records: what a rank sends arrives as it was, and what is cut short is noticed."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+
+from ring_notebook.records import Ended, Failure, MetricBatch, Output, Record, Status, decode, encode
+
+RECORDS: list[Record] = [
+    MetricBatch("r1", 3, ("time", "step", "loss"), array("d", [1.5, 0, 0.25, 2.5, 1, float("inf")])),
+    MetricBatch("r1", 0, ("time", "step"), array("d")),
+    Output("r1", 1, "stderr", "größe \N{GRINNING FACE}\n"),
+    Status(
+        "r1", 0, 12.5, line=3, waiting={"op": "allreduce", "ranks": [1, 2]}, progress=(7, 100), extra={"a": 1}
+    ),
+    Failure(
+        "r1", 2, "KeyError", "builtins", "'no'", (("<cell>", 4, "f", "x['no']"),), "Traceback ...", True, "80"
+    ),
+    Ended("r1", 0, "interrupted", 3.25, {"loss": 0.5}),
+]
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
+def test_arrives_as_it_was(record: Record) -> None:
+    assert decode(encode([record])) == [record]
+
+
+def test_several_keep_their_order() -> None:
+    assert decode(encode(RECORDS)) == RECORDS
+
+
+def test_no_records_are_an_empty_message() -> None:
+    assert encode([]) == b""
+    assert decode(b"") == []
+
+
+def test_a_memoryview_is_read_like_bytes() -> None:
+    assert decode(memoryview(encode(RECORDS))) == RECORDS
+
+
+def test_not_a_number_survives() -> None:
+    (batch,) = decode(
+        encode([MetricBatch("r", 0, ("time", "step", "loss"), array("d", [0, 0, float("nan")]))])
+    )
+    assert isinstance(batch, MetricBatch)
+    assert batch.values[2] != batch.values[2]
+
+
+def test_rows_follow_the_columns() -> None:
+    batch = MetricBatch("r", 0, ("time", "step", "loss"), array("d", [1, 2, 3, 4, 5, 6]))
+    assert batch.rows() == [(1, 2, 3), (4, 5, 6)]
+
+
+@pytest.mark.parametrize("missing", [1, 3, 20])
+def test_a_message_cut_short_is_an_error(missing: int) -> None:
+    message = encode(RECORDS)
+    with pytest.raises(ValueError, match="cut short"):
+        decode(message[:-missing])
