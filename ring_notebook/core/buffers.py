@@ -58,7 +58,8 @@ _FORMATS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen: that would double the cost of making one, and every collective makes one.
+@dataclass(slots=True)
 class Buffer:
     """A contiguous piece of memory that a collective reads or writes.
 

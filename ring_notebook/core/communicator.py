@@ -5,8 +5,11 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakSet
 
+from ring_notebook.config import config
 from ring_notebook.core.buffers import Buffer
+from ring_notebook.core.plan import layout_hash
 
 __all__ = ["Communicator", "ReduceOp", "Work"]
 
@@ -25,42 +28,69 @@ class ReduceOp(enum.IntEnum):
 class Work:
     """One operation under way. Horovod calls it a handle."""
 
+    __slots__ = ("_keep", "_native")
+
+    def __init__(self, native: Any, keep: Any) -> None:
+        self._native = native
+        self._keep = keep  # the memory that the operation reads and writes
+
     def wait(self, timeout: float | None = None) -> None:
         """Return when the operation has completed, or raise its error.
 
         Interruptible; releases the GIL. ``timeout`` is in seconds and raises CollectiveTimeout (which aborts the
         epoch: a timed-out operation cannot be taken back).
         """
-        raise NotImplementedError
+        self._native.wait(timeout or 0.0)
 
     def done(self) -> bool:
         """Whether `wait` would return at once (also when the operation failed)."""
-        raise NotImplementedError
+        return bool(self._native.done())
 
     def output(self) -> memoryview:
         """The bytes that an allgather or alltoall produced; they stay valid as long as the view lives."""
-        raise NotImplementedError
+        return memoryview(self._native.output())
 
     def counts(self) -> list[int]:
         """Elements that came from each rank, in group order (allgather, alltoall)."""
-        raise NotImplementedError
+        return list(self._native.counts())
 
     def last_rank(self) -> int:
         """The group rank that joined last (join)."""
-        raise NotImplementedError
+        return int(self._native.last_joined())
 
 
 class Communicator:
     """The collectives of one group. Operations of one group match by order of issue and are checked by header.
 
-    Every method raises CollectiveMismatch on every rank when the ranks do not call the same thing,
-    CollectiveAborted when another rank failed, left or died, CollectiveTimeout past the deadline, and
-    KeyboardInterrupt when this process is interrupted while it waits.
+    With ``blocking`` (the default) an operation has completed when the method returns; otherwise it is queued and
+    `Work.wait` waits for it. Every method raises CollectiveMismatch on every rank when the ranks do not call the same
+    thing, CollectiveAborted when another rank failed, left or died, CollectiveTimeout past ``RING_TIMEOUT``, ValueError
+    for arguments that cannot be right, and KeyboardInterrupt when this process is interrupted while it waits.
     """
 
-    rank: int  # index of this process in the group
+    rank: int
+    """Index of this process in the group."""
     size: int
-    ranks: tuple[int, ...]  # global ranks of the members, in group order
+    ranks: tuple[int, ...]
+    """Global ranks of the members, in group order."""
+
+    def __init__(self, native: Any, domain: Any) -> None:
+        self._native = native
+        self._domain = domain
+        self._timeout = config().timeout
+        self._queued: list[Work] = []
+        self._children: WeakSet[Communicator] = WeakSet()
+        self.rank = native.index
+        self.size = native.size
+        self.ranks = tuple(native.ranks)
+
+    def _work(self, native: Any, blocking: bool, *keep: Any) -> Work:
+        work = Work(native, keep)
+        if not blocking:
+            # Whoever drops the handle must not drop the memory under an operation.
+            self._queued = [queued for queued in self._queued if not queued.done()]
+            self._queued.append(work)
+        return work
 
     def allreduce(
         self,
@@ -77,7 +107,18 @@ class Communicator:
 
         All tensors of one call share a dtype and travel as one fused operation.
         """
-        raise NotImplementedError
+        first = inputs[0]
+        if len(inputs) == 1:
+            output = outputs[0]
+            pieces = [(first.address, output.address, first.count)]
+            shape, layout = first.shape, 0
+        else:
+            pieces = [(i.address, o.address, i.count) for i, o in zip(inputs, outputs, strict=True)]
+            shape, layout = (), layout_hash([buffer.shape for buffer in inputs])
+        native = self._native.reduce(
+            False, pieces, shape, layout, first.dtype, op, prescale, postscale, name, blocking, self._timeout
+        )
+        return self._work(native, blocking, inputs, outputs)
 
     def reducescatter(
         self,
@@ -90,51 +131,98 @@ class Communicator:
         name: str = "",
         blocking: bool = True,
     ) -> Work:
-        """Reduce ``input`` and leave the rows of this rank in ``output``: `row_split` gives how many."""
-        raise NotImplementedError
+        """Reduce ``input`` and leave the rows of this rank in ``output``: `plan.row_split` gives how many."""
+        pieces = [(input.address, output.address, input.count)]
+        native = self._native.reduce(
+            True, pieces, input.shape, 0, input.dtype, op, prescale, postscale, name, blocking, self._timeout
+        )
+        return self._work(native, blocking, input, output)
 
     def allgather(self, input: Buffer, *, name: str = "", blocking: bool = True) -> Work:
         """Concatenate the inputs of all ranks along the first dimension (which may differ by rank)."""
-        raise NotImplementedError
+        piece = (input.address, 0, input.count)
+        native = self._native.allgather(piece, input.shape, input.dtype, name, blocking, self._timeout)
+        return self._work(native, blocking, input)
 
-    def alltoall(self, input: Buffer, splits: Sequence[int], *, name: str = "", blocking: bool = True) -> Work:
+    def alltoall(
+        self, input: Buffer, splits: Sequence[int], *, name: str = "", blocking: bool = True
+    ) -> Work:
         """Send ``splits[r]`` rows to each rank r; ``Work.output()`` holds the received rows in rank order."""
-        raise NotImplementedError
+        width = input.count // input.shape[0] if input.shape and input.shape[0] else 1
+        piece = (input.address, 0, input.count)
+        elements = [split * width for split in splits]
+        native = self._native.alltoall(
+            piece, input.shape, elements, input.dtype, name, blocking, self._timeout
+        )
+        return self._work(native, blocking, input)
 
-    def broadcast(self, input: Buffer, output: Buffer, root: int, *, name: str = "", blocking: bool = True) -> Work:
+    def broadcast(
+        self, input: Buffer, output: Buffer, root: int, *, name: str = "", blocking: bool = True
+    ) -> Work:
         """Copy ``input`` of group rank ``root`` into ``output`` on every rank."""
-        raise NotImplementedError
+        piece = (input.address, output.address, input.count)
+        native = self._native.broadcast(piece, input.shape, root, input.dtype, name, blocking, self._timeout)
+        return self._work(native, blocking, input, output)
 
     def barrier(self, *, name: str = "", blocking: bool = True) -> Work:
         """Return when all ranks have come here."""
-        raise NotImplementedError
+        return self._work(self._native.barrier(name, blocking, self._timeout), blocking)
 
     def join(self) -> Work:
         """Contribute zeros to the others' allreduces until all ranks have joined (Horovod: ``join``)."""
-        raise NotImplementedError
+        return Work(self._native.join(self._timeout), None)
 
     def group(self, ranks: Sequence[int]) -> Communicator | None:
         """A communicator over ``ranks`` (of this group); None on the others. All ranks of this group must call it."""
-        raise NotImplementedError
+        members = list(ranks)
+        if not members or len(set(members)) != len(members) or not all(0 <= r < self.size for r in members):
+            raise ValueError(f"a group needs distinct ranks between 0 and {self.size - 1}, got {members}")
+        native = self._native.group(members, self._timeout).subgroup()
+        if native is None:
+            return None
+        child = Communicator(native, self._domain)
+        self._children.add(child)
+        return child
 
     def abort(self, reason: str) -> None:
         """End the epoch: every pending and later operation of every rank raises CollectiveAborted with ``reason``."""
-        raise NotImplementedError
+        self._native.abort(reason)
+
+    @property
+    def aborted(self) -> bool:
+        """Whether the epoch has ended by an abort."""
+        return bool(self._native.aborted)
 
     def close(self) -> None:
-        """Leave the group. Waits for nothing but this rank's own operations under way."""
-        raise NotImplementedError
+        """Leave the group, once this rank's own queued operations have ended."""
+        self._native.close()
+        self._queued.clear()
 
     def snapshot(self) -> list[dict[str, Any]]:
-        """What every rank of the group is doing now: rank, operation, name, sequence, state, seconds in it."""
-        raise NotImplementedError
+        """What every rank of the group is doing now; may be called from any thread at any time.
+
+        One dict per rank: ``rank``, ``state`` ("idle", "waiting", "moving", "left"), ``operation``, ``name``,
+        ``sequence``, ``seconds`` (in that state) and ``missing``, the ranks that it waits for. A rank that works in a
+        smaller group is shown with what it does there.
+        """
+        entries = {entry["rank"]: entry for entry in _with_missing(self._native.activity())}
+        for child in list(self._children):
+            for entry in child.snapshot():
+                if entry["state"] in ("waiting", "moving") and entry["rank"] in entries:
+                    entries[entry["rank"]] = entry
+        return list(entries.values())
 
     def empty(self, nbytes: int) -> Any:
-        """``nbytes`` of ring memory as a writable object with the buffer protocol; freed with its last view."""
-        raise NotImplementedError
+        """``nbytes`` of ring memory as a writable object with the buffer protocol; freed with its last view.
+
+        Raises OutOfRingMemoryError when the machine cannot spare the pages.
+        """
+        return self._domain.allocate(nbytes)
 
 
-def row_split(rows: int, size: int) -> list[int]:
-    """Rows that each rank owns after a reducescatter: the first ``rows % size`` ranks get one more (Horovod)."""
-    base, extra = divmod(rows, size)
-    return [base + (rank < extra) for rank in range(size)]
+def _with_missing(activity: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    counts = {entry["rank"]: entry.pop("arrivals") for entry in activity}
+    for entry in activity:
+        waits = entry["state"] == "waiting"
+        entry["missing"] = [rank for rank, count in counts.items() if waits and count < counts[entry["rank"]]]
+    return activity

@@ -1,0 +1,165 @@
+#include <pybind11/stl.h>
+
+#include <utility>
+
+#include "register.hpp"
+#include "ring/communicator.hpp"
+
+namespace py = pybind11;
+using ring::Communicator;
+using ring::Domain;
+using ring::Request;
+
+namespace {
+
+// (input address, output address, elements)
+using PieceTuple = std::tuple<std::uintptr_t, std::uintptr_t, std::uint64_t>;
+
+struct Handle {
+    std::shared_ptr<Communicator> communicator;
+    std::shared_ptr<ring::Work> work;
+
+    void wait(double timeout) const {
+        if (!work->done()) {
+            const py::gil_scoped_release nogil;
+            communicator->wait(*work, timeout, signal_check());
+        }
+        work->get();
+    }
+};
+
+// The bytes that an operation produced, as long as somebody looks at them.
+struct Output {
+    std::shared_ptr<ring::Work> work;
+};
+
+Request make_request(ring::OpKind kind, int dtype, std::vector<PieceTuple> pieces, std::vector<std::int64_t> shape,
+                     std::string name) {
+    Request request;
+    request.kind = kind;
+    request.dtype = static_cast<ring::DType>(dtype);
+    for (const auto& [input, output, count] : pieces)
+        request.pieces.push_back(
+            {reinterpret_cast<const std::byte*>(input), reinterpret_cast<std::byte*>(output), count});
+    request.shape = std::move(shape);
+    request.name = std::move(name);
+    return request;
+}
+
+Handle submit(const std::shared_ptr<Communicator>& self, Request request, bool blocking, double timeout) {
+    const py::gil_scoped_release nogil;
+    if (!blocking) return {self, self->start(std::move(request), timeout)};
+    Handle handle{self, self->run(std::move(request), timeout, signal_check())};
+    handle.work->get();
+    return handle;
+}
+
+py::list activity(const Communicator& self) {
+    py::list all;
+    for (const ring::RankActivity& one : self.activity()) {
+        py::dict entry;
+        entry["rank"] = one.rank;
+        entry["state"] = ring::to_string(one.state);
+        entry["operation"] = one.header.sequence == 0 ? "" : ring::to_string(one.header.kind);
+        entry["name"] = std::string(one.header.name);
+        entry["sequence"] = one.header.sequence;
+        entry["seconds"] = one.seconds;
+        entry["arrivals"] = one.arrivals;
+        all.append(entry);
+    }
+    return all;
+}
+
+}  // namespace
+
+void register_communicator(py::module_& module) {
+    py::class_<Output>(module, "Output", py::buffer_protocol()).def_buffer([](Output& self) {
+        ring::Result& result = self.work->result();
+        return py::buffer_info(reinterpret_cast<std::uint8_t*>(result.data.get()),
+                               static_cast<py::ssize_t>(result.bytes));
+    });
+
+    py::class_<Handle>(module, "Work")
+        .def("wait", &Handle::wait, py::arg("timeout") = 0.0)
+        .def("done", [](const Handle& self) { return self.work->done(); })
+        .def("output", [](const Handle& self) { return Output{self.work}; })
+        .def("counts", [](const Handle& self) { return self.work->result().counts; })
+        .def("last_joined", [](const Handle& self) { return self.work->result().last_joined; })
+        .def("subgroup", [](const Handle& self) { return self.communicator->subgroup(*self.work); });
+
+    py::class_<Communicator, std::shared_ptr<Communicator>>(module, "Communicator")
+        .def_static(
+            "open",
+            [](std::shared_ptr<Domain> domain, std::vector<int> local, std::vector<int> ranks, int index,
+               std::uint64_t epoch, double timeout) {
+                ring::HostGroup::Members members{std::move(local), std::move(ranks), index};
+                const py::gil_scoped_release nogil;
+                return Communicator::open(std::move(domain), std::move(members), epoch, timeout, signal_check());
+            },
+            py::arg("domain"), py::arg("local"), py::arg("ranks"), py::arg("index"), py::arg("epoch"),
+            py::arg("timeout") = 0.0)
+        .def_property_readonly("size", &Communicator::size)
+        .def_property_readonly("index", &Communicator::index)
+        .def_property_readonly("ranks", &Communicator::ranks)
+        .def_property_readonly("aborted", &Communicator::aborted)
+        .def_property_readonly("closed", &Communicator::closed)
+        .def(
+            "reduce",
+            [](const std::shared_ptr<Communicator>& self, bool scatter, std::vector<PieceTuple> pieces,
+               std::vector<std::int64_t> shape, std::uint64_t layout, int dtype, int op, double prescale,
+               double postscale, std::string name, bool blocking, double timeout) {
+                Request request = make_request(scatter ? ring::OpKind::ReduceScatter : ring::OpKind::Allreduce, dtype,
+                                               std::move(pieces), std::move(shape), std::move(name));
+                request.op = static_cast<ring::ReduceOp>(op);
+                request.prescale = prescale;
+                request.postscale = postscale;
+                request.layout = layout;
+                return submit(self, std::move(request), blocking, timeout);
+            })
+        .def("allgather",
+             [](const std::shared_ptr<Communicator>& self, const PieceTuple& piece, std::vector<std::int64_t> shape,
+                int dtype, std::string name, bool blocking, double timeout) {
+                 return submit(
+                     self,
+                     make_request(ring::OpKind::Allgather, dtype, {piece}, std::move(shape), std::move(name)),
+                     blocking, timeout);
+             })
+        .def("alltoall",
+             [](const std::shared_ptr<Communicator>& self, const PieceTuple& piece, std::vector<std::int64_t> shape,
+                std::vector<std::int64_t> splits, int dtype, std::string name, bool blocking, double timeout) {
+                 Request request =
+                     make_request(ring::OpKind::Alltoall, dtype, {piece}, std::move(shape), std::move(name));
+                 request.splits = std::move(splits);
+                 return submit(self, std::move(request), blocking, timeout);
+             })
+        .def("broadcast",
+             [](const std::shared_ptr<Communicator>& self, const PieceTuple& piece, std::vector<std::int64_t> shape,
+                int root, int dtype, std::string name, bool blocking, double timeout) {
+                 Request request =
+                     make_request(ring::OpKind::Broadcast, dtype, {piece}, std::move(shape), std::move(name));
+                 request.root = root;
+                 return submit(self, std::move(request), blocking, timeout);
+             })
+        .def("barrier",
+             [](const std::shared_ptr<Communicator>& self, std::string name, bool blocking, double timeout) {
+                 return submit(self, make_request(ring::OpKind::Barrier, 0, {}, {}, std::move(name)), blocking,
+                               timeout);
+             })
+        .def("join",
+             [](const std::shared_ptr<Communicator>& self, double timeout) {
+                 return submit(self, make_request(ring::OpKind::Join, 0, {}, {}, ""), true, timeout);
+             })
+        .def("group",
+             [](const std::shared_ptr<Communicator>& self, std::vector<int> members, double timeout) {
+                 Request request = make_request(ring::OpKind::Group, 0, {}, {}, "");
+                 request.members = std::move(members);
+                 return submit(self, std::move(request), true, timeout);
+             })
+        .def("abort", &Communicator::abort, py::call_guard<py::gil_scoped_release>())
+        .def("close",
+             [](Communicator& self) {
+                 const py::gil_scoped_release nogil;
+                 self.close(signal_check());
+             })
+        .def("activity", &activity);
+}

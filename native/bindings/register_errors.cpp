@@ -1,0 +1,50 @@
+#include <exception>
+#include <string>
+
+#include "register.hpp"
+#include "ring/errors.hpp"
+
+namespace py = pybind11;
+
+namespace {
+
+// By name and not by reference, so that no Python object outlives the interpreter in a static.
+void raise(const char* name, const std::string& message) {
+    try {
+        py::set_error(py::module_::import("ring_notebook.errors").attr(name), message.c_str());
+    } catch (py::error_already_set& failed) {
+        failed.restore();
+    }
+}
+
+}  // namespace
+
+ring::Interruption signal_check() {
+    return [] {
+        const py::gil_scoped_acquire gil;
+        if (PyErr_CheckSignals() != 0) throw PythonSignal{};
+    };
+}
+
+void register_errors(py::module_& module) {
+    (void)module;
+    py::register_local_exception_translator([](std::exception_ptr pointer) {
+        try {
+            if (pointer) std::rethrow_exception(pointer);
+        } catch (const PythonSignal&) {
+            // The error indicator is what the signal handler left.
+        } catch (const ring::Mismatch& error) {
+            raise("CollectiveMismatch", error.what());
+        } catch (const ring::Aborted& error) {
+            raise("CollectiveAborted", error.what());
+        } catch (const ring::Timeout& error) {
+            raise("CollectiveTimeout", error.what());
+        } catch (const ring::OutOfMemory& error) {
+            raise("OutOfRingMemoryError", error.what());
+        } catch (const ring::InvalidArgument& error) {
+            py::set_error(PyExc_ValueError, error.what());
+        } catch (const ring::Error& error) {
+            raise("RingError", error.what());
+        }
+    });
+}

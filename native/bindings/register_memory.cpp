@@ -1,0 +1,56 @@
+#include <pybind11/stl.h>
+#include <unistd.h>
+
+#include "register.hpp"
+#include "ring/memory.hpp"
+
+namespace py = pybind11;
+using ring::Domain;
+using ring::Region;
+
+void register_memory(py::module_& module) {
+    py::class_<Region>(module, "Region", py::buffer_protocol(), "A block of ring memory; freed with its last view.")
+        .def_property_readonly("address", [](const Region& self) { return reinterpret_cast<std::uintptr_t>(self.data()); })
+        .def_property_readonly("nbytes", &Region::bytes)
+        .def("__len__", &Region::bytes)
+        .def_buffer([](Region& self) {
+            return py::buffer_info(static_cast<std::uint8_t*>(self.data()), static_cast<py::ssize_t>(self.bytes()));
+        });
+
+    py::class_<Domain, std::shared_ptr<Domain>>(module, "Domain", "The ring memory of one host.")
+        .def_static("create", &Domain::create, py::arg("local_rank"), py::arg("local_size"), py::arg("arena") = 0)
+        .def_static("attach", &Domain::attach, py::arg("local_rank"), py::arg("local_size"), py::arg("pid"),
+                    py::arg("fd"), py::arg("token"))
+        .def_property_readonly("local_rank", &Domain::local_rank)
+        .def_property_readonly("local_size", &Domain::local_size)
+        .def_property_readonly("fd", &Domain::fd)
+        .def_property_readonly("token", &Domain::token)
+        .def_property_readonly("allocated", &Domain::allocated)
+        .def("trim", &Domain::trim)
+        .def("dead", &Domain::dead, py::arg("local_rank"))
+        .def(
+            "allocate",
+            [](std::shared_ptr<Domain> self, std::size_t bytes) {
+                const py::gil_scoped_release nogil;
+                return std::make_unique<Region>(std::move(self), bytes);
+            },
+            py::arg("bytes"));
+
+    module.def(
+        "buffer_info",
+        [](const py::buffer& data) {
+            const py::buffer_info info = data.request();
+            py::ssize_t expected = info.itemsize;
+            for (py::ssize_t dim = info.ndim; dim-- > 0;) {
+                if (info.shape[static_cast<std::size_t>(dim)] > 1 &&
+                    info.strides[static_cast<std::size_t>(dim)] != expected)
+                    throw py::type_error("the memory is not C-contiguous; pass a contiguous copy");
+                expected *= info.shape[static_cast<std::size_t>(dim)];
+            }
+            py::tuple shape(info.ndim);
+            for (py::ssize_t dim = 0; dim < info.ndim; ++dim)
+                shape[static_cast<std::size_t>(dim)] = info.shape[static_cast<std::size_t>(dim)];
+            return py::make_tuple(reinterpret_cast<std::uintptr_t>(info.ptr), shape, info.format, info.readonly);
+        },
+        py::arg("data"), "(address, shape, format, readonly) of an object with the buffer protocol.");
+}

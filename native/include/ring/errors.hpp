@@ -1,0 +1,30 @@
+// What the core throws. The bindings turn each into the class of the same duty in ring_notebook.errors.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+namespace ring {
+
+struct Error : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+// Ranks called different things; the group lives on.
+struct Mismatch : Error {
+    using Error::Error;
+};
+// Another rank failed, was interrupted, left or died; the epoch has ended.
+struct Aborted : Error {
+    using Error::Error;
+};
+struct Timeout : Error {
+    using Error::Error;
+};
+struct OutOfMemory : Error {
+    using Error::Error;
+};
+struct InvalidArgument : Error {
+    using Error::Error;
+};
+
+}  // namespace ring

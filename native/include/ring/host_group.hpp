@@ -1,0 +1,155 @@
+// The ranks of one host that work together, and the block of ring memory in which they meet.
+//
+// Ranks pass a gate together again and again; a gate is the only synchronisation there is. Everything an operation
+// does lies between two gates, so "a rank has arrived at gate k" says that it has finished what came before k.
+//
+//   post header, arrive | gate | step 0, arrive | gate | step 1, arrive | ...
+//
+// Whoever arrives last releases the gate and wakes the sleepers, so a sleeping rank wakes once per gate however many
+// ranks there are.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ring/errors.hpp"
+#include "ring/header.hpp"
+#include "ring/memory.hpp"
+#include "ring/wait.hpp"
+
+namespace ring {
+
+enum class RankState : std::uint32_t { Idle = 0, Waiting = 1, Moving = 2, Left = 3 };
+const char* to_string(RankState state);
+
+constexpr std::size_t kReasonBytes = 4096;
+// A payload up to this size travels in the mailbox and needs one gate. Found by benchmarks/thresholds.py.
+constexpr std::size_t kInlineBytes = 16 << 10;
+// A staged operation moves this much per rank and gate, so that segments stay in the cache that ranks share. Three
+// slots, because one is filled while the one before is reduced and the one before that is copied out.
+constexpr std::size_t kSegmentBytes = 256 << 10;
+constexpr std::size_t kSegmentSlots = 3;
+
+struct alignas(128) Mailbox {
+    std::atomic<std::uint64_t> arrivals{0};
+    std::atomic<std::uint32_t> busy{0};  // is touching other ranks' memory
+    std::atomic<RankState> state{RankState::Idle};
+    std::atomic<std::int64_t> since{0};
+    std::atomic<std::uint32_t> left{0};
+    alignas(64) SharedCopy<Header> headers[2];
+};
+
+struct GroupBlock {
+    std::int32_t size = 0;
+    std::atomic<std::int32_t> attached{0};
+    alignas(64) std::atomic<std::uint64_t> arrived{0};
+    alignas(64) std::atomic<std::uint64_t> released{0};
+    // Only the block of an epoch uses these; its groups share them.
+    alignas(64) std::atomic<std::uint32_t> aborted{0};  // 1: someone writes the reason, 2: it can be read
+    std::atomic<std::uint32_t> departures{0};
+    char reason[kReasonBytes];
+};
+
+struct RankActivity {
+    int rank = 0;  // global
+    RankState state = RankState::Idle;
+    Header header;
+    double seconds = 0.0;
+    std::uint64_t arrivals = 0;
+};
+
+// Called every few milliseconds while a rank waits; throws to end the wait (a signal, say).
+using Interruption = std::function<void()>;
+
+class HostGroup {
+   public:
+    // `members` are local ranks of the domain, `ranks` their numbers in the whole job, for messages.
+    struct Members {
+        std::vector<int> local;
+        std::vector<int> ranks;
+        int index = 0;  // of this process
+    };
+
+    // Reserves a block for a group of these local ranks in this rank's arena. It is freed when every member that
+    // still lives has attached to it and left it.
+    static std::uint64_t reserve(const std::shared_ptr<Domain>& domain, const std::vector<int>& local);
+    // `epoch` is the group whose abort and departures count for this one too; null for an epoch's own group.
+    HostGroup(std::shared_ptr<Domain> domain, std::uint64_t block, Members members,
+              std::shared_ptr<HostGroup> epoch = nullptr);
+    ~HostGroup();
+    HostGroup(const HostGroup&) = delete;
+    HostGroup& operator=(const HostGroup&) = delete;
+
+    int size() const { return static_cast<int>(members_.local.size()); }
+    int index() const { return members_.index; }
+    int rank() const { return members_.ranks[static_cast<std::size_t>(members_.index)]; }
+    const std::vector<int>& ranks() const { return members_.ranks; }
+    int local_rank(int member) const { return members_.local[static_cast<std::size_t>(member)]; }
+    Domain& domain() const { return *domain_; }
+    const std::shared_ptr<Domain>& shared_domain() const { return domain_; }
+    Bell& bell() const { return domain_->slot(domain_->local_rank()).bell; }
+    const SpinPolicy& spin() const { return spin_; }
+    void set_spin(const SpinPolicy& spin) { spin_ = spin; }
+
+    // --- the gate ---
+    void post(const Header& header);
+    // Arrives; returns the number of the gate to wait for.
+    std::uint64_t arrive();
+    bool released(std::uint64_t gate) const { return block_->released.load(std::memory_order_seq_cst) >= gate; }
+    // Headers of all members for the operation whose gate has been released.
+    std::vector<Header> headers(std::uint64_t sequence) const;
+    // Whether waiting for `gate` is over for any reason.
+    bool ready(std::uint64_t gate) const {
+        return released(gate) || aborted() ||
+               epoch_block_->departures.load(std::memory_order_seq_cst) != departures_seen_;
+    }
+    // Throws Aborted when the epoch has ended or a member that has not arrived at `gate` has left or died.
+    void check_alive(std::uint64_t gate, bool look_for_dead);
+
+    // --- memory that belongs to member `rank` of the group ---
+    std::byte* inline_slot(int member, std::uint64_t sequence) const;
+    std::int64_t* splits(int member, std::uint64_t sequence) const;
+    std::byte* segment(int member, std::uint64_t step) const;
+
+    // --- the end of an epoch ---
+    bool aborted() const { return epoch_block_->aborted.load(std::memory_order_seq_cst) != 0; }
+    void abort(const std::string& reason);
+    std::string abort_reason() const;
+    // While a guard lives, other ranks' memory may be touched; none can be made once the epoch has been aborted.
+    class Moving {
+       public:
+        explicit Moving(HostGroup& group);
+        ~Moving();
+
+       private:
+        HostGroup& group_;
+    };
+    // After an abort: returns when no member touches this rank's memory any more (or is dead).
+    void wait_quiet();
+    // This rank will take part in nothing more.
+    void leave();
+
+    void set_state(RankState state);
+    std::vector<RankActivity> activity() const;
+    // "ranks 1, 3": who has not arrived at `gate`.
+    std::string missing(std::uint64_t gate) const;
+
+   private:
+    Mailbox& mailbox(int member) const;
+    void wake_all() const;
+
+    std::shared_ptr<Domain> domain_;
+    std::uint64_t offset_;
+    Members members_;
+    std::shared_ptr<HostGroup> epoch_;
+    GroupBlock* block_;
+    GroupBlock* epoch_block_;
+    SpinPolicy spin_;
+    std::uint64_t arrivals_ = 0;
+    std::uint32_t departures_seen_ = 0;
+    bool left_ = false;
+};
+
+}  // namespace ring

@@ -1,0 +1,114 @@
+// Ring memory: one memfd that every rank of a host maps.
+//
+//   | control page(s): DomainHeader, RankSlot per rank | arena of rank 0 | arena of rank 1 | ...
+//
+// The file is sparse: an arena is as large as the machine's memory and takes pages only where a rank has allocated.
+// A place in ring memory is an offset from the start of the file, the same number for every rank; each process adds
+// its own base. The file has no name, so nobody else can open it and nothing is left when the last process ends.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ring/wait.hpp"
+
+namespace ring {
+
+constexpr std::uint64_t kNowhere = ~std::uint64_t{0};
+constexpr std::size_t kPage = 4096;
+
+// What one rank shows to the others of its host for as long as it lives.
+struct alignas(128) RankSlot {
+    Bell bell;
+    std::atomic<std::int64_t> pid{0};
+    // The epoch that this rank leads and where its group block lies.
+    std::atomic<std::uint64_t> epoch{0};
+    std::atomic<std::uint64_t> epoch_block{kNowhere};
+};
+
+class Domain {
+   public:
+    // The rank that creates it tells `pid`, `fd` and `token` to the others by whatever they have (MPI, inheritance).
+    // `arena` is the most that one rank may allocate, in bytes; 0 means the machine's memory.
+    static std::shared_ptr<Domain> create(int local_rank, int local_size, std::size_t arena = 0);
+    static std::shared_ptr<Domain> attach(int local_rank, int local_size, std::int64_t pid, int fd,
+                                          std::uint64_t token);
+    ~Domain();
+    Domain(const Domain&) = delete;
+    Domain& operator=(const Domain&) = delete;
+
+    int local_rank() const { return local_rank_; }
+    int local_size() const { return local_size_; }
+    int fd() const { return fd_; }
+    std::uint64_t token() const { return token_; }
+    std::size_t arena_size() const { return arena_; }
+
+    RankSlot& slot(int rank) const;
+    template <class T = void>
+    T* at(std::uint64_t offset) const {
+        return reinterpret_cast<T*>(base_ + offset);
+    }
+    // Offset of `bytes` at `address` when all of it is ring memory, else kNowhere.
+    std::uint64_t offset_of(const void* address, std::size_t bytes) const;
+
+    // Pages are reserved here, so that a full machine is an error and not a crash later. Throws OutOfMemory.
+    std::uint64_t allocate(std::size_t bytes);
+    void release(std::uint64_t offset);
+    // Releases the block as soon as the condition holds; it is asked whenever this rank allocates.
+    void release_when(std::uint64_t offset, std::function<bool(Domain&)> condition);
+    // Gives the pages of free blocks back to the machine.
+    void trim();
+    std::size_t allocated() const;
+
+    // Whether the process of that rank has ended (also when its parent has not yet reaped it).
+    bool dead(int rank);
+
+   private:
+    Domain(int local_rank, int local_size, int fd, std::size_t arena, bool creator, std::uint64_t token);
+    std::uint64_t arena_start(int rank) const;
+    void release_deferred();
+    void merge_free(std::uint64_t offset, std::size_t bytes);
+
+    int local_rank_;
+    int local_size_;
+    int fd_;
+    std::size_t arena_;
+    std::uint64_t token_;
+    std::byte* base_ = nullptr;
+    std::size_t length_ = 0;
+
+    mutable std::mutex mutex_;
+    std::map<std::uint64_t, std::size_t> free_;  // offset -> bytes, neighbours merged
+    std::map<std::uint64_t, std::size_t> used_;
+    std::size_t used_bytes_ = 0;
+    std::vector<std::pair<std::uint64_t, std::function<bool(Domain&)>>> deferred_;
+    std::vector<int> pidfds_;
+};
+
+// A block of ring memory that frees itself; Python's view of it.
+class Region {
+   public:
+    Region(std::shared_ptr<Domain> domain, std::size_t bytes)
+        : domain_(std::move(domain)), bytes_(bytes), offset_(domain_->allocate(bytes)) {}
+    ~Region() { domain_->release(offset_); }
+    Region(const Region&) = delete;
+    Region& operator=(const Region&) = delete;
+
+    void* data() const { return domain_->at(offset_); }
+    std::size_t bytes() const { return bytes_; }
+
+   private:
+    std::shared_ptr<Domain> domain_;
+    std::size_t bytes_;
+    std::uint64_t offset_;
+};
+
+}  // namespace ring

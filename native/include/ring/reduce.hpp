@@ -1,0 +1,47 @@
+// Typed reductions: any number of sources into any number of destinations in one pass.
+//
+//   dst[d][i] = post(reduce over s of pre(src[s][i]))       for every d, i in [0, count)
+//
+// A destination may be one of the sources. Sources are combined in the order given, so that every rank that reduces
+// the same sources gets the same bits. float16 and bfloat16 are computed in float32 and rounded once at the end;
+// integers are scaled in float64 and truncated (Horovod).
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "ring/types.hpp"
+
+namespace ring {
+
+struct Scale {
+    double pre = 1.0;
+    double post = 1.0;
+    // Average of integers: exact division that truncates, where post = 1/n would round 3/3 down to 0 for some n.
+    long long divisor = 1;
+
+    bool identity() const { return pre == 1.0 && post == 1.0 && divisor == 1; }
+};
+
+using ReduceFn = void (*)(void* const* dst, int dst_count, const void* const* src, int src_count, std::size_t count,
+                          const Scale& scale);
+
+struct KernelTable {
+    const char* isa;
+    ReduceFn reduce[kDTypes][kReduceOps];  // Average and Adasum are null: callers express them by Sum
+};
+
+const KernelTable& kernels_baseline();
+#if defined(__x86_64__)
+const KernelTable& kernels_avx2();
+const KernelTable& kernels_avx512();
+#endif
+
+// The best table that this processor runs, or the one that `RING_ISA` (baseline, avx2, avx512) asks for.
+const KernelTable& kernels();
+
+inline ReduceFn reduce_kernel(DType dtype, ReduceOp op) {
+    return kernels().reduce[static_cast<int>(dtype)][static_cast<int>(op)];
+}
+
+}  // namespace ring

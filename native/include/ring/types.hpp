@@ -1,0 +1,44 @@
+// Element types, reductions and operations, as the whole core names them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace ring {
+
+// The numbers are part of the Python interface (core/buffers.py) and of the header that ranks compare.
+enum class DType : std::uint8_t {
+    UInt8 = 0,
+    Int8 = 1,
+    Int16 = 2,
+    Int32 = 3,
+    Int64 = 4,
+    Float16 = 5,
+    BFloat16 = 6,
+    Float32 = 7,
+    Float64 = 8,
+    Bool = 9,
+};
+constexpr int kDTypes = 10;
+
+// Horovod's numbers for its constants.
+enum class ReduceOp : std::uint8_t { Average = 0, Sum = 1, Adasum = 2, Min = 3, Max = 4, Product = 5 };
+constexpr int kReduceOps = 6;
+
+enum class OpKind : std::uint8_t {
+    Allreduce = 0,
+    ReduceScatter = 1,
+    Allgather = 2,
+    Broadcast = 3,
+    Alltoall = 4,
+    Barrier = 5,
+    Join = 6,
+    Group = 7,
+};
+
+std::size_t item_size(DType dtype);
+const char* to_string(DType dtype);
+const char* to_string(ReduceOp op);
+const char* to_string(OpKind kind);
+
+}  // namespace ring

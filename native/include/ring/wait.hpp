@@ -1,0 +1,76 @@
+// The one place in the core that waits.
+//
+// A wait spins for a short while and then sleeps on a futex. It ends when its condition holds; every kSleep it
+// wakes to run `idle`, which throws on a deadline, a signal, an abort or a dead peer.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+
+namespace ring {
+
+// Lives in ring memory (woken by other processes) or on the heap (woken by another thread).
+struct alignas(64) Bell {
+    std::atomic<std::uint32_t> rings{0};
+    std::atomic<std::uint32_t> sleepers{0};
+
+    // Wakes whoever sleeps here. Costs one load when nobody does.
+    void ring() {
+        if (sleepers.load(std::memory_order_seq_cst) != 0) wake();
+    }
+
+   private:
+    void wake();
+};
+
+struct SpinPolicy {
+    std::chrono::nanoseconds budget{50'000};
+    // With more ranks than cores a spinning rank keeps the one it waits for from running.
+    bool yield = false;
+};
+
+constexpr std::chrono::milliseconds kSleep{50};
+constexpr std::chrono::milliseconds kForever{-1};
+
+// Sleeps until the bell rings after `seen` was read, a signal arrives or the limit passes.
+void sleep_on(Bell& bell, std::uint32_t seen, std::chrono::milliseconds limit);
+
+std::int64_t monotonic_ns();
+void cpu_pause();
+void cpu_yield();
+
+template <class Ready>
+bool spin_until(const SpinPolicy& policy, Ready&& ready) {
+    if (ready()) return true;
+    const std::int64_t end = monotonic_ns() + policy.budget.count();
+    do {
+        for (int i = 0; i < (policy.yield ? 1 : 64); ++i) {
+            if (policy.yield) {
+                cpu_yield();
+            } else {
+                cpu_pause();
+            }
+            if (ready()) return true;
+        }
+    } while (monotonic_ns() < end);
+    return false;
+}
+
+// `ready` must load what it reads with seq_cst or after an acquire that follows the store it waits for: whoever
+// makes the condition true stores it with seq_cst and then rings the bell, so that no wake-up is lost.
+template <class Ready, class Idle>
+void wait_until(Bell& bell, const SpinPolicy& policy, Ready&& ready, Idle&& idle,
+                std::chrono::milliseconds tick = kSleep) {
+    if (spin_until(policy, ready)) return;
+    for (;;) {
+        bell.sleepers.fetch_add(1, std::memory_order_seq_cst);
+        const std::uint32_t seen = bell.rings.load(std::memory_order_seq_cst);
+        if (!ready()) sleep_on(bell, seen, tick);
+        bell.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+        if (ready()) return;
+        idle();
+    }
+}
+
+}  // namespace ring

@@ -1,0 +1,114 @@
+#include "ring/algorithm.hpp"
+
+#include <cstdlib>
+
+#include "algorithm_parts.hpp"
+
+namespace ring {
+namespace {
+
+// Barrier, join and group: passing the gate is all there is to do.
+class Nothing : public Algorithm {
+   public:
+    bool step(std::uint64_t) override { return true; }
+};
+
+bool is_integer(DType dtype) { return dtype <= DType::Int64; }
+
+}  // namespace
+
+std::uint64_t Request::count() const {
+    std::uint64_t total = 0;
+    for (const Piece& piece : pieces) total += piece.count;
+    return total;
+}
+
+void FreeDeleter::operator()(std::byte* memory) const { std::free(memory); }
+
+void Result::allocate(std::size_t size) {
+    bytes = size;
+    void* memory = nullptr;
+    if (posix_memalign(&memory, 64, std::max<std::size_t>(size, 64)) != 0)
+        throw OutOfMemory("cannot allocate " + std::to_string(size) + " bytes for the result");
+    data.reset(static_cast<std::byte*>(memory));
+}
+
+Range chunk_range(std::uint64_t count, int size, int index, std::size_t item) {
+    const std::uint64_t line = 64 / item;
+    const std::uint64_t lines = (count + line - 1) / line;
+    const auto n = static_cast<std::uint64_t>(size);
+    const auto i = static_cast<std::uint64_t>(index);
+    return {std::min(count, lines * i / n * line), std::min(count, lines * (i + 1) / n * line)};
+}
+
+Range row_range(std::uint64_t count, std::int64_t rows, int size, int index) {
+    const std::uint64_t width = rows > 0 ? count / static_cast<std::uint64_t>(rows) : 0;
+    const std::int64_t base = rows / size;
+    const std::int64_t extra = rows % size;
+    const std::int64_t first = base * index + std::min<std::int64_t>(index, extra);
+    const std::int64_t own = base + (index < extra ? 1 : 0);
+    return {static_cast<std::uint64_t>(first) * width, static_cast<std::uint64_t>(first + own) * width};
+}
+
+Reduction::Reduction(const std::vector<Header>& headers, const Header& lead)
+    : kernel_(reduce_kernel(lead.dtype, lead.op == ReduceOp::Average ? ReduceOp::Sum : lead.op)) {
+    for (std::size_t i = 0; i < headers.size(); ++i)
+        if (headers[i].kind != OpKind::Join) contributors_.push_back(static_cast<int>(i));
+    scale_.pre = lead.prescale;
+    scale_.post = lead.postscale;
+    if (lead.op == ReduceOp::Average) {
+        if (is_integer(lead.dtype)) {
+            scale_.divisor = static_cast<long long>(headers.size());
+        } else {
+            scale_.post /= static_cast<double>(headers.size());
+        }
+    }
+}
+
+const Header& lead_header(const std::vector<Header>& headers) {
+    for (const Header& header : headers)
+        if (header.kind != OpKind::Join) return header;
+    return headers.front();
+}
+
+bool fill_inline(const HostGroup& group, const Request& request, std::uint64_t sequence) {
+    const std::size_t item = item_size(request.dtype);
+    const std::uint64_t count = request.count();
+    if (count * item > kInlineBytes) return false;
+    if (request.kind != OpKind::Broadcast || request.root == group.index())
+        copy_in(request.pieces, 0, count, group.inline_slot(group.index(), sequence), item);
+    return true;
+}
+
+std::unique_ptr<Algorithm> make_algorithm(HostGroup& group, const Request& request, const std::vector<Header>& headers,
+                                          Result& result) {
+    const Header& lead = lead_header(headers);
+    switch (lead.kind) {
+        case OpKind::Allreduce:
+            return make_allreduce(group, request, headers);
+        case OpKind::ReduceScatter:
+            return make_reducescatter(group, request, headers);
+        case OpKind::Broadcast:
+            return make_broadcast(group, request, headers);
+        case OpKind::Allgather:
+            return make_allgather(group, request, headers, result);
+        case OpKind::Alltoall:
+            return make_alltoall(group, request, headers, lead.sequence, result);
+        case OpKind::Join: {
+            std::size_t last = 0;
+            for (std::size_t i = 0; i < headers.size(); ++i)
+                if (headers[i].joined_at >= headers[last].joined_at) last = i;
+            result.last_joined = static_cast<int>(last);
+            break;
+        }
+        case OpKind::Group:
+            if (!request.members.empty())
+                result.block = headers[static_cast<std::size_t>(request.members.front())].input;
+            break;
+        case OpKind::Barrier:
+            break;
+    }
+    return std::make_unique<Nothing>();
+}
+
+}  // namespace ring

@@ -1,0 +1,96 @@
+// What the algorithms share: walking over the tensors of a fused operation, and the sources of a reduction.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include "ring/algorithm.hpp"
+
+namespace ring {
+
+// Calls visit(piece, offset in the piece, offset in the range, elements) for the parts of [begin, end) of the fused
+// tensor that `pieces` make up.
+template <class Visit>
+void for_range(const std::vector<Piece>& pieces, std::uint64_t begin, std::uint64_t end, Visit&& visit) {
+    std::uint64_t start = 0;
+    for (const Piece& piece : pieces) {
+        const std::uint64_t from = std::max(begin, start);
+        const std::uint64_t to = std::min(end, start + piece.count);
+        if (from < to) visit(piece, from - start, from - begin, to - from);
+        start += piece.count;
+        if (start >= end) return;
+    }
+}
+
+inline void copy_in(const std::vector<Piece>& pieces, std::uint64_t begin, std::uint64_t end, std::byte* to,
+                    std::size_t item) {
+    for_range(pieces, begin, end, [&](const Piece& piece, std::uint64_t offset, std::uint64_t at, std::uint64_t n) {
+        std::memcpy(to + at * item, piece.input + offset * item, n * item);
+    });
+}
+
+inline void copy_out(const std::vector<Piece>& pieces, std::uint64_t begin, std::uint64_t end, const std::byte* from,
+                     std::size_t item) {
+    for_range(pieces, begin, end, [&](const Piece& piece, std::uint64_t offset, std::uint64_t at, std::uint64_t n) {
+        std::memcpy(piece.output + offset * item, from + at * item, n * item);
+    });
+}
+
+inline std::uint64_t steps_for(std::uint64_t count, std::uint64_t per_step) {
+    return (count + per_step - 1) / per_step;
+}
+
+inline bool all_in_ring(const std::vector<Header>& headers, bool outputs) {
+    return std::all_of(headers.begin(), headers.end(), [&](const Header& header) {
+        return header.kind == OpKind::Join || header.count == 0 ||
+               (header.input != kNowhere && (!outputs || header.output != kNowhere));
+    });
+}
+
+inline bool all_inline(const std::vector<Header>& headers) {
+    return std::all_of(headers.begin(), headers.end(),
+                       [](const Header& header) { return header.kind == OpKind::Join || header.is_inline != 0; });
+}
+
+// The reduction that an operation asks for, over the members that have data (all that have not joined).
+class Reduction {
+   public:
+    Reduction(const std::vector<Header>& headers, const Header& lead);
+
+    // Combines the same `count` elements of every contributing member, found by `source(member)`, into `dst`.
+    template <class Source>
+    void run(void* const* dst, int dst_count, std::uint64_t count, Source&& source) const {
+        if (count == 0) return;
+        const void* sources[kMostSources];
+        std::vector<const void*> many;
+        const void** src = sources;
+        if (contributors_.size() > kMostSources) {
+            many.resize(contributors_.size());
+            src = many.data();
+        }
+        int n = 0;
+        for (int member : contributors_) src[n++] = source(member);
+        kernel_(dst, dst_count, src, n, count, scale_);
+    }
+    const std::vector<int>& contributors() const { return contributors_; }
+
+   private:
+    static constexpr std::size_t kMostSources = 16;
+    ReduceFn kernel_;
+    Scale scale_;
+    std::vector<int> contributors_;
+};
+
+// The header that says what is done: that of the first member that has not joined.
+const Header& lead_header(const std::vector<Header>& headers);
+
+std::unique_ptr<Algorithm> make_allreduce(HostGroup& group, const Request& request, const std::vector<Header>& headers);
+std::unique_ptr<Algorithm> make_reducescatter(HostGroup& group, const Request& request,
+                                              const std::vector<Header>& headers);
+std::unique_ptr<Algorithm> make_broadcast(HostGroup& group, const Request& request, const std::vector<Header>& headers);
+std::unique_ptr<Algorithm> make_allgather(HostGroup& group, const Request& request, const std::vector<Header>& headers,
+                                          Result& result);
+std::unique_ptr<Algorithm> make_alltoall(HostGroup& group, const Request& request, const std::vector<Header>& headers,
+                                         std::uint64_t sequence, Result& result);
+
+}  // namespace ring

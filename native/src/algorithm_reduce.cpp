@@ -1,0 +1,270 @@
+// Allreduce and reducescatter on one host.
+#include "algorithm_parts.hpp"
+
+namespace ring {
+namespace {
+
+// Up to this many ranks, each reduces every segment itself instead of sharing the work: one gate less per segment.
+constexpr int kReduceAllAlone = 3;
+
+// A group of one: only the scale factors are left to apply.
+class LocalAllreduce : public Algorithm {
+   public:
+    LocalAllreduce(const Request& request, const std::vector<Header>& headers)
+        : request_(request), reduction_(headers, headers[0]) {}
+
+    bool step(std::uint64_t) override {
+        for (const Piece& piece : request_.pieces) {
+            void* dst = piece.output;
+            reduction_.run(&dst, 1, piece.count, [&](int) { return piece.input; });
+        }
+        return true;
+    }
+
+   private:
+    const Request& request_;
+    Reduction reduction_;
+};
+
+class OneShotAllreduce : public Algorithm {
+   public:
+    OneShotAllreduce(HostGroup& group, const Request& request, const std::vector<Header>& headers)
+        : group_(group), request_(request), lead_(lead_header(headers)), reduction_(headers, lead_) {}
+
+    bool step(std::uint64_t) override {
+        const std::size_t item = item_size(lead_.dtype);
+        for_range(request_.pieces, 0, lead_.count,
+                  [&](const Piece& piece, std::uint64_t offset, std::uint64_t at, std::uint64_t n) {
+                      void* dst = piece.output + offset * item;
+                      reduction_.run(&dst, 1, n, [&](int member) {
+                          return group_.inline_slot(member, lead_.sequence) + at * item;
+                      });
+                  });
+        return true;
+    }
+
+   private:
+    HostGroup& group_;
+    const Request& request_;
+    Header lead_;
+    Reduction reduction_;
+};
+
+// The owner of a chunk reads it from all inputs and writes the result to all outputs.
+class PushAllreduce : public Algorithm {
+   public:
+    PushAllreduce(HostGroup& group, const std::vector<Header>& headers)
+        : group_(group), headers_(headers), lead_(lead_header(headers)), reduction_(headers, lead_) {}
+
+    bool step(std::uint64_t k) override {
+        if (k == 1) return true;
+        const std::size_t item = item_size(lead_.dtype);
+        const Range own = chunk_range(lead_.count, group_.size(), group_.index(), item);
+        std::vector<void*> outputs;
+        for (int member : reduction_.contributors()) outputs.push_back(place(member, &Header::output, own.begin * item));
+        reduction_.run(outputs.data(), static_cast<int>(outputs.size()), own.size(),
+                       [&](int member) { return place(member, &Header::input, own.begin * item); });
+        return false;
+    }
+
+   private:
+    void* place(int member, std::uint64_t Header::* where, std::uint64_t bytes) const {
+        return group_.domain().at(headers_[static_cast<std::size_t>(member)].*where + bytes);
+    }
+
+    HostGroup& group_;
+    std::vector<Header> headers_;
+    Header lead_;
+    Reduction reduction_;
+};
+
+// Few ranks: everybody fills a segment, and reduces the same segment of everybody into its own output.
+//   step k:  consume(k-1)  fill(k)
+class StagedAllreduceAlone : public Algorithm {
+   public:
+    StagedAllreduceAlone(HostGroup& group, const Request& request, const std::vector<Header>& headers)
+        : group_(group),
+          request_(request),
+          lead_(lead_header(headers)),
+          reduction_(headers, lead_),
+          item_(item_size(lead_.dtype)),
+          per_step_(kSegmentBytes / item_),
+          steps_(steps_for(lead_.count, per_step_)) {}
+
+    bool step(std::uint64_t k) override {
+        if (k > 0) consume(k - 1);
+        if (k < steps_) copy_in(request_.pieces, begin(k), end(k), group_.segment(group_.index(), k), item_);
+        return k == steps_;
+    }
+
+   private:
+    std::uint64_t begin(std::uint64_t k) const { return k * per_step_; }
+    std::uint64_t end(std::uint64_t k) const { return std::min(lead_.count, begin(k + 1)); }
+
+    void consume(std::uint64_t k) {
+        for_range(request_.pieces, begin(k), end(k),
+                  [&](const Piece& piece, std::uint64_t offset, std::uint64_t at, std::uint64_t n) {
+                      void* dst = piece.output + offset * item_;
+                      reduction_.run(&dst, 1, n,
+                                     [&](int member) { return group_.segment(member, k) + at * item_; });
+                  });
+    }
+
+    HostGroup& group_;
+    const Request& request_;
+    Header lead_;
+    Reduction reduction_;
+    std::size_t item_;
+    std::uint64_t per_step_, steps_;
+};
+
+// Many ranks: each reduces its chunk of the segment, in place in its own slot, and everybody copies the chunks out.
+//   step k:  spread(k-2)  reduce(k-1)  fill(k)
+class StagedAllreduceShared : public Algorithm {
+   public:
+    StagedAllreduceShared(HostGroup& group, const Request& request, const std::vector<Header>& headers)
+        : group_(group),
+          request_(request),
+          lead_(lead_header(headers)),
+          reduction_(headers, lead_),
+          item_(item_size(lead_.dtype)),
+          per_step_(kSegmentBytes / item_),
+          steps_(steps_for(lead_.count, per_step_)) {}
+
+    bool step(std::uint64_t k) override {
+        if (k >= 2) spread(k - 2);
+        if (k >= 1 && k <= steps_) reduce(k - 1);
+        if (k < steps_) copy_in(request_.pieces, begin(k), end(k), group_.segment(group_.index(), k), item_);
+        return k == steps_ + 1;
+    }
+
+   private:
+    std::uint64_t begin(std::uint64_t k) const { return k * per_step_; }
+    std::uint64_t end(std::uint64_t k) const { return std::min(lead_.count, begin(k + 1)); }
+    Range chunk(std::uint64_t k, int member) const {
+        return chunk_range(end(k) - begin(k), group_.size(), member, item_);
+    }
+
+    void reduce(std::uint64_t k) {
+        const Range own = chunk(k, group_.index());
+        void* dst = group_.segment(group_.index(), k) + own.begin * item_;
+        reduction_.run(&dst, 1, own.size(),
+                       [&](int member) { return group_.segment(member, k) + own.begin * item_; });
+    }
+
+    void spread(std::uint64_t k) {
+        for (int member = 0; member < group_.size(); ++member) {
+            const Range part = chunk(k, member);
+            copy_out(request_.pieces, begin(k) + part.begin, begin(k) + part.end,
+                     group_.segment(member, k) + part.begin * item_, item_);
+        }
+    }
+
+    HostGroup& group_;
+    const Request& request_;
+    Header lead_;
+    Reduction reduction_;
+    std::size_t item_;
+    std::uint64_t per_step_, steps_;
+};
+
+// Each rank reduces its rows from all inputs, which lie in ring memory or in the mailboxes.
+class PullReduceScatter : public Algorithm {
+   public:
+    PullReduceScatter(HostGroup& group, const Request& request, const std::vector<Header>& headers, bool is_inline)
+        : group_(group),
+          request_(request),
+          headers_(headers),
+          lead_(lead_header(headers)),
+          reduction_(headers, lead_),
+          inline_(is_inline) {}
+
+    bool step(std::uint64_t k) override {
+        if (k == 1) return true;
+        const std::size_t item = item_size(lead_.dtype);
+        const Range own = row_range(lead_.count, lead_.shape[0], group_.size(), group_.index());
+        void* dst = request_.pieces[0].output;
+        reduction_.run(&dst, 1, own.size(), [&](int member) {
+            const std::byte* base = inline_ ? group_.inline_slot(member, lead_.sequence)
+                                            : group_.domain().at<std::byte>(headers_[static_cast<std::size_t>(member)].input);
+            return base + own.begin * item;
+        });
+        return inline_;
+    }
+
+   private:
+    HostGroup& group_;
+    const Request& request_;
+    std::vector<Header> headers_;
+    Header lead_;
+    Reduction reduction_;
+    bool inline_;
+};
+
+// A segment holds one sub-chunk for each rank.   step k:  reduce(k-1)  fill(k)
+class StagedReduceScatter : public Algorithm {
+   public:
+    StagedReduceScatter(HostGroup& group, const Request& request, const std::vector<Header>& headers)
+        : group_(group),
+          request_(request),
+          lead_(lead_header(headers)),
+          reduction_(headers, lead_),
+          item_(item_size(lead_.dtype)),
+          unit_(kSegmentBytes / item_ / static_cast<std::size_t>(group.size())),
+          steps_(steps_for(rows(0).size(), unit_)) {}
+
+    bool step(std::uint64_t k) override {
+        if (k > 0) reduce(k - 1);
+        if (k < steps_) {
+            for (int member = 0; member < group_.size(); ++member) {
+                const Range part = sub_chunk(member, k);
+                copy_in(request_.pieces, part.begin, part.end, slot(group_.index(), member, k), item_);
+            }
+        }
+        return k == steps_;
+    }
+
+   private:
+    Range rows(int member) const { return row_range(lead_.count, lead_.shape[0], group_.size(), member); }
+    Range sub_chunk(int member, std::uint64_t k) const {
+        const Range all = rows(member);
+        return {std::min(all.end, all.begin + k * unit_), std::min(all.end, all.begin + (k + 1) * unit_)};
+    }
+    std::byte* slot(int from, int to, std::uint64_t k) const {
+        return group_.segment(from, k) + static_cast<std::size_t>(to) * unit_ * item_;
+    }
+
+    void reduce(std::uint64_t k) {
+        const Range part = sub_chunk(group_.index(), k);
+        void* dst = request_.pieces[0].output + (part.begin - rows(group_.index()).begin) * item_;
+        reduction_.run(&dst, 1, part.size(), [&](int member) { return slot(member, group_.index(), k); });
+    }
+
+    HostGroup& group_;
+    const Request& request_;
+    Header lead_;
+    Reduction reduction_;
+    std::size_t item_;
+    std::uint64_t unit_, steps_;
+};
+
+}  // namespace
+
+std::unique_ptr<Algorithm> make_allreduce(HostGroup& group, const Request& request,
+                                          const std::vector<Header>& headers) {
+    if (group.size() == 1) return std::make_unique<LocalAllreduce>(request, headers);
+    if (all_inline(headers)) return std::make_unique<OneShotAllreduce>(group, request, headers);
+    if (all_in_ring(headers, true)) return std::make_unique<PushAllreduce>(group, headers);
+    if (group.size() <= kReduceAllAlone) return std::make_unique<StagedAllreduceAlone>(group, request, headers);
+    return std::make_unique<StagedAllreduceShared>(group, request, headers);
+}
+
+std::unique_ptr<Algorithm> make_reducescatter(HostGroup& group, const Request& request,
+                                              const std::vector<Header>& headers) {
+    const bool small = all_inline(headers);
+    if (small || all_in_ring(headers, false))
+        return std::make_unique<PullReduceScatter>(group, request, headers, small);
+    return std::make_unique<StagedReduceScatter>(group, request, headers);
+}
+
+}  // namespace ring

@@ -1,0 +1,229 @@
+#include "ring/host_group.hpp"
+
+#include <sched.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <utility>
+
+namespace ring {
+namespace {
+
+// The block of a group of n: | GroupBlock | Mailbox x n | inline slots 2 x n | splits 2 x n x n | segments 3 x n |
+struct Layout {
+    explicit Layout(int size) {
+        const auto n = static_cast<std::size_t>(size);
+        mailboxes = align(sizeof(GroupBlock));
+        slots = align(mailboxes + n * sizeof(Mailbox));
+        splits = align(slots + 2 * n * kInlineBytes);
+        segments = align(splits + 2 * n * n * sizeof(std::int64_t));
+        bytes = segments + kSegmentSlots * n * kSegmentBytes;
+    }
+    static std::size_t align(std::size_t value) { return (value + kPage - 1) / kPage * kPage; }
+    std::size_t mailboxes, slots, splits, segments, bytes;
+};
+
+int usable_cores() {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+SpinPolicy default_spin(int ranks) {
+    SpinPolicy policy;
+    if (ranks > usable_cores()) {
+        policy.yield = true;
+        policy.budget = std::chrono::microseconds(20);
+    }
+    if (const char* text = std::getenv("RING_SPIN"); text != nullptr && *text != '\0' && *text != '-')
+        policy.budget = std::chrono::nanoseconds(static_cast<long long>(std::atof(text) * 1000.0));
+    return policy;
+}
+
+}  // namespace
+
+const char* to_string(RankState state) {
+    static constexpr const char* names[] = {"idle", "waiting", "moving", "left"};
+    return names[static_cast<int>(state)];
+}
+
+std::uint64_t HostGroup::reserve(const std::shared_ptr<Domain>& domain, const std::vector<int>& local) {
+    const int size = static_cast<int>(local.size());
+    const Layout layout(size);
+    const std::uint64_t offset = domain->allocate(layout.bytes);
+    auto* block = new (domain->at(offset)) GroupBlock();
+    block->size = size;
+    block->attached.store(size, std::memory_order_release);
+    for (int i = 0; i < size; ++i)
+        new (domain->at(offset + layout.mailboxes + static_cast<std::size_t>(i) * sizeof(Mailbox))) Mailbox();
+    domain->release_when(offset, [block, local](Domain& self) {
+        int dead = 0;
+        for (int member : local) dead += self.dead(member) ? 1 : 0;
+        return block->attached.load(std::memory_order_acquire) <= dead;
+    });
+    return offset;
+}
+
+HostGroup::HostGroup(std::shared_ptr<Domain> domain, std::uint64_t block, Members members,
+                     std::shared_ptr<HostGroup> epoch)
+    : domain_(std::move(domain)),
+      offset_(block),
+      members_(std::move(members)),
+      epoch_(std::move(epoch)),
+      block_(domain_->at<GroupBlock>(block)),
+      epoch_block_(epoch_ ? epoch_->block_ : block_),
+      spin_(default_spin(domain_->local_size())) {}
+
+HostGroup::~HostGroup() {
+    leave();
+    block_->attached.fetch_sub(1, std::memory_order_acq_rel);
+}
+
+Mailbox& HostGroup::mailbox(int member) const {
+    return *domain_->at<Mailbox>(offset_ + Layout(size()).mailboxes + static_cast<std::size_t>(member) * sizeof(Mailbox));
+}
+
+std::byte* HostGroup::inline_slot(int member, std::uint64_t sequence) const {
+    const std::size_t slot = static_cast<std::size_t>(member) * 2 + sequence % 2;
+    return domain_->at<std::byte>(offset_ + Layout(size()).slots + slot * kInlineBytes);
+}
+
+std::int64_t* HostGroup::splits(int member, std::uint64_t sequence) const {
+    const auto n = static_cast<std::size_t>(size());
+    const std::size_t row = static_cast<std::size_t>(member) * 2 + sequence % 2;
+    return domain_->at<std::int64_t>(offset_ + Layout(size()).splits + row * n * sizeof(std::int64_t));
+}
+
+std::byte* HostGroup::segment(int member, std::uint64_t step) const {
+    const std::size_t slot = static_cast<std::size_t>(member) * kSegmentSlots + step % kSegmentSlots;
+    return domain_->at<std::byte>(offset_ + Layout(size()).segments + slot * kSegmentBytes);
+}
+
+void HostGroup::post(const Header& header) { mailbox(index()).headers[header.sequence % 2].store(header); }
+
+std::uint64_t HostGroup::arrive() {
+    const std::uint64_t gate = ++arrivals_;
+    mailbox(index()).arrivals.store(gate, std::memory_order_release);
+    const std::uint64_t all = block_->arrived.fetch_add(1, std::memory_order_acq_rel) + 1;
+    if (all == gate * static_cast<std::uint64_t>(size())) {
+        block_->released.store(gate, std::memory_order_seq_cst);
+        wake_all();
+    }
+    return gate;
+}
+
+std::vector<Header> HostGroup::headers(std::uint64_t sequence) const {
+    std::vector<Header> all(static_cast<std::size_t>(size()));
+    for (int i = 0; i < size(); ++i) all[static_cast<std::size_t>(i)] = mailbox(i).headers[sequence % 2].load();
+    return all;
+}
+
+void HostGroup::wake_all() const {
+    for (int i = 0; i < size(); ++i) domain_->slot(members_.local[static_cast<std::size_t>(i)]).bell.ring();
+}
+
+void HostGroup::check_alive(std::uint64_t gate, bool look_for_dead) {
+    if (aborted()) throw Aborted(abort_reason());
+    departures_seen_ = epoch_block_->departures.load(std::memory_order_seq_cst);
+    for (int i = 0; i < size(); ++i) {
+        Mailbox& box = mailbox(i);
+        if (i == index() || box.arrivals.load(std::memory_order_acquire) >= gate) continue;
+        const std::string who = "rank " + std::to_string(members_.ranks[static_cast<std::size_t>(i)]);
+        if (box.left.load(std::memory_order_acquire) != 0 && !released(gate))
+            abort(who + " has left (its cell or script ended) while others wait for it");
+        else if (look_for_dead && domain_->dead(members_.local[static_cast<std::size_t>(i)]) && !released(gate))
+            abort(who + " (process " + std::to_string(domain_->slot(members_.local[static_cast<std::size_t>(i)]).pid) +
+                  ") has died");
+    }
+    if (aborted()) throw Aborted(abort_reason());
+}
+
+void HostGroup::abort(const std::string& reason) {
+    std::uint32_t expected = 0;
+    if (epoch_block_->aborted.compare_exchange_strong(expected, 1, std::memory_order_seq_cst)) {
+        std::strncpy(epoch_block_->reason, reason.c_str(), kReasonBytes - 1);
+        epoch_block_->aborted.store(2, std::memory_order_seq_cst);
+    }
+    if (epoch_) {
+        epoch_->wake_all();
+    } else {
+        wake_all();
+    }
+}
+
+std::string HostGroup::abort_reason() const {
+    // The writer is a few instructions away from 2, unless it died there.
+    for (int i = 0; i < 1000 && epoch_block_->aborted.load(std::memory_order_acquire) == 1; ++i) cpu_yield();
+    if (epoch_block_->aborted.load(std::memory_order_acquire) != 2) return "another rank aborted and gave no reason";
+    return epoch_block_->reason;
+}
+
+HostGroup::Moving::Moving(HostGroup& group) : group_(group) {
+    // Pairs with abort() + wait_quiet(): either the aborter sees `busy`, or this sees the abort.
+    group_.mailbox(group_.index()).busy.store(1, std::memory_order_seq_cst);
+    if (group_.aborted()) {
+        group_.mailbox(group_.index()).busy.store(0, std::memory_order_seq_cst);
+        throw Aborted(group_.abort_reason());
+    }
+}
+
+HostGroup::Moving::~Moving() { group_.mailbox(group_.index()).busy.store(0, std::memory_order_release); }
+
+void HostGroup::wait_quiet() {
+    // Moving never waits for another rank, so this ends as soon as the others get the processor.
+    const std::int64_t deadline = monotonic_ns() + 2'000'000'000;
+    for (int i = 0; i < size(); ++i) {
+        while (i != index() && mailbox(i).busy.load(std::memory_order_seq_cst) != 0) {
+            if (monotonic_ns() > deadline || domain_->dead(members_.local[static_cast<std::size_t>(i)])) break;
+            cpu_yield();
+        }
+    }
+}
+
+void HostGroup::leave() {
+    if (std::exchange(left_, true)) return;
+    Mailbox& own = mailbox(index());
+    own.state.store(RankState::Left, std::memory_order_relaxed);
+    own.left.store(1, std::memory_order_seq_cst);
+    epoch_block_->departures.fetch_add(1, std::memory_order_seq_cst);
+    wake_all();
+}
+
+void HostGroup::set_state(RankState state) {
+    Mailbox& own = mailbox(index());
+    own.state.store(state, std::memory_order_relaxed);
+    own.since.store(monotonic_ns(), std::memory_order_relaxed);
+}
+
+std::vector<RankActivity> HostGroup::activity() const {
+    std::vector<RankActivity> all;
+    const std::int64_t now = monotonic_ns();
+    for (int i = 0; i < size(); ++i) {
+        const Mailbox& box = mailbox(i);
+        RankActivity one;
+        one.rank = members_.ranks[static_cast<std::size_t>(i)];
+        one.state = box.state.load(std::memory_order_relaxed);
+        const Header even = box.headers[0].load();
+        const Header odd = box.headers[1].load();
+        one.header = even.sequence > odd.sequence ? even : odd;
+        one.header.name[kNameBytes - 1] = '\0';
+        const std::int64_t since = box.since.load(std::memory_order_relaxed);
+        one.seconds = since == 0 ? 0.0 : static_cast<double>(now - since) * 1e-9;
+        one.arrivals = box.arrivals.load(std::memory_order_relaxed);
+        all.push_back(one);
+    }
+    return all;
+}
+
+std::string HostGroup::missing(std::uint64_t gate) const {
+    std::string text;
+    int count = 0;
+    for (int i = 0; i < size(); ++i) {
+        if (mailbox(i).arrivals.load(std::memory_order_acquire) >= gate) continue;
+        text += (count++ ? ", " : "") + std::to_string(members_.ranks[static_cast<std::size_t>(i)]);
+    }
+    return (count == 1 ? "rank " : "ranks ") + text;
+}
+
+}  // namespace ring

@@ -1,0 +1,14 @@
+#include "kernels_impl.hpp"
+
+#if defined(__x86_64__)
+
+namespace ring {
+
+const KernelTable& kernels_avx2() {
+    static constexpr KernelTable table = RING_KERNEL_TABLE("avx2");
+    return table;
+}
+
+}  // namespace ring
+
+#endif

@@ -1,0 +1,12 @@
+#include "kernels_impl.hpp"
+
+
+namespace ring {
+
+const KernelTable& kernels_baseline() {
+    static constexpr KernelTable table = RING_KERNEL_TABLE("baseline");
+    return table;
+}
+
+}  // namespace ring
+

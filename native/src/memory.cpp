@@ -1,0 +1,276 @@
+#include "ring/memory.hpp"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/sysinfo.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <new>
+#include <random>
+
+#include "ring/errors.hpp"
+
+namespace ring {
+namespace {
+
+constexpr std::uint64_t kMagic = 0x52494e474d454d31;  // "RINGMEM1"
+constexpr std::size_t kHuge = std::size_t{2} << 20;
+// Half of what an x86-64 or aarch64 process can address; the arenas of all ranks together stay below it.
+constexpr std::size_t kMostMapped = std::size_t{32} << 40;
+
+struct DomainHeader {
+    std::uint64_t magic;
+    std::uint64_t token;
+    std::uint64_t arena;
+    std::int32_t local_size;
+};
+
+std::size_t round_up(std::size_t value, std::size_t to) { return (value + to - 1) / to * to; }
+
+std::size_t control_bytes(int local_size) {
+    return round_up(sizeof(RankSlot) * (static_cast<std::size_t>(local_size) + 1), kHuge);
+}
+
+std::string system_error(const std::string& what) { return what + ": " + std::strerror(errno); }
+
+std::size_t machine_memory() {
+    struct sysinfo info {};
+    if (sysinfo(&info) != 0) return std::size_t{64} << 30;
+    return static_cast<std::size_t>(info.totalram) * info.mem_unit;
+}
+
+std::size_t read_number(const char* path, const char* key) {
+    std::size_t value = 0;
+    FILE* file = std::fopen(path, "re");
+    if (file == nullptr) return SIZE_MAX;
+    char line[256];
+    bool found = false;
+    while (!found && std::fgets(line, sizeof line, file) != nullptr) {
+        if (key == nullptr) {
+            found = std::sscanf(line, "%zu", &value) == 1;
+            break;
+        }
+        const std::size_t length = std::strlen(key);
+        if (std::strncmp(line, key, length) == 0) found = std::sscanf(line + length, "%zu", &value) == 1;
+    }
+    std::fclose(file);
+    return found ? value : SIZE_MAX;
+}
+
+// Reserving pages beyond this would wake the out-of-memory killer instead of failing.
+std::size_t memory_left() {
+    std::size_t left = read_number("/proc/meminfo", "MemAvailable:");
+    if (left != SIZE_MAX) left *= 1024;
+    const std::size_t limit = read_number("/sys/fs/cgroup/memory.max", nullptr);
+    const std::size_t used = read_number("/sys/fs/cgroup/memory.current", nullptr);
+    if (limit != SIZE_MAX && used != SIZE_MAX) left = std::min(left, limit > used ? limit - used : 0);
+    return left;
+}
+
+std::string gib(std::size_t bytes) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.3g GiB", static_cast<double>(bytes) / (1 << 30));
+    return text;
+}
+
+}  // namespace
+
+std::shared_ptr<Domain> Domain::create(int local_rank, int local_size, std::size_t arena) {
+    if (local_size < 1 || local_rank < 0 || local_rank >= local_size)
+        throw InvalidArgument("ring memory: local rank " + std::to_string(local_rank) + " of " +
+                              std::to_string(local_size) + " ranks does not exist");
+    const int fd = memfd_create("ring", MFD_CLOEXEC);
+    if (fd < 0) throw OutOfMemory(system_error("ring memory: memfd_create failed"));
+    if (arena == 0) arena = machine_memory();
+    arena = round_up(std::min(arena, kMostMapped / static_cast<std::size_t>(local_size)), kHuge);
+    const std::size_t length = control_bytes(local_size) + arena * static_cast<std::size_t>(local_size);
+    std::uint64_t token = std::random_device{}();
+    token = token << 32 | std::random_device{}();
+    if (ftruncate(fd, static_cast<off_t>(length)) != 0 ||
+        fallocate(fd, 0, 0, static_cast<off_t>(control_bytes(local_size))) != 0) {
+        const std::string why = system_error("ring memory: cannot size it to " + gib(length));
+        close(fd);
+        throw OutOfMemory(why);
+    }
+    return std::shared_ptr<Domain>(new Domain(local_rank, local_size, fd, arena, true, token));
+}
+
+std::shared_ptr<Domain> Domain::attach(int local_rank, int local_size, std::int64_t pid, int fd,
+                                       std::uint64_t token) {
+    const std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(fd);
+    const int own = open(path.c_str(), O_RDWR | O_CLOEXEC);
+    if (own < 0)
+        throw Error(system_error("ring memory: local rank " + std::to_string(local_rank) + " cannot open " + path) +
+                    ". Ranks of one host must run as one user and see each other's /proc.");
+    struct stat info {};
+    DomainHeader header{};
+    const bool readable = fstat(own, &info) == 0 && pread(own, &header, sizeof header, 0) == sizeof header;
+    if (!readable || header.magic != kMagic || header.token != token || header.local_size != local_size) {
+        close(own);
+        throw Error("ring memory: " + path + " is not the memory that this job's first rank made. "
+                    "Do the ranks of this host share one process namespace?");
+    }
+    return std::shared_ptr<Domain>(new Domain(local_rank, local_size, own, header.arena, false, token));
+}
+
+Domain::Domain(int local_rank, int local_size, int fd, std::size_t arena, bool creator, std::uint64_t token)
+    : local_rank_(local_rank), local_size_(local_size), fd_(fd), arena_(arena), token_(token) {
+    length_ = control_bytes(local_size) + arena_ * static_cast<std::size_t>(local_size);
+    void* mapped = mmap(nullptr, length_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_, 0);
+    if (mapped == MAP_FAILED) {
+        const std::string why = system_error("ring memory: cannot map " + gib(length_) + " of address space");
+        close(fd_);
+        throw OutOfMemory(why + ". Raise `ulimit -v`, or set RING_MEMORY to the bytes that one rank needs.");
+    }
+    base_ = static_cast<std::byte*>(mapped);
+    madvise(base_, length_, MADV_DONTDUMP);
+    madvise(base_, length_, MADV_HUGEPAGE);
+    if (creator) {
+        for (int rank = 0; rank < local_size_; ++rank) new (&slot(rank)) RankSlot();
+        auto* header = at<DomainHeader>(0);
+        header->token = token_;
+        header->arena = arena_;
+        header->local_size = local_size_;
+        header->magic = kMagic;
+    }
+    free_.emplace(arena_start(local_rank_), arena_);
+    pidfds_.assign(static_cast<std::size_t>(local_size_), -1);
+    slot(local_rank_).pid.store(getpid(), std::memory_order_release);
+}
+
+Domain::~Domain() {
+    for (int pidfd : pidfds_)
+        if (pidfd >= 0) close(pidfd);
+    munmap(base_, length_);
+    close(fd_);
+}
+
+RankSlot& Domain::slot(int rank) const {
+    return *at<RankSlot>(sizeof(RankSlot) * (static_cast<std::size_t>(rank) + 1));
+}
+
+std::uint64_t Domain::arena_start(int rank) const {
+    return control_bytes(local_size_) + arena_ * static_cast<std::size_t>(rank);
+}
+
+std::uint64_t Domain::offset_of(const void* address, std::size_t bytes) const {
+    const auto* first = static_cast<const std::byte*>(address);
+    if (first < base_ || first + bytes > base_ + length_) return kNowhere;
+    return static_cast<std::uint64_t>(first - base_);
+}
+
+std::uint64_t Domain::allocate(std::size_t bytes) {
+    const std::size_t size = round_up(std::max<std::size_t>(bytes, 1), bytes < kPage ? 64 : kPage);
+    const std::size_t alignment = size >= kHuge ? kHuge : size >= kPage ? kPage : 64;
+    release_deferred();
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (auto block = free_.begin(); block != free_.end(); ++block) {
+        const std::uint64_t begin = round_up(block->first, alignment);
+        const std::uint64_t end = block->first + block->second;
+        if (begin + size > end) continue;
+        const std::size_t left = memory_left();
+        if (size > left)
+            throw OutOfMemory("ring memory: local rank " + std::to_string(local_rank_) + " needs " + gib(size) +
+                              " and the machine (or its memory limit) has " + gib(left) +
+                              " left. Use a smaller model or fewer ranks, or free what you no longer need.");
+        int failed = 0;
+        do {
+            failed = fallocate(fd_, 0, static_cast<off_t>(begin), static_cast<off_t>(size));
+        } while (failed != 0 && errno == EINTR);
+        if (failed != 0)
+            throw OutOfMemory(system_error("ring memory: local rank " + std::to_string(local_rank_) +
+                                           " cannot reserve " + gib(size)));
+        const std::uint64_t front = block->first;
+        free_.erase(block);
+        if (begin > front) free_.emplace(front, begin - front);
+        if (end > begin + size) free_.emplace(begin + size, end - begin - size);
+        used_.emplace(begin, size);
+        used_bytes_ += size;
+        return begin;
+    }
+    throw OutOfMemory("ring memory: local rank " + std::to_string(local_rank_) + " needs " + gib(size) +
+                      " in one piece; its arena of " + gib(arena_) + " (RING_MEMORY) has no such piece left.");
+}
+
+void Domain::release(std::uint64_t offset) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto block = used_.find(offset);
+    if (block == used_.end()) return;
+    used_bytes_ -= block->second;
+    merge_free(block->first, block->second);
+    used_.erase(block);
+}
+
+void Domain::release_when(std::uint64_t offset, std::function<bool(Domain&)> condition) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    deferred_.emplace_back(offset, std::move(condition));
+}
+
+void Domain::release_deferred() {
+    decltype(deferred_) waiting;
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        waiting.swap(deferred_);
+    }
+    for (auto& [offset, condition] : waiting) {
+        if (condition(*this)) {
+            release(offset);
+        } else {
+            release_when(offset, std::move(condition));
+        }
+    }
+}
+
+void Domain::merge_free(std::uint64_t offset, std::size_t bytes) {
+    auto [block, fresh] = free_.emplace(offset, bytes);
+    const auto after = std::next(block);
+    if (after != free_.end() && block->first + block->second == after->first) {
+        block->second += after->second;
+        free_.erase(after);
+    }
+    if (block != free_.begin()) {
+        const auto before = std::prev(block);
+        if (before->first + before->second == block->first) {
+            before->second += block->second;
+            free_.erase(block);
+        }
+    }
+}
+
+void Domain::trim() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& [offset, bytes] : free_) {
+        const std::uint64_t begin = round_up(offset, kPage);
+        const std::uint64_t end = (offset + bytes) / kPage * kPage;
+        if (end > begin)
+            fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(begin),
+                      static_cast<off_t>(end - begin));
+    }
+}
+
+std::size_t Domain::allocated() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return used_bytes_;
+}
+
+bool Domain::dead(int rank) {
+    const auto pid = static_cast<pid_t>(slot(rank).pid.load(std::memory_order_acquire));
+    if (pid == 0 || pid == getpid()) return false;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    int& pidfd = pidfds_[static_cast<std::size_t>(rank)];
+    if (pidfd < 0) {
+        pidfd = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
+        if (pidfd < 0) return errno == ESRCH;
+    }
+    pollfd waiter{pidfd, POLLIN, 0};
+    return poll(&waiter, 1, 0) == 1;
+}
+
+}  // namespace ring

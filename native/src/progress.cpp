@@ -1,0 +1,79 @@
+#include "ring/progress.hpp"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <algorithm>
+
+namespace ring {
+
+Progress::~Progress() {
+    stop_.store(true, std::memory_order_seq_cst);
+    nudge();
+    if (thread_.joinable()) thread_.join();
+}
+
+void Progress::add(Communicator* communicator) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    communicators_.push_back(communicator);
+}
+
+void Progress::remove(Communicator* communicator) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    communicators_.erase(std::remove(communicators_.begin(), communicators_.end(), communicator),
+                         communicators_.end());
+}
+
+void Progress::nudge() {
+    wishes_.fetch_add(1, std::memory_order_seq_cst);
+    own_.ring();
+    shared_.ring();
+}
+
+void Progress::wake() {
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (!thread_.joinable()) {
+            // Signals belong to the main thread, where Python handles them.
+            sigset_t all, before;
+            sigfillset(&all);
+            pthread_sigmask(SIG_SETMASK, &all, &before);
+            thread_ = std::thread([this] { main(); });
+            pthread_sigmask(SIG_SETMASK, &before, nullptr);
+            return;
+        }
+    }
+    nudge();
+}
+
+bool Progress::scan() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    any_work_ = false;
+    bool advanced = false;
+    for (Communicator* communicator : communicators_) {
+        const auto served = communicator->serve();
+        any_work_ |= served != Communicator::Served::Idle;
+        advanced |= served == Communicator::Served::Advanced;
+    }
+    return advanced;
+}
+
+void Progress::main() {
+    const auto stopped = [this] { return stop_.load(std::memory_order_seq_cst); };
+    while (!stopped()) {
+        const std::uint32_t wishes = wishes_.load(std::memory_order_seq_cst);
+        if (scan()) continue;
+        if (any_work_) {
+            // Another rank, or a new wish, makes the next step possible; either rings the shared bell.
+            wait_until(
+                shared_, spin_,
+                [&] { return stopped() || scan() || wishes_.load(std::memory_order_seq_cst) != wishes; }, [] {});
+        } else {
+            wait_until(
+                own_, spin_, [&] { return stopped() || wishes_.load(std::memory_order_seq_cst) != wishes; }, [] {},
+                kForever);
+        }
+    }
+}
+
+}  // namespace ring

@@ -1,0 +1,118 @@
+"""Who and where am I: the ranks of this job, the hosts they run on, and the ring memory of this host."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from ring_notebook.config import config
+from ring_notebook.core.mpi_memory import unname_shared_memory
+from ring_notebook.core.native import core
+from ring_notebook.errors import MPIMissingError
+
+__all__ = ["Place", "Topology", "find_place", "launched_by_mpi"]
+
+_LAUNCHERS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID")
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """A set of ranks and where they run. ``hosts[r]`` is the index of the host of rank r, in order of appearance."""
+
+    rank: int
+    hosts: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.hosts)
+
+    @property
+    def local_ranks(self) -> list[int]:
+        """The ranks on this rank's host."""
+        return [rank for rank, host in enumerate(self.hosts) if host == self.hosts[self.rank]]
+
+    @property
+    def local_rank(self) -> int:
+        """Index of this rank among those of its host."""
+        return self.local_ranks.index(self.rank)
+
+    @property
+    def local_size(self) -> int:
+        """Number of ranks on this host."""
+        return len(self.local_ranks)
+
+    @property
+    def cross_ranks(self) -> list[int]:
+        """The ranks that have the same local rank on their host, by host."""
+        seen: dict[int, int] = {}
+        result = []
+        for rank, host in enumerate(self.hosts):
+            if seen.setdefault(host, 0) == self.local_rank:
+                result.append(rank)
+            seen[host] += 1
+        return result
+
+    @property
+    def cross_rank(self) -> int:
+        """Index of this rank among those that have its local rank (Horovod: ``cross_rank``)."""
+        return self.cross_ranks.index(self.rank)
+
+    @property
+    def cross_size(self) -> int:
+        """Number of hosts that have a rank with this local rank (Horovod: ``cross_size``)."""
+        return len(self.cross_ranks)
+
+    def part(self, ranks: list[int]) -> Topology:
+        """The topology of a subset: rank i of it is ``ranks[i]`` of this one."""
+        order: dict[int, int] = {}
+        hosts = tuple(order.setdefault(self.hosts[rank], len(order)) for rank in ranks)
+        return Topology(ranks.index(self.rank), hosts)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where this process is for as long as it lives: the whole job's topology and this host's ring memory."""
+
+    topology: Topology
+    domain: Any
+
+
+def launched_by_mpi() -> bool:
+    """Whether an MPI launcher started this process, or the program has loaded MPI itself."""
+    return "mpi4py.MPI" in sys.modules or any(name in os.environ for name in _LAUNCHERS)
+
+
+def find_place() -> Place:
+    """Map the ring memory of this host. Collective over all ranks of the job when MPI launched it.
+
+    Raises MPIMissingError when a launcher started this process and no MPI library can be loaded, and
+    OutOfRingMemoryError when the memory cannot be mapped.
+    """
+    native = core()
+    if not launched_by_mpi():
+        return Place(Topology(0, (0,)), native.Domain.create(0, 1, config().memory))
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise MPIMissingError(
+            f"this process was started as an MPI rank, but MPI cannot be loaded ({error}). "
+            "`pip install mpich` brings one; a site's own MPI must be on LD_LIBRARY_PATH."
+        ) from error
+    world = MPI.COMM_WORLD
+    host = world.Split_type(MPI.COMM_TYPE_SHARED)
+    leaders = world.allgather(host.bcast(world.Get_rank(), root=0))
+    order: dict[int, int] = {}
+    hosts = tuple(order.setdefault(leader, len(order)) for leader in leaders)
+    domain = None
+    if host.Get_rank() == 0:
+        domain = native.Domain.create(0, host.Get_size(), config().memory)
+    card = host.bcast((os.getpid(), domain.fd, domain.token) if domain is not None else None, root=0)
+    if domain is None:
+        domain = native.Domain.attach(host.Get_rank(), host.Get_size(), *card)
+    world.Barrier()
+    unname_shared_memory()
+    host.Free()
+    return Place(Topology(world.Get_rank(), hosts), domain)

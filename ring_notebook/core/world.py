@@ -1,0 +1,201 @@
+"""init, shutdown and the default communicator: the one place in Python that holds rank-wide state.
+
+An *epoch* is one generation of the default communicator. A script opens epochs with `init`; an engine opens one per
+run with `open_run`. An abort ends the epoch, never the process: the next epoch starts clean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ring_notebook.config import config
+from ring_notebook.core.communicator import Communicator
+from ring_notebook.core.native import core
+from ring_notebook.core.topology import Place, Topology, find_place
+from ring_notebook.errors import NotInitializedError, RingError
+
+__all__ = [
+    "World",
+    "abort",
+    "close",
+    "current",
+    "init",
+    "is_initialized",
+    "open_run",
+    "prepare_host",
+    "snapshot",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The ranks that work together now, and their communicator."""
+
+    topology: Topology
+    communicator: Communicator
+    run: str | None = None
+
+    @property
+    def rank(self) -> int:
+        """Index of this process among the ranks of the epoch."""
+        return self.topology.rank
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.topology.size
+
+    @property
+    def local_rank(self) -> int:
+        """Index of this rank on its host."""
+        return self.topology.local_rank
+
+    @property
+    def local_size(self) -> int:
+        """Number of ranks on this host."""
+        return self.topology.local_size
+
+    @property
+    def cross_rank(self) -> int:
+        """Index of this rank's host among those that have this local rank."""
+        return self.topology.cross_rank
+
+    @property
+    def cross_size(self) -> int:
+        """Number of hosts that have this local rank."""
+        return self.topology.cross_size
+
+    @property
+    def hosts(self) -> tuple[int, ...]:
+        """The host of each rank, as an index."""
+        return self.topology.hosts
+
+
+_place: Place | None = None
+_world: World | None = None
+_epoch = 0
+
+
+def prepare_host() -> Place:
+    """Find this process's place once; collective over all ranks of the job. `init` and `open_run` need it."""
+    global _place
+    if _place is None:
+        _place = find_place()
+    return _place
+
+
+def init(comm: Any = None) -> None:
+    """Open an epoch over all ranks of the job, or over those of ``comm`` (Horovod: ``init``).
+
+    ``comm`` is None, a list of ranks, or an mpi4py communicator; this process must be in it. Does nothing when an epoch
+    is open that has not been aborted. Raises ValueError for ranks that do not exist or leave this one out.
+    """
+    global _epoch
+    if _world is not None and not _world.communicator.aborted:
+        return
+    close()
+    place = prepare_host()
+    everyone = list(range(place.topology.size))
+    ranks = everyone if comm is None else _ranks_of(comm, place.topology)
+    if ranks != everyone:
+        _epoch = _agree_on_epoch(ranks)
+    _epoch += 1
+    _open(place, ranks, _epoch, None)
+
+
+def open_run(run: str, epoch: int, size: int) -> World:
+    """Open epoch ``epoch`` over ranks 0..size-1 for a run; every one of them calls it with the same numbers.
+
+    ``epoch`` grows from run to run. A rank that waits here for another one can be interrupted.
+    """
+    global _epoch
+    close()
+    place = prepare_host()
+    _epoch = max(_epoch, epoch)
+    return _open(place, list(range(size)), epoch, run)
+
+
+def _open(place: Place, ranks: list[int], epoch: int, run: str | None) -> World:
+    global _world
+    topology = place.topology.part(ranks)
+    if len(set(topology.hosts)) > 1:
+        raise RingError(
+            f"rank {topology.rank}: these {topology.size} ranks run on {len(set(topology.hosts))} hosts; "
+            "collectives between hosts are not there yet. Start all ranks on one host."
+        )
+    host_ranks = place.topology.local_ranks
+    native = core().Communicator.open(
+        place.domain,
+        [host_ranks.index(rank) for rank in ranks],
+        list(range(len(ranks))),
+        topology.rank,
+        epoch,
+        config().timeout,
+    )
+    _world = World(topology, Communicator(native, place.domain), run)
+    return _world
+
+
+def _ranks_of(comm: Any, topology: Topology) -> list[int]:
+    if isinstance(comm, Sequence):
+        ranks = [int(rank) for rank in comm]
+    else:
+        from mpi4py import MPI
+
+        group, everyone = comm.Get_group(), MPI.COMM_WORLD.Get_group()
+        ranks = list(group.Translate_ranks(list(range(group.Get_size())), everyone))
+    if len(set(ranks)) != len(ranks) or not all(0 <= rank < topology.size for rank in ranks):
+        raise ValueError(f"init: ranks must be distinct and between 0 and {topology.size - 1}, got {ranks}")
+    if topology.rank not in ranks:
+        raise ValueError(f"init: rank {topology.rank} is not in {ranks}; only the ranks of comm may call it")
+    return ranks
+
+
+def _agree_on_epoch(ranks: list[int]) -> int:
+    """The largest epoch that any of these ranks has seen: ranks that were in other subsets have other counts."""
+    if len(ranks) == 1:
+        return _epoch
+    from mpi4py import MPI
+
+    group = MPI.COMM_WORLD.Get_group().Incl(ranks)
+    comm = MPI.COMM_WORLD.Create_group(group)
+    agreed = int(comm.allreduce(_epoch, op=MPI.MAX))
+    comm.Free()
+    return agreed
+
+
+def is_initialized() -> bool:
+    """Whether an epoch is open."""
+    return _world is not None
+
+
+def current() -> World:
+    """The open epoch. Raises NotInitializedError when there is none."""
+    if _world is None:
+        raise NotInitializedError("Ring Notebook has not been initialized; call init() first.")
+    return _world
+
+
+def abort(reason: str) -> None:
+    """End the epoch for all its ranks: what they wait for, and what they call later, raises CollectiveAborted."""
+    if _world is not None:
+        _world.communicator.abort(reason)
+
+
+def close() -> None:
+    """Leave the epoch, if one is open. Whoever still waits for this rank learns that it has left."""
+    global _world
+    world, _world = _world, None
+    if world is not None:
+        try:
+            world.communicator.close()
+        finally:
+            prepare_host().domain.trim()
+
+
+def snapshot() -> list[dict[str, Any]]:
+    """What every rank of the epoch is doing now; empty when none is open. Any thread may call it at any time."""
+    world = _world
+    return [] if world is None else world.communicator.snapshot()
