@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-__all__ = ["DType", "Buffer", "from_memoryview"]
+__all__ = ["Buffer", "DType", "from_memoryview"]
 
 
 class DType(enum.IntEnum):

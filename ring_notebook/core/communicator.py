@@ -144,21 +144,15 @@ class Communicator:
         native = self._native.allgather(piece, input.shape, input.dtype, name, blocking, self._timeout)
         return self._work(native, blocking, input)
 
-    def alltoall(
-        self, input: Buffer, splits: Sequence[int], *, name: str = "", blocking: bool = True
-    ) -> Work:
+    def alltoall(self, input: Buffer, splits: Sequence[int], *, name: str = "", blocking: bool = True) -> Work:
         """Send ``splits[r]`` rows to each rank r; ``Work.output()`` holds the received rows in rank order."""
         width = input.count // input.shape[0] if input.shape and input.shape[0] else 1
         piece = (input.address, 0, input.count)
         elements = [split * width for split in splits]
-        native = self._native.alltoall(
-            piece, input.shape, elements, input.dtype, name, blocking, self._timeout
-        )
+        native = self._native.alltoall(piece, input.shape, elements, input.dtype, name, blocking, self._timeout)
         return self._work(native, blocking, input)
 
-    def broadcast(
-        self, input: Buffer, output: Buffer, root: int, *, name: str = "", blocking: bool = True
-    ) -> Work:
+    def broadcast(self, input: Buffer, output: Buffer, root: int, *, name: str = "", blocking: bool = True) -> Work:
         """Copy ``input`` of group rank ``root`` into ``output`` on every rank."""
         piece = (input.address, output.address, input.count)
         native = self._native.broadcast(piece, input.shape, root, input.dtype, name, blocking, self._timeout)

@@ -18,4 +18,5 @@ def core() -> ModuleType:
             f"the native core of Ring Notebook cannot be loaded ({error}). "
             "Compile it with `pip install -e .` in a clone, or `pip install --force-reinstall ring-notebook`."
         ) from error
-    return _core
+    module: ModuleType = _core
+    return module
