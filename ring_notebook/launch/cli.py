@@ -31,9 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         hosts = _hosts(options)
         n = options.np or sum(host.slots for host in hosts)
         if n < 1:
-            parser.error(
-                "say how many ranks: -np N (only an allocation, -H or --hostfile can say it for you)"
-            )
+            parser.error("say how many ranks: -np N (only an allocation, -H or --hostfile can say it for you)")
         job = Job(options.command, n, hosts, _environment(options), options.mpi_args.split())
     except (RingError, ValueError, OSError) as error:
         parser.error(str(error))
@@ -68,21 +66,13 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ringrun", description=__doc__, usage="ringrun -np N [options] command ...", allow_abbrev=False
     )
-    parser.add_argument(
-        "-np", "--num-proc", dest="np", type=int, default=0, metavar="N", help="how many ranks"
-    )
+    parser.add_argument("-np", "--num-proc", dest="np", type=int, default=0, metavar="N", help="how many ranks")
     where = parser.add_mutually_exclusive_group()
-    where.add_argument(
-        "-H", "--hosts", metavar="HOST:SLOTS,...", help="hosts, and how many ranks each may run"
-    )
-    where.add_argument(
-        "-hostfile", "--hostfile", metavar="FILE", help="the same, one host a line: 'a slots=2'"
-    )
+    where.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="hosts, and how many ranks each may run")
+    where.add_argument("-hostfile", "--hostfile", metavar="FILE", help="the same, one host a line: 'a slots=2'")
     parser.add_argument("--timeline-filename", metavar="FILE", help="write a Chrome trace of the collectives")
     parser.add_argument("--fusion-threshold-mb", type=int, metavar="MIB", help="size of a gradient bucket")
-    parser.add_argument(
-        "--mpi-args", default="", metavar="ARGS", help="more options for mpiexec, in one string"
-    )
+    parser.add_argument("--mpi-args", default="", metavar="ARGS", help="more options for mpiexec, in one string")
     parser.add_argument("--verbose", action="store_true", help="print the mpiexec command line")
     parser.add_argument("--doctor", action="store_true", help="check this machine and say what to mend")
     parser.add_argument("-cb", "--check-build", action="store_true", help="the same (Horovod's name)")

@@ -77,11 +77,7 @@ def _expand(part: str) -> Iterator[str]:
 
 def _slurm_counts(text: str) -> list[int]:
     """``"2(x3),1"`` -> [2, 2, 2, 1]."""
-    return [
-        int(count)
-        for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
-        for _ in range(int(times or 1))
-    ]
+    return [int(count) for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text) for _ in range(int(times or 1))]
 
 
 def _counted(names: list[str]) -> list[Host]:

@@ -113,15 +113,19 @@ class Job:
 
     def _pump(self, source: BinaryIO, sink: TextIO) -> None:
         kept = b""
-        while data := source.read1(65536):  # type: ignore[attr-defined]
-            text, failures, kept = split_reports(kept + data)
-            _write(sink, text)
-            if failures and self._stopper is None:
-                self._stopper = threading.Timer(GRACE, self.send, (signal.SIGTERM,))
-                self._stopper.daemon = True
-                self._stopper.start()
-            self.failures += failures
+        with source:
+            while data := source.read1(65536):  # type: ignore[attr-defined]
+                text, failures, kept = split_reports(kept + data)
+                _write(sink, text)
+                self._note(failures)
         _write(sink, kept)
+
+    def _note(self, failures: list[RankFailure]) -> None:
+        if failures and self._stopper is None:
+            self._stopper = threading.Timer(GRACE, self.send, (signal.SIGTERM,))
+            self._stopper.daemon = True
+            self._stopper.start()
+        self.failures += failures
 
     @contextlib.contextmanager
     def signals_handed_on(self) -> Iterator[None]:

@@ -79,9 +79,7 @@ class Mpiexec:
                 ",".join(f"{host.name}:{host.slots}" for host in hosts),
             ]
             if self.flavor == "openmpi":
-                flags += [
-                    word for name in sorted(os.environ) if name.startswith(_EXPORTED) for word in ("-x", name)
-                ]
+                flags += [word for name in sorted(os.environ) if name.startswith(_EXPORTED) for word in ("-x", name)]
         return [self.path, *flags, *extra, *program]
 
 
@@ -112,9 +110,7 @@ def find_mpiexec() -> Mpiexec:
 @lru_cache(maxsize=8)
 def _flavor(path: str) -> Flavor:
     try:
-        version = subprocess.run(
-            [path, "--version"], capture_output=True, text=True, timeout=20, check=False
-        ).stdout
+        version = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=False).stdout
     except OSError as error:
         raise MPIMissingError(f"{path} does not run ({error}); set RING_MPIEXEC to your mpiexec") from error
     return "openmpi" if "Open MPI" in version or "OpenRTE" in version else "mpich"
@@ -123,9 +119,7 @@ def _flavor(path: str) -> Flavor:
 def loaded_flavor() -> Flavor:
     """Whose MPI mpi4py loads, asked in a process of its own because loading it here could not be undone."""
     code = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.get_vendor()[0])"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise MPIMissingError(f"mpi4py cannot load an MPI library ({reason}); `pip install mpich`")

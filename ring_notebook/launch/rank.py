@@ -50,9 +50,7 @@ def describe_exit(code: int) -> str:
     if code >= 0:
         return f"exit code {code}"
     name = signal.Signals(-code).name
-    hint = (
-        "; a SIGKILL that nobody sent is most often the kernel's, out of memory" if name == "SIGKILL" else ""
-    )
+    hint = "; a SIGKILL that nobody sent is most often the kernel's, out of memory" if name == "SIGKILL" else ""
     return f"killed by {name}{hint}"
 
 

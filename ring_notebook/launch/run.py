@@ -23,6 +23,7 @@ from ring_notebook.errors import RunFailed
 from ring_notebook.launch.hosts import Host, allocation, parse_hostfile, parse_hosts
 from ring_notebook.launch.job import Job
 from ring_notebook.launch.mpi import is_local
+from ring_notebook.machine import cores, gpus
 from ring_notebook.launch.task import ADDRESS, KEY, LAST, Outcome
 
 __all__ = ["run"]
@@ -44,14 +45,14 @@ def run(
 
     ``fn`` may be a lambda or defined in a notebook; it, its arguments and results travel by cloudpickle.
     ``n`` (Horovod: ``num_proc``) defaults to the slots of the hosts, which are ``hosts`` ("a:2,b:2"),
-    ``hostfile``, or the allocation of a batch system; without any of them it is the number of cores.
+    ``hostfile``, or the allocation of a batch system; without any of them it is the number of GPUs, or of cores.
     ``env`` adds variables, ``mpi_args`` options for mpiexec.
 
     Raises the exception that the first failing rank raised, caused by a RunFailed that holds the rank and its
     traceback; RunFailed alone when a rank died; MPIMissingError when there is no MPI.
     """
     where = _hosts(hosts, hostfile)
-    size = n or num_proc or sum(host.slots for host in where) or len(os.sched_getaffinity(0))
+    size = n or num_proc or sum(host.slots for host in where) or len(gpus()) or cores()
     work = (sys.path, cloudpickle.dumps((fn, tuple(args), dict(kwargs or {}))))
     key = secrets.token_hex(32)  # text, because an environment variable carries it to the ranks
     with tempfile.TemporaryDirectory(prefix="ring-run-") as folder:
@@ -61,7 +62,8 @@ def run(
                 [
                     sys.executable,
                     "-c",
-                    "import sys; from ring_notebook.launch.task import main; sys.exit(main())",
+                    "import sys; from ring_notebook.machine import cores, gpus
+from ring_notebook.launch.task import main; sys.exit(main())",
                 ],
                 size,
                 where,

@@ -1,0 +1,190 @@
+"""ringrun and run() with real processes: results, who failed first, signals, and nothing left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ring_notebook import config as settings
+from ring_notebook.errors import MPIMissingError, RunFailed
+from ring_notebook.launch.cli import main
+from ring_notebook.launch.hosts import Host
+from ring_notebook.launch.mpi import Mpiexec, find_mpiexec
+from ring_notebook.launch.rank import RankFailure, describe_exit, rank_in, split_reports
+from ring_notebook.launch.run import run
+
+PROGRAM = """
+import os, signal, sys, time
+rank = int(os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
+what = sys.argv[1]
+os.write(1, f"rank {rank} got {sys.argv[2:]}\n".encode())  # in one piece, whatever Python's buffering
+if what == "exit" and rank == 1: sys.exit(3)
+if what == "raise" and rank == 2: raise ValueError("no luck")
+if what == "kill" and rank == 1: os.kill(os.getpid(), signal.SIGKILL)
+if what == "sleep": time.sleep(60)
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> str:
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    return str(path)
+
+
+def ringrun(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ring_notebook.launch.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_every_rank_runs_the_program(program: str) -> None:
+    done = ringrun("-np", "3", "python", program, "ok", "--flag", "a b")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"rank {rank} got ['--flag', 'a b']" for rank in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("what", "code", "words"),
+    [
+        ("exit", 3, "rank 1 on {host} failed first: exit code 3"),
+        ("raise", 1, "rank 2 on {host} failed first: exit code 1"),
+        ("kill", 137, "rank 1 on {host} failed first: killed by SIGKILL"),
+    ],
+)
+def test_the_rank_that_failed_first_is_named(program: str, what: str, code: int, words: str) -> None:
+    done = ringrun("-np", "3", "python", program, what)
+    assert done.returncode == code
+    assert "ringrun: " + words.format(host=os.uname().nodename) in done.stderr
+    assert "\x1e" not in done.stderr
+    assert ("ValueError: no luck" in done.stderr) == (what == "raise")
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_a_signal_ends_every_rank(program: str, signum: signal.Signals, code: int) -> None:
+    command = [sys.executable, "-m", "ring_notebook.launch.cli", "-np", "2", "python", program, "sleep"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        for _ in range(2):
+            assert process.stdout.readline().startswith("rank")
+        process.send_signal(signum)
+        assert process.wait(10) == code
+    # That no rank is left is proven for the whole file, by the fixture that looks for leftovers.
+
+
+def test_settings_reach_the_ranks() -> None:
+    code = "import os; print(os.environ['RING_TIMELINE'], os.environ['RING_FUSION_THRESHOLD'])"
+    done = ringrun("-np", "1", "--timeline-filename", "t.json", "--fusion-threshold-mb", "2", "python", "-c", code)
+    assert done.stdout.split() == ["t.json", "2097152"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["-np", "2"], "nothing to run; for example: ringrun -np 4 python train.py"),
+        (["python", "x.py"], "say how many ranks: -np N"),
+        (["-np", "2", "-H", "a:x", "python", "x.py"], "cannot read host 'a:x'"),
+        (["-np", "3", "-H", "a:1,b:1", "python", "x.py"], "3 ranks were asked for, the hosts have 2 slots"),
+        (["-np", "2", "--hostfile", "/no/such", "python", "x.py"], "No such file"),
+        (["-np", "2", "--gpus", "python", "x.py"], "unrecognized arguments: --gpus"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    message = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
+    assert len(message) == 1
+    assert words in message[0]
+
+
+def test_flags_for_each_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("RING_TIMEOUT", "1")
+    monkeypatch.setenv("SECRET", "1")
+    hosts = [Host("a", 2), Host("b", 1)]
+    assert Mpiexec("m", "mpich").command(3, ["p"], hosts, ["-v"]) == [*("m", "-n", "3", "-hosts", "a:2,b:1", "-v", "p")]
+    assert Mpiexec("m", "openmpi").command(3, ["p"], hosts) == [
+        *("m", "-n", "3", "--host", "a:2,b:1", "-x", "RING_TIMEOUT", "p")
+    ]
+    assert Mpiexec("m", "mpich").command(3, ["p"], [Host("localhost", 1)]) == ["m", "-n", "3", "p"]
+    assert Mpiexec("m", "mpich").environment() == {}
+    assert Mpiexec("m", "openmpi").environment()["OMPI_ALLOW_RUN_AS_ROOT"] == "1"
+
+
+def test_an_mpiexec_that_does_not_run_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RING_MPIEXEC", "/no/such/mpiexec")
+    settings.config.cache_clear()
+    try:
+        with pytest.raises(MPIMissingError, match="/no/such/mpiexec does not run"):
+            find_mpiexec()
+    finally:
+        settings.config.cache_clear()
+
+
+def test_an_mpiexec_of_another_mpi_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    other = tmp_path / "mpiexec"
+    other.write_text("#!/bin/sh\necho 'mpiexec (Open MPI) 5.0.11'\n")
+    other.chmod(0o755)
+    monkeypatch.setenv("RING_MPIEXEC", str(other))
+    settings.config.cache_clear()
+    try:
+        with pytest.raises(MPIMissingError, match="is openmpi's and mpi4py loads mpich"):
+            find_mpiexec()
+    finally:
+        settings.config.cache_clear()
+
+
+def test_reports_are_taken_out_of_the_output() -> None:
+    report = b'\x1e{"rank": 1, "host": "a", "code": -11, "time": 2.0}\x1e\n'
+    failure = RankFailure(1, "a", -11, 2.0)
+    assert split_reports(b"one\n" + report + b"two\n") == (b"one\ntwo\n", [failure], b"")
+    assert split_reports(b"one\n" + report[:20]) == (b"one\n", [], report[:20])
+    assert split_reports(report[:20] + report[20:]) == (b"", [failure], b"")
+    assert describe_exit(-11) == "killed by SIGSEGV"
+
+
+def rank_times(factor: int, plus: int = 0) -> int:
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD.rank * factor + plus
+
+
+def test_run_gives_results_by_rank(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(rank_times, (10,), {"plus": 1}, n=3) == [1, 11, 21]
+    assert run(lambda: sys.stdout.write("hello"), n=1) == [5]
+    assert capsys.readouterr().out == "hello"
+
+
+def test_run_raises_what_the_rank_raised() -> None:
+    def fail() -> None:
+        if rank_times(1) == 1:
+            raise LookupError("nothing at rank 1")
+
+    with pytest.raises(LookupError, match="nothing at rank 1") as caught:
+        run(fail, num_proc=2)
+    assert isinstance(caught.value.__cause__, RunFailed)
+    assert "rank 1 of 2 raised:\nTraceback" in str(caught.value.__cause__)
+
+
+def test_run_says_which_rank_died() -> None:
+    def die() -> None:
+        if rank_in() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(60)
+
+    began = time.monotonic()
+    with pytest.raises(RunFailed, match=r"rank 1 on .* failed first: killed by SIGKILL.*no result from ranks"):
+        run(die, n=2)
+    assert time.monotonic() - began < 20
+
+
+def test_run_moves_large_results() -> None:
+    sizes = [len(part) for part in run(lambda: bytes(30 << 20), n=2)]
+    assert sizes == [30 << 20] * 2
