@@ -23,8 +23,8 @@ from ring_notebook.errors import RunFailed
 from ring_notebook.launch.hosts import Host, allocation, parse_hostfile, parse_hosts
 from ring_notebook.launch.job import Job
 from ring_notebook.launch.mpi import is_local
-from ring_notebook.machine import cores, gpus
 from ring_notebook.launch.task import ADDRESS, KEY, LAST, Outcome
+from ring_notebook.machine import cores, gpus
 
 __all__ = ["run"]
 
@@ -62,8 +62,7 @@ def run(
                 [
                     sys.executable,
                     "-c",
-                    "import sys; from ring_notebook.machine import cores, gpus
-from ring_notebook.launch.task import main; sys.exit(main())",
+                    "import sys; from ring_notebook.launch.task import main; sys.exit(main())",
                 ],
                 size,
                 where,
