@@ -19,7 +19,7 @@ from ring_notebook.launch.mpi import Mpiexec, find_mpiexec
 from ring_notebook.launch.rank import RankFailure, describe_exit, rank_in, split_reports
 from ring_notebook.launch.run import run
 
-PROGRAM = """
+PROGRAM = r"""
 import os, signal, sys, time
 rank = int(os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
 what = sys.argv[1]
