@@ -46,6 +46,9 @@ class Config:
     mpiexec: str = ""
     """RING_MPIEXEC: the mpiexec to launch with, instead of the one beside the Python interpreter."""
 
+    commit_dir: str = ""
+    """RING_COMMIT_DIR: folder where elastic states put their commits, to go on after a death; empty: memory only."""
+
     timeline: str = ""
     """RING_TIMELINE (HOROVOD_TIMELINE): file to write a Chrome trace to from the start."""
 

@@ -9,6 +9,7 @@ __all__ = [
     "CollectiveMismatch",
     "CollectiveTimeout",
     "CoreMissingError",
+    "DriftError",
     "HorovodInternalError",
     "HostsUpdatedInterrupt",
     "MPIMissingError",
@@ -84,3 +85,7 @@ class RunFailed(RingError):
 
 class RunTimeout(RingError, TimeoutError):
     """A run took longer than its ``--timeout`` and was stopped."""
+
+
+class DriftError(RingError):
+    """Parameters or optimizer state that should be equal on all ranks are not."""

@@ -116,9 +116,7 @@ def grouped_reducescatter(
 ) -> list[Tensor]:
     """`reducescatter` of each of ``tensors``, as a list."""
     return [
-        reducescatter(
-            tensor, member_name(name, index), compression, op, process_set, prescale_factor, postscale_factor
-        )
+        reducescatter(tensor, member_name(name, index), compression, op, process_set, prescale_factor, postscale_factor)
         for index, tensor in enumerate(tensors)
     ]
 

@@ -1,0 +1,155 @@
+"""The Horovod-compatible face: import it as ``hvd`` in place of ``horovod.torch``."""
+
+from ring_notebook.core.metrics import log, track
+from ring_notebook.errors import HorovodInternalError, HostsUpdatedInterrupt
+from ring_notebook.torch import elastic
+from ring_notebook.torch.basics import (
+    Adasum,
+    Average,
+    Max,
+    Min,
+    Product,
+    Sum,
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    rocm_built,
+    shutdown,
+    size,
+    start_timeline,
+    stop_timeline,
+)
+from ring_notebook.torch.broadcasting import broadcast, broadcast_, broadcast_async, broadcast_async_
+from ring_notebook.torch.checkpoint import load, save
+from ring_notebook.torch.compression import Compression
+from ring_notebook.torch.drift import check
+from ring_notebook.torch.exchanging import alltoall, alltoall_async
+from ring_notebook.torch.functions import broadcast_optimizer_state, broadcast_parameters
+from ring_notebook.torch.gathering import allgather, allgather_async, grouped_allgather, grouped_allgather_async
+from ring_notebook.torch.handles import poll, synchronize
+from ring_notebook.torch.large_batch import LAMB, LARS
+from ring_notebook.torch.noise import noise_scale
+from ring_notebook.torch.objects import allgather_object, broadcast_object
+from ring_notebook.torch.optimizer import DistributedOptimizer
+from ring_notebook.torch.preparing import prepare
+from ring_notebook.torch.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from ring_notebook.torch.reducing import (
+    allreduce,
+    allreduce_,
+    allreduce_async,
+    allreduce_async_,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+)
+from ring_notebook.torch.ring_memory import empty
+from ring_notebook.torch.scattering import (
+    grouped_reducescatter,
+    grouped_reducescatter_async,
+    reducescatter,
+    reducescatter_async,
+)
+from ring_notebook.torch.schedules import LinearScalingLR
+from ring_notebook.torch.sharding import DistributedSampler
+from ring_notebook.torch.sparse import sparse_allreduce_async
+from ring_notebook.torch.sync_batch_norm import SyncBatchNorm
+from ring_notebook.torch.waiting import barrier, join
+
+__all__ = [
+    "LAMB",
+    "LARS",
+    "Adasum",
+    "Average",
+    "Compression",
+    "DistributedOptimizer",
+    "DistributedSampler",
+    "HorovodInternalError",
+    "HostsUpdatedInterrupt",
+    "LinearScalingLR",
+    "Max",
+    "Min",
+    "ProcessSet",
+    "Product",
+    "Sum",
+    "SyncBatchNorm",
+    "add_process_set",
+    "allgather",
+    "allgather_async",
+    "allgather_object",
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+    "ccl_built",
+    "check",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "elastic",
+    "empty",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "grouped_allgather",
+    "grouped_allgather_async",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "join",
+    "load",
+    "local_rank",
+    "local_size",
+    "log",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "noise_scale",
+    "poll",
+    "prepare",
+    "rank",
+    "reducescatter",
+    "reducescatter_async",
+    "remove_process_set",
+    "rocm_built",
+    "save",
+    "shutdown",
+    "size",
+    "sparse_allreduce_async",
+    "start_timeline",
+    "stop_timeline",
+    "synchronize",
+    "track",
+]

@@ -1,0 +1,180 @@
+"""Who am I, is the core up, what was it built with: Horovod's functions without tensors, and its constants."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from ring_notebook.core import world
+from ring_notebook.core.communicator import ReduceOp
+from ring_notebook.torch.process_sets import ProcessSet, add_process_set
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "Max",
+    "Min",
+    "Product",
+    "Sum",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "gloo_built",
+    "gloo_enabled",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rank",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
+]
+
+Average = ReduceOp.AVERAGE
+Sum = ReduceOp.SUM
+Adasum = ReduceOp.ADASUM
+Min = ReduceOp.MIN
+Max = ReduceOp.MAX
+Product = ReduceOp.PRODUCT
+
+
+def init(comm: Any = None, process_sets: Sequence[ProcessSet] | Literal["dynamic"] | None = None) -> None:
+    """Make this process a rank (Horovod: ``init``); when it is one already, only new process sets are registered.
+
+    ``comm`` is None for all processes that mpiexec started (a single process otherwise), a list of their ranks, or
+    an mpi4py communicator. ``process_sets`` are registered in order; "dynamic" is Horovod's word for allowing
+    `add_process_set` later, which is always allowed here. Works again after `shutdown`, any number of times.
+    """
+    if isinstance(process_sets, str) and process_sets != "dynamic":
+        raise ValueError(f'process_sets takes a list of process sets or "dynamic", got {process_sets!r}')
+    world.init(comm)
+    for process_set in () if process_sets is None or isinstance(process_sets, str) else process_sets:
+        if not process_set.registered():
+            add_process_set(process_set)
+
+
+def shutdown() -> None:
+    """Leave the group of ranks; pending collectives of the others raise. Does nothing when not initialised."""
+    world.close()
+
+
+def is_initialized() -> bool:
+    """Whether `init` has been called and `shutdown` has not."""
+    return world.is_initialized()
+
+
+def rank() -> int:
+    """Index of this process among all. Raises ValueError (NotInitializedError) before `init`, as do all of these."""
+    return world.current().rank
+
+
+def size() -> int:
+    """Number of processes."""
+    return world.current().size
+
+
+def local_rank() -> int:
+    """Index of this process among those of its host."""
+    return world.current().local_rank
+
+
+def local_size() -> int:
+    """Number of processes on this host."""
+    return world.current().local_size
+
+
+def cross_rank() -> int:
+    """Index of this host among those that have a process with this `local_rank`."""
+    return world.current().cross_rank
+
+
+def cross_size() -> int:
+    """Number of hosts that have a process with this `local_rank`."""
+    return world.current().cross_size
+
+
+def is_homogeneous() -> bool:
+    """Whether every host has the same number of processes."""
+    return len(set(Counter(world.current().hosts).values())) == 1
+
+
+def mpi_threads_supported() -> bool:
+    """Whether MPI is in use and lets several threads call it. Raises ValueError before `init`."""
+    world.current()
+    mpi = sys.modules.get("mpi4py.MPI")
+    return mpi is not None and bool(mpi.Is_initialized()) and mpi.Query_thread() == mpi.THREAD_MULTIPLE
+
+
+def mpi_enabled() -> bool:
+    """Whether MPI carries this process's group."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    return world.is_initialized() and mpi is not None and bool(mpi.Is_initialized())
+
+
+def mpi_built() -> bool:
+    """True: the core can use MPI, which it finds at run time."""
+    return True
+
+
+def gloo_enabled() -> bool:
+    """False: there is no Gloo in here."""
+    return False
+
+
+def gloo_built() -> bool:
+    """False: there is no Gloo in here."""
+    return False
+
+
+def nccl_built() -> int:
+    """0: no NCCL in here (Horovod gives its version number)."""
+    return 0
+
+
+def ddl_built() -> bool:
+    """False: there is no IBM DDL in here."""
+    return False
+
+
+def ccl_built() -> bool:
+    """False: there is no oneCCL in here."""
+    return False
+
+
+def cuda_built() -> bool:
+    """False: the core reduces in CPU memory; tensors elsewhere are copied there and back."""
+    return False
+
+
+def rocm_built() -> bool:
+    """False: the core reduces in CPU memory; tensors elsewhere are copied there and back."""
+    return False
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Record what this rank's collectives do as a Chrome trace at ``file_path`` until `stop_timeline`.
+
+    ``mark_cycles`` is Horovod's; there are no cycles here to mark.
+    """
+    from ring_notebook.core import timeline
+
+    timeline.start(file_path)
+
+
+def stop_timeline() -> None:
+    """End the recording that `start_timeline` began and write its file."""
+    from ring_notebook.core import timeline
+
+    timeline.stop()

@@ -1,0 +1,123 @@
+"""What an elastic training keeps: commits in memory and on disk, going back to the last one, sync from rank 0."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ring_notebook.core.communicator import ReduceOp
+from ring_notebook.errors import HostsUpdatedInterrupt
+from ring_notebook.torch import checkpoint
+from ring_notebook.torch.basics import rank
+from ring_notebook.torch.elastic.sampler import ElasticSampler
+from ring_notebook.torch.objects import broadcast_object
+from ring_notebook.torch.reducing import allreduce_
+
+__all__ = ["TorchState"]
+
+
+class TorchState:
+    """The state of a training: ``model``, ``optimizer`` and whatever else is given, as attributes of those names.
+
+    Values that have ``state_dict`` and ``load_state_dict`` (models, optimizers, schedulers, `ElasticSampler`) are kept
+    by these, all others by copies. (Horovod: ``TorchState``.)
+    """
+
+    def __init__(
+        self, model: torch.nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None, **kwargs: Any
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        for name, value in kwargs.items():
+            setattr(self, name, value)
+        self._names = ["model", "optimizer", *kwargs]
+        self._reset_callbacks: list[Callable[[], None]] = []
+        self._hosts_updated = False
+        self._path: Path | None = None
+        self.commits = 0
+        self.save()
+
+    def commit(self) -> None:
+        """`save`, to disk too where there is a folder for commits, and `check_host_updates`. All ranks must call it."""
+        self.save()
+        self.commits += 1
+        if self._path is not None:
+            checkpoint.save(self._saved, self._path)
+        self.check_host_updates()
+
+    def save(self) -> None:
+        """Keep the present values in memory, as those to go back to."""
+        self._saved = {name: copy.deepcopy(_content(getattr(self, name))) for name in self._names}
+
+    def restore(self) -> None:
+        """Go back to the values that were kept last."""
+        self._load(copy.deepcopy(self._saved))
+
+    def sync(self) -> None:
+        """Take rank 0's values on all ranks, and keep them."""
+        contents = broadcast_object({name: _content(getattr(self, name)) for name in self._names}, name="elastic state")
+        if rank() != 0:
+            self._load(contents)
+        self.save()
+
+    def check_host_updates(self) -> None:
+        """Raise HostsUpdatedInterrupt on all ranks when `on_hosts_updated` was called on one."""
+        updated = torch.tensor([int(self._hosts_updated)])
+        self._hosts_updated = False
+        if allreduce_(updated, op=ReduceOp.MAX, name="host updates").item():
+            raise HostsUpdatedInterrupt
+
+    def on_hosts_updated(self) -> None:
+        """Note that hosts have come or gone; the ranks learn of it at the next `commit`."""
+        self._hosts_updated = True
+
+    def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
+        """Functions to call whenever training starts again with another set of ranks."""
+        self._reset_callbacks += callbacks
+
+    def on_reset(self) -> None:
+        """`reset`, then the callbacks; `run` calls this when training starts again."""
+        self.reset()
+        for callback in self._reset_callbacks:
+            callback()
+
+    def reset(self) -> None:
+        """Let samplers look anew at which ranks there are."""
+        for name in self._names:
+            value = getattr(self, name)
+            if isinstance(value, ElasticSampler):
+                value.reset()
+
+    def keep_on_disk(self, path: Path) -> bool:
+        """Put commits into ``path`` too. True when rank 0 found one there, which now holds on all ranks."""
+        self._path = path
+        found = broadcast_object(path.exists(), name="elastic resume")
+        if found:
+            self._load(checkpoint.load(path, weights_only=False))
+            self.save()
+        return bool(found)
+
+    def remove_from_disk(self) -> None:
+        """Take the commit on disk away: the training has ended by itself."""
+        if self._path is not None and rank() == 0:
+            self._path.unlink(missing_ok=True)
+
+    def _load(self, contents: dict[str, Any]) -> None:
+        for name, content in contents.items():
+            value = getattr(self, name)
+            if _is_stateful(value):
+                value.load_state_dict(content)
+            else:
+                setattr(self, name, content)
+
+
+def _is_stateful(value: Any) -> bool:
+    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+
+
+def _content(value: Any) -> Any:
+    return value.state_dict() if _is_stateful(value) else value

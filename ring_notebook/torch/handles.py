@@ -1,0 +1,95 @@
+"""Handles of asynchronous collectives: poll, synchronize, and the rule that a name is used once at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakValueDictionary
+
+from ring_notebook.core.communicator import Communicator, Work
+
+__all__ = ["Handle", "check_name", "member_name", "poll", "synchronize", "together"]
+
+
+class Handle:
+    """One asynchronous collective under way; `synchronize` gives its result."""
+
+    __slots__ = ("__weakref__", "_finish", "_key", "_result", "_works")
+
+    def __init__(
+        self,
+        communicator: Communicator | None,
+        name: str,
+        works: Sequence[Work | Handle],
+        finish: Callable[[], Any],
+    ) -> None:
+        """``finish`` runs once, when all of ``works`` have completed, and makes the result."""
+        self._works = works
+        self._finish: Callable[[], Any] | None = finish
+        self._result: Any = None
+        self._key = (id(communicator), name)
+        if name:
+            _named[self._key] = self
+
+    def only(self) -> Handle:
+        """This handle, giving the one item of its result instead of the list."""
+        finish = self._finish
+        if finish is not None:
+            self._finish = lambda: finish()[0]
+        return self
+
+    def done(self) -> bool:
+        """Whether `wait` would return at once (also when the operation failed)."""
+        return all(work.done() for work in self._works)
+
+    def wait(self) -> Any:
+        """The result of the collective, once it has completed. Raises its error. May be called again."""
+        if self._finish is not None:
+            try:
+                for work in self._works:
+                    work.wait()
+            finally:
+                if _named.get(self._key) is self:
+                    del _named[self._key]
+            self._result = self._finish()
+            self._finish = None
+        return self._result
+
+
+# Weak: a handle that its user dropped holds its name no longer.
+_named: WeakValueDictionary[tuple[int, str], Handle] = WeakValueDictionary()
+
+
+def check_name(communicator: Communicator, name: str | None) -> str:
+    """``name`` or "". Raises ValueError while an operation of that name awaits `synchronize`."""
+    if not name:
+        return ""
+    if (id(communicator), name) in _named:
+        raise ValueError(
+            f"rank {communicator.rank}: an operation named {name!r} is under way; call synchronize() on its "
+            "handle first, or choose another name"
+        )
+    return name
+
+
+def member_name(name: str | None, index: int) -> str | None:
+    """Name of one operation of a group called ``name``."""
+    return f"{name}.{index}" if name else None
+
+
+def together(handles: Sequence[Handle]) -> Handle:
+    """One handle for several; its result is the list of theirs."""
+    return Handle(None, "", handles, lambda: [handle.wait() for handle in handles])
+
+
+def poll(handle: Handle) -> bool:
+    """Whether `synchronize` would return without waiting."""
+    return handle.done()
+
+
+def synchronize(handle: Handle) -> Any:
+    """Wait for an asynchronous collective and return its result: a tensor, or a list for a grouped one.
+
+    Raises the collective's error (CollectiveMismatch, CollectiveAborted, CollectiveTimeout) and KeyboardInterrupt.
+    """
+    return handle.wait()

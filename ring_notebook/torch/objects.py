@@ -1,0 +1,82 @@
+"""Python objects across ranks: pickled, with their tensors sent beside the pickle."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from typing import Any
+
+import cloudpickle
+import torch
+from torch import Tensor
+
+from ring_notebook.torch.broadcasting import broadcast_
+from ring_notebook.torch.gathering import gather
+from ring_notebook.torch.process_sets import ProcessSet, global_process_set
+
+__all__ = ["allgather_object", "broadcast_object", "gather_objects"]
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Leaves dense tensors out of the pickle, to be sent as they are: a model's state need not be copied twice."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.tensors: dict[int, Tensor] = {}  # by id, so that a tensor that occurs twice stays one
+
+    def persistent_id(self, obj: Any) -> Any:
+        if type(obj) is not Tensor or obj.layout is not torch.strided or obj.requires_grad or obj.is_complex():
+            return None
+        self.tensors[id(obj)] = obj
+        return id(obj), tuple(obj.shape), obj.dtype
+
+
+class _Unpickler(pickle.Unpickler):
+    """Puts empty CPU tensors in the places of those left out."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.tensors: dict[int, Tensor] = {}
+
+    def persistent_load(self, pid: Any) -> Tensor:
+        key, shape, dtype = pid
+        return self.tensors.setdefault(key, torch.empty(shape, dtype=dtype))
+
+
+def broadcast_object(
+    obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """The ``obj`` of ``root_rank`` on every rank (Horovod: ``broadcast_object``).
+
+    On the root it is ``obj`` itself, elsewhere a copy whose tensors are in CPU memory; what the others pass does not
+    matter. Raises what pickle raises when the object cannot be sent.
+    """
+    name = name or "broadcast_object"
+    if process_set.group_rank(root_rank) == process_set.rank():
+        file = io.BytesIO()
+        pickler = _Pickler(file)
+        pickler.dump(obj)
+        broadcast_(torch.tensor([file.tell()]), root_rank, f"{name} size", process_set)
+        broadcast_(torch.frombuffer(file.getbuffer(), dtype=torch.uint8), root_rank, f"{name} pickle", process_set)
+        for tensor in pickler.tensors.values():
+            broadcast_(tensor.contiguous(), root_rank, f"{name} tensor", process_set)
+        return obj
+    size = broadcast_(torch.tensor([0]), root_rank, f"{name} size", process_set)
+    payload = broadcast_(torch.empty(int(size), dtype=torch.uint8), root_rank, f"{name} pickle", process_set)
+    unpickler = _Unpickler(io.BytesIO(payload.numpy().data))
+    received = unpickler.load()
+    for tensor in unpickler.tensors.values():
+        broadcast_(tensor, root_rank, f"{name} tensor", process_set)
+    return received
+
+
+def gather_objects(obj: Any, name: str, process_set: ProcessSet) -> list[Any]:
+    """The objects of all ranks of ``process_set``, in group order."""
+    payload = torch.frombuffer(bytearray(cloudpickle.dumps(obj)), dtype=torch.uint8)
+    gathered, sizes = gather(payload, name, process_set)
+    return [pickle.loads(part.numpy().data) for part in torch.split(gathered, sizes)]
+
+
+def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
+    """The objects of all ranks, by rank (Horovod: ``allgather_object``)."""
+    return gather_objects(obj, name or "allgather_object", global_process_set)

@@ -1,0 +1,179 @@
+"""Process sets: groups of ranks with a communicator of their own, under Horovod's names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ring_notebook.core import world
+from ring_notebook.core.communicator import Communicator
+
+__all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]
+
+
+class ProcessSet:
+    """A group of ranks that can run collectives of its own (Horovod: ``ProcessSet``).
+
+    ``ranks_or_comm`` is a list of global ranks, or an mpi4py communicator (each rank gives the one it is a member of,
+    so that one ``comm.Split`` makes several sets; a rank that is in none gives ``MPI.COMM_NULL``). The set works once
+    it is registered through ``init(process_sets=[...])`` or `add_process_set`, and until the next ``shutdown()``.
+    """
+
+    process_set_id: int | None = None
+    """Number of the set, equal on all ranks; 0 is the global set, None one that is not registered."""
+
+    def __init__(self, ranks_or_comm: Any) -> None:
+        self._ranks: tuple[int, ...] | None = None
+        self._mpi: Any = None  # an mpi4py communicator until the set is registered
+        if isinstance(ranks_or_comm, Sequence):
+            self._ranks = tuple(sorted({int(rank) for rank in ranks_or_comm}))
+            if len(self._ranks) != len(ranks_or_comm):
+                raise ValueError(f"ranks of a process set must be distinct, got {list(ranks_or_comm)}")
+        else:
+            self._mpi = ranks_or_comm
+        self._world: world.World | None = None
+        self._group: Communicator | None = None
+
+    @property
+    def ranks(self) -> list[int] | None:
+        """Global ranks of the members, ascending; None before a set made from a communicator is registered."""
+        return None if self._ranks is None else list(self._ranks)
+
+    @property
+    def communicator(self) -> Communicator:
+        """The core's communicator of this set. Raises ValueError when it is not registered or this rank is outside."""
+        self._check_registered()
+        if self._group is None:
+            raise ValueError(
+                f"rank {world.current().rank} is not in process set {self.process_set_id} (ranks {self.ranks}); "
+                "guard the call with process_set.included()"
+            )
+        return self._group
+
+    def _check_registered(self) -> None:
+        current = world.current()
+        if self._world is not current:
+            raise ValueError(
+                f"rank {current.rank}: process set {self.ranks} is not registered in this run; call "
+                "add_process_set() after init()"
+            )
+
+    def registered(self) -> bool:
+        """Whether collectives can use the set: it was registered since the last ``init()``."""
+        return world.is_initialized() and self._world is world.current()
+
+    def included(self) -> bool:
+        """Whether this process is a member. Raises ValueError when the set is not registered."""
+        self._check_registered()
+        return self._group is not None
+
+    def rank(self) -> int:
+        """Index of this process among the members, -1 when it is none."""
+        return self.communicator.rank if self.included() else -1
+
+    def size(self) -> int:
+        """Number of members."""
+        self._check_registered()
+        return len(self._ranks or ())
+
+    def group_rank(self, rank: int) -> int:
+        """Index among the members of the global rank ``rank``. Raises ValueError when it is none."""
+        ranks = self.communicator.ranks
+        if rank not in ranks:
+            raise ValueError(
+                f"rank {world.current().rank}: root_rank={rank} is not in process set {self.process_set_id} "
+                f"(ranks {list(ranks)}); give a global rank that is"
+            )
+        return ranks.index(rank)
+
+    def __repr__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
+
+
+class _GlobalProcessSet(ProcessSet):
+    """All ranks of the current world: registered as long as there is one."""
+
+    process_set_id = 0
+
+    def __init__(self) -> None:
+        super().__init__(())
+
+    @property
+    def ranks(self) -> list[int] | None:
+        return list(range(world.current().size))
+
+    @property
+    def communicator(self) -> Communicator:
+        return world.current().communicator
+
+    def registered(self) -> bool:
+        return world.is_initialized()
+
+    def included(self) -> bool:
+        world.current()
+        return True
+
+    def size(self) -> int:
+        return world.current().size
+
+
+global_process_set: ProcessSet = _GlobalProcessSet()
+
+
+# Sets of earlier worlds stay here until the next change; `_registered` leaves them out.
+_sets: list[ProcessSet] = []
+
+
+def _registered() -> list[ProcessSet]:
+    current = world.current()
+    _sets[:] = [known for known in _sets if known._world is current]
+    return _sets
+
+
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """Register a process set; all ranks must call this, in the same order (Horovod: ``add_process_set``).
+
+    Raises ValueError for ranks out of range and for a set whose ranks are registered already.
+    """
+    current, registered = world.current(), _registered()
+    added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    if added is global_process_set or added in registered:
+        raise ValueError(f"rank {current.rank}: {added!r} is registered already")
+    wanted = [added] if added._mpi is None else _split(added)
+    for member in wanted:
+        ranks = member._ranks or ()
+        if any(not 0 <= rank < current.size for rank in ranks):
+            raise ValueError(
+                f"rank {current.rank}: a process set needs ranks within 0..{current.size - 1}, got {list(ranks)}"
+            )
+        if any(known._ranks == ranks for known in registered):
+            raise ValueError(f"rank {current.rank}: a process set of ranks {list(ranks)} is registered already")
+    for member in wanted:
+        # A script that takes every second rank has an empty set at size 1, and runs all the same.
+        member._group = current.communicator.group(member._ranks) if member._ranks else None
+        member._world = current
+        member.process_set_id = 1 + max((known.process_set_id or 0 for known in _sets), default=0)
+        _sets.append(member)
+    return added
+
+
+def _split(added: ProcessSet) -> list[ProcessSet]:
+    """The sets that all ranks' MPI communicators make, in the same order on every rank; ``added`` is one of them."""
+    from ring_notebook.torch.objects import allgather_object
+
+    members = tuple(sorted(added._mpi.allgather(world.current().rank))) if added._mpi else ()
+    distinct = sorted(set(allgather_object(members)) - {()})
+    added._ranks = members
+    sets = [added if ranks == members else ProcessSet(ranks) for ranks in distinct]
+    return sets if members else [*sets, added]
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Take a process set away; all ranks must call this. False for the global set and one not registered."""
+    if process_set not in _registered():
+        return False
+    _sets.remove(process_set)
+    if process_set._group is not None:
+        process_set._group.close()
+    process_set._group = process_set._world = process_set.process_set_id = None
+    return True

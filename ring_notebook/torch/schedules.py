@@ -1,0 +1,55 @@
+"""Learning rates for large batches: linear scaling with a gradual warm-up (Goyal et al. 2017)."""
+
+from __future__ import annotations
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from ring_notebook.torch.basics import size
+
+__all__ = ["LinearScalingLR"]
+
+
+class LinearScalingLR(LRScheduler):
+    """Raise the learning rate from its own value to ``scale`` times that over ``warmup_steps`` steps, then keep it.
+
+    Goyal et al. 2017, section 2: with a batch ``scale`` times as large (``size()`` by default) take ``scale`` times
+    the learning rate, but get there gradually. ``step()`` it after every optimizer step; chain another scheduler
+    behind it with ``SequentialLR``, or change the learning rate afterwards by hand.
+
+    ``momentum_correction``: an optimizer whose momentum buffer holds the learning rate (``v = m v + lr g``, as the
+    paper's equation 10 and `LARS`) has to scale that buffer with every change of the rate, which is done for the step
+    of the change by scaling ``momentum``. `torch.optim.SGD` keeps the rate out of the buffer (equation 9) and needs
+    none. By default it is done for optimizers that say so with ``momentum_holds_lr = True``.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        warmup_steps: int,
+        scale: float | None = None,
+        momentum_correction: bool | None = None,
+        last_epoch: int = -1,
+    ) -> None:
+        if warmup_steps < 0:
+            raise ValueError(f"warmup_steps={warmup_steps}: must not be negative")
+        self.warmup_steps = warmup_steps
+        self.scale = float(size() if scale is None else scale)
+        if momentum_correction is None:
+            momentum_correction = getattr(optimizer, "momentum_holds_lr", False)
+        self.momentum_correction = momentum_correction
+        self._momenta = [group.get("momentum", 0.0) for group in optimizer.param_groups]
+        super().__init__(optimizer, last_epoch)
+
+    def get_lr(self) -> list[float | torch.Tensor]:
+        """Learning rate of each group for the step to come."""
+        done = min(1.0, self.last_epoch / self.warmup_steps) if self.warmup_steps else 1.0
+        return [base * (1.0 + (self.scale - 1.0) * done) for base in self.base_lrs]
+
+    def step(self, epoch: int | None = None) -> None:
+        """Go on by one step."""
+        before = [float(group["lr"]) for group in self.optimizer.param_groups]
+        super().step(epoch)
+        if self.momentum_correction:
+            for group, momentum, lr in zip(self.optimizer.param_groups, self._momenta, before, strict=True):
+                group["momentum"] = momentum * float(group["lr"]) / lr if lr else momentum

@@ -1,0 +1,109 @@
+"""Each rank's share of a data set: samplers and iterables that give every rank equally many samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler, SequentialSampler
+from torch.utils.data.distributed import DistributedSampler as TorchDistributedSampler
+
+from ring_notebook.torch.basics import rank, size
+from ring_notebook.torch.objects import broadcast_object
+
+__all__ = ["DistributedSampler", "ShardedIterable", "ShardedSampler", "shard"]
+
+
+class DistributedSampler(TorchDistributedSampler[Any]):
+    """torch's DistributedSampler for this rank, which shuffles anew in every pass without ``set_epoch``.
+
+    Rank r of p gets elements r, r + p, ... of the order of an epoch, so that the ranks' i-th batches together are the
+    i-th batch of p times the size. The order is made up to a multiple of p with its first elements, or cut with
+    ``drop_last``. ``seed`` is equal on all ranks. `set_epoch` still says which epoch the next pass is.
+    """
+
+    def __init__(self, dataset: Dataset[Any], shuffle: bool = True, seed: int = 0, drop_last: bool = False) -> None:
+        super().__init__(dataset, size(), rank(), shuffle, seed, drop_last)
+
+    def __iter__(self) -> Iterator[Any]:
+        indices = super().__iter__()
+        self.epoch += 1
+        return indices
+
+
+class ShardedSampler(Sampler[Any]):
+    """This rank's share of what any sampler (or batch sampler) of rank 0 draws.
+
+    Random samplers draw differently on every rank, so rank 0's draw is sent to all in each pass: all ranks must
+    iterate. Made up to a multiple of the number of ranks with its first elements.
+    """
+
+    def __init__(self, sampler: Iterable[Any]) -> None:
+        self.sampler = sampler
+
+    def __iter__(self) -> Iterator[Any]:
+        drawn = broadcast_object(list(self.sampler) if rank() == 0 else None, name="sampler")
+        missing = -len(drawn) % size()
+        return islice([*drawn, *drawn[:missing]], rank(), None, size())
+
+    def __len__(self) -> int:
+        return -(-len(self.sampler) // size())  # type: ignore[arg-type]
+
+
+class ShardedIterable(IterableDataset[Any]):
+    """Every p-th element of an iterable data set, which yields the same on all p ranks.
+
+    A last incomplete turn of fewer than p elements is left out, so that all ranks make the same number of steps.
+    """
+
+    def __init__(self, dataset: Iterable[Any]) -> None:
+        self.dataset = dataset
+        self.rank, self.size = rank(), size()  # workers of a DataLoader are no ranks
+
+    def __iter__(self) -> Iterator[Any]:
+        elements = iter(self.dataset)
+        while len(turn := list(islice(elements, self.size))) == self.size:
+            yield turn[self.rank]
+
+    def __len__(self) -> int:
+        return len(self.dataset) // self.size  # type: ignore[arg-type]
+
+
+def shard(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """A DataLoader like ``loader`` that yields this rank's share, in batches of the same size.
+
+    A loader that shuffles goes on to shuffle, with a seed that rank 0 takes from torch's. One that has a
+    DistributedSampler is returned as it is. Raises TypeError for anything but a DataLoader.
+    """
+    if not isinstance(loader, DataLoader):
+        raise TypeError(
+            f"expected a torch DataLoader, got {type(loader).__name__}; shard other data by rank() and size()"
+        )
+    if isinstance(loader.sampler, TorchDistributedSampler):
+        return loader
+    same: dict[str, Any] = {
+        name: getattr(loader, name)
+        for name in (
+            "num_workers",
+            "collate_fn",
+            "pin_memory",
+            "timeout",
+            "worker_init_fn",
+            "multiprocessing_context",
+            "generator",
+            "prefetch_factor",
+            "persistent_workers",
+        )
+    }
+    if isinstance(loader.dataset, IterableDataset):
+        dataset = ShardedIterable(loader.dataset)
+        return DataLoader(dataset, batch_size=loader.batch_size, drop_last=loader.drop_last, **same)
+    if loader.batch_sampler is not None and type(loader.batch_sampler) is not torch.utils.data.BatchSampler:
+        return DataLoader(loader.dataset, batch_sampler=ShardedSampler(loader.batch_sampler), **same)
+    sampler: Sampler[Any] = ShardedSampler(loader.sampler)
+    if type(loader.sampler) in (RandomSampler, SequentialSampler):
+        seed = broadcast_object(torch.initial_seed() % (1 << 32), name="seed")
+        sampler = DistributedSampler(loader.dataset, type(loader.sampler) is RandomSampler, seed)
+    return DataLoader(loader.dataset, batch_size=loader.batch_size, drop_last=loader.drop_last, sampler=sampler, **same)

@@ -1,0 +1,67 @@
+"""torch tensors as Buffers and back: dtypes, contiguity, and the copies that other tensors need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ring_notebook.core.buffers import Buffer, DType
+
+__all__ = ["buffer_of", "check_tensor", "copy_back", "from_bytes", "on_host"]
+
+_DTYPES = {
+    torch.uint8: DType.UINT8,
+    torch.int8: DType.INT8,
+    torch.int16: DType.INT16,
+    torch.int32: DType.INT32,
+    torch.int64: DType.INT64,
+    torch.float16: DType.FLOAT16,
+    torch.bfloat16: DType.BFLOAT16,
+    torch.float32: DType.FLOAT32,
+    torch.float64: DType.FLOAT64,
+    torch.bool: DType.BOOL,
+}
+
+
+def check_tensor(tensor: Any, operation: str) -> None:
+    """Raise TypeError when ``tensor`` is not a dense torch tensor of a dtype that the core knows."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(
+            f"{operation} takes torch tensors, got {type(tensor).__name__}; for other objects use "
+            "broadcast_object or allgather_object"
+        )
+    if tensor.layout is not torch.strided:
+        raise TypeError(f"{operation} takes dense tensors, got {tensor.layout}; use sparse_allreduce_async")
+    if tensor.dtype not in _DTYPES:
+        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in _DTYPES)
+        raise TypeError(f"{operation} cannot handle {tensor.dtype}; convert the tensor to one of {known}")
+
+
+def on_host(tensor: Tensor) -> Tensor:
+    """``tensor`` itself where the core can work on it in place, else a contiguous copy in CPU memory."""
+    if tensor.is_cpu and tensor.is_contiguous():
+        return tensor
+    return tensor.detach().to("cpu", memory_format=torch.contiguous_format, copy=True)
+
+
+def copy_back(host: Tensor, tensor: Tensor) -> None:
+    """Bring a result from the copy that `on_host` made back into ``tensor``; nothing where there was no copy."""
+    if host is not tensor:
+        with torch.no_grad():
+            tensor.copy_(host)
+
+
+def buffer_of(tensor: Tensor) -> Buffer:
+    """Buffer over a contiguous CPU tensor; it keeps the tensor alive."""
+    return Buffer(tensor.data_ptr(), tuple(tensor.shape), _DTYPES[tensor.dtype], tensor)
+
+
+def from_bytes(data: memoryview, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+    """Tensor of ``shape`` over ``data`` without a copy; it keeps the memory alive."""
+    if prod(shape) == 0:
+        return torch.empty(tuple(shape), dtype=dtype)
+    return torch.frombuffer(data, dtype=dtype).view(tuple(shape))

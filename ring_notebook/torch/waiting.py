@@ -1,0 +1,23 @@
+"""barrier and join: collectives that move no tensor."""
+
+from __future__ import annotations
+
+from ring_notebook.torch.process_sets import ProcessSet, global_process_set
+
+__all__ = ["barrier", "join"]
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Return when all ranks of the set have come here."""
+    process_set.communicator.barrier().wait()
+
+
+def join(device: int = -1) -> int:
+    """Say that this rank has no more data; wait for the others and return the rank that came last (on all ranks).
+
+    Until all have joined, this rank contributes zeros to the others' allreduces (their Average still divides by the
+    full size); an allgather or broadcast raises on all ranks. ``device`` is Horovod's and has no use here.
+    """
+    work = global_process_set.communicator.join()
+    work.wait()
+    return work.last_rank()
