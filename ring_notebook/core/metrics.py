@@ -153,11 +153,7 @@ def _samples(batch: Any) -> int:
         return _samples(next(iter(batch.values()), None))
     if isinstance(batch, (list, tuple)) and batch:
         first = batch[0]
-        return (
-            _samples(first)
-            if isinstance(first, (list, tuple, Mapping)) or hasattr(first, "shape")
-            else len(batch)
-        )
+        return _samples(first) if isinstance(first, (list, tuple, Mapping)) or hasattr(first, "shape") else len(batch)
     return 1
 
 

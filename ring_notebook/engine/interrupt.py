@@ -23,9 +23,7 @@ class Interruptible:
         self._before = signal.signal(signal.SIGINT, self._on_signal)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         signal.signal(signal.SIGINT, self._before)
 
     def call(self, body: Callable[[], None]) -> BaseException | None:

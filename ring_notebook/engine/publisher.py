@@ -36,9 +36,7 @@ class Publisher:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._stop.set()
         self._thread.join()
         if self._error is not None:
@@ -49,7 +47,8 @@ class Publisher:
         ticks_per_status = round(STATUS_PERIOD / PERIOD)
         try:
             while True:
-                records = self._collect(tick % ticks_per_status == 0)
+                # The first says that the rank has begun, the second soon after where in the cell it is.
+                records = self._collect(tick == 0 or tick % ticks_per_status == 2)
                 if records:
                     self._send(encode(records))
                 tick += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 from importlib import import_module
+from multiprocessing import active_children
 from time import perf_counter, time
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from ring_notebook.core import metrics, world
 from ring_notebook.engine import setup
 from ring_notebook.engine.cell import Cell
+from ring_notebook.engine.children import end_children
 from ring_notebook.engine.failure import describe
 from ring_notebook.engine.interrupt import Interruptible
 from ring_notebook.engine.output import Capture
@@ -48,12 +50,15 @@ class _Execution:
 
     def execute(self, source: str, first_line: int) -> None:
         started = perf_counter()
+        children = active_children()
         metrics.begin()
         with Interruptible() as interruptible:
             with Publisher(self._collect, _send):
                 with self.capture.active():
                     error = interruptible.call(lambda: self._run(source, first_line))
                 self._leave(error)
+            if error is not None:
+                end_children(kept=children)
             self._report(error, perf_counter() - started)
         metrics.end()
 

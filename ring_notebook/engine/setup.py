@@ -11,23 +11,35 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from mpi4py import MPI
-
 from ring_notebook.core import world
 from ring_notebook.core.native import core
 from ring_notebook.machine import cores, gpus
 
-__all__ = ["describe", "prepare", "rank", "wait_for_torch"]
+__all__ = ["prepare", "rank", "wait_for_torch"]
 
 _preload: Thread | None = None
 
 
-def describe() -> dict[str, Any]:
-    """Who this engine is. Raises CoreMissingError when the native core is not compiled here."""
+def prepare(directory: str) -> dict[str, Any]:
+    """Make this engine ready and say who it is: rank, size, pid, host, gpu.
+
+    Collective over all engines of the cluster. ``directory`` is the cluster's, where this host has it. Raises
+    CoreMissingError when the native core is not compiled here.
+    """
     core()
+    topology = world.prepare_host().topology
+    _keep_log(Path(directory) / "log", topology.rank)
+    _pin_gpu(topology.local_rank)
+    # OpenMP reads this once, when torch is loaded; without it each rank would take every core, or one.
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // topology.local_size)))
+    # ipyparallel's handler waits for the cell to end; stopping a cluster must not.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    global _preload
+    _preload = Thread(target=import_module, args=("ring_notebook.torch",), name="ring-preload", daemon=True)
+    _preload.start()
     return {
-        "rank": rank(),
-        "size": MPI.COMM_WORLD.Get_size(),
+        "rank": topology.rank,
+        "size": topology.size,
         "pid": os.getpid(),
         "host": socket.gethostname(),
         "gpu": (gpus() or [""])[0],
@@ -36,29 +48,13 @@ def describe() -> dict[str, Any]:
 
 def rank() -> int:
     """The rank of this engine among all engines of its cluster."""
-    return int(MPI.COMM_WORLD.Get_rank())
+    return world.prepare_host().topology.rank
 
 
-def prepare(directory: str) -> None:
-    """Collective over all engines of the cluster. ``directory`` is the cluster's, where the host has it."""
-    _keep_log(Path(directory) / "log")
-    world.prepare_host()
-    host = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
-    _pin_gpu(host.Get_rank())
-    # OpenMP reads this once, when torch is loaded; without it each rank would take every core, or one.
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // host.Get_size())))
-    host.Free()
-    # ipyparallel's handler waits for the cell to end; stopping a cluster must not.
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    global _preload
-    _preload = Thread(target=import_module, args=("ring_notebook.torch",), name="ring-preload", daemon=True)
-    _preload.start()
-
-
-def _keep_log(logs: Path) -> None:
+def _keep_log(logs: Path, rank: int) -> None:
     """Give this rank's standard output and error a file, with the stack where it crashes or gets SIGUSR1."""
     if logs.is_dir():
-        log = os.open(logs / f"rank-{rank()}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        log = os.open(logs / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)

@@ -190,9 +190,7 @@ class Cluster:
         if run is None:
             return
         if not run.done:
-            raise ClusterError(
-                f"run {run.log.name or run.log.run} is under way: {run.describe()}; stop it first"
-            )
+            raise ClusterError(f"run {run.log.name or run.log.run} is under way: {run.describe()}; stop it first")
         deadline = time.monotonic() + _SECONDS_TO_SETTLE
         while run.busy:
             if time.monotonic() > deadline:
@@ -200,17 +198,17 @@ class Cluster:
             time.sleep(0.005)
 
     def _prepare(self, engines: Engines) -> None:
-        found = engines.call("ring_notebook.engine.setup:describe", ranks=range(self.n))
-        wrong = [
-            about for rank, about in enumerate(found) if (about["rank"], about["size"]) != (rank, self.n)
-        ]
+        ranks = range(self.n)
+        found = engines.call(
+            "ring_notebook.engine.setup:prepare", str(self._directory), ranks=ranks, timeout=_START_TIMEOUT
+        )
+        wrong = [about for rank, about in enumerate(found) if (about["rank"], about["size"]) != (rank, self.n)]
         if wrong:
             raise ClusterError(
                 f"the engines are not the {self.n} ranks of one MPI job (one is rank {wrong[0]['rank']} of "
                 f"{wrong[0]['size']}): mpiexec and mpi4py belong to different MPIs; see RING_MPIEXEC"
             )
         engines.all = [Engine(about["rank"], about["host"], about["pid"], about["gpu"]) for about in found]
-        engines.call("ring_notebook.engine.setup:prepare", str(self._directory), timeout=_START_TIMEOUT)
 
     def _ended(self, which: str) -> None:
         """Called when controller or engines ended by themselves."""
@@ -259,7 +257,5 @@ def _pickled(variables: Mapping[str, Any]) -> bytes:
         try:
             cloudpickle.dumps(value)
         except Exception as error:
-            raise ClusterError(
-                f"{name} ({type(value).__name__}) cannot be sent to the ranks: {error}"
-            ) from None
+            raise ClusterError(f"{name} ({type(value).__name__}) cannot be sent to the ranks: {error}") from None
     return cloudpickle.dumps(dict(variables))  # type: ignore[no-any-return]

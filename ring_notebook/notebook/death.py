@@ -55,11 +55,7 @@ def explain(ended: str, output: str, logs: Path, oom_before: int) -> Death:
     if first.code < 0:
         how = f"was killed by {signal.Signals(-first.code).name}"
         if -first.code == signal.SIGKILL:
-            how += (
-                ", out of memory"
-                if oom_kills() > oom_before
-                else ", not by the Linux kernel for want of memory"
-            )
+            how += ", out of memory" if oom_kills() > oom_before else ", not by the Linux kernel for want of memory"
     log = logs / f"rank-{first.rank}.log"
     return Death(
         f"rank {first.rank} on {first.host} {how}, and MPI ended the others",

@@ -88,9 +88,7 @@ class Engines:
             for rank in ranks
         ]
 
-    def call(
-        self, function: str, *args: Any, ranks: Sequence[int] | None = None, timeout: float = 60.0
-    ) -> list[Any]:
+    def call(self, function: str, *args: Any, ranks: Sequence[int] | None = None, timeout: float = 60.0) -> list[Any]:
         """Call ``module:function`` and return its results by rank.
 
         Raises ClusterError with the message of the first rank that raised, or when there is no answer in
@@ -104,9 +102,7 @@ class Engines:
                 if trouble := self._trouble():
                     raise ClusterError(trouble)
                 if monotonic() > deadline:
-                    raise ClusterError(
-                        f"no answer from the engines within {timeout:g} s; try `%ring restart`"
-                    )
+                    raise ClusterError(f"no answer from the engines within {timeout:g} s; try `%ring restart`")
         results = [future.result() for future in futures]
         for error in results:
             if isinstance(error, ipyparallel.RemoteError):

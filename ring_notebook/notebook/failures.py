@@ -45,10 +45,11 @@ def describe(failures: Sequence[Failure], still_running: Iterable[int] = ()) -> 
         lines.append(f"raised on rank {first.rank}")
     for other, ranks in groups[1:]:
         lines.append(f"{rank_list(ranks)}: {_summary(other)}")
-    for other, ranks in _grouped(
-        [failure for failure in failures if failure.aborted and failure not in primary]
-    ):
-        lines.append(f"{rank_list(ranks)}: stopped at line {_line(other)}: {other.message.splitlines()[0]}")
+    stopped: dict[str, list[int]] = {}
+    for failure in failures:
+        if failure.aborted and failure not in primary:
+            stopped.setdefault(_where_stopped(failure), []).append(failure.rank)
+    lines += [f"{rank_list(ranks)}: {text}" for text, ranks in stopped.items()]
     if waiting := sorted(still_running):
         lines.append(f"{rank_list(waiting)}: still running; `%ring restart` if it does not stop")
     return "\n".join(lines)
@@ -80,6 +81,13 @@ def _grouped(failures: Iterable[Failure]) -> list[tuple[Failure, list[int]]]:
 
 def _summary(failure: Failure) -> str:
     return f"{failure.ename} at line {_line(failure)}: {failure.message}"
+
+
+def _where_stopped(failure: Failure) -> str:
+    """The message of a rank that only stopped, without its number: others may have stopped in the same way."""
+    line = _line(failure)
+    text = failure.message.split("\n")[0].removeprefix(f"rank {failure.rank}: ")
+    return f"line {line}: {text}" if line else text
 
 
 def _line(failure: Failure) -> int:

@@ -9,7 +9,7 @@ from html import escape
 __all__ = ["Listing"]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Listing:
     """Rows of text under ``columns``, all of the same length, and a line of text below."""
 
@@ -21,8 +21,7 @@ class Listing:
         lines = [self.columns, *self.rows]
         widths = [max(len(line[i]) for line in lines) for i in range(len(self.columns))]
         text = [
-            "  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip()
-            for line in lines
+            "  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip() for line in lines
         ]
         return "\n".join([*text, *filter(None, [self.note])])
 

@@ -86,9 +86,7 @@ class Processes:
     ended too, and ``on_end`` is called with its name (``controller`` or ``engines``) from that thread.
     """
 
-    def __init__(
-        self, directory: Path, n: int, hosts: list[Host], keep: bool, on_end: Callable[[str], None]
-    ) -> None:
+    def __init__(self, directory: Path, n: int, hosts: list[Host], keep: bool, on_end: Callable[[str], None]) -> None:
         self.directory = directory
         self._n = n
         self._on_end = on_end
@@ -116,9 +114,7 @@ class Processes:
                 break
             except (OSError, ValueError):  # not there yet, or half written
                 sleep(_POLL)
-        raise ClusterError(
-            f"the controller does not answer: {_tail(self.log('controller')) or 'its log is empty'}"
-        )
+        raise ClusterError(f"the controller does not answer: {_tail(self.log('controller')) or 'its log is empty'}")
 
     def alive(self) -> bool:
         """Whether both still run."""

@@ -69,9 +69,7 @@ class Run:
     def start(self, epoch: int, first_line: int) -> Run:
         """Send the cell to the engines; returns at once."""
         args = (self.log.run, epoch, self.log.size, self.log.source, first_line)
-        self._futures = self._engines.submit(
-            "ring_notebook.engine.runner:execute", args, self._ranks, self.log.put
-        )
+        self._futures = self._engines.submit("ring_notebook.engine.runner:execute", args, self._ranks, self.log.put)
         self._supervisor.start()
         return self
 
@@ -151,9 +149,7 @@ class Run:
         """What each rank that has not ended is doing, in one line."""
         ended, statuses = self.log.ended(), self.log.statuses()
         return (
-            "; ".join(
-                f"rank {rank} {_doing(statuses.get(rank))}" for rank in self._ranks if rank not in ended
-            )
+            "; ".join(f"rank {rank} {_doing(statuses.get(rank))}" for rank in self._ranks if rank not in ended)
             or "all ranks have ended"
         )
 
@@ -232,18 +228,13 @@ class Run:
         interrupted = [rank for rank, end in ended.items() if end.status == "interrupted"]
         if interrupted:
             places = sorted({int(ended[rank].summary["line"]) for rank in interrupted})
-            message = (
-                f"stopped at line {', '.join(map(str, places))} of the cell; variables and cluster live on"
-            )
+            message = f"stopped at line {', '.join(map(str, places))} of the cell; variables and cluster live on"
             return "interrupted", brief(KeyboardInterrupt(message), f"KeyboardInterrupt: {message}")
         return "ok", None
 
     def _answers(self, ranks: Sequence[int]) -> str:
         results = {rank: self._futures[rank].result() for rank in ranks if self._futures[rank].done()}
-        return (
-            "; ".join(f"rank {rank}: {result}" for rank, result in results.items() if result)
-            or "nothing came"
-        )
+        return "; ".join(f"rank {rank}: {result}" for rank, result in results.items() if result) or "nothing came"
 
 
 def _doing(status: Status | None) -> str:

@@ -33,9 +33,7 @@ class Session:
             self.cluster.stop()
         self.cluster = Cluster(n, hosts, keep=keep)
         self.cluster.start()
-        return (
-            f"Started {self.cluster.n} engines ({self.cluster.why}) in {self.cluster.seconds_to_start:.1f} s."
-        )
+        return f"Started {self.cluster.n} engines ({self.cluster.why}) in {self.cluster.seconds_to_start:.1f} s."
 
     def stop(self) -> str:
         """Stop the cluster, if there is one."""
@@ -86,9 +84,7 @@ class Session:
         options = {"n": n, "name": name, "timeout": timeout, "plot": list(plot), "setup": setup}
         if setup:
             self._setup[cell] = (cell, options)
-        run = self.run = cluster.run(
-            cell, n=n, name=name, timeout=timeout, first_line=first_line, options=options
-        )
+        run = self.run = cluster.run(cell, n=n, name=name, timeout=timeout, first_line=first_line, options=options)
         run.show(plot, live_after=0.0 if background else _LIVE_AFTER)
         return run if background else run.wait()
 

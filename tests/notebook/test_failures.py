@@ -1,0 +1,94 @@
+"""What users see when ranks fail: the original type, one traceback, ranks grouped."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from ring_notebook.errors import RunFailed
+from ring_notebook.notebook.failures import as_exception, brief, describe, rank_list
+from ring_notebook.records import Failure
+
+
+def failure(rank: int, message: str = "boom", *, line: int = 3, aborted: bool = False, **changes: object) -> Failure:
+    values: dict[str, object] = {
+        "run": "r1",
+        "rank": rank,
+        "ename": "CollectiveAborted" if aborted else "ValueError",
+        "module": "ring_notebook.errors" if aborted else "builtins",
+        "message": message,
+        "frames": (("<cell>", line, "<module>", "f()"),),
+        "traceback": f'Traceback (most recent call last):\n  File "<cell of run r1>", line {line}\n{message}\n',
+        "aborted": aborted,
+    }
+    return Failure(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_the_pickled_exception_comes_back_as_itself() -> None:
+    error = as_exception([failure(1, pickled=pickle.dumps(KeyError("name")).hex())])
+    assert type(error) is KeyError
+    assert error.args == ("name",)
+
+
+def test_without_a_pickle_the_builtin_type_comes_back() -> None:
+    error = as_exception([failure(1)])
+    assert type(error) is ValueError
+    assert str(error) == "boom"
+
+
+def test_an_unknown_type_keeps_its_name() -> None:
+    error = as_exception([failure(0, ename="MyError", module="mine", pickled=b"no pickle".hex())])
+    assert type(error).__name__ == "MyError"
+    assert isinstance(error, RunFailed)
+
+
+def test_sys_exit_does_not_end_the_notebook() -> None:
+    error = as_exception([failure(2, "3", ename="SystemExit")])
+    assert isinstance(error, RunFailed)
+    assert "rank 2 called sys.exit(3)" in str(error)
+
+
+def test_equal_failures_are_one_group() -> None:
+    text = describe([failure(0), failure(2), failure(3)])
+    assert text.count("Traceback") == 1
+    assert "Cell, line 3" in text
+    assert "ranks 0, 2, 3: same" in text
+
+
+def test_different_failures_are_told_apart() -> None:
+    text = describe([failure(1), failure(0, "other", line=7)])
+    assert "raised on rank 1" in text
+    assert "rank 0: ValueError at line 7: other" in text
+
+
+def test_ranks_that_only_stopped_are_one_line_and_never_the_cause() -> None:
+    stopped = [
+        failure(rank, f"rank {rank}: allreduce 'bucket 3' stopped because rank 1 raised", line=5, aborted=True)
+        for rank in (0, 2)
+    ]
+    failures = [*stopped, failure(1)]
+    assert type(as_exception(failures)) is ValueError
+    assert "ranks 0, 2: line 5: allreduce 'bucket 3' stopped because rank 1 raised" in describe(failures)
+
+
+def test_when_all_ranks_only_stopped_that_is_the_cause() -> None:
+    error = as_exception([failure(0, "rank 1 has left", aborted=True)])
+    assert type(error).__name__ == "CollectiveAborted"
+
+
+def test_ranks_that_go_on_are_named() -> None:
+    assert "ranks 2, 3: still running" in describe([failure(1)], still_running=[3, 2])
+
+
+def test_notebooks_show_the_text_alone() -> None:
+    error = brief(ValueError("x"), "one line")
+    assert [line.strip("\x1b[310m") for line in error._render_traceback_()] == ["one line"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [([3], "rank 3"), ([2, 0], "ranks 0, 2"), (list(range(8)), "ranks 0-7"), ([0, 1, 2, 3, 5], "ranks 0, 1, 2, 3, 5")],
+)
+def test_rank_list(ranks: list[int], text: str) -> None:
+    assert rank_list(ranks) == text

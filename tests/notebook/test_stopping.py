@@ -1,0 +1,134 @@
+"""Interrupts, time limits and failures end a run within a second; the next cell works."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from ring_notebook.errors import CollectiveAborted, RunTimeout
+from ring_notebook.notebook.cluster import Cluster
+from ring_notebook.notebook.run import Run
+
+BARRIER = "from ring_notebook.core import world\nbarrier = world.current().communicator.barrier\n"
+WAITS = {
+    "sleep": "import time\ntime.sleep(60)",
+    "loop": "while True: pass",
+    "collective": BARRIER + "if world.current().rank == 0: barrier()\nelse:\n    import time; time.sleep(60)",
+    "lock": "import threading\nthreading.Event().wait()",
+    "child": "import subprocess\nsubprocess.run(['sleep', '60'])",
+    "worker": (
+        "import torch.utils.data, time\n"
+        "class Slow(torch.utils.data.Dataset):\n"
+        "    def __len__(self): return 4\n"
+        "    def __getitem__(self, index): time.sleep(60)\n"
+        "list(torch.utils.data.DataLoader(Slow(), num_workers=1))"
+    ),
+}
+
+
+def begun(run: Run) -> None:
+    """Return when all ranks are in the cell, some of them past its first lines."""
+    while len(run.log.statuses()) < run.log.size:
+        time.sleep(0.01)
+    time.sleep(0.3)
+
+
+def next_cell_works(cluster: Cluster) -> None:
+    assert cluster.run(BARRIER + "barrier()").wait().status == "ok"
+
+
+@pytest.mark.parametrize("wait", WAITS)
+def test_stop_interrupts_every_rank(cluster: Cluster, wait: str) -> None:
+    if wait == "worker":
+        cluster.run("import torch").wait()
+    run = cluster.run("kept = 1\n" + WAITS[wait])
+    begun(run)
+    if wait == "worker":
+        time.sleep(1)  # until the worker is at work
+    started = time.monotonic()
+    run.stop()
+    with pytest.raises(KeyboardInterrupt, match="stopped at line"):
+        run.wait()
+    assert time.monotonic() - started < 1
+    assert run.status == "interrupted"
+    assert run.summary["status"] == "interrupted"
+    assert cluster.pull("kept") == 1
+    next_cell_works(cluster)
+
+
+def test_a_run_stopped_before_it_begins_is_interrupted(cluster: Cluster) -> None:
+    run = cluster.run(WAITS["sleep"])
+    run.stop()
+    with pytest.raises(KeyboardInterrupt):
+        run.wait()
+    next_cell_works(cluster)
+
+
+def test_an_interrupt_of_the_kernel_stops_the_run_and_is_raised(cluster: Cluster) -> None:
+    run = cluster.run(WAITS["sleep"])
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        run.wait()
+    assert run.status == "interrupted"
+
+
+def test_a_second_and_third_interrupt_report_and_give_up(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    stubborn = "import time\nfor _ in range(30):\n    try: time.sleep(0.1)\n    except KeyboardInterrupt: pass"
+    run = cluster.run(stubborn)
+    begun(run)
+    for delay in (0.1, 0.4, 0.7):
+        threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt) as caught:
+        run.wait()
+    assert "rank 0 is at line" in capsys.readouterr().out
+    assert "%ring restart" in "".join(caught.value._render_traceback_())  # type: ignore[attr-defined]
+    while not run.done:
+        time.sleep(0.1)
+    next_cell_works(cluster)
+
+
+def test_the_time_limit_stops_by_itself(cluster: Cluster) -> None:
+    started = time.monotonic()
+    with pytest.raises(RunTimeout, match=r"--timeout 0\.5 s"):
+        cluster.run(WAITS["sleep"], timeout=0.5).wait()
+    assert time.monotonic() - started < 2
+    next_cell_works(cluster)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("other", ["barrier()", "import time; time.sleep(60)", "while True: pass", "pass"])
+def test_the_first_failure_ends_the_run_within_a_second(cluster: Cluster, rank: int, other: str) -> None:
+    started = time.monotonic()
+    run = cluster.run(
+        BARRIER + f"barrier()\nif world.current().rank == {rank}:\n    [][3]\nelse:\n    {other}", first_line=2
+    )
+    with pytest.raises(IndexError, match="list index out of range") as caught:
+        run.wait()
+    assert time.monotonic() - started < 1.5
+    shown = "\n".join(caught.value._render_traceback_())  # type: ignore[attr-defined]
+    assert shown.count("Traceback") == 1
+    assert "Cell, line 6" in shown
+    assert f"raised on rank {rank}" in shown
+    assert run.status == "failed"
+    next_cell_works(cluster)
+
+
+def test_a_rank_that_returns_early_is_named(cluster: Cluster) -> None:
+    with pytest.raises(CollectiveAborted, match="rank 1 has left"):
+        cluster.run(BARRIER + "if world.current().rank == 0: barrier()").wait()
+    next_cell_works(cluster)
+
+
+def test_an_exception_class_of_the_cell_comes_back(cluster: Cluster) -> None:
+    source = BARRIER + "class Mine(Exception): pass\nif world.current().rank: raise Mine('x', 3)\nbarrier()"
+    with pytest.raises(Exception, match="'x', 3") as caught:
+        cluster.run(source).wait()
+    assert type(caught.value).__name__ == "Mine"
+
+
+def test_sys_exit_zero_is_a_normal_end(cluster: Cluster) -> None:
+    assert cluster.run("import sys; sys.exit()").wait().status == "ok"
