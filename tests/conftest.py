@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 
 import pytest
+
 from harness.leftovers import Leftovers
 from harness.protocol import FOLDER
 

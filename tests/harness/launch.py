@@ -134,9 +134,7 @@ class Launch:
         events = (json.loads(line) for line in lines if line.endswith("\n"))
         return {event["event"]: event for event in events if event["nodeid"] == nodeid}
 
-    def _lost(
-        self, nodeid: str, events: list[dict[str, Any]], started: bool, limit: float, ended: bool
-    ) -> Outcome:
+    def _lost(self, nodeid: str, events: list[dict[str, Any]], started: bool, limit: float, ended: bool) -> Outcome:
         """A test that will not end by itself: say all that is known, and free the way for the next."""
         unfinished = [rank for rank, event in enumerate(events) if "end" not in event]
         if ended:
@@ -170,14 +168,10 @@ class Launch:
 
 def _merged(ends: list[dict[str, Any]]) -> Outcome:
     """One outcome from those of all ranks; those that failed by themselves come before those aborted."""
-    bad = [
-        (end.get("aborted", False), rank, end) for rank, end in enumerate(ends) if end["outcome"] == "failed"
-    ]
+    bad = [(end.get("aborted", False), rank, end) for rank, end in enumerate(ends) if end["outcome"] == "failed"]
     if bad:
         bad.sort(key=lambda entry: entry[:2])
-        return Outcome(
-            "failed", "\n".join(f"===== rank {rank} of {len(ends)}, {end['text']}" for _, rank, end in bad)
-        )
+        return Outcome("failed", "\n".join(f"===== rank {rank} of {len(ends)}, {end['text']}" for _, rank, end in bad))
     if ends and all(end["outcome"] == "skipped" for end in ends):
         return Outcome("skipped", ends[0]["text"])
     return Outcome("passed", "")

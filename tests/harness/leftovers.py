@@ -16,6 +16,7 @@ __all__ = ["TOKEN", "Leftovers", "processes_with"]
 # Every process that a test starts, however remote a descendant, inherits this variable and is found by it.
 TOKEN = "TEST_SESSION_TOKEN"
 GRACE = 5.0
+_SHARED = "shared memory file"
 _OF_PYTHON = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
 
@@ -25,6 +26,8 @@ class Leftovers:
     def __init__(self) -> None:
         self._token = os.environ.setdefault(TOKEN, uuid.uuid4().hex)
         self._before = {name: look() for name, look in self._looks().items()}
+        # What another's process has mapped now may be forgotten by it later: that is not ours.
+        self._before[_SHARED] |= _shared_memory()
 
     def complaints(self) -> list[str]:
         """One line for each thing that is new and still there after a grace time of 5 s."""
@@ -33,17 +36,13 @@ class Leftovers:
             gc.collect()
             found = {name: look() - self._before[name] for name, look in self._looks().items()}
             if not any(found.values()) or time.monotonic() > deadline:
-                return [
-                    f"{name} left behind: {thing}"
-                    for name, things in found.items()
-                    for thing in sorted(things)
-                ]
+                return [f"{name} left behind: {thing}" for name, things in found.items() for thing in sorted(things)]
             time.sleep(0.1)
 
     def _looks(self) -> dict[str, Callable[[], set[str]]]:
         return {
             "process": lambda: set(processes_with(TOKEN, self._token)),
-            "shared memory file": _unmapped_shared_memory,
+            _SHARED: _unmapped_shared_memory,
             "ring memory (memfd)": _own_memfds,
             "listening port": _own_ports,
         }
@@ -55,9 +54,9 @@ def processes_with(variable: str, value: str) -> list[str]:
     found = []
     for process in psutil.process_iter():
         try:
-            if process.pid == os.getpid() or wanted not in Path(
-                f"/proc/{process.pid}/environ"
-            ).read_bytes().split(b"\0"):
+            if process.pid == os.getpid() or wanted not in Path(f"/proc/{process.pid}/environ").read_bytes().split(
+                b"\0"
+            ):
                 continue
             command = " ".join(process.cmdline())
             if process.status() != psutil.STATUS_ZOMBIE and not any(name in command for name in _OF_PYTHON):
@@ -67,9 +66,13 @@ def processes_with(variable: str, value: str) -> list[str]:
     return found
 
 
+def _shared_memory() -> set[str]:
+    return {str(path) for path in Path("/dev/shm").iterdir() if path.is_file()}
+
+
 def _unmapped_shared_memory() -> set[str]:
     """Files in /dev/shm that no living process has mapped: what a dead one forgot."""
-    files = {str(path) for path in Path("/dev/shm").iterdir() if path.is_file()}
+    files = _shared_memory()
     for process in psutil.process_iter() if files else ():
         try:
             maps = Path(f"/proc/{process.pid}/maps").read_text()

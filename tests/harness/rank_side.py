@@ -44,14 +44,10 @@ class RankSide:
         return result
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(
-        self, item: pytest.Item, call: pytest.CallInfo[None]
-    ) -> Generator[None, Any, Any]:
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
         report: pytest.TestReport = yield
         if report.failed:
-            self._end_epoch(
-                f"test {item.name} failed on rank {RANK}: {call.excinfo and call.excinfo.exconly()}"
-            )
+            self._end_epoch(f"test {item.name} failed on rank {RANK}: {call.excinfo and call.excinfo.exconly()}")
         if _ORDER[report.outcome] > _ORDER[self._outcome["outcome"]]:
             self._outcome["outcome"] = report.outcome
             if isinstance(report.longrepr, tuple):  # skipped: file, line, reason
@@ -59,9 +55,7 @@ class RankSide:
             else:
                 parts = [report.longreprtext, *(f"--- {name}\n{text}" for name, text in report.sections)]
                 self._outcome["text"] = f"in {report.when}:\n" + "\n".join(parts)
-                self._outcome["aborted"] = (
-                    call.excinfo is not None and call.excinfo.typename == "CollectiveAborted"
-                )
+                self._outcome["aborted"] = call.excinfo is not None and call.excinfo.typename == "CollectiveAborted"
         return report
 
     def _write(self, **line: Any) -> None:

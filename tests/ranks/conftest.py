@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from types import ModuleType
+
 import pytest
 
 from ring_notebook.launch.rank import rank_in
@@ -24,3 +27,13 @@ def size(request: pytest.FixtureRequest) -> int:
 def rank() -> int:
     """Which of them this process is."""
     return rank_in()
+
+
+@pytest.fixture
+def hvd() -> Iterator[ModuleType]:
+    """``ring_notebook.torch``, initialised for this test alone."""
+    import ring_notebook.torch
+
+    ring_notebook.torch.init()
+    yield ring_notebook.torch
+    ring_notebook.torch.shutdown()

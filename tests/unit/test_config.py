@@ -60,9 +60,7 @@ def test_our_own_name_wins_over_horovods(monkeypatch: pytest.MonkeyPatch) -> Non
         ("RING_ALGORITHM", "tree", "RING_ALGORITHM='tree': expected one of auto, push, ring"),
     ],
 )
-def test_a_wrong_value_is_named(
-    monkeypatch: pytest.MonkeyPatch, variable: str, text: str, message: str
-) -> None:
+def test_a_wrong_value_is_named(monkeypatch: pytest.MonkeyPatch, variable: str, text: str, message: str) -> None:
     monkeypatch.setenv(variable, text)
     with pytest.raises(ValueError, match=message):
         config()

@@ -62,9 +62,7 @@ def violations(path: str, source: str) -> list[str]:
     bad = []
     for module in modules_imported(source):
         top = module.split(".")[0]
-        if (top == "ring_notebook" and room_of(module) not in allowed) or room not in FRAMEWORKS.get(
-            top, {room}
-        ):
+        if (top == "ring_notebook" and room_of(module) not in allowed) or room not in FRAMEWORKS.get(top, {room}):
             bad.append(f"{path} ({room}) imports {module}")
     return bad
 

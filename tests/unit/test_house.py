@@ -57,7 +57,5 @@ def test_the_public_face_is_short() -> None:
 
 
 def test_nothing_built_is_committed() -> None:
-    tracked = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
-    ).stdout
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
     assert not [name for name in tracked.split() if name.endswith((".so", ".o", ".pyc"))]

@@ -12,12 +12,8 @@ RECORDS: list[Record] = [
     MetricBatch("r1", 3, ("time", "step", "loss"), array("d", [1.5, 0, 0.25, 2.5, 1, float("inf")])),
     MetricBatch("r1", 0, ("time", "step"), array("d")),
     Output("r1", 1, "stderr", "größe \N{GRINNING FACE}\n"),
-    Status(
-        "r1", 0, 12.5, line=3, waiting={"op": "allreduce", "ranks": [1, 2]}, progress=(7, 100), extra={"a": 1}
-    ),
-    Failure(
-        "r1", 2, "KeyError", "builtins", "'no'", (("<cell>", 4, "f", "x['no']"),), "Traceback ...", True, "80"
-    ),
+    Status("r1", 0, 12.5, line=3, waiting={"op": "allreduce", "ranks": [1, 2]}, progress=(7, 100), extra={"a": 1}),
+    Failure("r1", 2, "KeyError", "builtins", "'no'", (("<cell>", 4, "f", "x['no']"),), "Traceback ...", True, "80"),
     Ended("r1", 0, "interrupted", 3.25, {"loss": 0.5}),
 ]
 
@@ -41,9 +37,7 @@ def test_a_memoryview_is_read_like_bytes() -> None:
 
 
 def test_not_a_number_survives() -> None:
-    (batch,) = decode(
-        encode([MetricBatch("r", 0, ("time", "step", "loss"), array("d", [0, 0, float("nan")]))])
-    )
+    (batch,) = decode(encode([MetricBatch("r", 0, ("time", "step", "loss"), array("d", [0, 0, float("nan")]))]))
     assert isinstance(batch, MetricBatch)
     assert batch.values[2] != batch.values[2]
 

@@ -1,0 +1,159 @@
+"""Two hosts on one machine: network namespaces joined by a link of known rate, each with its own name and /dev/shm.
+
+namespace PREFIX-a               namespace PREFIX-b
+hostname ring-a, 10.77.0.1  ---- hostname ring-b, 10.77.0.2     veth pair, tbf limits each direction
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ring_notebook.launch.hosts import Host
+from ring_notebook.launch.mpi import find_mpiexec
+
+__all__ = ["NAMES", "TwoHosts", "missing", "two_hosts"]
+
+NAMES = ("ring-a", "ring-b")
+ADDRESSES = ("10.77.0.1", "10.77.0.2")
+# What mpiexec calls in place of ssh: `-x HOST COMMAND...` becomes COMMAND in the namespace of HOST. The environment is
+# that of mpiexec already, and the hosts share the disk.
+_LAUNCHER = """\
+    #!/bin/sh
+    while [ "${1#-}" != "$1" ]; do shift; done
+    host=$1; shift
+    case $host in
+      ring-a|10.77.0.1) name=ring-a; space=%(prefix)s-a ;;
+      ring-b|10.77.0.2) name=ring-b; space=%(prefix)s-b ;;
+      *) echo "no such host: $host" >&2; exit 255 ;;
+    esac
+    exec ip netns exec "$space" unshare --uts --mount sh -c '
+      hostname "$0" && mount -t tmpfs shm /dev/shm && mount --bind "$1" /etc/hosts && shift && exec sh -c "$*"
+    ' "$name" %(hosts)s "$@"
+"""
+
+
+def missing() -> str:
+    """Why two hosts cannot be made here; empty when they can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    tools = [tool for tool in ("ip", "tc", "unshare") if shutil.which(tool) is None]
+    if tools:
+        return f"{', '.join(tools)} missing; `make test-deps` installs iproute2"
+    trial = subprocess.run(
+        ["unshare", "--net", "--uts", "--mount", "true"], capture_output=True, text=True, check=False
+    )
+    return f"this machine allows no namespaces: {trial.stderr.strip()}" if trial.returncode else ""
+
+
+@dataclass(frozen=True)
+class TwoHosts:
+    """The hosts while they exist."""
+
+    prefix: str
+    folder: Path
+
+    @property
+    def launcher_flags(self) -> list[str]:
+        """Options for mpiexec that make it reach the hosts."""
+        launcher = str(self.folder / "launcher")
+        if find_mpiexec().flavor == "mpich":
+            return ["-launcher", "ssh", "-launcher-exec", launcher]
+        return ["--prtemca", "plm_ssh_agent", launcher]
+
+    def run(self, program: Sequence[str], per_host: int = 1) -> str:
+        """Run a Python program (its arguments) on ``per_host`` ranks of each host; what it printed."""
+        where = [Host(name, per_host) for name in NAMES]
+        command = find_mpiexec().command(2 * per_host, [sys.executable, *program], where, self.launcher_flags)
+        return self.on_first(command)
+
+    def on_first(self, command: Sequence[str], timeout: float = 60) -> str:
+        """Run ``command`` on the first host and return what it printed.
+
+        Raises AssertionError with its output when it fails, and subprocess.TimeoutExpired.
+        """
+        done = subprocess.run(
+            [str(self.folder / "launcher"), NAMES[0], shlex.join(command)],
+            # Without it MPICH's UCX finds a way around the link, and the ranks are not on two hosts at all.
+            env={**os.environ, "UCX_TLS": "tcp,self"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
+    def bytes_sent(self, host: int) -> int:
+        """Bytes that have left ``host`` (0 or 1) over the link so far."""
+        return int(_link(f"{self.prefix}-{'ab'[host]}")["stats64"]["tx"]["bytes"])
+
+
+@contextlib.contextmanager
+def two_hosts(rate: str = "1gbit") -> Iterator[TwoHosts]:
+    """Make the hosts, joined by a link of ``rate`` (as ``tc`` writes it), and remove them whatever happens."""
+    prefix = f"ring-{uuid.uuid4().hex[:8]}"
+    folder = Path(tempfile.mkdtemp(prefix="two-hosts-"))
+    spaces = [f"{prefix}-a", f"{prefix}-b"]
+    try:
+        (folder / "hosts").write_text("127.0.0.1 localhost\n" + "".join(map("{} {}\n".format, ADDRESSES, NAMES)))
+        launcher = folder / "launcher"
+        launcher.write_text(textwrap.dedent(_LAUNCHER) % {"prefix": prefix, "hosts": folder / "hosts"})
+        launcher.chmod(0o755)
+        for space in spaces:
+            _ip("netns", "add", space)
+        _ip(
+            "link",
+            "add",
+            "name",
+            "link0",
+            "netns",
+            spaces[0],
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "link0",
+            "netns",
+            spaces[1],
+        )
+        for space, address in zip(spaces, ADDRESSES, strict=True):
+            _ip("-n", space, "addr", "add", f"{address}/24", "dev", "link0")
+            _ip("-n", space, "link", "set", "link0", "up")
+            _ip("-n", space, "link", "set", "lo", "up")
+            limit = ["tbf", "rate", rate, "burst", "256k", "latency", "50ms"]
+            subprocess.run(["tc", "-n", space, "qdisc", "add", "dev", "link0", "root", *limit], check=True)
+        deadline = time.monotonic() + 10
+        while any(_link(space)["operstate"] != "UP" for space in spaces):
+            assert time.monotonic() < deadline, "the link between the hosts does not come up"
+            time.sleep(0.05)
+        yield TwoHosts(prefix, folder)
+    finally:
+        for space in spaces:
+            subprocess.run(["ip", "netns", "del", space], stderr=subprocess.DEVNULL, check=False)
+        shutil.rmtree(folder)
+
+
+def _link(space: str) -> dict[str, Any]:
+    show = ["ip", "-json", "-stats", "-n", space, "link", "show", "link0"]
+    links: list[dict[str, Any]] = json.loads(subprocess.run(show, capture_output=True, check=True).stdout)
+    return links[0]
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True)

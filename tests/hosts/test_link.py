@@ -1,0 +1,44 @@
+"""The two hosts are two: names, shared memory and the link that MPI's messages take."""
+
+from __future__ import annotations
+
+import subprocess
+
+from harness.two_hosts import TwoHosts, two_hosts
+
+HELLO = """
+import os, socket
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+host = world.Split_type(MPI.COMM_TYPE_SHARED)
+data = bytearray(1 << 20) if world.rank == 0 else None
+received = world.bcast(data, root=0)
+os.write(1, f"{world.rank} {world.size} {socket.gethostname()} {host.size} {len(received)}\\n".encode())
+"""
+
+
+def test_ranks_are_on_two_hosts_and_their_messages_cross_the_link(hosts: TwoHosts) -> None:
+    before = hosts.bytes_sent(0)
+    lines = sorted(hosts.run(["-c", HELLO]).splitlines())
+    assert lines == ["0 2 ring-a 1 1048576", "1 2 ring-b 1 1048576"]
+    assert 1 << 20 <= hosts.bytes_sent(0) - before < 2 << 20
+
+
+def test_ranks_of_one_host_share_it(hosts: TwoHosts) -> None:
+    lines = sorted(hosts.run(["-c", HELLO], per_host=2).splitlines())
+    assert lines == [f"{rank} 4 {name} 2 1048576" for rank, name in enumerate(["ring-a", "ring-a", "ring-b", "ring-b"])]
+
+
+def test_the_link_has_its_rate_and_goes_away(hosts: TwoHosts) -> None:
+    assert hosts.prefix in namespaces()
+    timed = HELLO.replace("1 << 20", "4 << 20").replace("data =", "import time; began = time.time(); data =", 1)
+    with two_hosts("80mbit") as slow:
+        said = slow.run(["-c", timed + "os.write(2, f'took {time.time() - began}'.encode())"])
+        assert slow.prefix in namespaces()
+    took = max(float(piece.split()[0]) for piece in said.split("took ")[1:])
+    assert 0.35 < took < 1.5  # 4 MiB at 10 MB/s, less the burst that passes at once
+    assert slow.prefix not in namespaces()
+
+
+def namespaces() -> str:
+    return subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
