@@ -1,0 +1,181 @@
+"""The doctor: looks at everything that a run needs on this machine, and says what to do where something is amiss."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ring_notebook import config as settings
+from ring_notebook.errors import RingError
+from ring_notebook.launch.mpi import find_mpiexec, loaded_flavor
+from ring_notebook.machine import cores, gpus
+
+__all__ = ["Check", "diagnose", "render"]
+
+_GIB = 1 << 30
+_WIDGETS = ("@jupyter-widgets/jupyterlab-manager", "bqplot")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing looked at: what was found, and what to do unless ``status`` is ok."""
+
+    name: str
+    status: Literal["ok", "warn", "fail"]
+    found: str
+    advice: str = ""
+
+
+def diagnose() -> list[Check]:
+    """Look at everything; takes a few seconds, because MPI and torch are started to see that they do."""
+    return [_guarded(look) for look in _LOOKS]
+
+
+def render(checks: list[Check]) -> str:
+    """One line a check, and under it what to do."""
+    width = max(len(check.name) for check in checks)
+    lines = []
+    for check in checks:
+        lines.append(f"{check.status:4}  {check.name:{width}}  {check.found}")
+        if check.advice:
+            lines.append(f"{'':4}  {'':{width}}  -> {check.advice}")
+    return "\n".join(lines)
+
+
+def _guarded(look: Callable[[], Check]) -> Check:
+    try:
+        return look()
+    except (RingError, OSError, ValueError, subprocess.SubprocessError) as error:
+        return Check(look.__name__.strip("_"), "fail", str(error), "mend this first, then ask the doctor again")
+
+
+def _ask(code: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    """A fresh Python's answer: what is asked about may be broken, and stays out of this process."""
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+def _last_line(done: subprocess.CompletedProcess[str]) -> str:
+    return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+
+
+def _python() -> Check:
+    return Check("python", "ok", f"{sys.version.split()[0]} at {sys.executable}")
+
+
+def _settings() -> Check:
+    default = settings.Config()
+    changed = [
+        f"{name}={value}"
+        for name in settings.Config.__slots__
+        if (value := getattr(settings.config(), name)) != getattr(default, name)
+    ]
+    return Check("settings", "ok", ", ".join(changed) or "all at their defaults")
+
+
+def _core() -> Check:
+    done = _ask("from ring_notebook import _core; print(_core.isa())")
+    if done.returncode:
+        return Check(
+            "core", "fail", _last_line(done), "compile it: `pip install -e .` in a clone, or reinstall the wheel"
+        )
+    return Check("core", "ok", f"compiled, kernels for {done.stdout.strip()}")
+
+
+def _mpi() -> Check:
+    flavor = loaded_flavor()
+    mpiexec = find_mpiexec()
+    program = [sys.executable, "-c", "import os; from mpi4py import MPI; os.write(1, b'%d;' % MPI.COMM_WORLD.size)"]
+    done = subprocess.run(
+        mpiexec.command(2, program),
+        env={**os.environ, **mpiexec.environment()},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    found = f"mpi4py loads {flavor}, {mpiexec.path} is {mpiexec.flavor}'s"
+    if done.returncode:
+        return Check("mpi", "fail", f"{found}; two ranks do not start: {_last_line(done)}", "`pip install mpich`")
+    if done.stdout != "2;2;":
+        sizes = done.stdout.replace(";", " ").strip()
+        return Check(
+            "mpi", "fail", f"{found}; two ranks found sizes {sizes}", f"set RING_MPIEXEC to an mpiexec of {flavor}"
+        )
+    return Check("mpi", "ok", f"{found}, two ranks meet")
+
+
+def _cores() -> Check:
+    usable, present = cores(), os.cpu_count() or 1
+    found = f"{usable} of {present} usable by this process"
+    if usable == 1 and present > 1:
+        return Check("cores", "warn", found, "ask the container or `taskset` for more, or ranks will take turns")
+    return Check("cores", "ok", found)
+
+
+def _memory() -> Check:
+    meminfo = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    free = int(meminfo["MemAvailable"].split()[0]) * 1024
+    found = f"{free / _GIB:.1f} GiB available"
+    limit, used = (_number(Path("/sys/fs/cgroup") / name) for name in ("memory.max", "memory.current"))
+    if limit is not None and used is not None and limit - used < free:
+        free = limit - used
+        found = f"{free / _GIB:.1f} GiB left of the container's {limit / _GIB:.1f} GiB"
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if soft != resource.RLIM_INFINITY:
+        found += f", {soft / _GIB:.1f} GiB per process (ulimit -v)"
+    if free < _GIB:
+        return Check("memory", "warn", found, "each rank with torch takes about 0.3 GiB before it has a model")
+    return Check("memory", "ok", found)
+
+
+def _files() -> Check:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < 1024:
+        return Check(
+            "files", "warn", f"{soft} open files allowed", f"`ulimit -n {min(hard, 4096)}` before starting Jupyter"
+        )
+    return Check("files", "ok", f"{soft} open files allowed")
+
+
+def _torch() -> Check:
+    done = _ask("import torch; print(torch.__version__, torch.cuda.is_available())", timeout=120)
+    if done.returncode:
+        return Check("torch", "fail", _last_line(done), "`pip install torch`")
+    version, cuda = done.stdout.split()
+    devices = gpus()
+    found = f"{version}, {len(devices)} GPUs"
+    if devices and cuda != "True":
+        return Check("torch", "warn", f"{found}, but this torch cannot use them", "install a CUDA build of torch")
+    return Check("torch", "ok", found)
+
+
+def _notebook() -> Check:
+    done = _ask("from jupyter_core.paths import jupyter_path; print(*jupyter_path('labextensions'), sep='\\n')")
+    folders = [Path(line) for line in done.stdout.splitlines()]
+    missing = [name for name in _WIDGETS if not any((folder / name).is_dir() for folder in folders)]
+    try:
+        found = f"JupyterLab {importlib.metadata.version('jupyterlab')}"
+    except importlib.metadata.PackageNotFoundError:
+        found = "no JupyterLab in this environment"
+    if missing:
+        advice = "`pip install ipywidgets bqplot` where Jupyter runs, then reload the page"
+        return Check("notebook", "warn", f"{found}, without {', '.join(missing)}", advice)
+    return Check("notebook", "ok", f"{found}, widgets and charts installed")
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):  # no cgroup, or "max"
+        return None
+
+
+_LOOKS = (_python, _settings, _core, _mpi, _cores, _memory, _files, _torch, _notebook)
