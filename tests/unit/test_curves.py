@@ -50,9 +50,7 @@ def test_a_gap_of_one_rank_leaves_the_mean_of_the_others() -> None:
 
 
 def test_runs_over_one_another() -> None:
-    curves = many(
-        {"a": {0: points([0, 1], [1, 1]), 1: points([0, 1], [3, 3])}, "b": {0: points([0, 1], [9, 8])}}
-    )
+    curves = many({"a": {0: points([0, 1], [1, 1]), 1: points([0, 1], [3, 3])}, "b": {0: points([0, 1], [9, 8])}})
     assert curves.labels == ("a", "b")
     assert curves.rows.tolist() == [[2, 2], [9, 8]]
 

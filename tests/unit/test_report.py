@@ -17,9 +17,7 @@ from ring_notebook.notebook.style import ago, duration, rank_list, whole
 from ring_notebook.records import Ended, MetricBatch, Output, Record, Status, encode
 
 
-def run(
-    directory: Path, size: int, *more: Record, steps: int = 60, status: str = "ok", error: str = ""
-) -> RunLog:
+def run(directory: Path, size: int, *more: Record, steps: int = 60, status: str = "ok", error: str = "") -> RunLog:
     log = RunLog(directory, directory.name, "digits <1>", size, "", {}, {})
     for rank in range(size):
         values = array("d")

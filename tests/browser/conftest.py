@@ -1,0 +1,60 @@
+"""A JupyterLab and a browser for the tests of this folder, and where their pictures go."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, sync_playwright
+
+from browser.lab import Lab, NotebookPage
+
+PICTURES = Path(os.environ.get("RING_PICTURES", Path(__file__).with_name("artifacts")))
+
+
+@pytest.fixture(scope="module")
+def browser(chromium: str) -> Iterator[Browser]:
+    """Chromium without a screen."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=chromium, args=["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
+        )
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def lab(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """A server whose notebooks lie in a folder of their own."""
+    lab = Lab(tmp_path_factory.mktemp("notebooks"), tmp_path_factory.mktemp("lab"))
+    yield lab
+    lab.close()
+
+
+@pytest.fixture
+def open_notebook(lab: Lab, browser: Browser) -> Iterator[Callable[[str], NotebookPage]]:
+    """Opens a notebook of the lab's folder in a tab; its kernel is ended after the test."""
+    opened: list[NotebookPage] = []
+
+    def open_one(name: str) -> NotebookPage:
+        page = browser.new_page(viewport={"width": 1200, "height": 900}, device_scale_factor=2)
+        opened.append(NotebookPage(page, lab, name))
+        return opened[-1]
+
+    yield open_one
+    for notebook in opened:
+        notebook.shut_down()
+        notebook.page.close()
+
+
+@pytest.fixture
+def picture() -> Callable[[NotebookPage, int, str], None]:
+    """Saves what a cell shows as a picture to look at; `make screenshot` saves them for the README."""
+
+    def save(notebook: NotebookPage, cell: int, name: str) -> None:
+        PICTURES.mkdir(parents=True, exist_ok=True)
+        notebook.output(cell).screenshot(path=PICTURES / f"{name}.png")
+
+    return save

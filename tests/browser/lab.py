@@ -1,0 +1,130 @@
+"""Drives a real JupyterLab in a real browser, as a person would."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import nbformat
+from playwright.sync_api import Locator, Page
+
+__all__ = ["Lab", "NotebookPage"]
+
+START_SECONDS = 60
+CELL_SECONDS = 90
+
+
+class Lab:
+    """A JupyterLab server of its own over ``directory``, with its own runtime files and settings."""
+
+    def __init__(self, directory: Path, private: Path) -> None:
+        self.directory = directory
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        # JUPYTER_DATA_DIR stays: the widgets' front ends are found there.
+        environment = {
+            **os.environ,
+            "JUPYTER_RUNTIME_DIR": str(private / "runtime"),
+            "JUPYTER_CONFIG_DIR": str(private / "config"),
+            "JUPYTERLAB_SETTINGS_DIR": str(private / "settings"),
+            "JUPYTERLAB_WORKSPACES_DIR": str(private / "workspaces"),
+            "RING_STALL_WARNING": "2",
+        }
+        self._log = private / "lab.log"
+        self._process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "jupyterlab", "--allow-root", "--no-browser", "--ip", "127.0.0.1"),
+                *(
+                    "--port",
+                    self.url.rpartition(":")[2],
+                    "--IdentityProvider.token=",
+                    f"--ServerApp.root_dir={directory}",
+                ),
+                *("--LabApp.news_url=None", "--ServerApp.disable_check_xsrf=True"),
+            ],
+            env=environment,
+            stdout=self._log.open("w"),
+            stderr=subprocess.STDOUT,
+        )
+        self._wait_until_up()
+
+    def _wait_until_up(self) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while self._process.poll() is None and time.monotonic() < deadline:
+            try:
+                urllib.request.urlopen(f"{self.url}/api").close()
+            except OSError:
+                time.sleep(0.1)
+            else:
+                return
+        self.close()
+        raise RuntimeError(f"JupyterLab did not start:\n{self._log.read_text()}")
+
+    def close(self) -> None:
+        """End the server and with it its kernels."""
+        self._process.terminate()
+        self._process.wait(20)
+
+
+class NotebookPage:
+    """One notebook open in a browser tab. Cells are counted from 0, code cells only."""
+
+    def __init__(self, page: Page, lab: Lab, name: str) -> None:
+        self.page = page
+        self.path = lab.directory / name
+        self._lab = lab
+        page.goto(f"{lab.url}/doc/tree/{name}?reset")
+        page.locator(".jp-Notebook .jp-Cell").first.wait_for()
+
+    @staticmethod
+    def write(path: Path, *cells: str) -> None:
+        """A new notebook file with these code cells."""
+        notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+        notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+        nbformat.write(notebook, path)
+
+    def cell(self, index: int) -> Locator:
+        """A code cell."""
+        return self.page.locator(".jp-CodeCell").nth(index)
+
+    def output(self, index: int) -> Locator:
+        """All that a code cell shows."""
+        return self.cell(index).locator(".jp-OutputArea").first
+
+    def run(self, index: int) -> None:
+        """Start a cell; returns at once."""
+        self.cell(index).locator(".jp-InputArea-editor").click()
+        self.page.keyboard.press("Control+Enter")
+
+    def wait_ended(self, index: int, seconds: float = CELL_SECONDS) -> None:
+        """Wait until a cell that was started has its number."""
+        prompt = self.cell(index).locator(".jp-InputArea-prompt")
+        self.until(lambda: re.fullmatch(r"\[\d+\]:?", prompt.inner_text().strip()) is not None, seconds)
+
+    def until(self, holds: Callable[[], bool], seconds: float = CELL_SECONDS) -> None:
+        """Wait until ``holds`` does. Raises AssertionError with the page's text when it does not in time."""
+        deadline = time.monotonic() + seconds
+        while not holds():
+            assert time.monotonic() < deadline, self.page.locator(".jp-Notebook").inner_text()[-3000:]
+            self.page.wait_for_timeout(100)
+
+    def save(self) -> nbformat.NotebookNode:
+        """Save with the keyboard, wait until it is on disk, and read it."""
+        before = self.path.stat().st_mtime_ns
+        self.page.keyboard.press("Control+s")
+        self.until(lambda: self.path.stat().st_mtime_ns > before, 20)
+        return nbformat.read(self.path, as_version=4)
+
+    def shut_down(self) -> None:
+        """End the notebook's kernel, and with it its cluster."""
+        self.page.goto("about:blank")
+        for kernel in self.page.request.get(f"{self._lab.url}/api/kernels").json():
+            self.page.request.delete(f"{self._lab.url}/api/kernels/{kernel['id']}")

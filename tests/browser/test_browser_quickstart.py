@@ -1,0 +1,77 @@
+"""The quickstart as a newcomer meets it: run, watch, save, and open again without a kernel."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from browser.lab import Lab, NotebookPage
+
+QUICKSTART = Path(__file__).parents[2] / "notebooks" / "01_quickstart.ipynb"
+TRAIN = 2  # the %%ringtrain cell, counted in code cells
+
+
+def drawn(notebook: NotebookPage) -> int:
+    """Corners of the lines in the first chart of the panel."""
+    lines = notebook.output(TRAIN).locator(".bqplot").first.locator("path.line")
+    return sum((line.get_attribute("d") or "").count("L") for line in lines.all())
+
+
+@pytest.mark.timeout(300)
+def test_the_quickstart(
+    lab: Lab,
+    open_notebook: Callable[[str], NotebookPage],
+    picture: Callable[[NotebookPage, int, str], None],
+) -> None:
+    shutil.copy(QUICKSTART, lab.directory / "quickstart.ipynb")
+    notebook = open_notebook("quickstart.ipynb")
+    for cell in range(TRAIN):
+        notebook.run(cell)
+        notebook.wait_ended(cell)
+
+    notebook.run(TRAIN)
+    panel = notebook.output(TRAIN).locator(".ring-panel")
+    panel.wait_for(timeout=60_000)
+    notebook.until(lambda: drawn(notebook) > 20)
+    before = drawn(notebook)
+    notebook.until(lambda: drawn(notebook) > before + 20)
+    assert panel.get_by_role("button", name="Stop").is_visible()
+    assert panel.locator(".ring-table tbody tr").count() == 2
+    notebook.until(lambda: drawn(notebook) > 200)
+    picture(notebook, TRAIN, "panel")
+
+    notebook.wait_ended(TRAIN)
+    notebook.output(TRAIN).locator(".ring-report").wait_for(timeout=10_000)
+    assert panel.count() == 0
+    picture(notebook, TRAIN, "report")
+    for cell in range(TRAIN + 1, notebook.page.locator(".jp-CodeCell").count()):
+        notebook.run(cell)
+        notebook.wait_ended(cell)
+    said = notebook.page.locator(".jp-Notebook").inner_text()
+    assert "Error" not in said
+    accuracy = float(said.partition("test accuracy here: ")[2].partition("%")[0])
+    assert accuracy >= 97
+    saved = notebook.save()
+    notebook.shut_down()
+    without_a_kernel(saved, lab.directory / "mailed.ipynb", open_notebook)
+
+
+def without_a_kernel(saved: nbformat.NotebookNode, path: Path, open_notebook: Callable[[str], NotebookPage]) -> None:
+    """What someone sees who is sent the notebook: not signed, no kernel."""
+    del saved.metadata["kernelspec"]
+    nbformat.write(saved, path)
+    assert path.stat().st_size < 1_000_000
+    notebook = open_notebook(path.name)
+    notebook.page.get_by_role("button", name="No Kernel").click()
+    output = notebook.output(TRAIN)
+    charts = output.locator("img")
+    charts.first.wait_for()
+    assert charts.count() == 2
+    assert all(image.evaluate("image => image.complete && image.naturalWidth > 0") for image in charts.all())
+    assert output.locator("tbody tr").count() == 2
+    assert "ok" in output.inner_text()
+    assert notebook.page.locator(".jupyter-widgets").count() == 0

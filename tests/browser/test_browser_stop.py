@@ -1,0 +1,77 @@
+"""The panel in trouble: Stop while the cell blocks, and the view of who is stuck where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from browser.lab import Lab, NotebookPage
+
+START = "%load_ext ring_notebook\n%ring start -n 2"
+LONG = """%%ringtrain --name long
+import time
+for step in range(100_000):
+    ring.log(loss=1 / (step + 1), samples=1)
+    time.sleep(0.01)
+"""
+STUCK = """%%ringtrain --name stuck
+import time, torch
+ring.allreduce(torch.ones(3), name="warm")
+if ring.rank() == 1:
+    time.sleep(1000)
+ring.allreduce(torch.ones(3), name="late")
+"""
+AFTER = """%%ringtrain
+import torch
+print("sum", ring.allreduce(torch.ones(1), op=ring.Sum).item())
+"""
+
+
+@pytest.fixture
+def notebook(lab: Lab, open_notebook: Callable[[str], NotebookPage], request: pytest.FixtureRequest) -> NotebookPage:
+    """A notebook with a cluster of 2, the cell that is the test's parameter, and one that must still work."""
+    NotebookPage.write(lab.directory / "stop.ipynb", START, request.param, AFTER)
+    notebook = open_notebook("stop.ipynb")
+    notebook.run(0)
+    notebook.wait_ended(0)
+    notebook.run(1)
+    notebook.output(1).locator(".ring-panel").wait_for(timeout=60_000)
+    return notebook
+
+
+def stop_and_go_on(notebook: NotebookPage) -> None:
+    """Press Stop: the cell ends within seconds as interrupted, and the next one works."""
+    notebook.output(1).get_by_role("button", name="Stop").click()
+    notebook.wait_ended(1, seconds=5)
+    report = notebook.output(1).locator(".ring-report")
+    assert report.locator("text=interrupted").count() >= 1
+    assert "KeyboardInterrupt" in notebook.output(1).inner_text()
+    notebook.run(2)
+    notebook.wait_ended(2)
+    assert "sum 2" in notebook.output(2).inner_text()
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("notebook", [LONG], indirect=True)
+def test_stop_ends_every_rank_of_a_long_run(notebook: NotebookPage) -> None:
+    rows = notebook.output(1).locator(".ring-table tbody tr")
+    notebook.until(lambda: rows.count() == 2)
+    stop_and_go_on(notebook)
+    statuses = [row.locator("td").nth(1).inner_text() for row in rows.all()]
+    assert statuses == ["interrupted", "interrupted"]
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("notebook", [STUCK], indirect=True)
+def test_the_panel_says_who_waits_for_whom(
+    notebook: NotebookPage, picture: Callable[[NotebookPage, int, str], None]
+) -> None:
+    notice = notebook.output(1).locator(".ring-notice")
+    notice.filter(has_text="No progress").wait_for(timeout=30_000)
+    notebook.until(lambda: "Rank 0 waits for rank 1." in notice.inner_text(), 10)
+    picture(notebook, 1, "stuck")
+    cells = notice.locator("tbody tr").first.locator("td").all_inner_texts()
+    assert cells[1] == "allreduce late"
+    assert cells[4:] == ["5", "1"]
+    stop_and_go_on(notebook)
