@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 
 import pytest
 
+from ring_notebook.config import config
 from ring_notebook.launch.rank import rank_in
 
 SIZES = (1, 2, 3, 4)
@@ -37,3 +38,16 @@ def hvd() -> Iterator[ModuleType]:
     ring_notebook.torch.init()
     yield ring_notebook.torch
     ring_notebook.torch.shutdown()
+
+
+@pytest.fixture
+def settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Sets RING_* variables for this test: ``settings(overlap="thread")``."""
+
+    def change(**values: object) -> None:
+        for name, value in values.items():
+            monkeypatch.setenv(f"RING_{name.upper()}", str(value))
+        config.cache_clear()
+
+    yield change
+    config.cache_clear()
