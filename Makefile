@@ -37,6 +37,13 @@ bench: $(VENV)/installed
 lint: $(VENV)/installed
 	$(BIN)/pre-commit run --all-files $(ARGS)
 
+sanitize: $(VENV)/installed
+	tests/native/sanitize.sh address,undefined $(ARGS)
+	tests/native/sanitize.sh thread $(ARGS)
+
+screenshot: $(VENV)/installed
+	RING_PICTURES=$(CURDIR)/docs/images $(BIN)/pytest tests/browser $(ARGS)
+
 test-deps:
 	apt-get update -qq
 	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core iproute2
