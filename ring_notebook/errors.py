@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 __all__ = [
+    "CellSyntaxError",
     "ClusterError",
     "CollectiveAborted",
     "CollectiveError",
@@ -89,3 +90,10 @@ class RunTimeout(RingError, TimeoutError):
 
 class DriftError(RingError):
     """Parameters or optimizer state that should be equal on all ranks are not."""
+
+
+class CellSyntaxError(RingError):
+    """The source of a cell does not compile; nothing was sent to the ranks.
+
+    No SyntaxError, which IPython shows with all frames of this package and cannot be told otherwise.
+    """

@@ -58,7 +58,7 @@ def _keep_log(logs: Path, rank: int) -> None:
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)
-    faulthandler.enable(2)
+    faulthandler.enable(2, all_threads=False)
     faulthandler.register(signal.SIGUSR1, 2)
 
 

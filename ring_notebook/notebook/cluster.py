@@ -84,6 +84,7 @@ class Cluster:
         if self._processes is not None:
             self._processes.stop()
             self._processes = None
+        self._run = None
         if self._directory.name:
             shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -210,11 +211,9 @@ class Cluster:
             )
         engines.all = [Engine(about["rank"], about["host"], about["pid"], about["gpu"]) for about in found]
 
-    def _ended(self, which: str) -> None:
+    def _ended(self, which: str, output: str) -> None:
         """Called when controller or engines ended by themselves."""
-        processes = self._processes
-        if processes is not None:
-            self.death = explain(which, processes.log("engines"), self._directory / "log", self._oom_kills)
+        self.death = explain(which, output, self._directory / "log", self._oom_kills)
 
     def _trouble(self) -> str:
         """Why the engines do not answer any more; empty while they do."""

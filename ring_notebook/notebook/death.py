@@ -12,7 +12,7 @@ __all__ = ["Death", "explain", "oom_kills"]
 
 _VMSTAT = Path("/proc/vmstat")
 _CGROUP_EVENTS = Path("/sys/fs/cgroup/memory.events")
-_TAIL = 15
+_TAIL = 30  # lines
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import select
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event, Thread
@@ -83,10 +85,10 @@ class Processes:
 
     One thread starts, watches and ends them: the Linux kernel ends a child of ours with the thread that
     started it, so this thread has to live as long as they do. When one of them ends by itself the other is
-    ended too, and ``on_end`` is called with its name (``controller`` or ``engines``) from that thread.
+    ended too, and ``on_end`` is called from that thread with its name (``controller`` or ``engines``) and the engines' output.
     """
 
-    def __init__(self, directory: Path, n: int, hosts: list[Host], keep: bool, on_end: Callable[[str], None]) -> None:
+    def __init__(self, directory: Path, n: int, hosts: list[Host], keep: bool, on_end: Callable[[str, str], None]) -> None:
         self.directory = directory
         self._n = n
         self._on_end = on_end
@@ -140,9 +142,14 @@ class Processes:
         finally:
             self._started.set()
         ended = self._wait() if self._error is None else ""
+        if ended == "controller":
+            # Its heart monitor is a child that only the controller itself would have ended.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._cluster.controller.pid, signal.SIGKILL)
+        output = self.log("engines")
         self._end()
         if ended:
-            self._on_end(ended)
+            self._on_end(ended, output)
 
     def _wait(self) -> str:
         """Return when one of both has ended (its name) or `stop` was called (nothing)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ class Session:
     def __init__(self) -> None:
         self.cluster: Cluster | None = None
         self.run: Run | None = None
+        self._names: list[str] = []
         self._setup: dict[str, tuple[str, dict[str, Any]]] = {}
 
     def start(self, n: int | None = None, hosts: str = "", keep: bool = False) -> str:
@@ -103,3 +105,10 @@ class Session:
             kinds = [kinds.get(name, "missing") for kinds in cluster.variables(name)]
             rows += [[name, str(index), kind] for index, kind in enumerate(kinds)]
         return values, Listing(["name", "rank", "value"], rows, f"pulled from rank {rank}")
+
+    def variable_names(self) -> list[str]:
+        """The names that rank 0 has given to values; those known last while it is at work."""
+        if self.cluster is not None and self.cluster.running and (self.run is None or self.run.done):
+            with contextlib.suppress(ClusterError):
+                self._names = sorted(self.cluster.variables()[0])
+        return self._names

@@ -7,16 +7,18 @@ import traceback
 
 from IPython.core.inputtransformer2 import TransformerManager
 
+from ring_notebook.errors import CellSyntaxError
 from ring_notebook.notebook.failures import brief
 
 __all__ = ["check_syntax"]
 
 
 def check_syntax(source: str, first_line: int) -> None:
-    """Raise the cell's SyntaxError, if it has one, with the line number that the notebook shows beside it."""
+    """Raise CellSyntaxError when the cell has one, with the line number that the notebook shows beside it."""
     text = "\n" * (first_line - 1) + TransformerManager().transform_cell(source)
     try:
         ast.parse(text, "<cell>")
     except SyntaxError as error:
         lines = "".join(traceback.format_exception_only(error)).rstrip()
-        raise brief(error, lines.replace('File "<cell>"', "Cell").strip()) from None
+        text = lines.replace('File "<cell>"', "Cell").strip()
+        raise brief(CellSyntaxError(text), text) from None

@@ -1,0 +1,174 @@
+"""Start, stop, death: whatever ends a notebook or its cluster, no process stays, and the notebook says what died."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ring_notebook.errors import ClusterError
+from ring_notebook.notebook.cluster import Cluster
+
+# A kernel as far as the cluster is concerned: it starts one, tells its processes, and lives on.
+KERNEL = """
+import json, sys, time, psutil
+from ring_notebook.notebook.cluster import Cluster
+cluster = Cluster(2).start()
+if sys.argv[1] == "busy":
+    cluster.run("while True: pass")
+    time.sleep(0.5)
+print(json.dumps([child.pid for child in psutil.Process().children(recursive=True)]), flush=True)
+time.sleep(600)
+"""
+SECONDS_TO_VANISH = 5.0
+
+
+def alive(pids: list[int]) -> list[str]:
+    found = []
+    for pid in pids:
+        try:
+            process = psutil.Process(pid)
+            if process.status() != psutil.STATUS_ZOMBIE:
+                found.append(f"{pid} {' '.join(process.cmdline())}")
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def assert_gone(pids: list[int]) -> None:
+    deadline = time.monotonic() + SECONDS_TO_VANISH
+    while alive(pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert alive(pids) == []
+
+
+@pytest.fixture(params=["idle", "busy"])
+def kernel(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", KERNEL, request.param], stdout=subprocess.PIPE, text=True, cwd=tmp_path
+    )
+    assert process.stdout is not None
+    pids = json.loads(process.stdout.readline())
+    assert len(alive(pids)) >= 5
+    yield process, pids
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def test_nothing_outlives_a_killed_kernel(kernel: tuple[subprocess.Popen[str], list[int]]) -> None:
+    process, pids = kernel
+    process.kill()
+    process.wait()
+    assert_gone(pids)
+
+
+def test_nothing_outlives_a_killed_controller(kernel: tuple[subprocess.Popen[str], list[int]]) -> None:
+    process, pids = kernel
+    controller = next(pid for pid in pids if "ipyparallel.controller" in " ".join(psutil.Process(pid).cmdline()))
+    os.kill(controller, signal.SIGKILL)
+    assert_gone(pids)
+    assert process.poll() is None
+
+
+def test_start_stop_and_start_again() -> None:
+    cluster = Cluster(2).start()
+    pids = [child.pid for child in psutil.Process().children(recursive=True)]
+    with pytest.raises(ClusterError, match="already running"):
+        cluster.start()
+    assert [engine["rank"] for engine in cluster.status()] == [0, 1]
+    cluster.stop()
+    assert_gone(pids)
+    assert not cluster.running
+    with pytest.raises(ClusterError, match="%ring start"):
+        cluster.run("pass")
+    cluster.stop()
+    with cluster:
+        assert cluster.run("pass").wait().status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("rank", "code", "how"),
+    [
+        (0, "os._exit(3)", "exited with code 3"),
+        (1, "os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL, not by the Linux kernel"),
+        (0, "faulthandler._sigsegv()", "SIGSEGV"),
+    ],
+)
+def test_a_rank_that_dies_is_reported_and_restart_mends_it(cluster: Cluster, rank: int, code: str, how: str) -> None:
+    if not cluster.running:
+        cluster.restart()
+    cluster.run("import torch").wait()
+    source = (
+        "import faulthandler, os, signal, sys, time\nfrom ring_notebook.core import world\n"
+        f"if world.current().rank == {rank}:\n    print('last words', file=sys.__stderr__, flush=True)\n    {code}\n"
+        "time.sleep(60)"
+    )
+    started = time.monotonic()
+    run = cluster.run(source)
+    with pytest.raises(ClusterError, match=f"rank {rank} on ") as caught:
+        run.wait()
+    assert time.monotonic() - started < 2.5
+    message = str(caught.value)
+    assert how in message
+    assert "last words" in message
+    assert "%ring restart" in message
+    assert run.status == "failed"
+    with pytest.raises(ClusterError, match=f"rank {rank}"):
+        cluster.run("pass")
+    cluster.restart()
+    assert cluster.run("pass").wait().status == "ok"
+
+
+def test_more_ranks_than_engines(cluster: Cluster) -> None:
+    with pytest.raises(ClusterError, match="9 ranks were asked for, the cluster has 2"):
+        cluster.run("pass", n=9)
+
+
+def test_variables_go_there_and_back(cluster: Cluster) -> None:
+    cluster.push({"table": {"a": [1, 2]}, "function": lambda x: x + 1})
+    cluster.run("from ring_notebook.core import world\nmine = function(world.current().rank)\ntable['b'] = mine").wait()
+    assert cluster.pull("table", rank=1) == {"a": [1, 2], "b": 2}
+    assert cluster.variables("mine") == [{"mine": "int 1"}, {"mine": "int 2"}]
+
+
+def test_a_class_of_a_cell_comes_back_with_its_value(cluster: Cluster) -> None:
+    cluster.run("class Point:\n    def __init__(self, x): self.x = x\npoint = Point(3)").wait()
+    assert cluster.pull("point").x == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("missing_name", "no variable 'missing_name'"), ("lock", "'lock' .* cannot be pickled")],
+)
+def test_what_cannot_be_pulled_says_why(cluster: Cluster, name: str, message: str) -> None:
+    cluster.run("import threading\nlock = threading.Lock()").wait()
+    with pytest.raises(ClusterError, match=message):
+        cluster.pull(name)
+
+
+def test_what_cannot_be_pushed_says_why(cluster: Cluster) -> None:
+    import threading
+
+    with pytest.raises(ClusterError, match=r"lock \(lock\) cannot be sent"):
+        cluster.push({"lock": threading.Lock()})
+
+
+def test_one_run_at_a_time(cluster: Cluster) -> None:
+    run = cluster.run("import time; time.sleep(60)", name="long")
+    with pytest.raises(ClusterError, match="run long is under way"):
+        cluster.run("pass")
+    with pytest.raises(ClusterError, match="run long is under way"):
+        cluster.pull("x")
+    run.stop()
+    with pytest.raises(KeyboardInterrupt):
+        run.wait()
+    assert cluster.run("pass").wait().status == "ok"

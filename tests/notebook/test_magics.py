@@ -1,0 +1,170 @@
+"""The magics in a real kernel: what a user types and what the notebook then shows."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class Notebook:
+    """A kernel whose cells are executed one by one."""
+
+    def __init__(self, directory: Path) -> None:
+        self.document = nbformat.v4.new_notebook()
+        self.client = NotebookClient(self.document, timeout=60, resources={"metadata": {"path": str(directory)}})
+        self.loop = asyncio.new_event_loop()
+        self.loop.run_until_complete(self._start())
+
+    async def _start(self) -> None:
+        self.client.create_kernel_manager()
+        await self.client.async_start_new_kernel()
+        await self.client.async_start_new_kernel_client()
+
+    def run(self, source: str, interrupt_after: float = 0.0) -> list[dict[str, Any]]:
+        """Execute a cell and return its outputs; its error, if it has one, is among them."""
+        cell = nbformat.v4.new_code_cell(source)
+        self.document.cells.append(cell)
+        if interrupt_after:
+            pid = self.client.km.provisioner.pid
+            self.loop.call_later(interrupt_after, os.kill, pid, signal.SIGINT)
+        index = len(self.document.cells) - 1
+        with contextlib.suppress(CellExecutionError):
+            self.loop.run_until_complete(self.client.async_execute_cell(cell, index))
+        return list(cell.outputs)
+
+    def text(self, source: str) -> str:
+        """The text of a cell's outputs, streams and results; fails when it has an error."""
+        outputs = self.run(source)
+        assert not [output for output in outputs if output["output_type"] == "error"], outputs
+        return "".join(output.get("text") or output["data"]["text/plain"] for output in outputs)
+
+    def error(self, source: str, interrupt_after: float = 0.0) -> tuple[str, str]:
+        """The name of a cell's error and what the notebook shows of it, without colours."""
+        errors = [o for o in self.run(source, interrupt_after) if o["output_type"] == "error"]
+        assert len(errors) == 1, errors
+        return errors[0]["ename"], ANSI.sub("", "\n".join(errors[0]["traceback"]))
+
+    def close(self) -> None:
+        self.loop.run_until_complete(self.client._async_cleanup_kernel())
+        self.loop.close()
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    started = Notebook(tmp_path_factory.mktemp("notebook"))
+    started.run("%load_ext ring_notebook")
+    yield started
+    started.close()
+
+
+def test_before_there_is_a_cluster(notebook: Notebook) -> None:
+    name, shown = notebook.error("%ring status")
+    assert name == "ClusterError"
+    assert shown == "ClusterError: there is no cluster; `%ring start` starts one"
+
+
+def test_a_syntax_error_costs_no_cluster(notebook: Notebook) -> None:
+    name, shown = notebook.error("%%ringtrain\nx = 1\nif x\n    pass")
+    assert name == "CellSyntaxError"
+    assert "Cell, line 3" in shown
+    assert "ring_notebook" not in shown
+
+
+def test_the_first_cell_starts_a_cluster_and_says_why(notebook: Notebook) -> None:
+    text = notebook.text("%%ringtrain\nfrom ring_notebook.core import world\nprint('rank', world.current().rank)")
+    assert re.search(r"Started \d+ engines \(one per core, \d+ found, no GPU.*\) in \d+\.\d s", text)
+    assert "rank 0" in text
+    assert "rank 1" in text
+
+
+def test_start_says_that_one_runs(notebook: Notebook) -> None:
+    assert "is running" in notebook.error("%ring start -n 2")[1]
+
+
+def test_status_lists_the_engines(notebook: Notebook) -> None:
+    text = notebook.text("%ring status")
+    assert "rank" in text
+    assert text.count("idle") >= 2
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "text"),
+    [
+        ("%%ringtrain -n 99\npass", "ClusterError", "99 ranks were asked for, the cluster has"),
+        ("%%ringtrain --bogus\npass", "UsageError", "unrecognized arguments: --bogus"),
+        ("%%ringtrain -n two\npass", "UsageError", "invalid int value: 'two'"),
+        ("%ring bogus", "UsageError", "invalid choice: 'bogus'"),
+        ("%ring pull no_such_name", "ClusterError", "no variable 'no_such_name'"),
+        ("%ring pull kept -t 99", "ClusterError", "there is no rank 99"),
+        ("%ring push no_such_name", "UsageError", "no variable no_such_name in this notebook"),
+    ],
+)
+def test_bad_input_is_one_line(notebook: Notebook, line: str, name: str, text: str) -> None:
+    outputs = notebook.run(line)
+    shown = ANSI.sub("", "".join(o.get("text", "") + "\n".join(o.get("traceback", [])) for o in outputs)).strip()
+    assert text in shown
+    assert shown.startswith(name)
+    assert len(shown.splitlines()) == 1
+
+
+def test_a_metric_that_is_no_number_is_named(notebook: Notebook) -> None:
+    name, shown = notebook.error("%%ringtrain\nfrom ring_notebook.core.metrics import log\nlog(loss='low')")
+    assert name == "TypeError"
+    assert "metric 'loss' is not a number: got str" in shown
+
+
+def test_a_failure_shows_the_line_of_the_cell(notebook: Notebook) -> None:
+    name, shown = notebook.error("%%ringtrain\ndef f(x):\n    return 1 / x\nf(0)")
+    assert name == "ZeroDivisionError"
+    assert shown.count("Traceback") == 1
+    assert "Cell, line 4, in <module>" in shown
+    assert "Cell, line 3, in f" in shown
+    assert "ipyparallel" not in shown
+
+
+def test_out_holds_the_run(notebook: Notebook) -> None:
+    notebook.run(
+        "%%ringtrain --name first --out run\nfrom ring_notebook.core.metrics import log\n"
+        "for i in range(5): log(loss=1 / (i + 1), samples=8)"
+    )
+    assert "ok" in notebook.text("run.status")
+    assert "10" in notebook.text("len(run.metrics)")
+    assert "80" in notebook.text("run.summary['samples']")
+
+
+def test_push_and_pull(notebook: Notebook) -> None:
+    notebook.run("shared = [1, 2]\n%ring push shared")
+    notebook.run("%%ringtrain\nkept = {'sum': sum(shared)}")
+    assert "dict of 1" in notebook.text("%ring pull kept")
+    assert "{'sum': 3}" in notebook.text("kept")
+
+
+def test_an_interrupt_ends_the_cell_and_nothing_else(notebook: Notebook) -> None:
+    name, shown = notebook.error("%%ringtrain\nimport time\nkept = 7\ntime.sleep(60)", interrupt_after=1.0)
+    assert name == "KeyboardInterrupt"
+    assert "stopped at line 4 of the cell" in shown
+    notebook.text("%%ringtrain\nassert kept == 7")
+
+
+def test_restart_runs_the_setup_cells_again(notebook: Notebook) -> None:
+    notebook.run("%%ringtrain --setup\nprepared = 1")
+    assert "Ran 1 set-up cells again" in notebook.text("%ring restart --rerun")
+    notebook.text("%%ringtrain\nassert prepared == 1")
+
+
+def test_stop(notebook: Notebook) -> None:
+    assert "Stopped" in notebook.text("%ring stop")
+    assert "There is no cluster" in notebook.text("%ring stop")
