@@ -7,8 +7,8 @@ from types import ModuleType
 
 import pytest
 import torch
+
 from ranks.training import (
-    BATCH,
     Build,
     assert_same,
     joint_batches,
