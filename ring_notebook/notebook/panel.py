@@ -15,7 +15,7 @@ from ring_notebook.config import config
 from ring_notebook.notebook import printed, report, stuck, table
 from ring_notebook.notebook.curves import per_rank
 from ring_notebook.notebook.runlog import RunLog
-from ring_notebook.notebook.style import CSS, STATUS_COLORS, duration, whole
+from ring_notebook.notebook.style import CSS, STATUS_COLORS, duration
 from ring_notebook.notebook.view import RunView
 
 __all__ = ["Panel"]
@@ -34,9 +34,7 @@ class Panel:
     button, also while the cell blocks. At the end `close` puts the still report in the panel's place.
     """
 
-    def __init__(
-        self, log: RunLog, *, plot: Sequence[str] = (), stop: Callable[[], None] | None = None
-    ) -> None:
+    def __init__(self, log: RunLog, *, plot: Sequence[str] = (), stop: Callable[[], None] | None = None) -> None:
         self._log = log
         self._plot = tuple(plot)
         self._stop = stop
@@ -150,15 +148,8 @@ class _OutputArea:
 
 
 def _head(log: RunLog, view: RunView) -> str:
-    name, ranks, elapsed = (escape(part) for part in report.headline(log, view)[:3])
-    parts = [
-        f"<span style='color:{STATUS_COLORS['running']}'>● running</span>",
-        f"<b>{name}</b>",
-        ranks,
-        elapsed,
-    ]
-    if view.samples_per_s:
-        parts.append(f"{whole(view.samples_per_s)} samples/s")
+    name, *facts = (escape(part) for part in report.headline(log, view))
+    parts = [f"<span style='color:{STATUS_COLORS['running']}'>● running</span>", f"<b>{name}</b>", *facts]
     if view.progress is not None:
         left = f", {duration(view.left)} left" if view.left is not None else ""
         bar = f"<span class='ring-bar'><i style='width:{view.progress:.1%}'></i></span>"

@@ -34,9 +34,7 @@ def figure(log: RunRecord, names: Sequence[str] = ()) -> HTML:
     view = log.view()
     for name in names:
         if name not in view.curves:
-            raise KeyError(
-                f"run {log.run} has no metric {name!r}; it logged {', '.join(view.charted) or 'none'}"
-            )
+            raise KeyError(f"run {log.run} has no metric {name!r}; it logged {', '.join(view.charted) or 'none'}")
     return HTML(CSS + _charts(view, names or view.charted))
 
 
@@ -57,8 +55,7 @@ def compare(logs: Sequence[RunRecord], names: Sequence[str] = ()) -> HTML:
 def headline(log: RunRecord, view: RunView) -> list[str]:
     """What the first line says of a run: its name, ranks, time, throughput."""
     parts = [log.name or log.run, f"{view.size} rank{'s' * (view.size > 1)}", duration(view.elapsed)]
-    total = sum(rank.samples for rank in view.ranks)
-    if total and log.summary:
+    if view.samples_per_s:
         parts.append(f"{whole(view.samples_per_s)} samples/s")
     return parts
 
@@ -96,9 +93,7 @@ def _output(log: RunRecord, view: RunView) -> str:
     lines = printed.Lines().take(view.output, last=True)
     if not lines:
         return ""
-    where = (
-        f"<div>The first lines are in {escape(str(log.directory))}</div>" if len(lines) > MOST_LINES else ""
-    )
+    where = f"<div>The first lines are in {escape(str(log.directory))}</div>" if len(lines) > MOST_LINES else ""
     return (
         f"<details{' open' * (len(lines) <= 12)}><summary>Output</summary>{where}"
         f"<div class='ring-lines'>{printed.html(lines[-MOST_LINES:])}</div></details>"

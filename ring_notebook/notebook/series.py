@@ -67,10 +67,10 @@ def _halved(values: array[float]) -> array[float]:
 
 
 class Rate:
-    """Amount per second of one rank: now, and as a curve over time in seconds since ``origin``.
+    """Amount per second of one rank: now, over all, and as a curve over time in seconds since ``origin``.
 
-    The amount that comes with time t was done before t, so the first one only starts the clock. ``interval``
-    seconds of it make one value of the curve; the current rate covers the last ``window`` seconds.
+    The amount that comes with time t was done before t, so the first one only starts the clock. ``interval`` seconds
+    of it make one value of the curve; the current rate covers the last ``window`` seconds.
     """
 
     def __init__(self, origin: float, interval: float = 0.5, window: float = 3.0) -> None:
@@ -78,36 +78,37 @@ class Rate:
         self._interval = interval
         self._window = window
         self._series = Series()
-        self._start: float | None = None
-        self._amount = 0.0
-        self._open = origin
-        self._marks: deque[tuple[float, float]] = deque()
+        self._marks: deque[tuple[float, float]] = deque()  # (time, total) an interval apart, over the window
+        self._first = self._last = (0.0, 0.0)
         self.total = 0.0
 
     def extend(self, times: Iterable[float], amounts: Iterable[float]) -> None:
         """Take in amounts in order; ``times`` are seconds on the clock of ``origin``."""
         for time, amount in zip(times, amounts, strict=True):
             self.total += amount
-            if self._start is None:
-                self._start = self._open = time
-                self._marks.append((time, self.total))
-                continue
-            self._amount += amount
-            if time - self._open >= self._interval:
-                rate = self._amount / (time - self._open)
-                self._series.extend(((self._open + time) / 2 - self._origin,), (rate,))
-                self._open, self._amount = time, 0.0
-                self._marks.append((time, self.total))
+            self._last = (time, self.total)
+            if not self._marks:
+                self._first = self._last
+                self._marks.append(self._last)
+            elif time - self._marks[-1][0] >= self._interval:
+                middle = (self._marks[-1][0] + time) / 2 - self._origin
+                self._series.extend((middle,), (_slope(self._marks[-1], self._last),))
+                self._marks.append(self._last)
                 while self._marks[1][0] <= time - self._window:
                     self._marks.popleft()
 
     def current(self) -> float:
-        """Amount per second over the last window; 0 until two values are an interval apart."""
-        if len(self._marks) < 2:
-            return 0.0
-        (first, before), (last, after) = self._marks[0], self._marks[-1]
-        return (after - before) / (last - first)
+        """Amount per second over the last window; 0 until two values have come."""
+        return _slope(self._marks[0], self._last) if self._marks else 0.0
+
+    def mean(self) -> float:
+        """Amount per second from the first value to the last."""
+        return _slope(self._first, self._last)
 
     def points(self) -> Points:
         """A copy of the curve."""
         return self._series.points()
+
+
+def _slope(one: tuple[float, float], other: tuple[float, float]) -> float:
+    return (other[1] - one[1]) / (other[0] - one[0]) if other[0] > one[0] else 0.0

@@ -39,7 +39,7 @@ def table(view: RunView, still: bool = False) -> Table:
         cells = [str(rank.rank), status_of(rank, still), str(rank.step)]
         cells += [number(rank.last[name]) if name in rank.last else "" for name in view.charted]
         if view.throughput:
-            cells.append(whole(rank.samples_per_s))
+            cells.append(whole(rank.samples_per_s) if rank.samples_per_s else "")
         cells += [f"{by_rank[rank.rank]:.0%}" for by_rank in shares.values()]
         if not still:
             cells.append("" if rank.ended else ago(rank.quiet))
@@ -96,6 +96,4 @@ def text(content: Table) -> str:
         dots = tuple("..." for _ in content.columns)
         lines = [*lines[: half + 1], dots, *lines[-half:]]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines
-    )
+    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)

@@ -30,7 +30,8 @@ class RankView:
     """One rank at one moment. Times are in seconds; ``left`` is None while it cannot be told.
 
     ``quiet`` counts from its last metrics or output, ``idle`` from the last thing that moved at all (also its
-    progress, its line of the cell, its collective).
+    progress, its line of the cell, its collective). ``samples_per_s`` is the current rate, that of the whole run
+    for a rank that has ended.
     """
 
     rank: int
@@ -180,9 +181,7 @@ class RunState:
 
     def _print(self, output: Output) -> None:
         self._printed += 1
-        self._output.append(
-            Printed(self._printed, output.rank, output.stream, output.text[-OUTPUT_CHARACTERS:])
-        )
+        self._output.append(Printed(self._printed, output.rank, output.stream, output.text[-OUTPUT_CHARACTERS:]))
         self._output_characters += len(self._output[-1].text)
         while self._output_characters > OUTPUT_CHARACTERS:
             self._output_characters -= len(self._output.popleft().text)
@@ -205,16 +204,14 @@ class RunState:
                 name: {rank: series.points() for rank, series in sorted(curves.items())}
                 for name, curves in self._curves.items()
             },
-            throughput={
-                number: rank.rate.points() for number, rank in self._ranks.items() if rank.rate.total
-            },
+            throughput={number: rank.rate.points() for number, rank in self._ranks.items() if rank.rate.total},
             ranks=tuple(
                 RankView(
                     rank=number,
                     step=rank.step,
                     last=dict(rank.last),
                     samples=rank.rate.total,
-                    samples_per_s=rank.rate.current(),
+                    samples_per_s=rank.rate.mean() if rank.ended else rank.rate.current(),
                     quiet=now - rank.heard,
                     idle=now - rank.moved,
                     left=rank.left(now),

@@ -55,7 +55,7 @@ def test_rate_counts_what_came_after_the_first_value() -> None:
     rate = Rate(origin=100.0, interval=0.5)
     rate.extend([102.0, 102.25, 102.5], [64, 64, 64])
     assert rate.total == 192
-    assert rate.current() == pytest.approx(128 / 0.5)
+    assert rate.current() == rate.mean() == pytest.approx(128 / 0.5)
     assert [list(axis) for axis in rate.points()] == [[2.25], [256]]
 
 
@@ -63,6 +63,14 @@ def test_rate_forgets_what_is_older_than_its_window() -> None:
     rate = Rate(origin=0.0, interval=0.5, window=2.0)
     rate.extend([0, 1, 2, 3, 4, 5, 6], [10, 10, 10, 10, 50, 50, 50])
     assert rate.current() == pytest.approx(50)
+    assert rate.mean() == pytest.approx(180 / 6)
+
+
+def test_a_run_shorter_than_an_interval_has_a_rate() -> None:
+    rate = Rate(origin=0.0, interval=0.5)
+    rate.extend([1.0, 1.1, 1.2], [10, 10, 10])
+    assert rate.current() == rate.mean() == pytest.approx(100)
+    assert len(rate.points().x) == 0
 
 
 def test_rate_is_zero_before_it_can_be_known() -> None:
