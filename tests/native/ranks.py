@@ -1,0 +1,179 @@
+"""Ranks without MPI: a test's body runs once per rank, in threads of this process or in processes of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from ring_notebook.core.communicator import Communicator
+from ring_notebook.core.native import core
+from ring_notebook.errors import CollectiveAborted
+
+__all__ = ["LAUNCHERS", "LIMIT", "Dead", "Seat", "as_processes", "as_threads"]
+
+LIMIT = 30.0
+"""Seconds until ranks that have not returned count as stuck."""
+
+ARENA = 256 << 20
+
+
+@dataclass
+class Seat:
+    """What the body of a rank gets: its place in the ring memory, and a way to open epochs."""
+
+    domain: Any
+    rank: int
+    size: int
+    opened: list[Communicator] = field(default_factory=list)
+
+    def open(self, epoch: int = 1, ranks: Sequence[int] | None = None, timeout: float = LIMIT) -> Communicator:
+        """Open an epoch over all ranks, or over those of ``ranks``; each of them must call it."""
+        local = list(range(self.size)) if ranks is None else list(ranks)
+        native = core().Communicator.open(self.domain, local, local, local.index(self.rank), epoch, timeout)
+        self.opened.append(Communicator(native, self.domain))
+        return self.opened[-1]
+
+    def leave(self, error: BaseException | None) -> None:
+        """Close what is open, or abort it because of ``error``, as whoever runs a cell does."""
+        for communicator in self.opened:
+            if error is not None:
+                communicator.abort(f"rank {self.rank} raised {error!r}")
+            communicator.close()
+        self.opened.clear()
+
+
+Body = Callable[[Seat], Any]
+
+
+@dataclass(frozen=True)
+class Dead:
+    """In the place of a result: the rank was killed by this signal."""
+
+    signal: int
+
+
+def as_threads(size: int, body: Body) -> list[Any]:
+    """What ``body`` returns on each rank. Raises the error of the rank that failed first of its own accord."""
+    domain = core().Domain.create(0, size, ARENA)
+    domains = [domain]
+    domains += [core().Domain.attach(rank, size, os.getpid(), domain.fd, domain.token) for rank in range(1, size)]
+    outcomes: list[tuple[Any, BaseException | None] | None] = [None] * size
+    seats = [Seat(domains[rank], rank, size) for rank in range(size)]
+
+    def main(rank: int) -> None:
+        outcomes[rank] = _live(seats[rank], body)
+
+    # A rank that comes out of a collective should not wait 5 ms for each of the others to give up the interpreter.
+    sys.setswitchinterval(1e-4)
+    threads = [threading.Thread(target=main, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + LIMIT
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    stuck = [rank for rank, outcome in enumerate(outcomes) if outcome is None]
+    if stuck:
+        faulthandler.dump_traceback()
+        doing = [communicator.snapshot() for seat in seats for communicator in seat.opened]
+        for seat in seats:
+            for communicator in seat.opened:
+                communicator.abort("the test took too long")
+        raise AssertionError(f"ranks {stuck} of {size} did not return within {LIMIT:.0f} s: {doing}")
+    return _results([outcome for outcome in outcomes if outcome is not None])
+
+
+def as_processes(size: int, body: Body) -> list[Any]:
+    """What ``body`` returns on each rank, `Dead` for one that was killed. What it returns must be picklable."""
+    context = multiprocessing.get_context("fork")
+    pipes = [context.Pipe() for _ in range(size)]
+    processes = [
+        context.Process(target=_process, args=(pipes, rank, size, body), daemon=True) for rank in range(size)
+    ]
+    for process in processes:
+        process.start()
+    for _, theirs in pipes:
+        theirs.close()
+    ours = [mine for mine, _ in pipes]
+    try:
+        card = ours[0].recv()
+        for connection in ours[1:]:
+            connection.send(card)
+        outcomes = _collect(ours, processes)
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+        for connection in ours:
+            connection.close()
+    return _results(outcomes)
+
+
+LAUNCHERS = {"threads": as_threads, "processes": as_processes}
+
+
+def _live(seat: Seat, body: Body) -> tuple[Any, BaseException | None]:
+    try:
+        result = body(seat)
+    except BaseException as error:
+        seat.leave(error)
+        return None, error
+    seat.leave(None)
+    return result, None
+
+
+def _process(pipes: Sequence[tuple[Connection, Connection]], rank: int, size: int, body: Body) -> None:
+    faulthandler.register(signal.SIGUSR1)
+    connection = pipes[rank][1]
+    for mine, theirs in pipes:
+        mine.close()
+        if theirs is not connection:
+            theirs.close()
+    if rank == 0:
+        domain = core().Domain.create(0, size, ARENA)
+        connection.send((os.getpid(), domain.fd, domain.token))
+    else:
+        domain = core().Domain.attach(rank, size, *connection.recv())
+    connection.send(_live(Seat(domain, rank, size), body))
+    # The memory's maker must outlive those that still attach to it.
+    with contextlib.suppress(EOFError):
+        connection.recv()
+
+
+def _collect(connections: list[Connection], processes: Sequence[Any]) -> list[tuple[Any, BaseException | None]]:
+    outcomes: dict[int, tuple[Any, BaseException | None]] = {}
+    deadline = time.monotonic() + LIMIT
+    while len(outcomes) < len(connections):
+        waiting = [connection for rank, connection in enumerate(connections) if rank not in outcomes]
+        ready = wait(waiting, max(0.0, deadline - time.monotonic()))
+        for connection in ready:
+            assert isinstance(connection, Connection)
+            rank = connections.index(connection)
+            try:
+                outcomes[rank] = connection.recv()
+            except EOFError:
+                processes[rank].join()
+                outcomes[rank] = (Dead(-processes[rank].exitcode), None)
+        if not ready:
+            stuck = [rank for rank in range(len(connections)) if rank not in outcomes]
+            for rank in stuck:
+                os.kill(processes[rank].pid, signal.SIGUSR1)
+            time.sleep(0.5)
+            raise AssertionError(f"ranks {stuck} of {len(connections)} did not return within {LIMIT:.0f} s")
+    return [outcomes[rank] for rank in range(len(connections))]
+
+
+def _results(outcomes: Sequence[tuple[Any, BaseException | None]]) -> list[Any]:
+    errors = [error for _, error in outcomes if error is not None]
+    if errors:
+        raise min(errors, key=lambda error: isinstance(error, CollectiveAborted))
+    return [result for result, _ in outcomes]

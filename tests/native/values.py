@@ -1,0 +1,113 @@
+"""Test data of every element type, and what a collective should make of it, computed in float64 or exact integers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ring_notebook.core.buffers import Buffer, DType
+from ring_notebook.core.communicator import Communicator, ReduceOp
+
+__all__ = ["Tensor", "decode", "encode", "expected", "reduced_samples", "sample"]
+
+Array = npt.NDArray[Any]
+INTEGERS = {DType.UINT8, DType.INT8, DType.INT16, DType.INT32, DType.INT64}
+_STORAGE = {
+    DType.UINT8: np.uint8,
+    DType.INT8: np.int8,
+    DType.INT16: np.int16,
+    DType.INT32: np.int32,
+    DType.INT64: np.int64,
+    DType.FLOAT16: np.float16,
+    DType.BFLOAT16: np.uint16,  # numpy has no bfloat16: its bits
+    DType.FLOAT32: np.float32,
+    DType.FLOAT64: np.float64,
+    DType.BOOL: np.bool_,
+}
+
+
+def encode(values: Array, dtype: DType) -> Array:
+    """``values`` as elements of ``dtype``, rounded to nearest even."""
+    if dtype is DType.BFLOAT16:
+        bits = values.astype(np.float32).view(np.uint32).astype(np.uint64)
+        return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+    return values.astype(_STORAGE[dtype])
+
+
+def decode(storage: Array, dtype: DType) -> Array:
+    """The values of ``storage``: float64, exact integers or bool."""
+    if dtype is DType.BFLOAT16:
+        return (storage.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return storage.astype(np.int64 if dtype in INTEGERS else bool if dtype is DType.BOOL else np.float64)
+
+
+# Cached, because all ranks of a thread launch want the same ones.
+@lru_cache(maxsize=100)
+def sample(dtype: DType, rank: int, count: int, op: ReduceOp = ReduceOp.SUM) -> Array:
+    """``count`` values of one rank whose reduction over a few ranks every dtype but the narrow integers holds exactly."""
+    index = np.arange(count, dtype=np.int64)
+    if dtype is DType.BOOL:
+        return (index * (rank + 3)) % 5 < 2
+    if op is ReduceOp.PRODUCT:
+        values = np.array([1, -1, 2, 1, 1])[(index + rank) % 5]
+    else:
+        values = (index * 7 + rank * 5) % 13 - (0 if dtype is DType.UINT8 else 6)
+    values = np.abs(values) if dtype is DType.UINT8 else values
+    return values if dtype in INTEGERS else values.astype(np.float64)
+
+
+@lru_cache(maxsize=100)
+def reduced_samples(
+    dtype: DType, size: int, count: int, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0
+) -> Array:
+    """What an allreduce of `sample` over ``size`` ranks gives."""
+    return expected([sample(dtype, rank, count, op) for rank in range(size)], dtype, op, prescale, postscale)
+
+
+def expected(
+    inputs: Sequence[Array], dtype: DType, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0
+) -> Array:
+    """The reduction of ``inputs``, one per rank. Integers are truncated after each scaling, as Horovod does."""
+    if dtype is DType.BOOL:
+        combine = np.logical_and if op in (ReduceOp.MIN, ReduceOp.PRODUCT) else np.logical_or
+        return np.asarray(combine.reduce(np.stack(inputs)))
+    whole = dtype in INTEGERS
+    scaled = [values * prescale for values in inputs]
+    if whole:
+        scaled = [np.trunc(values).astype(np.int64) for values in scaled]
+    combine = {ReduceOp.MIN: np.minimum, ReduceOp.MAX: np.maximum, ReduceOp.PRODUCT: np.multiply}.get(op, np.add)
+    result = combine.reduce(np.stack(scaled))
+    if whole:
+        result = result.astype(_STORAGE[dtype]).astype(np.int64)  # wraps around
+    if op is ReduceOp.AVERAGE:
+        result = np.trunc(result / len(inputs)) if whole else result / len(inputs)
+    result = result * postscale
+    return np.trunc(result).astype(np.int64) if whole else result
+
+
+@dataclass
+class Tensor:
+    """Memory of a rank for a collective, ordinary or in ring memory."""
+
+    array: Array
+    buffer: Buffer
+
+    @classmethod
+    def of(cls, communicator: Communicator, values: Array, dtype: DType, *, ring: bool = False) -> Tensor:
+        """A tensor that holds ``values``."""
+        storage = np.ascontiguousarray(encode(values, dtype)).reshape(values.shape)
+        if ring:
+            placed = np.ndarray(storage.shape, storage.dtype, buffer=communicator.empty(storage.nbytes))
+            placed[...] = storage
+            storage = placed
+        return cls(storage, Buffer(storage.ctypes.data, storage.shape, dtype, owner=storage))
+
+    @property
+    def values(self) -> Array:
+        """What the tensor holds now."""
+        return decode(self.array, self.buffer.dtype)
