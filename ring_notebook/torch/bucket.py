@@ -89,7 +89,7 @@ class Bucket:
         if self._compression is not Compression.none:
             self._wires = [self._compression.compress(slot) for slot in self._slots]
             tensors = [*(wire for wire, _ in self._wires), self._flags]
-        self._handle = start(tensors, self._how, self.name, blocking=blocking)
+        self._handle = start(tensors, self._how, self.name, blocking=blocking, claim=False)
 
     def finish(self) -> None:
         """Wait for the reduction; ``p.grad`` is the result wherever some rank had a gradient."""

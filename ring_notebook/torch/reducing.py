@@ -57,13 +57,22 @@ def reduction(
 
 
 def start(
-    tensors: Sequence[Tensor], how: Reduction, name: str | None, *, in_place: bool = True, blocking: bool = False
+    tensors: Sequence[Tensor],
+    how: Reduction,
+    name: str | None,
+    *,
+    in_place: bool = True,
+    blocking: bool = False,
+    claim: bool = True,
 ) -> Handle:
-    """Begin one allreduce per dtype of ``tensors``; `Handle.wait` gives the list of reduced tensors."""
+    """Begin one allreduce per dtype of ``tensors``; `Handle.wait` gives the list of reduced tensors.
+
+    ``claim`` keeps others from using the name meanwhile.
+    """
     for tensor in tensors:
         check_tensor(tensor, "allreduce")
     communicator = how.process_set.communicator
-    name = check_name(communicator, name)
+    label = check_name(communicator, name) if claim else name or ""
     outputs = list(tensors) if in_place else [torch.empty_like(tensor) for tensor in tensors]
     sources = [on_host(tensor) for tensor in tensors]
     targets = sources if in_place else [on_host(output) for output in outputs]
@@ -77,7 +86,7 @@ def start(
                 op=how.op,
                 prescale=how.prescale,
                 postscale=how.postscale,
-                name=name,
+                name=label,
                 blocking=blocking,
             )
         )
@@ -87,7 +96,7 @@ def start(
             copy_back(target, output)
         return outputs
 
-    return Handle(communicator, name, works, finish)
+    return Handle(communicator, label if claim else "", works, finish)
 
 
 def _differentiable(tensors: Sequence[Tensor], how: Reduction, name: str | None) -> list[Tensor]:
