@@ -52,6 +52,8 @@ class _Execution:
         started = perf_counter()
         children = active_children()
         metrics.begin()
+        if setup.spool is not None:
+            setup.spool.begin(self.run)
         with Interruptible() as interruptible:
             with Publisher(self._collect, _send):
                 with self.capture.active():
@@ -143,6 +145,8 @@ class _Execution:
 
 
 def _send(message: bytes) -> None:
+    if setup.spool is not None:
+        setup.spool.add(message)
     publish_data({RECORDS: message})
 
 

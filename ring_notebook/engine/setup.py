@@ -13,18 +13,22 @@ from typing import Any
 
 from ring_notebook.core import world
 from ring_notebook.core.native import core
+from ring_notebook.engine.spool import Spool
 from ring_notebook.machine import cores, gpus
 
 __all__ = ["prepare", "rank", "wait_for_torch"]
 
 _preload: Thread | None = None
+spool: Spool | None = None
+"""Where this rank keeps its records, in a cluster that outlives its notebook."""
 
 
-def prepare(directory: str) -> dict[str, Any]:
+def prepare(directory: str, keep: bool) -> dict[str, Any]:
     """Make this engine ready and say who it is: rank, size, pid, host, gpu.
 
-    Collective over all engines of the cluster. ``directory`` is the cluster's, where this host has it. Raises
-    CoreMissingError when the native core is not compiled here.
+    Collective over all engines of the cluster. ``directory`` is the cluster's, where this host has it. With
+    ``keep`` the cluster outlives its notebook, and this rank keeps the records of its run for the next one.
+    Raises CoreMissingError when the native core is not compiled here.
     """
     core()
     topology = world.prepare_host().topology
@@ -34,7 +38,9 @@ def prepare(directory: str) -> dict[str, Any]:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // topology.local_size)))
     # ipyparallel's handler waits for the cell to end; stopping a cluster must not.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    global _preload
+    global _preload, spool
+    if keep:
+        spool = Spool(Path(directory) / "spool", topology.rank)
     _preload = Thread(target=import_module, args=("ring_notebook.torch",), name="ring-preload", daemon=True)
     _preload.start()
     return {

@@ -8,6 +8,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from ring_notebook.config import config
 from ring_notebook.errors import ClusterError
 from ring_notebook.launch.hosts import Host, parse_hosts
 from ring_notebook.machine import cores, gpus
+from ring_notebook.notebook import registry
 from ring_notebook.notebook.death import Death, explain, oom_kills
 from ring_notebook.notebook.engines import Engine, Engines
+from ring_notebook.notebook.follow import FollowedLog, TakenOverLog, run_in_progress
 from ring_notebook.notebook.processes import Processes
 from ring_notebook.notebook.run import Run
 from ring_notebook.notebook.runlog import RunLog
@@ -24,6 +27,7 @@ from ring_notebook.notebook.runlog import RunLog
 __all__ = ["Cluster"]
 
 _START_TIMEOUT = 120.0
+_ATTACH_TIMEOUT = 10.0
 # How long a new run waits for ranks that are still ending the one before.
 _SECONDS_TO_SETTLE = 2.0
 
@@ -42,11 +46,12 @@ class Cluster:
         self._hosts = parse_hosts(hosts)
         self.n, self.why = (n, "as asked for") if n else _choose(self._hosts)
         self._keep = keep
+        self._foreign = False  # started by another notebook that still lives
         self._processes: Processes | None = None
         self._engines: Engines | None = None
         self._directory = Path()
         self._oom_kills = 0
-        self._run: Run | None = None
+        self.last_run: Run | None = None
         self.death: Death | None = None
 
     def start(self) -> Cluster:
@@ -59,12 +64,11 @@ class Cluster:
         started = time.monotonic()
         self.death = None
         self._oom_kills = oom_kills()
-        self._directory = _clusters_directory() / f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        self._directory.mkdir(mode=0o700, parents=True)
-        self._processes = Processes(self._directory, self.n, self._hosts, self._keep, self._ended)
-        atexit.register(self.stop)
+        self._foreign = False
+        self._directory = registry.new_directory()
+        atexit.register(self._leave_or_stop)
         try:
-            self._processes.start()
+            self._processes = Processes.launch(self._directory, self.n, self._hosts, self._keep, self._ended)
             client = self._processes.connect(_START_TIMEOUT)
             self._engines = Engines(client, self._trouble)
             self._engines.wait_for(self.n, _START_TIMEOUT)
@@ -75,17 +79,58 @@ class Cluster:
         self.seconds_to_start = time.monotonic() - started
         return self
 
+    @classmethod
+    def attach(cls) -> Cluster:
+        """The newest running cluster that was started from this folder, by another kernel.
+
+        `last_run` is the run that goes on in it. Raises ClusterError when there is none.
+        """
+        for directory in registry.running():
+            about = registry.read(directory)
+            cluster = cls(about["n"], keep=about["keep"])
+            cluster.why = about["why"]
+            cluster._foreign = registry.is_alive(about["kernel"]) and about["kernel"] != os.getpid()
+            cluster._directory = directory
+            cluster._oom_kills = oom_kills()
+            try:
+                cluster._processes = Processes.attach(directory, cluster._ended)
+                client = cluster._processes.connect(_ATTACH_TIMEOUT)
+            except ClusterError:
+                continue
+            atexit.register(cluster._leave_or_stop)
+            cluster._engines = Engines(client, cluster._trouble)
+            cluster._engines.all = [Engine(**engine) for engine in about["engines"]]
+            cluster._engines.wait_for(cluster.n, _ATTACH_TIMEOUT)
+            cluster._follow_run(cluster._engines)
+            return cluster
+        raise ClusterError(
+            "no cluster runs that was started from this folder; `%ring start --keep` starts one that stays"
+        )
+
     def stop(self) -> None:
-        """End all engines and the controller; returns when they are gone. Does nothing when none runs."""
-        atexit.unregister(self.stop)
+        """End all engines and the controller; returns when they are gone. Does nothing when none runs.
+
+        A cluster that another living notebook has started goes on; this one only leaves it.
+        """
+        self._end(leave=self._foreign)
+
+    def _leave_or_stop(self) -> None:
+        """What the end of this kernel means for the cluster."""
+        self._end(leave=self._foreign or self._keep)
+
+    def _end(self, leave: bool) -> None:
+        atexit.unregister(self._leave_or_stop)
         if self._engines is not None:
             self._engines.close()
             self._engines = None
         if self._processes is not None:
-            self._processes.stop()
+            if leave:
+                self._processes.leave()
+            else:
+                self._processes.stop()
             self._processes = None
-        self._run = None
-        if self._directory.name:
+        self.last_run = None
+        if self._directory.name and not leave:
             shutil.rmtree(self._directory, ignore_errors=True)
 
     def restart(self, n: int | None = None) -> Cluster:
@@ -102,16 +147,19 @@ class Cluster:
 
     def status(self) -> list[dict[str, Any]]:
         """A dict for each engine: rank, host, pid, gpu, state. Raises ClusterError without a cluster."""
-        busy = self._run.busy if self._run is not None else []
+        engines = self._connected()
+        if self.last_run is not None and self.last_run.done:
+            self.last_run.settle(_SECONDS_TO_SETTLE)
+        busy = self.last_run.busy if self.last_run is not None else []
         return [
             {
                 "rank": engine.rank,
                 "host": engine.host,
                 "pid": engine.pid,
                 "gpu": engine.gpu,
-                "state": f"in run {self._run.log.run}" if self._run and engine.rank in busy else "idle",
+                "state": f"in run {self.last_run.log.run}" if self.last_run and engine.rank in busy else "idle",
             }
-            for engine in self._connected().all
+            for engine in engines.all
         ]
 
     def run(
@@ -146,6 +194,7 @@ class Cluster:
             source,
             dict(options or {}),
             {
+                "cluster": self._directory.name,
                 "engines": self.n,
                 "hosts": sorted({engine.host for engine in engines.all}),
                 "directory": os.getcwd(),
@@ -154,8 +203,8 @@ class Cluster:
         # Seconds since the epoch of the clock, so that the numbers increase also when another notebook
         # attaches.
         epoch = time.time_ns() // 1_000_000
-        self._run = Run(engines, self._trouble, log, timeout=timeout).start(epoch, first_line)
-        return self._run
+        self.last_run = Run(engines, self._trouble, log, timeout=timeout).start(epoch, first_line, log.put)
+        return self.last_run
 
     def push(self, variables: Mapping[str, Any]) -> None:
         """Give every rank a copy of ``variables``. Raises ClusterError for one that cannot be pickled."""
@@ -187,21 +236,22 @@ class Cluster:
 
     def _settle(self) -> None:
         """Wait a moment for the end of the run before. Raises ClusterError when it still occupies engines."""
-        run = self._run
+        run = self.last_run
         if run is None:
             return
         if not run.done:
             raise ClusterError(f"run {run.log.name or run.log.run} is under way: {run.describe()}; stop it first")
-        deadline = time.monotonic() + _SECONDS_TO_SETTLE
-        while run.busy:
-            if time.monotonic() > deadline:
-                raise ClusterError(f"{run.describe()} and has not stopped; `%ring restart` ends it")
-            time.sleep(0.005)
+        if not run.settle(_SECONDS_TO_SETTLE):
+            raise ClusterError(f"{run.describe()} and has not stopped; `%ring restart` ends it")
 
     def _prepare(self, engines: Engines) -> None:
         ranks = range(self.n)
         found = engines.call(
-            "ring_notebook.engine.setup:prepare", str(self._directory), ranks=ranks, timeout=_START_TIMEOUT
+            "ring_notebook.engine.setup:prepare",
+            str(self._directory),
+            self._keep,
+            ranks=ranks,
+            timeout=_START_TIMEOUT,
         )
         wrong = [about for rank, about in enumerate(found) if (about["rank"], about["size"]) != (rank, self.n)]
         if wrong:
@@ -210,6 +260,17 @@ class Cluster:
                 f"{wrong[0]['size']}): mpiexec and mpi4py belong to different MPIs; see RING_MPIEXEC"
             )
         engines.all = [Engine(about["rank"], about["host"], about["pid"], about["gpu"]) for about in found]
+        registry.write(
+            self._directory,
+            {"n": self.n, "why": self.why, "keep": self._keep, "engines": [asdict(engine) for engine in engines.all]},
+        )
+
+    def _follow_run(self, engines: Engines) -> None:
+        """Take part in the run that goes on in a cluster that another kernel has started."""
+        directory = run_in_progress(Path(config().runs_dir).absolute(), self._directory.name)
+        if directory is not None:
+            log = FollowedLog(directory) if self._foreign else TakenOverLog(directory, self._directory / "spool")
+            self.last_run = Run(engines, self._trouble, log).follow()
 
     def _ended(self, which: str, output: str) -> None:
         """Called when controller or engines ended by themselves."""
@@ -241,12 +302,10 @@ def _choose(hosts: Sequence[Host]) -> tuple[int, str]:
     return max(2, cores()), f"one per core, {cores()} found, no GPU" + (", at least 2" if cores() < 2 else "")
 
 
-def _clusters_directory() -> Path:
-    return Path(config().runs_dir).absolute().parent / "clusters"
-
-
 def _run_name() -> str:
-    return time.strftime("%Y%m%d-%H%M%S-") + uuid.uuid4().hex[:4]
+    now = time.time()
+    # To the millisecond, so that names sort as the runs were started.
+    return time.strftime("%Y%m%d-%H%M%S", time.localtime(now)) + f"-{int(now * 1000) % 1000:03d}{uuid.uuid4().hex[:2]}"
 
 
 def _pickled(variables: Mapping[str, Any]) -> bytes:

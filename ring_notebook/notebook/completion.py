@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMatcherResult
+from IPython.core.completer import CompletionContext, SimpleCompletion
 from IPython.core.interactiveshell import InteractiveShell
 
 from ring_notebook.notebook.session import Session
@@ -19,7 +19,7 @@ _NAME = re.compile(r"[^\W\d]\w*$")
 def register(shell: InteractiveShell, session: Session) -> None:
     """Add the names of the ranks' variables to the completer of ``shell``."""
 
-    def complete_rank_variables(context: CompletionContext) -> SimpleMatcherResult:
+    def complete_rank_variables(context: CompletionContext) -> dict[str, list[SimpleCompletion]]:
         if not _WANTED.match(context.full_text.lstrip()) or not _NAME.match(context.token):
             return {"completions": []}
         names = session.variable_names()

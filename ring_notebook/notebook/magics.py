@@ -13,6 +13,7 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from IPython.core.magic_arguments import MagicArgumentParser
 
 from ring_notebook.errors import RingError
+from ring_notebook.notebook import completion, history
 from ring_notebook.notebook.failures import brief
 from ring_notebook.notebook.session import Session
 
@@ -33,6 +34,14 @@ def _train_parser() -> MagicArgumentParser:
     return parser
 
 
+def _scale_parser() -> MagicArgumentParser:
+    parser = MagicArgumentParser(prog="%%ringscale", add_help=False)
+    parser.add_argument("sizes", help="numbers of ranks, separated by commas")
+    parser.add_argument("--name", default="", help="what to call the runs")
+    parser.add_argument("--timeout", type=float, default=0.0, metavar="S", help="stop each after so many seconds")
+    return parser
+
+
 def _ring_parser() -> MagicArgumentParser:
     parser = MagicArgumentParser(prog="%ring", add_help=False)
     commands = parser.add_subparsers(dest="command", required=True, parser_class=MagicArgumentParser)
@@ -40,6 +49,7 @@ def _ring_parser() -> MagicArgumentParser:
     start.add_argument("-n", type=int)
     start.add_argument("--hosts", default="")
     start.add_argument("--keep", action="store_true")
+    commands.add_parser("attach", add_help=False)
     commands.add_parser("status", add_help=False)
     commands.add_parser("stop", add_help=False)
     restart = commands.add_parser("restart", add_help=False)
@@ -50,6 +60,9 @@ def _ring_parser() -> MagicArgumentParser:
     pull = commands.add_parser("pull", add_help=False)
     pull.add_argument("names", nargs="+", metavar="NAME")
     pull.add_argument("-t", "--rank", type=int, default=0)
+    runs = commands.add_parser("runs", add_help=False)
+    runs.add_argument("action", nargs="?", choices=["compare"])
+    runs.add_argument("names", nargs="*", metavar="RUN")
     return parser
 
 
@@ -78,6 +91,7 @@ class RingMagics(Magics):
         super().__init__(shell)
         self._session = session
         self._train = _train_parser()
+        self._scale = _scale_parser()
         self._ring = _ring_parser()
 
     @cell_magic
@@ -95,17 +109,31 @@ class RingMagics(Magics):
             if out:
                 self.shell.user_ns[out] = self._session.run
 
+    @cell_magic
+    @_one_line
+    def ringscale(self, line: str, cell: str) -> Any:
+        """Run the cell at several sizes and compare: ``%%ringscale 1,2,4 [--name NAME] [--timeout S]``."""
+        options = vars(self._scale.parse_args(shlex.split(line)))
+        sizes = options.pop("sizes")
+        if not all(size.isdigit() and int(size) > 0 for size in sizes.split(",")):
+            raise UsageError(f"{sizes!r}: expected numbers of ranks separated by commas, as 1,2,4")
+        return self._session.scale(cell, [int(size) for size in sizes.split(",")], **options)
+
     @line_magic
     @_one_line
     def ring(self, line: str) -> Any:
-        """The cluster: ``%ring start [-n N] [--hosts a:4,b:4] [--keep]``, ``status``, ``stop``,
-        ``restart [-n N] [--rerun]``, ``push NAME...``, ``pull NAME... [-t RANK]``.
+        """The cluster: ``%ring start [-n N] [--hosts a:4,b:4] [--keep]``, ``attach``, ``status``, ``stop``,
+        ``restart [-n N] [--rerun]``, ``push NAME...``, ``pull NAME... [-t RANK]``, ``runs``,
+        ``runs compare RUN RUN...``.
         """
         options = vars(self._ring.parse_args(shlex.split(line)))
         return getattr(self, f"_{options.pop('command')}")(**options)
 
     def _start(self, n: int | None, hosts: str, keep: bool) -> None:
         print(self._session.start(n, hosts, keep))  # noqa: T201
+
+    def _attach(self) -> None:
+        print(self._session.attach())  # noqa: T201
 
     def _stop(self) -> None:
         print(self._session.stop())  # noqa: T201
@@ -127,8 +155,15 @@ class RingMagics(Magics):
         self.shell.user_ns.update(values)
         return table
 
+    def _runs(self, action: str | None, names: list[str]) -> Any:
+        if action == "compare":
+            return history.compare(names)
+        return history.listing()
+
 
 def register(shell: InteractiveShell) -> None:
     """Register the magics in ``shell``, once."""
     if "ringtrain" not in shell.magics_manager.magics["cell"]:
-        shell.register_magics(RingMagics(shell, Session()))
+        session = Session()
+        shell.register_magics(RingMagics(shell, session))
+        completion.register(shell, session)

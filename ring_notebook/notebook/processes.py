@@ -22,6 +22,7 @@ from ring_notebook.errors import ClusterError
 from ring_notebook.launch.deathsig import wrap
 from ring_notebook.launch.hosts import Host
 from ring_notebook.launch.mpi import find_mpiexec
+from ring_notebook.notebook.rundir import read_json
 
 __all__ = ["ControllerLauncher", "EngineLauncher", "Processes"]
 
@@ -81,29 +82,49 @@ def _kept_output(launcher: Any) -> str:
 
 
 class Processes:
-    """A controller and ``n`` engines in ``directory``, which holds their connection files and logs.
+    """A controller and engines, and the directory that holds their connection files and logs.
 
     One thread starts, watches and ends them: the Linux kernel ends a child of ours with the thread that
     started it, so this thread has to live as long as they do. When one of them ends by itself the other is
-    ended too, and ``on_end`` is called from that thread with its name (``controller`` or ``engines``) and the engines' output.
+    ended too, and ``on_end`` is called from that thread with its name (``controller`` or ``engines``) and what
+    the engines have written.
     """
 
-    def __init__(self, directory: Path, n: int, hosts: list[Host], keep: bool, on_end: Callable[[str, str], None]) -> None:
-        self.directory = directory
-        self._n = n
+    def __init__(self, cluster: ipyparallel.Cluster, n: int, on_end: Callable[[str, str], None]) -> None:
+        self._cluster = cluster
+        self._n = n  # engines to start, 0 when they run already
         self._on_end = on_end
         self._started = Event()
         self._error: BaseException | None = None
-        self._wake, self._waker = os.pipe()
-        self._cluster = _cluster(directory, hosts, keep)
+        self._asked = ""  # what `stop` or `leave` asked of the thread
+        self._wake = os.eventfd(0)
         self._thread = Thread(target=self._live, name="ring-cluster", daemon=True)
-
-    def start(self) -> None:
-        """Start both; returns when they run, which is before they can be talked to."""
         self._thread.start()
         self._started.wait()
         if self._error is not None:
             raise self._error
+
+    @classmethod
+    def launch(
+        cls, directory: Path, n: int, hosts: list[Host], keep: bool, on_end: Callable[[str, str], None]
+    ) -> Processes:
+        """Start ``n`` engines; returns when they run, which is before they can be talked to."""
+        return cls(_cluster(directory, hosts, keep), n, on_end)
+
+    @classmethod
+    def attach(cls, directory: Path, on_end: Callable[[str, str], None]) -> Processes:
+        """Those that another kernel has started in ``directory``. Raises ClusterError when they have ended."""
+        file = directory / "security" / f"cluster-{directory.name}.json"
+        about = read_json(file)
+        if not about:
+            raise ClusterError(f"no cluster runs in {directory}")
+        for kind in ("controller", "engines"):
+            # ipyparallel writes "module:Class" for a launcher that is not its own, and reads "module.Class".
+            about[kind]["class"] = about[kind]["class"].replace(":", ".")
+        cluster = ipyparallel.Cluster.from_dict(about, cluster_file=str(file), load_profile=False, log=_silent())
+        if not cluster.controller or not cluster.engines:
+            raise ClusterError(f"the cluster in {directory} has ended")
+        return cls(cluster, 0, on_end)
 
     def connect(self, timeout: float) -> Any:
         """An ipyparallel client. Raises ClusterError when the controller does not answer in time."""
@@ -124,9 +145,19 @@ class Processes:
 
     def stop(self) -> None:
         """End both and return when they have ended."""
-        if self._thread.is_alive():
-            os.write(self._waker, b"x")
+        self._ask("stop")
+
+    def leave(self) -> None:
+        """Let them run, and watch them no longer."""
+        self._ask("leave")
+
+    def _ask(self, what: str) -> None:
+        self._asked = self._asked or what
+        if self._wake >= 0:
+            os.eventfd_write(self._wake, 1)
             self._thread.join()
+            os.close(self._wake)
+            self._wake = -1
 
     def log(self, which: str) -> str:
         """What ``controller`` or ``engines`` have written to their standard output and error so far."""
@@ -135,36 +166,41 @@ class Processes:
 
     def _live(self) -> None:
         try:
-            self._cluster.start_controller_sync()
-            self._cluster.start_engines_sync(self._n)
+            if self._n:
+                self._cluster.start_controller_sync()
+                self._cluster.start_engines_sync(self._n)
         except BaseException as error:
             self._error = error
         finally:
             self._started.set()
         ended = self._wait() if self._error is None else ""
+        output = self.log("engines")
         if ended == "controller":
             # Its heart monitor is a child that only the controller itself would have ended.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._cluster.controller.pid, signal.SIGKILL)
-        output = self.log("engines")
-        self._end()
+        if self._asked != "leave":
+            self._end()
         if ended:
             self._on_end(ended, output)
 
     def _wait(self) -> str:
-        """Return when one of both has ended (its name) or `stop` was called (nothing)."""
-        launchers = {"controller": self._cluster.controller, "engines": self._cluster.engine_set}
-        watched: dict[int, str] = {self._wake: ""}
-        for name, launcher in launchers.items():
-            try:
-                watched[os.pidfd_open(launcher.pid)] = name
-            except ProcessLookupError:
-                return name
-        ready, _, _ = select.select(list(watched), [], [])
-        for descriptor, name in watched.items():
-            if name:
+        """Return when one of both has ended (its name), or `stop` or `leave` was called (nothing)."""
+        watched = {self._wake: ""}
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        try:
+            for name, launcher in (("controller", self._cluster.controller), ("engines", self._cluster.engine_set)):
+                try:
+                    descriptor = os.pidfd_open(launcher.pid)
+                except ProcessLookupError:
+                    return name
+                watched[descriptor] = name
+                poll.register(descriptor, select.POLLIN)
+            return watched[poll.poll()[0][0]]
+        finally:
+            for descriptor in watched.keys() - {self._wake}:
                 os.close(descriptor)
-        return watched[ready[0]]
 
     def _end(self) -> None:
         if self._cluster.engines:

@@ -6,13 +6,14 @@ import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Event, Lock, Thread
-from time import monotonic
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
 from IPython.display import display
 
 from ring_notebook.errors import ClusterError, RunTimeout
 from ring_notebook.notebook.failures import as_exception, brief, rank_list
+from ring_notebook.notebook.follow import FollowedLog
 from ring_notebook.notebook.panel import Panel
 from ring_notebook.notebook.report import figure, mime_bundle
 from ring_notebook.notebook.runlog import RunLog
@@ -41,7 +42,7 @@ class Run:
         self,
         engines: Engines,
         trouble: Callable[[], str],
-        log: RunLog,
+        log: RunLog | FollowedLog,
         *,
         timeout: float = 0.0,
     ) -> None:
@@ -66,10 +67,15 @@ class Run:
         self._timed_out = False
         self._supervisor = Thread(target=self._supervise, name=f"ring-run-{log.run}", daemon=True)
 
-    def start(self, epoch: int, first_line: int) -> Run:
-        """Send the cell to the engines; returns at once."""
+    def start(self, epoch: int, first_line: int, on_records: Callable[[bytes], None]) -> Run:
+        """Send the cell to the engines, whose records ``on_records`` takes in; returns at once."""
         args = (self.log.run, epoch, self.log.size, self.log.source, first_line)
-        self._futures = self._engines.submit("ring_notebook.engine.runner:execute", args, self._ranks, self.log.put)
+        self._futures = self._engines.submit("ring_notebook.engine.runner:execute", args, self._ranks, on_records)
+        self._supervisor.start()
+        return self
+
+    def follow(self) -> Run:
+        """Watch a run that another kernel has sent; returns at once."""
         self._supervisor.start()
         return self
 
@@ -121,6 +127,13 @@ class Run:
         """Whether the run has ended."""
         return self._done.is_set()
 
+    def settle(self, timeout: float) -> bool:
+        """Wait until no engine is occupied by this run any more; False when one still is after ``timeout`` s."""
+        deadline = monotonic() + timeout
+        while self.busy and monotonic() < deadline:
+            sleep(0.005)
+        return not self.busy
+
     @property
     def busy(self) -> list[int]:
         """The ranks whose engines are still occupied by this run."""
@@ -162,7 +175,7 @@ class Run:
             now = monotonic()
             if self._trouble():
                 break
-            if all(future.done() for future in self._futures):
+            if self._futures and all(future.done() for future in self._futures):
                 answered = answered or now
                 if now - answered > _SECONDS_TO_REPORT:
                     break
@@ -196,7 +209,9 @@ class Run:
             self._stopped = self._stops
             self._signalled.clear()
         if self._stopped:
-            ended, begun = self.log.ended(), self.log.statuses()
+            ended = self.log.ended()
+            # A run of another kernel began before it was followed.
+            begun = self.log.statuses() if self._futures else self._ranks
             wanted = [rank for rank in begun if rank not in ended and rank not in self._signalled]
             self._signalled.update(wanted)
             self._engines.signal(signal.SIGINT, wanted)
@@ -233,7 +248,8 @@ class Run:
         return "ok", None
 
     def _answers(self, ranks: Sequence[int]) -> str:
-        results = {rank: self._futures[rank].result() for rank in ranks if self._futures[rank].done()}
+        answers = dict(enumerate(self._futures))
+        results = {rank: answers[rank].result() for rank in ranks if rank in answers and answers[rank].done()}
         return "; ".join(f"rank {rank}: {result}" for rank, result in results.items() if result) or "nothing came"
 
 

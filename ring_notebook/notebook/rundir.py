@@ -81,12 +81,15 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
+def _lines(path: Path, seen: dict[str, int] | None = None) -> Iterator[dict[str, Any]]:
     if not path.exists():
         return
-    with path.open(encoding="utf-8") as file:
+    seen = {} if seen is None else seen
+    with path.open("rb") as file:
+        file.seek(seen.get(path.name, 0))
         for line in file:
-            if line.endswith("\n"):  # a run in progress may end in half a line
+            if line.endswith(b"\n"):  # a run in progress may end in half a line
+                seen[path.name] = seen.get(path.name, 0) + len(line)
                 yield json.loads(line)
 
 
@@ -95,15 +98,20 @@ def read_metrics(directory: Path) -> list[dict[str, Any]]:
     return list(_lines(directory / METRICS))
 
 
-def read_records(directory: Path, run: str) -> Iterator[tuple[Record, float]]:
-    """The records of a run with the time of each, metrics first."""
-    for line in _lines(directory / METRICS):
+def read_records(
+    directory: Path, run: str, seen: dict[str, int] | None = None
+) -> Iterator[tuple[Record, float]]:
+    """The records of a run with the time of each, metrics first.
+
+    ``seen`` holds how many bytes of each file were read before; the rest is read, and ``seen`` kept up to date.
+    """
+    for line in _lines(directory / METRICS, seen):
         rank, time = line.pop("rank"), line["time"]
         yield MetricBatch(run, rank, tuple(line), array("d", line.values())), time
-    for line in _lines(directory / OUTPUT):
+    for line in _lines(directory / OUTPUT, seen):
         time = line.pop("time")
         yield Output(run, **line), time
-    for line in _lines(directory / EVENTS):
+    for line in _lines(directory / EVENTS, seen):
         time, kind = line.pop("time"), line.pop("kind")
         if kind == Failure.kind:
             line["frames"] = tuple(tuple(frame) for frame in line["frames"])

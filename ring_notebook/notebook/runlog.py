@@ -43,6 +43,7 @@ class RunRecord:
         self.summary: dict[str, Any] = read_json(directory / SUMMARY)
         self._state = RunState(self.size, self.started)
         self._changed = Condition()
+        self.trouble = ""  # why records could not be read or written, for the panel to show
 
     @classmethod
     def load(cls, directory: Path) -> RunRecord:
@@ -93,6 +94,12 @@ class RunRecord:
         with self._changed:
             return self._state.statuses()
 
+    def wait_ended(self, ranks: Iterable[int], timeout: float) -> bool:
+        """Wait until ``ranks`` have ended; False when they have not after ``timeout`` seconds."""
+        wanted = set(ranks)
+        with self._changed:
+            return self._changed.wait_for(lambda: wanted <= self._state.ended().keys(), timeout)
+
 
 class RunLog(RunRecord):
     """The log of a run that goes on.
@@ -123,7 +130,6 @@ class RunLog(RunRecord):
         self._files = RunFiles(directory)
         write_json(directory / RUN, about)
         super().__init__(directory, about)
-        self.trouble = ""  # why records could not be read or written, for the panel to show
         self._queue: SimpleQueue[bytes | None] = SimpleQueue()
         self._writer = Thread(target=self._write, name=f"ring-log-{run}", daemon=True)
         self._writer.start()
@@ -131,12 +137,6 @@ class RunLog(RunRecord):
     def put(self, message: bytes) -> None:
         """Take in one message of a rank (`records.encode`) from any thread. Never waits."""
         self._queue.put(message)
-
-    def wait_ended(self, ranks: Iterable[int], timeout: float) -> bool:
-        """Wait until ``ranks`` have ended; False when they have not after ``timeout`` seconds."""
-        wanted = set(ranks)
-        with self._changed:
-            return self._changed.wait_for(lambda: wanted <= self._state.ended().keys(), timeout)
 
     def finish(self, status: str, error: str = "") -> dict[str, Any]:
         """Write what is still queued and the summary, close the files. Messages after that are lost."""

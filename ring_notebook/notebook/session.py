@@ -10,6 +10,7 @@ from ring_notebook.errors import ClusterError
 from ring_notebook.notebook.cluster import Cluster
 from ring_notebook.notebook.listing import Listing
 from ring_notebook.notebook.run import Run
+from ring_notebook.notebook.scale import ScalingReport, measure
 from ring_notebook.notebook.source import check_syntax
 
 __all__ = ["Session"]
@@ -36,6 +37,18 @@ class Session:
         self.cluster = Cluster(n, hosts, keep=keep)
         self.cluster.start()
         return f"Started {self.cluster.n} engines ({self.cluster.why}) in {self.cluster.seconds_to_start:.1f} s."
+
+    def attach(self) -> str:
+        """Find a cluster that another kernel has started here, and show the run that goes on in it."""
+        if self.cluster is not None and self.cluster.running:
+            raise ClusterError(f"a cluster of {self.cluster.n} engines is running; `%ring stop` ends it")
+        self.cluster = Cluster.attach()
+        self.run = self.cluster.last_run
+        text = f"Attached to {self.cluster.n} engines."
+        if self.run is None:
+            return f"{text} No run is under way."
+        self.run.show(self.run.log.options.get("plot", ()))
+        return f"{text} Run {self.run.log.name or self.run.log.run} is under way."
 
     def stop(self) -> str:
         """Stop the cluster, if there is one."""
@@ -89,6 +102,16 @@ class Session:
         run = self.run = cluster.run(cell, n=n, name=name, timeout=timeout, first_line=first_line, options=options)
         run.show(plot, live_after=0.0 if background else _LIVE_AFTER)
         return run if background else run.wait()
+
+    def scale(self, cell: str, sizes: Sequence[int], *, name: str = "", timeout: float = 0.0) -> ScalingReport:
+        """Run a cell at several sizes of the cluster, one after the other, and compare their throughput."""
+        check_syntax(cell, first_line=2)
+        if self.cluster is None:
+            print(self.start(max(sizes)))  # noqa: T201
+        runs = [
+            self.train(cell, n=size, name=f"{name or 'scale'} {size}", timeout=timeout) for size in sorted(set(sizes))
+        ]
+        return ScalingReport(measure([run.summary for run in runs]))
 
     def status(self) -> Listing:
         """The engines and what they are doing, as a table."""

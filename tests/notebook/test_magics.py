@@ -159,6 +159,62 @@ def test_an_interrupt_ends_the_cell_and_nothing_else(notebook: Notebook) -> None
     notebook.text("%%ringtrain\nassert kept == 7")
 
 
+def test_in_the_background_other_cells_run_meanwhile(notebook: Notebook) -> None:
+    notebook.run("%%ringtrain --background --out run\nimport time\nprint('begun')\ntime.sleep(1)\nkept = 8")
+    assert "running" in notebook.text("run.status")
+    assert "is under way" in notebook.error("%%ringtrain\npass")[1]
+    assert "ok" in notebook.text("run.wait().status")
+    notebook.text("%%ringtrain\nassert kept == 8")
+
+
+def test_in_the_background_a_failure_is_raised_where_it_is_waited_for(notebook: Notebook) -> None:
+    notebook.run("%%ringtrain --background --out run\nimport time\ntime.sleep(0.5)\n1 / 0")
+    name, shown = notebook.error("run.wait()")
+    assert name == "ZeroDivisionError"
+    assert "Cell, line 4" in shown
+
+
+def test_a_run_in_the_background_can_be_stopped(notebook: Notebook) -> None:
+    notebook.run("%%ringtrain --background --out run\nimport time\ntime.sleep(60)")
+    notebook.run("run.stop()")
+    assert notebook.error("run.wait()")[0] == "KeyboardInterrupt"
+
+
+def test_runs_are_listed_and_compared(notebook: Notebook) -> None:
+    cell = "from ring_notebook.core.metrics import log\nfor i in range(9): log(loss=1 / (i + 1))"
+    notebook.run(f"%%ringtrain --name slow\n{cell}")
+    notebook.run(f"%%ringtrain --name fast\n{cell}")
+    listed = notebook.text("%ring runs")
+    assert listed.index("fast") < listed.index("slow")
+    assert "loss 0.1111" in listed
+    (figure,) = notebook.run("%ring runs compare slow fast")
+    assert "loss" in figure["data"]["text/html"]
+    assert "no run 'nothing'" in notebook.error("%ring runs compare slow nothing")[1]
+
+
+def test_the_same_cell_at_several_sizes(notebook: Notebook) -> None:
+    outputs = notebook.run(
+        "%%ringscale 1,2\nimport time\nfrom ring_notebook.core.metrics import log\n"
+        "for _ in range(4): time.sleep(0.05); log(samples=100)"
+    )
+    table = outputs[-1]["data"]["text/plain"].splitlines()
+    assert table[0].split() == ["ranks", "seconds", "samples/s", "speedup", "efficiency"]
+    assert [line.split()[0] for line in table[1:]] == ["1", "2"]
+    assert 1.2 < float(table[2].split()[3]) < 3
+    assert "expected numbers of ranks" in notebook.run("%%ringscale 1,x\npass")[0]["text"]
+
+
+def test_names_of_the_ranks_complete_in_their_cells_only(notebook: Notebook) -> None:
+    notebook.run("%%ringtrain\nmomentum_of_ranks = 1")
+    complete = "get_ipython().Completer.completions({0!r}, len({0!r}))"
+    for cell, there in (("%%ringtrain\nmoment", True), ("%ring pull moment", True), ("moment", False)):
+        found = notebook.text(
+            f"from IPython.core.completer import provisionalcompleter\n"
+            f"with provisionalcompleter(): names = [c.text for c in {complete.format(cell)}]\nprint(names)"
+        )
+        assert ("momentum_of_ranks" in found) is there, (cell, found)
+
+
 def test_restart_runs_the_setup_cells_again(notebook: Notebook) -> None:
     notebook.run("%%ringtrain --setup\nprepared = 1")
     assert "Ran 1 set-up cells again" in notebook.text("%ring restart --rerun")

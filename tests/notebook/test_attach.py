@@ -1,0 +1,106 @@
+"""A cluster and the run in it are found again: from another notebook, and after the one that started it is gone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ring_notebook.errors import ClusterError
+from ring_notebook.notebook.cluster import Cluster
+
+# The notebook that starts the cluster and a run, in a process of its own.
+FIRST = """
+import sys, time
+from ring_notebook.notebook.cluster import Cluster
+cluster = Cluster(2, keep=sys.argv[1] == "keep").start()
+run = cluster.run('''
+import time
+from ring_notebook.core import metrics, world
+print("from the start")
+kept = 5
+for step in range(40):
+    metrics.log(loss=1 / (step + 1))
+    time.sleep(0.1)
+''', name="long")
+while len(run.metrics) < 4:
+    time.sleep(0.05)
+print("running", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def first(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen([sys.executable, "-c", FIRST, request.param], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline().strip() == "running"
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def assert_complete(cluster: Cluster) -> None:
+    """The run in the attached cluster is there from its start, and goes on to its end."""
+    run = cluster.last_run
+    assert run is not None
+    run.wait()
+    assert run.status == "ok"
+    assert run.log.name == "long"
+    rows = run.metrics.to_dict("records")
+    assert {rank: [row["step"] for row in rows if row["rank"] == rank] for rank in (0, 1)} == {
+        0: list(range(40)),
+        1: list(range(40)),
+    }
+    assert [piece.text for piece in run.log.view().output] == ["from the start\n"] * 2
+
+
+@pytest.mark.parametrize("first", ["bound"], indirect=True)
+def test_from_another_notebook(first: subprocess.Popen[str]) -> None:
+    cluster = Cluster.attach()
+    assert cluster.running
+    assert_complete(cluster)
+    assert cluster.pull("kept") == 5
+    cluster.stop()
+    assert first.poll() is None
+    with pytest.raises(ClusterError, match="%ring start"):
+        cluster.run("pass")
+
+
+@pytest.mark.parametrize("first", ["keep"], indirect=True)
+def test_after_the_notebook_is_gone(first: subprocess.Popen[str]) -> None:
+    first.kill()
+    first.wait()
+    time.sleep(1)  # records that nobody takes in
+    cluster = Cluster.attach()
+    assert_complete(cluster)
+    assert cluster.last_run is not None
+    assert cluster.last_run.summary["status"] == "ok"
+    assert cluster.run("assert kept == 5").wait().status == "ok"
+    cluster.stop()
+    with pytest.raises(ClusterError, match="no cluster runs"):
+        Cluster.attach()
+
+
+@pytest.mark.parametrize("first", ["keep"], indirect=True)
+def test_a_run_of_another_notebook_can_be_stopped(first: subprocess.Popen[str]) -> None:
+    cluster = Cluster.attach()
+    assert cluster.last_run is not None
+    cluster.last_run.stop()
+    with pytest.raises(KeyboardInterrupt):
+        cluster.last_run.wait()
+    first.kill()
+    first.wait()
+    again = Cluster.attach()
+    again.stop()
+    cluster.stop()
+
+
+def test_nothing_to_attach_to(_own_records: Path) -> None:
+    with pytest.raises(ClusterError, match="no cluster runs"):
+        Cluster.attach()
