@@ -14,7 +14,7 @@ from ipywidgets import HTML, Accordion, Button, HBox, Layout, VBox, Widget
 from ring_notebook.config import config
 from ring_notebook.notebook import printed, report, stuck, table
 from ring_notebook.notebook.curves import per_rank
-from ring_notebook.notebook.runlog import RunLog
+from ring_notebook.notebook.runlog import RunRecord
 from ring_notebook.notebook.style import CSS, STATUS_COLORS, duration
 from ring_notebook.notebook.view import RunView
 
@@ -34,7 +34,7 @@ class Panel:
     button, also while the cell blocks. At the end `close` puts the still report in the panel's place.
     """
 
-    def __init__(self, log: RunLog, *, plot: Sequence[str] = (), stop: Callable[[], None] | None = None) -> None:
+    def __init__(self, log: RunRecord, *, plot: Sequence[str] = (), stop: Callable[[], None] | None = None) -> None:
         self._log = log
         self._plot = tuple(plot)
         self._stop = stop
@@ -147,7 +147,7 @@ class _OutputArea:
         _close(self.widget)
 
 
-def _head(log: RunLog, view: RunView) -> str:
+def _head(log: RunRecord, view: RunView) -> str:
     name, *facts = (escape(part) for part in report.headline(log, view))
     parts = [f"<span style='color:{STATUS_COLORS['running']}'>● running</span>", f"<b>{name}</b>", *facts]
     if view.progress is not None:
