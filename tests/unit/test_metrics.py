@@ -1,0 +1,198 @@
+"""log and track: what is recorded, what is refused, what it costs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from ring_notebook.core import metrics
+from ring_notebook.records import MetricBatch
+
+
+@pytest.fixture(autouse=True)
+def _recording() -> Iterator[None]:
+    metrics.begin()
+    yield
+    metrics.end()
+
+
+def rows() -> list[dict[str, float]]:
+    """What was recorded, without the time."""
+    batches = metrics.drain("run", 0)
+    return [dict(zip(batch.columns[1:], row[1:], strict=True)) for batch in batches for row in batch.rows()]
+
+
+def test_rows_keep_their_order_and_names() -> None:
+    metrics.log(loss=0.5)
+    metrics.log(loss=0.25)
+    metrics.log(accuracy=1)
+    metrics.log(loss=0.125, step=7)
+    batches = metrics.drain("run", 3)
+    assert [batch.columns for batch in batches] == [
+        ("time", "step", "loss"),
+        ("time", "step", "accuracy"),
+        ("time", "step", "loss"),
+    ]
+    assert [row[1:] for row in batches[0].rows()] == [(0.0, 0.5), (1.0, 0.25)]
+    assert batches[2].rows()[0][1] == 7
+    assert all(batch.rank == 3 for batch in batches)
+    assert abs(batches[0].rows()[0][0] - time.time()) < 5
+    assert metrics.drain("run", 3) == []
+
+
+@pytest.mark.parametrize("value", [1, 1.0, True, np.float32(1), np.array(1.0), np.array([1.0]), np.int64(1)])
+def test_numbers_and_arrays_of_one_element(value: object) -> None:
+    metrics.log(x=value)
+    assert rows() == [{"step": 0.0, "x": 1.0}]
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        ("1.0", "str"),
+        (b"1", "bytes"),
+        (None, "NoneType"),
+        ([1], "list"),
+        (1j, "complex"),
+        (np.zeros((2, 3)), r"ndarray of shape \(2, 3\)"),
+    ],
+)
+def test_what_is_no_number_is_named(value: object, kind: str) -> None:
+    with pytest.raises(TypeError, match=f"metric 'x' is not a number: got {kind}; log one number per name"):
+        metrics.log(x=value)
+    assert rows() == []
+
+
+def test_a_value_on_a_device_is_copied_now_and_read_later() -> None:
+    class OnDevice:
+        """A tensor whose reading would wait for its device."""
+
+        is_cpu = False
+        waits = 0
+
+        def __init__(self, value: float) -> None:
+            self.value = value
+
+        def numel(self) -> int:
+            return 1
+
+        def detach(self) -> OnDevice:
+            return self
+
+        def clone(self) -> OnDevice:
+            return OnDevice(self.value)
+
+        def item(self) -> float:
+            raise AssertionError("waited for the device")
+
+        def __float__(self) -> float:
+            OnDevice.waits += 1
+            return self.value
+
+    loss = OnDevice(2.0)
+    metrics.log(loss=loss)
+    loss.value = 3.0
+    assert OnDevice.waits == 0
+    assert rows() == [{"step": 0.0, "loss": 2.0}]
+
+
+def test_track_counts_samples_steps_and_progress() -> None:
+    batches = [(np.zeros((4, 2)), np.zeros(4)), (np.zeros((3, 2)), np.zeros(3))]
+    for epoch in range(2):
+        for index, _ in enumerate(metrics.track(batches)):
+            assert metrics.progress() == (index, 2)
+            metrics.log(loss=epoch)
+    assert metrics.progress() == (2, 2)
+    assert [(row["step"], row["samples"]) for row in rows()] == [(0, 4), (1, 3), (2, 4), (3, 3)]
+
+
+def test_track_with_a_total_goes_on_over_epochs() -> None:
+    loader = metrics.track([1, 2, 3], total=6)
+    assert len(loader) == 3
+    for expected in (3, 6):
+        assert len(list(loader)) == 3
+        assert metrics.progress() == (expected, 6)
+
+
+def test_track_records_samples_also_when_nothing_is_logged() -> None:
+    for _ in metrics.track([np.zeros(5)] * 4):
+        pass
+    assert sum(row["samples"] for row in rows()) == 20
+
+
+def test_samples_of_ones_own_are_not_counted_twice() -> None:
+    for _ in metrics.track([np.zeros(5)] * 2):
+        metrics.log(loss=1, samples=7)
+    assert [row["samples"] for row in rows()] == [7, 7]
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples"),
+    [
+        (np.zeros((6, 2)), 6),
+        ({"x": np.zeros((5, 2)), "y": np.zeros(5)}, 5),
+        ([[1, 2, 3], [4, 5, 6]], 3),
+        (["a", "b"], 2),
+        (3, 1),
+    ],
+)
+def test_samples_of_a_batch(batch: object, samples: int) -> None:
+    for _ in metrics.track([batch]):
+        metrics.log(loss=1)
+    assert rows()[0]["samples"] == samples
+
+
+def test_time_spent_waiting_for_data() -> None:
+    def slow() -> Iterator[int]:
+        for index in range(3):
+            time.sleep(0.02)
+            yield index
+
+    for _ in metrics.track(slow()):
+        time.sleep(0.02)
+    assert 0.06 <= metrics.data_wait() < 0.12
+    assert metrics.progress() == (3, 0)
+
+
+def test_nothing_is_lost_while_another_thread_drains() -> None:
+    drained: list[MetricBatch] = []
+    done = threading.Event()
+
+    def drain() -> None:
+        while not done.is_set():
+            drained.extend(metrics.drain("run", 0))
+
+    thread = threading.Thread(target=drain)
+    thread.start()
+    for step in range(20_000):
+        metrics.log(x=step, step=step)
+    done.set()
+    thread.join()
+    drained.extend(metrics.drain("run", 0))
+    assert [row[1] for batch in drained for row in batch.rows()] == list(range(20_000))
+
+
+def test_log_costs_under_five_microseconds() -> None:
+    best = float("inf")
+    for _ in range(20):  # the best of many: a busy machine only ever adds
+        started = time.perf_counter()
+        for _ in range(1000):
+            metrics.log(loss=0.5, accuracy=0.25)
+        best = min(best, (time.perf_counter() - started) / 1000)
+        metrics.drain("run", 0)
+    assert best < 5e-6
+
+
+def test_a_script_prints_one_line_a_second(capsys: pytest.CaptureFixture[str]) -> None:
+    metrics.end()
+    for step in range(100):
+        metrics.log(loss=1 / (step + 1))
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 1
+    time.sleep(1.05)
+    metrics.log(loss=0.001)
+    assert capsys.readouterr().out.endswith("loss 0.001\n")
