@@ -31,15 +31,15 @@ class Cell:
         self.tree = ast.parse(text, self.file)
 
     def names(self) -> set[str]:
-        """Every name that the cell reads, and the packages it imports."""
+        """Every name that the cell uses, and every module it imports, as ``torch.nn``."""
         names: set[str] = set()
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Name):
                 names.add(node.id)
             elif isinstance(node, ast.Import):
-                names.update(alias.name.partition(".")[0] for alias in node.names)
+                names.update(alias.name for alias in node.names)
             elif isinstance(node, ast.ImportFrom) and node.module:
-                names.add(node.module.partition(".")[0])
+                names.update(f"{node.module}.{alias.name}" for alias in node.names)
         return names
 
     def execute(self) -> None:

@@ -68,7 +68,7 @@ class _Execution:
         shell = InteractiveShell.instance()
         self.cell = Cell(shell, source, self.run, first_line)
         names = self.cell.names()
-        if names & {"ring", "ring_notebook", "torch"}:
+        if any(f"{name}.".startswith(("ring.", "torch", "ring_notebook.torch.")) for name in names):
             setup.wait_for_torch()
         if "ring" in names:
             shell.user_ns.setdefault("ring", import_module("ring_notebook.torch"))
@@ -134,14 +134,8 @@ class _Execution:
 
     def _waiting(self) -> dict[str, Any] | None:
         """The collective that this rank is in, and which ranks have not come to it."""
-        if not world.is_initialized():
-            return None
-        ranks = world.snapshot()
-        own = next((entry for entry in ranks if entry["rank"] == self.rank), None)
-        if own is None or not own.get("operation"):
-            return None
-        missing = [entry["rank"] for entry in ranks if entry["sequence"] < own["sequence"]]
-        return {**own, "missing": missing}
+        own = next((entry for entry in world.snapshot() if entry["rank"] == self.rank), None)
+        return own if own is not None and own["state"] in ("waiting", "moving") else None
 
 
 def _send(message: bytes) -> None:

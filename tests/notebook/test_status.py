@@ -1,0 +1,76 @@
+"""Who is stuck where: what a run that makes no progress says of every rank."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from ring_notebook.errors import ClusterError
+from ring_notebook.notebook.cluster import Cluster
+from ring_notebook.notebook.run import Run
+from ring_notebook.records import Status
+
+SECONDS = 15.0
+
+
+def wait_for(run: Run, there: Callable[[dict[int, Status]], bool]) -> dict[int, Status]:
+    """The statuses of the ranks as soon as they show what is expected."""
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline:
+        statuses = run.log.statuses()
+        if len(statuses) == run.log.size and there(statuses):
+            return statuses
+        time.sleep(0.05)
+    raise AssertionError(f"not within {SECONDS} s: {run.log.statuses()}")
+
+
+def end(run: Run) -> None:
+    run.stop()
+    with pytest.raises(KeyboardInterrupt):
+        run.wait()
+
+
+def test_a_rank_that_waits_in_a_collective_says_for_whom(cluster: Cluster) -> None:
+    run = cluster.run(
+        "import time\nfrom ring_notebook.core import world\nw = world.current()\n"
+        "if w.rank == 0:\n    w.communicator.barrier(name='here')\ntime.sleep(60)"
+    )
+    statuses = wait_for(run, lambda found: found[0].waiting is not None and found[1].line == 6)
+    waiting = statuses[0].waiting
+    assert waiting is not None
+    assert (waiting["operation"], waiting["name"], waiting["missing"]) == ("barrier", "here", [1])
+    assert waiting["seconds"] >= 0
+    assert statuses[0].line == 5
+    assert statuses[1].waiting is None
+    assert "rank 0 is at line 5, waiting in barrier here for rank 1; rank 1 is at line 6" in run.describe()
+    end(run)
+
+
+def test_a_rank_that_is_stuck_elsewhere_says_in_which_line(cluster: Cluster) -> None:
+    run = cluster.run("import threading\ndef wait():\n    threading.Event().wait()\nwait()")
+    statuses = wait_for(run, lambda found: found[0].line == 3)
+    assert statuses[0].waiting is None
+    end(run)
+
+
+def test_progress_of_a_tracked_loop(cluster: Cluster) -> None:
+    run = cluster.run(
+        "import time\nfrom ring_notebook.core.metrics import track\nfor _ in track(range(1000)): time.sleep(0.01)"
+    )
+    statuses = wait_for(run, lambda found: found[0].progress[0] > 5)
+    assert statuses[0].progress[1] == 1000
+    end(run)
+
+
+def test_restart_ends_what_no_interrupt_does(cluster: Cluster) -> None:
+    run = cluster.run("from mpi4py import MPI\nMPI.COMM_WORLD.recv(source=MPI.COMM_WORLD.rank)")
+    wait_for(run, lambda found: found[0].line == 2)
+    run.stop()
+    time.sleep(1)
+    assert not run.done
+    cluster.restart()
+    with pytest.raises(ClusterError, match="the cluster was stopped"):
+        run.wait()
+    assert cluster.run("pass").wait().status == "ok"
