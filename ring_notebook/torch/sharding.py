@@ -103,7 +103,14 @@ def shard(loader: DataLoader[Any]) -> DataLoader[Any]:
     if loader.batch_sampler is not None and type(loader.batch_sampler) is not torch.utils.data.BatchSampler:
         return DataLoader(loader.dataset, batch_sampler=ShardedSampler(loader.batch_sampler), **same)
     sampler: Sampler[Any] = ShardedSampler(loader.sampler)
-    if type(loader.sampler) in (RandomSampler, SequentialSampler):
+    if _is_plain(loader.sampler):
         seed = broadcast_object(torch.initial_seed() % (1 << 32), name="seed")
-        sampler = DistributedSampler(loader.dataset, type(loader.sampler) is RandomSampler, seed)
+        sampler = DistributedSampler(loader.dataset, isinstance(loader.sampler, RandomSampler), seed)
     return DataLoader(loader.dataset, batch_size=loader.batch_size, drop_last=loader.drop_last, sampler=sampler, **same)
+
+
+def _is_plain(sampler: Any) -> bool:
+    """Whether it draws each sample once, in order or shuffled, as DistributedSampler can."""
+    if type(sampler) is RandomSampler:
+        return not sampler.replacement and sampler.num_samples == len(sampler.data_source)
+    return type(sampler) is SequentialSampler

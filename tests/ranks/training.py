@@ -89,5 +89,10 @@ def assert_trains_alike(
     optimizer = hvd.DistributedOptimizer(build(model), named_parameters=model.named_parameters(), **options)
     for batch in batches:
         step(model, optimizer, share(batch, hvd.rank()))
+    assert_same(model, reference, rtol, atol)
+
+
+def assert_same(model: nn.Module, reference: nn.Module, rtol: float = 1e-5, atol: float = 1e-6) -> None:
+    """Equal parameters, to the rounding of float32 sums in another order."""
     for (name, mine), (_, theirs) in zip(model.named_parameters(), reference.named_parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=rtol, atol=atol, msg=lambda text, name=name: f"{name}: {text}")

@@ -1,0 +1,148 @@
+"""Parameters, optimizer state and objects across ranks; checkpoints; the drift check."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ranks.training import make_model, momentum, plain_step
+
+BATCH = torch.ones(2, 7), torch.ones(2, 3)
+
+
+@pytest.mark.parametrize("form", ["state_dict", "named", "list", "generator"])
+def test_broadcast_parameters(hvd: ModuleType, form: str) -> None:
+    root = hvd.size() - 1
+    model, expected = make_model(seed=hvd.rank()), make_model(seed=root)
+    forms: dict[str, Any] = {
+        "state_dict": model.state_dict(),
+        "named": list(model.named_parameters()),
+        "list": list(model.parameters()),
+        "generator": model.parameters(),
+    }
+    hvd.broadcast_parameters(forms[form], root_rank=root)
+    for mine, theirs in zip(model.parameters(), expected.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_broadcast_parameters_takes_a_dict_in_any_order_and_refuses_what_is_no_tensor(hvd: ModuleType) -> None:
+    named = [("a", torch.full((2,), float(hvd.rank()))), ("b", torch.full((3,), float(hvd.rank()))), ("c", None)]
+    hvd.broadcast_parameters(OrderedDict(named if hvd.rank() % 2 else named[::-1]), root_rank=0)
+    assert not named[0][1].any()
+    assert not named[1][1].any()
+    with pytest.raises(ValueError, match="'step' is a int"):
+        hvd.broadcast_parameters({"step": 3}, root_rank=0)
+    with pytest.raises(ValueError, match="got Tensor"):
+        hvd.broadcast_parameters(torch.ones(2), root_rank=0)
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+@pytest.mark.parametrize("kind", ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "LBFGS"])
+def test_broadcast_optimizer_state_to_optimizers_that_have_none(hvd: ModuleType, kind: str, wrapped: bool) -> None:
+    """Rank 0 comes from a checkpoint; the others are fresh and have other options."""
+    model = make_model()
+    options: dict[str, Any] = {"momentum": 0.9} if kind == "SGD" else {}
+    optimizer = getattr(torch.optim, kind)(model.parameters(), lr=0.1 if hvd.rank() == 0 else 0.7, **options)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    if hvd.rank() == 0:
+        optimizer.step(lambda: torch.tensor(1.0))
+    if wrapped:
+        optimizer = hvd.DistributedOptimizer(optimizer)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0, model=model)
+    states = hvd.allgather_object(optimizer.state_dict())
+    torch.testing.assert_close(states[hvd.rank()], states[0], rtol=0, atol=0)
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    assert len(optimizer.state) > 0
+
+
+def test_objects(hvd: ModuleType) -> None:
+    rank, size = hvd.rank(), hvd.size()
+    shared = torch.arange(4.0)
+    obj = {"rank": rank, "tensors": [shared, shared, torch.ones(2, 2).t()], "twice": lambda x: 2 * x}
+    received = hvd.broadcast_object(obj, root_rank=size - 1, name="object")
+    assert received["rank"] == size - 1
+    assert received["twice"](4) == 8
+    assert torch.equal(received["tensors"][0], shared)
+    assert received["tensors"][0] is received["tensors"][1]
+    assert (received is obj) is (rank == size - 1)
+    assert hvd.allgather_object({"rank": rank, "text": "x" * rank}, name="objects") == [
+        {"rank": r, "text": "x" * r} for r in range(size)
+    ]
+    parameter = hvd.broadcast_object(nn.Parameter(torch.full((2,), 3.0)))
+    assert isinstance(parameter, nn.Parameter)
+    assert parameter.requires_grad
+
+
+def test_save_and_load(hvd: ModuleType, tmp_path: Path) -> None:
+    folder = Path(hvd.broadcast_object(str(tmp_path)))
+    path = folder / "deep" / "state.pt"
+    model = make_model(seed=hvd.rank())
+    hvd.save({"model": model.state_dict(), "epoch": hvd.rank()}, path)
+    loaded = hvd.load(path)
+    assert loaded["epoch"] == 0
+    for key, value in make_model(seed=0).state_dict().items():
+        assert torch.equal(loaded["model"][key], value)
+    hvd.barrier()
+    assert [entry.name for entry in path.parent.iterdir()] == ["state.pt"]
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_last_one(hvd: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "state.pt"
+    hvd.save(1, path)
+    if hvd.rank() == 0:
+        with pytest.raises(Exception, match="pickle"):
+            hvd.save(lambda: None, path)
+        assert [entry.name for entry in tmp_path.iterdir()] == ["state.pt"]
+    assert hvd.load(path) == 1
+
+
+def test_a_checkpoint_that_cannot_be_read_raises_on_every_rank(hvd: ModuleType, tmp_path: Path) -> None:
+    with pytest.raises((FileNotFoundError, RuntimeError), match=r"missing\.pt"):
+        hvd.load(tmp_path / "missing.pt")
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
+
+
+def test_check_passes_when_ranks_agree(hvd: ModuleType) -> None:
+    model = make_model()
+    optimizer = hvd.DistributedOptimizer(momentum(model))
+    hvd.check(model, optimizer)
+    for _ in range(3):
+        plain_step(model, optimizer, (BATCH[0] * hvd.rank(), BATCH[1]))
+        hvd.check(model, optimizer)
+
+
+@pytest.mark.parametrize("where", ["parameter", "state", "count", "shape"])
+def test_check_names_the_first_tensor_that_differs(hvd: ModuleType, where: str) -> None:
+    if hvd.size() == 1:
+        pytest.skip("one rank agrees with itself")
+    from ring_notebook.errors import DriftError
+
+    odd = hvd.rank() == hvd.size() - 1
+    model: nn.Module = make_model()
+    optimizer = momentum(model)
+    expected = {
+        "parameter": r"parameter second\.weight \(3, 13\) differs between ranks by up to 0\.25",
+        "state": r"optimizer state momentum_buffer of first\.bias \(13,\) differs between ranks by up to 0\.5",
+        "count": "different numbers of tensors",
+        "shape": r"rank 0: parameter weight \(2, 3\) torch\.float32; .*rank 1",
+    }
+    if where != "count" or not odd:
+        plain_step(model, optimizer, BATCH)
+    with torch.no_grad():
+        if odd and where == "parameter":
+            model.second.weight[1, 2] += 0.25
+            model.second.bias[0] += 1
+        if odd and where == "state":
+            optimizer.state[model.first.bias]["momentum_buffer"][3] += 0.5
+    if where == "shape":
+        model = nn.Linear(4 if odd else 3, 2)
+        optimizer = torch.optim.SGD(model.parameters())
+    with pytest.raises(DriftError, match=expected[where]):
+        hvd.check(model, optimizer)
