@@ -6,5 +6,6 @@ PYBIND11_MODULE(_core, module) {
     module.def("isa", [] { return ring::kernels().isa; }, "Instruction set of the kernels in use.");
     register_errors(module);
     register_memory(module);
+    register_link(module);
     register_communicator(module);
 }

@@ -1,5 +1,6 @@
 #include <pybind11/stl.h>
 
+#include <cstring>
 #include <utility>
 
 #include "register.hpp"
@@ -61,7 +62,9 @@ py::list activity(const Communicator& self) {
         entry["rank"] = one.rank;
         entry["state"] = ring::to_string(one.state);
         entry["operation"] = one.header.sequence == 0 ? "" : ring::to_string(one.header.kind);
-        entry["name"] = std::string(one.header.name);
+        // Read while its rank may be writing it, so that it need not be text at this moment.
+        entry["name"] = py::reinterpret_steal<py::str>(
+            PyUnicode_DecodeUTF8(one.header.name, static_cast<py::ssize_t>(std::strlen(one.header.name)), "replace"));
         entry["sequence"] = one.header.sequence;
         entry["seconds"] = one.seconds;
         entry["arrivals"] = one.arrivals;
@@ -90,39 +93,46 @@ void register_communicator(py::module_& module) {
     py::class_<Communicator, std::shared_ptr<Communicator>>(module, "Communicator")
         .def_static(
             "open",
-            [](std::shared_ptr<Domain> domain, std::vector<int> local, std::vector<int> ranks, int index,
-               std::uint64_t epoch, double timeout) {
-                ring::HostGroup::Members members{std::move(local), std::move(ranks), index};
+            [](std::shared_ptr<Domain> domain, std::vector<int> ranks, std::vector<int> local, int index,
+               std::uint64_t epoch, std::shared_ptr<ring::Link> link, std::vector<int> host_of,
+               std::vector<int> addresses, double timeout) {
+                Communicator::Setup setup{std::move(domain),
+                                          std::move(ranks),
+                                          std::move(local),
+                                          std::move(host_of),
+                                          std::move(addresses),
+                                          std::move(link),
+                                          index,
+                                          epoch};
                 const py::gil_scoped_release nogil;
-                return Communicator::open(std::move(domain), std::move(members), epoch, timeout, signal_check());
+                return Communicator::open(std::move(setup), timeout, signal_check());
             },
-            py::arg("domain"), py::arg("local"), py::arg("ranks"), py::arg("index"), py::arg("epoch"),
-            py::arg("timeout") = 0.0)
+            py::arg("domain"), py::arg("ranks"), py::arg("local"), py::arg("index"), py::arg("epoch"),
+            py::arg("link") = nullptr, py::arg("host_of") = std::vector<int>{},
+            py::arg("addresses") = std::vector<int>{}, py::arg("timeout") = 0.0)
         .def_property_readonly("size", &Communicator::size)
         .def_property_readonly("index", &Communicator::index)
         .def_property_readonly("ranks", &Communicator::ranks)
         .def_property_readonly("aborted", &Communicator::aborted)
         .def_property_readonly("closed", &Communicator::closed)
-        .def(
-            "reduce",
-            [](const std::shared_ptr<Communicator>& self, bool scatter, std::vector<PieceTuple> pieces,
-               std::vector<std::int64_t> shape, std::uint64_t layout, int dtype, int op, double prescale,
-               double postscale, std::string name, bool blocking, double timeout) {
-                Request request = make_request(scatter ? ring::OpKind::ReduceScatter : ring::OpKind::Allreduce, dtype,
-                                               std::move(pieces), std::move(shape), std::move(name));
-                request.op = static_cast<ring::ReduceOp>(op);
-                request.prescale = prescale;
-                request.postscale = postscale;
-                request.layout = layout;
-                return submit(self, std::move(request), blocking, timeout);
-            })
+        .def("reduce",
+             [](const std::shared_ptr<Communicator>& self, bool scatter, std::vector<PieceTuple> pieces,
+                std::vector<std::int64_t> shape, std::uint64_t layout, int dtype, int op, double prescale,
+                double postscale, std::string name, bool blocking, double timeout) {
+                 Request request = make_request(scatter ? ring::OpKind::ReduceScatter : ring::OpKind::Allreduce, dtype,
+                                                std::move(pieces), std::move(shape), std::move(name));
+                 request.op = static_cast<ring::ReduceOp>(op);
+                 request.prescale = prescale;
+                 request.postscale = postscale;
+                 request.layout = layout;
+                 return submit(self, std::move(request), blocking, timeout);
+             })
         .def("allgather",
              [](const std::shared_ptr<Communicator>& self, const PieceTuple& piece, std::vector<std::int64_t> shape,
                 int dtype, std::string name, bool blocking, double timeout) {
-                 return submit(
-                     self,
-                     make_request(ring::OpKind::Allgather, dtype, {piece}, std::move(shape), std::move(name)),
-                     blocking, timeout);
+                 return submit(self,
+                               make_request(ring::OpKind::Allgather, dtype, {piece}, std::move(shape), std::move(name)),
+                               blocking, timeout);
              })
         .def("alltoall",
              [](const std::shared_ptr<Communicator>& self, const PieceTuple& piece, std::vector<std::int64_t> shape,

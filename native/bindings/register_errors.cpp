@@ -11,7 +11,10 @@ namespace {
 // By name and not by reference, so that no Python object outlives the interpreter in a static.
 void raise(const char* name, const std::string& message) {
     try {
-        py::set_error(py::module_::import("ring_notebook.errors").attr(name), message.c_str());
+        // A reason that another rank gave may have been cut in the middle of a character.
+        const auto text = py::reinterpret_steal<py::str>(
+            PyUnicode_DecodeUTF8(message.data(), static_cast<py::ssize_t>(message.size()), "replace"));
+        PyErr_SetObject(py::module_::import("ring_notebook.errors").attr(name).ptr(), text.ptr());
     } catch (py::error_already_set& failed) {
         failed.restore();
     }

@@ -10,7 +10,8 @@ using ring::Region;
 
 void register_memory(py::module_& module) {
     py::class_<Region>(module, "Region", py::buffer_protocol(), "A block of ring memory; freed with its last view.")
-        .def_property_readonly("address", [](const Region& self) { return reinterpret_cast<std::uintptr_t>(self.data()); })
+        .def_property_readonly("address",
+                               [](const Region& self) { return reinterpret_cast<std::uintptr_t>(self.data()); })
         .def_property_readonly("nbytes", &Region::bytes)
         .def("__len__", &Region::bytes)
         .def_buffer([](Region& self) {

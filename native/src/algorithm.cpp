@@ -8,7 +8,7 @@ namespace ring {
 namespace {
 
 // Barrier, join and group: passing the gate is all there is to do.
-class Nothing : public Algorithm {
+class Nothing : public GatedAlgorithm {
    public:
     bool step(std::uint64_t) override { return true; }
 };
@@ -50,19 +50,30 @@ Range row_range(std::uint64_t count, std::int64_t rows, int size, int index) {
     return {static_cast<std::uint64_t>(first) * width, static_cast<std::uint64_t>(first + own) * width};
 }
 
-Reduction::Reduction(const std::vector<Header>& headers, const Header& lead)
+Reduction::Reduction(const std::vector<Header>& headers, const Header& lead, std::size_t size, bool partial)
     : kernel_(reduce_kernel(lead.dtype, lead.op == ReduceOp::Average ? ReduceOp::Sum : lead.op)) {
     for (std::size_t i = 0; i < headers.size(); ++i)
         if (headers[i].kind != OpKind::Join) contributors_.push_back(static_cast<int>(i));
-    scale_.pre = lead.prescale;
-    scale_.post = lead.postscale;
+    finish_.post = lead.postscale;
     if (lead.op == ReduceOp::Average) {
         if (is_integer(lead.dtype)) {
-            scale_.divisor = static_cast<long long>(headers.size());
+            finish_.divisor = static_cast<long long>(size);
         } else {
-            scale_.post /= static_cast<double>(headers.size());
+            finish_.post /= static_cast<double>(size);
         }
     }
+    if (!partial) scale_ = finish_;
+    scale_.pre = lead.prescale;
+}
+
+void Reduction::combine(void* dst, const void* a, const void* b, std::uint64_t count) const {
+    const void* sources[] = {a, b};
+    kernel_(&dst, 1, sources, 2, count, Scale{});
+}
+
+void Reduction::finish(void* data, std::uint64_t count) const {
+    const void* source = data;
+    if (!finish_.identity()) kernel_(&data, 1, &source, 1, count, finish_);
 }
 
 const Header& lead_header(const std::vector<Header>& headers) {
@@ -71,11 +82,11 @@ const Header& lead_header(const std::vector<Header>& headers) {
     return headers.front();
 }
 
-bool fill_inline(const HostGroup& group, const Request& request, std::uint64_t sequence) {
+bool fill_inline(const HostGroup& group, const Request& request, int index, std::uint64_t sequence) {
     const std::size_t item = item_size(request.dtype);
     const std::uint64_t count = request.count();
     if (count * item > kInlineBytes) return false;
-    if (request.kind != OpKind::Broadcast || request.root == group.index())
+    if (request.kind != OpKind::Broadcast || request.root == index)
         copy_in(request.pieces, 0, count, group.inline_slot(group.index(), sequence), item);
     return true;
 }

@@ -5,7 +5,7 @@ namespace ring {
 namespace {
 
 // From the root's mailbox, or from its tensor where that lies in ring memory.
-class PullBroadcast : public Algorithm {
+class PullBroadcast : public GatedAlgorithm {
    public:
     PullBroadcast(HostGroup& group, const Request& request, const Header& root, bool is_inline)
         : group_(group), request_(request), root_(root), inline_(is_inline) {}
@@ -30,7 +30,7 @@ class PullBroadcast : public Algorithm {
 };
 
 // The root fills segments, the others empty them.   step k:  consume(k-1)  fill(k)
-class StagedBroadcast : public Algorithm {
+class StagedBroadcast : public GatedAlgorithm {
    public:
     StagedBroadcast(HostGroup& group, const Request& request, const Header& root)
         : group_(group),
@@ -64,7 +64,7 @@ class StagedBroadcast : public Algorithm {
 };
 
 // The result of an allgather or alltoall: the parts from each rank, one after another.
-class Gathering : public Algorithm {
+class Gathering : public GatedAlgorithm {
    protected:
     Gathering(Result& result, std::vector<std::int64_t> counts, std::size_t item) : item_(item) {
         std::uint64_t total = 0;
@@ -79,7 +79,9 @@ class Gathering : public Algorithm {
     }
 
     std::byte* part(int member) const { return output_ + starts_[static_cast<std::size_t>(member)] * item_; }
-    std::uint64_t count(int member) const { return static_cast<std::uint64_t>(counts_[static_cast<std::size_t>(member)]); }
+    std::uint64_t count(int member) const {
+        return static_cast<std::uint64_t>(counts_[static_cast<std::size_t>(member)]);
+    }
 
     std::size_t item_;
 
@@ -108,8 +110,8 @@ class PullAllgather : public Gathering {
         for (int member = 0; member < group_.size(); ++member) {
             if (count(member) == 0) continue;
             const Header& header = headers_[static_cast<std::size_t>(member)];
-            const std::byte* from = inline_ ? group_.inline_slot(member, header.sequence)
-                                            : group_.domain().at<std::byte>(header.input);
+            const std::byte* from =
+                inline_ ? group_.inline_slot(member, header.sequence) : group_.domain().at<std::byte>(header.input);
             std::memcpy(part(member), from, count(member) * item_);
         }
         return inline_;
@@ -172,7 +174,9 @@ class SplitTable {
         for (int from = 0; from < size_; ++from) counts.push_back(table_[index(from, to)]);
         return counts;
     }
-    std::uint64_t largest() const { return static_cast<std::uint64_t>(*std::max_element(table_.begin(), table_.end())); }
+    std::uint64_t largest() const {
+        return static_cast<std::uint64_t>(*std::max_element(table_.begin(), table_.end()));
+    }
 
    private:
     std::size_t index(int from, int to) const { return static_cast<std::size_t>(from * size_ + to); }
@@ -182,7 +186,8 @@ class SplitTable {
 
 class PullAlltoall : public Gathering {
    public:
-    PullAlltoall(HostGroup& group, const std::vector<Header>& headers, SplitTable splits, bool is_inline, Result& result)
+    PullAlltoall(HostGroup& group, const std::vector<Header>& headers, SplitTable splits, bool is_inline,
+                 Result& result)
         : Gathering(result, splits.column(group.index()), item_size(headers[0].dtype)),
           group_(group),
           headers_(headers),
@@ -194,8 +199,8 @@ class PullAlltoall : public Gathering {
         for (int member = 0; member < group_.size(); ++member) {
             if (count(member) == 0) continue;
             const Header& header = headers_[static_cast<std::size_t>(member)];
-            const std::byte* from = inline_ ? group_.inline_slot(member, header.sequence)
-                                            : group_.domain().at<std::byte>(header.input);
+            const std::byte* from =
+                inline_ ? group_.inline_slot(member, header.sequence) : group_.domain().at<std::byte>(header.input);
             std::memcpy(part(member), from + splits_.start(member, group_.index()) * item_, count(member) * item_);
         }
         return inline_;
@@ -263,8 +268,7 @@ std::unique_ptr<Algorithm> make_broadcast(HostGroup& group, const Request& reque
 std::unique_ptr<Algorithm> make_allgather(HostGroup& group, const Request& request, const std::vector<Header>& headers,
                                           Result& result) {
     const bool small = all_inline(headers);
-    if (small || all_in_ring(headers, false))
-        return std::make_unique<PullAllgather>(group, headers, small, result);
+    if (small || all_in_ring(headers, false)) return std::make_unique<PullAllgather>(group, headers, small, result);
     return std::make_unique<StagedAllgather>(group, request, headers, result);
 }
 

@@ -55,7 +55,9 @@ inline bool all_inline(const std::vector<Header>& headers) {
 // The reduction that an operation asks for, over the members that have data (all that have not joined).
 class Reduction {
    public:
-    Reduction(const std::vector<Header>& headers, const Header& lead);
+    // `headers` are those of the members of this host, `size` the number of ranks that an average divides by.
+    // `partial`: leave out what comes after the last sum, because other hosts' parts are still to be added.
+    Reduction(const std::vector<Header>& headers, const Header& lead, std::size_t size, bool partial = false);
 
     // Combines the same `count` elements of every contributing member, found by `source(member)`, into `dst`.
     template <class Source>
@@ -73,11 +75,16 @@ class Reduction {
         kernel_(dst, dst_count, src, n, count, scale_);
     }
     const std::vector<int>& contributors() const { return contributors_; }
+    // dst = a + b (or whatever the operation combines by), unscaled.
+    void combine(void* dst, const void* a, const void* b, std::uint64_t count) const;
+    // What an average or a postscale does to a finished sum, in place.
+    void finish(void* data, std::uint64_t count) const;
 
    private:
     static constexpr std::size_t kMostSources = 16;
     ReduceFn kernel_;
     Scale scale_;
+    Scale finish_;
     std::vector<int> contributors_;
 };
 

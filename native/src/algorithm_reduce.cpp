@@ -8,10 +8,10 @@ namespace {
 constexpr int kReduceAllAlone = 3;
 
 // A group of one: only the scale factors are left to apply.
-class LocalAllreduce : public Algorithm {
+class LocalAllreduce : public GatedAlgorithm {
    public:
     LocalAllreduce(const Request& request, const std::vector<Header>& headers)
-        : request_(request), reduction_(headers, headers[0]) {}
+        : request_(request), reduction_(headers, headers[0], headers.size()) {}
 
     bool step(std::uint64_t) override {
         for (const Piece& piece : request_.pieces) {
@@ -26,10 +26,10 @@ class LocalAllreduce : public Algorithm {
     Reduction reduction_;
 };
 
-class OneShotAllreduce : public Algorithm {
+class OneShotAllreduce : public GatedAlgorithm {
    public:
     OneShotAllreduce(HostGroup& group, const Request& request, const std::vector<Header>& headers)
-        : group_(group), request_(request), lead_(lead_header(headers)), reduction_(headers, lead_) {}
+        : group_(group), request_(request), lead_(lead_header(headers)), reduction_(headers, lead_, headers.size()) {}
 
     bool step(std::uint64_t) override {
         const std::size_t item = item_size(lead_.dtype);
@@ -51,17 +51,18 @@ class OneShotAllreduce : public Algorithm {
 };
 
 // The owner of a chunk reads it from all inputs and writes the result to all outputs.
-class PushAllreduce : public Algorithm {
+class PushAllreduce : public GatedAlgorithm {
    public:
     PushAllreduce(HostGroup& group, const std::vector<Header>& headers)
-        : group_(group), headers_(headers), lead_(lead_header(headers)), reduction_(headers, lead_) {}
+        : group_(group), headers_(headers), lead_(lead_header(headers)), reduction_(headers, lead_, headers.size()) {}
 
     bool step(std::uint64_t k) override {
         if (k == 1) return true;
         const std::size_t item = item_size(lead_.dtype);
         const Range own = chunk_range(lead_.count, group_.size(), group_.index(), item);
         std::vector<void*> outputs;
-        for (int member : reduction_.contributors()) outputs.push_back(place(member, &Header::output, own.begin * item));
+        for (int member : reduction_.contributors())
+            outputs.push_back(place(member, &Header::output, own.begin * item));
         reduction_.run(outputs.data(), static_cast<int>(outputs.size()), own.size(),
                        [&](int member) { return place(member, &Header::input, own.begin * item); });
         return false;
@@ -80,13 +81,13 @@ class PushAllreduce : public Algorithm {
 
 // Few ranks: everybody fills a segment, and reduces the same segment of everybody into its own output.
 //   step k:  consume(k-1)  fill(k)
-class StagedAllreduceAlone : public Algorithm {
+class StagedAllreduceAlone : public GatedAlgorithm {
    public:
     StagedAllreduceAlone(HostGroup& group, const Request& request, const std::vector<Header>& headers)
         : group_(group),
           request_(request),
           lead_(lead_header(headers)),
-          reduction_(headers, lead_),
+          reduction_(headers, lead_, headers.size()),
           item_(item_size(lead_.dtype)),
           per_step_(kSegmentBytes / item_),
           steps_(steps_for(lead_.count, per_step_)) {}
@@ -105,8 +106,7 @@ class StagedAllreduceAlone : public Algorithm {
         for_range(request_.pieces, begin(k), end(k),
                   [&](const Piece& piece, std::uint64_t offset, std::uint64_t at, std::uint64_t n) {
                       void* dst = piece.output + offset * item_;
-                      reduction_.run(&dst, 1, n,
-                                     [&](int member) { return group_.segment(member, k) + at * item_; });
+                      reduction_.run(&dst, 1, n, [&](int member) { return group_.segment(member, k) + at * item_; });
                   });
     }
 
@@ -120,13 +120,13 @@ class StagedAllreduceAlone : public Algorithm {
 
 // Many ranks: each reduces its chunk of the segment, in place in its own slot, and everybody copies the chunks out.
 //   step k:  spread(k-2)  reduce(k-1)  fill(k)
-class StagedAllreduceShared : public Algorithm {
+class StagedAllreduceShared : public GatedAlgorithm {
    public:
     StagedAllreduceShared(HostGroup& group, const Request& request, const std::vector<Header>& headers)
         : group_(group),
           request_(request),
           lead_(lead_header(headers)),
-          reduction_(headers, lead_),
+          reduction_(headers, lead_, headers.size()),
           item_(item_size(lead_.dtype)),
           per_step_(kSegmentBytes / item_),
           steps_(steps_for(lead_.count, per_step_)) {}
@@ -148,8 +148,7 @@ class StagedAllreduceShared : public Algorithm {
     void reduce(std::uint64_t k) {
         const Range own = chunk(k, group_.index());
         void* dst = group_.segment(group_.index(), k) + own.begin * item_;
-        reduction_.run(&dst, 1, own.size(),
-                       [&](int member) { return group_.segment(member, k) + own.begin * item_; });
+        reduction_.run(&dst, 1, own.size(), [&](int member) { return group_.segment(member, k) + own.begin * item_; });
     }
 
     void spread(std::uint64_t k) {
@@ -169,14 +168,14 @@ class StagedAllreduceShared : public Algorithm {
 };
 
 // Each rank reduces its rows from all inputs, which lie in ring memory or in the mailboxes.
-class PullReduceScatter : public Algorithm {
+class PullReduceScatter : public GatedAlgorithm {
    public:
     PullReduceScatter(HostGroup& group, const Request& request, const std::vector<Header>& headers, bool is_inline)
         : group_(group),
           request_(request),
           headers_(headers),
           lead_(lead_header(headers)),
-          reduction_(headers, lead_),
+          reduction_(headers, lead_, headers.size()),
           inline_(is_inline) {}
 
     bool step(std::uint64_t k) override {
@@ -185,8 +184,9 @@ class PullReduceScatter : public Algorithm {
         const Range own = row_range(lead_.count, lead_.shape[0], group_.size(), group_.index());
         void* dst = request_.pieces[0].output;
         reduction_.run(&dst, 1, own.size(), [&](int member) {
-            const std::byte* base = inline_ ? group_.inline_slot(member, lead_.sequence)
-                                            : group_.domain().at<std::byte>(headers_[static_cast<std::size_t>(member)].input);
+            const std::byte* base =
+                inline_ ? group_.inline_slot(member, lead_.sequence)
+                        : group_.domain().at<std::byte>(headers_[static_cast<std::size_t>(member)].input);
             return base + own.begin * item;
         });
         return inline_;
@@ -202,13 +202,13 @@ class PullReduceScatter : public Algorithm {
 };
 
 // A segment holds one sub-chunk for each rank.   step k:  reduce(k-1)  fill(k)
-class StagedReduceScatter : public Algorithm {
+class StagedReduceScatter : public GatedAlgorithm {
    public:
     StagedReduceScatter(HostGroup& group, const Request& request, const std::vector<Header>& headers)
         : group_(group),
           request_(request),
           lead_(lead_header(headers)),
-          reduction_(headers, lead_),
+          reduction_(headers, lead_, headers.size()),
           item_(item_size(lead_.dtype)),
           unit_(kSegmentBytes / item_ / static_cast<std::size_t>(group.size())),
           steps_(steps_for(rows(0).size(), unit_)) {}

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <utility>
 
+#include "agreement.hpp"
+#include "algorithm_parts.hpp"
 #include "ring/progress.hpp"
 
 namespace ring {
@@ -30,6 +32,9 @@ std::string seconds_text(double seconds) {
 
 }  // namespace
 
+Work::Work() = default;
+Work::~Work() = default;
+
 void Work::get() const {
     if (error_) std::rethrow_exception(error_);
 }
@@ -37,65 +42,91 @@ void Work::get() const {
 void Work::finish(std::exception_ptr error) {
     error_ = std::move(error);
     algorithm_.reset();
+    agreement_.reset();
+    bounce_.reset();
     state_.store(error_ ? State::Failed : State::Done, std::memory_order_seq_cst);
     bell_.ring();
 }
 
-std::shared_ptr<Communicator> Communicator::open(std::shared_ptr<Domain> domain, HostGroup::Members members,
-                                                 std::uint64_t epoch, double timeout, const Interruption& check) {
-    const int leader = members.local.front();
-    RankSlot& slot = domain->slot(leader);
-    const std::string who = "rank " + std::to_string(members.ranks[static_cast<std::size_t>(members.index)]);
-    const std::string whose = "rank " + std::to_string(members.ranks.front());
+std::shared_ptr<Communicator> Communicator::open(Setup setup, double timeout, const Interruption& check) {
+    Domain& domain = *setup.domain;
+    const std::string who = "rank " + std::to_string(setup.ranks[static_cast<std::size_t>(setup.index)]);
+    std::shared_ptr<Fabric> fabric;
+    HostGroup::Members members{setup.local, {}, 0, setup.ranks.size()};
+    if (setup.link) {
+        // Tags have room for some bits; a number that comes again is long out of use by then.
+        fabric = std::make_shared<Fabric>(setup.link, setup.host_of, setup.addresses, setup.index, setup.epoch << 12);
+        for (int member : fabric->members(fabric->host()))
+            members.ranks.push_back(setup.ranks[static_cast<std::size_t>(member)]);
+        members.index = fabric->local_index(setup.index);
+    } else {
+        members.ranks = setup.ranks;
+        members.index = setup.index;
+    }
+    const std::string first = "rank " + std::to_string(members.ranks.front());
+    const int leader = setup.local.front();
+    RankSlot& slot = domain.slot(leader);
     if (members.index == 0) {
-        slot.epoch_block.store(HostGroup::reserve(domain, members.local), std::memory_order_release);
-        slot.epoch.store(epoch, std::memory_order_seq_cst);
-        for (int member : members.local) domain->slot(member).bell.ring();
+        const std::uint64_t block =
+            HostGroup::reserve(setup.domain, setup.local, setup.ranks.size(), fabric ? extra_bytes(*fabric) : 0);
+        slot.epoch_block.store(block, std::memory_order_release);
+        slot.epoch.store(setup.epoch, std::memory_order_seq_cst);
+        for (int member : setup.local) domain.slot(member).bell.ring();
     } else {
         const std::int64_t deadline = deadline_after(timeout);
         wait_until(
-            domain->slot(domain->local_rank()).bell, SpinPolicy{},
-            [&] { return slot.epoch.load(std::memory_order_seq_cst) >= epoch; },
+            domain.slot(domain.local_rank()).bell, SpinPolicy{},
+            [&] { return slot.epoch.load(std::memory_order_seq_cst) >= setup.epoch; },
             [&] {
                 if (check) check();
-                if (domain->dead(leader)) throw Aborted(who + " waits to open a run and " + whose + " has died");
+                if (domain.dead(leader)) throw Aborted(who + " waits to begin and " + first + " has died");
                 if (deadline != 0 && monotonic_ns() > deadline)
-                    throw Timeout(who + " waited " + seconds_text(timeout) + " for " + whose + " to open the run");
+                    throw Timeout(who + " waited " + seconds_text(timeout) + " for " + first + " to begin");
             });
-        if (slot.epoch.load(std::memory_order_acquire) > epoch)
-            throw Aborted(who + " came to a run that " + whose + " has already left");
+        if (slot.epoch.load(std::memory_order_acquire) > setup.epoch)
+            throw Aborted(who + " came to an epoch that " + first + " has already left");
     }
     const std::uint64_t block = slot.epoch_block.load(std::memory_order_acquire);
-    auto group = std::make_shared<HostGroup>(domain, block, std::move(members));
-    auto progress = std::make_shared<Progress>(group->bell(), group->spin());
-    std::shared_ptr<Communicator> self(new Communicator(group, group, std::move(progress)));
+    Epoch epoch;
+    epoch.group = std::make_shared<HostGroup>(setup.domain, block, std::move(members));
+    epoch.fabric = fabric;
+    epoch.progress = std::make_shared<Progress>(epoch.group->bell(), epoch.group->spin());
+    auto group = epoch.group;
+    std::shared_ptr<Communicator> self(
+        new Communicator(std::move(setup.ranks), setup.index, std::move(group), std::move(fabric), std::move(epoch)));
     Request meet;
-    meet.name = "open";
+    meet.name = "begin";
     self->run(std::move(meet), timeout, check)->get();
     return self;
 }
 
-Communicator::Communicator(std::shared_ptr<HostGroup> group, std::shared_ptr<HostGroup> epoch,
-                           std::shared_ptr<Progress> progress)
-    : group_(std::move(group)), epoch_(std::move(epoch)), progress_(std::move(progress)) {
-    progress_->add(this);
+Communicator::Communicator(std::vector<int> ranks, int index, std::shared_ptr<HostGroup> group,
+                           std::shared_ptr<Fabric> fabric, Epoch epoch)
+    : ranks_(std::move(ranks)),
+      index_(index),
+      group_(std::move(group)),
+      fabric_(std::move(fabric)),
+      epoch_(std::move(epoch)) {
+    epoch_.progress->add(this);
 }
 
 Communicator::~Communicator() {
-    progress_->remove(this);
+    epoch_.progress->remove(this);
     // Whoever still waits for a queued operation must learn that nobody will carry it out.
     for (const auto& work : queue_)
         work->finish(std::make_exception_ptr(Aborted(locate(*work) + " was dropped with its communicator")));
-    group_->leave();
+    leave();
 }
 
-std::string Communicator::locate(const Work& work) const {
-    return "rank " + std::to_string(group_->rank()) + ": " + describe(work.header_);
+void Communicator::leave() {
+    if (group_->leave() && fabric_ && !group_->aborted()) fabric_->announce_departure(sequence_);
 }
+
+std::string Communicator::locate(const Work& work) const { return who() + ": " + describe(work.header_); }
 
 void Communicator::validate(const Request& request) const {
-    const std::string where = "rank " + std::to_string(group_->rank()) + ": " + to_string(request.kind) +
-                              (request.name.empty() ? "" : " '" + request.name + "'") + ": ";
+    const std::string where =
+        who() + ": " + to_string(request.kind) + (request.name.empty() ? "" : " '" + request.name + "'") + ": ";
     if (closed()) throw InvalidArgument(where + "this communicator is closed");
     if (request.shape.size() > kMaxDims)
         throw InvalidArgument(where + "a tensor has " + std::to_string(request.shape.size()) +
@@ -105,8 +136,7 @@ void Communicator::validate(const Request& request) const {
                               std::to_string(size()));
     if (request.kind == OpKind::ReduceScatter && request.shape.empty())
         throw InvalidArgument(where + "a tensor without dimensions has no rows to scatter");
-    if (request.op == ReduceOp::Adasum)
-        throw InvalidArgument(where + "adasum is not implemented for this operation");
+    if (request.op == ReduceOp::Adasum) throw InvalidArgument(where + "adasum is not implemented for this operation");
     if (request.kind == OpKind::Alltoall) {
         std::int64_t sum = 0;
         for (std::int64_t split : request.splits) {
@@ -136,7 +166,7 @@ std::shared_ptr<Work> Communicator::make_work(Request request, double timeout) c
     header.layout = request.layout;
     header.dims = static_cast<std::uint8_t>(request.shape.size());
     std::copy(request.shape.begin(), request.shape.end(), header.shape);
-    std::strncpy(header.name, request.name.c_str(), kNameBytes - 1);
+    set_name(header, request.name);
     if (request.pieces.size() == 1) {
         const Piece& piece = request.pieces.front();
         const std::size_t bytes = piece.count * item_size(request.dtype);
@@ -146,14 +176,24 @@ std::shared_ptr<Work> Communicator::make_work(Request request, double timeout) c
     if (request.kind == OpKind::Group) {
         header.count = request.members.size();
         header.layout = hash_words(request.members);
-        if (!request.members.empty() && request.members.front() == index()) {
-            std::vector<int> local;
-            for (int member : request.members) local.push_back(group_->local_rank(member));
-            header.input = HostGroup::reserve(domain(), local);
-        }
+        header.input = reserve_part(request.members);
     }
     work->request_ = std::move(request);
     return work;
+}
+
+// The first of the new group's members on each host reserves the block for them.
+std::uint64_t Communicator::reserve_part(const std::vector<int>& members) const {
+    std::vector<int> local;
+    int first = -1;
+    for (int member : members) {
+        if (fabric_ && fabric_->host_of(member) != fabric_->host()) continue;
+        if (first < 0) first = member;
+        local.push_back(group_->local_rank(fabric_ ? fabric_->local_index(member) : member));
+    }
+    if (first != index()) return kNowhere;
+    const auto fabric = fabric_ ? fabric_->part(members, 0) : nullptr;
+    return HostGroup::reserve(domain(), local, members.size(), fabric ? extra_bytes(*fabric) : 0);
 }
 
 void Communicator::begin(Work& work) {
@@ -161,55 +201,112 @@ void Communicator::begin(Work& work) {
     Header& header = work.header_;
     header.sequence = ++sequence_;
     if (header.kind == OpKind::Join && header.joined_at == 0) header.joined_at = header.sequence;
-    header.is_inline = fill_inline(*group_, work.request_, header.sequence) ? 1 : 0;
+    header.is_inline = fill_inline(*group_, work.request_, index(), header.sequence) ? 1 : 0;
+    if (fabric_ && header.is_inline == 0) move_to_ring(work);
     if (header.kind == OpKind::Alltoall)
         std::copy(work.request_.splits.begin(), work.request_.splits.end(),
-                  group_->splits(index(), header.sequence));
+                  group_->splits(group_->index(), header.sequence));
     group_->post(header);
     group_->set_state(RankState::Waiting);
     work.started_ = true;
-    work.step_ = 0;
+    work.agreement_.reset();
+    work.agreed_ = false;
+    work.algorithm_.reset();
+    work.gates_ = 0;
     work.gate_ = group_->arrive();
 }
 
-bool Communicator::advance(Work& work) {
-    if (!group_->released(work.gate_)) {
-        group_->check_alive(work.gate_, false);
-        return false;
-    }
-    if (!work.algorithm_) {
-        const std::vector<Header> headers = group_->headers(work.header_.sequence);
-        const std::string mismatch = find_mismatch(headers, ranks());
-        if (!mismatch.empty()) throw Mismatch(locate(work) + ": " + mismatch);
-        work.algorithm_ = make_algorithm(*group_, work.request_, headers, work.result_);
-    }
-    bool last = false;
-    {
-        const HostGroup::Moving moving(*group_);
-        last = work.algorithm_->step(work.step_++);
-    }
-    if (!last) {
-        work.gate_ = group_->arrive();
-        return false;
-    }
-    if (work.header_.kind == OpKind::Join && work.result_.last_joined < 0) {
-        work.algorithm_.reset();
-        begin(work);  // the others did something else; keep taking part until all have joined
-        return false;
-    }
-    group_->set_state(RankState::Idle);
-    return true;
+// Between hosts, whoever carries a chunk reads and writes the tensors of all ranks of its host.
+void Communicator::move_to_ring(Work& work) {
+    Header& header = work.header_;
+    const bool writes = header.kind == OpKind::Allreduce || header.kind == OpKind::Broadcast;
+    if (header.input != kNowhere && (!writes || header.output != kNowhere)) return;
+    const std::size_t item = item_size(header.dtype);
+    work.bounce_.emplace(domain(), header.count * item);
+    auto* data = static_cast<std::byte*>(work.bounce_->data());
+    if (header.kind != OpKind::Broadcast || work.request_.root == index())
+        copy_in(work.request_.pieces, 0, header.count, data, item);
+    header.input = header.output = domain()->offset_of(data, header.count * item);
 }
 
-// What a waiting thread does every now and then, beyond looking at its gate.
-void Communicator::check_waiting(Work& work) {
+Communicator::Served Communicator::attempt(Work& work) {
+    if (!work.polling_) {
+        if (!group_->ready(work.gate_)) return Served::Blocked;
+        if (!group_->released(work.gate_)) {
+            group_->check_alive(work.gate_, false);
+            return Served::Blocked;
+        }
+    }
+    if (fabric_ && !work.agreed_) {
+        if (!work.agreement_) work.agreement_ = std::make_unique<Agreement>(*group_, *fabric_, work.header_.sequence);
+        const HostGroup::Moving moving(*group_);
+        const Step step = work.agreement_->advance(work.gates_);
+        if (step != Step::Done) return take_step(work, step);
+        work.agreed_ = true;
+        work.gates_ = 0;
+    }
+    if (!work.algorithm_) {
+        const std::vector<Header> headers =
+            fabric_ ? work.agreement_->headers() : group_->headers(work.header_.sequence);
+        const std::string mismatch = find_mismatch(headers, ranks_);
+        if (!mismatch.empty()) throw Mismatch(locate(work) + ": " + mismatch);
+        work.algorithm_ = fabric_
+                              ? make_fabric_algorithm(*group_, *fabric_, work.request_, *work.agreement_, work.result_)
+                              : make_algorithm(*group_, work.request_, headers, work.result_);
+    }
+    const HostGroup::Moving moving(*group_);
+    return take_step(work, work.algorithm_->advance(work.gates_));
+}
+
+Communicator::Served Communicator::take_step(Work& work, Step step) {
+    work.polling_ = step == Step::Moved || step == Step::Stuck;
+    if (step == Step::Gate) {
+        ++work.gates_;
+        work.gate_ = group_->arrive();
+    } else if (step == Step::Stuck) {
+        return Served::Polling;
+    } else if (step == Step::Done) {
+        if (work.header_.kind == OpKind::Join && work.result_.last_joined < 0) {
+            begin(work);  // the others did something else; keep taking part until all have joined
+            return Served::Moved;
+        }
+        end(work);
+        return Served::Done;
+    }
+    return Served::Moved;
+}
+
+void Communicator::end(Work& work) {
+    const Header& header = work.header_;
+    if (work.bounce_ && (header.kind == OpKind::Allreduce || header.kind == OpKind::Broadcast))
+        copy_out(work.request_.pieces, 0, header.count, static_cast<const std::byte*>(work.bounce_->data()),
+                 item_size(header.dtype));
+    group_->set_state(RankState::Idle);
+    work.finish(nullptr);
+}
+
+// What a waiting thread does every now and then, beyond looking at its gate or the link.
+void Communicator::check_waiting(Work& work, const Interruption& check) {
     const std::int64_t now = monotonic_ns();
     if (now < work.next_check_) return;
     work.next_check_ = now + kCheckEvery;
+    if (check) check();
+    if (epoch_.fabric) epoch_.fabric->read_notices(*epoch_.group);
     group_->check_alive(work.gate_, true);
-    if (work.deadline_ != 0 && now > work.deadline_ && !group_->released(work.gate_)) {
-        const std::string late = locate(work) + " did not complete in time: " + group_->missing(work.gate_) +
-                                 " did not come";
+    if (fabric_) {
+        if (fabric_ != epoch_.fabric) fabric_->read_notices(*group_);
+        const std::vector<int> gone = fabric_->departed(work.header_.sequence);
+        if (!gone.empty()) {
+            std::string text;
+            for (int member : gone)
+                text += (text.empty() ? "" : ", ") + std::to_string(ranks_[static_cast<std::size_t>(member)]);
+            group_->abort("ranks " + text + " have left (their cell or script ended) while others wait for them");
+            throw Aborted(group_->abort_reason());
+        }
+    }
+    if (work.deadline_ != 0 && now > work.deadline_ && (work.polling_ || !group_->released(work.gate_))) {
+        const std::string missing = work.polling_ ? "the other hosts" : group_->missing(work.gate_);
+        const std::string late = locate(work) + " did not complete in time: " + missing + " did not come";
         group_->abort(late);
         throw Timeout(late + ". Call it on every rank of the group, or raise the timeout.");
     }
@@ -226,14 +323,21 @@ void Communicator::fail(Work& work, std::exception_ptr error) {
         return;  // the group lives on
     } catch (const Timeout&) {
     } catch (const std::exception& other) {
-        group_->abort("rank " + std::to_string(group_->rank()) + " stopped in " + describe(work.header_) + ": " +
-                      other.what());
+        group_->abort(who() + " stopped in " + describe(work.header_) + ": " + other.what());
     } catch (...) {
-        group_->abort("rank " + std::to_string(group_->rank()) + " was interrupted in " + describe(work.header_));
+        group_->abort(who() + " was interrupted in " + describe(work.header_));
     }
+    announce();
+    work.algorithm_.reset();  // gives up what is on the link
+    work.agreement_.reset();
     group_->wait_quiet();
     group_->set_state(RankState::Idle);
     work.finish(error);
+}
+
+void Communicator::announce() {
+    if (epoch_.fabric && group_->aborted() && group_->take_announcement())
+        epoch_.fabric->announce_abort(group_->abort_reason());
 }
 
 std::shared_ptr<Work> Communicator::run(Request request, double timeout, const Interruption& check) {
@@ -243,7 +347,7 @@ std::shared_ptr<Work> Communicator::run(Request request, double timeout, const I
         if (inline_active_ || !queue_.empty()) {
             queue_.push_back(work);
             lock.unlock();
-            progress_->wake();
+            epoch_.progress->wake();
             wait(*work, 0, check);
             return work;
         }
@@ -251,17 +355,16 @@ std::shared_ptr<Work> Communicator::run(Request request, double timeout, const I
     }
     try {
         begin(*work);
-        bool done = false;
-        while (!done) {
+        Served served = Served::Moved;
+        while (served != Served::Done) {
             wait_until(
-                group_->bell(), group_->spin(), [&] { return group_->ready(work->gate_); },
+                group_->bell(), group_->spin(),
                 [&] {
-                    if (check) check();
-                    check_waiting(*work);
-                });
-            done = advance(*work);
+                    served = attempt(*work);
+                    return served == Served::Moved || served == Served::Done;
+                },
+                [&] { check_waiting(*work, check); }, work->polling_ ? kPoll : kSleep);
         }
-        work->finish(nullptr);
     } catch (...) {
         fail(*work, std::current_exception());
     }
@@ -271,7 +374,7 @@ std::shared_ptr<Work> Communicator::run(Request request, double timeout, const I
         inline_active_ = false;
         more = !queue_.empty();
     }
-    if (more) progress_->wake();
+    if (more) epoch_.progress->wake();
     return work;
 }
 
@@ -286,7 +389,7 @@ void Communicator::enqueue(std::shared_ptr<Work> work) {
         const std::lock_guard<std::mutex> lock(mutex_);
         queue_.push_back(std::move(work));
     }
-    progress_->wake();
+    epoch_.progress->wake();
 }
 
 Communicator::Served Communicator::serve() {
@@ -296,24 +399,20 @@ Communicator::Served Communicator::serve() {
         if (inline_active_ || queue_.empty()) return Served::Idle;
         work = queue_.front();
     }
-    bool done = false;
+    Served served = Served::Done;
     try {
         if (!work->started_) begin(*work);
-        if (!group_->ready(work->gate_)) {
-            check_waiting(*work);
-            return Served::Waiting;
-        }
-        done = advance(*work);
-        if (done) work->finish(nullptr);
+        served = attempt(*work);
+        if (served == Served::Blocked || served == Served::Polling) check_waiting(*work, nullptr);
     } catch (...) {
         fail(*work, std::current_exception());
-        done = true;
+        served = Served::Done;
     }
-    if (done) {
+    if (served == Served::Done) {
         const std::lock_guard<std::mutex> lock(mutex_);
         queue_.pop_front();
     }
-    return Served::Advanced;
+    return served;
 }
 
 void Communicator::wait(Work& work, double timeout, const Interruption& check) {
@@ -328,16 +427,16 @@ void Communicator::wait(Work& work, double timeout, const Interruption& check) {
             [&] {
                 if (check) check();
                 if (deadline != 0 && monotonic_ns() > deadline)
-                    throw Timeout("rank " + std::to_string(group_->rank()) + ": " + to_string(work.request_.kind) +
-                                  " '" + work.request_.name + "' was not done after " + seconds_text(timeout));
+                    throw Timeout(who() + ": " + to_string(work.request_.kind) + " '" + work.request_.name +
+                                  "' was not done after " + seconds_text(timeout));
             });
     } catch (const Timeout& late) {
         abort(late.what());
         settle();
         throw;
     } catch (...) {
-        abort("rank " + std::to_string(group_->rank()) + " was interrupted while it waited for " +
-              to_string(work.request_.kind) + " '" + work.request_.name + "'");
+        abort(who() + " was interrupted while it waited for " + to_string(work.request_.kind) + " '" +
+              work.request_.name + "'");
         settle();
         throw;
     }
@@ -347,20 +446,28 @@ std::shared_ptr<Communicator> Communicator::subgroup(const Work& work) const {
     const std::vector<int>& indices = work.request_.members;
     const auto own = std::find(indices.begin(), indices.end(), index());
     if (own == indices.end()) return nullptr;
-    HostGroup::Members members;
-    members.index = static_cast<int>(own - indices.begin());
+    std::vector<int> ranks;
+    HostGroup::Members members{{}, {}, 0, indices.size()};
     for (int member : indices) {
-        members.local.push_back(group_->local_rank(member));
-        members.ranks.push_back(ranks()[static_cast<std::size_t>(member)]);
+        ranks.push_back(ranks_[static_cast<std::size_t>(member)]);
+        if (fabric_ && fabric_->host_of(member) != fabric_->host()) continue;
+        if (member == index()) members.index = static_cast<int>(members.local.size());
+        members.local.push_back(group_->local_rank(fabric_ ? fabric_->local_index(member) : member));
+        members.ranks.push_back(ranks.back());
     }
-    auto group = std::make_shared<HostGroup>(domain(), work.result_.block, std::move(members), epoch_);
-    return std::shared_ptr<Communicator>(new Communicator(std::move(group), epoch_, progress_));
+    std::shared_ptr<Fabric> fabric;
+    // All members count operations alike, so this is the same number on each of them, and no other group's.
+    if (fabric_) fabric = fabric_->part(indices, fabric_->id() * 31 + work.header_.sequence);
+    auto group = std::make_shared<HostGroup>(domain(), work.result_.block, std::move(members), epoch_.group);
+    return std::shared_ptr<Communicator>(new Communicator(std::move(ranks), static_cast<int>(own - indices.begin()),
+                                                          std::move(group), std::move(fabric), epoch_));
 }
 
 void Communicator::abort(const std::string& reason) {
     group_->abort(reason);
+    announce();
     group_->bell().ring();
-    progress_->nudge();
+    epoch_.progress->nudge();
 }
 
 void Communicator::close(const Interruption& check) {
@@ -371,7 +478,7 @@ void Communicator::close(const Interruption& check) {
     }
     if (last) wait(*last, 0, check);
     closed_.store(true, std::memory_order_release);
-    group_->leave();
+    leave();
 }
 
 }  // namespace ring

@@ -1,5 +1,6 @@
 #include "ring/header.hpp"
 
+#include <algorithm>
 #include <sstream>
 
 namespace ring {
@@ -10,7 +11,8 @@ std::string quoted_name(const Header& header) {
 }
 
 std::string shape_text(const Header& header) {
-    if (header.tensors != 1) return std::to_string(header.tensors) + " tensors, " + std::to_string(header.count) + " elements";
+    if (header.tensors != 1)
+        return std::to_string(header.tensors) + " tensors, " + std::to_string(header.count) + " elements";
     std::string text = "[";
     for (int i = 0; i < header.dims; ++i) text += (i ? ", " : "") + std::to_string(header.shape[i]);
     return text + "]";
@@ -28,6 +30,7 @@ bool same_shape(const Header& a, const Header& b, int from) {
 // What is different between two calls that should be the same; null when nothing is.
 const char* difference(const Header& a, const Header& b) {
     if (a.kind != b.kind) return "operation";
+    if (a.name[0] != '\0' && b.name[0] != '\0' && std::strncmp(a.name, b.name, kNameBytes) != 0) return "name";
     if (a.kind == OpKind::Barrier || a.kind == OpKind::Join) return nullptr;
     if (a.kind == OpKind::Group) return a.layout != b.layout ? "ranks of the new group" : nullptr;
     if (a.dtype != b.dtype) return "dtype";
@@ -44,6 +47,14 @@ const char* difference(const Header& a, const Header& b) {
 }
 
 }  // namespace
+
+void set_name(Header& header, const std::string& name) {
+    std::size_t length = std::min(name.size(), kNameBytes - 1);
+    // A UTF-8 character is not cut in two: its bytes after the first are 10xxxxxx.
+    while (length < name.size() && length > 0 && (static_cast<unsigned char>(name[length]) & 0xc0) == 0x80) --length;
+    std::memcpy(header.name, name.data(), length);
+    header.name[length] = '\0';
+}
 
 std::string describe(const Header& header) {
     return std::string(to_string(header.kind)) + quoted_name(header) + " (sequence " + std::to_string(header.sequence) +

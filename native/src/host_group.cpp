@@ -10,14 +10,15 @@
 namespace ring {
 namespace {
 
-// The block of a group of n: | GroupBlock | Mailbox x n | inline slots 2 x n | splits 2 x n x n | segments 3 x n |
+// The block of a group of n ranks of this host and `all` ranks of all hosts:
+//   | GroupBlock | Mailbox x n | inline slots 2 x n | splits 2 x n x all | segments 3 x n | extra |
 struct Layout {
-    explicit Layout(int size) {
+    Layout(int size, std::size_t all) {
         const auto n = static_cast<std::size_t>(size);
         mailboxes = align(sizeof(GroupBlock));
         slots = align(mailboxes + n * sizeof(Mailbox));
         splits = align(slots + 2 * n * kInlineBytes);
-        segments = align(splits + 2 * n * n * sizeof(std::int64_t));
+        segments = align(splits + 2 * n * all * sizeof(std::int64_t));
         bytes = segments + kSegmentSlots * n * kSegmentBytes;
     }
     static std::size_t align(std::size_t value) { return (value + kPage - 1) / kPage * kPage; }
@@ -48,10 +49,11 @@ const char* to_string(RankState state) {
     return names[static_cast<int>(state)];
 }
 
-std::uint64_t HostGroup::reserve(const std::shared_ptr<Domain>& domain, const std::vector<int>& local) {
+std::uint64_t HostGroup::reserve(const std::shared_ptr<Domain>& domain, const std::vector<int>& local,
+                                 std::size_t ranks, std::size_t extra) {
     const int size = static_cast<int>(local.size());
-    const Layout layout(size);
-    const std::uint64_t offset = domain->allocate(layout.bytes);
+    const Layout layout(size, ranks);
+    const std::uint64_t offset = domain->allocate(layout.bytes + extra);
     auto* block = new (domain->at(offset)) GroupBlock();
     block->size = size;
     block->attached.store(size, std::memory_order_release);
@@ -81,23 +83,28 @@ HostGroup::~HostGroup() {
 }
 
 Mailbox& HostGroup::mailbox(int member) const {
-    return *domain_->at<Mailbox>(offset_ + Layout(size()).mailboxes + static_cast<std::size_t>(member) * sizeof(Mailbox));
+    return *domain_->at<Mailbox>(offset_ + Layout(size(), members_.everywhere).mailboxes +
+                                 static_cast<std::size_t>(member) * sizeof(Mailbox));
 }
 
 std::byte* HostGroup::inline_slot(int member, std::uint64_t sequence) const {
     const std::size_t slot = static_cast<std::size_t>(member) * 2 + sequence % 2;
-    return domain_->at<std::byte>(offset_ + Layout(size()).slots + slot * kInlineBytes);
+    return domain_->at<std::byte>(offset_ + Layout(size(), members_.everywhere).slots + slot * kInlineBytes);
 }
 
 std::int64_t* HostGroup::splits(int member, std::uint64_t sequence) const {
-    const auto n = static_cast<std::size_t>(size());
     const std::size_t row = static_cast<std::size_t>(member) * 2 + sequence % 2;
-    return domain_->at<std::int64_t>(offset_ + Layout(size()).splits + row * n * sizeof(std::int64_t));
+    return domain_->at<std::int64_t>(offset_ + Layout(size(), members_.everywhere).splits +
+                                     row * members_.everywhere * sizeof(std::int64_t));
 }
 
 std::byte* HostGroup::segment(int member, std::uint64_t step) const {
     const std::size_t slot = static_cast<std::size_t>(member) * kSegmentSlots + step % kSegmentSlots;
-    return domain_->at<std::byte>(offset_ + Layout(size()).segments + slot * kSegmentBytes);
+    return domain_->at<std::byte>(offset_ + Layout(size(), members_.everywhere).segments + slot * kSegmentBytes);
+}
+
+std::byte* HostGroup::extra() const {
+    return domain_->at<std::byte>(offset_ + Layout(size(), members_.everywhere).bytes);
 }
 
 void HostGroup::post(const Header& header) { mailbox(index()).headers[header.sequence % 2].store(header); }
@@ -152,6 +159,11 @@ void HostGroup::abort(const std::string& reason) {
     }
 }
 
+void HostGroup::abort_from_afar(const std::string& reason) {
+    take_announcement();
+    abort(reason);
+}
+
 std::string HostGroup::abort_reason() const {
     // The writer is a few instructions away from 2, unless it died there.
     for (int i = 0; i < 1000 && epoch_block_->aborted.load(std::memory_order_acquire) == 1; ++i) cpu_yield();
@@ -181,13 +193,15 @@ void HostGroup::wait_quiet() {
     }
 }
 
-void HostGroup::leave() {
-    if (std::exchange(left_, true)) return;
+bool HostGroup::leave() {
+    if (std::exchange(left_, true)) return false;
     Mailbox& own = mailbox(index());
     own.state.store(RankState::Left, std::memory_order_relaxed);
     own.left.store(1, std::memory_order_seq_cst);
+    const bool last = block_->left.fetch_add(1, std::memory_order_acq_rel) + 1 == size();
     epoch_block_->departures.fetch_add(1, std::memory_order_seq_cst);
     wake_all();
+    return last;
 }
 
 void HostGroup::set_state(RankState state) {

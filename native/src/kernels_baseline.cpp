@@ -1,6 +1,5 @@
 #include "kernels_impl.hpp"
 
-
 namespace ring {
 
 const KernelTable& kernels_baseline() {
@@ -9,4 +8,3 @@ const KernelTable& kernels_baseline() {
 }
 
 }  // namespace ring
-

@@ -253,10 +253,9 @@ void reduce_float(void* const* dst, int dst_count, const void* const* src, int s
     }
 }
 
-#define RING_ROW(T) \
-    { nullptr, reduce<T, Sum>, nullptr, reduce<T, Min>, reduce<T, Max>, reduce<T, Product> }
+#define RING_ROW(T) {nullptr, reduce<T, Sum>, nullptr, reduce<T, Min>, reduce<T, Max>, reduce<T, Product>}
 #define RING_FLOAT_ROW(T) \
-    { nullptr, reduce_float<T, Sum>, nullptr, reduce_float<T, Min>, reduce_float<T, Max>, reduce_float<T, Product> }
+    {nullptr, reduce_float<T, Sum>, nullptr, reduce_float<T, Min>, reduce_float<T, Max>, reduce_float<T, Product>}
 
 #define RING_KERNEL_TABLE(isa)                                                                                   \
     {                                                                                                            \

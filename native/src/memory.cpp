@@ -41,7 +41,7 @@ std::size_t control_bytes(int local_size) {
 std::string system_error(const std::string& what) { return what + ": " + std::strerror(errno); }
 
 std::size_t machine_memory() {
-    struct sysinfo info {};
+    struct sysinfo info{};
     if (sysinfo(&info) != 0) return std::size_t{64} << 30;
     return static_cast<std::size_t>(info.totalram) * info.mem_unit;
 }
@@ -102,19 +102,19 @@ std::shared_ptr<Domain> Domain::create(int local_rank, int local_size, std::size
     return std::shared_ptr<Domain>(new Domain(local_rank, local_size, fd, arena, true, token));
 }
 
-std::shared_ptr<Domain> Domain::attach(int local_rank, int local_size, std::int64_t pid, int fd,
-                                       std::uint64_t token) {
+std::shared_ptr<Domain> Domain::attach(int local_rank, int local_size, std::int64_t pid, int fd, std::uint64_t token) {
     const std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(fd);
     const int own = open(path.c_str(), O_RDWR | O_CLOEXEC);
     if (own < 0)
         throw Error(system_error("ring memory: local rank " + std::to_string(local_rank) + " cannot open " + path) +
                     ". Ranks of one host must run as one user and see each other's /proc.");
-    struct stat info {};
+    struct stat info{};
     DomainHeader header{};
     const bool readable = fstat(own, &info) == 0 && pread(own, &header, sizeof header, 0) == sizeof header;
     if (!readable || header.magic != kMagic || header.token != token || header.local_size != local_size) {
         close(own);
-        throw Error("ring memory: " + path + " is not the memory that this job's first rank made. "
+        throw Error("ring memory: " + path +
+                    " is not the memory that this job's first rank made. "
                     "Do the ranks of this host share one process namespace?");
     }
     return std::shared_ptr<Domain>(new Domain(local_rank, local_size, own, header.arena, false, token));

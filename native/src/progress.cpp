@@ -20,8 +20,7 @@ void Progress::add(Communicator* communicator) {
 
 void Progress::remove(Communicator* communicator) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    communicators_.erase(std::remove(communicators_.begin(), communicators_.end(), communicator),
-                         communicators_.end());
+    communicators_.erase(std::remove(communicators_.begin(), communicators_.end(), communicator), communicators_.end());
 }
 
 void Progress::nudge() {
@@ -48,30 +47,28 @@ void Progress::wake() {
 
 bool Progress::scan() {
     const std::lock_guard<std::mutex> lock(mutex_);
-    any_work_ = false;
-    bool advanced = false;
+    any_work_ = any_polling_ = false;
+    bool moved = false;
     for (Communicator* communicator : communicators_) {
         const auto served = communicator->serve();
         any_work_ |= served != Communicator::Served::Idle;
-        advanced |= served == Communicator::Served::Advanced;
+        any_polling_ |= served == Communicator::Served::Polling;
+        moved |= served == Communicator::Served::Moved || served == Communicator::Served::Done;
     }
-    return advanced;
+    return moved;
 }
 
 void Progress::main() {
     const auto stopped = [this] { return stop_.load(std::memory_order_seq_cst); };
     while (!stopped()) {
         const std::uint32_t wishes = wishes_.load(std::memory_order_seq_cst);
+        const auto wished = [&] { return stopped() || wishes_.load(std::memory_order_seq_cst) != wishes; };
         if (scan()) continue;
         if (any_work_) {
             // Another rank, or a new wish, makes the next step possible; either rings the shared bell.
-            wait_until(
-                shared_, spin_,
-                [&] { return stopped() || scan() || wishes_.load(std::memory_order_seq_cst) != wishes; }, [] {});
+            wait_until(shared_, spin_, [&] { return wished() || scan(); }, [] {}, any_polling_ ? kPoll : kSleep);
         } else {
-            wait_until(
-                own_, spin_, [&] { return stopped() || wishes_.load(std::memory_order_seq_cst) != wishes; }, [] {},
-                kForever);
+            wait_until(own_, spin_, wished, [] {}, kForever);
         }
     }
 }

@@ -16,10 +16,10 @@ void Bell::wake() {
     syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&rings), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-void sleep_on(Bell& bell, std::uint32_t seen, std::chrono::milliseconds limit) {
+void sleep_on(Bell& bell, std::uint32_t seen, std::chrono::microseconds limit) {
     timespec timeout{};
-    timeout.tv_sec = static_cast<time_t>(limit.count() / 1000);
-    timeout.tv_nsec = static_cast<long>(limit.count() % 1000) * 1'000'000;
+    timeout.tv_sec = static_cast<time_t>(limit.count() / 1'000'000);
+    timeout.tv_nsec = static_cast<long>(limit.count() % 1'000'000) * 1000;
     syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&bell.rings), FUTEX_WAIT, seen,
             limit == kForever ? nullptr : &timeout, nullptr, 0);
 }

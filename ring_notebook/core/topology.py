@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from dataclasses import dataclass
+from time import monotonic, sleep
 from typing import Any
 
 from ring_notebook.config import config
@@ -78,6 +80,15 @@ class Place:
 
     topology: Topology
     domain: Any
+    link: Any = None
+    """Moves bytes to ranks that do not share ``domain``; addressed by rank. None where there are none."""
+    domains: tuple[int, ...] = ()
+    """The ring memory that each rank of the job maps, as an index: its host, or under RING_ALGORITHM=ring itself."""
+
+    @property
+    def mates(self) -> list[int]:
+        """The ranks that map the same ring memory, in the order of their local ranks in it."""
+        return [rank for rank, domain in enumerate(self.domains) if domain == self.domains[self.topology.rank]]
 
 
 def launched_by_mpi() -> bool:
@@ -93,7 +104,7 @@ def find_place() -> Place:
     """
     native = core()
     if not launched_by_mpi():
-        return Place(Topology(0, (0,)), native.Domain.create(0, 1, config().memory))
+        return Place(Topology(0, (0,)), native.Domain.create(0, 1, config().memory), None, (0,))
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -112,7 +123,37 @@ def find_place() -> Place:
     card = host.bcast((os.getpid(), domain.fd, domain.token) if domain is not None else None, root=0)
     if domain is None:
         domain = native.Domain.attach(host.Get_rank(), host.Get_size(), *card)
+    topology = Topology(world.Get_rank(), hosts)
+    if config().algorithm == "ring" and len(set(hosts)) == 1:
+        offset = host.bcast(native.reserve_memory_link(domain) if host.Get_rank() == 0 else None, root=0)
+        link = native.memory_link(domain, offset)
+        place = Place(topology, native.Domain.create(0, 1, config().memory), link, tuple(range(topology.size)))
+    elif len(set(hosts)) > 1:
+        place = Place(topology, domain, _mpi_link(MPI), hosts)
+    else:
+        place = Place(topology, domain, None, hosts)
     world.Barrier()
     unname_shared_memory()
     host.Free()
-    return Place(Topology(world.Get_rank(), hosts), domain)
+    return place
+
+
+def _mpi_link(mpi: Any) -> Any:
+    """A link over a communicator of its own, so that no message of the program's can be taken for one of ours."""
+    comm = mpi.COMM_WORLD.Dup()
+    mask = (1 << 64) - 1
+    tags = int(comm.Get_attr(mpi.TAG_UB) or 32767)
+    link = core().mpi_link(
+        mpi.__file__, mpi._handleof(comm) & mask, mpi._handleof(mpi.BYTE) & mask, mpi._sizeof(mpi.Comm), tags
+    )
+    atexit.register(_drain, comm, link)
+    return link
+
+
+def _drain(comm: Any, link: Any) -> None:
+    """Take in the notices that nobody waited for, which some MPIs complain about when they finalize."""
+    everyone = comm.Ibarrier()
+    deadline = monotonic() + 2.0
+    while not everyone.Test() and monotonic() < deadline:
+        sleep(0.005)
+    link.drain()

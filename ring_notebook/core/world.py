@@ -6,6 +6,7 @@ run with `open_run`. An abort ends the epoch, never the process: the next epoch 
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from ring_notebook.config import config
 from ring_notebook.core.communicator import Communicator
 from ring_notebook.core.native import core
 from ring_notebook.core.topology import Place, Topology, find_place
-from ring_notebook.errors import NotInitializedError, RingError
+from ring_notebook.errors import NotInitializedError
 
 __all__ = [
     "World",
@@ -83,6 +84,7 @@ def prepare_host() -> Place:
     global _place
     if _place is None:
         _place = find_place()
+        atexit.register(close)  # before MPI ends, and before what `find_place` has registered
     return _place
 
 
@@ -120,19 +122,20 @@ def open_run(run: str, epoch: int, size: int) -> World:
 def _open(place: Place, ranks: list[int], epoch: int, run: str | None) -> World:
     global _world
     topology = place.topology.part(ranks)
-    if len(set(topology.hosts)) > 1:
-        raise RingError(
-            f"rank {topology.rank}: these {topology.size} ranks run on {len(set(topology.hosts))} hosts; "
-            "collectives between hosts are not there yet. Start all ranks on one host."
-        )
-    host_ranks = place.topology.local_ranks
+    domains = [place.domains[rank] for rank in ranks]
+    own = place.domains[place.topology.rank]
+    spans = len(set(domains)) > 1
+    order: dict[int, int] = {}
     native = core().Communicator.open(
         place.domain,
-        [host_ranks.index(rank) for rank in ranks],
-        list(range(len(ranks))),
-        topology.rank,
-        epoch,
-        config().timeout,
+        ranks=list(range(len(ranks))),
+        local=[place.mates.index(rank) for rank, domain in zip(ranks, domains, strict=True) if domain == own],
+        index=topology.rank,
+        epoch=epoch,
+        link=place.link if spans else None,
+        host_of=[order.setdefault(domain, len(order)) for domain in domains] if spans else [],
+        addresses=ranks if spans else [],
+        timeout=config().timeout,
     )
     _world = World(topology, Communicator(native, place.domain), run)
     return _world

@@ -64,15 +64,33 @@ struct Result {
     void allocate(std::size_t size);
 };
 
+enum class Step {
+    Gate,  // go through a gate with the others of this host before the next step
+    Done,
+    Moved,  // something came or went over the link; more may
+    Stuck,  // the link has to deliver first
+};
+
 class Algorithm {
    public:
     virtual ~Algorithm() = default;
+    // Does what can be done without waiting; `gates` counts the gates passed since the first step.
+    virtual Step advance(std::uint64_t gates) = 0;
+};
+
+// On one host every step ends at a gate.
+class GatedAlgorithm : public Algorithm {
+   public:
+    Step advance(std::uint64_t gates) final { return step(gates) ? Step::Done : Step::Gate; }
+
+   protected:
     // Does step k; true when it was the last.
     virtual bool step(std::uint64_t k) = 0;
 };
 
 // What every rank can do before the first gate: copies a small payload into its mailbox. True when it fitted.
-bool fill_inline(const HostGroup& group, const Request& request, std::uint64_t sequence);
+// `index` is this rank's in the whole group.
+bool fill_inline(const HostGroup& group, const Request& request, int index, std::uint64_t sequence);
 
 // `headers` have passed find_mismatch. The choice is a pure function of them, so all ranks choose alike.
 std::unique_ptr<Algorithm> make_algorithm(HostGroup& group, const Request& request, const std::vector<Header>& headers,

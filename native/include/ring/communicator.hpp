@@ -9,20 +9,25 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "ring/algorithm.hpp"
+#include "ring/fabric.hpp"
 #include "ring/host_group.hpp"
 
 namespace ring {
 
+class Agreement;
 class Communicator;
 class Progress;
 
 // One operation under way, shared by whoever waits for it and whoever carries it out.
 class Work {
    public:
+    Work();
+    ~Work();
     bool done() const { return state_.load(std::memory_order_acquire) != State::Pending; }
     // Valid once done. Rethrows the error of a failed operation.
     void get() const;
@@ -36,11 +41,15 @@ class Work {
 
     Request request_;
     Header header_;
+    std::optional<Region> bounce_;  // between hosts: the tensor's stay in ring memory
+    std::unique_ptr<Agreement> agreement_;
+    bool agreed_ = false;
     std::unique_ptr<Algorithm> algorithm_;
-    std::uint64_t gate_ = 0;
-    std::uint64_t step_ = 0;
-    std::int64_t deadline_ = 0;      // monotonic ns, 0 for none
-    std::int64_t next_check_ = 0;    // for dead peers
+    std::uint64_t gate_ = 0;     // to wait for
+    std::uint64_t gates_ = 0;    // passed since the agreement or algorithm began
+    bool polling_ = false;       // waits for the link and not for a gate
+    std::int64_t deadline_ = 0;  // monotonic ns, 0 for none
+    std::int64_t next_check_ = 0;
     bool started_ = false;
     Result result_;
 
@@ -51,14 +60,23 @@ class Work {
 
 class Communicator : public std::enable_shared_from_this<Communicator> {
    public:
-    // Opens epoch `epoch` (the same growing number on all members) of the members' host. Returns when all have come.
-    static std::shared_ptr<Communicator> open(std::shared_ptr<Domain> domain, HostGroup::Members members,
-                                              std::uint64_t epoch, double timeout, const Interruption& check);
+    struct Setup {
+        std::shared_ptr<Domain> domain;
+        std::vector<int> ranks;      // of all members, in the whole job
+        std::vector<int> local;      // local ranks in the domain of the members on this host, in group order
+        std::vector<int> host_of;    // of all members; empty when they share this host
+        std::vector<int> addresses;  // of all members on the link
+        std::shared_ptr<Link> link;
+        int index = 0;  // of this process in the group
+        std::uint64_t epoch = 0;
+    };
+    // Opens the epoch of that number, the same growing one on all members. Returns when all have come.
+    static std::shared_ptr<Communicator> open(Setup setup, double timeout, const Interruption& check);
     ~Communicator();
 
-    int size() const { return group_->size(); }
-    int index() const { return group_->index(); }
-    const std::vector<int>& ranks() const { return group_->ranks(); }
+    int size() const { return static_cast<int>(ranks_.size()); }
+    int index() const { return index_; }
+    const std::vector<int>& ranks() const { return ranks_; }
     const std::shared_ptr<Domain>& domain() const { return group_->shared_domain(); }
 
     // Carries the operation out in this thread when nothing is queued, else waits for the progress thread to do it.
@@ -80,25 +98,42 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
    private:
     friend class Progress;
-    enum class Served { Idle, Waiting, Advanced };
+    // Blocked: a gate or the link; Polling: the link, which rings no bell.
+    enum class Served { Idle, Blocked, Polling, Moved, Done };
 
-    Communicator(std::shared_ptr<HostGroup> group, std::shared_ptr<HostGroup> epoch,
-                 std::shared_ptr<Progress> progress);
+    // What the communicators of one epoch have in common.
+    struct Epoch {
+        std::shared_ptr<HostGroup> group;
+        std::shared_ptr<Fabric> fabric;  // null on one host
+        std::shared_ptr<Progress> progress;
+    };
+
+    Communicator(std::vector<int> ranks, int index, std::shared_ptr<HostGroup> group, std::shared_ptr<Fabric> fabric,
+                 Epoch epoch);
     std::shared_ptr<Work> make_work(Request request, double timeout) const;
     void validate(const Request& request) const;
+    std::uint64_t reserve_part(const std::vector<int>& members) const;
 
     // The state machine. Only one thread at a time is in it: the inline caller or the progress thread.
     void begin(Work& work);
-    bool advance(Work& work);
-    void check_waiting(Work& work);
+    void move_to_ring(Work& work);
+    Served attempt(Work& work);
+    Served take_step(Work& work, Step step);
+    void end(Work& work);
+    void check_waiting(Work& work, const Interruption& check);
     void fail(Work& work, std::exception_ptr error);
+    void announce();
+    void leave();
     Served serve();
     void enqueue(std::shared_ptr<Work> work);
+    std::string who() const { return "rank " + std::to_string(ranks_[static_cast<std::size_t>(index_)]); }
     std::string locate(const Work& work) const;
 
+    std::vector<int> ranks_;
+    int index_;
     std::shared_ptr<HostGroup> group_;
-    std::shared_ptr<HostGroup> epoch_;
-    std::shared_ptr<Progress> progress_;
+    std::shared_ptr<Fabric> fabric_;
+    Epoch epoch_;
     std::uint64_t sequence_ = 0;
     std::atomic<bool> closed_{false};
 

@@ -26,11 +26,11 @@ struct Header {
     std::uint16_t reserved = 0;
     std::int32_t root = -1;
     std::int32_t tensors = 1;
-    std::uint64_t count = 0;                // elements
-    std::uint64_t layout = 0;               // hash of the shapes of a fused group, or of the members of a new one
-    std::uint64_t input = kNowhere;         // offset in ring memory, where the tensor lies there
+    std::uint64_t count = 0;         // elements
+    std::uint64_t layout = 0;        // hash of the shapes of a fused group, or of the members of a new one
+    std::uint64_t input = kNowhere;  // offset in ring memory, where the tensor lies there
     std::uint64_t output = kNowhere;
-    std::uint64_t joined_at = 0;            // sequence at which this rank joined
+    std::uint64_t joined_at = 0;  // sequence at which this rank joined
     double prescale = 1.0;
     double postscale = 1.0;
     std::int64_t shape[kMaxDims] = {};
@@ -60,6 +60,9 @@ class SharedCopy {
     static constexpr std::size_t kWords = sizeof(T) / sizeof(std::uint64_t);
     std::atomic<std::uint64_t> words_[kWords];
 };
+
+// Cuts a name that is too long where a character ends.
+void set_name(Header& header, const std::string& name);
 
 // "allreduce 'grad' (sequence 7)"
 std::string describe(const Header& header);

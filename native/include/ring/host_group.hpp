@@ -44,10 +44,12 @@ struct alignas(128) Mailbox {
 struct GroupBlock {
     std::int32_t size = 0;
     std::atomic<std::int32_t> attached{0};
+    std::atomic<std::int32_t> left{0};
     alignas(64) std::atomic<std::uint64_t> arrived{0};
     alignas(64) std::atomic<std::uint64_t> released{0};
     // Only the block of an epoch uses these; its groups share them.
     alignas(64) std::atomic<std::uint32_t> aborted{0};  // 1: someone writes the reason, 2: it can be read
+    std::atomic<std::uint32_t> announced{0};            // whether the other hosts know of the abort
     std::atomic<std::uint32_t> departures{0};
     char reason[kReasonBytes];
 };
@@ -65,16 +67,19 @@ using Interruption = std::function<void()>;
 
 class HostGroup {
    public:
-    // `members` are local ranks of the domain, `ranks` their numbers in the whole job, for messages.
+    // `local` are local ranks of the domain, `ranks` their numbers in the whole job, for messages.
     struct Members {
         std::vector<int> local;
         std::vector<int> ranks;
-        int index = 0;  // of this process
+        int index = 0;               // of this process
+        std::size_t everywhere = 0;  // members on all hosts
     };
 
     // Reserves a block for a group of these local ranks in this rank's arena. It is freed when every member that
     // still lives has attached to it and left it.
-    static std::uint64_t reserve(const std::shared_ptr<Domain>& domain, const std::vector<int>& local);
+    // `ranks` counts the members on all hosts; `extra` bytes at the end are for what the group shares besides.
+    static std::uint64_t reserve(const std::shared_ptr<Domain>& domain, const std::vector<int>& local,
+                                 std::size_t ranks, std::size_t extra);
     // `epoch` is the group whose abort and departures count for this one too; null for an epoch's own group.
     HostGroup(std::shared_ptr<Domain> domain, std::uint64_t block, Members members,
               std::shared_ptr<HostGroup> epoch = nullptr);
@@ -112,10 +117,15 @@ class HostGroup {
     std::byte* inline_slot(int member, std::uint64_t sequence) const;
     std::int64_t* splits(int member, std::uint64_t sequence) const;
     std::byte* segment(int member, std::uint64_t step) const;
+    std::byte* extra() const;
 
     // --- the end of an epoch ---
     bool aborted() const { return epoch_block_->aborted.load(std::memory_order_seq_cst) != 0; }
     void abort(const std::string& reason);
+    // The same for a reason that came from another host.
+    void abort_from_afar(const std::string& reason);
+    // True once per abort on this host, for the rank that has to tell the other hosts.
+    bool take_announcement() { return epoch_block_->announced.exchange(1, std::memory_order_acq_rel) == 0; }
     std::string abort_reason() const;
     // While a guard lives, other ranks' memory may be touched; none can be made once the epoch has been aborted.
     class Moving {
@@ -128,8 +138,8 @@ class HostGroup {
     };
     // After an abort: returns when no member touches this rank's memory any more (or is dead).
     void wait_quiet();
-    // This rank will take part in nothing more.
-    void leave();
+    // This rank will take part in nothing more. True for the last rank of this host that leaves.
+    bool leave();
 
     void set_state(RankState state);
     std::vector<RankActivity> activity() const;

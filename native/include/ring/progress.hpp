@@ -39,6 +39,7 @@ class Progress {
     std::atomic<bool> stop_{false};
     std::atomic<std::uint32_t> wishes_{0};  // wake() calls so far
     bool any_work_ = false;
+    bool any_polling_ = false;
 };
 
 }  // namespace ring

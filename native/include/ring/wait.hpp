@@ -24,17 +24,30 @@ struct alignas(64) Bell {
     void wake();
 };
 
+class Sleeper {
+   public:
+    explicit Sleeper(Bell& bell) : bell_(bell) { bell_.sleepers.fetch_add(1, std::memory_order_seq_cst); }
+    ~Sleeper() { bell_.sleepers.fetch_sub(1, std::memory_order_seq_cst); }
+    Sleeper(const Sleeper&) = delete;
+    Sleeper& operator=(const Sleeper&) = delete;
+
+   private:
+    Bell& bell_;
+};
+
 struct SpinPolicy {
     std::chrono::nanoseconds budget{50'000};
     // With more ranks than cores a spinning rank keeps the one it waits for from running.
     bool yield = false;
 };
 
-constexpr std::chrono::milliseconds kSleep{50};
-constexpr std::chrono::milliseconds kForever{-1};
+constexpr std::chrono::microseconds kSleep{50'000};
+// Between two looks at a network that cannot wake anyone.
+constexpr std::chrono::microseconds kPoll{50};
+constexpr std::chrono::microseconds kForever{-1};
 
 // Sleeps until the bell rings after `seen` was read, a signal arrives or the limit passes.
-void sleep_on(Bell& bell, std::uint32_t seen, std::chrono::milliseconds limit);
+void sleep_on(Bell& bell, std::uint32_t seen, std::chrono::microseconds limit);
 
 std::int64_t monotonic_ns();
 void cpu_pause();
@@ -61,13 +74,15 @@ bool spin_until(const SpinPolicy& policy, Ready&& ready) {
 // makes the condition true stores it with seq_cst and then rings the bell, so that no wake-up is lost.
 template <class Ready, class Idle>
 void wait_until(Bell& bell, const SpinPolicy& policy, Ready&& ready, Idle&& idle,
-                std::chrono::milliseconds tick = kSleep) {
+                std::chrono::microseconds tick = kSleep) {
     if (spin_until(policy, ready)) return;
     for (;;) {
-        bell.sleepers.fetch_add(1, std::memory_order_seq_cst);
-        const std::uint32_t seen = bell.rings.load(std::memory_order_seq_cst);
-        if (!ready()) sleep_on(bell, seen, tick);
-        bell.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+        {
+            const Sleeper sleeper(bell);  // `ready` may throw
+            const std::uint32_t seen = bell.rings.load(std::memory_order_seq_cst);
+            if (ready()) return;
+            sleep_on(bell, seen, tick);
+        }
         if (ready()) return;
         idle();
     }

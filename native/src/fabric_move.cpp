@@ -1,0 +1,317 @@
+// Broadcast, reducescatter, allgather and alltoall between hosts, for tensors too large to travel with the agreement.
+// All inputs lie in ring memory: the communicator copies ordinary tensors there before it posts the operation.
+#include <cstring>
+#include <deque>
+
+#include "agreement.hpp"
+#include "algorithm_parts.hpp"
+#include "fabric_parts.hpp"
+
+namespace ring {
+namespace {
+
+constexpr std::size_t kWireSegment = 256 << 10;
+constexpr std::uint64_t kInFlight = 4;
+
+// Common to all: who I am in the group, and where tensors lie.
+class BetweenHosts : public Algorithm {
+   protected:
+    BetweenHosts(HostGroup& group, Fabric& fabric, const std::vector<Header>& all)
+        : group_(group), fabric_(fabric), headers_(all), lead_(lead_header(all)), item_(item_size(lead_.dtype)) {
+        index_ = here()[static_cast<std::size_t>(group.index())];
+    }
+
+    const std::vector<int>& here() const { return fabric_.members(fabric_.host()); }
+    const Header& header(int index) const { return headers_[static_cast<std::size_t>(index)]; }
+    std::byte* input(int index) const { return group_.domain().at<std::byte>(header(index).input); }
+    std::byte* output(int index) const { return group_.domain().at<std::byte>(header(index).output); }
+    // The rank of `host` that handles what belongs to a rank of another host.
+    int agent(int host, int index) const {
+        const std::vector<int>& members = fabric_.members(host);
+        return members[static_cast<std::size_t>(fabric_.local_index(index)) % members.size()];
+    }
+    int tag() const { return fabric_.tag(Fabric::kData); }
+
+    HostGroup& group_;
+    Fabric& fabric_;
+    std::vector<Header> headers_;
+    Header lead_;
+    std::size_t item_;
+    int index_ = 0;
+};
+
+// A chain of hosts that begins at the root's. Every lane passes its chunk on segment by segment, so the last host gets
+// its first segment h-1 segments late and the whole after S/link + (h-1) segments.
+class ChainBroadcast : public BetweenHosts {
+   public:
+    ChainBroadcast(HostGroup& group, Fabric& fabric, const Request& request, const std::vector<Header>& all)
+        : BetweenHosts(group, fabric, all), root_(request.root), is_lane_(group.index() < fabric.lanes()) {
+        const int hosts = fabric.hosts();
+        position_ = (fabric.host() - fabric.host_of(root_) + hosts) % hosts;
+        if (!is_lane_) return;
+        chunk_ = chunk_range(lead_.count, fabric.lanes(), group.index(), item_);
+        segments_ = steps_for(chunk_.size(), kWireSegment / item_);
+        const auto lane = static_cast<std::size_t>(group.index());
+        next_ = fabric.address(fabric.members((fabric.host() + 1) % hosts)[lane]);
+        previous_ = fabric.address(fabric.members((fabric.host() + hosts - 1) % hosts)[lane]);
+        if (position_ == 0) received_ = posted_ = segments_;
+    }
+    ~ChainBroadcast() override {
+        for (Link::Transfer& transfer : sends_) fabric_.link().cancel(transfer);
+        for (Link::Transfer& transfer : receives_) fabric_.link().cancel(transfer);
+    }
+
+    Step advance(std::uint64_t gates) override {
+        if (gates == 1) return Step::Done;
+        if (!is_lane_) return Step::Gate;
+        bool moved = false;
+        while (round()) moved = true;
+        if (received_ == segments_ && spread_ == segments_ && sent_ == to_send()) return Step::Gate;
+        return moved ? Step::Moved : Step::Stuck;
+    }
+
+   private:
+    std::uint64_t to_send() const { return position_ == fabric_.hosts() - 1 ? 0 : segments_; }
+    std::byte* source() const { return position_ == 0 ? input(root_) : output(index_); }
+    Range segment(std::uint64_t s) const {
+        const std::uint64_t n = kWireSegment / item_;
+        return {std::min(chunk_.end, chunk_.begin + s * n), std::min(chunk_.end, chunk_.begin + (s + 1) * n)};
+    }
+
+    bool round() {
+        bool moved = false;
+        for (; posted_ < segments_ && posted_ < received_ + kInFlight; ++posted_, moved = true)
+            receives_[posted_ % kInFlight] = fabric_.link().receive(
+                previous_, tag(), source() + segment(posted_).begin * item_, segment(posted_).size() * item_);
+        if (received_ < posted_ && fabric_.link().done(receives_[received_ % kInFlight])) {
+            ++received_;
+            moved = true;
+        }
+        for (; started_ < to_send() && started_ < received_ && started_ < sent_ + kInFlight; ++started_, moved = true)
+            sends_[started_ % kInFlight] = fabric_.link().send(next_, tag(), source() + segment(started_).begin * item_,
+                                                               segment(started_).size() * item_);
+        while (sent_ < started_ && fabric_.link().done(sends_[sent_ % kInFlight])) {
+            ++sent_;
+            moved = true;
+        }
+        if (spread_ < received_) {
+            spread(segment(spread_++));
+            moved = true;
+        }
+        return moved;
+    }
+
+    void spread(const Range& range) {
+        const std::byte* from = source() + range.begin * item_;
+        for (int member : here()) {
+            std::byte* to = output(member) + range.begin * item_;
+            if (to != from) std::memcpy(to, from, range.size() * item_);
+        }
+    }
+
+    int root_;
+    bool is_lane_;
+    int position_ = 0;
+    Range chunk_{0, 0};
+    std::uint64_t segments_ = 0;
+    int next_ = 0, previous_ = 0;
+    Link::Transfer sends_[kInFlight] = {};
+    Link::Transfer receives_[kInFlight] = {};
+    std::uint64_t posted_ = 0, received_ = 0, started_ = 0, sent_ = 0, spread_ = 0;
+};
+
+// For every rank, one rank of each other host sums that rank's rows over its host and sends the sum.
+class PairwiseReduceScatter : public BetweenHosts {
+   public:
+    PairwiseReduceScatter(HostGroup& group, Fabric& fabric, const Request& request, const std::vector<Header>& all)
+        : BetweenHosts(group, fabric, all),
+          request_(request),
+          host_sum_(local_headers(fabric, all), lead_, all.size(), true),
+          transfers_(fabric.link(), tag()) {}
+
+    Step advance(std::uint64_t gates) override {
+        if (gates == 1) return Step::Done;
+        if (!started_) start();
+        if (!transfers_.done()) return Step::Stuck;
+        combine();
+        return Step::Gate;
+    }
+
+   private:
+    Range rows(int index) const { return row_range(lead_.count, lead_.shape[0], fabric_.size(), index); }
+
+    std::byte* sum_host(const Range& range) {
+        sums_.emplace_back(range.size() * item_);
+        void* dst = sums_.back().data();
+        host_sum_.run(&dst, 1, range.size(), [&](int member) {
+            return input(here()[static_cast<std::size_t>(member)]) + range.begin * item_;
+        });
+        return sums_.back().data();
+    }
+
+    void start() {
+        started_ = true;
+        for (int host = 0; host < fabric_.hosts(); ++host) {
+            if (host == fabric_.host()) {
+                partials_.push_back(sum_host(rows(index_)));
+                continue;
+            }
+            sums_.emplace_back(rows(index_).size() * item_);
+            partials_.push_back(sums_.back().data());
+            transfers_.receive(fabric_.address(agent(host, index_)), sums_.back().data(), rows(index_).size() * item_);
+            for (int target : fabric_.members(host))
+                if (agent(fabric_.host(), target) == index_)
+                    transfers_.send(fabric_.address(target), sum_host(rows(target)), rows(target).size() * item_);
+        }
+    }
+
+    void combine() {
+        Header plain = lead_;
+        plain.prescale = 1.0;
+        const Reduction reduction(std::vector<Header>(partials_.size(), plain), plain, headers_.size());
+        void* dst = request_.pieces[0].output;
+        reduction.run(&dst, 1, rows(index_).size(),
+                      [&](int host) { return partials_[static_cast<std::size_t>(host)]; });
+    }
+
+    const Request& request_;
+    Reduction host_sum_;
+    bool started_ = false;
+    std::deque<std::vector<std::byte>> sums_;
+    std::vector<std::byte*> partials_;
+    Transfers transfers_;  // last, so that it is given up before the memory goes
+};
+
+// Every rank sends its tensor to one rank of each other host, which lands it in ring memory for all of its host.
+class LandingAllgather : public BetweenHosts {
+   public:
+    LandingAllgather(HostGroup& group, Fabric& fabric, const std::vector<Header>& all, Result& result)
+        : BetweenHosts(group, fabric, all), result_(result), transfers_(fabric.link(), tag()) {}
+
+    Step advance(std::uint64_t gates) override {
+        if (gates == 2) return Step::Done;
+        if (gates == 1) {
+            copy_all();
+            return Step::Gate;  // what has landed is freed when all have copied it
+        }
+        if (!started_) start();
+        return transfers_.done() ? Step::Gate : Step::Stuck;
+    }
+
+   private:
+    std::size_t bytes(int index) const { return header(index).count * item_; }
+
+    void start() {
+        started_ = true;
+        for (int host = 0; host < fabric_.hosts(); ++host) {
+            if (host == fabric_.host()) continue;
+            if (bytes(index_) > 0) transfers_.send(fabric_.address(agent(host, index_)), input(index_), bytes(index_));
+            for (int from : fabric_.members(host)) {
+                if (agent(fabric_.host(), from) != index_ || bytes(from) == 0) continue;
+                landed_.emplace_back(group_.shared_domain(), bytes(from));
+                landing_places(group_)[from] = group_.domain().offset_of(landed_.back().data(), bytes(from));
+                transfers_.receive(fabric_.address(from), landed_.back().data(), bytes(from));
+            }
+        }
+    }
+
+    void copy_all() {
+        std::size_t total = 0;
+        for (int from = 0; from < fabric_.size(); ++from) {
+            result_.counts.push_back(static_cast<std::int64_t>(header(from).count));
+            total += bytes(from);
+        }
+        result_.allocate(total);
+        std::byte* out = result_.data.get();
+        for (int from = 0; from < fabric_.size(); ++from) {
+            const bool is_here = fabric_.host_of(from) == fabric_.host();
+            if (bytes(from) > 0)
+                std::memcpy(out, is_here ? input(from) : group_.domain().at<std::byte>(landing_places(group_)[from]),
+                            bytes(from));
+            out += bytes(from);
+        }
+    }
+
+    Result& result_;
+    bool started_ = false;
+    std::deque<Region> landed_;
+    Transfers transfers_;
+};
+
+// Every rank sends to every rank of the other hosts, and reads from those of its own.
+class PairwiseAlltoall : public BetweenHosts {
+   public:
+    PairwiseAlltoall(HostGroup& group, Fabric& fabric, const Request& request, const Agreement& agreement,
+                     Result& result)
+        : BetweenHosts(group, fabric, agreement.headers()),
+          request_(request),
+          agreement_(agreement),
+          result_(result),
+          transfers_(fabric.link(), tag()) {}
+
+    Step advance(std::uint64_t gates) override {
+        if (gates == 1) return Step::Done;
+        if (!started_) start();
+        return transfers_.done() ? Step::Gate : Step::Stuck;
+    }
+
+   private:
+    std::size_t bytes(int from, int to) const { return static_cast<std::size_t>(agreement_.splits(from)[to]) * item_; }
+    std::size_t start_of(int from, int to) const {
+        std::size_t sum = 0;
+        for (int i = 0; i < to; ++i) sum += bytes(from, i);
+        return sum;
+    }
+
+    void start() {
+        started_ = true;
+        std::size_t total = 0;
+        for (int from = 0; from < fabric_.size(); ++from) {
+            result_.counts.push_back(agreement_.splits(from)[index_]);
+            total += bytes(from, index_);
+        }
+        result_.allocate(total);
+        std::byte* out = result_.data.get();
+        for (int peer = 0; peer < fabric_.size(); ++peer) {
+            const std::size_t incoming = bytes(peer, index_);
+            if (fabric_.host_of(peer) == fabric_.host()) {
+                if (incoming > 0) std::memcpy(out, input(peer) + start_of(peer, index_), incoming);
+            } else {
+                transfers_.receive(fabric_.address(peer), out, incoming);
+                transfers_.send(fabric_.address(peer), request_.pieces[0].input + start_of(index_, peer),
+                                bytes(index_, peer));
+            }
+            out += incoming;
+        }
+    }
+
+    const Request& request_;
+    const Agreement& agreement_;
+    Result& result_;
+    bool started_ = false;
+    Transfers transfers_;
+};
+
+}  // namespace
+
+std::unique_ptr<Algorithm> make_chain_broadcast(HostGroup& group, Fabric& fabric, const Request& request,
+                                                const std::vector<Header>& all) {
+    return std::make_unique<ChainBroadcast>(group, fabric, request, all);
+}
+
+std::unique_ptr<Algorithm> make_pairwise_reducescatter(HostGroup& group, Fabric& fabric, const Request& request,
+                                                       const std::vector<Header>& all) {
+    return std::make_unique<PairwiseReduceScatter>(group, fabric, request, all);
+}
+
+std::unique_ptr<Algorithm> make_landing_allgather(HostGroup& group, Fabric& fabric, const std::vector<Header>& all,
+                                                  Result& result) {
+    return std::make_unique<LandingAllgather>(group, fabric, all, result);
+}
+
+std::unique_ptr<Algorithm> make_pairwise_alltoall(HostGroup& group, Fabric& fabric, const Request& request,
+                                                  const Agreement& agreement, Result& result) {
+    return std::make_unique<PairwiseAlltoall>(group, fabric, request, agreement, result);
+}
+
+}  // namespace ring

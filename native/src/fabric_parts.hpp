@@ -1,0 +1,29 @@
+// What the algorithms between hosts share.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "ring/algorithm.hpp"
+#include "ring/fabric.hpp"
+
+namespace ring {
+
+// The headers of the ranks of this host, in local order.
+inline std::vector<Header> local_headers(const Fabric& fabric, const std::vector<Header>& all) {
+    std::vector<Header> local;
+    for (int member : fabric.members(fabric.host())) local.push_back(all[static_cast<std::size_t>(member)]);
+    return local;
+}
+
+std::unique_ptr<Algorithm> make_ring_allreduce(HostGroup& group, Fabric& fabric, const std::vector<Header>& all);
+std::unique_ptr<Algorithm> make_chain_broadcast(HostGroup& group, Fabric& fabric, const Request& request,
+                                                const std::vector<Header>& all);
+std::unique_ptr<Algorithm> make_pairwise_reducescatter(HostGroup& group, Fabric& fabric, const Request& request,
+                                                       const std::vector<Header>& all);
+std::unique_ptr<Algorithm> make_landing_allgather(HostGroup& group, Fabric& fabric, const std::vector<Header>& all,
+                                                  Result& result);
+std::unique_ptr<Algorithm> make_pairwise_alltoall(HostGroup& group, Fabric& fabric, const Request& request,
+                                                  const class Agreement& agreement, Result& result);
+
+}  // namespace ring

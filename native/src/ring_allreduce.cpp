@@ -1,0 +1,191 @@
+// The hierarchical ring: every lane reduces its chunk over the ranks of its host, sends it around the ring of hosts,
+// and writes what is complete to all ranks of its host, all of it segment by segment.
+//
+// Message m = (hop t, segment j) with m = t·n + j. Messages leave and come in this order, so a stream of them needs no
+// numbering; segment j of hop t+1 can leave as soon as segment j of hop t has come and been added, n segments later.
+#include "agreement.hpp"
+#include "algorithm_parts.hpp"
+#include "fabric_parts.hpp"
+#include "ring/ring_plan.hpp"
+
+namespace ring {
+namespace {
+
+constexpr std::size_t kWireSegment = 256 << 10;
+// Transfers in each direction: while one is reduced the next ones are on the wire.
+constexpr std::uint64_t kInFlight = 4;
+
+class RingAllreduce : public Algorithm {
+   public:
+    RingAllreduce(HostGroup& group, Fabric& fabric, const std::vector<Header>& all)
+        : group_(group),
+          fabric_(fabric),
+          local_(local_headers(fabric, all)),
+          lead_(lead_header(all)),
+          reduction_(local_, lead_, all.size(), true),
+          item_(item_size(lead_.dtype)),
+          plan_(ring_plan(fabric.hosts(), fabric.host())),
+          is_lane_(group.index() < fabric.lanes()) {
+        if (!is_lane_) return;
+        const int hosts = fabric.hosts();
+        chunk_ = chunk_range(lead_.count, fabric.lanes(), group.index(), item_);
+        per_segment_ = kWireSegment / item_;
+        std::uint64_t longest = 0;
+        for (int piece = 0; piece < hosts; ++piece) longest = std::max(longest, piece_range(piece).size());
+        segments_ = std::max<std::uint64_t>(1, steps_for(longest, per_segment_));
+        messages_ = plan_.size() * segments_;
+        next_ = fabric.address(fabric.members((fabric.host() + 1) % hosts)[static_cast<std::size_t>(group.index())]);
+        previous_ = fabric.address(
+            fabric.members((fabric.host() + hosts - 1) % hosts)[static_cast<std::size_t>(group.index())]);
+        incoming_.resize(kInFlight * kWireSegment);
+        // A joined rank has no tensor of its own, but works for those of its host that have.
+        if (own_header().output == kNowhere) scratch_.emplace(group.shared_domain(), lead_.count * item_);
+    }
+
+    ~RingAllreduce() override {
+        for (Link::Transfer& transfer : sends_) fabric_.link().cancel(transfer);
+        for (Link::Transfer& transfer : receives_) fabric_.link().cancel(transfer);
+    }
+
+    Step advance(std::uint64_t gates) override {
+        if (gates == 1) return Step::Done;
+        if (!is_lane_) return Step::Gate;
+        bool moved = false;
+        while (round()) moved = true;
+        if (sent_ == messages_ && received_ == messages_) return Step::Gate;
+        return moved ? Step::Moved : Step::Stuck;
+    }
+
+   private:
+    const Header& own_header() const { return local_[static_cast<std::size_t>(group_.index())]; }
+    std::byte* own() const {
+        return scratch_ ? static_cast<std::byte*>(scratch_->data())
+                        : group_.domain().at<std::byte>(own_header().output);
+    }
+
+    Range piece_range(int piece) const {
+        const Range part = chunk_range(chunk_.size(), fabric_.hosts(), piece, item_);
+        return {chunk_.begin + part.begin, chunk_.begin + part.end};
+    }
+    Range segment_range(int piece, std::uint64_t segment) const {
+        const Range all = piece_range(piece);
+        return {std::min(all.end, all.begin + segment * per_segment_),
+                std::min(all.end, all.begin + (segment + 1) * per_segment_)};
+    }
+    Range sends(std::uint64_t m) const { return segment_range(plan_[m / segments_].send, m % segments_); }
+    Range receives(std::uint64_t m) const { return segment_range(plan_[m / segments_].receive, m % segments_); }
+
+    // One pass over everything that may be possible; false when nothing was.
+    bool round() {
+        bool moved = post_receives();
+        if (received_ < posted_ && fabric_.link().done(receives_[received_ % kInFlight])) {
+            take(received_++);
+            moved = true;
+        }
+        moved |= post_sends();
+        while (sent_ < started_ && fabric_.link().done(sends_[sent_ % kInFlight])) {
+            ++sent_;
+            moved = true;
+        }
+        return moved;
+    }
+
+    bool post_receives() {
+        bool any = false;
+        for (; posted_ < messages_ && posted_ < received_ + kInFlight; ++posted_, any = true) {
+            const Hop& hop = plan_[posted_ / segments_];
+            const Range range = receives(posted_);
+            // A finished piece replaces what this host sent of it; that must have left.
+            if (!hop.reduce && !has_left(hop.receive, posted_ % segments_)) break;
+            std::byte* to = hop.reduce ? buffer(posted_) : own() + range.begin * item_;
+            receives_[posted_ % kInFlight] =
+                range.size() == 0 ? 0 : fabric_.link().receive(previous_, tag(), to, range.size() * item_);
+        }
+        return any;
+    }
+
+    bool has_left(int piece, std::uint64_t segment) const {
+        for (std::uint64_t hop = 0; hop < plan_.size() / 2; ++hop)
+            if (plan_[hop].send == piece) return sent_ > hop * segments_ + segment;
+        return true;
+    }
+
+    bool post_sends() {
+        bool any = false;
+        for (; started_ < messages_ && started_ < sent_ + kInFlight; ++started_, any = true) {
+            const std::uint64_t hop = started_ / segments_;
+            if (hop > 0 && received_ <= started_ - segments_) break;  // what this hop passes on has not come
+            const Range range = sends(started_);
+            if (hop == 0) sum_host(range);
+            sends_[started_ % kInFlight] =
+                range.size() == 0
+                    ? 0
+                    : fabric_.link().send(next_, tag(), own() + range.begin * item_, range.size() * item_);
+        }
+        return any;
+    }
+
+    void take(std::uint64_t m) {
+        const std::uint64_t hop = m / segments_;
+        const Range range = receives(m);
+        if (range.size() == 0) return;
+        if (plan_[hop].reduce) {
+            sum_host(range);
+            std::byte* place = own() + range.begin * item_;
+            reduction_.combine(place, place, buffer(m), range.size());
+            if (hop + 1 < plan_.size() / 2) return;
+            reduction_.finish(place, range.size());  // the last host to add has the sum over all
+        }
+        spread(range);
+    }
+
+    // Leaves the sum over this host's ranks in this rank's output.
+    void sum_host(const Range& range) {
+        void* place = own() + range.begin * item_;
+        if (reduction_.contributors().empty()) {
+            std::memset(place, 0, range.size() * item_);
+            return;
+        }
+        reduction_.run(&place, 1, range.size(), [&](int member) {
+            return group_.domain().at<std::byte>(local_[static_cast<std::size_t>(member)].input) + range.begin * item_;
+        });
+    }
+
+    void spread(const Range& range) {
+        for (int member : reduction_.contributors())
+            if (member != group_.index())
+                std::memcpy(group_.domain().at<std::byte>(local_[static_cast<std::size_t>(member)].output) +
+                                range.begin * item_,
+                            own() + range.begin * item_, range.size() * item_);
+    }
+
+    std::byte* buffer(std::uint64_t m) { return incoming_.data() + m % kInFlight * kWireSegment; }
+    int tag() const { return fabric_.tag(Fabric::kData); }
+
+    HostGroup& group_;
+    Fabric& fabric_;
+    std::vector<Header> local_;
+    Header lead_;
+    Reduction reduction_;
+    std::size_t item_;
+    std::vector<Hop> plan_;
+    bool is_lane_;
+    Range chunk_{0, 0};
+    std::uint64_t per_segment_ = 1;
+    std::uint64_t segments_ = 0, messages_ = 0;
+    int next_ = 0, previous_ = 0;
+    std::optional<Region> scratch_;
+    std::vector<std::byte> incoming_;
+    Link::Transfer sends_[kInFlight] = {};
+    Link::Transfer receives_[kInFlight] = {};
+    // Messages so far: receives posted and taken, sends started and left.
+    std::uint64_t posted_ = 0, received_ = 0, started_ = 0, sent_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Algorithm> make_ring_allreduce(HostGroup& group, Fabric& fabric, const std::vector<Header>& all) {
+    return std::make_unique<RingAllreduce>(group, fabric, all);
+}
+
+}  // namespace ring
