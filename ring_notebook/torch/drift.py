@@ -1,4 +1,4 @@
-"""check: are the parameters and the optimizer state equal on all ranks?"""
+"""check: finds parameters and optimizer state that are not equal on all ranks."""
 
 from __future__ import annotations
 

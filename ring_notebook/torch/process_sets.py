@@ -116,6 +116,9 @@ class _GlobalProcessSet(ProcessSet):
     def size(self) -> int:
         return world.current().size
 
+    def __repr__(self) -> str:
+        return "global_process_set"
+
 
 global_process_set: ProcessSet = _GlobalProcessSet()
 

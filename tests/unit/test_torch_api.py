@@ -1,0 +1,115 @@
+"""Horovod's names and signatures, as a literal table: a script that is ported must find each of them."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+import ring_notebook.torch as hvd
+
+SC = "prescale_factor=1.0, postscale_factor=1.0"
+PS = "process_set=global_process_set"
+REDUCE = f"average=None, name=None, op=None, {SC}, {PS}"
+REDUCE_COMPRESSED = f"average=None, name=None, compression=Compression.none, op=None, {SC}, {PS}"
+
+SIGNATURES = {
+    "init": "comm=None, process_sets=None",
+    **dict.fromkeys(["shutdown", "is_initialized", "size", "local_size", "cross_size", "rank", "local_rank"], ""),
+    **dict.fromkeys(["cross_rank", "is_homogeneous", "mpi_threads_supported", "mpi_enabled", "mpi_built"], ""),
+    **dict.fromkeys(["gloo_enabled", "gloo_built", "nccl_built", "ddl_built", "ccl_built", "cuda_built"], ""),
+    "rocm_built": "",
+    "start_timeline": "file_path, mark_cycles=False",
+    "stop_timeline": "",
+    "add_process_set": "process_set",
+    "remove_process_set": "process_set",
+    "ProcessSet": "ranks_or_comm",
+    "allreduce": f"tensor, {REDUCE_COMPRESSED}",
+    **dict.fromkeys(["allreduce_async", "allreduce_", "allreduce_async_"], f"tensor, {REDUCE}"),
+    "grouped_allreduce": f"tensors, {REDUCE_COMPRESSED}",
+    **dict.fromkeys(
+        ["grouped_allreduce_async", "grouped_allreduce_", "grouped_allreduce_async_"], f"tensors, {REDUCE}"
+    ),
+    "sparse_allreduce_async": f"tensor, name, op, {PS}",
+    **dict.fromkeys(["allgather", "allgather_async"], f"tensor, name=None, {PS}"),
+    **dict.fromkeys(["grouped_allgather", "grouped_allgather_async"], f"tensors, name=None, {PS}"),
+    **dict.fromkeys(
+        ["broadcast", "broadcast_async", "broadcast_", "broadcast_async_"], f"tensor, root_rank, name=None, {PS}"
+    ),
+    **dict.fromkeys(["alltoall", "alltoall_async"], f"tensor, splits=None, name=None, {PS}"),
+    "reducescatter": f"tensor, name=None, compression=Compression.none, op=Average, {PS}, {SC}",
+    "reducescatter_async": f"tensor, name=None, op=Average, {PS}, {SC}",
+    "grouped_reducescatter": f"tensors, name=None, compression=Compression.none, op=Average, {PS}, {SC}",
+    "grouped_reducescatter_async": f"tensors, name=None, op=Average, {PS}, {SC}",
+    "join": "device=-1",
+    "barrier": PS,
+    "poll": "handle",
+    "synchronize": "handle",
+    "broadcast_parameters": "params, root_rank",
+    "broadcast_optimizer_state": "optimizer, root_rank, model=None",
+    "broadcast_object": f"obj, root_rank=0, name=None, {PS}",
+    "allgather_object": "obj, name=None",
+    "DistributedOptimizer": (
+        "optimizer, named_parameters=None, compression=Compression.none, backward_passes_per_step=1, op=Average, "
+        f"gradient_predivide_factor=1.0, num_groups=0, groups=None, sparse_as_dense=False, {PS}"
+    ),
+    "SyncBatchNorm": "num_features, eps=1e-05, momentum=0.1, affine=True, track_running_stats=True",
+    "elastic.run": "func",
+    "elastic.TorchState": "model=None, optimizer=None, **kwargs",
+    "elastic.TorchState.commit": "self",
+    "elastic.TorchState.save": "self",
+    "elastic.TorchState.restore": "self",
+    "elastic.TorchState.sync": "self",
+    "elastic.TorchState.check_host_updates": "self",
+    "elastic.TorchState.register_reset_callbacks": "self, callbacks",
+    "elastic.TorchState.on_reset": "self",
+    "elastic.TorchState.reset": "self",
+    "elastic.ElasticSampler": "dataset, shuffle=True, seed=0",
+    "elastic.ElasticSampler.set_epoch": "self, epoch",
+    "elastic.ElasticSampler.record_batch": "self, batch_idx, batch_size",
+    "elastic.ElasticSampler.state_dict": "self",
+    "elastic.ElasticSampler.load_state_dict": "self, state_dict",
+    "elastic.ElasticSampler.reset": "self",
+}
+
+NAMES = {"Average", "Sum", "Adasum", "Min", "Max", "Product", "global_process_set", "Compression", "elastic"} | {
+    "HorovodInternalError",
+    "HostsUpdatedInterrupt",
+}
+
+BEYOND = {"prepare", "log", "track", "save", "load", "empty", "noise_scale", "check", "LARS", "LAMB"} | {
+    "LinearScalingLR",
+    "DistributedSampler",
+}
+
+
+def _parameters(function: object) -> str:
+    """The signature without annotations, defaults by the names that they have in the package."""
+    defaults = {id(hvd.Average): "Average", id(hvd.Compression.none): "Compression.none"}
+    defaults[id(hvd.global_process_set)] = "global_process_set"
+    shown = []
+    for parameter in inspect.signature(function).parameters.values():  # type: ignore[arg-type]
+        text = "**" * (parameter.kind is parameter.VAR_KEYWORD) + parameter.name
+        if parameter.default is not parameter.empty:
+            text += f"={defaults.get(id(parameter.default), repr(parameter.default))}"
+        shown.append(text)
+    return ", ".join(shown)
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_signature(name: str) -> None:
+    found: object = hvd
+    for part in name.split("."):
+        found = getattr(found, part)
+    assert _parameters(found) == SIGNATURES[name]
+
+
+def test_exactly_these_names_are_public() -> None:
+    assert set(hvd.__all__) == {name for name in SIGNATURES if "." not in name} | NAMES | BEYOND
+
+
+def test_constants_are_horovods() -> None:
+    assert [hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max, hvd.Product] == [0, 1, 2, 3, 4, 5]
+    assert set(vars(hvd.Compression)) >= {"none", "fp16", "bf16"}
+    assert issubclass(hvd.HorovodInternalError, RuntimeError)
+    assert issubclass(hvd.HostsUpdatedInterrupt, RuntimeError)
