@@ -67,11 +67,19 @@ std::shared_ptr<Communicator> Communicator::open(Setup setup, double timeout, co
     const int leader = setup.local.front();
     RankSlot& slot = domain.slot(leader);
     if (members.index == 0) {
-        const std::uint64_t block =
-            HostGroup::reserve(setup.domain, setup.local, setup.ranks.size(), fabric ? extra_bytes(*fabric) : 0);
-        slot.epoch_block.store(block, std::memory_order_release);
-        slot.epoch.store(setup.epoch, std::memory_order_seq_cst);
-        for (int member : setup.local) domain.slot(member).bell.ring();
+        const auto publish = [&](std::uint64_t block) {
+            slot.epoch.store(0, std::memory_order_seq_cst);  // nobody takes this block for that of the epoch before
+            slot.epoch_block.store(block, std::memory_order_seq_cst);
+            slot.epoch.store(setup.epoch, std::memory_order_seq_cst);
+            for (int member : setup.local) domain.slot(member).bell.ring();
+        };
+        try {
+            publish(HostGroup::reserve(setup.domain, setup.local, setup.ranks.size(),
+                                       fabric ? extra_bytes(*fabric) : 0));
+        } catch (...) {
+            publish(kNowhere);
+            throw;
+        }
     } else {
         const std::int64_t deadline = deadline_after(timeout);
         wait_until(
@@ -83,10 +91,11 @@ std::shared_ptr<Communicator> Communicator::open(Setup setup, double timeout, co
                 if (deadline != 0 && monotonic_ns() > deadline)
                     throw Timeout(who + " waited " + seconds_text(timeout) + " for " + first + " to begin");
             });
-        if (slot.epoch.load(std::memory_order_acquire) > setup.epoch)
-            throw Aborted(who + " came to an epoch that " + first + " has already left");
     }
-    const std::uint64_t block = slot.epoch_block.load(std::memory_order_acquire);
+    const std::uint64_t block = slot.epoch_block.load(std::memory_order_seq_cst);
+    if (slot.epoch.load(std::memory_order_seq_cst) != setup.epoch)
+        throw Aborted(who + " came to an epoch that " + first + " has already left");
+    if (block == kNowhere) throw Aborted(who + " could not begin: " + first + " has no memory for the group");
     Epoch epoch;
     epoch.group = std::make_shared<HostGroup>(setup.domain, block, std::move(members));
     epoch.fabric = fabric;
@@ -111,7 +120,14 @@ Communicator::Communicator(std::vector<int> ranks, int index, std::shared_ptr<Ho
 }
 
 Communicator::~Communicator() {
+    if (!domain()->owned()) return;  // a forked process: its copy of the progress thread does not exist
     epoch_.progress->remove(this);
+    if (!queue_.empty()) {
+        // Other ranks may be writing to the tensors of an operation that has begun.
+        group_->abort(who() + " dropped a communicator with operations under way");
+        announce();
+        group_->wait_quiet();
+    }
     // Whoever still waits for a queued operation must learn that nobody will carry it out.
     for (const auto& work : queue_)
         work->finish(std::make_exception_ptr(Aborted(locate(*work) + " was dropped with its communicator")));
@@ -127,7 +143,8 @@ std::string Communicator::locate(const Work& work) const { return who() + ": " +
 void Communicator::validate(const Request& request) const {
     const std::string where =
         who() + ": " + to_string(request.kind) + (request.name.empty() ? "" : " '" + request.name + "'") + ": ";
-    if (closed()) throw InvalidArgument(where + "this communicator is closed");
+    if (!domain()->owned()) throw InvalidArgument(where + "a forked process cannot use its parent's communicator");
+    if (closed() || epoch_.group->left()) throw InvalidArgument(where + "this communicator is closed");
     if (request.shape.size() > kMaxDims)
         throw InvalidArgument(where + "a tensor has " + std::to_string(request.shape.size()) +
                               " dimensions; at most 8 travel. Flatten it.");
@@ -318,6 +335,8 @@ void Communicator::fail(Work& work, std::exception_ptr error) {
     } catch (const Aborted& aborted) {
         error = std::make_exception_ptr(Aborted(locate(work) + " stopped because " + aborted.what()));
     } catch (const Mismatch&) {
+        if (work.header_.kind == OpKind::Group && work.header_.input != kNowhere)
+            HostGroup::bar(*domain(), work.header_.input);
         group_->set_state(RankState::Idle);
         work.finish(error);
         return;  // the group lives on
@@ -327,6 +346,8 @@ void Communicator::fail(Work& work, std::exception_ptr error) {
     } catch (...) {
         group_->abort(who() + " was interrupted in " + describe(work.header_));
     }
+    if (work.header_.kind == OpKind::Group && work.header_.input != kNowhere)
+        HostGroup::bar(*domain(), work.header_.input);
     announce();
     work.algorithm_.reset();  // gives up what is on the link
     work.agreement_.reset();

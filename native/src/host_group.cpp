@@ -2,6 +2,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -24,6 +25,10 @@ struct Layout {
     static std::size_t align(std::size_t value) { return (value + kPage - 1) / kPage * kPage; }
     std::size_t mailboxes, slots, splits, segments, bytes;
 };
+
+Mailbox& mailbox_at(const Domain& domain, std::uint64_t block, int member) {
+    return *domain.at<Mailbox>(block + Layout(0, 0).mailboxes + static_cast<std::size_t>(member) * sizeof(Mailbox));
+}
 
 int usable_cores() {
     cpu_set_t set;
@@ -59,12 +64,22 @@ std::uint64_t HostGroup::reserve(const std::shared_ptr<Domain>& domain, const st
     block->attached.store(size, std::memory_order_release);
     for (int i = 0; i < size; ++i)
         new (domain->at(offset + layout.mailboxes + static_cast<std::size_t>(i) * sizeof(Mailbox))) Mailbox();
-    domain->release_when(offset, [block, local](Domain& self) {
-        int dead = 0;
-        for (int member : local) dead += self.dead(member) ? 1 : 0;
-        return block->attached.load(std::memory_order_acquire) <= dead;
+    domain->release_when(offset, [offset, local](Domain& self) {
+        for (std::size_t i = 0; i < local.size(); ++i) {
+            const bool gone =
+                mailbox_at(self, offset, static_cast<int>(i)).presence.load(std::memory_order_acquire) == Presence::Gone;
+            if (!gone && !self.dead(local[i])) return false;
+        }
+        return true;
     });
     return offset;
+}
+
+void HostGroup::bar(Domain& domain, std::uint64_t block) {
+    for (int i = 0; i < domain.at<GroupBlock>(block)->size; ++i) {
+        Presence expected = Presence::Expected;
+        mailbox_at(domain, block, i).presence.compare_exchange_strong(expected, Presence::Gone);
+    }
 }
 
 HostGroup::HostGroup(std::shared_ptr<Domain> domain, std::uint64_t block, Members members,
@@ -75,17 +90,21 @@ HostGroup::HostGroup(std::shared_ptr<Domain> domain, std::uint64_t block, Member
       epoch_(std::move(epoch)),
       block_(domain_->at<GroupBlock>(block)),
       epoch_block_(epoch_ ? epoch_->block_ : block_),
-      spin_(default_spin(domain_->local_size())) {}
+      spin_(default_spin(domain_->local_size())) {
+    Presence expected = Presence::Expected;
+    if (!mailbox(index()).presence.compare_exchange_strong(expected, Presence::Here))
+        throw Aborted("rank " + std::to_string(rank()) + " came to a group that the others have already given up");
+}
 
 HostGroup::~HostGroup() {
+    if (!domain_->owned()) return;
     leave();
-    block_->attached.fetch_sub(1, std::memory_order_acq_rel);
+    // The next epoch does not wait for those who have not come to one that was aborted.
+    if (index() == 0 && aborted()) bar(*domain_, offset_);
+    mailbox(index()).presence.store(Presence::Gone, std::memory_order_release);
 }
 
-Mailbox& HostGroup::mailbox(int member) const {
-    return *domain_->at<Mailbox>(offset_ + Layout(size(), members_.everywhere).mailboxes +
-                                 static_cast<std::size_t>(member) * sizeof(Mailbox));
-}
+Mailbox& HostGroup::mailbox(int member) const { return mailbox_at(*domain_, offset_, member); }
 
 std::byte* HostGroup::inline_slot(int member, std::uint64_t sequence) const {
     const std::size_t slot = static_cast<std::size_t>(member) * 2 + sequence % 2;
@@ -134,14 +153,15 @@ void HostGroup::check_alive(std::uint64_t gate, bool look_for_dead) {
     if (aborted()) throw Aborted(abort_reason());
     departures_seen_ = epoch_block_->departures.load(std::memory_order_seq_cst);
     for (int i = 0; i < size(); ++i) {
-        Mailbox& box = mailbox(i);
-        if (i == index() || box.arrivals.load(std::memory_order_acquire) >= gate) continue;
+        if (i == index()) continue;
+        const bool arrived = mailbox(i).arrivals.load(std::memory_order_acquire) >= gate;
+        const int local = members_.local[static_cast<std::size_t>(i)];
         const std::string who = "rank " + std::to_string(members_.ranks[static_cast<std::size_t>(i)]);
-        if (box.left.load(std::memory_order_acquire) != 0 && !released(gate))
+        if (!arrived && has_left(local) && !released(gate))
             abort(who + " has left (its cell or script ended) while others wait for it");
-        else if (look_for_dead && domain_->dead(members_.local[static_cast<std::size_t>(i)]) && !released(gate))
-            abort(who + " (process " + std::to_string(domain_->slot(members_.local[static_cast<std::size_t>(i)]).pid) +
-                  ") has died");
+        else if (look_for_dead && domain_->dead(local) && !released(gate))
+            // Also when it has arrived: it may have died before it could release the gate.
+            abort(who + " (process " + std::to_string(domain_->slot(local).pid) + ") has died");
     }
     if (aborted()) throw Aborted(abort_reason());
 }
@@ -194,7 +214,7 @@ void HostGroup::wait_quiet() {
 }
 
 bool HostGroup::leave() {
-    if (std::exchange(left_, true)) return false;
+    if (std::exchange(left_, true) || !domain_->owned()) return false;
     Mailbox& own = mailbox(index());
     own.state.store(RankState::Left, std::memory_order_relaxed);
     own.left.store(1, std::memory_order_seq_cst);
@@ -202,6 +222,12 @@ bool HostGroup::leave() {
     epoch_block_->departures.fetch_add(1, std::memory_order_seq_cst);
     wake_all();
     return last;
+}
+
+bool HostGroup::has_left(int local) const {
+    const auto member = std::find(members_.local.begin(), members_.local.end(), local) - members_.local.begin();
+    return mailbox(static_cast<int>(member)).left.load(std::memory_order_seq_cst) != 0 ||
+           (epoch_ && epoch_->has_left(local));
 }
 
 void HostGroup::set_state(RankState state) {

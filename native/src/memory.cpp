@@ -121,7 +121,7 @@ std::shared_ptr<Domain> Domain::attach(int local_rank, int local_size, std::int6
 }
 
 Domain::Domain(int local_rank, int local_size, int fd, std::size_t arena, bool creator, std::uint64_t token)
-    : local_rank_(local_rank), local_size_(local_size), fd_(fd), arena_(arena), token_(token) {
+    : local_rank_(local_rank), local_size_(local_size), fd_(fd), pid_(getpid()), arena_(arena), token_(token) {
     length_ = control_bytes(local_size) + arena_ * static_cast<std::size_t>(local_size);
     void* mapped = mmap(nullptr, length_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_, 0);
     if (mapped == MAP_FAILED) {
@@ -142,7 +142,7 @@ Domain::Domain(int local_rank, int local_size, int fd, std::size_t arena, bool c
     }
     free_.emplace(arena_start(local_rank_), arena_);
     pidfds_.assign(static_cast<std::size_t>(local_size_), -1);
-    slot(local_rank_).pid.store(getpid(), std::memory_order_release);
+    slot(local_rank_).pid.store(pid_, std::memory_order_release);
 }
 
 Domain::~Domain() {
@@ -167,6 +167,7 @@ std::uint64_t Domain::offset_of(const void* address, std::size_t bytes) const {
 }
 
 std::uint64_t Domain::allocate(std::size_t bytes) {
+    if (!owned()) throw Error("ring memory: a forked process cannot take ring memory of process " + std::to_string(pid_));
     const std::size_t size = round_up(std::max<std::size_t>(bytes, 1), bytes < kPage ? 64 : kPage);
     const std::size_t alignment = size >= kHuge ? kHuge : size >= kPage ? kPage : 64;
     release_deferred();
@@ -175,7 +176,11 @@ std::uint64_t Domain::allocate(std::size_t bytes) {
         const std::uint64_t begin = round_up(block->first, alignment);
         const std::uint64_t end = block->first + block->second;
         if (begin + size > end) continue;
-        const std::size_t left = memory_left();
+        std::size_t left = memory_left();
+        if (size > left) {
+            punch_free();
+            left = memory_left();
+        }
         if (size > left)
             throw OutOfMemory("ring memory: local rank " + std::to_string(local_rank_) + " needs " + gib(size) +
                               " and the machine (or its memory limit) has " + gib(left) +
@@ -245,7 +250,12 @@ void Domain::merge_free(std::uint64_t offset, std::size_t bytes) {
 }
 
 void Domain::trim() {
+    if (!owned()) return;
     const std::lock_guard<std::mutex> lock(mutex_);
+    punch_free();
+}
+
+void Domain::punch_free() {
     for (const auto& [offset, bytes] : free_) {
         const std::uint64_t begin = round_up(offset, kPage);
         const std::uint64_t end = (offset + bytes) / kPage * kPage;
@@ -259,6 +269,8 @@ std::size_t Domain::allocated() const {
     const std::lock_guard<std::mutex> lock(mutex_);
     return used_bytes_;
 }
+
+bool Domain::owned() const { return pid_ == getpid(); }
 
 bool Domain::dead(int rank) {
     const auto pid = static_cast<pid_t>(slot(rank).pid.load(std::memory_order_acquire));

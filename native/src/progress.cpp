@@ -2,12 +2,17 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <algorithm>
 
 namespace ring {
 
 Progress::~Progress() {
+    if (pid_ != getpid()) {
+        if (thread_.joinable()) thread_.detach();  // a forked process has no such thread
+        return;
+    }
     stop_.store(true, std::memory_order_seq_cst);
     nudge();
     if (thread_.joinable()) thread_.join();
@@ -30,18 +35,15 @@ void Progress::nudge() {
 }
 
 void Progress::wake() {
-    {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        if (!thread_.joinable()) {
-            // Signals belong to the main thread, where Python handles them.
-            sigset_t all, before;
-            sigfillset(&all);
-            pthread_sigmask(SIG_SETMASK, &all, &before);
-            thread_ = std::thread([this] { main(); });
-            pthread_sigmask(SIG_SETMASK, &before, nullptr);
-            return;
-        }
-    }
+    // Not under the mutex: the thread holds that while it moves data, and whoever queues an operation has better to do.
+    std::call_once(started_, [this] {
+        // Signals belong to the main thread, where Python handles them.
+        sigset_t all, before;
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before);
+        thread_ = std::thread([this] { main(); });
+        pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    });
     nudge();
 }
 
@@ -66,7 +68,7 @@ void Progress::main() {
         if (scan()) continue;
         if (any_work_) {
             // Another rank, or a new wish, makes the next step possible; either rings the shared bell.
-            wait_until(shared_, spin_, [&] { return wished() || scan(); }, [] {}, any_polling_ ? kPoll : kSleep);
+            wait_until(shared_, spin_, [&] { return wished() || scan() || !any_work_; }, [] {}, any_polling_ ? kPoll : kSleep);
         } else {
             wait_until(own_, spin_, wished, [] {}, kForever);
         }

@@ -28,7 +28,7 @@ class Work {
    public:
     Work();
     ~Work();
-    bool done() const { return state_.load(std::memory_order_acquire) != State::Pending; }
+    bool done() const { return state_.load(std::memory_order_seq_cst) != State::Pending; }
     // Valid once done. Rethrows the error of a failed operation.
     void get() const;
     Result& result() { return result_; }

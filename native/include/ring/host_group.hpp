@@ -32,12 +32,16 @@ constexpr std::size_t kInlineBytes = 16 << 10;
 constexpr std::size_t kSegmentBytes = 256 << 10;
 constexpr std::size_t kSegmentSlots = 3;
 
+// Whether a member uses the block of its group. The block is free when all members are Gone or dead.
+enum class Presence : std::uint32_t { Expected = 0, Here = 1, Gone = 2 };
+
 struct alignas(128) Mailbox {
     std::atomic<std::uint64_t> arrivals{0};
     std::atomic<std::uint32_t> busy{0};  // is touching other ranks' memory
     std::atomic<RankState> state{RankState::Idle};
     std::atomic<std::int64_t> since{0};
     std::atomic<std::uint32_t> left{0};
+    std::atomic<Presence> presence{Presence::Expected};
     alignas(64) SharedCopy<Header> headers[2];
 };
 
@@ -75,11 +79,13 @@ class HostGroup {
         std::size_t everywhere = 0;  // members on all hosts
     };
 
-    // Reserves a block for a group of these local ranks in this rank's arena. It is freed when every member that
-    // still lives has attached to it and left it.
+    // Reserves a block for a group of these local ranks in this rank's arena. It is freed when every member has come
+    // and gone, or has died, or will never come.
     // `ranks` counts the members on all hosts; `extra` bytes at the end are for what the group shares besides.
     static std::uint64_t reserve(const std::shared_ptr<Domain>& domain, const std::vector<int>& local,
                                  std::size_t ranks, std::size_t extra);
+    // Whoever has not come to a reserved block will never come: what was to become a group has failed.
+    static void bar(Domain& domain, std::uint64_t block);
     // `epoch` is the group whose abort and departures count for this one too; null for an epoch's own group.
     HostGroup(std::shared_ptr<Domain> domain, std::uint64_t block, Members members,
               std::shared_ptr<HostGroup> epoch = nullptr);
@@ -140,6 +146,9 @@ class HostGroup {
     void wait_quiet();
     // This rank will take part in nothing more. True for the last rank of this host that leaves.
     bool leave();
+    // Whether the member with that local rank has left this group or its epoch.
+    bool has_left(int local) const;
+    bool left() const { return left_; }
 
     void set_state(RankState state);
     std::vector<RankActivity> activity() const;

@@ -68,6 +68,8 @@ class Domain {
     void trim();
     std::size_t allocated() const;
 
+    // False in a process that was forked from the one that made this object: there it must not be used.
+    bool owned() const;
     // Whether the process of that rank has ended (also when its parent has not yet reaped it).
     bool dead(int rank);
 
@@ -75,11 +77,13 @@ class Domain {
     Domain(int local_rank, int local_size, int fd, std::size_t arena, bool creator, std::uint64_t token);
     std::uint64_t arena_start(int rank) const;
     void release_deferred();
+    void punch_free();
     void merge_free(std::uint64_t offset, std::size_t bytes);
 
     int local_rank_;
     int local_size_;
     int fd_;
+    std::int64_t pid_;
     std::size_t arena_;
     std::uint64_t token_;
     std::byte* base_ = nullptr;

@@ -2,6 +2,9 @@
 // and sleeps whenever there is none.
 #pragma once
 
+#include <sys/types.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <mutex>
 #include <thread>
@@ -15,7 +18,7 @@ namespace ring {
 class Progress {
    public:
     // `bell` is the one that other ranks ring for this rank.
-    Progress(Bell& bell, const SpinPolicy& spin) : shared_(bell), spin_(spin) {}
+    Progress(Bell& bell, const SpinPolicy& spin) : shared_(bell), spin_(spin), pid_(getpid()) {}
     ~Progress();
 
     void add(Communicator* communicator);
@@ -32,9 +35,11 @@ class Progress {
 
     Bell& shared_;
     SpinPolicy spin_;
+    pid_t pid_;
     Bell own_;
     std::mutex mutex_;
     std::vector<Communicator*> communicators_;
+    std::once_flag started_;
     std::thread thread_;
     std::atomic<bool> stop_{false};
     std::atomic<std::uint32_t> wishes_{0};  // wake() calls so far
