@@ -14,7 +14,7 @@ import torch
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.torch.compression import Compressor
 from ring_notebook.torch.process_sets import ProcessSet
-from ring_notebook.torch.reducing import Reduction, start
+from ring_notebook.torch.reduction import Reduction, start
 from ring_notebook.torch.wrapping import Wrapper, once
 
 __all__ = ["AdasumOptimizer"]

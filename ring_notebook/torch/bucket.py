@@ -11,7 +11,7 @@ from torch import Tensor
 from ring_notebook.torch.buckets import BucketPlan
 from ring_notebook.torch.compression import Compression, Compressor
 from ring_notebook.torch.handles import Handle
-from ring_notebook.torch.reducing import Reduction, start
+from ring_notebook.torch.reduction import Reduction, start
 
 __all__ = ["Bucket"]
 

@@ -16,7 +16,8 @@ from ring_notebook.torch.adasum import AdasumOptimizer
 from ring_notebook.torch.compression import Compression, Compressor
 from ring_notebook.torch.process_sets import ProcessSet, global_process_set
 from ring_notebook.torch.reducer import GradientReducer
-from ring_notebook.torch.reducing import Reduction, allreduce
+from ring_notebook.torch.reducing import allreduce
+from ring_notebook.torch.reduction import Reduction
 from ring_notebook.torch.wrapping import Wrapper, once, wrap
 
 __all__ = ["DistributedOptimizer", "ReducingOptimizer"]

@@ -29,9 +29,9 @@ from ring_notebook.torch.agreement import agree
 from ring_notebook.torch.bucket import Bucket
 from ring_notebook.torch.buckets import ParameterSpec, plan_buckets
 from ring_notebook.torch.compression import Compressor
-from ring_notebook.torch.reducing import Reduction
+from ring_notebook.torch.reduction import Reduction
 from ring_notebook.torch.ring_memory import empty_in
-from ring_notebook.torch.sparse import sparse_allreduce_async
+from ring_notebook.torch.sparse import sparse_allreduce_async, sparse_gradient
 
 __all__ = ["GradientReducer", "Named"]
 
@@ -206,7 +206,9 @@ class GradientReducer:
                 self._reduced += bucket.square()
         layout.started = 0
         process_set = self.how.process_set
-        results = [sparse_allreduce_async(_as_sparse(p), name, self.how.op, process_set) for name, p in layout.sparse]
+        results = [
+            sparse_allreduce_async(sparse_gradient(p), name, self.how.op, process_set) for name, p in layout.sparse
+        ]
         for (_, parameter), result in zip(layout.sparse, results, strict=True):
             grad = result()
             if parameter.grad is not None or grad._nnz():
@@ -220,22 +222,6 @@ def _wants_thread(parameters: Sequence[Tensor]) -> bool:
         return overlap == "thread"
     busy = world.current().local_size * torch.get_num_threads()
     return any(not p.is_cpu for p in parameters) or busy < len(os.sched_getaffinity(0))
-
-
-def _as_sparse(parameter: Tensor) -> Tensor:
-    """The gradient with rows as its sparse dimension; empty where there is none."""
-    grad = parameter.grad
-    if grad is None:
-        return torch.sparse_coo_tensor(
-            torch.empty(1, 0, dtype=torch.int64),
-            torch.empty(0, *parameter.shape[1:], dtype=parameter.dtype),
-            parameter.shape,
-            device=parameter.device,
-            check_invariants=False,
-        )
-    if grad.is_sparse and grad.sparse_dim() == 1:
-        return grad
-    return grad.to_dense().to_sparse(1)
 
 
 def _remove(hooks: dict[Tensor, RemovableHandle]) -> None:

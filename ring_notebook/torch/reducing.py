@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ring_notebook.core.communicator import ReduceOp, Work
+from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.torch.compression import Compression, Compressor
-from ring_notebook.torch.handles import Handle, check_name
+from ring_notebook.torch.handles import Handle
 from ring_notebook.torch.process_sets import ProcessSet, global_process_set
-from ring_notebook.torch.tensors import buffer_of, check_tensor, copy_back, on_host
+from ring_notebook.torch.reduction import Reduction, reduce_one, reduction_of, start
 
 __all__ = [
-    "Reduction",
     "allreduce",
     "allreduce_",
     "allreduce_async",
@@ -24,84 +23,14 @@ __all__ = [
     "grouped_allreduce_",
     "grouped_allreduce_async",
     "grouped_allreduce_async_",
-    "reduction",
 ]
-
-
-class Reduction(NamedTuple):
-    """What an allreduce or reducescatter does besides moving data."""
-
-    op: ReduceOp
-    prescale: float
-    postscale: float
-    process_set: ProcessSet
-
-
-def reduction(
-    average: bool | None, op: int | None, prescale: float, postscale: float, process_set: ProcessSet
-) -> Reduction:
-    """The reduction that Horovod's arguments ask for: ``op`` is Average unless ``average`` or ``op`` says otherwise."""
-    if average is not None:
-        if op is not None:
-            raise ValueError("average and op cannot both be given; op takes the place of average")
-        op = ReduceOp.AVERAGE if average else ReduceOp.SUM
-    elif op is None:
-        op = ReduceOp.AVERAGE
-    elif not isinstance(op, ReduceOp):
-        try:
-            op = ReduceOp(op)
-        except ValueError:
-            names = ", ".join(known.name.capitalize() for known in ReduceOp)
-            raise ValueError(f"op={op!r} is not a reduction; use one of {names}") from None
-    return Reduction(op, prescale, postscale, process_set)
-
-
-def start(
-    tensors: Sequence[Tensor],
-    how: Reduction,
-    name: str | None,
-    *,
-    in_place: bool = True,
-    blocking: bool = False,
-    claim: bool = True,
-) -> Handle:
-    """Begin one allreduce per dtype of ``tensors``; `Handle.wait` gives the list of reduced tensors.
-
-    ``claim`` keeps others from using the name meanwhile.
-    """
-    for tensor in tensors:
-        check_tensor(tensor, "allreduce")
-    communicator = how.process_set.communicator
-    label = check_name(communicator, name) if claim else name or ""
-    outputs = list(tensors) if in_place else [torch.empty_like(tensor) for tensor in tensors]
-    sources = [on_host(tensor) for tensor in tensors]
-    targets = sources if in_place else [on_host(output) for output in outputs]
-    works: list[Work] = []
-    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-        inputs = [buffer_of(source) for source in sources if source.dtype is dtype]
-        works.append(
-            communicator.allreduce(
-                inputs,
-                inputs if in_place else [buffer_of(target) for target in targets if target.dtype is dtype],
-                op=how.op,
-                prescale=how.prescale,
-                postscale=how.postscale,
-                name=label,
-                blocking=blocking,
-            )
-        )
-
-    def finish() -> list[Tensor]:
-        for target, output in zip(targets, outputs, strict=True):
-            copy_back(target, output)
-        return outputs
-
-    return Handle(communicator, label if claim else "", works, finish)
 
 
 def _differentiable(tensors: Sequence[Tensor], how: Reduction, name: str | None) -> list[Tensor]:
     if torch.is_grad_enabled() and any(isinstance(tensor, Tensor) and tensor.requires_grad for tensor in tensors):
         return list(_Allreduce.apply(how, name, *tensors))  # type: ignore[no-untyped-call]
+    if len(tensors) == 1:
+        return [reduce_one(tensors[0], how, name, in_place=False)]
     result: list[Tensor] = start(tensors, how, name, in_place=False, blocking=True).wait()
     return result
 
@@ -139,7 +68,7 @@ def allreduce(
     average of integers truncates. Differentiable for Average and Sum: the gradient is reduced in the same way.
     Raises CollectiveMismatch on every rank when the ranks disagree.
     """
-    how = reduction(average, op, prescale_factor, postscale_factor, process_set)
+    how = reduction_of(average, op, prescale_factor, postscale_factor, process_set)
     wire, ctx = compression.compress(tensor)
     return compression.decompress(_differentiable([wire], how, name)[0], ctx)
 
@@ -154,7 +83,7 @@ def allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Start `allreduce` into a new tensor, which `synchronize` returns. Leave ``tensor`` alone until then."""
-    how = reduction(average, op, prescale_factor, postscale_factor, process_set)
+    how = reduction_of(average, op, prescale_factor, postscale_factor, process_set)
     return start([tensor], how, name, in_place=False).only()
 
 
@@ -168,9 +97,9 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
     """`allreduce` in place; returns ``tensor``."""
-    how = reduction(average, op, prescale_factor, postscale_factor, process_set)
-    start([tensor], how, name, blocking=True).wait()
-    return tensor
+    return reduce_one(
+        tensor, reduction_of(average, op, prescale_factor, postscale_factor, process_set), name, in_place=True
+    )
 
 
 def allreduce_async_(
@@ -183,7 +112,7 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Start `allreduce` in place; `synchronize` returns ``tensor``."""
-    how = reduction(average, op, prescale_factor, postscale_factor, process_set)
+    how = reduction_of(average, op, prescale_factor, postscale_factor, process_set)
     return start([tensor], how, name).only()
 
 
@@ -198,7 +127,7 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> list[Tensor]:
     """New tensors: each of ``tensors`` reduced as by `allreduce`, all of them (per dtype) in one fused operation."""
-    how = reduction(average, op, prescale_factor, postscale_factor, process_set)
+    how = reduction_of(average, op, prescale_factor, postscale_factor, process_set)
     pairs = [compression.compress(tensor) for tensor in tensors]
     reduced = _differentiable([wire for wire, _ in pairs], how, name)
     return [compression.decompress(wire, ctx) for wire, (_, ctx) in zip(reduced, pairs, strict=True)]
@@ -214,7 +143,7 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Start `grouped_allreduce` into new tensors; `synchronize` returns their list."""
-    how = reduction(average, op, prescale_factor, postscale_factor, process_set)
+    how = reduction_of(average, op, prescale_factor, postscale_factor, process_set)
     return start(tensors, how, name, in_place=False)
 
 
@@ -228,7 +157,7 @@ def grouped_allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> list[Tensor]:
     """`grouped_allreduce` in place; returns ``tensors`` as a list."""
-    how = reduction(average, op, prescale_factor, postscale_factor, process_set)
+    how = reduction_of(average, op, prescale_factor, postscale_factor, process_set)
     result: list[Tensor] = start(tensors, how, name, blocking=True).wait()
     return result
 
@@ -243,5 +172,5 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Start `grouped_allreduce` in place; `synchronize` returns ``tensors`` as a list."""
-    how = reduction(average, op, prescale_factor, postscale_factor, process_set)
+    how = reduction_of(average, op, prescale_factor, postscale_factor, process_set)
     return start(tensors, how, name)

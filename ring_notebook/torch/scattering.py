@@ -14,7 +14,7 @@ from ring_notebook.torch.compression import Compression, Compressor
 from ring_notebook.torch.gathering import allgather
 from ring_notebook.torch.handles import Handle, check_name, member_name, together
 from ring_notebook.torch.process_sets import ProcessSet, global_process_set
-from ring_notebook.torch.reducing import Reduction, reduction
+from ring_notebook.torch.reduction import Reduction, reduction_of
 from ring_notebook.torch.tensors import buffer_of, check_tensor, copy_back, on_host
 
 __all__ = ["grouped_reducescatter", "grouped_reducescatter_async", "reducescatter", "reducescatter_async"]
@@ -83,7 +83,7 @@ def reducescatter(
     of `allreduce`. Differentiable for Average and Sum: the ranks' gradients are gathered, times size for Sum (as in
     Horovod, so that ``allgather(reducescatter(x))`` has the gradient of ``allreduce(x)``).
     """
-    how = reduction(None, op, prescale_factor, postscale_factor, process_set)
+    how = reduction_of(None, op, prescale_factor, postscale_factor, process_set)
     wire, ctx = compression.compress(tensor)
     if torch.is_grad_enabled() and isinstance(wire, Tensor) and wire.requires_grad:
         result: Tensor = _Reducescatter.apply(wire, how, name)  # type: ignore[no-untyped-call]
@@ -101,7 +101,7 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> Handle:
     """Start `reducescatter`; `synchronize` returns this rank's rows. Leave ``tensor`` alone until then."""
-    how = reduction(None, op, prescale_factor, postscale_factor, process_set)
+    how = reduction_of(None, op, prescale_factor, postscale_factor, process_set)
     return _start(tensor, how, name, blocking=False)
 
 

@@ -12,7 +12,7 @@ from ring_notebook.torch.gathering import allgather_async
 from ring_notebook.torch.handles import synchronize
 from ring_notebook.torch.process_sets import ProcessSet, global_process_set
 
-__all__ = ["sparse_allreduce_async"]
+__all__ = ["sparse_allreduce_async", "sparse_gradient"]
 
 
 def sparse_allreduce_async(
@@ -39,3 +39,19 @@ def sparse_allreduce_async(
         return summed / divisor if divisor > 1 else summed
 
     return result
+
+
+def sparse_gradient(parameter: Tensor) -> Tensor:
+    """The gradient with rows as its sparse dimension; empty where there is none."""
+    grad = parameter.grad
+    if grad is None:
+        return torch.sparse_coo_tensor(
+            torch.empty(1, 0, dtype=torch.int64),
+            torch.empty(0, *parameter.shape[1:], dtype=parameter.dtype),
+            parameter.shape,
+            device=parameter.device,
+            check_invariants=False,
+        )
+    if grad.is_sparse and grad.sparse_dim() == 1:
+        return grad
+    return grad.to_dense().to_sparse(1)

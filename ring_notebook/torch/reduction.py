@@ -1,0 +1,107 @@
+"""What a reduction does to the values of the ranks, and how an allreduce begins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ring_notebook.core.communicator import ReduceOp, Work
+from ring_notebook.torch.handles import Handle, check_name
+from ring_notebook.torch.process_sets import ProcessSet
+from ring_notebook.torch.tensors import buffer_of, check_tensor, copy_back, on_host
+
+__all__ = ["Reduction", "reduce_one", "reduction_of", "start"]
+
+
+class Reduction(NamedTuple):
+    """What an allreduce or reducescatter does besides moving data."""
+
+    op: ReduceOp
+    prescale: float
+    postscale: float
+    process_set: ProcessSet
+
+
+def reduction_of(
+    average: bool | None, op: int | None, prescale: float, postscale: float, process_set: ProcessSet
+) -> Reduction:
+    """The reduction that Horovod's arguments ask for: ``op`` is Average unless ``average`` or ``op`` says otherwise."""
+    if average is not None:
+        if op is not None:
+            raise ValueError("average and op cannot both be given; op takes the place of average")
+        op = ReduceOp.AVERAGE if average else ReduceOp.SUM
+    elif op is None:
+        op = ReduceOp.AVERAGE
+    elif not isinstance(op, ReduceOp):
+        try:
+            op = ReduceOp(op)
+        except ValueError:
+            names = ", ".join(known.name.capitalize() for known in ReduceOp)
+            raise ValueError(f"op={op!r} is not a reduction; use one of {names}") from None
+    return Reduction(op, prescale, postscale, process_set)
+
+
+def start(
+    tensors: Sequence[Tensor],
+    how: Reduction,
+    name: str | None,
+    *,
+    in_place: bool = True,
+    blocking: bool = False,
+    claim: bool = True,
+) -> Handle:
+    """Begin one allreduce per dtype of ``tensors``; `Handle.wait` gives the list of reduced tensors.
+
+    ``claim`` keeps others from using the name meanwhile.
+    """
+    for tensor in tensors:
+        check_tensor(tensor, "allreduce")
+    communicator = how.process_set.communicator
+    label = check_name(communicator, name) if claim else name or ""
+    outputs = list(tensors) if in_place else [torch.empty_like(tensor) for tensor in tensors]
+    sources = [on_host(tensor) for tensor in tensors]
+    targets = sources if in_place else [on_host(output) for output in outputs]
+    works: list[Work] = []
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        inputs = [buffer_of(source) for source in sources if source.dtype is dtype]
+        works.append(
+            communicator.allreduce(
+                inputs,
+                inputs if in_place else [buffer_of(target) for target in targets if target.dtype is dtype],
+                op=how.op,
+                prescale=how.prescale,
+                postscale=how.postscale,
+                name=label,
+                blocking=blocking,
+            )
+        )
+
+    def finish() -> list[Tensor]:
+        for target, output in zip(targets, outputs, strict=True):
+            copy_back(target, output)
+        return outputs
+
+    return Handle(communicator, label if claim else "", works, finish)
+
+
+def reduce_one(tensor: Tensor, how: Reduction, name: str | None, *, in_place: bool) -> Tensor:
+    """`start` for one tensor at once, without what a handle costs: small tensors are reduced in microseconds."""
+    check_tensor(tensor, "allreduce")
+    communicator = how.process_set.communicator
+    output = tensor if in_place else torch.empty_like(tensor)
+    source = on_host(tensor)
+    target = source if in_place else on_host(output)
+    inputs = [buffer_of(source)]
+    communicator.allreduce(
+        inputs,
+        inputs if in_place else [buffer_of(target)],
+        op=how.op,
+        prescale=how.prescale,
+        postscale=how.postscale,
+        name=check_name(communicator, name),
+    )
+    copy_back(target, output)
+    return output
