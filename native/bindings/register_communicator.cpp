@@ -76,6 +76,34 @@ py::list activity(const Communicator& self) {
 }  // namespace
 
 void register_communicator(py::module_& module) {
+    py::class_<ring::Update>(module, "Update", "Options of a fused step; see native/include/ring/update.hpp.")
+        .def(py::init<>())
+        .def_property(
+            "rule", [](const ring::Update& self) { return static_cast<int>(self.rule); },
+            [](ring::Update& self, int rule) { self.rule = static_cast<ring::Rule>(rule); })
+        .def_readwrite("maximize", &ring::Update::maximize)
+        .def_readwrite("nesterov", &ring::Update::nesterov)
+        .def_readwrite("first", &ring::Update::first)
+        .def_readwrite("decoupled", &ring::Update::decoupled)
+        .def_readwrite("lr", &ring::Update::lr)
+        .def_readwrite("weight_decay", &ring::Update::weight_decay)
+        .def_readwrite("momentum", &ring::Update::momentum)
+        .def_readwrite("dampening", &ring::Update::dampening)
+        .def_readwrite("beta1", &ring::Update::beta1)
+        .def_readwrite("beta2", &ring::Update::beta2)
+        .def_readwrite("eps", &ring::Update::eps)
+        .def_readwrite("bias1", &ring::Update::bias1)
+        .def_readwrite("bias2_root", &ring::Update::bias2_root);
+
+    module.def(
+        "chunk_range",
+        [](std::uint64_t count, int size, int index, std::size_t item) {
+            const ring::Range range = ring::chunk_range(count, size, index, item);
+            return py::make_tuple(range.begin, range.end);
+        },
+        py::arg("count"), py::arg("size"), py::arg("index"), py::arg("item"),
+        "The elements [begin, end) that rank `index` of `size` owns of `count` elements of `item` bytes.");
+
     py::class_<Output>(module, "Output", py::buffer_protocol()).def_buffer([](Output& self) {
         ring::Result& result = self.work->result();
         return py::buffer_info(reinterpret_cast<std::uint8_t*>(result.data.get()),
@@ -149,6 +177,19 @@ void register_communicator(py::module_& module) {
                      make_request(ring::OpKind::Broadcast, dtype, {piece}, std::move(shape), std::move(name));
                  request.root = root;
                  return submit(self, std::move(request), blocking, timeout);
+             })
+        .def("step",
+             [](const std::shared_ptr<Communicator>& self, const PieceTuple& piece, int op, const ring::Update& update,
+                std::uint64_t options, std::uintptr_t first_state, std::uintptr_t second_state, std::string name,
+                double timeout) {
+                 Request request = make_request(ring::OpKind::Step, static_cast<int>(ring::DType::Float32), {piece}, {},
+                                                std::move(name));
+                 request.op = static_cast<ring::ReduceOp>(op);
+                 request.update = update;
+                 request.layout = options;
+                 request.state[0] = reinterpret_cast<float*>(first_state);
+                 request.state[1] = reinterpret_cast<float*>(second_state);
+                 return submit(self, std::move(request), true, timeout);
              })
         .def("barrier",
              [](const std::shared_ptr<Communicator>& self, std::string name, bool blocking, double timeout) {

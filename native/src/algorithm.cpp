@@ -85,7 +85,7 @@ const Header& lead_header(const std::vector<Header>& headers) {
 bool fill_inline(const HostGroup& group, const Request& request, int index, std::uint64_t sequence) {
     const std::size_t item = item_size(request.dtype);
     const std::uint64_t count = request.count();
-    if (count * item > kInlineBytes) return false;
+    if (count * item > kInlineBytes || request.kind == OpKind::Step) return false;
     if (request.kind != OpKind::Broadcast || request.root == index)
         copy_in(request.pieces, 0, count, group.inline_slot(group.index(), sequence), item);
     return true;
@@ -116,6 +116,8 @@ std::unique_ptr<Algorithm> make_algorithm(HostGroup& group, const Request& reque
             if (!request.members.empty())
                 result.block = headers[static_cast<std::size_t>(request.members.front())].input;
             break;
+        case OpKind::Step:
+            return make_step(group, request, headers);
         case OpKind::Barrier:
             break;
     }

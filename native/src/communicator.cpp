@@ -153,6 +153,14 @@ void Communicator::validate(const Request& request) const {
                               std::to_string(size()));
     if (request.kind == OpKind::ReduceScatter && request.shape.empty())
         throw InvalidArgument(where + "a tensor without dimensions has no rows to scatter");
+    if (request.kind == OpKind::Step) {
+        const Piece& piece = request.pieces.front();
+        const std::size_t bytes = piece.count * sizeof(float);
+        if (fabric_) throw InvalidArgument(where + "a fused step works among the ranks of one host");
+        if (request.dtype != DType::Float32 || domain()->offset_of(piece.input, bytes) == kNowhere ||
+            domain()->offset_of(piece.output, bytes) == kNowhere)
+            throw InvalidArgument(where + "gradients and parameters must be float32 in ring memory");
+    }
     if (request.op == ReduceOp::Adasum) throw InvalidArgument(where + "adasum is not implemented for this operation");
     if (request.kind == OpKind::Alltoall) {
         std::int64_t sum = 0;

@@ -18,7 +18,9 @@ std::string shape_text(const Header& header) {
     return text + "]";
 }
 
-bool reduces(OpKind kind) { return kind == OpKind::Allreduce || kind == OpKind::ReduceScatter; }
+bool reduces(OpKind kind) {
+    return kind == OpKind::Allreduce || kind == OpKind::ReduceScatter || kind == OpKind::Step;
+}
 
 bool same_shape(const Header& a, const Header& b, int from) {
     if (a.dims != b.dims) return false;
@@ -39,6 +41,7 @@ const char* difference(const Header& a, const Header& b) {
         if (a.prescale != b.prescale || a.postscale != b.postscale) return "scale factor";
     }
     if (a.kind == OpKind::Broadcast && a.root != b.root) return "root rank";
+    if (a.kind == OpKind::Step && a.layout != b.layout) return "options of the optimizer (learning rate, say)";
     if (a.tensors != b.tensors) return "number of tensors";
     if (a.kind == OpKind::Allgather || a.kind == OpKind::Alltoall)
         return same_shape(a, b, 1) ? nullptr : "shape beyond the first dimension";

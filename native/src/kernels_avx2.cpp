@@ -1,4 +1,5 @@
 #include "kernels_impl.hpp"
+#include "update_impl.hpp"
 
 #if defined(__x86_64__)
 

@@ -1,4 +1,5 @@
 #include "kernels_impl.hpp"
+#include "update_impl.hpp"
 
 namespace ring {
 

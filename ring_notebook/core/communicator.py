@@ -158,6 +158,26 @@ class Communicator:
         native = self._native.broadcast(piece, input.shape, root, input.dtype, name, blocking, self._timeout)
         return self._work(native, blocking, input, output)
 
+    def step(
+        self,
+        gradients: Buffer,
+        parameters: Buffer,
+        update: Any,
+        options: int,
+        state: Sequence[Any],
+        *,
+        op: ReduceOp = ReduceOp.AVERAGE,
+        name: str = "",
+    ) -> None:
+        """Sum ``gradients`` over all ranks, update this rank's chunk of ``parameters`` and write it to all ranks.
+
+        Both are flat float32 in ring memory. ``update`` and ``options`` come from `plan.update_options`; ``state``
+        holds up to two float32 tensors of `plan.chunk_range` elements. Among the ranks of one host only.
+        """
+        addresses = [tensor.data_ptr() for tensor in state] + [0, 0]
+        piece = (gradients.address, parameters.address, gradients.count)
+        self._native.step(piece, op, update, options, addresses[0], addresses[1], name, self._timeout)
+
     def barrier(self, *, name: str = "", blocking: bool = True) -> Work:
         """Return when all ranks have come here."""
         return self._work(self._native.barrier(name, blocking, self._timeout), blocking)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from typing import Any
 
-__all__ = ["layout_hash", "row_split"]
+from ring_notebook.core.native import core
+
+__all__ = ["chunk_range", "layout_hash", "row_split", "update_options"]
 
 
 def row_split(rows: int, size: int) -> list[int]:
@@ -18,3 +21,18 @@ def layout_hash(shapes: Iterable[tuple[int, ...]]) -> int:
     """64 bits that tell whether two ranks fuse tensors of the same shapes in the same order."""
     digest = hashlib.blake2b(repr(list(shapes)).encode(), digest_size=8)
     return int.from_bytes(digest.digest(), "little")
+
+
+def chunk_range(count: int, size: int, rank: int, itemsize: int) -> tuple[int, int]:
+    """The elements [begin, end) of ``count`` that a rank reduces, and updates in a fused step."""
+    begin, end = core().chunk_range(count, size, rank, itemsize)
+    return begin, end
+
+
+def update_options(options: dict[str, Any]) -> tuple[Any, int]:
+    """A native Update with these fields, and 64 bits by which ranks see that they have the same."""
+    update = core().Update()
+    for name, value in options.items():
+        setattr(update, name, value)
+    digest = hashlib.blake2b(repr(sorted(options.items())).encode(), digest_size=8)
+    return update, int.from_bytes(digest.digest(), "little")

@@ -14,6 +14,7 @@ from torch import Tensor
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.torch.adasum import AdasumOptimizer
 from ring_notebook.torch.compression import Compression, Compressor
+from ring_notebook.torch.fused import FusedOptimizer, check_fusable
 from ring_notebook.torch.process_sets import ProcessSet, global_process_set
 from ring_notebook.torch.reducer import GradientReducer
 from ring_notebook.torch.reducing import allreduce
@@ -191,7 +192,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     groups: Sequence[Sequence[Tensor]] | int | None = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
-) -> ReducingOptimizer | AdasumOptimizer:
+    fused: bool = False,
+) -> ReducingOptimizer | AdasumOptimizer | FusedOptimizer:
     """An optimizer of the same class as ``optimizer`` that steps on the gradients of all ranks.
 
     Gradients are packed into buckets in ring memory while backward makes them, and reduced together. Parameter groups
@@ -207,6 +209,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         together up to ``RING_FUSION_THRESHOLD`` bytes.
     sparse_as_dense: reduce sparse gradients as dense ones, instead of gathering their entries.
     process_set: the ranks that take part; an optimizer of another rank steps on its own.
+    fused: reduce, update and send in one native pass (SGD, Adam, AdamW; float32 on the CPU; one host), see
+        `FusedOptimizer`. Beyond Horovod.
 
     Raises NotInitializedError before ``init()``.
     """
@@ -220,6 +224,13 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     if isinstance(optimizer, ReducingOptimizer):
         optimizer._reducer.close()
     grouping = _grouping(num_groups, groups)
+    if fused:
+        if compression is not Compression.none or backward_passes_per_step != 1 or op == ReduceOp.ADASUM:
+            raise ValueError("fused=True takes neither compression, backward_passes_per_step nor op=Adasum")
+        check_fusable(optimizer)
+        fused_optimizer = wrap(FusedOptimizer, optimizer)
+        fused_optimizer._prepare(process_set, ReduceOp(op))
+        return fused_optimizer
     if op == ReduceOp.ADASUM:
         adasum = wrap(AdasumOptimizer, optimizer)
         adasum._compression, adasum._process_set = compression, process_set

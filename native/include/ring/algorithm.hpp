@@ -43,6 +43,8 @@ struct Request {
     std::vector<std::int64_t> shape;
     std::vector<std::int64_t> splits;  // alltoall: elements for each rank
     std::vector<int> members;          // group: indices in this group
+    Update update;                     // step: what to do with the summed gradients
+    float* state[2] = {};              // step: this rank's shard of the optimizer's state
     std::uint64_t layout = 0;
     std::string name;
 

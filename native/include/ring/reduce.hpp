@@ -11,6 +11,7 @@
 #include <string>
 
 #include "ring/types.hpp"
+#include "ring/update.hpp"
 
 namespace ring {
 
@@ -29,6 +30,7 @@ using ReduceFn = void (*)(void* const* dst, int dst_count, const void* const* sr
 struct KernelTable {
     const char* isa;
     ReduceFn reduce[kDTypes][kReduceOps];  // Average and Adasum are null: callers express them by Sum
+    UpdateFn update[2];                     // by Rule
 };
 
 const KernelTable& kernels_baseline();

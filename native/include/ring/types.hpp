@@ -34,6 +34,7 @@ enum class OpKind : std::uint8_t {
     Barrier = 5,
     Join = 6,
     Group = 7,
+    Step = 8,
 };
 
 std::size_t item_size(DType dtype);

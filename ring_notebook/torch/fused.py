@@ -1,0 +1,202 @@
+"""The fused step: gradients are summed, the optimizer's update made and the parameters sent, in one native pass.
+
+Every rank updates the chunk of the parameters that it owns, with optimizer state that it alone holds (Rajbhandari et
+al. 2020 call that ZeRO stage 1), and writes the result into the parameters of all ranks. What a step moves is two
+thirds of what an allreduce and a separate step move, and Adam's state takes 1/p of the memory.
+
+Parameters and gradients of a parameter group lie flat in ring memory, in the order of registration.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ring_notebook.core import world
+from ring_notebook.core.communicator import Communicator, ReduceOp
+from ring_notebook.core.plan import chunk_range, update_options
+from ring_notebook.torch.buckets import ALIGNMENT
+from ring_notebook.torch.gathering import allgather
+from ring_notebook.torch.process_sets import ProcessSet
+from ring_notebook.torch.ring_memory import empty_in
+from ring_notebook.torch.tensors import buffer_of
+from ring_notebook.torch.wrapping import Wrapper, once
+
+__all__ = ["FusedOptimizer", "check_fusable"]
+
+_SUPPORTED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
+"""Optimizers whose update the native core has."""
+
+
+def check_fusable(optimizer: torch.optim.Optimizer) -> None:
+    """Raise ValueError, saying why, for what a fused step cannot do."""
+    if type(optimizer) not in _SUPPORTED:
+        names = ", ".join(kind.__name__ for kind in _SUPPORTED)
+        raise ValueError(f"fused=True knows {names}, not {type(optimizer).__name__}; leave fused out")
+    if len(set(world.current().hosts)) > 1:
+        raise ValueError("fused=True works among the ranks of one host; leave fused out for several hosts")
+    for group in optimizer.param_groups:
+        if group.get("amsgrad") or group.get("differentiable") or isinstance(group["lr"], Tensor):
+            raise ValueError("fused=True takes neither amsgrad, differentiable nor a tensor as learning rate")
+        for parameter in group["params"]:
+            if parameter.dtype != torch.float32 or not parameter.is_cpu or not parameter.requires_grad:
+                raise ValueError(
+                    f"fused=True takes trainable float32 parameters on the CPU, not {parameter.dtype} on "
+                    f"{parameter.device} with requires_grad={parameter.requires_grad}"
+                )
+
+
+@dataclass(slots=True)
+class _Flat:
+    """The parameters of one group: all of them and their gradients in ring memory, and this rank's shard of state."""
+
+    parameters: list[Tensor]
+    offsets: list[int]
+    values: Tensor
+    gradients: Tensor
+    shard: slice
+    state: list[Tensor]
+    steps: int = 0
+
+    def parts(self, flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Every parameter with its part of a flat tensor, in its shape."""
+        for parameter, offset in zip(self.parameters, self.offsets, strict=True):
+            yield parameter, flat[offset : offset + parameter.numel()].view(parameter.shape)
+
+
+class FusedOptimizer(Wrapper):
+    """Mixed into the class of the wrapped optimizer by ``DistributedOptimizer(..., fused=True)``."""
+
+    _process_set: ProcessSet
+    _op: ReduceOp
+    _flats: list[_Flat]
+    _communicator: Communicator
+
+    def _prepare(self, process_set: ProcessSet, op: ReduceOp) -> None:
+        self._process_set, self._op = process_set, op
+        self._communicator = process_set.communicator
+        self._flats = [self._flatten(group["params"]) for group in self.param_groups]
+        self._take_state()
+
+    def _flatten(self, parameters: list[Tensor]) -> _Flat:
+        align = ALIGNMENT // 4
+        offsets, end = [], 0
+        for parameter in parameters:
+            offsets.append(end)
+            end += -(-parameter.numel() // align) * align
+        values = empty_in(self._communicator, [end], torch.float32).zero_()
+        gradients = empty_in(self._communicator, [end], torch.float32).zero_()
+        begin, stop = chunk_range(end, self._communicator.size, self._communicator.rank, 4)
+        flat = _Flat(parameters, offsets, values, gradients, slice(begin, stop), [])
+        with torch.no_grad():
+            for parameter, part in flat.parts(values):
+                part.copy_(parameter)
+                parameter.data = part
+        return flat
+
+    @once
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Sum the gradients over all ranks and update the parameters of all; all ranks must call this.
+
+        Raises ValueError when a parameter has no gradient: every rank has to have all of them.
+        """
+        result = None
+        if closure is not None:
+            with torch.enable_grad():
+                result = closure()
+        for group, flat in zip(self.param_groups, self._flats, strict=True):
+            self._take_gradients(flat)
+            flat.steps += 1
+            update, options = update_options(_options(type(self._wrapped), group, flat.steps))
+            self._communicator.step(
+                buffer_of(flat.gradients), buffer_of(flat.values), update, options, flat.state, op=self._op
+            )
+        self._tell_scheduler()
+        return result
+
+    def _take_gradients(self, flat: _Flat) -> None:
+        for position, (parameter, part) in enumerate(flat.parts(flat.gradients)):
+            if parameter.grad is None:
+                raise ValueError(
+                    f"rank {self._communicator.rank}: parameter {position} of shape {tuple(parameter.shape)} has no "
+                    "gradient; a fused step needs all of them on every rank. Freeze it before wrapping, or leave "
+                    "fused out"
+                )
+            if parameter.data_ptr() != flat.values.data_ptr() + flat.offsets[position] * 4:
+                raise RuntimeError("a parameter has been moved out of ring memory; wrap the optimizer again")
+            part.copy_(parameter.grad)
+
+    def _take_state(self) -> None:
+        """Bring the state of the wrapped optimizer, as after load_state_dict, into this rank's shards."""
+        for group, flat in zip(self.param_groups, self._flats, strict=True):
+            flat.state = []
+            for key in _state_keys(type(self._wrapped), group):
+                whole = torch.zeros_like(flat.values)
+                for parameter, part in flat.parts(whole):
+                    value = self.state.get(parameter, {}).get(key)
+                    if value is not None:
+                        part.copy_(value)
+                flat.state.append(whole[flat.shard].clone())
+            known = [self.state[p] for p in flat.parameters if p in self.state]
+            steps = [int(state["step"]) for state in known if "step" in state]
+            # SGD counts no steps; one with a momentum buffer has made some.
+            flat.steps = max(steps, default=1 if any(s.get("momentum_buffer") is not None for s in known) else 0)
+        self.state.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's own, with the state of all parameters: the shards are gathered, so all ranks must call this."""
+        for group, flat in zip(self.param_groups, self._flats, strict=True):
+            if flat.steps == 0:
+                continue
+            keys = _state_keys(type(self._wrapped), group)
+            wholes = [allgather(shard, process_set=self._process_set) for shard in flat.state]
+            for parameter in flat.parameters:
+                self.state[parameter] = (
+                    {} if type(self._wrapped) is torch.optim.SGD else {"step": torch.tensor(float(flat.steps))}
+                )
+            for key, whole in zip(keys, wholes, strict=True):
+                for parameter, part in flat.parts(whole):
+                    self.state[parameter][key] = part.clone()
+        try:
+            return super().state_dict()
+        finally:
+            self.state.clear()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's own; every rank keeps its shard of the state."""
+        super().load_state_dict(state_dict)
+        self._take_state()
+
+
+def _state_keys(kind: type, group: dict[str, Any]) -> list[str]:
+    if kind is torch.optim.SGD:
+        return ["momentum_buffer"] if group["momentum"] else []
+    return ["exp_avg", "exp_avg_sq"]
+
+
+def _options(kind: type, group: dict[str, Any], steps: int) -> dict[str, Any]:
+    """The fields of the native Update for one step."""
+    options = {"lr": group["lr"], "weight_decay": group["weight_decay"], "maximize": group["maximize"]}
+    if kind is torch.optim.SGD:
+        return options | {
+            "rule": 0,
+            "momentum": group["momentum"],
+            "dampening": group["dampening"],
+            "nesterov": group["nesterov"],
+            "first": steps == 1,
+        }
+    beta1, beta2 = group["betas"]
+    return options | {
+        "rule": 1,
+        "beta1": beta1,
+        "beta2": beta2,
+        "eps": group["eps"],
+        "decoupled": kind is torch.optim.AdamW or bool(group.get("decoupled_weight_decay")),
+        "bias1": 1 - beta1**steps,
+        "bias2_root": math.sqrt(1 - beta2**steps),
+    }

@@ -1,0 +1,114 @@
+"""The fused step equals the unfused one, shares its state with torch, and says what it cannot do."""
+
+from __future__ import annotations
+
+import copy
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ranks.training import Build, assert_same, assert_trains_alike, joint_batches, make_model, plain_step, share
+from ring_notebook.errors import CollectiveMismatch
+
+BUILDS: dict[str, Build] = {
+    "sgd": lambda model: torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.01),
+    "momentum": lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, dampening=0.1),
+    "nesterov": lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True),
+    "ascent": lambda model: torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.5, maximize=True),
+    "adam": lambda model: torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=0.01),
+    "adamw": lambda model: torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1),
+    "groups": lambda model: torch.optim.Adam(
+        [{"params": list(model.parameters())[:2], "lr": 0.001}, {"params": list(model.parameters())[2:]}], lr=0.01
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_trains_as_a_single_process(hvd: ModuleType, name: str) -> None:
+    assert_trains_alike(hvd, build=BUILDS[name], fused=True, rtol=1e-4, atol=1e-5)
+
+
+def test_scheduler_changes_the_rate(hvd: ModuleType) -> None:
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> None:
+        plain_step(model, optimizer, batch)
+        optimizer.param_groups[0]["lr"] *= 0.9
+
+    assert_trains_alike(hvd, step, BUILDS["adam"], fused=True, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["momentum", "adam"])
+def test_state_travels_to_torch_and_back(hvd: ModuleType, name: str) -> None:
+    """Ten fused steps, ten of torch's own with the fused state, ten fused ones again: thirty steps of one process."""
+    batches = joint_batches(hvd.size(), 30)
+    reference = make_model()
+    alone = BUILDS[name](reference)
+    for batch in batches:
+        plain_step(reference, alone, batch)
+
+    model = make_model()
+    fused = hvd.DistributedOptimizer(BUILDS[name](model), fused=True)
+    for batch in batches[:10]:
+        plain_step(model, fused, share(batch, hvd.rank()))
+    middle = copy.deepcopy(model)
+    plain = BUILDS[name](middle)
+    plain.load_state_dict(fused.state_dict())
+    for batch in batches[10:20]:
+        plain_step(middle, plain, batch)
+    again = hvd.DistributedOptimizer(BUILDS[name](middle), fused=True)
+    again.load_state_dict(plain.state_dict())
+    for batch in batches[20:]:
+        plain_step(middle, again, share(batch, hvd.rank()))
+    assert_same(middle, reference, rtol=1e-4, atol=1e-5)
+
+
+def test_wrapping_takes_over_the_state_of_the_wrapped_optimizer(hvd: ModuleType) -> None:
+    batches = joint_batches(hvd.size())
+    reference, model = make_model(), make_model()
+    alone, optimizer = BUILDS["adamw"](reference), BUILDS["adamw"](model)
+    for batch in batches[:10]:
+        plain_step(reference, alone, batch)
+        plain_step(model, optimizer, batch)
+    fused = hvd.DistributedOptimizer(optimizer, fused=True)
+    for batch in batches[10:]:
+        plain_step(reference, alone, batch)
+        plain_step(model, fused, share(batch, hvd.rank()))
+    assert_same(model, reference, rtol=1e-4, atol=1e-5)
+
+
+def test_state_is_held_once(hvd: ModuleType) -> None:
+    model = make_model()
+    fused = hvd.DistributedOptimizer(BUILDS["adam"](model), fused=True)
+    plain_step(model, fused, share(joint_batches(hvd.size())[0], hvd.rank()))
+    held = sum(shard.numel() for flat in fused._flats for shard in flat.state)
+    together = hvd.allreduce(torch.tensor(held), op=hvd.Sum).item()
+    assert together == 2 * sum(flat.values.numel() for flat in fused._flats)
+
+
+def test_different_learning_rates_are_an_error_on_every_rank(hvd: ModuleType) -> None:
+    if hvd.size() == 1:
+        pytest.skip("one rank cannot disagree")
+    model = make_model()
+    fused = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1 * (hvd.rank() + 1)), fused=True)
+    with pytest.raises(CollectiveMismatch, match="learning rate"):
+        plain_step(model, fused, share(joint_batches(hvd.size())[0], hvd.rank()))
+    assert hvd.allreduce(torch.ones(3), op=hvd.Sum)[0] == hvd.size()
+
+
+def test_what_cannot_be_fused_is_said(hvd: ModuleType) -> None:
+    model = make_model()
+    parameters = list(model.parameters())
+    for build, words in [
+        (lambda: torch.optim.RMSprop(parameters), "knows SGD, Adam, AdamW, not RMSprop"),
+        (lambda: torch.optim.Adam(parameters, amsgrad=True), "amsgrad"),
+        (lambda: torch.optim.SGD([torch.zeros(3, dtype=torch.float64, requires_grad=True)]), "float32"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            hvd.DistributedOptimizer(build(), fused=True)
+    with pytest.raises(ValueError, match="compression"):
+        hvd.DistributedOptimizer(BUILDS["sgd"](model), fused=True, compression=hvd.Compression.fp16)
+    fused = hvd.DistributedOptimizer(BUILDS["sgd"](model), fused=True)
+    with pytest.raises(ValueError, match="has no gradient"):
+        fused.step()
