@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from torch import Tensor, nn
@@ -242,3 +243,23 @@ def test_goes_on_in_another_epoch(hvd: ModuleType) -> None:
         hvd.shutdown()
         hvd.init()
     hvd.check(model, optimizer)
+
+
+def test_memory_is_flat_over_many_optimizers(hvd: ModuleType) -> None:
+    def rounds(count: int) -> None:
+        for _ in range(count):
+            model = nn.Linear(500, 500)  # 1 MB of gradients
+            optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+            for _ in range(2):
+                optimizer.zero_grad()
+                model(torch.ones(2, 500)).sum().backward()
+                optimizer.step()
+        gc.collect()
+
+    process = psutil.Process()
+    rounds(10)
+    before = process.memory_info().rss, process.num_fds(), process.num_threads()
+    rounds(60)
+    after = process.memory_info().rss, process.num_fds(), process.num_threads()
+    assert after[0] - before[0] < 16 << 20
+    assert after[1:] == before[1:]
