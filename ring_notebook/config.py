@@ -47,7 +47,8 @@ class Config:
     """RING_MPIEXEC: the mpiexec to launch with, instead of the one beside the Python interpreter."""
 
     commit_dir: str = ""
-    """RING_COMMIT_DIR: folder where elastic states put their commits, to go on after a death; empty: memory only."""
+    """RING_COMMIT_DIR: folder where elastic states put their commits, to go on after a death; empty: memory
+    only, and ``.ring/commits`` in a notebook."""
 
     timeline: str = ""
     """RING_TIMELINE (HOROVOD_TIMELINE): file to write a Chrome trace to from the start."""

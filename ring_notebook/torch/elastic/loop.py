@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ring_notebook.config import config
+from ring_notebook.core import world
 from ring_notebook.errors import HorovodInternalError, HostsUpdatedInterrupt
 from ring_notebook.torch.basics import init, rank, shutdown
 from ring_notebook.torch.elastic.state import TorchState
@@ -25,17 +27,16 @@ def run(func: Callable[..., R]) -> Callable[..., R]:
     the ranks that are there, ``state.on_reset()`` is called, and ``func`` starts again. A failure that comes twice
     without a commit between is raised: it would come for ever. All other exceptions are raised at once.
 
-    Where ``RING_COMMIT_DIR`` names a folder, commits are on disk too, under the function's name, until ``func``
-    returns: a training that was killed goes on from there when it is started again. (Horovod: ``elastic.run``.)
+    In a notebook, and where ``RING_COMMIT_DIR`` names a folder, commits are on disk too. A training that was killed, or
+    that gave up because other ranks failed, goes on from there when the same function is started again; one that ends
+    in any other way leaves none. (Horovod: ``elastic.run``.)
     """
 
     @wraps(func)
     def wrapper(state: TorchState, *args: Any, **kwargs: Any) -> R:
-        folder = config().commit_dir
-        if folder:
-            path = Path(folder) / f"{func.__qualname__}.pt"
-            if state.keep_on_disk(path) and rank() == 0:
-                print(f"{func.__qualname__} goes on from {path}; delete it to start anew")  # noqa: T201
+        path = _commit_path(func)
+        if path is not None and state.keep_on_disk(path) and rank() == 0:
+            print(f"{func.__name__} goes on from {path}; delete it to start anew")  # noqa: T201
         failed_at = -1
         skip_sync = False
         while True:
@@ -53,8 +54,21 @@ def run(func: Callable[..., R]) -> Callable[..., R]:
                 failed_at = state.commits
                 state.restore()
                 skip_sync = False
+            except BaseException:
+                state.remove_from_disk()
+                raise
             shutdown()
             init()
             state.on_reset()
 
     return wrapper
+
+
+def _commit_path(func: Callable[..., Any]) -> Path | None:
+    """Where ``func`` has its commits on disk; another function of its name, or a changed one, has another place."""
+    folder = config().commit_dir or (".ring/commits" if world.current().run is not None else "")
+    if not folder:
+        return None
+    code = func.__code__
+    digest = blake2b(code.co_code + repr(code.co_names).encode(), digest_size=4).hexdigest()
+    return Path(folder) / f"{func.__name__}-{digest}.pt"

@@ -102,7 +102,7 @@ class TorchState:
         return bool(found)
 
     def remove_from_disk(self) -> None:
-        """Take the commit on disk away: the training has ended by itself."""
+        """Take the commit on disk away: there is nothing to go on with."""
         if self._path is not None and rank() == 0:
             self._path.unlink(missing_ok=True)
 
