@@ -21,6 +21,7 @@ __all__ = [
     "World",
     "abort",
     "close",
+    "close_run",
     "current",
     "init",
     "is_initialized",
@@ -77,6 +78,7 @@ class World:
 _place: Place | None = None
 _world: World | None = None
 _epoch = 0
+_run: tuple[str, int] | None = None  # id and size of the run that this process is in
 
 
 def prepare_host() -> Place:
@@ -89,7 +91,7 @@ def prepare_host() -> Place:
 
 
 def init(comm: Any = None) -> None:
-    """Open an epoch over all ranks of the job, or over those of ``comm`` (Horovod: ``init``).
+    """Open an epoch over all ranks of the run or else the job, or over those of ``comm`` (Horovod: ``init``).
 
     ``comm`` is None, a list of ranks, or an mpi4py communicator; this process must be in it. Does nothing when an epoch
     is open that has not been aborted. Raises ValueError for ranks that do not exist or leave this one out.
@@ -99,21 +101,24 @@ def init(comm: Any = None) -> None:
         return
     close()
     place = prepare_host()
-    everyone = list(range(place.topology.size))
+    run, size = _run or (None, place.topology.size)
+    everyone = list(range(size))
     ranks = everyone if comm is None else _ranks_of(comm, place.topology)
     if ranks != everyone:
         _epoch = _agree_on_epoch(ranks)
     _epoch += 1
-    _open(place, ranks, _epoch, None)
+    _open(place, ranks, _epoch, run)
 
 
 def open_run(run: str, epoch: int, size: int) -> World:
     """Open epoch ``epoch`` over ranks 0..size-1 for a run; every one of them calls it with the same numbers.
 
-    ``epoch`` grows from run to run. A rank that waits here for another one can be interrupted.
+    ``epoch`` grows from run to run, by more than a run calls `init` again. Until `close_run` that is for the ranks of
+    the run. A rank that waits here for another one can be interrupted.
     """
-    global _epoch
+    global _epoch, _run
     close()
+    _run = (run, size)
     place = prepare_host()
     _epoch = max(_epoch, epoch)
     return _open(place, list(range(size)), epoch, run)
@@ -196,6 +201,13 @@ def close() -> None:
             world.communicator.close()
         finally:
             prepare_host().domain.trim()
+
+
+def close_run() -> None:
+    """Leave the run that `open_run` began, and its epoch."""
+    global _run
+    _run = None
+    close()
 
 
 def snapshot() -> list[dict[str, Any]]:

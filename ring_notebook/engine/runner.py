@@ -77,12 +77,10 @@ class _Execution:
 
     def _leave(self, error: BaseException | None) -> None:
         """End the epoch for all when this rank failed; leave it in any case."""
-        if not world.is_initialized():
-            return
         if error is not None and not _is_exit(error) and not isinstance(error, CollectiveAborted):
             what = "was interrupted" if isinstance(error, KeyboardInterrupt) else f"raised {_one_line(error)}"
             world.abort(f"rank {self.rank} {what}")
-        world.close()
+        world.close_run()
 
     def _report(self, error: BaseException | None, seconds: float) -> None:
         records = self._collect(status=True)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+
+from ring_notebook.core import world
 
 
 def test_who_is_who(hvd: ModuleType, size: int, rank: int) -> None:
@@ -58,6 +61,25 @@ def test_init_over_some_ranks(hvd: ModuleType, size: int, rank: int) -> None:
         assert hvd.allgather(torch.tensor([rank])).tolist() == mine
         hvd.shutdown()
         comm.Free()
+    hvd.init()
+
+
+def test_init_within_a_run_is_for_the_ranks_of_the_run(hvd: ModuleType, size: int, rank: int) -> None:
+    """As in a cell on fewer ranks than there are engines."""
+    epoch = hvd.broadcast_object(time.time_ns() // 1_000_000)  # as the kernel numbers them
+    hvd.shutdown()
+    fewer = max(1, size - 1)
+    if rank < fewer:
+        world.open_run("run", epoch, fewer)
+        for _ in range(3):
+            assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == fewer
+            assert world.current().run == "run"
+            hvd.shutdown()
+            hvd.init()
+        world.close_run()
+    world.open_run("next", epoch + 1000, size)
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == size
+    world.close_run()
     hvd.init()
 
 
