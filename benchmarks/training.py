@@ -1,0 +1,155 @@
+"""The time of a training step: ours, ours fused, DDP, Horovod (where installed) and ranks that do not communicate.
+
+    ringrun -np 2 python benchmarks/training.py [--models fc,conv,gpt] [--optimizer sgd|adam] [--seconds 20]
+
+All variants train in one run and take turns step by step, one thread per rank, so that they see the same noise. The
+figure is the median of a step's time on the slowest rank; in parentheses what it costs beyond ranks that train alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+from collections.abc import Callable
+from statistics import median
+from time import perf_counter
+
+import torch
+from peers import start_gloo
+from torch import Tensor, nn
+
+import ring_notebook.torch as ring
+
+Loss = Callable[[nn.Module], Tensor]
+
+
+class Block(nn.Module):
+    """A transformer block."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = nn.MultiheadAttention(width, 4, batch_first=True)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.before(x)
+        x = x + self.attention(y, y, y, need_weights=False)[0]
+        out: Tensor = x + self.mlp(self.between(x))
+        return out
+
+
+def fc() -> tuple[nn.Module, Loss]:
+    """21 million parameters in three large layers: the most to communicate for the least to compute."""
+    model = nn.Sequential(nn.Linear(1024, 3072), nn.ReLU(), nn.Linear(3072, 4096), nn.ReLU(), nn.Linear(4096, 1024))
+    x, y = torch.randn(64, 1024), torch.randn(64, 1024)
+    return model, lambda net: nn.functional.mse_loss(net(x), y)
+
+
+def conv() -> tuple[nn.Module, Loss]:
+    """0.1 million parameters in convolutions: much to compute, little to communicate."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(64, 128, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10),
+    )  # fmt: skip
+    x, y = torch.randn(16, 3, 32, 32), torch.randint(10, (16,))
+    return model, lambda net: nn.functional.cross_entropy(net(x), y)
+
+
+def gpt() -> tuple[nn.Module, Loss]:
+    """4.9 million parameters: a small transformer."""
+    width = 256
+    model = nn.Sequential(nn.Embedding(256, width), *[Block(width) for _ in range(6)], nn.Linear(width, 256))
+    x, y = torch.randint(256, (4, 64)), torch.randint(256, (4 * 64,))
+    return model, lambda net: nn.functional.cross_entropy(net(x).flatten(0, 1), y)
+
+
+MODELS = {"fc": fc, "conv": conv, "gpt": gpt}
+OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
+    "sgd": lambda model: torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9),
+    "adam": lambda model: torch.optim.Adam(model.parameters(), lr=1e-4),
+}
+
+
+def step_of(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Loss) -> Callable[[], None]:
+    """One training step."""
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss(model).backward()
+        optimizer.step()
+
+    return step
+
+
+def variants(name: str, optimizer: str) -> dict[str, Callable[[], None]]:
+    """The steps to compare, each over a model of its own that begins alike."""
+    make = OPTIMIZERS[optimizer]
+
+    def build() -> tuple[nn.Module, Loss]:
+        torch.manual_seed(0)
+        return MODELS[name]()
+
+    steps: dict[str, Callable[[], None]] = {}
+    model, loss = build()
+    steps["alone"] = step_of(model, make(model), loss)
+    for label, fused in (("ours", False), ("ours fused", True)):
+        model, loss = build()
+        steps[label] = step_of(model, ring.DistributedOptimizer(make(model), fused=fused), loss)
+    start_gloo()
+    model, loss = build()
+    parallel = nn.parallel.DistributedDataParallel(model)
+    steps["DDP"] = step_of(parallel, make(parallel), loss)
+    if importlib.util.find_spec("horovod") is not None:
+        import horovod.torch as hvd
+
+        hvd.init()
+        model, loss = build()
+        steps["Horovod"] = step_of(model, hvd.DistributedOptimizer(make(model), model.named_parameters()), loss)
+    return steps
+
+
+def measure(steps: dict[str, Callable[[], None]], seconds: float) -> dict[str, float]:
+    """Median time of each step in seconds, of the slowest rank, interleaved."""
+    for _ in range(3):
+        for step in steps.values():
+            step()
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    began = perf_counter()
+    while True:
+        for name, step in steps.items():
+            ring.barrier()
+            start = perf_counter()
+            step()
+            ring.barrier()  # a step is over when it is over on all ranks, also for ranks that train alone
+            times[name].append(perf_counter() - start)
+        enough = perf_counter() - began > seconds and len(times["alone"]) >= 10
+        if ring.broadcast(torch.tensor([enough]), 0)[0]:
+            return {name: median(values) for name, values in times.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default="fc,conv,gpt")
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd")
+    parser.add_argument("--seconds", type=float, default=20.0, help="time for each model")
+    arguments = parser.parse_args()
+    ring.init()
+    torch.set_num_threads(1)
+    for number, name in enumerate(arguments.models.split(",")):
+        steps = variants(name, arguments.optimizer)
+        result = measure(steps, arguments.seconds)
+        if ring.rank() == 0:
+            if number == 0:
+                print(f"{ring.size()} ranks, one thread each, {arguments.optimizer}\n")
+                print("| model | " + " | ".join(result) + " |")
+                print("|---" * (len(result) + 1) + "|")
+            alone = result["alone"]
+            cells = [f"{t * 1e3:.1f} ms" + (f" ({t / alone - 1:+.0%})" if t != alone else "") for t in result.values()]
+            print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
+    ring.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Every collective against its definition, and the ways an epoch ends; run by all ranks of a job over several hosts."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import ring_notebook.torch as ring
+from ring_notebook.core import world
+from ring_notebook.errors import CollectiveAborted, CollectiveMismatch
+
+# Below the size that travels with the agreement, above it, and over several segments with odd ends.
+COUNTS = (1, 1000, 5000, 300_003)
+
+
+def check_values() -> None:
+    rank, size = ring.rank(), ring.size()
+    torch.manual_seed(0)
+    for count in COUNTS:
+        for in_ring in (False, True):
+            parts = [torch.randint(-50, 50, (count,)).float() for _ in range(size)]
+            mine = ring.empty(count) if in_ring else torch.empty(count)
+            mine.copy_(parts[rank])
+            total = torch.stack(parts).sum(0)
+            assert torch.equal(ring.allreduce(mine, op=ring.Sum), total)
+            torch.testing.assert_close(ring.allreduce(mine, op=ring.Average, prescale_factor=0.5), total / size / 2)
+            assert torch.equal(ring.allreduce(mine, op=ring.Max), torch.stack(parts).amax(0))
+            assert torch.equal(ring.allreduce(mine.to(torch.int64), op=ring.Sum), total.long())
+            assert torch.equal(ring.allgather(mine), torch.cat(parts))
+            uneven = ring.allgather(mine[: rank + 1])
+            assert torch.equal(uneven, torch.cat([part[: r + 1] for r, part in enumerate(parts)]))
+            for root in range(size):
+                assert torch.equal(ring.broadcast(mine, root), parts[root])
+            rows = [count // size + (r < count % size) for r in range(size)]
+            own = slice(sum(rows[:rank]), sum(rows[: rank + 1]))
+            assert torch.equal(ring.reducescatter(mine, op=ring.Sum), total[own])
+            received, splits = ring.alltoall(mine, splits=torch.tensor(rows))
+            assert torch.equal(received, torch.cat([part[own] for part in parts]))
+            assert splits.tolist() == [rows[rank]] * size
+            ring.allreduce_(mine, op=ring.Sum)
+            assert torch.equal(mine, total)
+
+
+def check_groups() -> None:
+    rank, size = ring.rank(), ring.size()
+    for members in ([0, size - 1], list(range(size))[::-1], list(range(0, size, 2))):
+        group = ring.add_process_set(members)
+        if rank in members:
+            summed = ring.allreduce(torch.full((100_000,), float(rank)), op=ring.Sum, process_set=group)
+            assert summed[0] == sum(members)
+        assert ring.remove_process_set(group)
+    handles = [ring.allreduce_async(torch.full((n,), 1.0), op=ring.Sum) for n in (3, 90_000, 10)]
+    assert all(ring.synchronize(handle)[0] == size for handle in handles)
+    if rank == 0:
+        ring.allreduce(torch.ones(50_000), op=ring.Sum)
+    assert ring.join() == 0
+
+
+def check_mismatch() -> None:
+    for count in (4, 40_000):
+        with pytest.raises(CollectiveMismatch, match=rf"rank {ring.size() - 1}: allreduce sum .* \[{count + 1}\]"):
+            ring.allreduce(torch.ones(count + (ring.rank() == ring.size() - 1)), op=ring.Sum)
+        assert ring.allreduce(torch.ones(2), op=ring.Sum)[0] == ring.size()
+
+
+def check_end(end: Callable[[], None], words: str, operation: Callable[[], object]) -> None:
+    """The last rank ends the epoch while all others wait in ``operation``; then all begin anew."""
+    if ring.rank() == ring.size() - 1:
+        time.sleep(0.2)
+        end()
+    else:
+        began = time.monotonic()
+        with pytest.raises(CollectiveAborted, match=words):
+            operation()
+        assert time.monotonic() - began < 10  # a bound for a hang, not a measurement
+    ring.shutdown()
+    ring.init()
+    assert ring.allreduce(torch.ones(5), op=ring.Sum)[0] == ring.size()
+
+
+def main() -> None:
+    ring.init()
+    check_values()
+    check_groups()
+    check_mismatch()
+    for operation in (ring.barrier, lambda: ring.allreduce(torch.ones(100_000)), lambda: ring.allgather(torch.ones(3))):
+        check_end(lambda: world.abort("rank 9 raised ValueError: bad"), "raised ValueError: bad", operation)
+        check_end(ring.shutdown, "ha(s|ve) left", operation)
+    hosts = len(set(world.current().hosts))
+    os.write(1, f"rank {ring.rank()} of {ring.size()} on {hosts} hosts: all is well\n".encode())
+    ring.shutdown()
+
+
+if __name__ == "__main__":
+    main()

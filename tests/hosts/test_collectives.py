@@ -1,0 +1,64 @@
+"""Collectives between hosts: over the link of two namespaces, between simulated hosts, and by the ring within one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.two_hosts import TwoHosts
+from ring_notebook.launch.mpi import find_mpiexec
+
+PROGRAM = Path(__file__).with_name("collectives.py")
+VOLUME = """
+import os, torch, ring_notebook.torch as ring
+ring.init()
+ring.barrier()
+tensor = ring.empty(4 << 20).fill_(1)
+ring.allreduce_(tensor, op=ring.Sum)
+assert (tensor == ring.size()).all()
+ring.shutdown()
+"""
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("per_host", [1, 2])
+def test_over_the_link(hosts: TwoHosts, per_host: int) -> None:
+    said = hosts.run([str(PROGRAM)], per_host=per_host)
+    assert said.count("on 2 hosts: all is well") == 2 * per_host
+
+
+def test_an_allreduce_sends_no_more_than_it_must(hosts: TwoHosts) -> None:
+    """2(h-1)/h of 16 MiB leaves each host, however many ranks it has; headers take a few per cent."""
+    before = hosts.bytes_sent(0)
+    hosts.run(["-c", VOLUME], per_host=2)
+    sent = hosts.bytes_sent(0) - before
+    assert 16 << 20 <= sent < 1.1 * (16 << 20)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    ("settings", "ranks", "hosts_seen"),
+    [
+        ({"MPIR_CVAR_NUM_CLIQUES": "2", "MPIR_CVAR_CLIQUES_BY_BLOCK": "1"}, 3, 2),  # hosts with 2 and 1 ranks
+        ({"MPIR_CVAR_NUM_CLIQUES": "3"}, 3, 3),
+        ({"RING_ALGORITHM": "ring"}, 3, 1),
+        ({"RING_ALGORITHM": "ring"}, 2, 1),
+    ],
+)
+def test_without_a_second_host(settings: dict[str, str], ranks: int, hosts_seen: int) -> None:
+    mpiexec = find_mpiexec()
+    if "RING_ALGORITHM" not in settings and mpiexec.flavor != "mpich":
+        pytest.skip("only MPICH can make one machine look like several hosts")
+    done = subprocess.run(
+        mpiexec.command(ranks, [sys.executable, str(PROGRAM)]),
+        env={**os.environ, **settings},
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert done.stdout.count(f"on {hosts_seen} hosts: all is well") == ranks, done.stdout + done.stderr
