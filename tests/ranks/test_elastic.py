@@ -112,6 +112,22 @@ def test_run_starts_again_from_the_last_commit(hvd: ModuleType) -> None:
     assert_same(state.model, reference.model, rtol=0, atol=0)
 
 
+def test_a_failure_on_one_rank_in_the_last_step_takes_the_others_back_too(hvd: ModuleType) -> None:
+    starts: list[int] = []
+
+    @hvd.elastic.run
+    def train(state: Any) -> int:
+        starts.append(state.batch)
+        state.batch += 1
+        state.commit()
+        if len(starts) == 1 and hvd.rank() == hvd.size() - 1:
+            raise hvd.HorovodInternalError("at the end")
+        return int(state.batch)
+
+    assert train(hvd.elastic.TorchState(batch=0)) == 2
+    assert starts == [0, 1]
+
+
 def test_run_gives_up_when_a_failure_comes_again_without_a_commit(hvd: ModuleType) -> None:
     starts: list[int] = []
 

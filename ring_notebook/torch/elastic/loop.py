@@ -13,6 +13,7 @@ from ring_notebook.core import world
 from ring_notebook.errors import HorovodInternalError, HostsUpdatedInterrupt
 from ring_notebook.torch.basics import init, rank, shutdown
 from ring_notebook.torch.elastic.state import TorchState
+from ring_notebook.torch.waiting import barrier
 
 __all__ = ["run"]
 
@@ -44,6 +45,8 @@ def run(func: Callable[..., R]) -> Callable[..., R]:
                 if not skip_sync:
                     state.sync()
                 result = func(state, *args, **kwargs)
+                # A rank that failed at the very end needs the others once more.
+                barrier()
                 state.remove_from_disk()
                 return result
             except HostsUpdatedInterrupt as interrupt:
