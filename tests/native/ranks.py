@@ -36,10 +36,12 @@ class Seat:
     size: int
     opened: list[Communicator] = field(default_factory=list)
 
-    def open(self, epoch: int = 1, ranks: Sequence[int] | None = None, timeout: float = LIMIT) -> Communicator:
+    def open(self, epoch: int = 1, ranks: Sequence[int] | None = None, timeout: float = LIMIT / 2) -> Communicator:
         """Open an epoch over all ranks, or over those of ``ranks``; each of them must call it."""
         local = list(range(self.size)) if ranks is None else list(ranks)
-        native = core().Communicator.open(self.domain, local, local, local.index(self.rank), epoch, timeout)
+        native = core().Communicator.open(
+            domain=self.domain, ranks=local, local=local, index=local.index(self.rank), epoch=epoch, timeout=timeout
+        )
         self.opened.append(Communicator(native, self.domain))
         return self.opened[-1]
 
@@ -88,7 +90,8 @@ def as_threads(size: int, body: Body) -> list[Any]:
         for seat in seats:
             for communicator in seat.opened:
                 communicator.abort("the test took too long")
-        raise AssertionError(f"ranks {stuck} of {size} did not return within {LIMIT:.0f} s: {doing}")
+        failed = [f"{outcome[1]!r}" for outcome in outcomes if outcome is not None and outcome[1] is not None]
+        raise AssertionError(f"ranks {stuck} of {size} did not return within {LIMIT:.0f} s: {doing}, {failed}")
     return _results([outcome for outcome in outcomes if outcome is not None])
 
 
@@ -96,9 +99,7 @@ def as_processes(size: int, body: Body) -> list[Any]:
     """What ``body`` returns on each rank, `Dead` for one that was killed. What it returns must be picklable."""
     context = multiprocessing.get_context("fork")
     pipes = [context.Pipe() for _ in range(size)]
-    processes = [
-        context.Process(target=_process, args=(pipes, rank, size, body), daemon=True) for rank in range(size)
-    ]
+    processes = [context.Process(target=_process, args=(pipes, rank, size, body), daemon=True) for rank in range(size)]
     for process in processes:
         process.start()
     for _, theirs in pipes:

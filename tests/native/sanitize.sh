@@ -15,7 +15,8 @@ packages=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("pure
 own=$("$home/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 echo "$packages" >"$own/packages.pth"
 PATH=$PWD/.venv/bin:$PATH "$home/bin/python" -m pip install -q --no-deps --no-build-isolation --force-reinstall \
-    --prefix "$home" -C build-dir="$home/cmake" -C cmake.define.RING_SANITIZE="$sanitizer" .
+    --prefix "$home" -C build-dir="$home/cmake" -C cmake.define.RING_SANITIZE="$sanitizer" \
+    -C cmake.build-type=None -C cmake.define.CMAKE_CXX_FLAGS=-O1 .
 
 library=lib${sanitizer%%,*}
 library=${library/libaddress/libasan}

@@ -49,7 +49,7 @@ def decode(storage: Array, dtype: DType) -> Array:
 # Cached, because all ranks of a thread launch want the same ones.
 @lru_cache(maxsize=100)
 def sample(dtype: DType, rank: int, count: int, op: ReduceOp = ReduceOp.SUM) -> Array:
-    """``count`` values of one rank whose reduction over a few ranks every dtype but the narrow integers holds exactly."""
+    """``count`` values of one rank whose reduction over a few ranks is exact in every type but the narrow integers."""
     index = np.arange(count, dtype=np.int64)
     if dtype is DType.BOOL:
         return (index * (rank + 3)) % 5 < 2

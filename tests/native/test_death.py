@@ -1,0 +1,124 @@
+"""A rank that is killed in the middle of a collective: the others know, and go on without it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from native.calls import ASYNCHRONOUS
+from native.ranks import Dead, Seat, as_processes
+from native.values import Tensor
+from ring_notebook.core.buffers import DType
+from ring_notebook.core.communicator import Communicator
+from ring_notebook.errors import CollectiveAborted
+
+LATE = 5.0
+"""Seconds within which survivors must have learned: a limit for failure, far above what it takes."""
+
+
+def goes_on(ring: Communicator) -> list[float]:
+    """A staged and a small sum over the survivors."""
+    tensors = [Tensor.of(ring, np.full(count, float(ring.rank + 1)), DType.FLOAT32) for count in (5, 300_000)]
+    for tensor in tensors:
+        ring.allreduce([tensor.buffer], [tensor.buffer])
+    return [float(tensor.values[-1]) for tensor in tensors]
+
+
+def until_it_fails(call: Callable[[], object]) -> CollectiveAborted:
+    """Call again and again; the error, which must come soon after the last call began."""
+    while True:
+        begun = time.monotonic()
+        try:
+            call()
+        except CollectiveAborted as error:
+            assert time.monotonic() - begun < LATE
+            return error
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+@pytest.mark.parametrize("call", ASYNCHRONOUS)
+def test_killed_while_data_moves(call: str, blocking: bool) -> None:
+    """SIGKILL at some moment of an endless stream of collectives; the survivors open an epoch of their own."""
+
+    def body(seat: Seat) -> list[float]:
+        ring = seat.open(1)
+        own = Tensor.of(ring, np.array([os.getpid()]), DType.INT64)
+        pids = np.frombuffer(ring.allgather(own.buffer, name="setup").output(), np.int64)
+        if seat.rank == 1:
+            # From a thread that knows nothing of the core, so that the end comes wherever the rank is then.
+            threading.Timer(0.03, os.kill, (os.getpid(), signal.SIGKILL)).start()
+            while True:
+                ASYNCHRONOUS[call](ring, blocking).wait()
+        error = until_it_fails(lambda: ASYNCHRONOUS[call](ring, blocking).wait())
+        begins = f"rank {seat.rank}: {call.split()[0]} (sequence "
+        assert str(error).startswith(begins)
+        assert str(error).endswith(f"rank 1 (process {pids[1]}) has died")
+        return goes_on(seat.open(2, ranks=[0, 2]))
+
+    assert as_processes(3, body) == [[3.0, 3.0], Dead(signal.SIGKILL), [3.0, 3.0]]
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_killed_while_it_waits(victim: int) -> None:
+    """The rank that made the ring memory may die too: the memory lives as long as somebody maps it."""
+
+    def body(seat: Seat) -> list[float]:
+        ring = seat.open(1)
+        if seat.rank == victim:
+            ring.barrier(blocking=False)
+            os.kill(os.getpid(), signal.SIGKILL)
+        assert f"rank {victim} (process " in str(until_it_fails(ring.barrier))
+        return goes_on(seat.open(2, ranks=[rank for rank in range(3) if rank != victim]))
+
+    results = as_processes(3, body)
+    assert results.pop(victim) == Dead(signal.SIGKILL)
+    assert results == [[3.0, 3.0]] * 2
+
+
+def test_killed_before_the_epoch() -> None:
+    """Whoever waits for a dead rank to open an epoch, or to come to it, learns that it has died."""
+
+    def body(seat: Seat) -> None:
+        seat.open(1).barrier()
+        if seat.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(CollectiveAborted, match="has died"):
+            seat.open(2, ranks=[0, 1, 2])
+        with pytest.raises(CollectiveAborted, match="has died"):
+            seat.open(2, ranks=[1, 0, 2])
+
+    assert as_processes(3, body) == [None, Dead(signal.SIGKILL), None]
+
+
+def test_a_forked_child_does_no_harm() -> None:
+    """A data loader's worker, say: it cannot use the communicator, and its end is not the rank's end."""
+
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        ring.barrier(blocking=False).wait()  # so that there is a progress thread
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Python's warning against just this
+            child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                with pytest.raises(ValueError, match="a forked process cannot use its parent's communicator"):
+                    ring.barrier()
+                with pytest.raises(RuntimeError, match="a forked process cannot take ring memory"):
+                    ring.empty(10)
+                seat.opened.clear()
+                del ring
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert goes_on(ring) == [3.0, 3.0]
+
+    as_processes(2, body)

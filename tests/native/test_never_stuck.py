@@ -1,0 +1,242 @@
+"""Every wait ends: by an abort from any rank, a rank that leaves, a deadline or an interrupt, in every collective."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from native.calls import CALLS, WAITS
+from native.ranks import Seat, as_processes, as_threads
+from native.values import Tensor
+from ring_notebook.core.buffers import DType
+from ring_notebook.core.communicator import Communicator
+from ring_notebook.errors import CollectiveAborted, CollectiveTimeout
+
+LATE = 5.0
+"""Seconds within which whoever waits must have learned: a limit for failure, far above what it takes."""
+
+
+def works(ring: Communicator) -> None:
+    """One sum that must be right."""
+    tensor = Tensor.of(ring, np.ones(5), DType.FLOAT32)
+    ring.allreduce([tensor.buffer], [tensor.buffer])
+    assert tensor.values.tolist() == [float(ring.size)] * 5
+
+
+def begin(ring: Communicator, call: str, blocking: bool) -> Callable[[], object]:
+    """What waits for the collective: the call itself, or its handle once it is queued."""
+    return (lambda: CALLS[call](ring, True)) if blocking else CALLS[call](ring, False).wait
+
+
+def ends(wait: Callable[[], object], error: type[BaseException], match: str | None) -> None:
+    """``wait`` must raise ``error`` soon."""
+    begun = time.monotonic()
+    with pytest.raises(error, match=match):
+        wait()
+    assert time.monotonic() - begun < LATE
+
+
+def when_all_wait(ring: Communicator, ranks: set[int]) -> None:
+    """Return when just ``ranks`` wait in a collective of the test's own, past what prepares it."""
+
+    def waiting() -> set[int]:
+        return {
+            entry["rank"]
+            for entry in ring.snapshot()
+            if entry["state"] == "waiting" and entry["name"] not in ("begin", "setup") and entry["operation"] != "group"
+        }
+
+    deadline = time.monotonic() + LATE
+    while waiting() != ranks:
+        assert time.monotonic() < deadline, ring.snapshot()
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("aborter", [0, 2])
+@pytest.mark.parametrize(("call", "blocking"), WAITS)
+def test_abort_while_others_wait(call: str, blocking: bool, aborter: int) -> None:
+    """The reason reaches all that wait and all that come later; the next epoch starts clean."""
+
+    def body(seat: Seat) -> None:
+        ring = seat.open(1)
+        if seat.rank == aborter:
+            when_all_wait(ring, {0, 1, 2} - {aborter})
+            ring.abort("the cell of rank X raised ValueError")
+        else:
+            ends(
+                begin(ring, call, blocking),
+                CollectiveAborted,
+                f"rank {seat.rank}: .*(sequence 2).* stopped because the cell of rank X",
+            )
+        assert ring.aborted
+        ends(ring.barrier, CollectiveAborted, "stopped because the cell of rank X raised ValueError")
+        works(seat.open(2))
+
+    as_threads(3, body)
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_abort_reaches_a_group(blocking: bool) -> None:
+    """A rank outside a group ends what waits inside it: groups belong to their epoch."""
+
+    waits = threading.Event()
+
+    def body(seat: Seat) -> None:
+        ring = seat.open(1)
+        group = ring.group([0, 1])
+        if group is None:
+            assert waits.wait(LATE)
+            ring.abort("rank 2 is not well")
+        elif seat.rank == 1:
+            when_all_wait(ring, {0})
+            waits.set()
+        else:
+            ends(begin(group, "barrier", blocking), CollectiveAborted, "rank 2 is not well")
+        works(seat.open(2))
+
+    as_threads(3, body)
+
+
+@pytest.mark.parametrize("in_group", [True, False])
+@pytest.mark.parametrize("call", CALLS)
+def test_a_rank_that_leaves(call: str, in_group: bool) -> None:
+    """Whoever waits for it learns that it has left, in a group of the epoch that it left too."""
+
+    def body(seat: Seat) -> None:
+        ring = seat.open(1)
+        group = ring.group([2, 1, 0]) if in_group else ring
+        assert group is not None
+        if seat.rank == 1:
+            when_all_wait(ring, {0, 2})
+            ring.close()
+            with pytest.raises(ValueError, match="communicator is closed"):
+                group.barrier()
+        else:
+            ends(lambda: CALLS[call](group, True), CollectiveAborted, r"rank 1 has left \(its cell or script ended\)")
+        works(seat.open(2))
+
+    as_threads(3, body)
+
+
+def test_a_rank_that_leaves_in_good_order() -> None:
+    """Who closes after the last operation disturbs nobody who has yet to come out of it."""
+
+    def body(seat: Seat) -> None:
+        for epoch in range(1, 100):
+            ring = seat.open(epoch)
+            tensor = Tensor.of(ring, np.ones(20_000), DType.FLOAT32)
+            ring.allreduce([tensor.buffer], [tensor.buffer])
+            ring.close()
+            seat.opened.clear()
+
+    as_threads(3, body)
+
+
+def test_dropped_while_under_way() -> None:
+    """A communicator that is dropped with operations under way ends the epoch instead of leaving others waiting."""
+
+    def body(seat: Seat) -> None:
+        ring = seat.open(1)
+        if seat.rank == 0:
+            ring.barrier(blocking=False)
+            when_all_wait(ring, {0})
+            seat.opened.clear()
+            del ring
+            gc.collect()
+        else:
+            time.sleep(0.1)
+            ends(lambda: [ring.barrier() for _ in range(2)], CollectiveAborted, "rank 0 dropped a communicator")
+        works(seat.open(2))
+
+    as_threads(2, body)
+
+
+@pytest.mark.parametrize(("call", "blocking"), WAITS)
+def test_deadline(call: str, blocking: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Past RING_TIMEOUT the error names who did not come; the others learn it when they come."""
+    from ring_notebook.config import config
+
+    monkeypatch.setenv("RING_TIMEOUT", "0.4")
+    config.cache_clear()
+
+    def body(seat: Seat) -> None:
+        ring = seat.open(1)
+        if seat.rank == 1:
+            begun = time.monotonic()
+            while not ring.aborted and time.monotonic() - begun < LATE:
+                time.sleep(0.01)
+            ends(ring.barrier, CollectiveAborted, "did not complete in time: rank 1 did not come")
+        else:
+            ends(
+                begin(ring, call, blocking),
+                CollectiveTimeout,
+                r"did not complete in time: rank 1 did not come\. Call it on every rank",
+            )
+        seat.open(2)  # whose first barrier has a longer deadline
+
+    try:
+        as_threads(2, body)
+    finally:
+        monkeypatch.undo()
+        config.cache_clear()
+
+
+def test_deadline_of_a_wait() -> None:
+    """``Work.wait(timeout)`` ends the operation, for all."""
+
+    def body(seat: Seat) -> None:
+        ring = seat.open(1)
+        if seat.rank == 0:
+            work = ring.barrier(name="late", blocking=False)
+            ends(lambda: work.wait(0.2), CollectiveTimeout, "rank 0: barrier 'late' was not done after 0.2 s")
+            ends(work.wait, CollectiveAborted, "was not done after 0.2 s")
+        else:
+            while not ring.aborted:
+                time.sleep(0.01)
+        works(seat.open(2))
+
+    as_threads(2, body)
+
+
+def test_an_epoch_that_does_not_begin() -> None:
+    """A rank that waits for others to open an epoch gives up at the deadline, and can open the next with them."""
+
+    def body(seat: Seat) -> None:
+        if seat.rank == 0:
+            ends(lambda: seat.open(5, timeout=0.2), CollectiveTimeout, "rank 1 did not come")
+        works(seat.open(6))
+        if seat.rank == 1:
+            ends(lambda: seat.open(5, timeout=0.2), CollectiveAborted, "epoch that rank 0 has already left")
+            ends(lambda: seat.open(7, timeout=0.2), CollectiveTimeout, "rank 1 waited 0.2 s for rank 0")
+
+    as_threads(2, body)
+
+
+@pytest.mark.parametrize(("call", "blocking"), WAITS)
+def test_interrupt(call: str, blocking: bool) -> None:
+    """A real SIGINT is a KeyboardInterrupt inside the collective; the others learn who was interrupted; all go on."""
+
+    def body(seat: Seat) -> None:
+        ring = seat.open(1)
+        own = Tensor.of(ring, np.array([os.getpid()]), DType.INT64)
+        pids = np.frombuffer(ring.allgather(own.buffer, name="setup").output(), np.int64)
+        if seat.rank == 0:
+            when_all_wait(ring, {1, 2})
+            time.sleep(0 if blocking else 0.2)  # no snapshot shows that a queued operation is being waited for
+            os.kill(int(pids[1]), signal.SIGINT)
+            when_all_wait(ring, set())
+            ends(ring.barrier, CollectiveAborted, "rank 1 was interrupted")
+        elif seat.rank == 1:
+            ends(begin(ring, call, blocking), KeyboardInterrupt, None)
+        else:
+            ends(begin(ring, call, blocking), CollectiveAborted, "stopped because rank 1 was interrupted (in|while)")
+        works(seat.open(2))
+
+    as_processes(3, body)
