@@ -1,6 +1,6 @@
 """What the ranks settle before they reduce gradients for the first time: the same parameters, sparse ones, overlap.
 
-It takes two small allreduces and no allgather, so that ranks that have joined do not stand in the way.
+It takes two small sums and no allgather: ranks that have joined, and contribute zeros, do not stand in the way.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from ring_notebook.torch.reducing import allreduce_
 
 __all__ = ["agree"]
 
-_TOP = 1 << 56
-
 
 def agree(
-    specs: Sequence[ParameterSpec], sparse: Sequence[bool], threaded: bool, process_set: ProcessSet
+    specs: Sequence[ParameterSpec], division: object, sparse: Sequence[bool], threaded: bool, process_set: ProcessSet
 ) -> tuple[list[bool], bool]:
     """Which parameters have a sparse gradient on some rank, and whether some rank wants to reduce during backward.
 
-    Raises CollectiveMismatch on every rank, naming the first difference, when the ranks' ``specs`` are not the same.
+    ``division`` stands for all that divides the parameters into buckets. Raises CollectiveMismatch on every rank,
+    naming the first difference, when the ranks' ``specs`` or ``division`` are not the same.
     """
-    digest = int.from_bytes(blake2b(repr(specs).encode(), digest_size=7).digest(), "big")
-    # The largest digest and the largest complement add up to _TOP only if all digests are equal.
-    shared = torch.tensor([digest, _TOP - digest, threaded], dtype=torch.int64)
-    allreduce_(shared, name="bucket plan", op=ReduceOp.MAX, process_set=process_set)
-    largest, largest_complement, any_threaded = shared.tolist()
-    if largest + largest_complement != _TOP:
+    digest = int.from_bytes(blake2b(repr((specs, division)).encode(), digest_size=6).digest(), "big")
+    parts = [digest >> 24, digest & 0xFFFFFF]  # small enough for int64 to hold the sum of their squares
+    shared = torch.tensor([1, threaded, *parts, *(part * part for part in parts)], dtype=torch.int64)
+    allreduce_(shared, name="bucket plan", op=ReduceOp.SUM, process_set=process_set)
+    ranks, any_threaded, *sums = shared.tolist()
+    # Numbers are all equal if and only if their count times the sum of their squares is the square of their sum.
+    if any(ranks * squares != total * total for total, squares in zip(sums[:2], sums[2:], strict=True)):
         raise CollectiveMismatch(_difference(specs, process_set))
-    kinds = torch.tensor(sparse, dtype=torch.uint8)
-    allreduce_(kinds, name="sparse gradients", op=ReduceOp.MAX, process_set=process_set)
-    return [bool(kind) for kind in kinds.tolist()], bool(any_threaded)
+    kinds = torch.tensor(sparse, dtype=torch.int32)
+    allreduce_(kinds, name="sparse gradients", op=ReduceOp.SUM, process_set=process_set)
+    return [kind > 0 for kind in kinds.tolist()], any_threaded > 0
 
 
 def _difference(specs: Sequence[ParameterSpec], process_set: ProcessSet) -> str:
@@ -51,11 +51,14 @@ def _difference(specs: Sequence[ParameterSpec], process_set: ProcessSet) -> str:
             here, there = (_describe(found, index) for found in (lists[0], other))
             if here != there:
                 return (
-                    f"rank {process_set.communicator.ranks[process_set.rank()]}: the ranks optimize different "
+                    f"rank {ranks[process_set.rank()]}: the ranks optimize different "
                     f"parameters. Parameter {index} is {here} on rank {ranks[0]} and {there} on rank {rank}; build "
                     "the same model and optimizer on every rank"
                 )
-    return "the ranks optimize different parameters"
+    return (
+        f"rank {ranks[process_set.rank()]}: the ranks put the same parameters into different buckets; give them the "
+        "same groups and the same RING_FUSION_THRESHOLD"
+    )
 
 
 def _describe(specs: Sequence[ParameterSpec], index: int) -> str:

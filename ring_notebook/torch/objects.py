@@ -13,19 +13,20 @@ from torch import Tensor
 from ring_notebook.torch.broadcasting import broadcast_
 from ring_notebook.torch.gathering import gather
 from ring_notebook.torch.process_sets import ProcessSet, global_process_set
+from ring_notebook.torch.tensors import can_send
 
 __all__ = ["allgather_object", "broadcast_object", "gather_objects"]
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Leaves dense tensors out of the pickle, to be sent as they are: a model's state need not be copied twice."""
+    """Leaves plain tensors out of the pickle, to be sent as they are: a model's state need not be copied twice."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
         self.tensors: dict[int, Tensor] = {}  # by id, so that a tensor that occurs twice stays one
 
     def persistent_id(self, obj: Any) -> Any:
-        if type(obj) is not Tensor or obj.layout is not torch.strided or obj.requires_grad or obj.is_complex():
+        if type(obj) is not Tensor or obj.requires_grad or not can_send(obj):
             return None
         self.tensors[id(obj)] = obj
         return id(obj), tuple(obj.shape), obj.dtype

@@ -147,7 +147,8 @@ class GradientReducer:
         communicator = process_set.communicator
         specs = [ParameterSpec(name, tuple(p.shape), p.dtype) for name, p in trainable]
         sparse_here = [p.grad is not None and p.grad.is_sparse and not self._sparse_as_dense for p in parameters]
-        sparse, threaded = agree(specs, sparse_here, _wants_thread(parameters), process_set)
+        division = (config().fusion_threshold, self._groups(parameters))
+        sparse, threaded = agree(specs, division, sparse_here, _wants_thread(parameters), process_set)
         layout = _Layout(weakref.ref(communicator), threaded)
         layout.sparse = [pair for pair, is_sparse in zip(trainable, sparse, strict=True) if is_sparse]
         layout.places = {p: None for _, p in layout.sparse}

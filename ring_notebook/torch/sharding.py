@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import islice
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import cycle, islice
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler, SequentialSampler
@@ -13,7 +13,15 @@ from torch.utils.data.distributed import DistributedSampler as TorchDistributedS
 from ring_notebook.torch.basics import rank, size
 from ring_notebook.torch.objects import broadcast_object
 
-__all__ = ["DistributedSampler", "ShardedIterable", "ShardedSampler", "shard"]
+__all__ = ["DistributedSampler", "ShardedIterable", "ShardedSampler", "shard", "share_of"]
+
+T = TypeVar("T")
+
+
+def share_of(order: Sequence[T]) -> Iterator[T]:
+    """Every p-th element for this rank of p, made up with the first elements so that all ranks get as many."""
+    made_up = -(-len(order) // size()) * size()
+    return islice(cycle(order), rank(), made_up, size())
 
 
 class DistributedSampler(TorchDistributedSampler[Any]):
@@ -44,9 +52,7 @@ class ShardedSampler(Sampler[Any]):
         self.sampler = sampler
 
     def __iter__(self) -> Iterator[Any]:
-        drawn = broadcast_object(list(self.sampler) if rank() == 0 else None, name="sampler")
-        missing = -len(drawn) % size()
-        return islice([*drawn, *drawn[:missing]], rank(), None, size())
+        return share_of(broadcast_object(list(self.sampler) if rank() == 0 else None, name="sampler"))
 
     def __len__(self) -> int:
         return -(-len(self.sampler) // size())  # type: ignore[arg-type]

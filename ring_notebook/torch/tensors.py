@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ring_notebook.core.buffers import Buffer, DType
 
-__all__ = ["buffer_of", "check_tensor", "copy_back", "from_bytes", "on_host"]
+__all__ = ["buffer_of", "can_send", "check_tensor", "copy_back", "from_bytes", "on_host"]
 
 _DTYPES = {
     torch.uint8: DType.UINT8,
@@ -39,6 +39,11 @@ def check_tensor(tensor: Any, operation: str) -> None:
     if tensor.dtype not in _DTYPES:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in _DTYPES)
         raise TypeError(f"{operation} cannot handle {tensor.dtype}; convert the tensor to one of {known}")
+
+
+def can_send(tensor: Tensor) -> bool:
+    """Whether the core knows what `check_tensor` checks for."""
+    return tensor.layout is torch.strided and tensor.dtype in _DTYPES
 
 
 def on_host(tensor: Tensor) -> Tensor:

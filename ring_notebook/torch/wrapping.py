@@ -14,6 +14,10 @@ class Wrapper(torch.optim.Optimizer):
 
     _wrapped: torch.optim.Optimizer
 
+    def __reduce__(self) -> Any:
+        """Copied and pickled as the wrapped class: another process, or the notebook, has no part in the reduction."""
+        return object.__new__, (type(self._wrapped),), self.__getstate__()
+
     def _tell_scheduler(self) -> None:
         # A scheduler that was made before wrapping watches the wrapped optimizer for steps.
         self._wrapped._opt_called = True  # type: ignore[attr-defined]

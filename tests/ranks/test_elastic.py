@@ -75,6 +75,8 @@ def test_sampler_goes_on_with_what_is_left(hvd: ModuleType) -> None:
         assert (list(again) == other) is not shuffle
     uneven = hvd.elastic.ElasticSampler(list(range(3 * size + 1)), shuffle=False)
     assert len(list(uneven)) == len(uneven) == 4
+    one = hvd.elastic.ElasticSampler([7])
+    assert list(one) == [0], "every rank gets a sample, however few are left"
 
 
 def test_sampler_in_a_state(hvd: ModuleType) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import weakref
 from collections.abc import Callable
 from types import ModuleType
@@ -152,6 +154,32 @@ def test_is_an_optimizer_of_the_same_class(hvd: ModuleType) -> None:
     assert float(optimizer.state[model.first.weight]["step"]) == 2
 
 
+def test_is_copied_as_the_optimizer_it_wraps(hvd: ModuleType) -> None:
+    model = make_model()
+    optimizer = hvd.DistributedOptimizer(momentum(model))
+    plain_step(model, optimizer, (torch.ones(2, 7), torch.ones(2, 3)))
+    for twin in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+        assert type(twin) is torch.optim.SGD
+        torch.testing.assert_close(twin.state_dict(), optimizer.state_dict())
+        twin.step()
+
+
+@pytest.mark.parametrize("overlap", ["inline", "thread"])
+def test_join_lets_the_others_make_more_steps(hvd: ModuleType, settings: Callable[..., None], overlap: str) -> None:
+    """Rank r has data for r steps; the gradients of those that have joined are zeros."""
+    settings(overlap=overlap)
+    size, rank = hvd.size(), hvd.rank()
+    w = nn.Parameter(torch.zeros(3))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([w], lr=1.0))
+    for _ in range(rank):
+        optimizer.zero_grad()
+        (w.sum() * (rank + 1)).backward()
+        optimizer.step()
+    assert hvd.join() == size - 1
+    there = [[r + 1 for r in range(size) if r > step] for step in range(rank)]
+    torch.testing.assert_close(w.detach(), torch.full((3,), -sum(sum(step) for step in there) / size))
+
+
 def test_names_that_are_doubled_missing_or_no_pairs(hvd: ModuleType) -> None:
     model = make_model()
     named = list(model.named_parameters())
@@ -178,6 +206,16 @@ def test_different_models_are_named(hvd: ModuleType) -> None:
     ):
         optimizer.step()
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
+
+
+def test_different_thresholds_are_named(hvd: ModuleType, settings: Callable[..., None]) -> None:
+    if hvd.size() == 1:
+        pytest.skip("one rank agrees with itself")
+    settings(fusion_threshold=100 + hvd.rank())
+    model = make_model()
+    optimizer = hvd.DistributedOptimizer(momentum(model))
+    with pytest.raises(RuntimeError, match="RING_FUSION_THRESHOLD"):
+        plain_step(model, optimizer, (torch.ones(2, 7), torch.ones(2, 3)))
 
 
 def test_zero_grad_while_gradients_are_being_reduced(hvd: ModuleType, settings: Callable[..., None]) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sized
-from itertools import islice
 from typing import Any
 
 from torch.utils.data import Sampler
 
-from ring_notebook.torch.basics import rank, size
+from ring_notebook.torch.basics import size
+from ring_notebook.torch.sharding import share_of
 
 __all__ = ["ElasticSampler"]
 
@@ -37,7 +37,7 @@ class ElasticSampler(Sampler[int]):
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
         """Say that every rank has used a batch of ``batch_size`` samples; ``batch_idx`` is Horovod's, without use."""
-        self.processed_num += batch_size * self._size
+        self.processed_num += batch_size * size()
 
     def state_dict(self) -> dict[str, Any]:
         """Where the epoch stands."""
@@ -51,15 +51,13 @@ class ElasticSampler(Sampler[int]):
 
     def reset(self) -> None:
         """Split what is left of the epoch over the ranks that are there now."""
-        self._rank, self._size = rank(), size()
         order = list(range(len(self.dataset)))
         if self.shuffle:
             random.Random(self.seed + self.epoch).shuffle(order)
         self._left = order[self.processed_num :]
 
     def __iter__(self) -> Iterator[int]:
-        missing = -len(self._left) % self._size
-        return islice([*self._left, *self._left[:missing]], self._rank, None, self._size)
+        return share_of(self._left)
 
     def __len__(self) -> int:
-        return -(-len(self._left) // self._size)
+        return -(-len(self._left) // size())
