@@ -74,8 +74,8 @@ std::shared_ptr<Communicator> Communicator::open(Setup setup, double timeout, co
             for (int member : setup.local) domain.slot(member).bell.ring();
         };
         try {
-            publish(HostGroup::reserve(setup.domain, setup.local, setup.ranks.size(),
-                                       fabric ? extra_bytes(*fabric) : 0));
+            publish(
+                HostGroup::reserve(setup.domain, setup.local, setup.ranks.size(), fabric ? extra_bytes(*fabric) : 0));
         } catch (...) {
             publish(kNowhere);
             throw;
@@ -141,37 +141,38 @@ void Communicator::leave() {
 std::string Communicator::locate(const Work& work) const { return who() + ": " + describe(work.header_); }
 
 void Communicator::validate(const Request& request) const {
-    const std::string where =
-        who() + ": " + to_string(request.kind) + (request.name.empty() ? "" : " '" + request.name + "'") + ": ";
-    if (!domain()->owned()) throw InvalidArgument(where + "a forked process cannot use its parent's communicator");
-    if (closed() || epoch_.group->left()) throw InvalidArgument(where + "this communicator is closed");
+    const auto invalid = [&](const std::string& why) {
+        return InvalidArgument(who() + ": " + to_string(request.kind) +
+                               (request.name.empty() ? "" : " '" + request.name + "'") + ": " + why);
+    };
+    if (!domain()->owned()) throw invalid("a forked process cannot use its parent's communicator");
+    if (closed() || epoch_.group->left()) throw invalid("this communicator is closed");
     if (request.shape.size() > kMaxDims)
-        throw InvalidArgument(where + "a tensor has " + std::to_string(request.shape.size()) +
-                              " dimensions; at most 8 travel. Flatten it.");
+        throw invalid("a tensor has " + std::to_string(request.shape.size()) +
+                      " dimensions; at most 8 travel. Flatten it.");
     if (request.kind == OpKind::Broadcast && (request.root < 0 || request.root >= size()))
-        throw InvalidArgument(where + "root " + std::to_string(request.root) + " is not in this group of " +
-                              std::to_string(size()));
+        throw invalid("root " + std::to_string(request.root) + " is not in this group of " + std::to_string(size()));
     if (request.kind == OpKind::ReduceScatter && request.shape.empty())
-        throw InvalidArgument(where + "a tensor without dimensions has no rows to scatter");
+        throw invalid("a tensor without dimensions has no rows to scatter");
     if (request.kind == OpKind::Step) {
         const Piece& piece = request.pieces.front();
         const std::size_t bytes = piece.count * sizeof(float);
-        if (fabric_) throw InvalidArgument(where + "a fused step works among the ranks of one host");
+        if (fabric_) throw invalid("a fused step works among the ranks of one host");
         if (request.dtype != DType::Float32 || domain()->offset_of(piece.input, bytes) == kNowhere ||
             domain()->offset_of(piece.output, bytes) == kNowhere)
-            throw InvalidArgument(where + "gradients and parameters must be float32 in ring memory");
+            throw invalid("gradients and parameters must be float32 in ring memory");
     }
-    if (request.op == ReduceOp::Adasum) throw InvalidArgument(where + "adasum is not implemented for this operation");
+    if (request.op == ReduceOp::Adasum) throw invalid("adasum is not implemented for this operation");
     if (request.kind == OpKind::Alltoall) {
         std::int64_t sum = 0;
         for (std::int64_t split : request.splits) {
-            if (split < 0) throw InvalidArgument(where + "a split is negative");
+            if (split < 0) throw invalid("a split is negative");
             sum += split;
         }
         if (request.splits.size() != static_cast<std::size_t>(size()) ||
             static_cast<std::uint64_t>(sum) != request.count())
-            throw InvalidArgument(where + "splits must be one per rank and add up to the tensor's " +
-                                  std::to_string(request.count()) + " elements");
+            throw invalid("splits must be one per rank and add up to the tensor's " + std::to_string(request.count()) +
+                          " elements");
     }
 }
 

@@ -9,6 +9,7 @@ namespace {
 // MPI counts with int; shorter messages also let a transfer be given up sooner.
 constexpr std::size_t kMostPerMessage = std::size_t{64} << 20;
 constexpr std::int64_t kAbort = -1;
+constexpr std::int64_t kLinger = 100'000'000;  // ns
 
 }  // namespace
 
@@ -48,7 +49,21 @@ Fabric::Fabric(std::shared_ptr<Link> link, std::vector<int> host_of, std::vector
     left_at_.assign(members_.size(), kAbort);
 }
 
-Fabric::~Fabric() = default;
+Fabric::~Fabric() {
+    // Notices must arrive although their sender goes, and the link reads them until they have. One that nobody takes
+    // in time is left to it.
+    const std::int64_t deadline = monotonic_ns() + kLinger;
+    bool sent = false;
+    do {
+        sending_.erase(
+            std::remove_if(sending_.begin(), sending_.end(), [&](Link::Transfer& one) { return link_->done(one); }),
+            sending_.end());
+        sent = sending_.empty();
+        if (!sent) cpu_yield();
+    } while (!sent && monotonic_ns() < deadline);
+    for (auto& notice : sent_)
+        if (!sent) static_cast<void>(notice.release());
+}
 
 int Fabric::local_index(int index) const {
     const std::vector<int>& own = members(host_of(index));
@@ -118,6 +133,8 @@ void Fabric::announce_departure(std::uint64_t last_sequence) {
 void Fabric::read_notices(HostGroup& group) {
     int source = 0;
     std::size_t bytes = 0;
+    // One thread at a time, or two would see the same message and the second wait for it for ever.
+    const std::lock_guard<std::mutex> lock(mutex_);
     while (link_->probe(tag(kNotice), source, bytes)) {
         Notice notice{};
         Link::Transfer transfer = link_->receive(source, tag(kNotice), &notice, sizeof notice);
@@ -125,7 +142,6 @@ void Fabric::read_notices(HostGroup& group) {
         if (notice.last_sequence == kAbort) {
             group.abort_from_afar(notice.reason);
         } else {
-            const std::lock_guard<std::mutex> lock(mutex_);
             left_at_[static_cast<std::size_t>(notice.host)] = notice.last_sequence;
         }
     }

@@ -1,5 +1,6 @@
 // Broadcast, reducescatter, allgather and alltoall between hosts, for tensors too large to travel with the agreement.
-// All inputs lie in ring memory: the communicator copies ordinary tensors there before it posts the operation.
+// All inputs lie in ring memory: the communicator copies ordinary tensors there before it posts the operation, those
+// that are small go to the mailbox. What is sent lies there too, because a link may read it after an abort.
 #include <cstring>
 #include <deque>
 
@@ -23,7 +24,12 @@ class BetweenHosts : public Algorithm {
 
     const std::vector<int>& here() const { return fabric_.members(fabric_.host()); }
     const Header& header(int index) const { return headers_[static_cast<std::size_t>(index)]; }
-    std::byte* input(int index) const { return group_.domain().at<std::byte>(header(index).input); }
+    // Of a rank of this host. Where sizes differ by rank, some are small.
+    std::byte* input(int index) const {
+        const Header& own = header(index);
+        return own.is_inline != 0 ? group_.inline_slot(fabric_.local_index(index), own.sequence)
+                                  : group_.domain().at<std::byte>(own.input);
+    }
     std::byte* output(int index) const { return group_.domain().at<std::byte>(header(index).output); }
     // The rank of `host` that handles what belongs to a rank of another host.
     int agent(int host, int index) const {
@@ -141,12 +147,16 @@ class PairwiseReduceScatter : public BetweenHosts {
     Range rows(int index) const { return row_range(lead_.count, lead_.shape[0], fabric_.size(), index); }
 
     std::byte* sum_host(const Range& range) {
-        sums_.emplace_back(range.size() * item_);
-        void* dst = sums_.back().data();
+        void* dst = add_sum(range.size() * item_);
         host_sum_.run(&dst, 1, range.size(), [&](int member) {
             return input(here()[static_cast<std::size_t>(member)]) + range.begin * item_;
         });
-        return sums_.back().data();
+        return static_cast<std::byte*>(dst);
+    }
+
+    std::byte* add_sum(std::size_t bytes) {
+        sums_.emplace_back(group_.shared_domain(), bytes);
+        return static_cast<std::byte*>(sums_.back().data());
     }
 
     void start() {
@@ -156,9 +166,8 @@ class PairwiseReduceScatter : public BetweenHosts {
                 partials_.push_back(sum_host(rows(index_)));
                 continue;
             }
-            sums_.emplace_back(rows(index_).size() * item_);
-            partials_.push_back(sums_.back().data());
-            transfers_.receive(fabric_.address(agent(host, index_)), sums_.back().data(), rows(index_).size() * item_);
+            partials_.push_back(add_sum(rows(index_).size() * item_));
+            transfers_.receive(fabric_.address(agent(host, index_)), partials_.back(), rows(index_).size() * item_);
             for (int target : fabric_.members(host))
                 if (agent(fabric_.host(), target) == index_)
                     transfers_.send(fabric_.address(target), sum_host(rows(target)), rows(target).size() * item_);
@@ -177,7 +186,7 @@ class PairwiseReduceScatter : public BetweenHosts {
     const Request& request_;
     Reduction host_sum_;
     bool started_ = false;
-    std::deque<std::vector<std::byte>> sums_;
+    std::deque<Region> sums_;
     std::vector<std::byte*> partials_;
     Transfers transfers_;  // last, so that it is given up before the memory goes
 };
@@ -241,10 +250,8 @@ class LandingAllgather : public BetweenHosts {
 // Every rank sends to every rank of the other hosts, and reads from those of its own.
 class PairwiseAlltoall : public BetweenHosts {
    public:
-    PairwiseAlltoall(HostGroup& group, Fabric& fabric, const Request& request, const Agreement& agreement,
-                     Result& result)
+    PairwiseAlltoall(HostGroup& group, Fabric& fabric, const Agreement& agreement, Result& result)
         : BetweenHosts(group, fabric, agreement.headers()),
-          request_(request),
           agreement_(agreement),
           result_(result),
           transfers_(fabric.link(), tag()) {}
@@ -278,14 +285,12 @@ class PairwiseAlltoall : public BetweenHosts {
                 if (incoming > 0) std::memcpy(out, input(peer) + start_of(peer, index_), incoming);
             } else {
                 transfers_.receive(fabric_.address(peer), out, incoming);
-                transfers_.send(fabric_.address(peer), request_.pieces[0].input + start_of(index_, peer),
-                                bytes(index_, peer));
+                transfers_.send(fabric_.address(peer), input(index_) + start_of(index_, peer), bytes(index_, peer));
             }
             out += incoming;
         }
     }
 
-    const Request& request_;
     const Agreement& agreement_;
     Result& result_;
     bool started_ = false;
@@ -309,9 +314,9 @@ std::unique_ptr<Algorithm> make_landing_allgather(HostGroup& group, Fabric& fabr
     return std::make_unique<LandingAllgather>(group, fabric, all, result);
 }
 
-std::unique_ptr<Algorithm> make_pairwise_alltoall(HostGroup& group, Fabric& fabric, const Request& request,
-                                                  const Agreement& agreement, Result& result) {
-    return std::make_unique<PairwiseAlltoall>(group, fabric, request, agreement, result);
+std::unique_ptr<Algorithm> make_pairwise_alltoall(HostGroup& group, Fabric& fabric, const Agreement& agreement,
+                                                  Result& result) {
+    return std::make_unique<PairwiseAlltoall>(group, fabric, agreement, result);
 }
 
 }  // namespace ring

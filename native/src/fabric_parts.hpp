@@ -23,7 +23,7 @@ std::unique_ptr<Algorithm> make_pairwise_reducescatter(HostGroup& group, Fabric&
                                                        const std::vector<Header>& all);
 std::unique_ptr<Algorithm> make_landing_allgather(HostGroup& group, Fabric& fabric, const std::vector<Header>& all,
                                                   Result& result);
-std::unique_ptr<Algorithm> make_pairwise_alltoall(HostGroup& group, Fabric& fabric, const Request& request,
-                                                  const class Agreement& agreement, Result& result);
+std::unique_ptr<Algorithm> make_pairwise_alltoall(HostGroup& group, Fabric& fabric, const class Agreement& agreement,
+                                                  Result& result);
 
 }  // namespace ring

@@ -129,7 +129,7 @@ std::unique_ptr<Algorithm> make_fabric_algorithm(HostGroup& group, Fabric& fabri
         case OpKind::Allgather:
             return make_landing_allgather(group, fabric, headers, result);
         default:
-            return make_pairwise_alltoall(group, fabric, request, agreement, result);
+            return make_pairwise_alltoall(group, fabric, agreement, result);
     }
 }
 

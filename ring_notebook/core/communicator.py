@@ -109,15 +109,25 @@ class Communicator:
         """
         first = inputs[0]
         if len(inputs) == 1:
-            output = outputs[0]
-            pieces = [(first.address, output.address, first.count)]
-            shape, layout = first.shape, 0
+            native = self._native.allreduce(
+                first.address,
+                outputs[0].address,
+                first.count,
+                first.shape,
+                first.dtype,
+                op,
+                prescale,
+                postscale,
+                name,
+                blocking,
+                self._timeout,
+            )
         else:
             pieces = [(i.address, o.address, i.count) for i, o in zip(inputs, outputs, strict=True)]
-            shape, layout = (), layout_hash([buffer.shape for buffer in inputs])
-        native = self._native.reduce(
-            False, pieces, shape, layout, first.dtype, op, prescale, postscale, name, blocking, self._timeout
-        )
+            layout = layout_hash([buffer.shape for buffer in inputs])
+            native = self._native.reduce(
+                False, pieces, (), layout, first.dtype, op, prescale, postscale, name, blocking, self._timeout
+            )
         return self._work(native, blocking, inputs, outputs)
 
     def reducescatter(
