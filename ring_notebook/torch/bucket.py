@@ -50,8 +50,8 @@ class Bucket:
 
     @property
     def full(self) -> bool:
-        """Whether every gradient has come."""
-        return all(self._present)
+        """Whether every gradient has come, and is still there."""
+        return all(self._present) and all(p.grad is not None for p in self.parameters)
 
     def put(self, position: int) -> None:
         """Move the gradient of a parameter into its slot, and let ``p.grad`` be the slot (on the same device)."""
@@ -81,7 +81,7 @@ class Bucket:
 
     def start(self, *, blocking: bool) -> None:
         """Begin to reduce the bucket; with ``blocking`` it is reduced on return."""
-        if self.full:
+        if all(self._present):
             self._flags.fill_(1)
         else:
             self._flags.copy_(torch.tensor(self._present))
@@ -99,7 +99,7 @@ class Bucket:
         for slot, (wire, ctx) in zip(self._slots, self._wires, strict=False):
             slot.copy_(self._compression.decompress(wire, ctx))
         self._wires = []
-        anywhere = self._present if self.full else (self._flags > 0).tolist()
+        anywhere = self._present if all(self._present) else (self._flags > 0).tolist()
         for parameter, slot, present in zip(self.parameters, self._slots, anywhere, strict=True):
             if present and parameter.grad is not slot:
                 parameter.grad = slot if parameter.device == slot.device else slot.to(parameter.device)

@@ -16,7 +16,7 @@ from ring_notebook.torch.adasum import AdasumOptimizer
 from ring_notebook.torch.compression import Compression, Compressor
 from ring_notebook.torch.fused import FusedOptimizer, check_fusable
 from ring_notebook.torch.process_sets import ProcessSet, global_process_set
-from ring_notebook.torch.reducer import GradientReducer
+from ring_notebook.torch.reducer import GradientReducer, release
 from ring_notebook.torch.reducing import allreduce
 from ring_notebook.torch.reduction import Reduction
 from ring_notebook.torch.wrapping import Wrapper, once, wrap
@@ -221,9 +221,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     process_set.included()
     _checked_passes(backward_passes_per_step)
     names = _names_of(optimizer, named_parameters)
-    if isinstance(optimizer, ReducingOptimizer):
-        optimizer._reducer.close()
     grouping = _grouping(num_groups, groups)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    release(parameters)
     if fused:
         if compression is not Compression.none or backward_passes_per_step != 1 or op == ReduceOp.ADASUM:
             raise ValueError("fused=True takes neither compression, backward_passes_per_step nor op=Adasum")
@@ -238,7 +238,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     distributed = wrap(ReducingOptimizer, optimizer)
     distributed._names = names
     distributed._reducer = GradientReducer(
-        [p for group in optimizer.param_groups for p in group["params"]],
+        parameters,
         Reduction(ReduceOp(op), 1.0 / gradient_predivide_factor, gradient_predivide_factor, process_set),
         compression,
         grouping,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -33,13 +33,21 @@ from ring_notebook.torch.reduction import Reduction
 from ring_notebook.torch.ring_memory import empty_in
 from ring_notebook.torch.sparse import sparse_allreduce_async, sparse_gradient
 
-__all__ = ["GradientReducer", "Named"]
+__all__ = ["GradientReducer", "Named", "release"]
 
 Named = Sequence[tuple[str, Tensor]]
 
-# The reducer that hooks a parameter: a new one over the same parameter takes it away from the old one, which a
-# re-run cell has left behind.
+# The reducer that listens to a parameter.
 _owners: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def release(parameters: Iterable[Tensor]) -> None:
+    """Close the reducers that listen to ``parameters``: an optimizer that a re-run cell has left behind has them."""
+    for parameter in parameters:
+        owner = _owners.pop(parameter, None)  # type: ignore[no-untyped-call]
+        reducer = owner() if owner is not None else None
+        if reducer is not None:
+            reducer.close()
 
 
 @dataclass(slots=True)
@@ -82,10 +90,6 @@ class GradientReducer:
         self._hooks: dict[Tensor, RemovableHandle] = {}
         weakref.finalize(self, _remove, self._hooks)
         for parameter in parameters:
-            owner = _owners.get(parameter)  # type: ignore[no-untyped-call]
-            previous = owner() if owner is not None else None
-            if previous is not None:
-                previous.close()
             _owners[parameter] = weakref.ref(self)
 
     def close(self) -> None:
@@ -111,6 +115,7 @@ class GradientReducer:
         """Forget the round: what has been packed is left where it is, the next `synchronize` settles a new plan."""
         self._layout = None
         self._fired.clear()
+        self._here = self._reduced = 0.0
 
     def synchronize(self, named: Named) -> None:
         """Replace the gradients of ``named`` parameters by their reduction; all ranks of the group must call this."""
