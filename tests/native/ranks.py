@@ -19,7 +19,7 @@ from ring_notebook.core.communicator import Communicator
 from ring_notebook.core.native import core
 from ring_notebook.errors import CollectiveAborted
 
-__all__ = ["LAUNCHERS", "LIMIT", "Dead", "Seat", "as_processes", "as_threads"]
+__all__ = ["LAUNCHERS", "LIMIT", "Dead", "Seat", "as_hosts", "as_processes", "as_threads"]
 
 LIMIT = 30.0
 """Seconds until ranks that have not returned count as stuck."""
@@ -34,13 +34,25 @@ class Seat:
     domain: Any
     rank: int
     size: int
+    hosts: tuple[int, ...] = ()
+    """The host of each rank, where ranks pretend to be on several; a link through ring memory joins them."""
+    link: Any = None
     opened: list[Communicator] = field(default_factory=list)
 
     def open(self, epoch: int = 1, ranks: Sequence[int] | None = None, timeout: float = LIMIT / 2) -> Communicator:
         """Open an epoch over all ranks, or over those of ``ranks``; each of them must call it."""
-        local = list(range(self.size)) if ranks is None else list(ranks)
+        members = list(range(self.size)) if ranks is None else list(ranks)
+        hosts = [self.hosts[rank] for rank in members] if self.link else []
         native = core().Communicator.open(
-            domain=self.domain, ranks=local, local=local, index=local.index(self.rank), epoch=epoch, timeout=timeout
+            domain=self.domain,
+            ranks=members,
+            local=[rank for rank in members if not hosts or self.hosts[rank] == self.hosts[self.rank]],
+            index=members.index(self.rank),
+            epoch=epoch,
+            link=self.link,
+            host_of=hosts,
+            addresses=members if hosts else [],
+            timeout=timeout,
         )
         self.opened.append(Communicator(native, self.domain))
         return self.opened[-1]
@@ -64,13 +76,15 @@ class Dead:
     signal: int
 
 
-def as_threads(size: int, body: Body) -> list[Any]:
+def as_threads(size: int, body: Body, hosts: tuple[int, ...] = ()) -> list[Any]:
     """What ``body`` returns on each rank. Raises the error of the rank that failed first of its own accord."""
     domain = core().Domain.create(0, size, ARENA)
     domains = [domain]
     domains += [core().Domain.attach(rank, size, os.getpid(), domain.fd, domain.token) for rank in range(1, size)]
     outcomes: list[tuple[Any, BaseException | None] | None] = [None] * size
-    seats = [Seat(domains[rank], rank, size) for rank in range(size)]
+    offset = core().reserve_memory_link(domain) if hosts else 0
+    links = [core().memory_link(domain, offset) if hosts else None for domain in domains]
+    seats = [Seat(domains[rank], rank, size, hosts, links[rank]) for rank in range(size)]
 
     def main(rank: int) -> None:
         outcomes[rank] = _live(seats[rank], body)
@@ -119,7 +133,12 @@ def as_processes(size: int, body: Body) -> list[Any]:
     return _results(outcomes)
 
 
-LAUNCHERS = {"threads": as_threads, "processes": as_processes}
+def as_hosts(size: int, body: Body) -> list[Any]:
+    """As threads that pretend to be on up to three hosts, with unequal numbers of ranks that are not in a row."""
+    return as_threads(size, body, (0, 1, 0, 0, 2, 1, 0)[:size])
+
+
+LAUNCHERS = {"threads": as_threads, "processes": as_processes, "hosts": as_hosts}
 
 
 def _live(seat: Seat, body: Body) -> tuple[Any, BaseException | None]:

@@ -22,8 +22,8 @@ from ring_notebook.errors import CollectiveAborted, CollectiveMismatch, OutOfRin
 WARM = 40
 """Rounds after which a process has what it needs."""
 
-SLACK = 2 << 20
-"""Bytes by which a heap may grow without that being a leak."""
+SLACK = 8 << 20
+"""Bytes by which a heap may grow without that being a leak: it levels off, and each kind of round moves more."""
 
 
 def usage(seat: Seat) -> dict[str, int]:
