@@ -22,6 +22,7 @@ void register_memory(py::module_& module) {
         .def_static("create", &Domain::create, py::arg("local_rank"), py::arg("local_size"), py::arg("arena") = 0)
         .def_static("attach", &Domain::attach, py::arg("local_rank"), py::arg("local_size"), py::arg("pid"),
                     py::arg("fd"), py::arg("token"))
+        .def("share", &Domain::share, py::arg("local_rank"), "For another rank of this process, as a thread.")
         .def_property_readonly("local_rank", &Domain::local_rank)
         .def_property_readonly("local_size", &Domain::local_size)
         .def_property_readonly("fd", &Domain::fd)

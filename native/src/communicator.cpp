@@ -1,8 +1,6 @@
 #include "ring/communicator.hpp"
 
 #include <algorithm>
-#include <cstdio>
-#include <cstring>
 #include <utility>
 
 #include "agreement.hpp"
@@ -13,22 +11,6 @@ namespace ring {
 namespace {
 
 constexpr std::int64_t kCheckEvery = 50'000'000;  // ns
-
-std::uint64_t hash_words(const std::vector<int>& values) {
-    std::uint64_t hash = 1469598103934665603ull;  // FNV-1a
-    for (int value : values) hash = (hash ^ static_cast<std::uint64_t>(value)) * 1099511628211ull;
-    return hash;
-}
-
-std::int64_t deadline_after(double seconds) {
-    return seconds > 0 ? monotonic_ns() + static_cast<std::int64_t>(seconds * 1e9) : 0;
-}
-
-std::string seconds_text(double seconds) {
-    char text[32];
-    std::snprintf(text, sizeof text, "%.1f s", seconds);
-    return text;
-}
 
 }  // namespace
 
@@ -46,67 +28,6 @@ void Work::finish(std::exception_ptr error) {
     bounce_.reset();
     state_.store(error_ ? State::Failed : State::Done, std::memory_order_seq_cst);
     bell_.ring();
-}
-
-std::shared_ptr<Communicator> Communicator::open(Setup setup, double timeout, const Interruption& check) {
-    Domain& domain = *setup.domain;
-    const std::string who = "rank " + std::to_string(setup.ranks[static_cast<std::size_t>(setup.index)]);
-    std::shared_ptr<Fabric> fabric;
-    HostGroup::Members members{setup.local, {}, 0, setup.ranks.size()};
-    if (setup.link) {
-        // Tags have room for some bits; a number that comes again is long out of use by then.
-        fabric = std::make_shared<Fabric>(setup.link, setup.host_of, setup.addresses, setup.index, setup.epoch << 12);
-        for (int member : fabric->members(fabric->host()))
-            members.ranks.push_back(setup.ranks[static_cast<std::size_t>(member)]);
-        members.index = fabric->local_index(setup.index);
-    } else {
-        members.ranks = setup.ranks;
-        members.index = setup.index;
-    }
-    const std::string first = "rank " + std::to_string(members.ranks.front());
-    const int leader = setup.local.front();
-    RankSlot& slot = domain.slot(leader);
-    if (members.index == 0) {
-        const auto publish = [&](std::uint64_t block) {
-            slot.epoch.store(0, std::memory_order_seq_cst);  // nobody takes this block for that of the epoch before
-            slot.epoch_block.store(block, std::memory_order_seq_cst);
-            slot.epoch.store(setup.epoch, std::memory_order_seq_cst);
-            for (int member : setup.local) domain.slot(member).bell.ring();
-        };
-        try {
-            publish(
-                HostGroup::reserve(setup.domain, setup.local, setup.ranks.size(), fabric ? extra_bytes(*fabric) : 0));
-        } catch (...) {
-            publish(kNowhere);
-            throw;
-        }
-    } else {
-        const std::int64_t deadline = deadline_after(timeout);
-        wait_until(
-            domain.slot(domain.local_rank()).bell, SpinPolicy{},
-            [&] { return slot.epoch.load(std::memory_order_seq_cst) >= setup.epoch; },
-            [&] {
-                if (check) check();
-                if (domain.dead(leader)) throw Aborted(who + " waits to begin and " + first + " has died");
-                if (deadline != 0 && monotonic_ns() > deadline)
-                    throw Timeout(who + " waited " + seconds_text(timeout) + " for " + first + " to begin");
-            });
-    }
-    const std::uint64_t block = slot.epoch_block.load(std::memory_order_seq_cst);
-    if (slot.epoch.load(std::memory_order_seq_cst) != setup.epoch)
-        throw Aborted(who + " came to an epoch that " + first + " has already left");
-    if (block == kNowhere) throw Aborted(who + " could not begin: " + first + " has no memory for the group");
-    Epoch epoch;
-    epoch.group = std::make_shared<HostGroup>(setup.domain, block, std::move(members));
-    epoch.fabric = fabric;
-    epoch.progress = std::make_shared<Progress>(epoch.group->bell(), epoch.group->spin());
-    auto group = epoch.group;
-    std::shared_ptr<Communicator> self(
-        new Communicator(std::move(setup.ranks), setup.index, std::move(group), std::move(fabric), std::move(epoch)));
-    Request meet;
-    meet.name = "begin";
-    self->run(std::move(meet), timeout, check)->get();
-    return self;
 }
 
 Communicator::Communicator(std::vector<int> ranks, int index, std::shared_ptr<HostGroup> group,
@@ -139,88 +60,6 @@ void Communicator::leave() {
 }
 
 std::string Communicator::locate(const Work& work) const { return who() + ": " + describe(work.header_); }
-
-void Communicator::validate(const Request& request) const {
-    const auto invalid = [&](const std::string& why) {
-        return InvalidArgument(who() + ": " + to_string(request.kind) +
-                               (request.name.empty() ? "" : " '" + request.name + "'") + ": " + why);
-    };
-    if (!domain()->owned()) throw invalid("a forked process cannot use its parent's communicator");
-    if (closed() || epoch_.group->left()) throw invalid("this communicator is closed");
-    if (request.shape.size() > kMaxDims)
-        throw invalid("a tensor has " + std::to_string(request.shape.size()) +
-                      " dimensions; at most 8 travel. Flatten it.");
-    if (request.kind == OpKind::Broadcast && (request.root < 0 || request.root >= size()))
-        throw invalid("root " + std::to_string(request.root) + " is not in this group of " + std::to_string(size()));
-    if (request.kind == OpKind::ReduceScatter && request.shape.empty())
-        throw invalid("a tensor without dimensions has no rows to scatter");
-    if (request.kind == OpKind::Step) {
-        const Piece& piece = request.pieces.front();
-        const std::size_t bytes = piece.count * sizeof(float);
-        if (fabric_) throw invalid("a fused step works among the ranks of one host");
-        if (request.dtype != DType::Float32 || domain()->offset_of(piece.input, bytes) == kNowhere ||
-            domain()->offset_of(piece.output, bytes) == kNowhere)
-            throw invalid("gradients and parameters must be float32 in ring memory");
-    }
-    if (request.op == ReduceOp::Adasum) throw invalid("adasum is not implemented for this operation");
-    if (request.kind == OpKind::Alltoall) {
-        std::int64_t sum = 0;
-        for (std::int64_t split : request.splits) {
-            if (split < 0) throw invalid("a split is negative");
-            sum += split;
-        }
-        if (request.splits.size() != static_cast<std::size_t>(size()) ||
-            static_cast<std::uint64_t>(sum) != request.count())
-            throw invalid("splits must be one per rank and add up to the tensor's " + std::to_string(request.count()) +
-                          " elements");
-    }
-}
-
-std::shared_ptr<Work> Communicator::make_work(Request request, double timeout) const {
-    validate(request);
-    auto work = std::make_shared<Work>();
-    work->deadline_ = deadline_after(timeout);
-    Header& header = work->header_;
-    header.kind = request.kind;
-    header.dtype = request.dtype;
-    header.op = request.op;
-    header.prescale = request.prescale;
-    header.postscale = request.postscale;
-    if (request.root >= 0) header.root = ranks()[static_cast<std::size_t>(request.root)];
-    header.tensors = static_cast<std::int32_t>(request.pieces.size());
-    header.count = request.count();
-    header.layout = request.layout;
-    header.dims = static_cast<std::uint8_t>(request.shape.size());
-    std::copy(request.shape.begin(), request.shape.end(), header.shape);
-    set_name(header, request.name);
-    if (request.pieces.size() == 1) {
-        const Piece& piece = request.pieces.front();
-        const std::size_t bytes = piece.count * item_size(request.dtype);
-        header.input = domain()->offset_of(piece.input, bytes);
-        header.output = domain()->offset_of(piece.output, bytes);
-    }
-    if (request.kind == OpKind::Group) {
-        header.count = request.members.size();
-        header.layout = hash_words(request.members);
-        header.input = reserve_part(request.members);
-    }
-    work->request_ = std::move(request);
-    return work;
-}
-
-// The first of the new group's members on each host reserves the block for them.
-std::uint64_t Communicator::reserve_part(const std::vector<int>& members) const {
-    std::vector<int> local;
-    int first = -1;
-    for (int member : members) {
-        if (fabric_ && fabric_->host_of(member) != fabric_->host()) continue;
-        if (first < 0) first = member;
-        local.push_back(group_->local_rank(fabric_ ? fabric_->local_index(member) : member));
-    }
-    if (first != index()) return kNowhere;
-    const auto fabric = fabric_ ? fabric_->part(members, 0) : nullptr;
-    return HostGroup::reserve(domain(), local, members.size(), fabric ? extra_bytes(*fabric) : 0);
-}
 
 void Communicator::begin(Work& work) {
     if (group_->aborted()) throw Aborted(group_->abort_reason());
@@ -470,27 +309,6 @@ void Communicator::wait(Work& work, double timeout, const Interruption& check) {
         settle();
         throw;
     }
-}
-
-std::shared_ptr<Communicator> Communicator::subgroup(const Work& work) const {
-    const std::vector<int>& indices = work.request_.members;
-    const auto own = std::find(indices.begin(), indices.end(), index());
-    if (own == indices.end()) return nullptr;
-    std::vector<int> ranks;
-    HostGroup::Members members{{}, {}, 0, indices.size()};
-    for (int member : indices) {
-        ranks.push_back(ranks_[static_cast<std::size_t>(member)]);
-        if (fabric_ && fabric_->host_of(member) != fabric_->host()) continue;
-        if (member == index()) members.index = static_cast<int>(members.local.size());
-        members.local.push_back(group_->local_rank(fabric_ ? fabric_->local_index(member) : member));
-        members.ranks.push_back(ranks.back());
-    }
-    std::shared_ptr<Fabric> fabric;
-    // All members count operations alike, so this is the same number on each of them, and no other group's.
-    if (fabric_) fabric = fabric_->part(indices, fabric_->id() * 31 + work.header_.sequence);
-    auto group = std::make_shared<HostGroup>(domain(), work.result_.block, std::move(members), epoch_.group);
-    return std::shared_ptr<Communicator>(new Communicator(std::move(ranks), static_cast<int>(own - indices.begin()),
-                                                          std::move(group), std::move(fabric), epoch_));
 }
 
 void Communicator::abort(const std::string& reason) {

@@ -99,7 +99,12 @@ std::shared_ptr<Domain> Domain::create(int local_rank, int local_size, std::size
         close(fd);
         throw OutOfMemory(why);
     }
-    return std::shared_ptr<Domain>(new Domain(local_rank, local_size, fd, arena, true, token));
+    auto mapping = std::make_shared<Mapping>(fd, length);
+    std::shared_ptr<Domain> self(new Domain(local_rank, local_size, std::move(mapping), arena, token));
+    for (int rank = 0; rank < local_size; ++rank) new (&self->slot(rank)) RankSlot();
+    self->slot(local_rank).pid.store(self->pid_, std::memory_order_release);
+    *self->at<DomainHeader>(0) = {kMagic, token, arena, local_size};
+    return self;
 }
 
 std::shared_ptr<Domain> Domain::attach(int local_rank, int local_size, std::int64_t pid, int fd, std::uint64_t token) {
@@ -117,29 +122,40 @@ std::shared_ptr<Domain> Domain::attach(int local_rank, int local_size, std::int6
                     " is not the memory that this job's first rank made. "
                     "Do the ranks of this host share one process namespace?");
     }
-    return std::shared_ptr<Domain>(new Domain(local_rank, local_size, own, header.arena, false, token));
+    const std::size_t length = control_bytes(local_size) + header.arena * static_cast<std::size_t>(local_size);
+    auto mapping = std::make_shared<Mapping>(own, length);
+    return std::shared_ptr<Domain>(new Domain(local_rank, local_size, std::move(mapping), header.arena, token));
 }
 
-Domain::Domain(int local_rank, int local_size, int fd, std::size_t arena, bool creator, std::uint64_t token)
-    : local_rank_(local_rank), local_size_(local_size), fd_(fd), pid_(getpid()), arena_(arena), token_(token) {
-    length_ = control_bytes(local_size) + arena_ * static_cast<std::size_t>(local_size);
-    void* mapped = mmap(nullptr, length_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_, 0);
+std::shared_ptr<Domain> Domain::share(int local_rank) const {
+    return std::shared_ptr<Domain>(new Domain(local_rank, local_size_, mapping_, arena_, token_));
+}
+
+Domain::Mapping::Mapping(int descriptor, std::size_t bytes) : fd(descriptor), length(bytes) {
+    void* mapped = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
     if (mapped == MAP_FAILED) {
-        const std::string why = system_error("ring memory: cannot map " + gib(length_) + " of address space");
-        close(fd_);
+        const std::string why = system_error("ring memory: cannot map " + gib(length) + " of address space");
+        close(fd);
         throw OutOfMemory(why + ". Raise `ulimit -v`, or set RING_MEMORY to the bytes that one rank needs.");
     }
-    base_ = static_cast<std::byte*>(mapped);
-    madvise(base_, length_, MADV_DONTDUMP);
-    madvise(base_, length_, MADV_HUGEPAGE);
-    if (creator) {
-        for (int rank = 0; rank < local_size_; ++rank) new (&slot(rank)) RankSlot();
-        auto* header = at<DomainHeader>(0);
-        header->token = token_;
-        header->arena = arena_;
-        header->local_size = local_size_;
-        header->magic = kMagic;
-    }
+    base = static_cast<std::byte*>(mapped);
+    madvise(base, length, MADV_DONTDUMP);
+    madvise(base, length, MADV_HUGEPAGE);
+}
+
+Domain::Mapping::~Mapping() {
+    munmap(base, length);
+    close(fd);
+}
+
+Domain::Domain(int local_rank, int local_size, std::shared_ptr<Mapping> mapping, std::size_t arena,
+               std::uint64_t token)
+    : local_rank_(local_rank),
+      local_size_(local_size),
+      mapping_(std::move(mapping)),
+      pid_(getpid()),
+      arena_(arena),
+      token_(token) {
     free_.emplace(arena_start(local_rank_), arena_);
     pidfds_.assign(static_cast<std::size_t>(local_size_), -1);
     slot(local_rank_).pid.store(pid_, std::memory_order_release);
@@ -148,8 +164,6 @@ Domain::Domain(int local_rank, int local_size, int fd, std::size_t arena, bool c
 Domain::~Domain() {
     for (int pidfd : pidfds_)
         if (pidfd >= 0) close(pidfd);
-    munmap(base_, length_);
-    close(fd_);
 }
 
 RankSlot& Domain::slot(int rank) const {
@@ -162,8 +176,8 @@ std::uint64_t Domain::arena_start(int rank) const {
 
 std::uint64_t Domain::offset_of(const void* address, std::size_t bytes) const {
     const auto* first = static_cast<const std::byte*>(address);
-    if (first < base_ || first + bytes > base_ + length_) return kNowhere;
-    return static_cast<std::uint64_t>(first - base_);
+    if (first < mapping_->base || first + bytes > mapping_->base + mapping_->length) return kNowhere;
+    return static_cast<std::uint64_t>(first - mapping_->base);
 }
 
 std::uint64_t Domain::allocate(std::size_t bytes) {
@@ -187,7 +201,7 @@ std::uint64_t Domain::allocate(std::size_t bytes) {
                               " left. Use a smaller model or fewer ranks, or free what you no longer need.");
         int failed = 0;
         do {
-            failed = fallocate(fd_, 0, static_cast<off_t>(begin), static_cast<off_t>(size));
+            failed = fallocate(mapping_->fd, 0, static_cast<off_t>(begin), static_cast<off_t>(size));
         } while (failed != 0 && errno == EINTR);
         if (failed != 0)
             throw OutOfMemory(system_error("ring memory: local rank " + std::to_string(local_rank_) +
@@ -260,7 +274,7 @@ void Domain::punch_free() {
         const std::uint64_t begin = round_up(offset, kPage);
         const std::uint64_t end = (offset + bytes) / kPage * kPage;
         if (end > begin)
-            fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(begin),
+            fallocate(mapping_->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(begin),
                       static_cast<off_t>(end - begin));
     }
 }

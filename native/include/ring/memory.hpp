@@ -41,20 +41,23 @@ class Domain {
     static std::shared_ptr<Domain> create(int local_rank, int local_size, std::size_t arena = 0);
     static std::shared_ptr<Domain> attach(int local_rank, int local_size, std::int64_t pid, int fd,
                                           std::uint64_t token);
+    // For another rank of this process, which runs as a thread: over the same mapping, so that an address means the same
+    // to both.
+    std::shared_ptr<Domain> share(int local_rank) const;
     ~Domain();
     Domain(const Domain&) = delete;
     Domain& operator=(const Domain&) = delete;
 
     int local_rank() const { return local_rank_; }
     int local_size() const { return local_size_; }
-    int fd() const { return fd_; }
+    int fd() const { return mapping_->fd; }
     std::uint64_t token() const { return token_; }
     std::size_t arena_size() const { return arena_; }
 
     RankSlot& slot(int rank) const;
     template <class T = void>
     T* at(std::uint64_t offset) const {
-        return reinterpret_cast<T*>(base_ + offset);
+        return reinterpret_cast<T*>(mapping_->base + offset);
     }
     // Offset of `bytes` at `address` when all of it is ring memory, else kNowhere.
     std::uint64_t offset_of(const void* address, std::size_t bytes) const;
@@ -74,7 +77,15 @@ class Domain {
     bool dead(int rank);
 
    private:
-    Domain(int local_rank, int local_size, int fd, std::size_t arena, bool creator, std::uint64_t token);
+    struct Mapping {
+        Mapping(int fd, std::size_t length);  // takes the descriptor, also when it throws
+        ~Mapping();
+        int fd;
+        std::size_t length;
+        std::byte* base = nullptr;
+    };
+
+    Domain(int local_rank, int local_size, std::shared_ptr<Mapping> mapping, std::size_t arena, std::uint64_t token);
     std::uint64_t arena_start(int rank) const;
     void release_deferred();
     void punch_free();
@@ -82,12 +93,10 @@ class Domain {
 
     int local_rank_;
     int local_size_;
-    int fd_;
+    std::shared_ptr<Mapping> mapping_;
     std::int64_t pid_;
     std::size_t arena_;
     std::uint64_t token_;
-    std::byte* base_ = nullptr;
-    std::size_t length_ = 0;
 
     mutable std::mutex mutex_;
     std::map<std::uint64_t, std::size_t> free_;  // offset -> bytes, neighbours merged

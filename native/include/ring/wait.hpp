@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <string>
 
 namespace ring {
 
@@ -50,6 +51,9 @@ constexpr std::chrono::microseconds kForever{-1};
 void sleep_on(Bell& bell, std::uint32_t seen, std::chrono::microseconds limit);
 
 std::int64_t monotonic_ns();
+// The time that many seconds from now; 0, which means never, for 0.
+std::int64_t deadline_after(double seconds);
+std::string seconds_text(double seconds);
 void cpu_pause();
 void cpu_yield();
 

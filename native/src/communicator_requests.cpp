@@ -1,0 +1,87 @@
+// From what a caller asks for to a work with its header: what can be checked without the other ranks is checked here.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "ring/communicator.hpp"
+
+namespace ring {
+namespace {
+
+std::uint64_t hash_words(const std::vector<int>& values) {
+    std::uint64_t hash = 1469598103934665603ull;  // FNV-1a
+    for (int value : values) hash = (hash ^ static_cast<std::uint64_t>(value)) * 1099511628211ull;
+    return hash;
+}
+
+}  // namespace
+
+void Communicator::validate(const Request& request) const {
+    const auto invalid = [&](const std::string& why) {
+        return InvalidArgument(who() + ": " + to_string(request.kind) +
+                               (request.name.empty() ? "" : " '" + request.name + "'") + ": " + why);
+    };
+    if (!domain()->owned()) throw invalid("a forked process cannot use its parent's communicator");
+    if (closed() || epoch_.group->left()) throw invalid("this communicator is closed");
+    if (request.shape.size() > kMaxDims)
+        throw invalid("a tensor has " + std::to_string(request.shape.size()) +
+                      " dimensions; at most 8 travel. Flatten it.");
+    if (request.kind == OpKind::Broadcast && (request.root < 0 || request.root >= size()))
+        throw invalid("root " + std::to_string(request.root) + " is not in this group of " + std::to_string(size()));
+    if (request.kind == OpKind::ReduceScatter && request.shape.empty())
+        throw invalid("a tensor without dimensions has no rows to scatter");
+    if (request.kind == OpKind::Step) {
+        const Piece& piece = request.pieces.front();
+        const std::size_t bytes = piece.count * sizeof(float);
+        if (fabric_) throw invalid("a fused step works among the ranks of one host");
+        if (request.dtype != DType::Float32 || domain()->offset_of(piece.input, bytes) == kNowhere ||
+            domain()->offset_of(piece.output, bytes) == kNowhere)
+            throw invalid("gradients and parameters must be float32 in ring memory");
+    }
+    if (request.op == ReduceOp::Adasum) throw invalid("adasum is not implemented for this operation");
+    if (request.kind == OpKind::Alltoall) {
+        std::int64_t sum = 0;
+        for (std::int64_t split : request.splits) {
+            if (split < 0) throw invalid("a split is negative");
+            sum += split;
+        }
+        if (request.splits.size() != static_cast<std::size_t>(size()) ||
+            static_cast<std::uint64_t>(sum) != request.count())
+            throw invalid("splits must be one per rank and add up to the tensor's " + std::to_string(request.count()) +
+                          " elements");
+    }
+}
+
+std::shared_ptr<Work> Communicator::make_work(Request request, double timeout) const {
+    validate(request);
+    auto work = std::make_shared<Work>();
+    work->deadline_ = deadline_after(timeout);
+    Header& header = work->header_;
+    header.kind = request.kind;
+    header.dtype = request.dtype;
+    header.op = request.op;
+    header.prescale = request.prescale;
+    header.postscale = request.postscale;
+    if (request.root >= 0) header.root = ranks()[static_cast<std::size_t>(request.root)];
+    header.tensors = static_cast<std::int32_t>(request.pieces.size());
+    header.count = request.count();
+    header.layout = request.layout;
+    header.dims = static_cast<std::uint8_t>(request.shape.size());
+    std::copy(request.shape.begin(), request.shape.end(), header.shape);
+    set_name(header, request.name);
+    if (request.pieces.size() == 1) {
+        const Piece& piece = request.pieces.front();
+        const std::size_t bytes = piece.count * item_size(request.dtype);
+        header.input = domain()->offset_of(piece.input, bytes);
+        header.output = domain()->offset_of(piece.output, bytes);
+    }
+    if (request.kind == OpKind::Group) {
+        header.count = request.members.size();
+        header.layout = hash_words(request.members);
+        header.input = reserve_part(request.members);
+    }
+    work->request_ = std::move(request);
+    return work;
+}
+
+}  // namespace ring
