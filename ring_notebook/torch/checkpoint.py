@@ -49,7 +49,7 @@ def load(path: str | os.PathLike[str], weights_only: bool = True) -> Any:
         except Exception as error:
             failure = error
             loaded = (None, f"{type(error).__name__}: {error}")
-    obj, reason = broadcast_object(loaded, name=f"checkpoint {path}")
+    obj, reason = broadcast_object(loaded, name="checkpoint")
     if failure is not None:
         raise failure
     if reason:
