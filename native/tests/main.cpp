@@ -1,0 +1,89 @@
+// Ranks as threads do random operations on random groups while some abort, leave, are interrupted or disagree; every
+// result is checked. Made for the sanitizers, which see all ranks of one process over one mapping.
+//
+//   ring_tests [epochs] [ranks] [hosts] [seed]
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <thread>
+
+#include "rank.hpp"
+
+namespace {
+
+using namespace ring;
+using namespace ring::test;
+
+constexpr std::size_t kArena = 64 << 20;
+constexpr auto kStuck = std::chrono::seconds(120);
+
+int argument(int count, char** values, int index, int otherwise) {
+    return index < count ? std::atoi(values[index]) : otherwise;
+}
+
+}  // namespace
+
+int main(int count, char** values) {
+    const int epochs = argument(count, values, 1, 50);
+    const int ranks = argument(count, values, 2, 4);
+    const int hosts = argument(count, values, 3, 1);
+    const int seed = argument(count, values, 4, 1);
+
+    std::vector<std::shared_ptr<Domain>> domains{Domain::create(0, ranks, kArena)};
+    while (static_cast<int>(domains.size()) < ranks)
+        domains.push_back(domains.front()->share(static_cast<int>(domains.size())));
+    const std::uint64_t link = hosts > 1 ? reserve_memory_link(*domains.front()) : 0;
+    std::vector<int> host_of;
+    for (int rank = 0; rank < ranks; ++rank) host_of.push_back(rank % hosts);
+
+    std::atomic<int> begun{0};
+    std::atomic<int> failures{0};
+    std::atomic<std::size_t> operations{0};
+    std::atomic<int> ended{0};
+    std::vector<std::thread> threads;
+    for (int index = 0; index < ranks; ++index) {
+        threads.emplace_back([&, index] {
+            const auto& domain = domains[static_cast<std::size_t>(index)];
+            Rank rank({domain, hosts > 1 ? make_memory_link(domain, link) : nullptr, host_of, index},
+                      static_cast<std::uint64_t>(seed));
+            for (int epoch = 1; epoch <= epochs && failures == 0; ++epoch) {
+                begun = std::max(begun.load(), epoch);
+                try {
+                    rank.run(make_plan(static_cast<std::uint64_t>(seed), static_cast<std::uint64_t>(epoch), ranks),
+                             static_cast<std::uint64_t>(epoch));
+                } catch (const std::exception& error) {
+                    ++failures;
+                    std::fprintf(stderr, "rank %d, epoch %d: %s\n", index, epoch, error.what());
+                }
+            }
+            operations += rank.operations();
+            ++ended;
+        });
+    }
+
+    auto since = std::chrono::steady_clock::now();
+    for (int last = 0; ended < ranks; std::this_thread::sleep_for(std::chrono::milliseconds(20))) {
+        if (begun != last) {
+            last = begun;
+            since = std::chrono::steady_clock::now();
+        } else if (std::chrono::steady_clock::now() - since > kStuck) {
+            std::fprintf(stderr, "epoch %d does not end (seed %d)\n", last, seed);
+            std::abort();  // leaves a core with the stacks of all ranks
+        }
+    }
+    for (std::thread& thread : threads) thread.join();
+
+    std::size_t left = 0;
+    for (const auto& domain : domains) {
+        domain->release(domain->allocate(1));  // takes back what the others have let go of
+        left += domain->allocated();
+    }
+    if (hosts > 1) domains.front()->release(link);
+    std::printf("%d ranks, %d hosts, %d epochs, %zu operations, %zu failures\n", ranks, hosts, epochs,
+                operations.load(), static_cast<std::size_t>(failures.load()));
+    if (hosts == 1 && left != 0) std::fprintf(stderr, "%zu bytes of ring memory were not given back\n", left);
+    return failures != 0 || (hosts == 1 && left != 0) ? 1 : 0;
+}

@@ -1,0 +1,217 @@
+#include "rank.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <optional>
+#include <stdexcept>
+#include <thread>
+
+namespace ring::test {
+namespace {
+
+constexpr double kTimeout = 60.0;  // seconds; a sanitizer on a busy machine is slow
+
+struct Interrupted {};
+
+// Ordinary memory or ring memory, as the rank pleases.
+class Tensor {
+   public:
+    Tensor(const std::shared_ptr<Domain>& domain, std::uint64_t count, bool in_ring) {
+        if (in_ring) {
+            region_.emplace(domain, count * sizeof(float));
+        } else {
+            ordinary_.resize(count);
+        }
+    }
+    float* data() { return region_ ? static_cast<float*>(region_->data()) : ordinary_.data(); }
+
+   private:
+    std::optional<Region> region_;
+    std::vector<float> ordinary_;
+};
+
+void expect(bool condition, const std::string& what) {
+    if (!condition) throw std::logic_error(what);
+}
+
+}  // namespace
+
+struct Rank::Open {
+    const Action* action;
+    std::size_t index;
+    std::vector<int> members;
+    int own;  // index in the group
+    std::uint64_t count;
+    std::unique_ptr<Tensor> input, output;
+    std::shared_ptr<Communicator> communicator;
+    std::shared_ptr<Work> work;
+};
+
+Rank::Rank(Seat seat, std::uint64_t seed)
+    : seat_(std::move(seat)), random_(seed * 1000 + static_cast<std::uint64_t>(seat_.rank)) {}
+
+void Rank::run(const Plan& plan, std::uint64_t epoch) {
+    Communicator::Setup setup;
+    setup.domain = seat_.domain;
+    setup.ranks = plan.groups.front();
+    setup.index = seat_.rank;
+    setup.epoch = epoch;
+    for (int rank : setup.ranks)
+        if (seat_.hosts[static_cast<std::size_t>(rank)] == seat_.hosts[static_cast<std::size_t>(seat_.rank)])
+            setup.local.push_back(rank);
+    if (seat_.link) {
+        setup.link = seat_.link;
+        setup.host_of = seat_.hosts;
+        setup.addresses = setup.ranks;
+    }
+    std::vector<Open> open;
+    try {
+        groups_.push_back(Communicator::open(std::move(setup), kTimeout, nullptr));
+        for (std::size_t i = 1; i < plan.groups.size(); ++i) {
+            Request request;
+            request.kind = OpKind::Group;
+            request.members = plan.groups[i];
+            const auto work = groups_.front()->run(std::move(request), kTimeout, nullptr);
+            work->get();
+            groups_.push_back(groups_.front()->subgroup(*work));
+        }
+        for (std::size_t i = 0; i < plan.actions.size(); ++i) {
+            if (plan.trouble.kind != Trouble::Kind::None && plan.trouble.at == i) {
+                if (plan.trouble.rank == seat_.rank) {
+                    cause(plan.trouble);
+                } else if (plan.trouble.kind == Trouble::Kind::Interrupt) {
+                    std::this_thread::sleep_for(std::chrono::milliseconds(120));  // let the other one wait
+                }
+            }
+            act(plan, i, open);
+        }
+        settle(open, 0);
+        groups_.front()->close(nullptr);
+    } catch (const Aborted&) {
+        if (plan.trouble.kind == Trouble::Kind::None) throw std::logic_error("aborted without a cause");
+    } catch (const Mismatch&) {
+        if (plan.trouble.kind != Trouble::Kind::Mismatch) throw std::logic_error("a mismatch without a cause");
+        groups_.front()->abort("rank " + std::to_string(seat_.rank) + " saw a mismatch");
+    } catch (const Timeout&) {
+        if (plan.trouble.kind != Trouble::Kind::Mismatch) throw;
+    } catch (const Interrupted&) {
+    }
+    // Some operations may be under way: first the communicators go, which ends them, and then the tensors.
+    groups_.clear();
+    for (Open& one : open) one.communicator.reset();
+}
+
+void Rank::cause(const Trouble& trouble) {
+    Request barrier;
+    Communicator& everybody = *groups_.front();
+    switch (trouble.kind) {
+        case Trouble::Kind::None:
+            return;
+        case Trouble::Kind::Abort:
+            everybody.abort("rank " + std::to_string(seat_.rank) + " was told to");
+            return;
+        case Trouble::Kind::Interrupt:
+            everybody.run(std::move(barrier), kTimeout, [] { throw Interrupted{}; })->get();
+            break;
+        case Trouble::Kind::Mismatch:
+            barrier.name = "the others call something else or nothing here";
+            everybody.run(std::move(barrier), 1.0, nullptr)->get();
+            break;
+        case Trouble::Kind::Leave:
+            break;
+    }
+    // Also when the others happened to call a barrier too: from here on this rank would be out of step.
+    everybody.close(nullptr);
+    throw Interrupted{};
+}
+
+void Rank::act(const Plan& plan, std::size_t index, std::vector<Open>& open) {
+    const Action& action = plan.actions[index];
+    const std::shared_ptr<Communicator>& group = groups_[action.group];
+    if (!group) return;
+    if (random_() % 8 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random_() % 2000));
+
+    const auto size = static_cast<std::uint64_t>(group->size());
+    const bool by_rank = action.kind == OpKind::ReduceScatter || action.kind == OpKind::Alltoall;
+    // An allgather takes another count from each rank, none from some.
+    const std::uint64_t own = action.kind == OpKind::Allgather
+                                  ? action.count * static_cast<std::uint64_t>(group->index()) / size
+                                  : action.count * (by_rank ? size : 1);
+    Open one{&action, index, group->ranks(), group->index(), own, nullptr, nullptr, group, nullptr};
+    one.input = std::make_unique<Tensor>(seat_.domain, own, random_() % 2 == 0);
+    one.output = std::make_unique<Tensor>(seat_.domain, own, random_() % 2 == 0);
+    for (std::uint64_t i = 0; i < own; ++i) one.input->data()[i] = value(seat_.rank, index, i);
+
+    Request request;
+    request.kind = action.kind;
+    request.dtype = DType::Float32;
+    request.root = action.kind == OpKind::Broadcast ? action.root : -1;
+    request.shape = {static_cast<std::int64_t>(own)};
+    if (action.kind == OpKind::Alltoall) request.splits.assign(size, static_cast<std::int64_t>(action.count));
+    if (action.kind != OpKind::Barrier)
+        request.pieces.push_back({reinterpret_cast<const std::byte*>(one.input->data()),
+                                  reinterpret_cast<std::byte*>(one.output->data()), own});
+    ++operations_;
+    if (action.queued) {
+        one.work = group->start(std::move(request), kTimeout);
+        open.push_back(std::move(one));
+        if (random_() % 4 == 0) settle(open, random_() % open.size());
+    } else {
+        one.work = group->run(std::move(request), kTimeout, nullptr);
+        finish(one);
+    }
+}
+
+void Rank::settle(std::vector<Open>& open, std::size_t leave) {
+    while (open.size() > leave) {
+        finish(open.front());
+        open.erase(open.begin());
+    }
+}
+
+void Rank::finish(Open& open) {
+    open.communicator->wait(*open.work, 0, nullptr);
+    open.work->get();
+    const Action& action = *open.action;
+    const std::string what = std::string(to_string(action.kind)) + " of " + std::to_string(action.count) +
+                             ", action " + std::to_string(open.index);
+    const float* got = open.output->data();
+    const auto* produced = reinterpret_cast<const float*>(open.work->result().data.get());
+    const auto size = open.members.size();
+    const auto brings = [&](std::size_t member, std::uint64_t i) { return value(open.members[member], open.index, i); };
+    const auto sum = [&](std::uint64_t i) {
+        float total = 0;
+        for (std::size_t member = 0; member < size; ++member) total += brings(member, i);
+        return total;
+    };
+    std::uint64_t at = 0;
+    switch (action.kind) {
+        case OpKind::Allreduce:
+            for (std::uint64_t i = 0; i < open.count; ++i) expect(got[i] == sum(i), what);
+            break;
+        case OpKind::ReduceScatter:
+            for (std::uint64_t i = 0; i < action.count; ++i)
+                expect(got[i] == sum(i + action.count * static_cast<std::uint64_t>(open.own)), what);
+            break;
+        case OpKind::Broadcast:
+            for (std::uint64_t i = 0; i < open.count; ++i)
+                expect(got[i] == brings(static_cast<std::size_t>(action.root), i), what);
+            break;
+        case OpKind::Allgather:
+            for (std::size_t member = 0; member < size; ++member)
+                for (std::uint64_t i = 0; i < action.count * member / size; ++i)
+                    expect(produced[at++] == brings(member, i), what);
+            break;
+        case OpKind::Alltoall:
+            for (std::size_t member = 0; member < size; ++member)
+                for (std::uint64_t i = 0; i < action.count; ++i)
+                    expect(produced[at++] == brings(member, i + action.count * static_cast<std::uint64_t>(open.own)),
+                           what);
+            break;
+        default:
+            break;
+    }
+}
+
+}  // namespace ring::test

@@ -1,0 +1,41 @@
+// One rank of the random test: carries plans out and checks every result.
+#pragma once
+
+#include <memory>
+#include <random>
+
+#include "plan.hpp"
+#include "ring/communicator.hpp"
+
+namespace ring::test {
+
+struct Seat {
+    std::shared_ptr<Domain> domain;
+    std::shared_ptr<Link> link;  // null when all ranks share a host
+    std::vector<int> hosts;      // by rank
+    int rank;
+};
+
+class Rank {
+   public:
+    Rank(Seat seat, std::uint64_t seed);
+    // Opens the epoch, carries the plan out until its end or its trouble, and leaves. Throws std::logic_error for a wrong
+    // result, and for an error that the plan does not explain.
+    void run(const Plan& plan, std::uint64_t epoch);
+    std::size_t operations() const { return operations_; }
+
+   private:
+    struct Open;  // a queued operation whose result has yet to be checked
+
+    void act(const Plan& plan, std::size_t index, std::vector<Open>& open);
+    void cause(const Trouble& trouble);
+    void finish(Open& open);
+    void settle(std::vector<Open>& open, std::size_t leave);
+
+    Seat seat_;
+    std::mt19937_64 random_;
+    std::vector<std::shared_ptr<Communicator>> groups_;
+    std::size_t operations_ = 0;
+};
+
+}  // namespace ring::test
