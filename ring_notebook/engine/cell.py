@@ -6,6 +6,7 @@ import ast
 import linecache
 import sys
 import threading
+from collections import deque
 from types import CodeType
 from typing import Any
 
@@ -13,6 +14,10 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.lib.pretty import pretty
 
 __all__ = ["Cell"]
+
+# Of so many cells the source is kept for tracebacks through functions that they defined.
+_KEPT = 100
+_files: deque[str] = deque()
 
 
 class Cell:
@@ -28,6 +33,9 @@ class Cell:
         text = "\n" * (first_line - 1) + shell.transform_cell(source)
         # Without a loader and with mtime None, linecache keeps the entry when it checks for changed files.
         linecache.cache[self.file] = (len(text), None, text.splitlines(keepends=True), self.file)
+        _files.append(self.file)
+        if len(_files) > _KEPT:
+            linecache.cache.pop(_files.popleft(), None)
         self.tree = ast.parse(text, self.file)
 
     def names(self) -> set[str]:

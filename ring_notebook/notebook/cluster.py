@@ -7,22 +7,22 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ring_notebook.config import config
 from ring_notebook.errors import ClusterError
-from ring_notebook.launch.hosts import Host, parse_hosts
-from ring_notebook.machine import cores, gpus
-from ring_notebook.notebook import registry
+from ring_notebook.launch.hosts import parse_hosts
+from ring_notebook.notebook import registry, variables
 from ring_notebook.notebook.death import Death, explain, oom_kills
 from ring_notebook.notebook.engines import Engine, Engines
 from ring_notebook.notebook.follow import FollowedLog, TakenOverLog, run_in_progress
 from ring_notebook.notebook.processes import Processes
 from ring_notebook.notebook.run import Run
 from ring_notebook.notebook.runlog import RunLog
+from ring_notebook.notebook.sizing import choose_size
 
 __all__ = ["Cluster"]
 
@@ -44,7 +44,7 @@ class Cluster:
         if n is not None and n < 1:
             raise ValueError(f"a cluster needs at least one engine, not {n}")
         self._hosts = parse_hosts(hosts)
-        self.n, self.why = (n, "as asked for") if n else _choose(self._hosts)
+        self.n, self.why = (n, "as asked for") if n else choose_size(self._hosts)
         self._keep = keep
         self._foreign = False  # started by another notebook that still lives
         self._processes: Processes | None = None
@@ -178,13 +178,13 @@ class Cluster:
         user sees it. Raises ClusterError when ``n`` is more than there are, the cluster has died, or a run is
         under way.
         """
-        engines = self._connected()
+        self._connected()
         size = self.n if n is None else n
         if not 1 <= size <= self.n:
             raise ClusterError(
                 f"{size} ranks were asked for, the cluster has {self.n}; start it with `%ring restart -n {size}`"
             )
-        self._settle()
+        engines = self._idle()
         run = _run_name()
         log = RunLog(
             Path(config().runs_dir).absolute() / run,
@@ -206,26 +206,17 @@ class Cluster:
         self.last_run = Run(engines, self._trouble, log, timeout=timeout).start(epoch, first_line, log.put)
         return self.last_run
 
-    def push(self, variables: Mapping[str, Any]) -> None:
-        """Give every rank a copy of ``variables``. Raises ClusterError for one that cannot be pickled."""
-        engines = self._connected()
-        self._settle()
-        engines.call("ring_notebook.engine.variables:put", _pickled(variables))
+    def push(self, values: Mapping[str, Any]) -> None:
+        """Give every rank a copy of the variables. Raises ClusterError for one that cannot be pickled."""
+        variables.push(self._idle(), values)
 
     def pull(self, name: str, rank: int = 0) -> Any:
         """The value of ``name`` on ``rank``. Raises ClusterError when it is missing or cannot be pickled."""
-        import pickle
-
-        engines = self._connected()
-        if not 0 <= rank < self.n:
-            raise ClusterError(f"there is no rank {rank}; the cluster has ranks 0-{self.n - 1}")
-        self._settle()
-        (data,) = engines.call("ring_notebook.engine.variables:get", name, ranks=[rank])
-        return pickle.loads(data)
+        return variables.pull(self._idle(), name, rank)
 
     def variables(self, name: str = "") -> list[dict[str, str]]:
-        """What each rank calls ``name`` (or every public name): descriptions by name, in order of rank."""
-        return self._connected().call("ring_notebook.engine.variables:describe", name)
+        """What each rank has under ``name`` (under all its names): descriptions by name, in order of rank."""
+        return variables.describe(self._idle(), name)
 
     def _connected(self) -> Engines:
         if self._engines is None:
@@ -234,15 +225,16 @@ class Cluster:
             raise ClusterError(trouble)
         return self._engines
 
-    def _settle(self) -> None:
-        """Wait a moment for the end of the run before. Raises ClusterError when it still occupies engines."""
+    def _idle(self) -> Engines:
+        """The engines when none is at work. Raises ClusterError when a run occupies one."""
+        engines = self._connected()
         run = self.last_run
-        if run is None:
-            return
-        if not run.done:
-            raise ClusterError(f"run {run.log.name or run.log.run} is under way: {run.describe()}; stop it first")
-        if not run.settle(_SECONDS_TO_SETTLE):
-            raise ClusterError(f"{run.describe()} and has not stopped; `%ring restart` ends it")
+        if run is not None:
+            if not run.done:
+                raise ClusterError(f"run {run.log.name or run.log.run} is under way: {run.describe()}; stop it first")
+            if not run.settle(_SECONDS_TO_SETTLE):
+                raise ClusterError(f"{run.describe()} and has not stopped; `%ring restart` ends it")
+        return engines
 
     def _prepare(self, engines: Engines) -> None:
         ranks = range(self.n)
@@ -293,27 +285,7 @@ class Cluster:
         return f"<Cluster of {self.n} engines ({self.why}): {state}>"
 
 
-def _choose(hosts: Sequence[Host]) -> tuple[int, str]:
-    """How many engines, and why."""
-    if hosts:
-        return sum(host.slots for host in hosts), "the hosts' slots"
-    if devices := len(gpus()):
-        return max(2, devices), f"one per GPU, {devices} found" + (", at least 2" if devices < 2 else "")
-    return max(2, cores()), f"one per core, {cores()} found, no GPU" + (", at least 2" if cores() < 2 else "")
-
-
 def _run_name() -> str:
     now = time.time()
     # To the millisecond, so that names sort as the runs were started.
     return time.strftime("%Y%m%d-%H%M%S", time.localtime(now)) + f"-{int(now * 1000) % 1000:03d}{uuid.uuid4().hex[:2]}"
-
-
-def _pickled(variables: Mapping[str, Any]) -> bytes:
-    import cloudpickle
-
-    for name, value in variables.items():
-        try:
-            cloudpickle.dumps(value)
-        except Exception as error:
-            raise ClusterError(f"{name} ({type(value).__name__}) cannot be sent to the ranks: {error}") from None
-    return cloudpickle.dumps(dict(variables))  # type: ignore[no-any-return]

@@ -108,7 +108,11 @@ class Processes:
     def launch(
         cls, directory: Path, n: int, hosts: list[Host], keep: bool, on_end: Callable[[str, str], None]
     ) -> Processes:
-        """Start ``n`` engines; returns when they run, which is before they can be talked to."""
+        """Start ``n`` engines; returns when they run, which is before they can be talked to.
+
+        Raises MPIMissingError before it starts anything.
+        """
+        find_mpiexec()
         return cls(_cluster(directory, hosts, keep), n, on_end)
 
     @classmethod

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -101,6 +100,6 @@ def test_a_run_of_another_notebook_can_be_stopped(first: subprocess.Popen[str]) 
     cluster.stop()
 
 
-def test_nothing_to_attach_to(_own_records: Path) -> None:
+def test_nothing_to_attach_to() -> None:
     with pytest.raises(ClusterError, match="no cluster runs"):
         Cluster.attach()

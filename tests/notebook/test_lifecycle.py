@@ -14,7 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ring_notebook.errors import ClusterError
+from ring_notebook.config import config
+from ring_notebook.errors import ClusterError, MPIMissingError
 from ring_notebook.notebook.cluster import Cluster
 
 # A kernel as far as the cluster is concerned: it starts one, tells its processes, and lives on.
@@ -93,6 +94,23 @@ def test_start_stop_and_start_again() -> None:
     cluster.stop()
     with cluster:
         assert cluster.run("pass").wait().status == "ok"
+
+
+def test_without_an_mpiexec(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RING_MPIEXEC", "/no/such/mpiexec")
+    config.cache_clear()
+    with pytest.raises(MPIMissingError, match="/no/such/mpiexec"):
+        Cluster(2).start()
+    config.cache_clear()
+    assert alive([child.pid for child in psutil.Process().children(recursive=True)]) == []
+
+
+def test_without_the_native_core(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['ring_notebook._core'] = None\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(ClusterError, match=r"CoreMissingError: .*pip install"):
+        Cluster(2).start()
+    assert alive([child.pid for child in psutil.Process().children(recursive=True)]) == []
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,39 @@
+"""Variables on their way between the notebook and its ranks."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from typing import Any
+
+import cloudpickle
+
+from ring_notebook.errors import ClusterError
+from ring_notebook.notebook.engines import Engines
+
+__all__ = ["describe", "pull", "push"]
+
+_RANK_SIDE = "ring_notebook.engine.variables"
+
+
+def push(engines: Engines, variables: Mapping[str, Any]) -> None:
+    """Give every rank a copy of ``variables``. Raises ClusterError that names one that cannot be pickled."""
+    for name, value in variables.items():
+        try:
+            cloudpickle.dumps(value)
+        except Exception as error:
+            raise ClusterError(f"{name} ({type(value).__name__}) cannot be sent to the ranks: {error}") from None
+    engines.call(f"{_RANK_SIDE}:put", cloudpickle.dumps(dict(variables)))
+
+
+def pull(engines: Engines, name: str, rank: int) -> Any:
+    """The value of ``name`` on ``rank``. Raises ClusterError when it is missing or cannot be pickled."""
+    if not 0 <= rank < len(engines.all):
+        raise ClusterError(f"there is no rank {rank}; the cluster has ranks 0-{len(engines.all) - 1}")
+    (data,) = engines.call(f"{_RANK_SIDE}:get", name, ranks=[rank])
+    return pickle.loads(data)
+
+
+def describe(engines: Engines, name: str = "") -> list[dict[str, str]]:
+    """What each rank has under ``name`` (under all its names): descriptions by name, in order of rank."""
+    return engines.call(f"{_RANK_SIDE}:describe", name)
