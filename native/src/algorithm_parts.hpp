@@ -95,6 +95,7 @@ std::unique_ptr<Algorithm> make_allreduce(HostGroup& group, const Request& reque
 std::unique_ptr<Algorithm> make_reducescatter(HostGroup& group, const Request& request,
                                               const std::vector<Header>& headers);
 std::unique_ptr<Algorithm> make_broadcast(HostGroup& group, const Request& request, const std::vector<Header>& headers);
+std::unique_ptr<Algorithm> make_adasum(HostGroup& group, const Request& request, const std::vector<Header>& headers);
 std::unique_ptr<Algorithm> make_step(HostGroup& group, const Request& request, const std::vector<Header>& headers);
 std::unique_ptr<Algorithm> make_allgather(HostGroup& group, const Request& request, const std::vector<Header>& headers,
                                           Result& result);

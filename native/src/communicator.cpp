@@ -67,7 +67,7 @@ void Communicator::begin(Work& work) {
     header.sequence = ++sequence_;
     if (header.kind == OpKind::Join && header.joined_at == 0) header.joined_at = header.sequence;
     header.is_inline = fill_inline(*group_, work.request_, index(), header.sequence) ? 1 : 0;
-    if (fabric_ && header.is_inline == 0) move_to_ring(work);
+    if ((fabric_ && header.is_inline == 0) || header.op == ReduceOp::Adasum) move_to_ring(work);
     if (header.kind == OpKind::Alltoall)
         std::copy(work.request_.splits.begin(), work.request_.splits.end(),
                   group_->splits(group_->index(), header.sequence));
@@ -81,13 +81,15 @@ void Communicator::begin(Work& work) {
     work.gate_ = group_->arrive();
 }
 
-// Between hosts, whoever carries a chunk reads and writes the tensors of all ranks of its host.
+// Between hosts, whoever carries a chunk reads and writes the tensors of all ranks of its host. Adasum works on two
+// copies of its own.
 void Communicator::move_to_ring(Work& work) {
     Header& header = work.header_;
+    const bool adasum = header.op == ReduceOp::Adasum;
     const bool writes = header.kind == OpKind::Allreduce || header.kind == OpKind::Broadcast;
-    if (header.input != kNowhere && (!writes || header.output != kNowhere)) return;
+    if (!adasum && header.input != kNowhere && (!writes || header.output != kNowhere)) return;
     const std::size_t item = item_size(header.dtype);
-    work.bounce_.emplace(domain(), header.count * item);
+    work.bounce_.emplace(domain(), header.count * item * (adasum ? 2 : 1));
     auto* data = static_cast<std::byte*>(work.bounce_->data());
     if (header.kind != OpKind::Broadcast || work.request_.root == index())
         copy_in(work.request_.pieces, 0, header.count, data, item);
@@ -143,7 +145,8 @@ Communicator::Served Communicator::take_step(Work& work, Step step) {
 
 void Communicator::end(Work& work) {
     const Header& header = work.header_;
-    if (work.bounce_ && (header.kind == OpKind::Allreduce || header.kind == OpKind::Broadcast))
+    const bool writes = header.kind == OpKind::Allreduce || header.kind == OpKind::Broadcast;
+    if (work.bounce_ && writes && header.op != ReduceOp::Adasum)
         copy_out(work.request_.pieces, 0, header.count, static_cast<const std::byte*>(work.bounce_->data()),
                  item_size(header.dtype));
     group_->set_state(RankState::Idle);

@@ -38,7 +38,15 @@ void Communicator::validate(const Request& request) const {
             domain()->offset_of(piece.output, bytes) == kNowhere)
             throw invalid("gradients and parameters must be float32 in ring memory");
     }
-    if (request.op == ReduceOp::Adasum) throw invalid("adasum is not implemented for this operation");
+    if (request.op == ReduceOp::Adasum) {
+        const bool power_of_two = (size() & (size() - 1)) == 0;
+        if (request.kind != OpKind::Allreduce) throw invalid("adasum is an allreduce only");
+        if (fabric_ || !power_of_two)
+            throw invalid("adasum works among a power of two of ranks on one host, and this group has " +
+                          std::to_string(size()) + (fabric_ ? " on several hosts" : ""));
+        if (kernels().adasum[static_cast<int>(request.dtype)] == nullptr)
+            throw invalid(std::string("adasum takes floating point tensors, not ") + to_string(request.dtype));
+    }
     if (request.kind == OpKind::Alltoall) {
         std::int64_t sum = 0;
         for (std::int64_t split : request.splits) {

@@ -1,3 +1,4 @@
+#include "adasum_impl.hpp"
 #include "kernels_impl.hpp"
 #include "update_impl.hpp"
 

@@ -257,22 +257,24 @@ void reduce_float(void* const* dst, int dst_count, const void* const* src, int s
 #define RING_FLOAT_ROW(T) \
     {nullptr, reduce_float<T, Sum>, nullptr, reduce_float<T, Min>, reduce_float<T, Max>, reduce_float<T, Product>}
 
-#define RING_KERNEL_TABLE(isa)      \
-    {                               \
-        isa,                        \
-        {                           \
-            RING_ROW(uint8_t),      \
-            RING_ROW(int8_t),       \
-            RING_ROW(int16_t),      \
-            RING_ROW(int32_t),      \
-            RING_ROW(int64_t),      \
-            RING_ROW(Half),         \
-            RING_ROW(BFloat),       \
-            RING_FLOAT_ROW(float),  \
-            RING_FLOAT_ROW(double), \
-            RING_ROW(bool),         \
-        },                          \
-        {update_sgd, update_adam},  \
+#define RING_KERNEL_TABLE(isa)                                                                                     \
+    {                                                                                                              \
+        isa,                                                                                                       \
+        {                                                                                                          \
+            RING_ROW(uint8_t),                                                                                     \
+            RING_ROW(int8_t),                                                                                      \
+            RING_ROW(int16_t),                                                                                     \
+            RING_ROW(int32_t),                                                                                     \
+            RING_ROW(int64_t),                                                                                     \
+            RING_ROW(Half),                                                                                        \
+            RING_ROW(BFloat),                                                                                      \
+            RING_FLOAT_ROW(float),                                                                                 \
+            RING_FLOAT_ROW(double),                                                                                \
+            RING_ROW(bool),                                                                                        \
+        },                                                                                                         \
+        {update_sgd, update_adam},                                                                                 \
+        {nullptr, nullptr, nullptr, nullptr, nullptr, adasum<Half>, adasum<BFloat>, adasum<float>, adasum<double>, \
+         nullptr},                                                                                                 \
     }
 
 }  // namespace

@@ -27,10 +27,14 @@ struct Scale {
 using ReduceFn = void (*)(void* const* dst, int dst_count, const void* const* src, int src_count, std::size_t count,
                           const Scale& scale);
 
+// out = adasum(left, right); see src/adasum_impl.hpp. `out` is neither of the two.
+using AdasumFn = void (*)(void* out, const void* left, const void* right, std::size_t count);
+
 struct KernelTable {
     const char* isa;
     ReduceFn reduce[kDTypes][kReduceOps];  // Average and Adasum are null: callers express them by Sum
-    UpdateFn update[2];                     // by Rule
+    UpdateFn update[2];                    // by Rule
+    AdasumFn adasum[kDTypes];              // null for integers and bool
 };
 
 const KernelTable& kernels_baseline();
