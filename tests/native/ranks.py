@@ -21,8 +21,8 @@ from ring_notebook.errors import CollectiveAborted
 
 __all__ = ["LAUNCHERS", "LIMIT", "Dead", "Seat", "as_hosts", "as_processes", "as_threads"]
 
-LIMIT = float(os.environ.get("TEST_LIMIT", "30"))
-"""Seconds until ranks that have not returned count as stuck; a sanitizer needs more."""
+LIMIT = 30.0
+"""Seconds until ranks that have not returned count as stuck."""
 
 ARENA = 256 << 20
 
