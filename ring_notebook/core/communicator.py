@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import enum
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
-from weakref import WeakSet
+from weakref import ref
 
 from ring_notebook.config import config
 from ring_notebook.core.buffers import Buffer
 from ring_notebook.core.plan import layout_hash
+from ring_notebook.errors import CollectiveError
 
 __all__ = ["Communicator", "ReduceOp", "Work"]
 
@@ -79,10 +82,20 @@ class Communicator:
         self._domain = domain
         self._timeout = config().timeout
         self._queued: list[Work] = []
-        self._children: WeakSet[Communicator] = WeakSet()
+        self._children: list[ref[Communicator]] = []
+        self._process = os.getpid()
         self.rank = native.index
         self.size = native.size
         self.ranks = tuple(native.ranks)
+
+    def __del__(self) -> None:
+        # The memory of an operation must not go while other ranks may write to it. A forked process has only copies.
+        pending = [work for work in self._queued if not work.done()] if self._process == os.getpid() else []
+        if pending:
+            self.abort(f"rank {self.ranks[self.rank]} dropped a communicator with operations under way")
+        for work in pending:
+            with suppress(CollectiveError):
+                work.wait()
 
     def _work(self, native: Any, blocking: bool, *keep: Any) -> Work:
         work = Work(native, keep)
@@ -205,7 +218,8 @@ class Communicator:
         if native is None:
             return None
         child = Communicator(native, self._domain)
-        self._children.add(child)
+        # A new list each time: another thread may be looking at the old one.
+        self._children = [*(known for known in self._children if known() is not None), ref(child)]
         return child
 
     def abort(self, reason: str) -> None:
@@ -230,7 +244,7 @@ class Communicator:
         smaller group is shown with what it does there.
         """
         entries = {entry["rank"]: entry for entry in _with_missing(self._native.activity())}
-        for child in list(self._children):
+        for child in filter(None, [known() for known in self._children]):
             for entry in child.snapshot():
                 if entry["state"] in ("waiting", "moving") and entry["rank"] in entries:
                     entries[entry["rank"]] = entry
