@@ -36,9 +36,9 @@ class Scale:
 
 
 def scales(curves: Curves, from_zero: bool) -> tuple[Scale, Scale]:
-    """The x and y axes that hold all of ``curves``; ``from_zero`` starts both at 0."""
+    """The x and y axes that hold all of ``curves``; ``from_zero`` starts y at 0."""
     rows = curves.rows if curves.band is None else np.concatenate([curves.rows, curves.band])
-    x, y = _scale(curves.x, from_zero), _scale(rows, from_zero)
+    x, y = _scale(curves.x, False), _scale(rows, from_zero)
     room = (y.high - y.low) * 0.05
     return x, Scale(y.low if from_zero else y.low - room, y.high + room)
 

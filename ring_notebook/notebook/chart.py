@@ -14,7 +14,7 @@ _MARGIN = {"top": 28, "bottom": 36, "left": 52, "right": 14}
 
 
 class Chart:
-    """One figure; `draw` shows new curves. ``figure`` is the widget. ``from_zero`` starts both axes at 0."""
+    """One figure; `draw` shows new curves. ``figure`` is the widget. ``from_zero`` starts the y axis at 0."""
 
     def __init__(self, title: str, xlabel: str, from_zero: bool = False) -> None:
         self._from_zero = from_zero
@@ -39,7 +39,7 @@ class Chart:
             fig_margin=_MARGIN,
             padding_y=0,
             display_toolbar=False,
-            layout={"height": "230px", "flex": "1 1 280px", "min_width": "280px", "width": "auto"},
+            layout={"height": "230px", "width": "350px", "flex": "0 0 auto"},
         )
 
     def draw(self, curves: Curves) -> None:
@@ -47,9 +47,7 @@ class Chart:
         if curves.same(self._drawn):
             return
         self._drawn = curves
-        for scale, axis, wanted in zip(
-            self._scales.values(), self._axes, scales(curves, self._from_zero), strict=True
-        ):
+        for scale, axis, wanted in zip(self._scales.values(), self._axes, scales(curves, self._from_zero), strict=True):
             with scale.hold_sync():
                 scale.min, scale.max = wanted.low, wanted.high
             axis.tick_values = list(wanted.ticks)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ring_notebook.notebook.series import Points
 from ring_notebook.notebook.style import BAND, rank_color
 
-__all__ = ["Curves", "many", "per_rank"]
+__all__ = ["MOST_LINES", "Curves", "many", "per_rank"]
 
 MOST_LINES = 8
 GRID = 256  # points of a chart whose ranks logged at different steps

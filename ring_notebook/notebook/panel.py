@@ -6,20 +6,24 @@ from collections.abc import Callable, Sequence
 from html import escape
 from threading import Event, Thread
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from IPython.display import display
 from ipywidgets import HTML, Accordion, Button, HBox, Layout, VBox, Widget
 
 from ring_notebook.config import config
 from ring_notebook.notebook import printed, report, stuck, table
-from ring_notebook.notebook.curves import per_rank
+from ring_notebook.notebook.curves import MOST_LINES, per_rank
 from ring_notebook.notebook.runlog import RunRecord
 from ring_notebook.notebook.style import CSS, STATUS_COLORS, duration
 from ring_notebook.notebook.view import RunView
 
+if TYPE_CHECKING:
+    from ring_notebook.notebook.chart import Chart
+
 __all__ = ["Panel"]
 
+RATE = "samples/s"  # the chart that every run with samples has
 PERIOD = 0.2  # seconds between redraws
 MOST_CHARTS = 3  # of metrics that nobody asked for
 TABLE_BYTES = 60_000  # a second: the table of many ranks is drawn less often
@@ -38,7 +42,7 @@ class Panel:
         self._log = log
         self._plot = tuple(plot)
         self._stop = stop
-        self._charts: dict[str, Any] = {}
+        self._charts: dict[str, Chart] = {}
         self._table_due = 0.0
         self._ended = Event()
         self._place: Any = None
@@ -67,7 +71,7 @@ class Panel:
 
     def show(self) -> None:
         """Display the panel in the current cell and keep it up to date."""
-        self._draw(self._log.view())
+        self._draw_text(self._log.view())
         self._place = display(self._box, display_id=True)
         self._redraw.start()
 
@@ -84,31 +88,32 @@ class Panel:
         _close(self._box)
 
     def _loop(self) -> None:
-        while not self._ended.wait(PERIOD):
-            self._draw(self._log.view())
+        # Importing bqplot takes a second, in which the first text is on the page already.
+        from ring_notebook.notebook.chart import Chart
 
-    def _draw(self, view: RunView) -> None:
+        while not self._ended.wait(PERIOD):
+            view = self._log.view()
+            self._draw_text(view)
+            for name in self._plot or view.charted[:MOST_CHARTS]:
+                chart = self._charts.get(name) or self._add(name, Chart(name, "step"))
+                chart.draw(per_rank(view.curves.get(name, {})))
+            if any(len(points.x) for points in view.throughput.values()):
+                chart = self._charts.get(RATE) or self._add(RATE, Chart(RATE, "seconds", from_zero=True))
+                chart.draw(per_rank(view.throughput))
+
+    def _add(self, name: str, chart: Chart) -> Chart:
+        self._charts[name] = chart
+        self._chart_row.children = tuple(one.figure for one in self._charts.values())
+        return chart
+
+    def _draw_text(self, view: RunView) -> None:
         self._head.value = _head(self._log, view)
-        for name in self._plot or view.charted[:MOST_CHARTS]:
-            self._chart(name, "step", view.curves.get(name))
-        if any(len(points.x) for points in view.throughput.values()):
-            self._chart("samples/s", "seconds", view.throughput, from_zero=True)
         if view.names and monotonic() >= self._table_due:
-            self._table.value = table.html(table.table(view), colors=view.size <= 8)
+            self._table.value = table.html(table.table(view), colors=view.size <= MOST_LINES)
             self._table_due = monotonic() + len(self._table.value) / TABLE_BYTES
         trouble = f"<div class='ring-notice'>{escape(self._log.trouble)}</div>" if self._log.trouble else ""
         self._notices.value = trouble + stuck.html(view.stuck(config().stall_warning))
         self._output.add(view)
-
-    def _chart(self, name: str, xlabel: str, points: Any, from_zero: bool = False) -> None:
-        if name not in self._charts:
-            # bqplot takes a second to import: only a run that has something to chart pays for it.
-            from ring_notebook.notebook.chart import Chart
-
-            self._charts[name] = Chart(name, xlabel, from_zero)
-            self._chart_row.children = tuple(chart.figure for chart in self._charts.values())
-        if points:
-            self._charts[name].draw(per_rank(points))
 
     def _on_stop(self, _button: Button) -> None:
         self._button.description = "Stopping…"

@@ -9,7 +9,7 @@ from html import escape
 from IPython.display import HTML
 
 from ring_notebook.notebook import printed, table
-from ring_notebook.notebook.curves import Curves, many, per_rank
+from ring_notebook.notebook.curves import MOST_LINES, Curves, many, per_rank
 from ring_notebook.notebook.runlog import RunRecord
 from ring_notebook.notebook.style import CSS, STATUS_COLORS, duration, whole
 from ring_notebook.notebook.svg import line_chart
@@ -17,7 +17,7 @@ from ring_notebook.notebook.view import RunView
 
 __all__ = ["compare", "figure", "mime_bundle"]
 
-MOST_LINES = 200  # of output in the page; the whole of it is on disk
+MOST_PRINTED = 200  # lines of output in the page; the whole of it is on disk
 
 
 def mime_bundle(log: RunRecord, plot: Sequence[str] = ()) -> dict[str, str]:
@@ -66,7 +66,7 @@ def _page(log: RunRecord, view: RunView, plot: Sequence[str]) -> str:
     error = escape(log.summary.get("error", ""))
     notice = f"<div class='ring-notice'>{error}</div>" if error else ""
     content = table.table(view, still=True)
-    logged = table.html(content, colors=view.size <= 8) if view.names else ""
+    logged = table.html(content, colors=view.size <= MOST_LINES) if view.names else ""
     return (
         f"{CSS}<div class='ring-report'><div class='ring-head'>"
         f"<span style='color:{color}'>● {log.status}</span><b>{name}</b>"
@@ -93,10 +93,10 @@ def _output(log: RunRecord, view: RunView) -> str:
     lines = printed.Lines().take(view.output, last=True)
     if not lines:
         return ""
-    where = f"<div>The first lines are in {escape(str(log.directory))}</div>" if len(lines) > MOST_LINES else ""
+    where = f"<div>The first lines are in {escape(str(log.directory))}</div>" if len(lines) > MOST_PRINTED else ""
     return (
         f"<details{' open' * (len(lines) <= 12)}><summary>Output</summary>{where}"
-        f"<div class='ring-lines'>{printed.html(lines[-MOST_LINES:])}</div></details>"
+        f"<div class='ring-lines'>{printed.html(lines[-MOST_PRINTED:])}</div></details>"
     )
 
 
@@ -106,5 +106,5 @@ def _text(log: RunRecord, view: RunView) -> str:
         parts.append(log.summary["error"])
     if view.names:
         parts.append(table.text(table.table(view, still=True)))
-    parts.append(printed.text(printed.Lines().take(view.output, last=True)[-MOST_LINES:]).rstrip("\n"))
+    parts.append(printed.text(printed.Lines().take(view.output, last=True)[-MOST_PRINTED:]).rstrip("\n"))
     return "\n".join(part for part in parts if part)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
-from browser.lab import Lab, NotebookPage
-
-PICTURES = Path(os.environ.get("RING_PICTURES", Path(__file__).with_name("artifacts")))
+from browser.lab import PICTURES, Lab, NotebookPage
 
 
 @pytest.fixture(scope="module")

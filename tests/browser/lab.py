@@ -15,8 +15,9 @@ from pathlib import Path
 import nbformat
 from playwright.sync_api import Locator, Page
 
-__all__ = ["Lab", "NotebookPage"]
+__all__ = ["PICTURES", "Lab", "NotebookPage"]
 
+PICTURES = Path(os.environ.get("RING_PICTURES", Path(__file__).with_name("artifacts")))
 START_SECONDS = 60
 CELL_SECONDS = 90
 
@@ -29,6 +30,9 @@ class Lab:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        settings = private / "settings" / "@jupyterlab" / "apputils-extension"
+        settings.mkdir(parents=True)
+        (settings / "notification.jupyterlab-settings").write_text('{"fetchNews": "false"}')
         # JUPYTER_DATA_DIR stays: the widgets' front ends are found there.
         environment = {
             **os.environ,
@@ -39,21 +43,11 @@ class Lab:
             "RING_STALL_WARNING": "2",
         }
         self._log = private / "lab.log"
-        self._process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "jupyterlab", "--allow-root", "--no-browser", "--ip", "127.0.0.1"),
-                *(
-                    "--port",
-                    self.url.rpartition(":")[2],
-                    "--IdentityProvider.token=",
-                    f"--ServerApp.root_dir={directory}",
-                ),
-                *("--LabApp.news_url=None", "--ServerApp.disable_check_xsrf=True"),
-            ],
-            env=environment,
-            stdout=self._log.open("w"),
-            stderr=subprocess.STDOUT,
-        )
+        command = [sys.executable, "-m", "jupyterlab", "--allow-root", "--no-browser", "--ip", "127.0.0.1"]
+        command += ["--port", self.url.rpartition(":")[2], f"--ServerApp.root_dir={directory}"]
+        command += ["--IdentityProvider.token=", "--ServerApp.disable_check_xsrf=True"]
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
         self._wait_until_up()
 
     def _wait_until_up(self) -> None:
@@ -100,20 +94,31 @@ class NotebookPage:
         return self.cell(index).locator(".jp-OutputArea").first
 
     def run(self, index: int) -> None:
-        """Start a cell; returns at once."""
-        self.cell(index).locator(".jp-InputArea-editor").click()
-        self.page.keyboard.press("Control+Enter")
+        """Start a cell; returns when it is under way."""
+        before = self._prompt(index)
+        deadline = time.monotonic() + START_SECONDS
+        while self._prompt(index) == before:
+            # JupyterLab drops a cell that is run before its kernel is connected: then press again.
+            assert time.monotonic() < deadline, f"cell {index} does not start"
+            self.cell(index).locator(".jp-InputArea-editor").click()
+            self.page.keyboard.press("Control+Enter")
+            self.page.wait_for_timeout(1000)
 
     def wait_ended(self, index: int, seconds: float = CELL_SECONDS) -> None:
         """Wait until a cell that was started has its number."""
-        prompt = self.cell(index).locator(".jp-InputArea-prompt")
-        self.until(lambda: re.fullmatch(r"\[\d+\]:?", prompt.inner_text().strip()) is not None, seconds)
+        self.until(lambda: re.fullmatch(r"\[\d+\]:?", self._prompt(index)) is not None, seconds)
+
+    def _prompt(self, index: int) -> str:
+        return self.cell(index).locator(".jp-InputArea-prompt").inner_text().strip()
 
     def until(self, holds: Callable[[], bool], seconds: float = CELL_SECONDS) -> None:
-        """Wait until ``holds`` does. Raises AssertionError with the page's text when it does not in time."""
+        """Wait until ``holds`` does. Raises AssertionError when it does not in time, and takes a picture."""
         deadline = time.monotonic() + seconds
         while not holds():
-            assert time.monotonic() < deadline, self.page.locator(".jp-Notebook").inner_text()[-3000:]
+            if time.monotonic() > deadline:
+                PICTURES.mkdir(parents=True, exist_ok=True)
+                self.page.screenshot(path=PICTURES / "failure.png")
+                raise AssertionError(f"not so after {seconds} s; see {PICTURES}/failure.png")
             self.page.wait_for_timeout(100)
 
     def save(self) -> nbformat.NotebookNode:

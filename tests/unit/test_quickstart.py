@@ -24,7 +24,7 @@ def sides(notebook: nbformat.NotebookNode) -> list[str]:
     """The two scripts of the table: one process, every engine."""
     table = next(cell.source for cell in notebook.cells if "<table>" in cell.source)
     columns = re.findall(r"<pre>(.*?)</pre>", table, re.DOTALL)
-    return [html.unescape(re.sub(r"</?mark>", "", column)) for column in columns]
+    return [html.unescape(re.sub(r"</?mark>|&nbsp;", "", column)) for column in columns]
 
 
 def lines(script: str) -> list[str]:
