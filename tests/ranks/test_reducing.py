@@ -167,3 +167,23 @@ def test_sparse_allreduce(hvd: ModuleType, op: str) -> None:
         hvd.sparse_allreduce_async(table(0), name="table", op=hvd.Max)
     with pytest.raises(TypeError, match="use sparse_allreduce_async"):
         hvd.allreduce(table(0))
+
+
+def test_adasum_of_each_tensor(hvd: ModuleType) -> None:
+    """Maleki et al. 2020: parts of two gradients that are parallel are averaged, parts at right angles added."""
+
+    def combine(vectors: list[Tensor]) -> Tensor:
+        if len(vectors) == 1:
+            return vectors[0]
+        half = len(vectors) // 2
+        a, b = combine(vectors[:half]), combine(vectors[half:])
+        dot = (a * b).sum()
+        return (1 - dot / (2 * a.square().sum())) * a + (1 - dot / (2 * b.square().sum())) * b
+
+    mine = [data(hvd.rank(), torch.float64, shape) for shape in ((6,), (2, 5))]
+    if hvd.size() == 3:
+        with pytest.raises(ValueError, match="power of two"):
+            hvd.allreduce(mine[0], op=hvd.Adasum)
+        return
+    for result, shape in zip(hvd.grouped_allreduce(mine, op=hvd.Adasum), ((6,), (2, 5)), strict=True):
+        torch.testing.assert_close(result, combine(list(all_data(hvd, torch.float64, shape))))
