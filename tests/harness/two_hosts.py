@@ -11,6 +11,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -145,8 +146,17 @@ def two_hosts(rate: str = "1gbit") -> Iterator[TwoHosts]:
         yield TwoHosts(prefix, folder)
     finally:
         for space in spaces:
+            _end_all(space)  # what a time limit has left behind
             subprocess.run(["ip", "netns", "del", space], stderr=subprocess.DEVNULL, check=False)
         shutil.rmtree(folder)
+
+
+def _end_all(space: str) -> None:
+    """Kill what still runs in a namespace of ours."""
+    listed = subprocess.run(["ip", "netns", "pids", space], capture_output=True, text=True, check=False)
+    for pid in map(int, listed.stdout.split()):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _link(space: str) -> dict[str, Any]:
