@@ -5,7 +5,7 @@ PYTHON ?= python3
 ARGS   ?=
 VENV   := .venv
 BIN    := $(VENV)/bin
-NATIVE := $(shell find native -name '*.cpp' -o -name '*.hpp' -o -name CMakeLists.txt)
+NATIVE := $(shell find native -name '*.cpp' -o -name '*.hpp' -o -name CMakeLists.txt -o -name requirements.py)
 ROOT   := $(filter 0,$(shell id -u))
 
 .DEFAULT_GOAL := help
