@@ -1,0 +1,252 @@
+"""Random operations on random groups while ranks abort, raise, are interrupted, leave and disagree: nothing may hang.
+
+    ringrun -np 4 python benchmarks/soak.py [--operations 100000] [--seed 1]
+
+An *epoch* is a random plan that all ranks draw from the seed: groups, and operations on them, blocking and queued, on
+ring memory and ordinary memory, with pauses that differ by rank. In about every other epoch one rank does something
+else at a random place. Every result is checked. At the end all ranks do a clean collective, print what has been done,
+and fail when a descriptor, a thread or memory is left over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ring_notebook.core import world
+from ring_notebook.core.buffers import Buffer, from_memoryview
+from ring_notebook.core.communicator import Communicator
+from ring_notebook.errors import CollectiveAborted, CollectiveMismatch, CollectiveTimeout
+
+Array = npt.NDArray[np.float32]
+
+KINDS = ("allreduce", "allreduce", "fused", "reducescatter", "allgather", "broadcast", "alltoall", "barrier")
+COUNTS = (0, 1, 700, 4096, 5003, 70_001)
+TROUBLES = ("abort", "raise", "interrupt", "leave", "mismatch")
+EXPECTED = (CollectiveAborted, CollectiveMismatch, CollectiveTimeout, KeyboardInterrupt, ZeroDivisionError)
+ACTIONS = 40  # in an epoch
+WARM = 40  # epochs until a process holds what it needs
+SLACK = 32 << 20  # bytes: the heap levels off, and an epoch moves more
+
+
+@dataclass(frozen=True)
+class Action:
+    """One operation of a plan. ``count`` is per rank of the group for reducescatter and alltoall."""
+
+    group: int
+    kind: str
+    count: int
+    root: int
+    queued: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An epoch, the same on all ranks."""
+
+    groups: list[list[int]]
+    actions: list[Action]
+    trouble: str
+    culprit: int
+    at: int
+
+
+def draw(seed: int, epoch: int, size: int) -> Plan:
+    """The plan of an epoch."""
+    dice = random.Random(f"{seed} {epoch}")
+    groups = [list(range(size))]
+    groups += [dice.sample(range(size), dice.randint(1, size)) for _ in range(dice.randint(0, 3))]
+    actions = []
+    for _ in range(ACTIONS):
+        group = dice.randrange(len(groups))
+        root = dice.randrange(len(groups[group]))
+        actions.append(Action(group, dice.choice(KINDS), dice.choice(COUNTS), root, dice.random() < 0.5))
+    trouble = dice.choice(TROUBLES) if dice.random() < 0.5 else ""
+    return Plan(groups, actions, trouble, dice.randrange(size), dice.randrange(ACTIONS))
+
+
+def values(rank: int, index: int, count: int) -> Array:
+    """What a rank brings to the action of that index. Sums over a few ranks are exact."""
+    return ((np.arange(count) + rank * 5 + index * 3) % 17).astype(np.float32)
+
+
+class Rank:
+    """Carries plans out, checks results, and causes trouble when it is its turn."""
+
+    def __init__(self, seed: int) -> None:
+        topology = world.prepare_host().topology
+        self.rank, self.size = topology.rank, topology.size
+        self.seed = seed
+        self.dice = random.Random(f"{seed} rank {self.rank}")
+        self.done: Counter[str] = Counter()
+        self._armed = False
+        signal.signal(signal.SIGINT, self._on_interrupt)
+
+    def _on_interrupt(self, *_: object) -> None:
+        if self._armed:
+            raise KeyboardInterrupt
+
+    def epoch(self, number: int) -> None:
+        """One epoch. Raises only for what should not happen."""
+        plan = draw(self.seed, number, self.size)
+        try:
+            self._armed = True
+            try:
+                self._carry_out(plan, world.open_run("soak", number, self.size).communicator)
+                ended = "clean"
+            finally:
+                self._armed = False
+        except EXPECTED as error:
+            if not plan.trouble:
+                raise AssertionError(f"epoch {number} had no trouble in its plan") from error
+            ended = type(error).__name__
+            world.abort(f"rank {self.rank} saw {ended}")  # as whoever runs a cell does
+        self.done[ended] += 1
+        world.close()
+
+    def _carry_out(self, plan: Plan, everybody: Communicator) -> None:
+        groups = [everybody, *(everybody.group(ranks) for ranks in plan.groups[1:])]
+        checks: list[Callable[[], None]] = []
+        for index, action in enumerate(plan.actions):
+            if plan.trouble and plan.at == index:
+                if plan.culprit == self.rank:
+                    if self._cause(plan.trouble, everybody):
+                        return
+                elif plan.trouble == "interrupt":
+                    time.sleep(0.03)  # so that there is something to interrupt
+            group = groups[action.group]
+            if group is None:
+                continue
+            if self.dice.random() < 0.1:
+                time.sleep(self.dice.random() * 0.002)
+            checks.append(self._act(group, action, index))
+            while checks and (not action.queued or self.dice.random() < 0.2):
+                checks.pop(0)()
+        for check in checks:
+            check()
+
+    def _cause(self, trouble: str, everybody: Communicator) -> bool:
+        """Do what the plan's trouble is; whether this rank's part in the epoch is over."""
+        if trouble == "abort":
+            everybody.abort("on purpose")
+        elif trouble == "raise":
+            raise ZeroDivisionError("on purpose")
+        elif trouble == "interrupt":
+            threading.Timer(self.dice.random() * 0.02, os.kill, (os.getpid(), signal.SIGINT)).start()
+            with contextlib.suppress(CollectiveTimeout):
+                everybody.barrier(blocking=False).wait(10.0)
+            raise KeyboardInterrupt  # the others came first
+        elif trouble == "mismatch":
+            everybody.barrier(name="nobody else does this", blocking=False).wait(2.0)
+        return trouble != "abort"
+
+    def _tensor(self, group: Communicator, content: Array) -> tuple[Array, Buffer]:
+        if self.dice.random() < 0.5:
+            placed: Array = np.ndarray(content.shape, np.float32, buffer=group.empty(content.nbytes))
+            placed[...] = content
+            content = placed
+        return content, from_memoryview(content)
+
+    def _act(self, group: Communicator, action: Action, index: int) -> Callable[[], None]:
+        """Start an operation; what is returned waits for it and checks its result."""
+        self.done["operations"] += 1
+        kind, count, size, ranks = action.kind, action.count, group.size, group.ranks
+        blocking = not action.queued
+        whole = count * size if kind in ("reducescatter", "alltoall") else count
+        own = count * group.rank // size if kind == "allgather" else whole
+        brought = values(self.rank, index, own)
+        source, sent = self._tensor(group, brought)
+        target, received = self._tensor(group, brought * 0)
+        part = slice(count * group.rank, count * (group.rank + 1))
+
+        wanted: Array = np.stack([values(rank, index, whole) for rank in ranks]).sum(axis=0)
+        if kind == "allreduce":
+            work = group.allreduce([sent], [received], blocking=blocking)
+        elif kind == "fused":
+            cut = count // 3
+            inputs, outputs = ([from_memoryview(all_[:cut]), from_memoryview(all_[cut:])] for all_ in (source, target))
+            work = group.allreduce(inputs, outputs, blocking=blocking)
+        elif kind == "reducescatter":
+            work, wanted = group.reducescatter(sent, received, blocking=blocking), wanted[part]
+        elif kind == "broadcast":
+            work = group.broadcast(sent, received, action.root, blocking=blocking)
+            wanted = values(ranks[action.root], index, count)
+        elif kind == "allgather":
+            work = group.allgather(sent, blocking=blocking)
+            wanted = np.concatenate([values(rank, index, count * i // size) for i, rank in enumerate(ranks)])
+        elif kind == "alltoall":
+            work = group.alltoall(sent, [count] * size, blocking=blocking)
+            wanted = np.concatenate([values(rank, index, whole)[part] for rank in ranks])
+        else:
+            work, wanted = group.barrier(blocking=blocking), target
+
+        def check() -> None:
+            work.wait()
+            produces = kind in ("allgather", "alltoall")
+            got = np.frombuffer(bytes(work.output()), np.float32) if produces else target[: len(wanted)]
+            assert np.array_equal(got, wanted), f"{action} on {ranks}: wrong result"
+            assert np.array_equal(source, brought), f"{action} on {ranks}: input changed"
+
+        return check
+
+
+def usage() -> dict[str, int]:
+    """What this process holds, when no epoch is open."""
+    domain = world.prepare_host().domain
+    deadline = time.monotonic() + 5
+    while True:
+        gc.collect()
+        domain.allocate(1)  # takes back what the other ranks have let go of
+        if domain.allocated == 0 or time.monotonic() > deadline:
+            break
+        time.sleep(0.01)
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return {
+        "ring memory": domain.allocated,
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads": int(status["Threads"]),
+        "heap": int(status["RssAnon"].split()[0]) * 1024,
+    }
+
+
+def main() -> None:
+    """Run until the plans hold as many operations as were asked for, and judge."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--operations", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    rank = Rank(options.seed)
+    begun = time.monotonic()
+    before: dict[str, int] = {}
+    for number in range(1, max(WARM + 1, options.operations // ACTIONS) + 1):
+        rank.epoch(number)
+        if number == WARM:
+            before = usage()
+    after = usage()
+    last = world.open_run("soak", 1 << 40, rank.size).communicator
+    ones = from_memoryview(np.ones(100_000, np.float32))
+    last.allreduce([ones], [ones])
+    assert set(ones.owner.tolist()) == {float(rank.size)}
+    world.close()
+    grown = {name: after[name] - before[name] for name in before}
+    print(f"rank {rank.rank}: {dict(rank.done)} in {time.monotonic() - begun:.0f} s; grown by {grown}", flush=True)
+    if grown.pop("heap") > SLACK or any(grown.values()):
+        sys.exit(f"rank {rank.rank}: something was left over: before {before}, after {after}")
+
+
+if __name__ == "__main__":
+    main()
