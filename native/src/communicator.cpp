@@ -229,13 +229,14 @@ std::shared_ptr<Work> Communicator::run(Request request, double timeout, const I
         begin(*work);
         Served served = Served::Moved;
         while (served != Served::Done) {
+            const bool polling = work->polling_;
             wait_until(
                 group_->bell(), group_->spin(),
                 [&] {
                     served = attempt(*work);
-                    return served == Served::Moved || served == Served::Done;
+                    return served == Served::Moved || served == Served::Done || work->polling_ != polling;
                 },
-                [&] { check_waiting(*work, check); }, work->polling_ ? kPoll : kSleep);
+                [&] { check_waiting(*work, check); }, polling ? kPoll : kSleep);
         }
     } catch (...) {
         fail(*work, std::current_exception());
