@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from threading import Event, Thread
-from types import TracebackType
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 from ring_notebook.records import Record, encode
 
@@ -17,42 +17,38 @@ STATUS_PERIOD = 1.0
 """Seconds between two statuses of a rank."""
 
 
+# One thread for all runs: for every thread that has published, ipykernel keeps a socket open.
+_thread = ThreadPoolExecutor(1, "ring-publisher")
+
+
 class Publisher:
-    """Ships what ``collect`` returns every PERIOD, with a status every STATUS_PERIOD.
+    """Ships what ``collect`` returns every PERIOD, with a status every STATUS_PERIOD, while the block runs.
 
     ``collect(status)`` returns the records that have come up, with a Status when it is asked for one.
-    ``send`` takes one encoded message. As a context manager it starts and always joins its thread; what the
-    thread raised is raised at the end of the block.
+    ``send`` takes one encoded message. What they raise is raised at the end of the block.
     """
 
     def __init__(self, collect: Callable[[bool], Sequence[Record]], send: Callable[[bytes], None]) -> None:
         self._collect = collect
         self._send = send
         self._stop = Event()
-        self._error: BaseException | None = None
-        self._thread = Thread(target=self._work, name="ring-publisher", daemon=True)
 
     def __enter__(self) -> Publisher:
-        self._thread.start()
+        self._work = _thread.submit(self._publish)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
+        self._work.result()
 
-    def _work(self) -> None:
+    def _publish(self) -> None:
         tick = 0
         ticks_per_status = round(STATUS_PERIOD / PERIOD)
-        try:
-            while True:
-                # The first says that the rank has begun, the second soon after where in the cell it is.
-                records = self._collect(tick == 0 or tick % ticks_per_status == 2)
-                if records:
-                    self._send(encode(records))
-                tick += 1
-                if self._stop.wait(PERIOD):
-                    break
-        except BaseException as error:
-            self._error = error
+        while True:
+            # The first says that the rank has begun, the second soon after where in the cell it is.
+            records = self._collect(tick == 0 or tick % ticks_per_status == 2)
+            if records:
+                self._send(encode(records))
+            tick += 1
+            if self._stop.wait(PERIOD):
+                return

@@ -28,6 +28,8 @@ _TICK = 0.05
 # After the first failure: what the others have to stop by themselves, and then to be stopped (seconds).
 _SECONDS_TO_ABORT = 0.3
 _SECONDS_TO_STOP = 0.8
+# When ranks report that another one has left without a word it may have died, which MPI tells a moment later.
+_SECONDS_TO_DIE = 3.0
 # An engine that has answered without the record of how its rank ended will not send it any more.
 _SECONDS_TO_REPORT = 2.0
 
@@ -182,7 +184,7 @@ class Run:
             if self._timeout and not self._timed_out and now - self._started > self._timeout:
                 self._timed_out = True
                 self.stop()
-            if self._failed(now) > _SECONDS_TO_STOP:
+            if self._failed(now) > (_SECONDS_TO_STOP if self._cause_known() else _SECONDS_TO_DIE):
                 break
             self._pass_on_stop()
         self._finish()
@@ -201,7 +203,11 @@ class Run:
     def _failures(self) -> list[Failure]:
         """The ranks' failures. Those of ranks that only stopped with an interrupted one are none."""
         failures = self.log.failures()
-        return failures if not self._interrupted or any(not failure.aborted for failure in failures) else []
+        return failures if not self._interrupted or self._cause_known() else []
+
+    def _cause_known(self) -> bool:
+        """Whether a rank failed by itself, and did not only stop because of another one."""
+        return any(not failure.aborted for failure in self.log.failures())
 
     def _pass_on_stop(self) -> None:
         """Interrupt the ranks that are at work. One that has not begun yet is interrupted when it does."""
@@ -230,10 +236,10 @@ class Run:
     def _outcome(self) -> tuple[str, BaseException | None]:
         ended, failures = self.log.ended(), self._failures()
         missing = [rank for rank in self._ranks if rank not in ended]
+        if missing and not self._cause_known() and (trouble := self._trouble()):
+            return "failed", brief(ClusterError(trouble), f"ClusterError: {trouble}")
         if failures:
             return "failed", as_exception(failures, missing)
-        if trouble := self._trouble():
-            return "failed", brief(ClusterError(trouble), f"ClusterError: {trouble}")
         if self._timed_out:
             message = f"the run took longer than --timeout {self._timeout:g} s and was stopped"
             return "failed", brief(RunTimeout(message), f"RunTimeout: {message}")
