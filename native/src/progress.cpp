@@ -68,7 +68,10 @@ void Progress::main() {
         if (scan()) continue;
         if (any_work_) {
             // Another rank, or a new wish, makes the next step possible; either rings the shared bell.
-            wait_until(shared_, spin_, [&] { return wished() || scan() || !any_work_; }, [] {}, any_polling_ ? kPoll : kSleep);
+            const bool polling = any_polling_;
+            wait_until(
+                shared_, spin_, [&] { return wished() || scan() || !any_work_ || any_polling_ != polling; }, [] {},
+                polling ? kPoll : kSleep);
         } else {
             wait_until(own_, spin_, wished, [] {}, kForever);
         }
