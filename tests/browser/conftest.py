@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
-from browser.lab import PICTURES, Lab, NotebookPage
+from browser.lab import ARTIFACTS, Lab, NotebookPage
+
+PICTURES = Path(os.environ.get("RING_PICTURES", ARTIFACTS))
 
 
 @pytest.fixture(scope="module")

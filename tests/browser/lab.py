@@ -15,11 +15,11 @@ from pathlib import Path
 import nbformat
 from playwright.sync_api import Locator, Page
 
-__all__ = ["PICTURES", "Lab", "NotebookPage"]
+__all__ = ["ARTIFACTS", "Lab", "NotebookPage"]
 
-PICTURES = Path(os.environ.get("RING_PICTURES", Path(__file__).with_name("artifacts")))
+ARTIFACTS = Path(__file__).with_name("artifacts")
 START_SECONDS = 60
-CELL_SECONDS = 90
+CELL_SECONDS = 120
 
 
 class Lab:
@@ -95,10 +95,11 @@ class NotebookPage:
 
     def run(self, index: int) -> None:
         """Start a cell; returns when it is under way."""
+        self.page.locator(".jp-StatusBar-TextItem", has_text="| Idle").wait_for(timeout=START_SECONDS * 1000)
         before = self._prompt(index)
         deadline = time.monotonic() + START_SECONDS
         while self._prompt(index) == before:
-            # JupyterLab drops a cell that is run before its kernel is connected: then press again.
+            # JupyterLab drops a cell that is run while its kernel connects: then press again.
             assert time.monotonic() < deadline, f"cell {index} does not start"
             self.cell(index).locator(".jp-InputArea-editor").click()
             self.page.keyboard.press("Control+Enter")
@@ -116,9 +117,9 @@ class NotebookPage:
         deadline = time.monotonic() + seconds
         while not holds():
             if time.monotonic() > deadline:
-                PICTURES.mkdir(parents=True, exist_ok=True)
-                self.page.screenshot(path=PICTURES / "failure.png")
-                raise AssertionError(f"not so after {seconds} s; see {PICTURES}/failure.png")
+                picture = ARTIFACTS / f"failure-{self.path.stem}.png"
+                self.page.screenshot(path=picture)
+                raise AssertionError(f"not so after {seconds} s; see {picture}")
             self.page.wait_for_timeout(100)
 
     def save(self) -> nbformat.NotebookNode:
