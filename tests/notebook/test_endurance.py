@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from notebook.endure import ENDINGS, TRAINS, endure, holdings
 
+from notebook.endure import ENDINGS, TRAINS, endure, holdings
 from ring_notebook.notebook.cluster import Cluster
 
 SURVIVED = [name for name, ending in ENDINGS.items() if not ending.deadly]
