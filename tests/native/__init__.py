@@ -1,0 +1,1 @@
+"""Tests of the native core, with ranks as threads and as processes."""

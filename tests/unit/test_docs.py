@@ -13,8 +13,8 @@ from ring_notebook.config import Config
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").glob("*.md")]
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-# What a user sets that is not ours to read.
-OTHERS = {"RING_PICTURES"}
+# Read while the package is installed and while its pictures are taken, not by a process that uses it.
+OTHERS = {"RING_PICTURES", "RING_SITE_MPI"}
 
 
 def name_of(path: Path) -> str:
