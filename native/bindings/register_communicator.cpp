@@ -55,6 +55,15 @@ Handle submit(const std::shared_ptr<Communicator>& self, Request request, bool b
     return handle;
 }
 
+// (begin ns, end ns, phase, operation, name, sequence, bytes, rank that came last)
+py::list recorded(const Communicator& self) {
+    py::list all;
+    for (const ring::Event& event : self.recorder().stop())
+        all.append(py::make_tuple(event.begin, event.end, ring::to_string(event.phase), ring::to_string(event.kind),
+                                  std::string(event.name), event.sequence, event.bytes, event.last));
+    return all;
+}
+
 py::list activity(const Communicator& self) {
     py::list all;
     for (const ring::RankActivity& one : self.activity()) {
@@ -231,5 +240,7 @@ void register_communicator(py::module_& module) {
                  const py::gil_scoped_release nogil;
                  self.close(signal_check());
              })
-        .def("activity", &activity);
+        .def("activity", &activity)
+        .def("record", [](const Communicator& self, std::size_t capacity) { self.recorder().start(capacity); })
+        .def("recorded", &recorded);
 }

@@ -65,12 +65,14 @@ void Communicator::begin(Work& work) {
     if (group_->aborted()) throw Aborted(group_->abort_reason());
     Header& header = work.header_;
     header.sequence = ++sequence_;
+    note(work, Phase::Queued);
     if (header.kind == OpKind::Join && header.joined_at == 0) header.joined_at = header.sequence;
     header.is_inline = fill_inline(*group_, work.request_, index(), header.sequence) ? 1 : 0;
     if ((fabric_ && header.is_inline == 0) || header.op == ReduceOp::Adasum) move_to_ring(work);
     if (header.kind == OpKind::Alltoall)
         std::copy(work.request_.splits.begin(), work.request_.splits.end(),
                   group_->splits(group_->index(), header.sequence));
+    note(work, Phase::Packing);
     group_->post(header);
     group_->set_state(RankState::Waiting);
     work.started_ = true;
@@ -103,6 +105,7 @@ Communicator::Served Communicator::attempt(Work& work) {
             group_->check_alive(work.gate_, false);
             return Served::Blocked;
         }
+        note(work, Phase::Waiting);
     }
     if (fabric_ && !work.agreed_) {
         if (!work.agreement_) work.agreement_ = std::make_unique<Agreement>(*group_, *fabric_, work.header_.sequence);
@@ -126,7 +129,9 @@ Communicator::Served Communicator::attempt(Work& work) {
 }
 
 Communicator::Served Communicator::take_step(Work& work, Step step) {
+    const bool polled = work.polling_;
     work.polling_ = step == Step::Moved || step == Step::Stuck;
+    if (!work.polling_) note(work, polled ? Phase::Sending : Phase::Moving);
     if (step == Step::Gate) {
         ++work.gates_;
         work.gate_ = group_->arrive();
@@ -141,6 +146,14 @@ Communicator::Served Communicator::take_step(Work& work, Step step) {
         return Served::Done;
     }
     return Served::Moved;
+}
+
+// The phase that ends now; the next one begins.
+void Communicator::note(Work& work, Phase phase) {
+    Recorder& recorder = *epoch_.recorder;
+    const std::int64_t now = recorder.now();
+    recorder.record(phase, work.mark_, now, work.header_, phase == Phase::Waiting ? group_->last_to_come() : -1);
+    work.mark_ = now;
 }
 
 void Communicator::end(Work& work) {

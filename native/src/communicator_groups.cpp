@@ -59,6 +59,7 @@ std::shared_ptr<Communicator> Communicator::open(Setup setup, double timeout, co
     Epoch epoch;
     epoch.group = std::make_shared<HostGroup>(setup.domain, block, std::move(members));
     epoch.fabric = fabric;
+    epoch.recorder = std::make_shared<Recorder>();
     epoch.progress = std::make_shared<Progress>(epoch.group->bell(), epoch.group->spin());
     auto group = epoch.group;
     std::shared_ptr<Communicator> self(

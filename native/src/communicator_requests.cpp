@@ -64,6 +64,7 @@ std::shared_ptr<Work> Communicator::make_work(Request request, double timeout) c
     validate(request);
     auto work = std::make_shared<Work>();
     work->deadline_ = deadline_after(timeout);
+    work->mark_ = epoch_.recorder->now();
     Header& header = work->header_;
     header.kind = request.kind;
     header.dtype = request.dtype;

@@ -133,6 +133,7 @@ std::uint64_t HostGroup::arrive() {
     mailbox(index()).arrivals.store(gate, std::memory_order_release);
     const std::uint64_t all = block_->arrived.fetch_add(1, std::memory_order_acq_rel) + 1;
     if (all == gate * static_cast<std::uint64_t>(size())) {
+        block_->last.store(index(), std::memory_order_relaxed);
         block_->released.store(gate, std::memory_order_seq_cst);
         wake_all();
     }

@@ -250,6 +250,19 @@ class Communicator:
                     entries[entry["rank"]] = entry
         return list(entries.values())
 
+    def record(self, capacity: int = 1 << 16) -> None:
+        """Begin to note what operations of the epoch do; the newest ``capacity`` events are kept."""
+        self._native.record(capacity)
+
+    def recorded(self) -> list[tuple[int, int, str, str, str, int, int, int]]:
+        """End the recording and return its events.
+
+        Each is (begin, end, phase, operation, name, sequence, bytes, last): nanoseconds of the monotonic clock; the
+        phases are "queued", "packing", "waiting", "moving" and "sending"; ``last`` is the global rank that came last to
+        what was waited for, -1 where nobody waited.
+        """
+        return list(self._native.recorded())
+
     def empty(self, nbytes: int) -> Any:
         """``nbytes`` of ring memory as a writable object with the buffer protocol; freed with its last view.
 

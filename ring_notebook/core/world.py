@@ -7,7 +7,7 @@ run with `open_run`. An abort ends the epoch, never the process: the next epoch 
 from __future__ import annotations
 
 import atexit
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from ring_notebook.errors import NotInitializedError
 __all__ = [
     "World",
     "abort",
+    "at_close",
     "close",
     "close_run",
     "current",
@@ -78,6 +79,7 @@ class World:
 _place: Place | None = None
 _world: World | None = None
 _epoch = 0
+_at_close: list[Callable[[], object]] = []
 _run: tuple[str, int] | None = None  # id and size of the run that this process is in
 
 
@@ -174,6 +176,12 @@ def _agree_on_epoch(ranks: list[int]) -> int:
     return agreed
 
 
+def at_close(callback: Callable[[], object]) -> None:
+    """Have ``callback`` called whenever this rank is about to leave an epoch."""
+    if callback not in _at_close:
+        _at_close.append(callback)
+
+
 def is_initialized() -> bool:
     """Whether an epoch is open."""
     return _world is not None
@@ -195,6 +203,9 @@ def abort(reason: str) -> None:
 def close() -> None:
     """Leave the epoch, if one is open. Whoever still waits for this rank learns that it has left."""
     global _world
+    if _world is not None:
+        for callback in _at_close:
+            callback()
     world, _world = _world, None
     if world is not None:
         try:

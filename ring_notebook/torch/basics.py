@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from ring_notebook.core import world
+from ring_notebook.config import config
+from ring_notebook.core import timeline, world
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.torch.process_sets import ProcessSet, add_process_set
 
@@ -60,6 +61,8 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | Literal["dynamic
     if isinstance(process_sets, str) and process_sets != "dynamic":
         raise ValueError(f'process_sets takes a list of process sets or "dynamic", got {process_sets!r}')
     world.init(comm)
+    if config().timeline and not timeline.active():
+        timeline.start(config().timeline)
     for process_set in () if process_sets is None or isinstance(process_sets, str) else process_sets:
         if not process_set.registered():
             add_process_set(process_set)
@@ -164,17 +167,17 @@ def rocm_built() -> bool:
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Record what this rank's collectives do as a Chrome trace at ``file_path`` until `stop_timeline`.
+    """Record what this rank's collectives do until `stop_timeline`; all ranks call it.
 
     ``mark_cycles`` is Horovod's; there are no cycles here to mark.
     """
-    from ring_notebook.core import timeline
-
     timeline.start(file_path)
 
 
 def stop_timeline() -> None:
-    """End the recording that `start_timeline` began and write its file."""
-    from ring_notebook.core import timeline
+    """End the recording that `start_timeline` began; all ranks call it.
 
+    Rank 0 writes a Chrome trace of all ranks to the file that it was given (open it in https://ui.perfetto.dev), and
+    every rank its own one beside, with ``.rank<N>`` before the suffix.
+    """
     timeline.stop()

@@ -178,7 +178,14 @@ def test_timeline(hvd: ModuleType, tmp_path: Path) -> None:
     hvd.allreduce(torch.ones(8), name="seen")
     hvd.stop_timeline()
     hvd.allreduce(torch.ones(8), name="unseen")
-    events: Any = json.loads(path.read_text())
-    names = {event.get("name") for event in (events["traceEvents"] if isinstance(events, dict) else events)}
-    assert any("seen" in str(name) for name in names)
-    assert "unseen" not in names
+    own: Any = json.loads((tmp_path / f"timeline.rank{hvd.rank()}.json").read_text())["traceEvents"]
+    assert {event["pid"] for event in own} == {hvd.rank()}
+    phases = {event["cat"] for event in own if event["name"] == "allreduce seen"}
+    assert {"queued", "packing", "waiting", "moving"} <= phases
+    assert not any("unseen" in event["name"] for event in own)
+    assert path.exists() == (hvd.rank() == 0)
+    if path.exists():
+        merged: Any = json.loads(path.read_text())["traceEvents"]
+        assert {event["pid"] for event in merged} == set(range(hvd.size()))
+        waits = [event for event in merged if event["cat"] == "waiting" and event["name"] == "allreduce seen"]
+        assert len({event["args"]["last to come"] for event in waits}) == 1  # all waited for the same rank

@@ -16,6 +16,7 @@
 #include "ring/algorithm.hpp"
 #include "ring/fabric.hpp"
 #include "ring/host_group.hpp"
+#include "ring/recorder.hpp"
 
 namespace ring {
 
@@ -47,6 +48,7 @@ class Work {
     std::unique_ptr<Algorithm> algorithm_;
     std::uint64_t gate_ = 0;     // to wait for
     std::uint64_t gates_ = 0;    // passed since the agreement or algorithm began
+    std::int64_t mark_ = 0;      // when the phase began that a timeline shows next; 0 when nobody records
     bool polling_ = false;       // waits for the link and not for a gate
     std::int64_t deadline_ = 0;  // monotonic ns, 0 for none
     std::int64_t next_check_ = 0;
@@ -94,6 +96,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     // Lets own operations end, then leaves the group. Later operations throw.
     void close(const Interruption& check);
     bool closed() const { return closed_.load(std::memory_order_acquire); }
+    // Shared by all groups of the epoch.
+    Recorder& recorder() const { return *epoch_.recorder; }
     std::vector<RankActivity> activity() const { return group_->activity(); }
 
    private:
@@ -106,6 +110,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
         std::shared_ptr<HostGroup> group;
         std::shared_ptr<Fabric> fabric;  // null on one host
         std::shared_ptr<Progress> progress;
+        std::shared_ptr<Recorder> recorder;
     };
 
     Communicator(std::vector<int> ranks, int index, std::shared_ptr<HostGroup> group, std::shared_ptr<Fabric> fabric,
@@ -119,6 +124,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     void move_to_ring(Work& work);
     Served attempt(Work& work);
     Served take_step(Work& work, Step step);
+    void note(Work& work, Phase phase);
     void end(Work& work);
     void check_waiting(Work& work, const Interruption& check);
     void fail(Work& work, std::exception_ptr error);

@@ -50,6 +50,7 @@ struct GroupBlock {
     std::atomic<std::int32_t> attached{0};
     std::atomic<std::int32_t> left{0};
     alignas(64) std::atomic<std::uint64_t> arrived{0};
+    std::atomic<std::int32_t> last{-1};  // index of the member that released the gate
     alignas(64) std::atomic<std::uint64_t> released{0};
     // Only the block of an epoch uses these; its groups share them.
     alignas(64) std::atomic<std::uint32_t> aborted{0};  // 1: someone writes the reason, 2: it can be read
@@ -109,6 +110,11 @@ class HostGroup {
     // Arrives; returns the number of the gate to wait for.
     std::uint64_t arrive();
     bool released(std::uint64_t gate) const { return block_->released.load(std::memory_order_seq_cst) >= gate; }
+    // Global rank of the member of this host that came last to the gate that has been released.
+    int last_to_come() const {
+        const std::int32_t last = block_->last.load(std::memory_order_relaxed);
+        return last < 0 ? -1 : members_.ranks[static_cast<std::size_t>(last)];
+    }
     // Headers of all members for the operation whose gate has been released.
     std::vector<Header> headers(std::uint64_t sequence) const;
     // Whether waiting for `gate` is over for any reason.

@@ -1,0 +1,62 @@
+// What operations did and when, for a timeline. Off, it costs a load per step; on, a clock and a copy.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "ring/header.hpp"
+
+namespace ring {
+
+enum class Phase : std::uint32_t {
+    Queued = 0,   // until its turn came
+    Packing = 1,  // into the mailbox or ring memory
+    Waiting = 2,  // for other ranks; `last` is who came last
+    Moving = 3,   // reducing or copying
+    Sending = 4,  // the link was at work
+};
+const char* to_string(Phase phase);
+
+struct Event {
+    std::int64_t begin = 0;  // CLOCK_MONOTONIC, which all processes of a host share
+    std::int64_t end = 0;
+    Phase phase = Phase::Queued;
+    std::int32_t last = -1;  // global rank
+    std::uint64_t sequence = 0;
+    std::uint64_t bytes = 0;
+    OpKind kind = OpKind::Barrier;
+    char name[kNameBytes + 7] = {};
+};
+static_assert(sizeof(Event) % sizeof(std::uint64_t) == 0, "an event is copied as words");
+
+// A ring buffer that any thread writes without a lock; the oldest events give way.
+class Recorder {
+   public:
+    bool on() const { return on_.load(std::memory_order_relaxed); }
+    // Nanoseconds now, or 0 when off.
+    std::int64_t now() const { return on() ? monotonic_ns() : 0; }
+    // Ignores an event whose beginning was not seen.
+    void record(Phase phase, std::int64_t begin, std::int64_t end, const Header& header, int last = -1);
+
+    void start(std::size_t capacity);
+    // Ends the recording and gives its events in the order in which they ended.
+    std::vector<Event> stop();
+
+   private:
+    struct Slot {
+        std::atomic<std::uint64_t> filled{0};  // 1 + number of the event it holds
+        SharedCopy<Event> event;
+    };
+    std::atomic<bool> on_{false};
+    std::atomic<std::uint64_t> next_{0};
+    std::atomic<Slot*> slots_{nullptr};
+    std::atomic<std::size_t> capacity_{0};
+    std::mutex mutex_;
+    std::unique_ptr<Slot[]> memory_;  // kept when a recording ends: a thread may still be writing its last event
+};
+
+}  // namespace ring

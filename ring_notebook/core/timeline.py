@@ -1,0 +1,90 @@
+"""Native events as a Chrome trace: one file per rank, and one of all ranks on one clock.
+
+The events' clock is the host's monotonic one; each rank adds what its wall clock is ahead of it, so that ranks of one
+host agree exactly and ranks of several hosts as well as their clocks do.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from time import monotonic_ns, time_ns
+from typing import Any
+
+from ring_notebook.core import world
+from ring_notebook.core.buffers import from_memoryview
+
+__all__ = ["active", "finish", "start", "stop"]
+
+_path: Path | None = None
+
+
+def active() -> bool:
+    """Whether a recording goes on."""
+    return _path is not None
+
+
+def start(path: str) -> None:
+    """Begin to record for ``path``, or go on in a new epoch. Raises NotInitializedError when no epoch is open."""
+    global _path
+    world.current().communicator.record()
+    world.at_close(finish)
+    _path = Path(path)
+
+
+def stop() -> None:
+    """End the recording; all ranks of the epoch call it. Rank 0 writes the trace of all ranks to its path."""
+    path = _path
+    events = finish()
+    if path is None:
+        return
+    current = world.current()
+    text = bytearray(json.dumps(events).encode())
+    work = current.communicator.allgather(from_memoryview(text), name="timeline")
+    if current.rank == 0:
+        merged: list[dict[str, Any]] = []
+        begin, everything = 0, bytes(work.output())
+        for count in work.counts():
+            merged += json.loads(everything[begin : begin + count])
+            begin += count
+        _write(path, merged)
+
+
+def finish() -> list[dict[str, Any]]:
+    """End the recording of this rank alone and write its own file. Returns the events."""
+    global _path
+    path, _path = _path, None
+    if path is None:
+        return []
+    current = world.current()
+    events = _trace(current.rank, current.communicator.recorded())
+    _write(path.with_suffix(f".rank{current.rank}{path.suffix}"), events)
+    return events
+
+
+def _trace(rank: int, events: list[tuple[int, int, str, str, str, int, int, int]]) -> list[dict[str, Any]]:
+    ahead = time_ns() - monotonic_ns()
+    trace: list[dict[str, Any]] = [
+        {"ph": "M", "name": "process_name", "cat": "", "pid": rank, "tid": 0, "args": {"name": f"rank {rank}"}}
+    ]
+    for begin, end, phase, operation, name, sequence, nbytes, last in events:
+        arguments: dict[str, Any] = {"sequence": sequence, "bytes": nbytes}
+        if last >= 0:
+            arguments["last to come"] = last
+        trace.append(
+            {
+                "ph": "X",
+                "name": f"{operation} {name}".strip(),
+                "cat": phase,
+                "ts": (begin + ahead) / 1000,  # microseconds, as the format has them
+                "dur": (end - begin) / 1000,
+                "pid": rank,
+                "tid": 0,
+                "args": arguments,
+            }
+        )
+    return trace
+
+
+def _write(path: Path, events: list[dict[str, Any]]) -> None:
+    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
