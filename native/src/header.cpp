@@ -18,9 +18,7 @@ std::string shape_text(const Header& header) {
     return text + "]";
 }
 
-bool reduces(OpKind kind) {
-    return kind == OpKind::Allreduce || kind == OpKind::ReduceScatter || kind == OpKind::Step;
-}
+bool reduces(OpKind kind) { return kind == OpKind::Allreduce || kind == OpKind::ReduceScatter || kind == OpKind::Step; }
 
 bool same_shape(const Header& a, const Header& b, int from) {
     if (a.dims != b.dims) return false;

@@ -66,8 +66,8 @@ std::uint64_t HostGroup::reserve(const std::shared_ptr<Domain>& domain, const st
         new (domain->at(offset + layout.mailboxes + static_cast<std::size_t>(i) * sizeof(Mailbox))) Mailbox();
     domain->release_when(offset, [offset, local](Domain& self) {
         for (std::size_t i = 0; i < local.size(); ++i) {
-            const bool gone =
-                mailbox_at(self, offset, static_cast<int>(i)).presence.load(std::memory_order_acquire) == Presence::Gone;
+            const bool gone = mailbox_at(self, offset, static_cast<int>(i)).presence.load(std::memory_order_acquire) ==
+                              Presence::Gone;
             if (!gone && !self.dead(local[i])) return false;
         }
         return true;

@@ -148,8 +148,7 @@ Domain::Mapping::~Mapping() {
     close(fd);
 }
 
-Domain::Domain(int local_rank, int local_size, std::shared_ptr<Mapping> mapping, std::size_t arena,
-               std::uint64_t token)
+Domain::Domain(int local_rank, int local_size, std::shared_ptr<Mapping> mapping, std::size_t arena, std::uint64_t token)
     : local_rank_(local_rank),
       local_size_(local_size),
       mapping_(std::move(mapping)),
@@ -181,7 +180,8 @@ std::uint64_t Domain::offset_of(const void* address, std::size_t bytes) const {
 }
 
 std::uint64_t Domain::allocate(std::size_t bytes) {
-    if (!owned()) throw Error("ring memory: a forked process cannot take ring memory of process " + std::to_string(pid_));
+    if (!owned())
+        throw Error("ring memory: a forked process cannot take ring memory of process " + std::to_string(pid_));
     const std::size_t size = round_up(std::max<std::size_t>(bytes, 1), bytes < kPage ? 64 : kPage);
     const std::size_t alignment = size >= kHuge ? kHuge : size >= kPage ? kPage : 64;
     release_deferred();

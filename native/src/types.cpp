@@ -19,8 +19,8 @@ const char* to_string(ReduceOp op) {
 }
 
 const char* to_string(OpKind kind) {
-    static constexpr const char* names[] = {"allreduce", "reducescatter", "allgather", "broadcast",
-                                            "alltoall",  "barrier",       "join",      "group",         "step"};
+    static constexpr const char* names[] = {"allreduce", "reducescatter", "allgather", "broadcast", "alltoall",
+                                            "barrier",   "join",          "group",     "step"};
     return names[static_cast<int>(kind)];
 }
 

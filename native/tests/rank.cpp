@@ -174,8 +174,8 @@ void Rank::finish(Open& open) {
     open.communicator->wait(*open.work, 0, nullptr);
     open.work->get();
     const Action& action = *open.action;
-    const std::string what = std::string(to_string(action.kind)) + " of " + std::to_string(action.count) +
-                             ", action " + std::to_string(open.index);
+    const std::string what = std::string(to_string(action.kind)) + " of " + std::to_string(action.count) + ", action " +
+                             std::to_string(open.index);
     const float* got = open.output->data();
     const auto* produced = reinterpret_cast<const float*>(open.work->result().data.get());
     const auto size = open.members.size();

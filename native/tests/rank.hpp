@@ -19,8 +19,8 @@ struct Seat {
 class Rank {
    public:
     Rank(Seat seat, std::uint64_t seed);
-    // Opens the epoch, carries the plan out until its end or its trouble, and leaves. Throws std::logic_error for a wrong
-    // result, and for an error that the plan does not explain.
+    // Opens the epoch, carries the plan out until its end or its trouble, and leaves. Throws std::logic_error for a
+    // wrong result, and for an error that the plan does not explain.
     void run(const Plan& plan, std::uint64_t epoch);
     std::size_t operations() const { return operations_; }
 

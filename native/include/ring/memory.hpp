@@ -41,8 +41,8 @@ class Domain {
     static std::shared_ptr<Domain> create(int local_rank, int local_size, std::size_t arena = 0);
     static std::shared_ptr<Domain> attach(int local_rank, int local_size, std::int64_t pid, int fd,
                                           std::uint64_t token);
-    // For another rank of this process, which runs as a thread: over the same mapping, so that an address means the same
-    // to both.
+    // For another rank of this process, which runs as a thread: over the same mapping, so that an address means the
+    // same to both.
     std::shared_ptr<Domain> share(int local_rank) const;
     ~Domain();
     Domain(const Domain&) = delete;
