@@ -7,6 +7,5 @@ PYBIND11_MODULE(_core, module) {
     register_errors(module);
     register_memory(module);
     register_link(module);
-    register_timeline(module);
     register_communicator(module);
 }

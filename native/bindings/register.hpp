@@ -8,7 +8,6 @@
 void register_errors(pybind11::module_& module);
 void register_memory(pybind11::module_& module);
 void register_link(pybind11::module_& module);
-void register_timeline(pybind11::module_& module);
 void register_communicator(pybind11::module_& module);
 
 // Thrown while Python's error indicator of this thread is set; not a std::exception, so nothing takes it for one.
