@@ -59,7 +59,7 @@ def go_on(notebook: NotebookPage) -> None:
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("notebook", [LONG], indirect=True)
 def test_stop_ends_every_rank_of_a_long_run(notebook: NotebookPage) -> None:
-    rows = notebook.output(1).locator(".ring-table tbody tr")
+    rows = notebook.output(1).locator(".ring-table:has(th:text-is('loss')) tbody tr")
     notebook.until(lambda: rows.count() == 2)
     stop(notebook)
     assert [row.locator("td").nth(1).inner_text() for row in rows.all()] == ["interrupted", "interrupted"]
