@@ -52,6 +52,7 @@ def _ring_parser() -> MagicArgumentParser:
     commands.add_parser("attach", add_help=False)
     commands.add_parser("status", add_help=False)
     commands.add_parser("stop", add_help=False)
+    commands.add_parser("doctor", add_help=False)
     restart = commands.add_parser("restart", add_help=False)
     restart.add_argument("-n", type=int)
     restart.add_argument("--rerun", action="store_true")
@@ -124,7 +125,7 @@ class RingMagics(Magics):
     def ring(self, line: str) -> Any:
         """The cluster: ``%ring start [-n N] [--hosts a:4,b:4] [--keep]``, ``attach``, ``status``, ``stop``,
         ``restart [-n N] [--rerun]``, ``push NAME...``, ``pull NAME... [-t RANK]``, ``runs``,
-        ``runs compare RUN RUN...``.
+        ``runs compare RUN RUN...``, ``doctor``.
         """
         options = vars(self._ring.parse_args(shlex.split(line)))
         return getattr(self, f"_{options.pop('command')}")(**options)
@@ -137,6 +138,11 @@ class RingMagics(Magics):
 
     def _stop(self) -> None:
         print(self._session.stop())  # noqa: T201
+
+    def _doctor(self) -> None:
+        from ring_notebook.launch import doctor
+
+        print(doctor.render(doctor.diagnose()))  # noqa: T201
 
     def _restart(self, n: int | None, rerun: bool) -> None:
         print(self._session.restart(n, rerun))  # noqa: T201

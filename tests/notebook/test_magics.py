@@ -224,3 +224,9 @@ def test_restart_runs_the_setup_cells_again(notebook: Notebook) -> None:
 def test_stop(notebook: Notebook) -> None:
     assert "Stopped" in notebook.text("%ring stop")
     assert "There is no cluster" in notebook.text("%ring stop")
+
+
+def test_the_doctor_looks_at_this_machine(notebook: Notebook) -> None:
+    said = notebook.text("%ring doctor")
+    assert "core" in said
+    assert "MPI" in said
