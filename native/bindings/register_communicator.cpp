@@ -55,12 +55,12 @@ Handle submit(const std::shared_ptr<Communicator>& self, Request request, bool b
     return handle;
 }
 
-// (begin ns, end ns, phase, operation, name, sequence, bytes, rank that came last)
+// (begin ns, end ns, phase, operation, name, sequence, bytes, group, rank that came last)
 py::list recorded(const Communicator& self) {
     py::list all;
     for (const ring::Event& event : self.recorder().stop())
         all.append(py::make_tuple(event.begin, event.end, ring::to_string(event.phase), ring::to_string(event.kind),
-                                  std::string(event.name), event.sequence, event.bytes, event.last));
+                                  std::string(event.name), event.sequence, event.bytes, event.group, event.last));
     return all;
 }
 

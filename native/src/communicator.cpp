@@ -36,7 +36,8 @@ Communicator::Communicator(std::vector<int> ranks, int index, std::shared_ptr<Ho
       index_(index),
       group_(std::move(group)),
       fabric_(std::move(fabric)),
-      epoch_(std::move(epoch)) {
+      epoch_(std::move(epoch)),
+      number_(epoch_.recorder->next_group()) {
     epoch_.progress->add(this);
 }
 
@@ -152,7 +153,8 @@ Communicator::Served Communicator::take_step(Work& work, Step step) {
 void Communicator::note(Work& work, Phase phase) {
     Recorder& recorder = *epoch_.recorder;
     const std::int64_t now = recorder.now();
-    recorder.record(phase, work.mark_, now, work.header_, phase == Phase::Waiting ? group_->last_to_come() : -1);
+    recorder.record(phase, work.mark_, now, work.header_, number_,
+                    phase == Phase::Waiting ? group_->last_to_come() : -1);
     work.mark_ = now;
 }
 

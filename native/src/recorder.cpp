@@ -9,7 +9,8 @@ const char* to_string(Phase phase) {
     return names[static_cast<int>(phase)];
 }
 
-void Recorder::record(Phase phase, std::int64_t begin, std::int64_t end, const Header& header, int last) {
+void Recorder::record(Phase phase, std::int64_t begin, std::int64_t end, const Header& header, int group,
+                      int last) {
     if (!on() || begin == 0 || end == 0) return;
     Event event;
     event.begin = begin;
@@ -17,6 +18,7 @@ void Recorder::record(Phase phase, std::int64_t begin, std::int64_t end, const H
     event.phase = phase;
     event.last = last;
     event.sequence = header.sequence;
+    event.group = group;
     event.bytes = header.count * item_size(header.dtype);
     event.kind = header.kind;
     std::memcpy(event.name, header.name, kNameBytes);

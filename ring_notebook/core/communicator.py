@@ -254,12 +254,13 @@ class Communicator:
         """Begin to note what operations of the epoch do; the newest ``capacity`` events are kept."""
         self._native.record(capacity)
 
-    def recorded(self) -> list[tuple[int, int, str, str, str, int, int, int]]:
+    def recorded(self) -> list[tuple[int, int, str, str, str, int, int, int, int]]:
         """End the recording and return its events.
 
-        Each is (begin, end, phase, operation, name, sequence, bytes, last): nanoseconds of the monotonic clock; the
-        phases are "queued", "packing", "waiting", "moving" and "sending"; ``last`` is the global rank that came last to
-        what was waited for, -1 where nobody waited.
+        Each is (begin, end, phase, operation, name, sequence, bytes, group, last): nanoseconds of the monotonic clock;
+        the phases are "queued", "packing", "waiting", "moving" (reducing too) and "sending"; ``group`` numbers the
+        groups of the epoch, 0 being all ranks; ``last`` is the global rank that came last to what was waited for, -1
+        where nobody waited.
         """
         return list(self._native.recorded())
 

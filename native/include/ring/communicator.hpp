@@ -140,6 +140,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     std::shared_ptr<HostGroup> group_;
     std::shared_ptr<Fabric> fabric_;
     Epoch epoch_;
+    int number_;  // of this group in the epoch
     std::uint64_t sequence_ = 0;
     std::atomic<bool> closed_{false};
 

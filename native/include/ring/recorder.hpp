@@ -28,8 +28,9 @@ struct Event {
     std::int32_t last = -1;  // global rank
     std::uint64_t sequence = 0;
     std::uint64_t bytes = 0;
+    std::int32_t group = 0;  // number of the group in its epoch
     OpKind kind = OpKind::Barrier;
-    char name[kNameBytes + 7] = {};
+    char name[kNameBytes + 3] = {};
 };
 static_assert(sizeof(Event) % sizeof(std::uint64_t) == 0, "an event is copied as words");
 
@@ -40,7 +41,9 @@ class Recorder {
     // Nanoseconds now, or 0 when off.
     std::int64_t now() const { return on() ? monotonic_ns() : 0; }
     // Ignores an event whose beginning was not seen.
-    void record(Phase phase, std::int64_t begin, std::int64_t end, const Header& header, int last = -1);
+    void record(Phase phase, std::int64_t begin, std::int64_t end, const Header& header, int group, int last);
+    // Numbers the groups of an epoch as they come to be, alike on all ranks that are in the same groups.
+    int next_group() { return groups_.fetch_add(1, std::memory_order_relaxed); }
 
     void start(std::size_t capacity);
     // Ends the recording and gives its events in the order in which they ended.
@@ -52,6 +55,7 @@ class Recorder {
         SharedCopy<Event> event;
     };
     std::atomic<bool> on_{false};
+    std::atomic<int> groups_{0};
     std::atomic<std::uint64_t> next_{0};
     std::atomic<Slot*> slots_{nullptr};
     std::atomic<std::size_t> capacity_{0};

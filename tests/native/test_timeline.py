@@ -1,0 +1,105 @@
+"""What operations record: phases in order, on one clock, with the rank that was waited for."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import numpy as np
+import pytest
+
+from native.ranks import LAUNCHERS, Seat, as_threads
+from native.values import Tensor
+from ring_notebook.core.buffers import DType
+from ring_notebook.core.communicator import Communicator
+
+Event = tuple[int, int, str, str, str, int, int, int, int]
+
+
+def allreduce(ring: Communicator, name: str, count: int, *, blocking: bool = True) -> None:
+    """A sum of ones, waited for."""
+    tensor = Tensor.of(ring, np.ones(count), DType.FLOAT32)
+    ring.allreduce([tensor.buffer], [tensor.buffer], name=name, blocking=blocking).wait()
+
+
+def named(events: list[Event], name: str) -> list[Event]:
+    """The events of one operation, in order of time."""
+    return sorted(event for event in events if event[4] == name)
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_phases_follow_one_another(launcher: str, blocking: bool) -> None:
+    """From the call to the result without a gap, inside the time that the call took; sizes and sequences are right."""
+
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        ring.record()
+        begun = time.monotonic_ns()
+        allreduce(ring, "small", 3, blocking=blocking)
+        allreduce(ring, "large", 300_000, blocking=blocking)
+        ended = time.monotonic_ns()
+        events = ring.recorded()
+        for name, count, sequence in (("small", 3, 2), ("large", 300_000, 3)):
+            own = named(events, name)
+            phases = [event[2] for event in own]
+            assert phases[:3] == ["queued", "packing", "waiting"]
+            assert phases[-1] == "moving"
+            assert begun <= own[0][0]
+            assert own[-1][1] <= ended
+            assert all(before[1] == after[0] for before, after in itertools.pairwise(own))
+            assert {(event[3], *event[5:8]) for event in own} == {("allreduce", sequence, 4 * count, 0)}
+        if launcher == "hosts" and seat.rank < 2:  # the third one shares a host, whose first rank sends for both
+            assert "sending" in [event[2] for event in events]
+
+    LAUNCHERS[launcher](3, body)
+
+
+def test_who_was_waited_for() -> None:
+    """The rank that came last is named by those who waited, with the time that they lost."""
+
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        ring.record()
+        if seat.rank == 1:
+            time.sleep(0.2)
+        allreduce(ring, "late", 3)
+        first_wait = next(event for event in named(ring.recorded(), "late") if event[2] == "waiting")
+        assert first_wait[8] == 1
+        assert seat.rank == 1 or first_wait[1] - first_wait[0] > 100_000_000
+
+    as_threads(3, body)
+
+
+def test_groups_have_tracks_of_their_own() -> None:
+    """Every group of the epoch records, under a number that its members agree on."""
+
+    def body(seat: Seat) -> set[int]:
+        ring = seat.open()
+        groups = [ring.group([0, 1]), ring.group([1, 0])]
+        ring.record()
+        for group in groups:
+            assert group is not None
+            allreduce(group, "in a group", 3)
+        return {event[7] for event in named(ring.recorded(), "in a group")}
+
+    assert as_threads(2, body) == [{1, 2}, {1, 2}]
+
+
+def test_nothing_is_recorded_unless_asked() -> None:
+    """Off at first and off again after `recorded`; the newest events are kept when the buffer is full."""
+
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        allreduce(ring, "before", 3)
+        assert ring.recorded() == []
+        ring.record(capacity=8)
+        for step in range(10):
+            allreduce(ring, f"step {step}", 3)
+        events = ring.recorded()
+        assert len(events) == 8
+        assert {event[4] for event in events} == {"step 8", "step 9"}
+        allreduce(ring, "after", 3)
+        assert ring.recorded() == []
+
+    as_threads(2, body)
