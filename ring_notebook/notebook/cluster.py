@@ -192,7 +192,7 @@ class Cluster:
             name,
             size,
             source,
-            dict(options or {}),
+            {**(options or {}), "first_line": first_line},
             {
                 "cluster": self._directory.name,
                 "engines": self.n,

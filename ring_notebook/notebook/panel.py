@@ -12,7 +12,7 @@ from IPython.display import display
 from ipywidgets import HTML, Accordion, Button, HBox, Layout, VBox, Widget
 
 from ring_notebook.config import config
-from ring_notebook.notebook import printed, report, stuck, table
+from ring_notebook.notebook import hints, printed, report, stuck, table
 from ring_notebook.notebook.curves import MOST_LINES, per_rank
 from ring_notebook.notebook.runlog import RunRecord
 from ring_notebook.notebook.style import CSS, STATUS_COLORS, duration
@@ -43,6 +43,7 @@ class Panel:
         self._plot = tuple(plot)
         self._stop = stop
         self._charts: dict[str, Chart] = {}
+        self._lint = report.lint(log)
         self._table_due = 0.0
         self._ended = Event()
         self._place: Any = None
@@ -112,7 +113,8 @@ class Panel:
             self._table.value = table.html(table.table(view), colors=view.size <= MOST_LINES)
             self._table_due = monotonic() + len(self._table.value) / TABLE_BYTES
         trouble = f"<div class='ring-notice'>{escape(self._log.trouble)}</div>" if self._log.trouble else ""
-        self._notices.value = trouble + stuck.html(view.stuck(config().stall_warning))
+        waiting = stuck.html(view.stuck(config().stall_warning))
+        self._notices.value = trouble + waiting + hints.html(self._lint.hints(view))
         self._output.add(view)
 
     def _on_stop(self, _button: Button) -> None:

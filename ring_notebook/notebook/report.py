@@ -8,14 +8,14 @@ from html import escape
 
 from IPython.display import HTML
 
-from ring_notebook.notebook import printed, table
+from ring_notebook.notebook import hints, printed, table
 from ring_notebook.notebook.curves import MOST_LINES, Curves, many, per_rank
 from ring_notebook.notebook.runlog import RunRecord
 from ring_notebook.notebook.style import CSS, STATUS_COLORS, duration, whole
 from ring_notebook.notebook.svg import line_chart
 from ring_notebook.notebook.view import RunView
 
-__all__ = ["compare", "figure", "mime_bundle"]
+__all__ = ["compare", "figure", "headline", "lint", "mime_bundle"]
 
 MOST_PRINTED = 200  # lines of output in the page; the whole of it is on disk
 
@@ -52,6 +52,11 @@ def compare(logs: Sequence[RunRecord], names: Sequence[str] = ()) -> HTML:
     return HTML(f"{CSS}<div class='ring-charts'>{''.join(charts)}</div>")
 
 
+def lint(log: RunRecord) -> hints.Lint:
+    """What to look out for in the cell of a run."""
+    return hints.Lint(log.source, log.options.get("first_line", 1))
+
+
 def headline(log: RunRecord, view: RunView) -> list[str]:
     """What the first line says of a run: its name, ranks, time, throughput."""
     parts = [log.name or log.run, f"{view.size} rank{'s' * (view.size > 1)}", duration(view.elapsed)]
@@ -72,7 +77,7 @@ def _page(log: RunRecord, view: RunView, plot: Sequence[str]) -> str:
         f"<span style='color:{color}'>● {log.status}</span><b>{name}</b>"
         f"{''.join(f'<span>{part}</span>' for part in rest)}</div>"
         f"{notice}{_charts(view, plot or view.charted)}<div class='ring-rows'>{logged}</div>"
-        f"{_output(log, view)}</div>"
+        f"{hints.html(lint(log).hints(view))}{_output(log, view)}</div>"
     )
 
 
@@ -106,5 +111,6 @@ def _text(log: RunRecord, view: RunView) -> str:
         parts.append(log.summary["error"])
     if view.names:
         parts.append(table.text(table.table(view, still=True)))
+    parts += map(hints.text, lint(log).hints(view))
     parts.append(printed.text(printed.Lines().take(view.output, last=True)[-MOST_PRINTED:]).rstrip("\n"))
     return "\n".join(part for part in parts if part)

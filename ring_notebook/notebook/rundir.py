@@ -98,9 +98,7 @@ def read_metrics(directory: Path) -> list[dict[str, Any]]:
     return list(_lines(directory / METRICS))
 
 
-def read_records(
-    directory: Path, run: str, seen: dict[str, int] | None = None
-) -> Iterator[tuple[Record, float]]:
+def read_records(directory: Path, run: str, seen: dict[str, int] | None = None) -> Iterator[tuple[Record, float]]:
     """The records of a run with the time of each, metrics first.
 
     ``seen`` holds how many bytes of each file were read before; the rest is read, and ``seen`` kept up to date.

@@ -101,6 +101,7 @@ CSS = """<style>
 .ring-lines, .ring-lines .widget-html-content { font: 12px/1.45 var(--jp-code-font-family, monospace);
   white-space: pre-wrap; min-height: 0; height: auto; }
 .ring-notice { border-left: 3px solid #f59e0b; padding: 2px 0 2px 10px; margin: 6px 0; line-height: 1.5; }
+.ring-hint { border-color: #3b82f6; }
 .ring-report summary { cursor: pointer; margin-top: 4px; }
 .ring-charts { display: flex; flex-wrap: wrap; gap: 6px; margin-top: 8px; }
 .ring-charts img { flex: 1 1 300px; min-width: 0; max-width: 420px; }

@@ -58,8 +58,7 @@ def line_chart(title: str, curves: Curves, xlabel: str, from_zero: bool = False)
         parts.append(f"<path d='{path(around_x, around_y)}Z' fill='{curves.colors[0]}' fill-opacity='.2'/>")
     for row, color in zip(curves.rows, curves.colors, strict=True):
         parts.append(
-            f"<path d='{path(curves.x, row)}' fill='none' stroke='{color}' stroke-width='1.6' "
-            "stroke-linejoin='round'/>"
+            f"<path d='{path(curves.x, row)}' fill='none' stroke='{color}' stroke-width='1.6' stroke-linejoin='round'/>"
         )
     parts += [*_legend(curves), "</svg>"]
     return "".join(parts)
