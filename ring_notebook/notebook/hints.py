@@ -108,8 +108,8 @@ class Lint:
         loader = self._first("DataLoader")
         yield Hint(
             loader.line if loader else 0,
-            f"rank {least} ended at step {steps[least]} and rank {most} at step {steps[most]}: give every rank the same "
-            "number of batches, or some average gradients with nobody",
+            f"rank {least} ended at step {steps[least]} and rank {most} at step {steps[most]}: give every rank the "
+            "same number of batches, or some average gradients with nobody",
         )
 
     def _of_output(self, view: RunView) -> Iterator[Hint]:
