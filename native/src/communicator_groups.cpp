@@ -8,17 +8,42 @@
 
 namespace ring {
 
+namespace {
+
+// Tells whoever waits for this rank in an epoch that it will not come, unless it does.
+class Coming {
+   public:
+    Coming(RankSlot& own, std::uint64_t epoch) : own_(own), epoch_(epoch) {}
+    ~Coming() {
+        if (came_) return;
+        own_.given_up.store(std::max(own_.given_up.load(), epoch_), std::memory_order_seq_cst);
+        if (fabric_) fabric_->announce_abort("a rank of another host was stopped before it came");
+    }
+    void through(std::shared_ptr<Fabric> fabric) { fabric_ = std::move(fabric); }
+    void came() { came_ = true; }
+
+   private:
+    RankSlot& own_;
+    std::uint64_t epoch_;
+    std::shared_ptr<Fabric> fabric_;
+    bool came_ = false;
+};
+
+}  // namespace
+
 std::shared_ptr<Communicator> Communicator::open(Setup setup, double timeout, const Interruption& check) {
     Domain& domain = *setup.domain;
+    Coming coming(domain.slot(domain.local_rank()), setup.epoch);
     const std::string who = "rank " + std::to_string(setup.ranks[static_cast<std::size_t>(setup.index)]);
     std::shared_ptr<Fabric> fabric;
-    HostGroup::Members members{setup.local, {}, 0, setup.ranks.size()};
+    HostGroup::Members members{setup.local, {}, 0, setup.ranks.size(), setup.epoch};
     if (setup.link) {
         // Tags have room for some bits; a number that comes again is long out of use by then.
         fabric = std::make_shared<Fabric>(setup.link, setup.host_of, setup.addresses, setup.index, setup.epoch << 12);
         for (int member : fabric->members(fabric->host()))
             members.ranks.push_back(setup.ranks[static_cast<std::size_t>(member)]);
         members.index = fabric->local_index(setup.index);
+        coming.through(fabric);
     } else {
         members.ranks = setup.ranks;
         members.index = setup.index;
@@ -67,6 +92,7 @@ std::shared_ptr<Communicator> Communicator::open(Setup setup, double timeout, co
     Request meet;
     meet.name = "begin";
     self->run(std::move(meet), timeout, check)->get();
+    coming.came();
     return self;
 }
 

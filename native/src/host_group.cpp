@@ -61,7 +61,6 @@ std::uint64_t HostGroup::reserve(const std::shared_ptr<Domain>& domain, const st
     const std::uint64_t offset = domain->allocate(layout.bytes + extra);
     auto* block = new (domain->at(offset)) GroupBlock();
     block->size = size;
-    block->attached.store(size, std::memory_order_release);
     for (int i = 0; i < size; ++i)
         new (domain->at(offset + layout.mailboxes + static_cast<std::size_t>(i) * sizeof(Mailbox))) Mailbox();
     domain->release_when(offset, [offset, local](Domain& self) {
@@ -160,6 +159,9 @@ void HostGroup::check_alive(std::uint64_t gate, bool look_for_dead) {
         const std::string who = "rank " + std::to_string(members_.ranks[static_cast<std::size_t>(i)]);
         if (!arrived && has_left(local) && !released(gate))
             abort(who + " has left (its cell or script ended) while others wait for it");
+        else if (!arrived && members_.epoch != 0 && !released(gate) &&
+                 domain_->slot(local).given_up.load(std::memory_order_seq_cst) >= members_.epoch)
+            abort(who + " was stopped before it came");
         else if (look_for_dead && domain_->dead(local) && !released(gate))
             // Also when it has arrived: it may have died before it could release the gate.
             abort(who + " (process " + std::to_string(domain_->slot(local).pid) + ") has died");

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from native.calls import CALLS, WAITS
-from native.ranks import Seat, as_processes, as_threads
+from native.ranks import LAUNCHERS, Seat, as_processes, as_threads
 from native.values import Tensor
 from ring_notebook.core.buffers import DType
 from ring_notebook.core.communicator import Communicator
@@ -217,6 +217,24 @@ def test_an_epoch_that_does_not_begin() -> None:
             ends(lambda: seat.open(7, timeout=0.2), CollectiveTimeout, "rank 1 waited 0.2 s for rank 0")
 
     as_threads(2, body)
+
+
+@pytest.mark.parametrize("launcher", ["threads", "processes"])
+def test_a_rank_that_gives_up_before_the_epoch(launcher: str) -> None:
+    """One that is stopped while it opens an epoch will never come; those who wait for it there learn that."""
+
+    def body(seat: Seat) -> None:
+        works(seat.open(1))
+        if seat.rank == 1:
+            # It waits for a leader that will not open this, as the leader of the others waits for it.
+            ends(
+                lambda: seat.open(2, ranks=[2, 1, 0], timeout=0.2), CollectiveTimeout, "rank 1 waited 0.2 s for rank 2"
+            )
+        else:
+            ends(lambda: seat.open(2), CollectiveAborted, "stopped before it came")
+        works(seat.open(3))
+
+    LAUNCHERS[launcher](3, body)
 
 
 @pytest.mark.parametrize(("call", "blocking"), WAITS)

@@ -47,7 +47,6 @@ struct alignas(128) Mailbox {
 
 struct GroupBlock {
     std::int32_t size = 0;
-    std::atomic<std::int32_t> attached{0};
     std::atomic<std::int32_t> left{0};
     alignas(64) std::atomic<std::uint64_t> arrived{0};
     std::atomic<std::int32_t> last{-1};  // index of the member that released the gate
@@ -78,6 +77,7 @@ class HostGroup {
         std::vector<int> ranks;
         int index = 0;               // of this process
         std::size_t everywhere = 0;  // members on all hosts
+        std::uint64_t epoch = 0;     // number of the epoch that these members begin; 0 for a group in one
     };
 
     // Reserves a block for a group of these local ranks in this rank's arena. It is freed when every member has come

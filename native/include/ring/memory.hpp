@@ -32,6 +32,8 @@ struct alignas(128) RankSlot {
     // The epoch that this rank leads and where its group block lies.
     std::atomic<std::uint64_t> epoch{0};
     std::atomic<std::uint64_t> epoch_block{kNowhere};
+    // The last epoch that this rank has given up before it began: whoever waits there waits in vain.
+    std::atomic<std::uint64_t> given_up{0};
 };
 
 class Domain {
