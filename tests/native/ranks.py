@@ -76,9 +76,11 @@ class Dead:
     signal: int
 
 
-def as_threads(size: int, body: Body, hosts: tuple[int, ...] = ()) -> list[Any]:
+def as_threads(
+    size: int, body: Body, *, hosts: tuple[int, ...] = (), limit: float = LIMIT, arena: int = ARENA
+) -> list[Any]:
     """What ``body`` returns on each rank. Raises the error of the rank that failed first of its own accord."""
-    domain = core().Domain.create(0, size, ARENA)
+    domain = core().Domain.create(0, size, arena)
     domains = [domain, *(domain.share(rank) for rank in range(1, size))]
     outcomes: list[tuple[Any, BaseException | None] | None] = [None] * size
     offset = core().reserve_memory_link(domain) if hosts else 0
@@ -93,7 +95,7 @@ def as_threads(size: int, body: Body, hosts: tuple[int, ...] = ()) -> list[Any]:
     threads = [threading.Thread(target=main, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(size)]
     for thread in threads:
         thread.start()
-    deadline = time.monotonic() + LIMIT
+    deadline = time.monotonic() + limit
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     stuck = [rank for rank, outcome in enumerate(outcomes) if outcome is None]
@@ -104,7 +106,7 @@ def as_threads(size: int, body: Body, hosts: tuple[int, ...] = ()) -> list[Any]:
             for communicator in seat.opened:
                 communicator.abort("the test took too long")
         failed = [f"{outcome[1]!r}" for outcome in outcomes if outcome is not None and outcome[1] is not None]
-        raise AssertionError(f"ranks {stuck} of {size} did not return within {LIMIT:.0f} s: {doing}, {failed}")
+        raise AssertionError(f"ranks {stuck} of {size} did not return within {limit:.0f} s: {doing}, {failed}")
     return _results([outcome for outcome in outcomes if outcome is not None])
 
 
@@ -134,7 +136,7 @@ def as_processes(size: int, body: Body) -> list[Any]:
 
 def as_hosts(size: int, body: Body) -> list[Any]:
     """As threads that pretend to be on up to three hosts, with unequal numbers of ranks that are not in a row."""
-    return as_threads(size, body, (0, 1, 0, 0, 2, 1, 0)[:size])
+    return as_threads(size, body, hosts=(0, 1, 0, 0, 2, 1, 0)[:size])
 
 
 LAUNCHERS = {"threads": as_threads, "processes": as_processes, "hosts": as_hosts}
