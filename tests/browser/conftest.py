@@ -39,7 +39,7 @@ def open_notebook(lab: Lab, browser: Browser) -> Iterator[Callable[[str], Notebo
     opened: list[NotebookPage] = []
 
     def open_one(name: str) -> NotebookPage:
-        page = browser.new_page(viewport={"width": 1200, "height": 900}, device_scale_factor=2)
+        page = browser.new_page(viewport={"width": 1200, "height": 1500}, device_scale_factor=2)
         opened.append(NotebookPage(page, lab, name))
         return opened[-1]
 

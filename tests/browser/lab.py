@@ -18,7 +18,7 @@ from playwright.sync_api import Locator, Page
 __all__ = ["ARTIFACTS", "Lab", "NotebookPage"]
 
 ARTIFACTS = Path(__file__).with_name("artifacts")
-START_SECONDS = 60
+START_SECONDS = 120
 CELL_SECONDS = 120
 
 
@@ -65,7 +65,11 @@ class Lab:
     def close(self) -> None:
         """End the server and with it its kernels."""
         self._process.terminate()
-        self._process.wait(20)
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
 
 class NotebookPage:

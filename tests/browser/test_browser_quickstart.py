@@ -33,9 +33,10 @@ def test_the_quickstart(
     open_notebook: Callable[[str], NotebookPage],
     picture: Callable[[NotebookPage, int, str], None],
 ) -> None:
-    # Three times as long: a fast machine would be done before the test has looked twice.
-    source = QUICKSTART.read_text().replace("range(20)", "range(60)").replace("20 * len", "60 * len")
-    assert source.count("60") >= 4
+    # The steps are drawn out, or a fast machine would be done before the test has looked twice (and a slow one, where
+    # training takes every core, before the browser has drawn once).
+    source = QUICKSTART.read_text().replace("optimizer.step()", "optimizer.step(); __import__('time').sleep(0.02)")
+    assert "sleep" in source
     (lab.directory / "quickstart.ipynb").write_text(source)
     notebook = open_notebook("quickstart.ipynb")
     for cell in range(TRAIN):
@@ -45,12 +46,13 @@ def test_the_quickstart(
     notebook.run(TRAIN)
     panel = notebook.output(TRAIN).locator(".ring-panel")
     panel.wait_for(timeout=60_000)
+    panel.scroll_into_view_if_needed()
     notebook.until(lambda: len(lines(notebook)) == 2 and min(map(len, lines(notebook))) > 100)
     before, at = lines(notebook), step(notebook)
     notebook.until(lambda: step(notebook) > at + 20 and all(map(str.__ne__, lines(notebook), before)))
     assert panel.get_by_role("button", name="Stop").is_visible()
     assert panel.locator(".ring-table tbody tr").count() == 2
-    notebook.until(lambda: step(notebook) > 1200 and panel.locator(".mainheading").count() == 2)
+    notebook.until(lambda: step(notebook) > 600 and panel.locator(".mainheading").count() == 2)
     picture(notebook, TRAIN, "panel")
 
     notebook.wait_ended(TRAIN)
