@@ -37,7 +37,8 @@ std::shared_ptr<Communicator> Communicator::open(Setup setup, double timeout, co
     const std::string who = "rank " + std::to_string(setup.ranks[static_cast<std::size_t>(setup.index)]);
     std::shared_ptr<Fabric> fabric;
     HostGroup::Members members{setup.local, {}, 0, setup.ranks.size(), setup.epoch};
-    if (setup.link) {
+    const bool spans_hosts = setup.link && *std::max_element(setup.host_of.begin(), setup.host_of.end()) > 0;
+    if (spans_hosts) {
         // Tags have room for some bits; a number that comes again is long out of use by then.
         fabric = std::make_shared<Fabric>(setup.link, setup.host_of, setup.addresses, setup.index, setup.epoch << 12);
         for (int member : fabric->members(fabric->host()))
