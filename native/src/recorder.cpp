@@ -9,8 +9,7 @@ const char* to_string(Phase phase) {
     return names[static_cast<int>(phase)];
 }
 
-void Recorder::record(Phase phase, std::int64_t begin, std::int64_t end, const Header& header, int group,
-                      int last) {
+void Recorder::record(Phase phase, std::int64_t begin, std::int64_t end, const Header& header, int group, int last) {
     if (!on() || begin == 0 || end == 0) return;
     Event event;
     event.begin = begin;

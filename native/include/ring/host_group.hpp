@@ -25,7 +25,7 @@ enum class RankState : std::uint32_t { Idle = 0, Waiting = 1, Moving = 2, Left =
 const char* to_string(RankState state);
 
 constexpr std::size_t kReasonBytes = 4096;
-// A payload up to this size travels in the mailbox and needs one gate. Found by benchmarks/thresholds.py.
+// A payload up to this size travels in the mailbox and needs one gate.
 constexpr std::size_t kInlineBytes = 16 << 10;
 // A staged operation moves this much per rank and gate, so that segments stay in the cache that ranks share. Three
 // slots, because one is filled while the one before is reduced and the one before that is copied out.
