@@ -43,13 +43,14 @@ class Seat:
         """Open an epoch over all ranks, or over those of ``ranks``; each of them must call it."""
         members = list(range(self.size)) if ranks is None else list(ranks)
         hosts = [self.hosts[rank] for rank in members] if self.link else []
+        hosts = hosts if len(set(hosts)) > 1 else []
         native = core().Communicator.open(
             domain=self.domain,
             ranks=members,
             local=[rank for rank in members if not hosts or self.hosts[rank] == self.hosts[self.rank]],
             index=members.index(self.rank),
             epoch=epoch,
-            link=self.link,
+            link=self.link if hosts else None,
             host_of=hosts,
             addresses=members if hosts else [],
             timeout=timeout,
