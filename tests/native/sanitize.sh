@@ -5,7 +5,7 @@
 set -euo pipefail
 
 sanitizer=$1
-epochs=${2:-60}
+epochs=${2:-20}
 seed=${3:-1}
 build=build/sanitize-${sanitizer%%,*}
 PATH=$PWD/.venv/bin:$PATH

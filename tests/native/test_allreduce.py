@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -15,7 +17,11 @@ INLINE = 16 << 10  # native kInlineBytes
 SEGMENT = 256 << 10  # native kSegmentBytes
 REAL_OPS = (ReduceOp.SUM, ReduceOp.AVERAGE, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT)
 # Which ranks keep their tensors in ring memory: paths are chosen by all ranks together.
-MEMORIES = {"ring": lambda rank: True, "ordinary": lambda rank: False, "mixed": lambda rank: rank % 2 == 0}
+MEMORIES: dict[str, Callable[[int], bool]] = {
+    "ring": lambda rank: True,
+    "ordinary": lambda rank: False,
+    "mixed": lambda rank: rank % 2 == 0,
+}
 ROUNDING = {DType.FLOAT16: 2.0**-11, DType.BFLOAT16: 2.0**-8, DType.FLOAT32: 2.0**-23, DType.FLOAT64: 2.0**-52}
 
 

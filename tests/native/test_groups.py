@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -163,7 +164,7 @@ def test_a_joined_rank_has_nothing_to_gather() -> None:
     def body(seat: Seat) -> None:
         ring = seat.open()
         tensor = Tensor.of(ring, np.ones(2), DType.FLOAT32)
-        calls = {
+        calls: dict[str, Callable[[], object]] = {
             "allgather": lambda: ring.allgather(tensor.buffer),
             "broadcast": lambda: ring.broadcast(tensor.buffer, tensor.buffer, 0),
             "allreduce min": lambda: ring.allreduce([tensor.buffer], [tensor.buffer], op=ReduceOp.MIN),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,11 @@ from ring_notebook.core.plan import row_split
 
 SIZES = (1, 2, 3, 4, 7)
 SEGMENT = 256 << 10  # native kSegmentBytes
-MEMORIES = {"ring": lambda rank: True, "ordinary": lambda rank: False, "mixed": lambda rank: rank % 2 == 0}
+MEMORIES: dict[str, Callable[[int], bool]] = {
+    "ring": lambda rank: True,
+    "ordinary": lambda rank: False,
+    "mixed": lambda rank: rank % 2 == 0,
+}
 every_type_and_size = [
     pytest.mark.parametrize("dtype", DType),
     pytest.mark.parametrize("size", SIZES),

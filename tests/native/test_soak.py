@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 def test_soak() -> None:
     """Every rank comes to the end, having met trouble, with nothing left over."""
     ringrun = Path(sys.executable).with_name("ringrun")
-    command = [ringrun, "-np", "3", sys.executable, "benchmarks/soak.py", "--operations", "2000"]
+    command = [str(ringrun), "-np", "3", sys.executable, "benchmarks/soak.py", "--operations", "2000"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = re.findall(r"rank (\d): (\{.*?\}) in", done.stdout)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -74,14 +74,18 @@ def expected(
 ) -> Array:
     """The reduction of ``inputs``, one per rank. Integers are truncated after each scaling, as Horovod does."""
     if dtype is DType.BOOL:
-        combine = np.logical_and if op in (ReduceOp.MIN, ReduceOp.PRODUCT) else np.logical_or
-        return np.asarray(combine.reduce(np.stack(inputs)))
+        every = op in (ReduceOp.MIN, ReduceOp.PRODUCT)
+        return np.asarray(np.all(np.stack(inputs), axis=0) if every else np.any(np.stack(inputs), axis=0))
     whole = dtype in INTEGERS
     scaled = [values * prescale for values in inputs]
     if whole:
         scaled = [np.trunc(values).astype(np.int64) for values in scaled]
-    combine = {ReduceOp.MIN: np.minimum, ReduceOp.MAX: np.maximum, ReduceOp.PRODUCT: np.multiply}.get(op, np.add)
-    result = combine.reduce(np.stack(scaled))
+    reductions: dict[ReduceOp, Callable[..., Array]] = {
+        ReduceOp.MIN: np.min,
+        ReduceOp.MAX: np.max,
+        ReduceOp.PRODUCT: np.prod,
+    }
+    result = reductions.get(op, np.sum)(np.stack(scaled), axis=0)
     if whole:
         result = result.astype(_STORAGE[dtype]).astype(np.int64)  # wraps around
     if op is ReduceOp.AVERAGE:
