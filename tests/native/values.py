@@ -80,18 +80,15 @@ def expected(
     scaled = [values * prescale for values in inputs]
     if whole:
         scaled = [np.trunc(values).astype(np.int64) for values in scaled]
-    reductions: dict[ReduceOp, Callable[..., Array]] = {
-        ReduceOp.MIN: np.min,
-        ReduceOp.MAX: np.max,
-        ReduceOp.PRODUCT: np.prod,
-    }
-    result = reductions.get(op, np.sum)(np.stack(scaled), axis=0)
+    named: dict[ReduceOp, Callable[..., Array]] = {ReduceOp.MIN: np.min, ReduceOp.MAX: np.max}
+    reduction = np.prod if op is ReduceOp.PRODUCT else named.get(op, np.sum)
+    result = np.asarray(reduction(np.stack(scaled), axis=0))
     if whole:
         result = result.astype(_STORAGE[dtype]).astype(np.int64)  # wraps around
     if op is ReduceOp.AVERAGE:
         result = np.trunc(result / len(inputs)) if whole else result / len(inputs)
     result = result * postscale
-    return np.trunc(result).astype(np.int64) if whole else result
+    return np.asarray(np.trunc(result).astype(np.int64) if whole else result)
 
 
 @dataclass
