@@ -7,7 +7,7 @@
 namespace ring {
 namespace {
 
-// Barrier, join and group: passing the gate is all there is to do.
+// Barrier and join: passing the gate is all there is to do.
 class Nothing : public GatedAlgorithm {
    public:
     bool step(std::uint64_t) override { return true; }
@@ -113,12 +113,9 @@ std::unique_ptr<Algorithm> make_algorithm(HostGroup& group, const Request& reque
             result.last_joined = static_cast<int>(last);
             break;
         }
-        case OpKind::Group:
-            if (!request.members.empty())
-                result.block = headers[static_cast<std::size_t>(request.members.front())].input;
-            break;
         case OpKind::Step:
             return make_step(group, request, headers);
+        case OpKind::Group:  // the communicator's own affair
         case OpKind::Barrier:
             break;
     }

@@ -121,7 +121,8 @@ Communicator::Served Communicator::attempt(Work& work) {
             fabric_ ? work.agreement_->headers() : group_->headers(work.header_.sequence);
         const std::string mismatch = find_mismatch(headers, ranks_);
         if (!mismatch.empty()) throw Mismatch(locate(work) + ": " + mismatch);
-        work.algorithm_ = fabric_
+        work.algorithm_ = work.header_.kind == OpKind::Group ? make_group(work, headers)
+                          : fabric_
                               ? make_fabric_algorithm(*group_, *fabric_, work.request_, *work.agreement_, work.result_)
                               : make_algorithm(*group_, work.request_, headers, work.result_);
     }
@@ -217,6 +218,7 @@ void Communicator::fail(Work& work, std::exception_ptr error) {
     announce();
     work.algorithm_.reset();  // gives up what is on the link
     work.agreement_.reset();
+    work.result_.group.reset();
     group_->wait_quiet();
     group_->set_state(RankState::Idle);
     work.finish(error);

@@ -1,5 +1,6 @@
 // How communicators come to be: epochs, and groups within them.
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "agreement.hpp"
@@ -97,39 +98,65 @@ std::shared_ptr<Communicator> Communicator::open(Setup setup, double timeout, co
     return self;
 }
 
-// The first of the new group's members on each host reserves the block for them.
-std::uint64_t Communicator::reserve_part(const std::vector<int>& members) const {
-    std::vector<int> local;
-    int first = -1;
-    for (int member : members) {
-        if (fabric_ && fabric_->host_of(member) != fabric_->host()) continue;
-        if (first < 0) first = member;
-        local.push_back(group_->local_rank(fabric_ ? fabric_->local_index(member) : member));
-    }
-    if (first != index()) return kNowhere;
-    const auto fabric = fabric_ ? fabric_->part(members, 0) : nullptr;
-    return HostGroup::reserve(domain(), local, members.size(), fabric ? extra_bytes(*fabric) : 0);
-}
-
-std::shared_ptr<Communicator> Communicator::subgroup(const Work& work) const {
-    const std::vector<int>& indices = work.request_.members;
-    const auto own = std::find(indices.begin(), indices.end(), index());
-    if (own == indices.end()) return nullptr;
-    std::vector<int> ranks;
-    HostGroup::Members members{{}, {}, 0, indices.size()};
+// Those of the members (indices in this group) who are on this host. The index is -1 where this rank is not among them.
+HostGroup::Members Communicator::members_here(const std::vector<int>& indices) const {
+    HostGroup::Members members{{}, {}, -1, indices.size(), 0};
     for (int member : indices) {
-        ranks.push_back(ranks_[static_cast<std::size_t>(member)]);
         if (fabric_ && fabric_->host_of(member) != fabric_->host()) continue;
         if (member == index()) members.index = static_cast<int>(members.local.size());
         members.local.push_back(group_->local_rank(fabric_ ? fabric_->local_index(member) : member));
-        members.ranks.push_back(ranks.back());
+        members.ranks.push_back(ranks_[static_cast<std::size_t>(member)]);
     }
+    return members;
+}
+
+// The first of the new group's members on each host reserves the block for them.
+std::uint64_t Communicator::reserve_part(const std::vector<int>& indices) const {
+    const HostGroup::Members members = members_here(indices);
+    if (members.index != 0) return kNowhere;
+    const auto fabric = fabric_ ? fabric_->part(indices, 0) : nullptr;
+    return HostGroup::reserve(domain(), members.local, indices.size(), fabric ? extra_bytes(*fabric) : 0);
+}
+
+std::unique_ptr<Algorithm> Communicator::make_group(Work& work, const std::vector<Header>& headers) const {
+    // Members come to the block before anyone returns, so that a group either is there for all or for none.
+    class Come : public GatedAlgorithm {
+       public:
+        explicit Come(std::function<void()> come) : come_(std::move(come)) {}
+
+       protected:
+        bool step(std::uint64_t k) override {
+            if (k == 0 && come_) come_();
+            return k == 1;
+        }
+
+       private:
+        std::function<void()> come_;
+    };
+
+    const std::vector<int>& indices = work.request_.members;
+    HostGroup::Members members = members_here(indices);
+    if (members.index < 0) return std::make_unique<Come>(nullptr);
+    const auto first = std::find_if(indices.begin(), indices.end(), [&](int member) {
+        return !fabric_ || fabric_->host_of(member) == fabric_->host();
+    });
+    const std::uint64_t block = headers[static_cast<std::size_t>(*first)].input;
+    return std::make_unique<Come>([this, &work, block, members = std::move(members)] {
+        work.result_.group = std::make_shared<HostGroup>(domain(), block, members, epoch_.group);
+    });
+}
+
+std::shared_ptr<Communicator> Communicator::subgroup(Work& work) const {
+    if (!work.result_.group) return nullptr;
+    const std::vector<int>& indices = work.request_.members;
+    std::vector<int> ranks;
+    for (int member : indices) ranks.push_back(ranks_[static_cast<std::size_t>(member)]);
+    const auto own = std::find(indices.begin(), indices.end(), index()) - indices.begin();
     std::shared_ptr<Fabric> fabric;
     // All members count operations alike, so this is the same number on each of them, and no other group's.
     if (fabric_) fabric = fabric_->part(indices, fabric_->id() * 31 + work.header_.sequence);
-    auto group = std::make_shared<HostGroup>(domain(), work.result_.block, std::move(members), epoch_.group);
-    return std::shared_ptr<Communicator>(new Communicator(std::move(ranks), static_cast<int>(own - indices.begin()),
-                                                          std::move(group), std::move(fabric), epoch_));
+    return std::shared_ptr<Communicator>(new Communicator(std::move(ranks), static_cast<int>(own),
+                                                          std::move(work.result_.group), std::move(fabric), epoch_));
 }
 
 }  // namespace ring

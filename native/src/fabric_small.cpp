@@ -107,17 +107,8 @@ std::unique_ptr<Algorithm> make_fabric_algorithm(HostGroup& group, Fabric& fabri
                                                  const Agreement& agreement, Result& result) {
     const std::vector<Header>& headers = agreement.headers();
     const Header& lead = lead_header(headers);
-    const bool moves_data = lead.kind != OpKind::Barrier && lead.kind != OpKind::Join && lead.kind != OpKind::Group;
-    if (!moves_data) {
-        auto algorithm = make_algorithm(group, request, headers, result);
-        // Each host has a block of its own, reserved by the first of its members.
-        for (int member : request.members) {
-            if (fabric.host_of(member) != fabric.host()) continue;
-            result.block = headers[static_cast<std::size_t>(member)].input;
-            break;
-        }
-        return algorithm;
-    }
+    if (lead.kind == OpKind::Barrier || lead.kind == OpKind::Join)
+        return make_algorithm(group, request, headers, result);
     if (agreement.all_small()) return std::make_unique<SmallOperation>(group, fabric, request, agreement, result);
     switch (lead.kind) {
         case OpKind::Allreduce:

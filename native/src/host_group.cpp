@@ -98,8 +98,8 @@ HostGroup::HostGroup(std::shared_ptr<Domain> domain, std::uint64_t block, Member
 HostGroup::~HostGroup() {
     if (!domain_->owned()) return;
     leave();
-    // The next epoch does not wait for those who have not come to one that was aborted.
-    if (index() == 0 && aborted()) bar(*domain_, offset_);
+    // All have come before a group begins its work; who has not come to one that failed never will.
+    if (index() == 0) bar(*domain_, offset_);
     mailbox(index()).presence.store(Presence::Gone, std::memory_order_release);
 }
 

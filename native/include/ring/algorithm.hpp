@@ -61,7 +61,7 @@ struct Result {
     std::size_t bytes = 0;
     std::vector<std::int64_t> counts;  // elements from each rank
     int last_joined = -1;
-    std::uint64_t block = kNowhere;  // group: where its block lies
+    std::shared_ptr<HostGroup> group;  // group: its part on this host, where this rank is in it
 
     void allocate(std::size_t size);
 };

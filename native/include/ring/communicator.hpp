@@ -89,7 +89,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     void wait(Work& work, double timeout, const Interruption& check);
 
     // The communicator of a group that a Group operation has made.
-    std::shared_ptr<Communicator> subgroup(const Work& work) const;
+    std::shared_ptr<Communicator> subgroup(Work& work) const;
 
     void abort(const std::string& reason);
     bool aborted() const { return group_->aborted(); }
@@ -117,7 +117,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
                  Epoch epoch);
     std::shared_ptr<Work> make_work(Request request, double timeout) const;
     void validate(const Request& request) const;
-    std::uint64_t reserve_part(const std::vector<int>& members) const;
+    HostGroup::Members members_here(const std::vector<int>& indices) const;
+    std::uint64_t reserve_part(const std::vector<int>& indices) const;
+    std::unique_ptr<Algorithm> make_group(Work& work, const std::vector<Header>& headers) const;
 
     // The state machine. Only one thread at a time is in it: the inline caller or the progress thread.
     void begin(Work& work);

@@ -85,7 +85,7 @@ class HostGroup {
     // `ranks` counts the members on all hosts; `extra` bytes at the end are for what the group shares besides.
     static std::uint64_t reserve(const std::shared_ptr<Domain>& domain, const std::vector<int>& local,
                                  std::size_t ranks, std::size_t extra);
-    // Whoever has not come to a reserved block will never come: what was to become a group has failed.
+    // Whoever has not come to a reserved block by now will not be let in.
     static void bar(Domain& domain, std::uint64_t block);
     // `epoch` is the group whose abort and departures count for this one too; null for an epoch's own group.
     HostGroup(std::shared_ptr<Domain> domain, std::uint64_t block, Members members,
