@@ -13,6 +13,9 @@ from ring_notebook.launch.rank import rank_in
 SIZES = (1, 2, 3, 4)
 
 
+# First, so that the names of tests do not depend on whether pytest was given this folder or one above it: a test is
+# asked for by its name inside the ranks.
+@pytest.hookimpl(tryfirst=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     sizes = getattr(metafunc.module, "SIZES", SIZES)
     metafunc.parametrize("size", sizes, indirect=True, ids=[f"np{size}" for size in sizes])
