@@ -16,7 +16,7 @@ from ring_notebook.config import config
 from ring_notebook.errors import ClusterError
 from ring_notebook.launch.hosts import parse_hosts
 from ring_notebook.notebook import registry, variables
-from ring_notebook.notebook.death import Death, explain, oom_kills
+from ring_notebook.notebook.death import Death
 from ring_notebook.notebook.engines import Engine, Engines
 from ring_notebook.notebook.follow import FollowedLog, TakenOverLog, run_in_progress
 from ring_notebook.notebook.processes import Processes
@@ -50,9 +50,7 @@ class Cluster:
         self._processes: Processes | None = None
         self._engines: Engines | None = None
         self._directory = Path()
-        self._oom_kills = 0
         self.last_run: Run | None = None
-        self.death: Death | None = None
 
     def start(self) -> Cluster:
         """Start controller and engines; returns when they can run a cell.
@@ -62,15 +60,13 @@ class Cluster:
         if self.running:
             raise ClusterError(f"the cluster of {self.n} engines is already running; `%ring stop` ends it")
         started = time.monotonic()
-        self.death = None
-        self._oom_kills = oom_kills()
         self._foreign = False
         self._directory = registry.new_directory()
         atexit.register(self._leave_or_stop)
         try:
-            self._processes = Processes.launch(self._directory, self.n, self._hosts, self._keep, self._ended)
+            self._processes = Processes.launch(self._directory, self.n, self._hosts, self._keep)
             client = self._processes.connect(_START_TIMEOUT)
-            self._engines = Engines(client, self._trouble)
+            self._engines = Engines(client, self._processes.trouble)
             self._engines.wait_for(self.n, _START_TIMEOUT)
             self._prepare(self._engines)
         except BaseException:
@@ -91,14 +87,13 @@ class Cluster:
             cluster.why = about["why"]
             cluster._foreign = registry.is_alive(about["kernel"]) and about["kernel"] != os.getpid()
             cluster._directory = directory
-            cluster._oom_kills = oom_kills()
             try:
-                cluster._processes = Processes.attach(directory, cluster._ended)
+                cluster._processes = Processes.attach(directory)
                 client = cluster._processes.connect(_ATTACH_TIMEOUT)
             except ClusterError:
                 continue
             atexit.register(cluster._leave_or_stop)
-            cluster._engines = Engines(client, cluster._trouble)
+            cluster._engines = Engines(client, cluster._processes.trouble)
             cluster._engines.all = [Engine(**engine) for engine in about["engines"]]
             cluster._engines.wait_for(cluster.n, _ATTACH_TIMEOUT)
             cluster._follow_run(cluster._engines)
@@ -143,7 +138,12 @@ class Cluster:
     @property
     def running(self) -> bool:
         """Whether a cell can be sent."""
-        return self._engines is not None and not self._trouble()
+        return self._engines is not None and not self._engines.trouble()
+
+    @property
+    def death(self) -> Death | None:
+        """What ended the cluster, when it ended by itself."""
+        return None if self._processes is None else self._processes.death
 
     def status(self) -> list[dict[str, Any]]:
         """A dict for each engine: rank, host, pid, gpu, state. Raises ClusterError without a cluster."""
@@ -203,7 +203,7 @@ class Cluster:
         # Seconds since the epoch of the clock, so that the numbers increase also when another notebook
         # attaches.
         epoch = time.time_ns() // 1_000_000
-        self.last_run = Run(engines, self._trouble, log, timeout=timeout).start(epoch, first_line, log.put)
+        self.last_run = Run(engines, log, timeout=timeout).start(epoch, first_line, log.put)
         return self.last_run
 
     def push(self, values: Mapping[str, Any]) -> None:
@@ -221,7 +221,7 @@ class Cluster:
     def _connected(self) -> Engines:
         if self._engines is None:
             raise ClusterError("there is no cluster; `%ring start` starts one")
-        if trouble := self._trouble():
+        if trouble := self._engines.trouble():
             raise ClusterError(trouble)
         return self._engines
 
@@ -262,17 +262,7 @@ class Cluster:
         directory = run_in_progress(Path(config().runs_dir).absolute(), self._directory.name)
         if directory is not None:
             log = FollowedLog(directory) if self._foreign else TakenOverLog(directory, self._directory / "spool")
-            self.last_run = Run(engines, self._trouble, log).follow()
-
-    def _ended(self, which: str, output: str) -> None:
-        """Called when controller or engines ended by themselves."""
-        self.death = explain(which, output, self._directory / "log", self._oom_kills)
-
-    def _trouble(self) -> str:
-        """Why the engines do not answer any more; empty while they do."""
-        if self.death is not None:
-            return str(self.death)
-        return "" if self._processes is not None and self._processes.alive() else "the cluster was stopped"
+            self.last_run = Run(engines, log).follow()
 
     def __enter__(self) -> Cluster:
         return self.start()

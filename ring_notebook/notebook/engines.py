@@ -42,14 +42,14 @@ class Engines:
 
     def __init__(self, client: Any, trouble: Callable[[], str]) -> None:
         self._client = client
-        self._trouble = trouble  # why no answer can be expected any more; empty while one can
+        self.trouble = trouble  # why no answer can be expected any more; empty while one can
         self.all: list[Engine] = []
 
     def wait_for(self, n: int, timeout: float) -> None:
         """Wait until ``n`` engines have registered. Raises ClusterError when they have not."""
         deadline = monotonic() + timeout
         while len(self._client.ids) < n:
-            if trouble := self._trouble():
+            if trouble := self.trouble():
                 raise ClusterError(trouble)
             if monotonic() > deadline:
                 raise ClusterError(f"{len(self._client.ids)} of {n} engines came up within {timeout:g} s")
@@ -99,7 +99,7 @@ class Engines:
         deadline = monotonic() + timeout
         for future in futures:
             while not future.wait(_POLL):  # type: ignore[attr-defined]
-                if trouble := self._trouble():
+                if trouble := self.trouble():
                     raise ClusterError(trouble)
                 if monotonic() > deadline:
                     raise ClusterError(f"no answer from the engines within {timeout:g} s; try `%ring restart`")

@@ -7,7 +7,6 @@ import logging
 import os
 import select
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from threading import Event, Thread
 from time import monotonic, sleep
@@ -22,6 +21,7 @@ from ring_notebook.errors import ClusterError
 from ring_notebook.launch.deathsig import wrap
 from ring_notebook.launch.hosts import Host
 from ring_notebook.launch.mpi import find_mpiexec
+from ring_notebook.notebook.death import Death, explain, oom_kills
 from ring_notebook.notebook.rundir import read_json
 
 __all__ = ["ControllerLauncher", "EngineLauncher", "Processes"]
@@ -86,14 +86,14 @@ class Processes:
 
     One thread starts, watches and ends them: the Linux kernel ends a child of ours with the thread that
     started it, so this thread has to live as long as they do. When one of them ends by itself the other is
-    ended too, and ``on_end`` is called from that thread with its name (``controller`` or ``engines``) and what
-    the engines have written.
+    ended too. ``death`` is then why.
     """
 
-    def __init__(self, cluster: ipyparallel.Cluster, n: int, on_end: Callable[[str, str], None]) -> None:
+    def __init__(self, cluster: ipyparallel.Cluster, n: int) -> None:
+        self.death: Death | None = None
         self._cluster = cluster
         self._n = n  # engines to start, 0 when they run already
-        self._on_end = on_end
+        self._oom_kills = oom_kills()
         self._started = Event()
         self._error: BaseException | None = None
         self._asked = ""  # what `stop` or `leave` asked of the thread
@@ -105,18 +105,16 @@ class Processes:
             raise self._error
 
     @classmethod
-    def launch(
-        cls, directory: Path, n: int, hosts: list[Host], keep: bool, on_end: Callable[[str, str], None]
-    ) -> Processes:
+    def launch(cls, directory: Path, n: int, hosts: list[Host], keep: bool) -> Processes:
         """Start ``n`` engines; returns when they run, which is before they can be talked to.
 
         Raises MPIMissingError before it starts anything.
         """
         find_mpiexec()
-        return cls(_cluster(directory, hosts, keep), n, on_end)
+        return cls(_cluster(directory, hosts, keep), n)
 
     @classmethod
-    def attach(cls, directory: Path, on_end: Callable[[str, str], None]) -> Processes:
+    def attach(cls, directory: Path) -> Processes:
         """Those that another kernel has started in ``directory``. Raises ClusterError when they have ended."""
         file = directory / "security" / f"cluster-{directory.name}.json"
         about = read_json(file)
@@ -128,13 +126,13 @@ class Processes:
         cluster = ipyparallel.Cluster.from_dict(about, cluster_file=str(file), load_profile=False, log=_silent())
         if not cluster.controller or not cluster.engines:
             raise ClusterError(f"the cluster in {directory} has ended")
-        return cls(cluster, 0, on_end)
+        return cls(cluster, 0)
 
     def connect(self, timeout: float) -> Any:
         """An ipyparallel client. Raises ClusterError when the controller does not answer in time."""
         connection = Path(self._cluster.controller.connection_files["client"])
         deadline = monotonic() + timeout
-        while self.alive() and monotonic() < deadline:
+        while not self.trouble() and monotonic() < deadline:
             try:
                 return ipyparallel.Client(str(connection), timeout=max(1.0, deadline - monotonic()))
             except TimeoutError:
@@ -143,9 +141,11 @@ class Processes:
                 sleep(_POLL)
         raise ClusterError(f"the controller does not answer: {_tail(self.log('controller')) or 'its log is empty'}")
 
-    def alive(self) -> bool:
-        """Whether both still run."""
-        return self._thread.is_alive()
+    def trouble(self) -> str:
+        """Why nothing can be expected of these processes any more; empty while both run."""
+        if self._thread.is_alive():
+            return ""
+        return str(self.death or "the cluster was stopped")
 
     def stop(self) -> None:
         """End both and return when they have ended."""
@@ -186,7 +186,7 @@ class Processes:
         if self._asked != "leave":
             self._end()
         if ended:
-            self._on_end(ended, output)
+            self.death = explain(ended, output, Path(self._cluster.profile_dir) / "log", self._oom_kills)
 
     def _wait(self) -> str:
         """Return when one of both has ended (its name), or `stop` or `leave` was called (nothing)."""

@@ -43,7 +43,6 @@ class Run:
     def __init__(
         self,
         engines: Engines,
-        trouble: Callable[[], str],
         log: RunLog | FollowedLog,
         *,
         timeout: float = 0.0,
@@ -52,7 +51,6 @@ class Run:
         self.status = "running"
         self.error: BaseException | None = None
         self._engines = engines
-        self._trouble = trouble
         self._timeout = timeout
         self._panel: Panel | None = None
         self._showing = Lock()
@@ -175,7 +173,7 @@ class Run:
         answered = 0.0
         while not self.log.wait_ended(self._ranks, _TICK):
             now = monotonic()
-            if self._trouble():
+            if self._engines.trouble():
                 break
             if self._futures and all(future.done() for future in self._futures):
                 answered = answered or now
@@ -236,7 +234,7 @@ class Run:
     def _outcome(self) -> tuple[str, BaseException | None]:
         ended, failures = self.log.ended(), self._failures()
         missing = [rank for rank in self._ranks if rank not in ended]
-        if missing and not self._cause_known() and (trouble := self._trouble()):
+        if missing and not self._cause_known() and (trouble := self._engines.trouble()):
             return "failed", brief(ClusterError(trouble), f"ClusterError: {trouble}")
         if failures:
             return "failed", as_exception(failures, missing)
