@@ -144,8 +144,8 @@ class Launch:
             reason = f"ranks {unfinished} did not finish within {limit if started else START_LIMIT:.0f} s"
             stacks = self._stacks([event["start"]["pid"] for event in events if "start" in event])
         said = _merged([event["end"] for event in events if "end" in event]).text
-        output = (self._folder / "output.txt").read_text(errors="replace")[-4000:]
-        text = "\n".join(part for part in (reason, said, stacks, f"--- end of the output\n{output}") if part)
+        output = _both_ends((self._folder / "output.txt").read_text(errors="replace"))
+        text = "\n".join(part for part in (reason, said, stacks, f"--- output of the ranks\n{output}") if part)
         if not started:
             self._broken = text
         self._waiting.remove(nodeid)
@@ -164,6 +164,13 @@ class Launch:
             with contextlib.suppress(FileNotFoundError):
                 parts.append(f"--- stacks of rank {rank}\n{stack_file(self._folder, rank).read_text()}")
         return "\n".join(parts)
+
+
+def _both_ends(output: str, most: int = 4000) -> str:
+    """The beginning, where the first error is, and the end of a long output."""
+    if len(output) <= 2 * most:
+        return output
+    return f"{output[:most]}\n[... {len(output) - 2 * most} characters ...]\n{output[-most:]}"
 
 
 def _merged(ends: list[dict[str, Any]]) -> Outcome:
