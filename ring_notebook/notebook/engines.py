@@ -78,7 +78,10 @@ class Engines:
         client = self._client
         return [
             client.send_apply_request(
-                client._mux_socket,
+                # The stream that receives on this socket, where ipyparallel itself sends past it: a send takes
+                # note of what has just arrived, so that the socket's descriptor, which reports only changes,
+                # does not wake the stream for it. Answers then lie unread until something else arrives.
+                client._mux_stream,
                 reference,
                 list(args),
                 ident=client._engines[rank].encode(),

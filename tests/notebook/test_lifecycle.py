@@ -158,6 +158,12 @@ def test_variables_go_there_and_back(cluster: Cluster) -> None:
     assert cluster.variables("mine") == [{"mine": "int 1"}, {"mine": "int 2"}]
 
 
+def test_no_answer_is_overlooked(cluster: Cluster) -> None:
+    cluster.run("x = 1").wait()
+    for _ in range(1000):  # one in some hundred was, when requests were sent past the stream that receives
+        assert cluster.variables("x") == [{"x": "int 1"}] * 2
+
+
 def test_a_class_of_a_cell_comes_back_with_its_value(cluster: Cluster) -> None:
     cluster.run("class Point:\n    def __init__(self, x): self.x = x\npoint = Point(3)").wait()
     assert cluster.pull("point").x == 3
