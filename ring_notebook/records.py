@@ -1,6 +1,7 @@
 """What crosses from a rank to the kernel: metric batches, output, status, how a rank ended.
 
-A record travels as one binary message: a JSON header, and for metrics the numbers as raw float64 behind it.
+A record travels as one binary message: a JSON header, and behind it the numbers of metrics as raw float64 or the
+events of a trace.
 Both islands import this module and nothing else of one another.
 """
 
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal
 
-__all__ = ["Ended", "Failure", "MetricBatch", "Output", "Record", "Status", "decode", "encode"]
+__all__ = ["Ended", "Failure", "MetricBatch", "Output", "Record", "Status", "Trace", "decode", "encode"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +100,22 @@ class Ended:
     summary: dict[str, Any] = field(default_factory=dict)
 
 
-Record = MetricBatch | Output | Status | Failure | Ended
-_KINDS: dict[str, type[Any]] = {cls.kind: cls for cls in (MetricBatch, Output, Status, Failure, Ended)}
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What a rank did in a run that is recorded for a timeline.
+
+    ``events`` is a JSON array of events in Chrome's trace format, as bytes: the kernel keeps them and looks into them
+    only when somebody asks.
+    """
+
+    kind: ClassVar[str] = "trace"
+    run: str
+    rank: int
+    events: bytes
+
+
+Record = MetricBatch | Output | Status | Failure | Ended | Trace
+_KINDS: dict[str, type[Any]] = {cls.kind: cls for cls in (MetricBatch, Output, Status, Failure, Ended, Trace)}
 _LENGTH = struct.Struct("<I")
 
 
@@ -112,6 +127,9 @@ def encode(records: Sequence[Record]) -> bytes:
         if isinstance(record, MetricBatch):
             fields = {"run": record.run, "rank": record.rank, "columns": record.columns}
             body = record.values.tobytes()
+        elif isinstance(record, Trace):
+            fields = {"run": record.run, "rank": record.rank}
+            body = record.events
         else:
             fields = asdict(record)
         header = json.dumps({"kind": record.kind, **fields}).encode()
@@ -144,6 +162,8 @@ def decode(message: bytes | memoryview) -> list[Record]:
             values.frombytes(body)
             fields["columns"] = tuple(fields["columns"])
             fields["values"] = values
+        elif cls is Trace:
+            fields["events"] = body
         elif cls is Failure:
             fields["frames"] = tuple(tuple(frame) for frame in fields["frames"])
         elif cls is Status:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -33,6 +34,12 @@ def chromium() -> str:
     if found is None:
         pytest.skip("NOT TESTED in a browser: no Chromium here; `make test-deps` installs it")
     return found
+
+
+def pytest_configure() -> None:
+    """Let interrupts through: a shell without job control has what it runs in the background ignore them."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -22,6 +22,7 @@ struct Handle {
 
     void wait(double timeout) const {
         if (!work->done()) {
+            const ring::Spending spending(communicator->recorder());
             const py::gil_scoped_release nogil;
             communicator->wait(*work, timeout, signal_check());
         }
@@ -50,6 +51,7 @@ Request make_request(ring::OpKind kind, int dtype, std::vector<PieceTuple> piece
 Handle submit(const std::shared_ptr<Communicator>& self, Request request, bool blocking, double timeout) {
     const py::gil_scoped_release nogil;
     if (!blocking) return {self, self->start(std::move(request), timeout)};
+    const ring::Spending spending(self->recorder());
     Handle handle{self, self->run(std::move(request), timeout, signal_check())};
     handle.work->get();
     return handle;
@@ -241,6 +243,7 @@ void register_communicator(py::module_& module) {
                  self.close(signal_check());
              })
         .def("activity", &activity)
+        .def("seconds_spent", [](const Communicator& self) { return 1e-9 * self.recorder().spent(); })
         .def("record", [](const Communicator& self, std::size_t capacity) { self.recorder().start(capacity); })
         .def("recorded", &recorded);
 }

@@ -250,6 +250,10 @@ class Communicator:
                     entries[entry["rank"]] = entry
         return list(entries.values())
 
+    def seconds_spent(self) -> float:
+        """How long callers of this rank have been in operations of the epoch, waiting for other ranks included."""
+        return float(self._native.seconds_spent())
+
     def record(self, capacity: int = 1 << 16) -> None:
         """Begin to note what operations of the epoch do; the newest ``capacity`` events are kept."""
         self._native.record(capacity)

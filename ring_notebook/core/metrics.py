@@ -6,12 +6,12 @@ import sys
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from time import perf_counter, time
+from time import monotonic_ns, time
 from typing import Any, Generic, TypeVar
 
 from ring_notebook.records import MetricBatch
 
-__all__ = ["begin", "data_wait", "drain", "end", "log", "progress", "track"]
+__all__ = ["begin", "data_wait", "data_waits", "drain", "end", "keep_data_waits", "log", "progress", "track"]
 
 T = TypeVar("T")
 _Row = tuple[float, int, dict[str, Any]]
@@ -19,6 +19,7 @@ _Row = tuple[float, int, dict[str, Any]]
 # A tracked loop that logs nothing itself still shows its throughput this often (seconds).
 _TRACK_PERIOD = 0.2
 _PRINT_PERIOD = 1.0
+_WAITS_KEPT = 1 << 14
 
 
 class _Recorder:
@@ -36,6 +37,7 @@ class _Recorder:
         self.step: int | None = None  # batches that `track` has handed out
         self.samples = 0  # of batches handed out since the last row
         self.waited = 0.0
+        self.waits: deque[tuple[int, int]] | None = None
         self.flushed = 0.0
         self.progress = (0, 0)
 
@@ -128,12 +130,15 @@ class track(Generic[T]):  # noqa: N801 - read as a verb: for batch in track(load
         batches = iter(self._loader)
         while True:
             recorder.progress = (done, total)
-            started = perf_counter()
+            started = monotonic_ns()
             try:
                 batch = next(batches)
             except StopIteration:
                 break
-            recorder.waited += perf_counter() - started
+            ended = monotonic_ns()
+            recorder.waited += (ended - started) * 1e-9
+            if recorder.waits is not None:
+                recorder.waits.append((started, ended))
             recorder.samples += _samples(batch)
             recorder.step = 0 if recorder.step is None else recorder.step + 1
             yield batch
@@ -176,6 +181,16 @@ def progress() -> tuple[int, int]:
 def data_wait() -> float:
     """Seconds that `track` has waited for data since the run began."""
     return _recorder.waited
+
+
+def keep_data_waits() -> None:
+    """From now on until the run ends, remember when `track` waited for data: the newest few thousand times."""
+    _recorder.waits = deque(maxlen=_WAITS_KEPT)
+
+
+def data_waits() -> list[tuple[int, int]]:
+    """When `track` waited for data, as (begin, end) in nanoseconds of the monotonic clock."""
+    return list(_recorder.waits or ())
 
 
 def drain(run: str, rank: int) -> list[MetricBatch]:

@@ -14,12 +14,16 @@ from pathlib import Path
 from time import monotonic_ns, time_ns
 from typing import Any
 
-from ring_notebook.core import world
+from ring_notebook.core import metrics, world
 from ring_notebook.core.buffers import from_memoryview
 
-__all__ = ["active", "finish", "start", "stop"]
+__all__ = ["active", "finish", "record", "start", "stop", "take"]
+
+# Of a run in a notebook: some megabytes per rank, which travel to the kernel.
+_CAPACITY = 1 << 14
 
 _path: Path | None = None
+_kept: list[dict[str, Any]] | None = None  # events of epochs that have ended, while `record` is in effect
 
 
 def active() -> bool:
@@ -63,6 +67,42 @@ def finish() -> list[dict[str, Any]]:
     events = _trace(current.rank, current.communicator.recorded())
     _write(path.with_suffix(f".rank{current.rank}{path.suffix}"), events)
     return events
+
+
+def record() -> None:
+    """Begin to record in memory, for `take`. Raises NotInitializedError when no epoch is open."""
+    global _kept
+    world.current().communicator.record(_CAPACITY)
+    world.at_close(_keep)
+    metrics.keep_data_waits()
+    _kept = []
+
+
+def take() -> list[dict[str, Any]]:
+    """What this rank did since `record`, in the epoch that was open then and has been left since."""
+    global _kept
+    events, _kept = _kept or [], None
+    return events
+
+
+def _keep() -> None:
+    if _kept is not None:
+        current = world.current()
+        _kept.extend(_trace(current.rank, current.communicator.recorded()))
+        ahead = _clock_offset()
+        for begin, end in metrics.data_waits():
+            _kept.append(
+                {
+                    "name": "waiting for data",
+                    "cat": "data",
+                    "ph": "X",
+                    "ts": (begin + ahead) / 1000,
+                    "dur": (end - begin) / 1000,
+                    "pid": current.rank,
+                    "tid": 0,
+                    "args": {},
+                }
+            )
 
 
 def _clock_offset() -> int:

@@ -23,6 +23,7 @@ __all__ = [
     "at_close",
     "close",
     "close_run",
+    "communication",
     "current",
     "init",
     "is_initialized",
@@ -81,6 +82,7 @@ _world: World | None = None
 _epoch = 0
 _at_close: list[Callable[[], object]] = []
 _run: tuple[str, int] | None = None  # id and size of the run that this process is in
+_communicated = 0.0  # seconds, in earlier epochs of the run
 
 
 def prepare_host() -> Place:
@@ -118,8 +120,9 @@ def open_run(run: str, epoch: int, size: int) -> World:
     ``epoch`` grows from run to run, by more than a run calls `init` again. Until `close_run` that is for the ranks of
     the run. A rank that waits here for another one can be interrupted.
     """
-    global _epoch, _run
+    global _epoch, _run, _communicated
     close()
+    _communicated = 0.0
     _run = (run, size)
     place = prepare_host()
     _epoch = max(_epoch, epoch)
@@ -202,7 +205,7 @@ def abort(reason: str) -> None:
 
 def close() -> None:
     """Leave the epoch, if one is open. Whoever still waits for this rank learns that it has left."""
-    global _world
+    global _world, _communicated
     if _world is not None:
         for callback in _at_close:
             callback()
@@ -211,6 +214,7 @@ def close() -> None:
         try:
             world.communicator.close()
         finally:
+            _communicated += world.communicator.seconds_spent()
             prepare_host().domain.trim()
 
 
@@ -219,6 +223,12 @@ def close_run() -> None:
     global _run
     _run = None
     close()
+
+
+def communication() -> float:
+    """Seconds that this rank has spent in collectives since its run began, waiting for other ranks included."""
+    world = _world
+    return _communicated + (0.0 if world is None else world.communicator.seconds_spent())
 
 
 def snapshot() -> list[dict[str, Any]]:

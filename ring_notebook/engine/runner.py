@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import resource
 from importlib import import_module
 from multiprocessing import active_children
@@ -11,7 +12,7 @@ from typing import Any, Literal
 from ipyparallel.engine.datapub import publish_data
 from IPython.core.interactiveshell import InteractiveShell
 
-from ring_notebook.core import metrics, world
+from ring_notebook.core import metrics, timeline, world
 from ring_notebook.engine import setup
 from ring_notebook.engine.cell import Cell
 from ring_notebook.engine.children import end_children
@@ -20,7 +21,7 @@ from ring_notebook.engine.interrupt import Interruptible
 from ring_notebook.engine.output import Capture
 from ring_notebook.engine.publisher import Publisher
 from ring_notebook.errors import CollectiveAborted
-from ring_notebook.records import Ended, Failure, Record, Status, encode
+from ring_notebook.records import Ended, Failure, Record, Status, Trace, encode
 
 __all__ = ["RECORDS", "execute"]
 
@@ -28,23 +29,26 @@ RECORDS = "ring_records"
 """The key under which a message of records is published."""
 
 
-def execute(run: str, epoch: int, size: int, source: str, first_line: int) -> None:
+def execute(run: str, epoch: int, size: int, source: str, first_line: int, recorded: bool) -> None:
     """Run a cell as this rank's part of ``run``, in a new communicator epoch over ranks 0..size-1.
+
+    With ``recorded`` it ends with a Trace of what its collectives did.
 
     Returns when the rank has ended and everything it recorded has been sent; never raises what the cell
     raised.
     """
-    _Execution(run, epoch, size, setup.rank()).execute(source, first_line)
+    _Execution(run, epoch, size, setup.rank(), recorded).execute(source, first_line)
 
 
 class _Execution:
     """One rank's part of one run."""
 
-    def __init__(self, run: str, epoch: int, size: int, rank: int) -> None:
+    def __init__(self, run: str, epoch: int, size: int, rank: int, recorded: bool) -> None:
         self.run = run
         self.epoch = epoch
         self.size = size
         self.rank = rank
+        self.recorded = recorded
         self.cell: Cell | None = None
         self.capture = Capture()
 
@@ -73,6 +77,8 @@ class _Execution:
         if "ring" in names:
             shell.user_ns.setdefault("ring", import_module("ring_notebook.torch"))
         world.open_run(self.run, self.epoch, self.size)
+        if self.recorded:
+            timeline.record()
         self.cell.execute()
 
     def _leave(self, error: BaseException | None) -> None:
@@ -84,11 +90,13 @@ class _Execution:
 
     def _report(self, error: BaseException | None, seconds: float) -> None:
         records = self._collect(status=True)
+        if events := timeline.take():
+            records.append(Trace(self.run, self.rank, json.dumps(events).encode()))
         if failure := self._failure(error):
             records.append(failure)
         summary = {
             "line": self._line_of(error),
-            "data_wait": metrics.data_wait(),
+            **_spent(),
             "peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         }
         records.append(Ended(self.run, self.rank, _status(error), seconds, summary))
@@ -127,7 +135,7 @@ class _Execution:
             line=self.cell.current_line() if self.cell else 0,
             waiting=self._waiting(),
             progress=metrics.progress(),
-            extra={"data_wait": metrics.data_wait()},
+            extra=_spent(),
         )
 
     def _waiting(self) -> dict[str, Any] | None:
@@ -140,6 +148,11 @@ def _send(message: bytes) -> None:
     if setup.spool is not None:
         setup.spool.add(message)
     publish_data({RECORDS: message})
+
+
+def _spent() -> dict[str, float]:
+    """Seconds since the run began that went elsewhere than into training."""
+    return {"communication": world.communication(), "data_wait": metrics.data_wait()}
 
 
 def _status(error: BaseException | None) -> Literal["ok", "failed", "aborted", "interrupted"]:

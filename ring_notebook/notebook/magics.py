@@ -28,6 +28,7 @@ def _train_parser() -> MagicArgumentParser:
     parser.add_argument("--name", default="", help="what to call the run")
     parser.add_argument("--timeout", type=float, default=0.0, metavar="S", help="stop after so many seconds")
     parser.add_argument("--plot", default="", metavar="loss,acc", help="metrics to chart")
+    parser.add_argument("--timeline", action="store_true", help="record what all ranks do and show it at the end")
     parser.add_argument("--background", action="store_true", help="return at once")
     parser.add_argument("--setup", action="store_true", help="run again on `%%ring restart --rerun`")
     parser.add_argument("--out", default="", metavar="VAR", help="assign the run to this variable")
@@ -99,7 +100,7 @@ class RingMagics(Magics):
     @_one_line
     def ringtrain(self, line: str, cell: str) -> None:
         """Run the cell on every engine of the cluster: ``%%ringtrain [-n N] [--name NAME] [--timeout S]
-        [--plot loss,acc] [--background] [--setup] [--out VAR]``.
+        [--plot loss,acc] [--timeline] [--background] [--setup] [--out VAR]``.
         """
         options = vars(self._train.parse_args(shlex.split(line)))
         options["plot"] = [name for name in options["plot"].split(",") if name]

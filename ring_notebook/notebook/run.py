@@ -17,6 +17,7 @@ from ring_notebook.notebook.follow import FollowedLog
 from ring_notebook.notebook.panel import Panel
 from ring_notebook.notebook.report import figure, mime_bundle
 from ring_notebook.notebook.runlog import RunLog
+from ring_notebook.notebook.timeline import Timeline
 from ring_notebook.records import Failure, Status
 
 if TYPE_CHECKING:
@@ -69,7 +70,8 @@ class Run:
 
     def start(self, epoch: int, first_line: int, on_records: Callable[[bytes], None]) -> Run:
         """Send the cell to the engines, whose records ``on_records`` takes in; returns at once."""
-        args = (self.log.run, epoch, self.log.size, self.log.source, first_line)
+        recorded = bool(self.log.options.get("timeline"))
+        args = (self.log.run, epoch, self.log.size, self.log.source, first_line, recorded)
         self._futures = self._engines.submit("ring_notebook.engine.runner:execute", args, self._ranks, on_records)
         self._supervisor.start()
         return self
@@ -157,6 +159,13 @@ class Run:
     def plot(self, *names: str) -> Any:
         """A figure of the named metrics, or of all."""
         return figure(self.log, names)
+
+    def timeline(self) -> Timeline:
+        """What all ranks did when, and why it is slow, of a run with ``--timeline``.
+
+        Raises FileNotFoundError when the run was not recorded, or has not ended.
+        """
+        return Timeline(self.log.directory)
 
     def describe(self) -> str:
         """What each rank that has not ended is doing, in one line."""

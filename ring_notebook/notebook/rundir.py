@@ -8,17 +8,18 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
-from ring_notebook.records import Ended, Failure, MetricBatch, Output, Record, Status
+from ring_notebook.records import Ended, Failure, MetricBatch, Output, Record, Status, Trace
 
-__all__ = ["RunFiles", "read_json", "read_metrics", "read_records", "write_json"]
+__all__ = ["TIMELINE", "RunFiles", "read_json", "read_metrics", "read_records", "write_json"]
 
 RUN = "run.json"  # source, options, environment, size, when it started
 METRICS = "metrics.jsonl"  # a line per ring.log: rank, time, step and the values
 OUTPUT = "output.jsonl"  # a line per piece of output: time, rank, stream, text
 EVENTS = "events.jsonl"  # a line per failure and per rank that ended
 SUMMARY = "summary.json"  # what the run came to
+TIMELINE = "timeline.json"  # of a recorded run: what all ranks did, in Chrome's trace format
 
 
 class RunFiles:
@@ -26,6 +27,8 @@ class RunFiles:
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
+        self._timeline = directory / TIMELINE
+        self._traces: BinaryIO | None = None
         self._files: dict[str, TextIO] = {
             name: (directory / name).open("w", encoding="utf-8") for name in (METRICS, OUTPUT, EVENTS)
         }
@@ -37,6 +40,8 @@ class RunFiles:
         elif isinstance(record, Output):
             line = {"time": now, "rank": record.rank, "stream": record.stream, "text": record.text}
             self._files[OUTPUT].write(json.dumps(line) + "\n")
+        elif isinstance(record, Trace):
+            self._append_trace(record.events)
         elif not isinstance(record, Status):
             line = {"time": now, "kind": record.kind, **asdict(record)}
             self._files[EVENTS].write(json.dumps(line) + "\n")
@@ -50,6 +55,19 @@ class RunFiles:
         """Flush and close the files."""
         for file in self._files.values():
             file.close()
+        if self._traces is not None:
+            self._traces.write(b"]}")
+            self._traces.close()
+            self._timeline.with_suffix(".partial").replace(self._timeline)
+
+    def _append_trace(self, events: bytes) -> None:
+        """Join the array of one rank's events to those of the others, unread."""
+        if self._traces is None:
+            self._traces = self._timeline.with_suffix(".partial").open("wb")
+            self._traces.write(b'{"displayTimeUnit": "ms", "traceEvents": [')
+        else:
+            self._traces.write(b",\n")
+        self._traces.write(events.strip()[1:-1])
 
 
 def metric_lines(batch: MetricBatch) -> str:

@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
+from IPython.display import display
+
 from ring_notebook.errors import ClusterError
 from ring_notebook.notebook.cluster import Cluster
 from ring_notebook.notebook.listing import Listing
@@ -83,6 +85,7 @@ class Session:
         name: str = "",
         timeout: float = 0.0,
         plot: Sequence[str] = (),
+        timeline: bool = False,
         background: bool = False,
         setup: bool = False,
         first_line: int = 2,
@@ -96,12 +99,19 @@ class Session:
         if self.cluster is None:
             print(self.start(n))  # noqa: T201
         cluster = self.require()
-        options = {"n": n, "name": name, "timeout": timeout, "plot": list(plot), "setup": setup}
+        options = {"n": n, "name": name, "timeout": timeout, "plot": list(plot), "timeline": timeline, "setup": setup}
         if setup:
             self._setup[cell] = (cell, options)
         run = self.run = cluster.run(cell, n=n, name=name, timeout=timeout, first_line=first_line, options=options)
         run.show(plot, live_after=0.0 if background else _LIVE_AFTER)
-        return run if background else run.wait()
+        if background:
+            return run
+        try:
+            return run.wait()
+        finally:
+            if timeline:
+                with contextlib.suppress(FileNotFoundError):  # a cluster that died has sent none
+                    display(run.timeline())
 
     def scale(self, cell: str, sizes: Sequence[int], *, name: str = "", timeout: float = 0.0) -> ScalingReport:
         """Run a cell at several sizes of the cluster, one after the other, and compare their throughput."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import signal
@@ -15,6 +16,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
+
+from ring_notebook.notebook.gantt import MIME
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -143,6 +146,28 @@ def test_out_holds_the_run(notebook: Notebook) -> None:
     assert "ok" in notebook.text("run.status")
     assert "10" in notebook.text("len(run.metrics)")
     assert "80" in notebook.text("run.summary['samples']")
+
+
+SLOW = """%%ringtrain --name slow --timeline --out run
+import time, torch
+for step in range(20):
+    ring.allreduce(torch.ones(1000), name="gradient")
+    if ring.rank() == 1:
+        time.sleep(0.02)
+"""
+
+
+def test_a_timeline_says_why_it_is_slow(notebook: Notebook) -> None:
+    outputs = notebook.run(SLOW)
+    text = "".join(output.get("data", {}).get("text/html", "") for output in outputs)
+    assert re.search(r"Rank 1 is \d+% slower in compute; others wait for it", text)
+    (chart,) = [output["data"][MIME] for output in outputs if MIME in output.get("data", {})]
+    waits = [bar for bar in chart["data"]["values"] if bar.get("for") == 1]
+    assert len(waits) >= 19
+    assert {(bar["rank"], bar["phase"], bar["what"]) for bar in waits} == {(0, "waiting", "allreduce gradient")}
+    assert "gradient" in notebook.text("print(run.timeline().path.read_text())")
+    shares = json.loads(notebook.text("import json; print(json.dumps(run.summary['ranks']))"))
+    assert shares[0]["communication"] > 0.3 > 0.1 > shares[1]["communication"] > 0
 
 
 def test_push_and_pull(notebook: Notebook) -> None:

@@ -6,7 +6,7 @@ from array import array
 
 import pytest
 
-from ring_notebook.records import Ended, Failure, MetricBatch, Output, Record, Status, decode, encode
+from ring_notebook.records import Ended, Failure, MetricBatch, Output, Record, Status, Trace, decode, encode
 
 RECORDS: list[Record] = [
     MetricBatch("r1", 3, ("time", "step", "loss"), array("d", [1.5, 0, 0.25, 2.5, 1, float("inf")])),
@@ -15,6 +15,7 @@ RECORDS: list[Record] = [
     Status("r1", 0, 12.5, line=3, waiting={"op": "allreduce", "ranks": [1, 2]}, progress=(7, 100), extra={"a": 1}),
     Failure("r1", 2, "KeyError", "builtins", "'no'", (("<cell>", 4, "f", "x['no']"),), "Traceback ...", True, "80"),
     Ended("r1", 0, "interrupted", 3.25, {"loss": 0.5}),
+    Trace("r1", 1, b'[{"ph": "X"}]'),
 ]
 
 

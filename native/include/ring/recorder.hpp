@@ -45,22 +45,40 @@ class Recorder {
     // Numbers the groups of an epoch as they come to be, alike on all ranks that are in the same groups.
     int next_group() { return groups_.fetch_add(1, std::memory_order_relaxed); }
 
+    // Nanoseconds that callers have spent in operations, other ranks' lateness included; always counted.
+    std::int64_t spent() const { return spent_.load(std::memory_order_relaxed); }
+
     void start(std::size_t capacity);
     // Ends the recording and gives its events in the order in which they ended.
     std::vector<Event> stop();
 
    private:
+    friend class Spending;
     struct Slot {
         std::atomic<std::uint64_t> filled{0};  // 1 + number of the event it holds
         SharedCopy<Event> event;
     };
     std::atomic<bool> on_{false};
     std::atomic<int> groups_{0};
+    std::atomic<std::int64_t> spent_{0};
     std::atomic<std::uint64_t> next_{0};
     std::atomic<Slot*> slots_{nullptr};
     std::atomic<std::size_t> capacity_{0};
     std::mutex mutex_;
     std::unique_ptr<Slot[]> memory_;  // kept when a recording ends: a thread may still be writing its last event
+};
+
+// A caller is in an operation for as long as it lives.
+class Spending {
+   public:
+    explicit Spending(Recorder& recorder) : recorder_(recorder), begin_(monotonic_ns()) {}
+    ~Spending() { recorder_.spent_.fetch_add(monotonic_ns() - begin_, std::memory_order_relaxed); }
+    Spending(const Spending&) = delete;
+    Spending& operator=(const Spending&) = delete;
+
+   private:
+    Recorder& recorder_;
+    std::int64_t begin_;
 };
 
 }  // namespace ring

@@ -1,0 +1,92 @@
+"""What else a browser shows of a run: its timeline, and the run of another notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import expect
+
+from browser.lab import Lab, NotebookPage
+from ring_notebook.notebook.gantt import MIME
+
+START = "%load_ext ring_notebook\n%ring start -n 2"
+TIMELINE = """%%ringtrain --name slow --timeline
+import time, torch
+for step in range(30):
+    ring.allreduce(torch.ones(100_000), name="gradient")
+    time.sleep(0.01 + 0.02 * (ring.rank() == 1))
+"""
+KEPT = "%load_ext ring_notebook\n%ring start -n 2 --keep"
+LONG = """%%ringtrain --name long --background
+import time
+print("printed before anybody else looked")
+for step in range(100_000):
+    ring.log(loss=1 / (step + 1), samples=1)
+    time.sleep(0.01)
+"""
+ATTACH = "%load_ext ring_notebook\n%ring attach"
+
+
+@pytest.mark.timeout(240)
+def test_the_timeline_is_drawn_and_can_be_zoomed(
+    lab: Lab,
+    open_notebook: Callable[[str], NotebookPage],
+    picture: Callable[[NotebookPage, int, str], None],
+) -> None:
+    NotebookPage.write(lab.directory / "timeline.ipynb", START, TIMELINE)
+    notebook = open_notebook("timeline.ipynb")
+    for cell in range(2):
+        notebook.run(cell)
+        notebook.wait_ended(cell)
+    assert "Rank 1 is" in notebook.output(1).inner_text()
+    chart = notebook.output(1).locator(".vega-embed canvas").first
+    chart.wait_for(timeout=30_000)
+    chart.scroll_into_view_if_needed()
+    picture(notebook, 1, "timeline")
+    before = chart.screenshot()
+    chart.hover()
+    notebook.page.mouse.wheel(0, -600)
+    notebook.until(lambda: chart.screenshot() != before, 20)
+    picture(notebook, 1, "timeline-zoomed")
+    # Without a kernel it is still there: it is in the notebook, as numbers and not as a widget.
+    (saved,) = [output for output in notebook.save().cells[1].outputs if MIME in output.get("data", {})]
+    assert len(saved["data"][MIME]["data"]["values"]) > 60
+    assert notebook.path.stat().st_size < 200_000
+
+
+@pytest.mark.timeout(240)
+def test_a_second_notebook_sees_the_run_of_the_first(
+    lab: Lab,
+    open_notebook: Callable[[str], NotebookPage],
+    picture: Callable[[NotebookPage, int, str], None],
+) -> None:
+    NotebookPage.write(lab.directory / "first.ipynb", KEPT, LONG, "%ring stop")
+    NotebookPage.write(lab.directory / "second.ipynb", ATTACH)
+    first = open_notebook("first.ipynb")
+    for cell in range(2):
+        first.run(cell)
+        first.wait_ended(cell)
+    first.output(1).locator(".ring-panel").wait_for(timeout=60_000)
+    try:
+        second = open_notebook("second.ipynb")
+        second.run(0)
+        second.wait_ended(0)
+        assert "Run long is under way." in second.output(0).inner_text()
+        panel = second.output(0).locator(".ring-panel")
+        panel.wait_for(timeout=60_000)
+        expect(panel).to_contain_text("printed before anybody else looked")
+        rows = panel.locator(".ring-table:has(th:text-is('loss')) tbody tr")
+        second.until(lambda: rows.count() == 2)
+        steps = rows.first.locator("td").nth(2)
+        seen = int(steps.inner_text())
+        second.until(lambda: int(steps.inner_text()) > seen + 20)
+        picture(second, 0, "attached")
+        panel.get_by_role("button", name="Stop").click()
+        for notebook, cell in ((first, 1), (second, 0)):
+            report = notebook.output(cell).locator(".ring-report")
+            report.wait_for(timeout=20_000)
+            assert report.locator("text=interrupted").count() >= 1
+    finally:
+        first.run(2)
+        first.wait_ended(2)
