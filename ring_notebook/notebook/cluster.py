@@ -197,6 +197,7 @@ class Cluster:
                 "cluster": self._directory.name,
                 "engines": self.n,
                 "hosts": sorted({engine.host for engine in engines.all}),
+                "gpus": [engine.gpu for engine in engines.all[:size] if engine.gpu],
                 "directory": os.getcwd(),
             },
         )

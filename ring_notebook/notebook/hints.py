@@ -22,6 +22,7 @@ __all__ = ["Hint", "Lint", "html", "text"]
 _AVERAGING = {"prepare", "DistributedOptimizer", "allreduce", "allreduce_", "grouped_allreduce", "grouped_allreduce_"}
 _SAME_START = {"prepare", "broadcast_parameters", "manual_seed", "load", "load_state_dict"}
 _SHARDING = {"prepare", "DistributedSampler", "shard"}
+_MOVING = {"to", "cuda", "to_empty", "set_default_device", "device"}
 _SAME_LINES = 5  # lines that all ranks print alike before it is worth a word
 
 
@@ -41,16 +42,19 @@ class _Call(NamedTuple):
 
 
 class Lint:
-    """The hints of one cell. ``first_line`` is the number of the first line of ``source`` in the notebook."""
+    """The hints of one cell.
 
-    def __init__(self, source: str, first_line: int = 1) -> None:
+    ``first_line`` is the number of the first line of ``source`` in the notebook. With ``gpus`` each rank has one.
+    """
+
+    def __init__(self, source: str, first_line: int = 1, *, gpus: bool = False) -> None:
         try:
             tree = ast.parse("\n" * (first_line - 1) + TransformerManager().transform_cell(source))
         except SyntaxError:  # the ranks say so themselves
             tree = ast.Module([], [])
         self._calls = tuple(_calls(tree, guarded=False))
         self._names = {call.name for call in self._calls}
-        self._static = tuple(self._of_source())
+        self._static = (*self._of_source(), *(self._of_devices(tree) if gpus else ()))
 
     def hints(self, view: RunView) -> tuple[Hint, ...]:
         """What is to be said of the run so far. One rank alone has nothing to get wrong."""
@@ -100,6 +104,23 @@ class Lint:
                     "every rank writes this file at once: use `ring.save`, which only rank 0 does, atomically",
                 )
 
+    def _of_devices(self, tree: ast.Module) -> Iterator[Hint]:
+        optimizer = next((call for call in self._calls if ".optim." in f".{call.whole}"), None)
+        moved = self._names & _MOVING or any(_has(call, "device") for call in self._calls)
+        if optimizer and self._first("backward") and not moved:
+            yield Hint(
+                optimizer.line,
+                "every rank has a GPU, and the model stays on the CPU: before this line add `model.to('cuda')`, and "
+                "move each batch there too",
+            )
+        chosen = [call.line for call in self._calls if call.whole.endswith("cuda.set_device")]
+        chosen += [node.lineno for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) and _is_device(node)]
+        if chosen:
+            yield Hint(
+                min(chosen),
+                "each rank sees one GPU only, its own, as `cuda:0`: write `cuda` and choose none by local rank",
+            )
+
     def _of_steps(self, view: RunView) -> Iterator[Hint]:
         steps = {rank.rank: rank.step for rank in view.ranks}
         if not all(rank.ended and rank.ended.status == "ok" for rank in view.ranks) or len(set(steps.values())) == 1:
@@ -135,6 +156,12 @@ def _calls(node: ast.AST, guarded: bool) -> Iterator[_Call]:
 
 def _has(call: _Call, *keywords: str) -> bool:
     return any(word.arg in keywords for word in call.node.keywords)
+
+
+def _is_device(node: ast.JoinedStr) -> bool:
+    """Whether it is ``f"cuda:{something}"``."""
+    first = node.values[0] if node.values else None
+    return isinstance(first, ast.Constant) and first.value == "cuda:"
 
 
 def text(hint: Hint) -> str:

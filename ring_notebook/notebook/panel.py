@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 from threading import Event, Thread
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from IPython.display import display
 from ipywidgets import HTML, Accordion, Button, HBox, Layout, VBox, Widget
@@ -36,7 +36,12 @@ class Panel:
 
     ``plot`` names the metrics to chart; without it the first ones logged are. ``stop`` is called by the Stop
     button, also while the cell blocks. At the end `close` puts the still report in the panel's place.
+
+    A page that was loaded anew in the meantime knows the panel but not its place: for such pages the panel itself
+    turns into the report, and goes when the panel of another run is shown.
     """
+
+    _ended_panels: ClassVar[list[Panel]] = []
 
     def __init__(self, log: RunRecord, *, plot: Sequence[str] = (), stop: Callable[[], None] | None = None) -> None:
         self._log = log
@@ -72,6 +77,9 @@ class Panel:
 
     def show(self) -> None:
         """Display the panel in the current cell and keep it up to date."""
+        for panel in [one for one in Panel._ended_panels if one._log.run != self._log.run]:
+            Panel._ended_panels.remove(panel)
+            _close(panel._box)
         self._draw_text(self._log.view())
         self._place = display(self._box, display_id=True)
         self._redraw.start()
@@ -83,10 +91,12 @@ class Panel:
         bundle = report.mime_bundle(self._log, self._plot) if still else {"text/plain": ""}
         if self._place is not None:
             self._place.update(bundle, raw=True)
+        live, self._box.children = self._box.children, [HTML(bundle["text/html"])] if still else []
         for chart in self._charts.values():
             chart.close()
-        self._output.close()
-        _close(self._box)
+        for widget in live:
+            _close(widget)
+        Panel._ended_panels.append(self)
 
     def _loop(self) -> None:
         # Importing bqplot takes a second, in which the first text is on the page already.
@@ -149,9 +159,6 @@ class _OutputArea:
         for old in chunks[CHUNKS - 1 :]:
             old.close()
         self._column.children = (chunk, *chunks[: CHUNKS - 1])
-
-    def close(self) -> None:
-        _close(self.widget)
 
 
 def _head(log: RunRecord, view: RunView) -> str:

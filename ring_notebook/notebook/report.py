@@ -54,14 +54,19 @@ def compare(logs: Sequence[RunRecord], names: Sequence[str] = ()) -> HTML:
 
 def lint(log: RunRecord) -> hints.Lint:
     """What to look out for in the cell of a run."""
-    return hints.Lint(log.source, log.options.get("first_line", 1))
+    return hints.Lint(log.source, log.options.get("first_line", 1), gpus=bool(log.environment.get("gpus")))
 
 
 def headline(log: RunRecord, view: RunView) -> list[str]:
-    """What the first line says of a run: its name, ranks, time, throughput."""
+    """What the first line says of a run: its name, ranks, time, throughput, and how well it scales.
+
+    Ranks that never wait for one another would do as many times the work of one as there are ranks.
+    """
     parts = [log.name or log.run, f"{view.size} rank{'s' * (view.size > 1)}", duration(view.elapsed)]
     if view.samples_per_s:
         parts.append(f"{whole(view.samples_per_s)} samples/s")
+    if (work := table.work(view)) and view.size > 1:
+        parts.append(f"{sum(work.values()):.2g}x one rank")
     return parts
 
 

@@ -53,7 +53,7 @@ class Run:
         self.error: BaseException | None = None
         self._engines = engines
         self._timeout = timeout
-        self._panel: Panel | None = None
+        self._panels: list[Panel] = []
         self._showing = Lock()
         self._ranks = range(log.size)
         self._futures: Sequence[Any] = ()
@@ -116,8 +116,8 @@ class Run:
             if self.done:
                 display(mime_bundle(self.log, plot), raw=True)
             else:
-                self._panel = Panel(self.log, plot=plot, stop=self.stop)
-                self._panel.show()
+                self._panels.append(Panel(self.log, plot=plot, stop=self.stop))
+                self._panels[-1].show()
 
     def stop(self) -> None:
         """Interrupt every rank of the run; returns at once. Callable from any thread."""
@@ -236,8 +236,8 @@ class Run:
         finally:
             with self._showing:
                 self._done.set()
-                if self._panel is not None:
-                    self._panel.close()
+                for panel in self._panels:
+                    panel.close()
             self._closed.set()
 
     def _outcome(self) -> tuple[str, BaseException | None]:

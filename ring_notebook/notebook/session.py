@@ -41,9 +41,13 @@ class Session:
         return f"Started {self.cluster.n} engines ({self.cluster.why}) in {self.cluster.seconds_to_start:.1f} s."
 
     def attach(self) -> str:
-        """Find a cluster that another kernel has started here, and show the run that goes on in it."""
+        """Find a cluster that another kernel has started here, and show the run that goes on in it.
+
+        In a notebook that has a cluster of its own: show its last run, with all that it has printed. So somebody who
+        comes back to a page that was closed meanwhile has missed nothing.
+        """
         if self.cluster is not None and self.cluster.running:
-            raise ClusterError(f"a cluster of {self.cluster.n} engines is running; `%ring stop` ends it")
+            return self._show_again(self.cluster)
         self.cluster = Cluster.attach()
         self.run = self.cluster.last_run
         text = f"Attached to {self.cluster.n} engines."
@@ -51,6 +55,13 @@ class Session:
             return f"{text} No run is under way."
         self.run.show(self.run.log.options.get("plot", ()))
         return f"{text} Run {self.run.log.name or self.run.log.run} is under way."
+
+    def _show_again(self, cluster: Cluster) -> str:
+        text = f"This notebook has a cluster of {cluster.n} engines."
+        if self.run is None:
+            return f"{text} No cell has run on it yet."
+        self.run.show(self.run.log.options.get("plot", ()))
+        return f"{text} Run {self.run.log.name or self.run.log.run} {'has ended' if self.run.done else 'is under way'}."
 
     def stop(self) -> str:
         """Stop the cluster, if there is one."""

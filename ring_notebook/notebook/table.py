@@ -10,7 +10,7 @@ from statistics import median_low
 from ring_notebook.notebook.style import STATUS_COLORS, ago, number, rank_color, whole
 from ring_notebook.notebook.view import RankView, RunView
 
-__all__ = ["Table", "html", "table", "text"]
+__all__ = ["Table", "html", "table", "text", "work"]
 
 SLOW = 0.85  # a rank is slow when the usual one works less than this share of what it does
 TEXT_ROWS = 16
@@ -44,17 +44,22 @@ def table(view: RunView, still: bool = False) -> Table:
         if not still:
             cells.append("" if rank.ended else ago(rank.quiet))
         rows.append(tuple(cells))
-    return Table(tuple(columns), tuple(rows), _stragglers(shares.get("communication", {})))
+    return Table(tuple(columns), tuple(rows), _stragglers(work(view)))
 
 
-def _stragglers(communication: Mapping[int, float]) -> frozenset[int]:
-    """The ranks that the others wait for, by the share of time that each spends in collectives.
+def work(view: RunView) -> dict[int, float]:
+    """The share of its time that each rank spends outside of collectives; empty when there were none."""
+    shares = {rank.rank: _share(view, rank, "communication") for rank in view.ranks}
+    return {rank: 1 - share for rank, share in shares.items()} if any(shares.values()) else {}
+
+
+def _stragglers(work: Mapping[int, float]) -> frozenset[int]:
+    """The ranks that the others wait for, by the share of time that each spends outside of collectives.
 
     Ranks in lockstep all do the same number of samples per second; the slow one is the one that hardly waits.
     """
-    if len(communication) < 2:
+    if len(work) < 2:
         return frozenset()
-    work = {rank: 1 - share for rank, share in communication.items()}
     usual = median_low(work.values())
     return frozenset(rank for rank, share in work.items() if usual < SLOW * share)
 

@@ -46,7 +46,7 @@ def open_notebook(lab: Lab, browser: Browser) -> Iterator[Callable[[str], Notebo
     yield open_one
     for notebook in opened:
         notebook.shut_down()
-        notebook.page.close()
+        notebook.close()
 
 
 @pytest.fixture

@@ -133,8 +133,22 @@ class NotebookPage:
         self.until(lambda: self.path.stat().st_mtime_ns > before, 20)
         return nbformat.read(self.path, as_version=4)
 
+    def close(self) -> None:
+        """Close the tab; the kernel lives on."""
+        self.page.close()
+
+    def interrupt(self) -> None:
+        """Interrupt the kernel, as its menu does."""
+        for kernel in self._kernels():
+            self.page.request.post(f"{self._lab.url}/api/kernels/{kernel}/interrupt")
+
     def shut_down(self) -> None:
         """End the notebook's kernel, and with it its cluster."""
+        if self.page.is_closed():
+            return
         self.page.goto("about:blank")
-        for kernel in self.page.request.get(f"{self._lab.url}/api/kernels").json():
-            self.page.request.delete(f"{self._lab.url}/api/kernels/{kernel['id']}")
+        for kernel in self._kernels():
+            self.page.request.delete(f"{self._lab.url}/api/kernels/{kernel}")
+
+    def _kernels(self) -> list[str]:
+        return [kernel["id"] for kernel in self.page.request.get(f"{self._lab.url}/api/kernels").json()]

@@ -1,7 +1,8 @@
-"""What else a browser shows of a run: its timeline, and the run of another notebook."""
+"""What else a browser shows of a run: its timeline, in another notebook, and in a page that was closed meanwhile."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import pytest
@@ -26,6 +27,7 @@ for step in range(100_000):
     time.sleep(0.01)
 """
 ATTACH = "%load_ext ring_notebook\n%ring attach"
+BLOCKING = LONG.replace(" --background", "")
 
 
 @pytest.mark.timeout(240)
@@ -90,3 +92,43 @@ def test_a_second_notebook_sees_the_run_of_the_first(
     finally:
         first.run(2)
         first.wait_ended(2)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("cell", [LONG, BLOCKING], ids=["background", "blocking"])
+def test_a_page_that_was_closed_in_the_middle_shows_all_of_it(
+    lab: Lab,
+    open_notebook: Callable[[str], NotebookPage],
+    picture: Callable[[NotebookPage, int, str], None],
+    cell: str,
+) -> None:
+    NotebookPage.write(lab.directory / "closed.ipynb", START, cell, "%ring attach")
+    before = open_notebook("closed.ipynb")
+    before.run(0)
+    before.wait_ended(0)
+    before.run(1)
+    before.output(1).locator(".ring-panel").wait_for(timeout=60_000)
+    before.save()
+    before.close()
+    time.sleep(2)
+
+    again = open_notebook("closed.ipynb")
+    if cell is LONG:
+        panel = again.output(1).locator(".ring-panel")
+        panel.wait_for(timeout=60_000)
+        expect(panel).to_contain_text("printed before anybody else looked")
+        steps = panel.locator(".ring-table:has(th:text-is('loss')) tbody tr").first.locator("td").nth(2)
+        seen = int(steps.inner_text())
+        again.until(lambda: int(steps.inner_text()) > seen + 20)
+        picture(again, 1, "reopened")
+        panel.get_by_role("button", name="Stop").click()
+    else:  # JupyterLab asks for the widgets of a kernel only when it is idle
+        again.interrupt()
+    # The page does not know the place of the report, so the panel has turned into it.
+    expect(again.output(1).locator(".ring-report")).to_contain_text("interrupted", timeout=30_000)
+    again.run(2)
+    again.wait_ended(2)
+    report = again.output(2).locator(".ring-report")
+    expect(report).to_contain_text("interrupted")
+    expect(report).to_contain_text("printed before anybody else looked")
+    assert "Run long has ended." in again.output(2).inner_text()

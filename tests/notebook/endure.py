@@ -45,6 +45,16 @@ ENDINGS = {
     "interrupt in compute": Ending("while True: pass", KeyboardInterrupt, stop=True),
     "interrupt in a collective": Ending("if w.rank == 0: barrier()\nwhile True: pass", KeyboardInterrupt, stop=True),
     "interrupt in a sleep": Ending("import time; time.sleep(600)", KeyboardInterrupt, stop=True),
+    "interrupt in a loader's worker": Ending(
+        "import torch.utils.data, time\n"
+        "class Slow(torch.utils.data.Dataset):\n"
+        "    def __len__(self): return 4\n"
+        "    def __getitem__(self, index): time.sleep(600)\n"
+        "list(torch.utils.data.DataLoader(Slow(), num_workers=1))",
+        KeyboardInterrupt,
+        stop=True,
+    ),
+    "exception before the first collective": Ending("1 / 0", ZeroDivisionError),
     "exception on rank 0": Ending("if w.rank == 0: 1 / 0\nbarrier()", ZeroDivisionError),
     "exception on the last rank": Ending("if w.rank == last: 1 / 0\nbarrier()", ZeroDivisionError),
     "exception on two ranks": Ending("if w.rank in (0, last): 1 / 0\nbarrier()", ZeroDivisionError),

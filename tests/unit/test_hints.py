@@ -84,6 +84,24 @@ def test_a_checkpoint_that_every_rank_writes() -> None:
     assert list(found(source)) == [5]
 
 
+def devices(source: str) -> dict[int, str]:
+    return {hint.line: hint.text for hint in Lint(source, 2, gpus=True).hints(view(2))}
+
+
+def test_a_model_that_stays_on_the_cpu_beside_a_gpu() -> None:
+    assert "model.to('cuda')" in devices(PREPARED)[3]
+    assert devices(f"model = model.to('cuda')\n{PREPARED}") == {}
+    assert devices(f"with torch.device('cuda'):\n    model = Net()\n{PREPARED}") == {}
+    assert found(PREPARED) == {}
+
+
+@pytest.mark.parametrize(
+    "choice", ["torch.cuda.set_device(ring.local_rank())", "model.to(f'cuda:{ring.local_rank()}')"]
+)
+def test_a_gpu_chosen_among_those_that_a_rank_does_not_see(choice: str) -> None:
+    assert "its own, as `cuda:0`" in devices(f"model.cuda()\n{choice}\n{PREPARED}")[3]
+
+
 def test_other_numbers_of_steps() -> None:
     assert "rank 1 ended at step 3 and rank 0 at step 4" in found(PREPARED, view(2, *steps(0, 5), *steps(1, 4)))[2]
     assert found(PREPARED, view(2, *steps(0, 5), *steps(1, 5))) == {}
