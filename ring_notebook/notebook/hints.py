@@ -118,7 +118,7 @@ class Lint:
         if chosen:
             yield Hint(
                 min(chosen),
-                "each rank sees one GPU only, its own, as `cuda:0`: write `cuda` and choose none by local rank",
+                "every rank sees its own GPU as `cuda:0` and those of others after it: write `cuda`, whatever the rank",
             )
 
     def _of_steps(self, view: RunView) -> Iterator[Hint]:

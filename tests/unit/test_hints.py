@@ -99,7 +99,7 @@ def test_a_model_that_stays_on_the_cpu_beside_a_gpu() -> None:
     "choice", ["torch.cuda.set_device(ring.local_rank())", "model.to(f'cuda:{ring.local_rank()}')"]
 )
 def test_a_gpu_chosen_among_those_that_a_rank_does_not_see(choice: str) -> None:
-    assert "its own, as `cuda:0`" in devices(f"model.cuda()\n{choice}\n{PREPARED}")[3]
+    assert "its own GPU as `cuda:0`" in devices(f"model.cuda()\n{choice}\n{PREPARED}")[3]
 
 
 def test_other_numbers_of_steps() -> None:
