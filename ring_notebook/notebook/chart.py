@@ -43,8 +43,9 @@ class Chart:
         )
 
     def draw(self, curves: Curves) -> None:
-        """Show ``curves``; sends nothing when they are those already shown."""
-        if curves.same(self._drawn):
+        """Show ``curves``, from two points on; sends nothing when they are those already shown."""
+        # bqplot squeezes what it is given: rows of one point would become a single row, or no array at all.
+        if len(curves.x) < 2 or curves.same(self._drawn):
             return
         self._drawn = curves
         for scale, axis, wanted in zip(self._scales.values(), self._axes, scales(curves, self._from_zero), strict=True):
@@ -54,8 +55,7 @@ class Chart:
         with self._lines.hold_sync():
             self._lines.colors = list(curves.colors)
             self._lines.x, self._lines.y = curves.x, curves.rows
-        if curves.band is not None:
-            there = np.isfinite(curves.band).all(axis=0)
+        if curves.band is not None and (there := np.isfinite(curves.band).all(axis=0)).sum() > 1:
             with self._band.hold_sync():
                 self._band.fill_colors, self._band.fill_opacities = [curves.colors[0]], [0.2]
                 self._band.x, self._band.y = curves.x[there], curves.band[:, there]

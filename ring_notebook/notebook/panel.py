@@ -105,12 +105,15 @@ class Panel:
         while not self._ended.wait(PERIOD):
             view = self._log.view()
             self._draw_text(view)
-            for name in self._plot or view.charted[:MOST_CHARTS]:
-                chart = self._charts.get(name) or self._add(name, Chart(name, "step"))
-                chart.draw(per_rank(view.curves.get(name, {})))
-            if any(len(points.x) for points in view.throughput.values()):
-                chart = self._charts.get(RATE) or self._add(RATE, Chart(RATE, "seconds", from_zero=True))
-                chart.draw(per_rank(view.throughput))
+            try:
+                for name in self._plot or view.charted[:MOST_CHARTS]:
+                    chart = self._charts.get(name) or self._add(name, Chart(name, "step"))
+                    chart.draw(per_rank(view.curves.get(name, {})))
+                if any(len(points.x) for points in view.throughput.values()):
+                    chart = self._charts.get(RATE) or self._add(RATE, Chart(RATE, "seconds", from_zero=True))
+                    chart.draw(per_rank(view.throughput))
+            except Exception as error:  # a chart that fails must not take the table and the Stop button with it
+                self._log.trouble = f"a chart could not be drawn: {type(error).__name__}: {error}"
 
     def _add(self, name: str, chart: Chart) -> Chart:
         self._charts[name] = chart
