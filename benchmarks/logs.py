@@ -54,7 +54,7 @@ for block in range({blocks}):
         logging.append(time.perf_counter() - started)
 medians = statistics.median(silent), statistics.median(logging)
 """
-REPEATS = 18  # products of 512 x 512 in a step
+REPEATS = 3  # products of 512 x 512 in a step
 
 
 def flood(cluster: Cluster, seconds: float, rate: int) -> None:
@@ -110,7 +110,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--rate", type=int, default=10_000, help="rows a second on each rank")
-    parser.add_argument("--blocks", type=int, default=10, help="of 50 steps each, with and without rows")
+    parser.add_argument("--blocks", type=int, default=30, help="of 50 steps each, with and without rows")
     options = parser.parse_args()
     with Cluster(options.ranks) as cluster:
         flood(cluster, options.seconds, options.rate)

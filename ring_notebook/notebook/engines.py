@@ -19,6 +19,7 @@ from ring_notebook.errors import ClusterError
 __all__ = ["Engine", "Engines"]
 
 _POLL = 0.02
+_SECONDS_TO_HEAR = 1.0  # of engines that register, until the controller is asked for them
 RECORDS = "ring_records"
 
 
@@ -48,12 +49,25 @@ class Engines:
     def wait_for(self, n: int, timeout: float) -> None:
         """Wait until ``n`` engines have registered. Raises ClusterError when they have not."""
         deadline = monotonic() + timeout
+        ask = monotonic() + _SECONDS_TO_HEAR
         while len(self._client.ids) < n:
             if trouble := self.trouble():
                 raise ClusterError(trouble)
+            if monotonic() > ask:
+                ask = monotonic() + _SECONDS_TO_HEAR
+                self._ask_who_is_there()
             if monotonic() > deadline:
                 raise ClusterError(f"{len(self._client.ids)} of {n} engines came up within {timeout:g} s")
             sleep(_POLL)
+
+    def _ask_who_is_there(self) -> None:
+        """Ask the controller for all engines: it announces none to a client that is just subscribing."""
+        client = self._client
+
+        def update(reply: Any) -> None:
+            client._update_engines(dict(reply.result()["content"]["engines"]))
+
+        client._send(client._query_stream, "connection_request").add_done_callback(update)
 
     def submit(
         self,

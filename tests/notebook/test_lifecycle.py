@@ -158,6 +158,16 @@ def test_variables_go_there_and_back(cluster: Cluster) -> None:
     assert cluster.variables("mine") == [{"mine": "int 1"}, {"mine": "int 2"}]
 
 
+def test_engines_that_were_not_announced_are_asked_for(cluster: Cluster) -> None:
+    engines = cluster._engines
+    assert engines is not None
+    # As if they had registered just when the client subscribed to the news of that.
+    engines._client._ids.clear()
+    engines._client._engines.clear()
+    engines.wait_for(2, timeout=10)
+    assert cluster.run("pass").wait().status == "ok"
+
+
 def test_no_answer_is_overlooked(cluster: Cluster) -> None:
     cluster.run("x = 1").wait()
     for _ in range(1000):  # one in some hundred was, when requests were sent past the stream that receives
