@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
-from weakref import WeakValueDictionary
 
 from ring_notebook.core.communicator import Communicator, Work
 
@@ -14,7 +13,7 @@ __all__ = ["Handle", "check_name", "member_name", "poll", "synchronize", "togeth
 class Handle:
     """One asynchronous collective under way; `synchronize` gives its result."""
 
-    __slots__ = ("__weakref__", "_finish", "_key", "_result", "_works")
+    __slots__ = ("_finish", "_key", "_result", "_works")
 
     def __init__(
         self,
@@ -29,7 +28,7 @@ class Handle:
         self._result: Any = None
         self._key = (id(communicator), name)
         if name:
-            _named[self._key] = self
+            _named[self._key] = id(self)
 
     def only(self) -> Handle:
         """This handle, giving the one item of its result instead of the list."""
@@ -49,15 +48,21 @@ class Handle:
                 for work in self._works:
                     work.wait()
             finally:
-                if _named.get(self._key) is self:
-                    del _named[self._key]
+                self._release()
             self._result = self._finish()
             self._finish = None
         return self._result
 
+    def __del__(self) -> None:
+        self._release()  # one that its user has dropped holds its name no longer
 
-# Weak: a handle that its user dropped holds its name no longer.
-_named: WeakValueDictionary[tuple[int, str], Handle] = WeakValueDictionary()
+    def _release(self) -> None:
+        if _named.get(self._key) == id(self):
+            del _named[self._key]
+
+
+# Names in use, by handle. A plain dict: all operations ask it, also those that take microseconds.
+_named: dict[tuple[int, str], int] = {}
 
 
 def check_name(communicator: Communicator, name: str | None) -> str:
