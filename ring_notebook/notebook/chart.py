@@ -39,7 +39,7 @@ class Chart:
             fig_margin=_MARGIN,
             padding_y=0,
             display_toolbar=False,
-            layout={"height": "230px", "width": "350px", "flex": "0 0 auto"},
+            layout={"height": "230px", "width": "330px", "flex": "0 0 auto"},
         )
 
     def draw(self, curves: Curves) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
@@ -25,7 +26,7 @@ CELL_SECONDS = 120
 class Lab:
     """A JupyterLab server of its own over ``directory``, with its own runtime files and settings."""
 
-    def __init__(self, directory: Path, private: Path) -> None:
+    def __init__(self, directory: Path, private: Path, theme: str = "JupyterLab Light") -> None:
         self.directory = directory
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -33,6 +34,7 @@ class Lab:
         settings = private / "settings" / "@jupyterlab" / "apputils-extension"
         settings.mkdir(parents=True)
         (settings / "notification.jupyterlab-settings").write_text('{"fetchNews": "false"}')
+        (settings / "themes.jupyterlab-settings").write_text(json.dumps({"theme": theme}))
         # JUPYTER_DATA_DIR stays: the widgets' front ends are found there.
         environment = {
             **os.environ,
