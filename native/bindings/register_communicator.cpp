@@ -134,7 +134,7 @@ void register_communicator(py::module_& module) {
             "open",
             [](std::shared_ptr<Domain> domain, std::vector<int> ranks, std::vector<int> local, int index,
                std::uint64_t epoch, std::shared_ptr<ring::Link> link, std::vector<int> host_of,
-               std::vector<int> addresses, double timeout) {
+               std::vector<int> addresses, double timeout, std::uint64_t run) {
                 Communicator::Setup setup{std::move(domain),
                                           std::move(ranks),
                                           std::move(local),
@@ -142,13 +142,14 @@ void register_communicator(py::module_& module) {
                                           std::move(addresses),
                                           std::move(link),
                                           index,
-                                          epoch};
+                                          epoch,
+                                          run};
                 const py::gil_scoped_release nogil;
                 return Communicator::open(std::move(setup), timeout, signal_check());
             },
             py::arg("domain"), py::arg("ranks"), py::arg("local"), py::arg("index"), py::arg("epoch"),
             py::arg("link") = nullptr, py::arg("host_of") = std::vector<int>{},
-            py::arg("addresses") = std::vector<int>{}, py::arg("timeout") = 0.0)
+            py::arg("addresses") = std::vector<int>{}, py::arg("timeout") = 0.0, py::arg("run") = 0)
         .def_property_readonly("size", &Communicator::size)
         .def_property_readonly("index", &Communicator::index)
         .def_property_readonly("ranks", &Communicator::ranks)

@@ -31,6 +31,12 @@ void register_memory(py::module_& module) {
         .def("trim", &Domain::trim)
         .def("dead", &Domain::dead, py::arg("local_rank"))
         .def(
+            "leave_run",
+            [](const Domain& self, std::uint64_t run) {
+                self.slot(self.local_rank()).left_run.store(run, std::memory_order_seq_cst);
+            },
+            py::arg("run"), "Tell ranks that open an epoch of this run from now on that this rank will not come.")
+        .def(
             "allocate",
             [](std::shared_ptr<Domain> self, std::size_t bytes) {
                 const py::gil_scoped_release nogil;

@@ -37,7 +37,7 @@ std::shared_ptr<Communicator> Communicator::open(Setup setup, double timeout, co
     Coming coming(domain.slot(domain.local_rank()), setup.epoch);
     const std::string who = "rank " + std::to_string(setup.ranks[static_cast<std::size_t>(setup.index)]);
     std::shared_ptr<Fabric> fabric;
-    HostGroup::Members members{setup.local, {}, 0, setup.ranks.size(), setup.epoch};
+    HostGroup::Members members{setup.local, {}, 0, setup.ranks.size(), setup.epoch, setup.run};
     const bool spans_hosts = setup.link && *std::max_element(setup.host_of.begin(), setup.host_of.end()) > 0;
     if (spans_hosts) {
         // Tags have room for some bits; a number that comes again is long out of use by then.
@@ -75,6 +75,8 @@ std::shared_ptr<Communicator> Communicator::open(Setup setup, double timeout, co
             [&] {
                 if (check) check();
                 if (domain.dead(leader)) throw Aborted(who + " waits to begin and " + first + " has died");
+                if (domain.has_left_run(leader, setup.run))
+                    throw Aborted(who + " waits to begin and " + first + " has ended its cell");
                 if (deadline != 0 && monotonic_ns() > deadline)
                     throw Timeout(who + " waited " + seconds_text(timeout) + " for " + first + " to begin");
             });
@@ -100,7 +102,7 @@ std::shared_ptr<Communicator> Communicator::open(Setup setup, double timeout, co
 
 // Those of the members (indices in this group) who are on this host. The index is -1 where this rank is not among them.
 HostGroup::Members Communicator::members_here(const std::vector<int>& indices) const {
-    HostGroup::Members members{{}, {}, -1, indices.size(), 0};
+    HostGroup::Members members{{}, {}, -1, indices.size(), 0, 0};
     for (int member : indices) {
         if (fabric_ && fabric_->host_of(member) != fabric_->host()) continue;
         if (member == index()) members.index = static_cast<int>(members.local.size());

@@ -162,6 +162,8 @@ void HostGroup::check_alive(std::uint64_t gate, bool look_for_dead) {
         else if (!arrived && members_.epoch != 0 && !released(gate) &&
                  domain_->slot(local).given_up.load(std::memory_order_seq_cst) >= members_.epoch)
             abort(who + " was stopped before it came");
+        else if (!arrived && members_.epoch != 0 && !released(gate) && domain_->has_left_run(local, members_.run))
+            abort(who + " has ended its cell and will not come");
         else if (look_for_dead && domain_->dead(local) && !released(gate))
             // Also when it has arrived: it may have died before it could release the gate.
             abort(who + " (process " + std::to_string(domain_->slot(local).pid) + ") has died");

@@ -82,6 +82,7 @@ _world: World | None = None
 _epoch = 0
 _at_close: list[Callable[[], object]] = []
 _run: tuple[str, int] | None = None  # id and size of the run that this process is in
+_run_number = 0  # its first epoch, which no other run has; 0 outside of runs
 _communicated = 0.0  # seconds, in earlier epochs of the run
 
 
@@ -120,12 +121,13 @@ def open_run(run: str, epoch: int, size: int) -> World:
     ``epoch`` grows from run to run, by more than a run calls `init` again. Until `close_run` that is for the ranks of
     the run. A rank that waits here for another one can be interrupted.
     """
-    global _epoch, _run, _communicated
+    global _epoch, _run, _run_number, _communicated
     close()
     _communicated = 0.0
     _run = (run, size)
     place = prepare_host()
     _epoch = max(_epoch, epoch)
+    _run_number = epoch
     return _open(place, list(range(size)), epoch, run)
 
 
@@ -146,6 +148,7 @@ def _open(place: Place, ranks: list[int], epoch: int, run: str | None) -> World:
         host_of=[order.setdefault(domain, len(order)) for domain in domains] if spans else [],
         addresses=ranks if spans else [],
         timeout=config().timeout,
+        run=_run_number,
     )
     _world = World(topology, Communicator(native, place.domain), run)
     return _world
@@ -219,9 +222,11 @@ def close() -> None:
 
 
 def close_run() -> None:
-    """Leave the run that `open_run` began, and its epoch."""
-    global _run
-    _run = None
+    """Leave the run that `open_run` began, and its epoch. Ranks that call `init` in it later learn of that."""
+    global _run, _run_number
+    number, _run, _run_number = _run_number, None, 0
+    if number:
+        prepare_host().domain.leave_run(number)
     close()
 
 

@@ -123,6 +123,14 @@ def test_a_rank_that_returns_early_is_named(cluster: Cluster) -> None:
     next_cell_works(cluster)
 
 
+@pytest.mark.parametrize("gone", [0, 1])
+def test_an_init_that_waits_for_a_rank_that_has_ended_its_cell(cluster: Cluster, gone: int) -> None:
+    cell = f"rank = ring.rank()\nring.shutdown()\nif rank != {gone}: ring.init()"
+    with pytest.raises(CollectiveAborted, match=f"rank {gone} has ended its cell"):
+        cluster.run(cell).wait()
+    next_cell_works(cluster)
+
+
 def test_an_exception_class_of_the_cell_comes_back(cluster: Cluster) -> None:
     source = BARRIER + "class Mine(Exception): pass\nif world.current().rank: raise Mine('x', 3)\nbarrier()"
     with pytest.raises(Exception, match="'x', 3") as caught:

@@ -71,6 +71,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
         std::shared_ptr<Link> link;
         int index = 0;  // of this process in the group
         std::uint64_t epoch = 0;
+        std::uint64_t run = 0;  // number of the run that the epoch belongs to; 0 for none
     };
     // Opens the epoch of that number, the same growing one on all members. Returns when all have come.
     static std::shared_ptr<Communicator> open(Setup setup, double timeout, const Interruption& check);

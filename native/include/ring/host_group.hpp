@@ -78,6 +78,7 @@ class HostGroup {
         int index = 0;               // of this process
         std::size_t everywhere = 0;  // members on all hosts
         std::uint64_t epoch = 0;     // number of the epoch that these members begin; 0 for a group in one
+        std::uint64_t run = 0;       // that the epoch belongs to; 0 for none
     };
 
     // Reserves a block for a group of these local ranks in this rank's arena. It is freed when every member has come

@@ -34,6 +34,8 @@ struct alignas(128) RankSlot {
     std::atomic<std::uint64_t> epoch_block{kNowhere};
     // The last epoch that this rank has given up before it began: whoever waits there waits in vain.
     std::atomic<std::uint64_t> given_up{0};
+    // The run that this rank has left: it comes to no further epoch of that.
+    std::atomic<std::uint64_t> left_run{0};
 };
 
 class Domain {
@@ -57,6 +59,10 @@ class Domain {
     std::size_t arena_size() const { return arena_; }
 
     RankSlot& slot(int rank) const;
+    // Whether a rank has said, by its `left_run`, that it comes to no epoch of this run any more. Never for run 0.
+    bool has_left_run(int rank, std::uint64_t run) const {
+        return run != 0 && slot(rank).left_run.load(std::memory_order_seq_cst) == run;
+    }
     template <class T = void>
     T* at(std::uint64_t offset) const {
         return reinterpret_cast<T*>(mapping_->base + offset);
