@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, sync_playwright
 
 from browser.lab import ARTIFACTS, Lab, NotebookPage
 
-PICTURES = Path(os.environ.get("RING_PICTURES", ARTIFACTS))
+DOCS = Path(os.environ.get("RING_PICTURES", ARTIFACTS))
 
 
 @pytest.fixture(scope="module")
@@ -51,10 +51,11 @@ def open_notebook(lab: Lab, browser: Browser) -> Iterator[Callable[[str], Notebo
 
 @pytest.fixture
 def picture() -> Callable[[NotebookPage, int, str], None]:
-    """Saves what a cell shows as a picture to look at; `make screenshot` saves them for the README."""
+    """Saves what a cell shows as a picture to look at; `make screenshot` renews those that the docs show."""
 
     def save(notebook: NotebookPage, cell: int, name: str) -> None:
-        PICTURES.mkdir(parents=True, exist_ok=True)
-        notebook.output(cell).screenshot(path=PICTURES / f"{name}.png")
+        folder = DOCS if (DOCS / f"{name}.png").exists() else ARTIFACTS
+        folder.mkdir(parents=True, exist_ok=True)
+        notebook.output(cell).screenshot(path=folder / f"{name}.png")
 
     return save

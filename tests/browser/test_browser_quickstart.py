@@ -35,7 +35,7 @@ def test_the_quickstart(
 ) -> None:
     # The steps are drawn out, or a fast machine would be done before the test has looked twice (and a slow one, where
     # training takes every core, before the browser has drawn once).
-    source = QUICKSTART.read_text().replace("optimizer.step()", "optimizer.step(); __import__('time').sleep(0.02)")
+    source = QUICKSTART.read_text().replace("optimizer.step()", "optimizer.step(); __import__('time').sleep(0.04)")
     assert "sleep" in source
     (lab.directory / "quickstart.ipynb").write_text(source)
     notebook = open_notebook("quickstart.ipynb")
