@@ -7,6 +7,7 @@ import logging
 import os
 import select
 import signal
+import sys
 from pathlib import Path
 from threading import Event, Thread
 from time import monotonic, sleep
@@ -14,7 +15,7 @@ from typing import Any
 
 import ipyparallel
 from ipyparallel.cluster.launcher import LocalControllerLauncher, MPIEngineSetLauncher
-from traitlets import Bool, List
+from traitlets import Bool, List, default
 from traitlets.config import Config
 
 from ring_notebook.errors import ClusterError
@@ -47,6 +48,10 @@ class ControllerLauncher(LocalControllerLauncher):  # type: ignore[misc]
     """Starts the controller so that it ends with the kernel."""
 
     keep = Bool(False, config=True, help="outlive the kernel")
+
+    @default("controller_cmd")
+    def _controller_cmd(self) -> list[str]:
+        return [sys.executable, "-m", "ring_notebook.notebook.controller"]
 
     def find_args(self) -> list[str]:
         command: list[str] = super().find_args()

@@ -74,7 +74,9 @@ def test_nothing_outlives_a_killed_kernel(kernel: tuple[subprocess.Popen[str], l
 
 def test_nothing_outlives_a_killed_controller(kernel: tuple[subprocess.Popen[str], list[int]]) -> None:
     process, pids = kernel
-    controller = next(pid for pid in pids if "ipyparallel.controller" in " ".join(psutil.Process(pid).cmdline()))
+    controller = next(
+        pid for pid in pids if "ring_notebook.notebook.controller" in " ".join(psutil.Process(pid).cmdline())
+    )
     os.kill(controller, signal.SIGKILL)
     assert_gone(pids)
     assert process.poll() is None
