@@ -1,4 +1,4 @@
-"""The thread that ships a rank's records to the kernel, at most ten messages a second."""
+"""The thread that ships a rank's records to the kernel, at most five messages a second."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ring_notebook.records import Record, encode
 
 __all__ = ["Publisher"]
 
-PERIOD = 0.1
+PERIOD = 0.2
 """Seconds between two messages of a rank."""
 
 STATUS_PERIOD = 1.0
@@ -46,7 +46,7 @@ class Publisher:
         ticks_per_status = round(STATUS_PERIOD / PERIOD)
         while True:
             # The first says that the rank has begun, the second soon after where in the cell it is.
-            records = self._collect(tick == 0 or tick % ticks_per_status == 2)
+            records = self._collect(tick == 0 or tick % ticks_per_status == 1)
             if records:
                 self._send(encode(records))
             tick += 1
