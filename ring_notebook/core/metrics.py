@@ -189,8 +189,11 @@ def keep_data_waits() -> None:
 
 
 def data_waits() -> list[tuple[int, int]]:
-    """When `track` waited for data, as (begin, end) in nanoseconds of the monotonic clock."""
-    return list(_recorder.waits or ())
+    """Take the times at which `track` waited for data, as (begin, end) in nanoseconds of the monotonic clock."""
+    waits = list(_recorder.waits or ())
+    if _recorder.waits:
+        _recorder.waits.clear()
+    return waits
 
 
 def drain(run: str, rank: int) -> list[MetricBatch]:
