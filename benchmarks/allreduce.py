@@ -75,12 +75,13 @@ def timed(call: Call, repeats: int) -> float:
 
 def measure(calls: dict[str, Call], seconds: float) -> dict[str, float]:
     """Median time of each call in seconds, of the slowest rank, interleaved."""
-    # Below a fifth of a millisecond a single call is too short to time against the barrier before it.
+    # A turn is as many calls as take a millisecond: one of microseconds is too short to time against the barrier
+    # before it, and would tell more of the caches that the others' turns have left than of itself.
     inner = {}
     for name, call in calls.items():
-        call()
-        once = ring.allreduce(torch.tensor([timed(call, 2)]), op=ring.Max).item()
-        inner[name] = max(1, min(100, int(2e-4 / once)))
+        timed(call, 3)
+        once = ring.allreduce(torch.tensor([timed(call, 3)]), op=ring.Max).item()
+        inner[name] = max(1, min(300, int(1e-3 / once)))
     times: dict[str, list[float]] = {name: [] for name in calls}
     stop = False
     began = perf_counter()

@@ -158,22 +158,26 @@ void register_communicator(py::module_& module) {
         .def(
             "allreduce",
             [](const std::shared_ptr<Communicator>& self, std::uintptr_t input, std::uintptr_t output,
-               std::uint64_t count, const py::tuple& shape, int dtype, int op, double prescale, double postscale,
-               std::string name, bool blocking, double timeout) {
+               const py::tuple& shape, int dtype, int op, double prescale, double postscale, std::string name,
+               double timeout) {
                 Request request;
                 request.kind = ring::OpKind::Allreduce;
                 request.dtype = static_cast<ring::DType>(dtype);
                 request.op = static_cast<ring::ReduceOp>(op);
                 request.prescale = prescale;
                 request.postscale = postscale;
+                std::uint64_t count = 1;
+                request.shape.reserve(shape.size());
+                for (const py::handle size : shape) {
+                    request.shape.push_back(size.cast<std::int64_t>());
+                    count *= static_cast<std::uint64_t>(request.shape.back());
+                }
                 request.pieces = {
                     {reinterpret_cast<const std::byte*>(input), reinterpret_cast<std::byte*>(output), count}};
-                request.shape.reserve(shape.size());
-                for (const py::handle size : shape) request.shape.push_back(size.cast<std::int64_t>());
                 request.name = std::move(name);
-                return submit(self, std::move(request), blocking, timeout);
+                submit(self, std::move(request), true, timeout);
             },
-            "One tensor, with as few conversions as possible: small allreduces spend their time there.")
+            "One tensor at once, with as few conversions as possible: small allreduces spend their time there.")
         .def("reduce",
              [](const std::shared_ptr<Communicator>& self, bool scatter, std::vector<PieceTuple> pieces,
                 std::vector<std::int64_t> shape, std::uint64_t layout, int dtype, int op, double prescale,

@@ -42,13 +42,16 @@ class ProcessSet:
     @property
     def communicator(self) -> Communicator:
         """The core's communicator of this set. Raises ValueError when it is not registered or this rank is outside."""
+        group = self._group
+        if group is not None and self._world is world.current():
+            return group
         self._check_registered()
-        if self._group is None:
+        if group is None:
             raise ValueError(
                 f"rank {world.current().rank} is not in process set {self.process_set_id} (ranks {self.ranks}); "
                 "guard the call with process_set.included()"
             )
-        return self._group
+        return group
 
     def _check_registered(self) -> None:
         current = world.current()

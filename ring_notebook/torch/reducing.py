@@ -12,7 +12,7 @@ from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.torch.compression import Compression, Compressor
 from ring_notebook.torch.handles import Handle
 from ring_notebook.torch.process_sets import ProcessSet, global_process_set
-from ring_notebook.torch.reduction import Reduction, reduce_one, reduction_of, start
+from ring_notebook.torch.reduction import Reduction, operation_of, reduce_now, reduction_of, start
 
 __all__ = [
     "allreduce",
@@ -30,7 +30,7 @@ def _differentiable(tensors: Sequence[Tensor], how: Reduction, name: str | None)
     if torch.is_grad_enabled() and any(isinstance(tensor, Tensor) and tensor.requires_grad for tensor in tensors):
         return list(_Allreduce.apply(how, name, *tensors))  # type: ignore[no-untyped-call]
     if len(tensors) == 1:
-        return [reduce_one(tensors[0], how, name, in_place=False)]
+        return [reduce_now(tensors[0], *how, name, in_place=False)]
     result: list[Tensor] = start(tensors, how, name, in_place=False, blocking=True).wait()
     return result
 
@@ -97,8 +97,8 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
     """`allreduce` in place; returns ``tensor``."""
-    return reduce_one(
-        tensor, reduction_of(average, op, prescale_factor, postscale_factor, process_set), name, in_place=True
+    return reduce_now(
+        tensor, operation_of(average, op), prescale_factor, postscale_factor, process_set, name, in_place=True
     )
 
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from ring_notebook.core.communicator import ReduceOp, Work
 from ring_notebook.torch.handles import Handle, check_name
 from ring_notebook.torch.process_sets import ProcessSet
-from ring_notebook.torch.tensors import buffer_of, check_tensor, copy_back, on_host
+from ring_notebook.torch.tensors import buffer_in_place, buffer_of, check_tensor, copy_back, on_host
 
-__all__ = ["Reduction", "reduce_one", "reduction_of", "start"]
+__all__ = ["Reduction", "operation_of", "reduce_now", "reduction_of", "start"]
 
 
 class Reduction(NamedTuple):
@@ -25,23 +25,28 @@ class Reduction(NamedTuple):
     process_set: ProcessSet
 
 
-def reduction_of(
-    average: bool | None, op: int | None, prescale: float, postscale: float, process_set: ProcessSet
-) -> Reduction:
-    """The reduction that Horovod's arguments ask for: ``op`` is Average unless ``average`` or ``op`` says otherwise."""
+def operation_of(average: bool | None, op: int | None) -> ReduceOp:
+    """The operation that Horovod's arguments ask for: Average unless ``average`` or ``op`` says otherwise."""
     if average is not None:
         if op is not None:
             raise ValueError("average and op cannot both be given; op takes the place of average")
-        op = ReduceOp.AVERAGE if average else ReduceOp.SUM
-    elif op is None:
-        op = ReduceOp.AVERAGE
-    elif not isinstance(op, ReduceOp):
-        try:
-            op = ReduceOp(op)
-        except ValueError:
-            names = ", ".join(known.name.capitalize() for known in ReduceOp)
-            raise ValueError(f"op={op!r} is not a reduction; use one of {names}") from None
-    return Reduction(op, prescale, postscale, process_set)
+        return ReduceOp.AVERAGE if average else ReduceOp.SUM
+    if op is None:
+        return ReduceOp.AVERAGE
+    if isinstance(op, ReduceOp):
+        return op
+    try:
+        return ReduceOp(op)
+    except ValueError:
+        names = ", ".join(known.name.capitalize() for known in ReduceOp)
+        raise ValueError(f"op={op!r} is not a reduction; use one of {names}") from None
+
+
+def reduction_of(
+    average: bool | None, op: int | None, prescale: float, postscale: float, process_set: ProcessSet
+) -> Reduction:
+    """The reduction that Horovod's arguments ask for."""
+    return Reduction(operation_of(average, op), prescale, postscale, process_set)
 
 
 def start(
@@ -87,21 +92,30 @@ def start(
     return Handle(communicator, label if claim else "", works, finish)
 
 
-def reduce_one(tensor: Tensor, how: Reduction, name: str | None, *, in_place: bool) -> Tensor:
-    """`start` for one tensor at once, without what a handle costs: small tensors are reduced in microseconds."""
-    check_tensor(tensor, "allreduce")
-    communicator = how.process_set.communicator
+def reduce_now(
+    tensor: Tensor,
+    op: ReduceOp,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+    name: str | None,
+    *,
+    in_place: bool,
+) -> Tensor:
+    """`start` and `Handle.wait` for one tensor, which is reduced in less time than a handle takes where it is small."""
+    source = buffer_in_place(tensor)
+    if source is None:
+        how = Reduction(op, prescale, postscale, process_set)
+        reduced: list[Tensor] = start([tensor], how, name, in_place=in_place, blocking=True).wait()
+        return reduced[0]
+    communicator = process_set.communicator
     output = tensor if in_place else torch.empty_like(tensor)
-    source = on_host(tensor)
-    target = source if in_place else on_host(output)
-    inputs = [buffer_of(source)]
-    communicator.allreduce(
-        inputs,
-        inputs if in_place else [buffer_of(target)],
-        op=how.op,
-        prescale=how.prescale,
-        postscale=how.postscale,
-        name=check_name(communicator, name),
+    communicator.allreduce_now(
+        source,
+        source if in_place else buffer_of(output),
+        op,
+        prescale,
+        postscale,
+        check_name(communicator, name) if name else "",
     )
-    copy_back(target, output)
     return output

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from ring_notebook.core.buffers import Buffer, DType
 
-__all__ = ["buffer_of", "can_send", "check_tensor", "copy_back", "from_bytes", "on_host"]
+__all__ = ["buffer_in_place", "buffer_of", "can_send", "check_tensor", "copy_back", "from_bytes", "on_host"]
 
+_STRIDED = torch.strided
 _DTYPES = {
     torch.uint8: DType.UINT8,
     torch.int8: DType.INT8,
@@ -60,9 +61,19 @@ def copy_back(host: Tensor, tensor: Tensor) -> None:
             tensor.copy_(host)
 
 
+def buffer_in_place(tensor: Any) -> Buffer | None:
+    """Buffer over a tensor that passes `check_tensor` and needs no copy, found out in one look; None for all others."""
+    if not isinstance(tensor, Tensor) or tensor.layout is not _STRIDED or not tensor.is_cpu:
+        return None
+    dtype = _DTYPES.get(tensor.dtype)
+    if dtype is None or not tensor.is_contiguous():
+        return None
+    return Buffer(tensor.data_ptr(), tensor.shape, dtype, tensor)
+
+
 def buffer_of(tensor: Tensor) -> Buffer:
     """Buffer over a contiguous CPU tensor; it keeps the tensor alive."""
-    return Buffer(tensor.data_ptr(), tuple(tensor.shape), _DTYPES[tensor.dtype], tensor)
+    return Buffer(tensor.data_ptr(), tensor.shape, _DTYPES[tensor.dtype], tensor)
 
 
 def from_bytes(data: memoryview, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
