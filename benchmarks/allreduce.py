@@ -73,15 +73,17 @@ def timed(call: Call, repeats: int) -> float:
     return (perf_counter() - start) / repeats
 
 
-def measure(calls: dict[str, Call], seconds: float) -> dict[str, float]:
-    """Median time of each call in seconds, of the slowest rank, interleaved."""
-    # A turn is as many calls as take a millisecond: one of microseconds is too short to time against the barrier
-    # before it, and would tell more of the caches that the others' turns have left than of itself.
+def measure(calls: dict[str, Call], seconds: float, turn: float = 1e-3) -> dict[str, float]:
+    """Median time of each call in seconds, of the slowest rank, interleaved.
+
+    A turn is as many calls as take ``turn`` seconds: one of microseconds is too short to time against the barrier
+    before it, and would tell more of the caches that the others' turns have left than of itself.
+    """
     inner = {}
     for name, call in calls.items():
         timed(call, 3)
         once = ring.allreduce(torch.tensor([timed(call, 3)]), op=ring.Max).item()
-        inner[name] = max(1, min(300, int(1e-3 / once)))
+        inner[name] = max(1, min(1000, int(turn / once)))
     times: dict[str, list[float]] = {name: [] for name in calls}
     stop = False
     began = perf_counter()

@@ -90,7 +90,7 @@ int Fabric::tag(Channel channel) const {
 std::size_t Fabric::message_bytes() const {
     const auto local = static_cast<std::size_t>(most_local());
     const std::size_t splits = static_cast<std::size_t>(size()) * sizeof(std::int64_t);
-    return sizeof(std::uint64_t) + local * (sizeof(Header) + splits + kInlineBytes);
+    return sizeof(std::uint64_t) + local * (sizeof(Header) + splits + inline_bytes(hosts()));
 }
 
 std::shared_ptr<Fabric> Fabric::part(const std::vector<int>& members, std::uint64_t id) const {

@@ -11,15 +11,15 @@
 namespace ring {
 namespace {
 
-// The block of a group of n ranks of this host and `all` ranks of all hosts:
-//   | GroupBlock | Mailbox x n | inline slots 2 x n | splits 2 x n x all | segments 3 x n | extra |
+// The block of a group of n ranks of this host:
+//   | GroupBlock | Mailbox x n | inline slots 2 x n | splits 2 x n x all ranks | segments 3 x n | extra |
 struct Layout {
-    Layout(int size, std::size_t all) {
+    Layout(int size, const Room& room) {
         const auto n = static_cast<std::size_t>(size);
         mailboxes = align(sizeof(GroupBlock));
         slots = align(mailboxes + n * sizeof(Mailbox));
-        splits = align(slots + 2 * n * kInlineBytes);
-        segments = align(splits + 2 * n * all * sizeof(std::int64_t));
+        splits = align(slots + 2 * n * room.inline_bytes);
+        segments = align(splits + 2 * n * room.ranks * sizeof(std::int64_t));
         bytes = segments + kSegmentSlots * n * kSegmentBytes;
     }
     static std::size_t align(std::size_t value) { return (value + kPage - 1) / kPage * kPage; }
@@ -27,7 +27,7 @@ struct Layout {
 };
 
 Mailbox& mailbox_at(const Domain& domain, std::uint64_t block, int member) {
-    return *domain.at<Mailbox>(block + Layout(0, 0).mailboxes + static_cast<std::size_t>(member) * sizeof(Mailbox));
+    return *domain.at<Mailbox>(block + Layout(0, {}).mailboxes + static_cast<std::size_t>(member) * sizeof(Mailbox));
 }
 
 int usable_cores() {
@@ -55,10 +55,10 @@ const char* to_string(RankState state) {
 }
 
 std::uint64_t HostGroup::reserve(const std::shared_ptr<Domain>& domain, const std::vector<int>& local,
-                                 std::size_t ranks, std::size_t extra) {
+                                 const Room& room) {
     const int size = static_cast<int>(local.size());
-    const Layout layout(size, ranks);
-    const std::uint64_t offset = domain->allocate(layout.bytes + extra);
+    const Layout layout(size, room);
+    const std::uint64_t offset = domain->allocate(layout.bytes + room.extra);
     auto* block = new (domain->at(offset)) GroupBlock();
     block->size = size;
     for (int i = 0; i < size; ++i)
@@ -107,22 +107,22 @@ Mailbox& HostGroup::mailbox(int member) const { return mailbox_at(*domain_, offs
 
 std::byte* HostGroup::inline_slot(int member, std::uint64_t sequence) const {
     const std::size_t slot = static_cast<std::size_t>(member) * 2 + sequence % 2;
-    return domain_->at<std::byte>(offset_ + Layout(size(), members_.everywhere).slots + slot * kInlineBytes);
+    return domain_->at<std::byte>(offset_ + Layout(size(), members_.room).slots + slot * members_.room.inline_bytes);
 }
 
 std::int64_t* HostGroup::splits(int member, std::uint64_t sequence) const {
     const std::size_t row = static_cast<std::size_t>(member) * 2 + sequence % 2;
-    return domain_->at<std::int64_t>(offset_ + Layout(size(), members_.everywhere).splits +
-                                     row * members_.everywhere * sizeof(std::int64_t));
+    return domain_->at<std::int64_t>(offset_ + Layout(size(), members_.room).splits +
+                                     row * members_.room.ranks * sizeof(std::int64_t));
 }
 
 std::byte* HostGroup::segment(int member, std::uint64_t step) const {
     const std::size_t slot = static_cast<std::size_t>(member) * kSegmentSlots + step % kSegmentSlots;
-    return domain_->at<std::byte>(offset_ + Layout(size(), members_.everywhere).segments + slot * kSegmentBytes);
+    return domain_->at<std::byte>(offset_ + Layout(size(), members_.room).segments + slot * kSegmentBytes);
 }
 
 std::byte* HostGroup::extra() const {
-    return domain_->at<std::byte>(offset_ + Layout(size(), members_.everywhere).bytes);
+    return domain_->at<std::byte>(offset_ + Layout(size(), members_.room).bytes);
 }
 
 void HostGroup::post(const Header& header) { mailbox(index()).headers[header.sequence % 2].store(header); }

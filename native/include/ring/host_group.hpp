@@ -9,6 +9,7 @@
 // ranks there are.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <string>
@@ -27,6 +28,20 @@ const char* to_string(RankState state);
 constexpr std::size_t kReasonBytes = 4096;
 // A payload up to this size travels in the mailbox and needs one gate.
 constexpr std::size_t kInlineBytes = 16 << 10;
+// Between hosts it travels to h-1 others with the header, where a ring would send it 2(h-1)/h times after a round trip
+// for the headers. With two hosts that costs the link nothing.
+constexpr std::size_t kInlineBytesBetweenHosts = 64 << 10;
+constexpr std::size_t inline_bytes(int hosts) {
+    if (hosts == 1) return kInlineBytes;
+    return std::max(kInlineBytes, kInlineBytesBetweenHosts / static_cast<std::size_t>(hosts - 1));
+}
+
+// What the block of a group has to hold besides the group itself.
+struct Room {
+    std::size_t ranks = 0;         // members on all hosts
+    std::size_t inline_bytes = 0;  // of a payload that travels in the mailbox
+    std::size_t extra = 0;         // bytes that the group's hosts share
+};
 // A staged operation moves this much per rank and gate, so that segments stay in the cache that ranks share. Three
 // slots, because one is filled while the one before is reduced and the one before that is copied out.
 constexpr std::size_t kSegmentBytes = 256 << 10;
@@ -76,16 +91,15 @@ class HostGroup {
         std::vector<int> local;
         std::vector<int> ranks;
         int index = 0;               // of this process
-        std::size_t everywhere = 0;  // members on all hosts
-        std::uint64_t epoch = 0;     // number of the epoch that these members begin; 0 for a group in one
-        std::uint64_t run = 0;       // that the epoch belongs to; 0 for none
+        Room room;
+        std::uint64_t epoch = 0;  // number of the epoch that these members begin; 0 for a group in one
+        std::uint64_t run = 0;    // that the epoch belongs to; 0 for none
     };
 
     // Reserves a block for a group of these local ranks in this rank's arena. It is freed when every member has come
     // and gone, or has died, or will never come.
-    // `ranks` counts the members on all hosts; `extra` bytes at the end are for what the group shares besides.
     static std::uint64_t reserve(const std::shared_ptr<Domain>& domain, const std::vector<int>& local,
-                                 std::size_t ranks, std::size_t extra);
+                                 const Room& room);
     // Whoever has not come to a reserved block by now will not be let in.
     static void bar(Domain& domain, std::uint64_t block);
     // `epoch` is the group whose abort and departures count for this one too; null for an epoch's own group.
@@ -97,6 +111,7 @@ class HostGroup {
 
     int size() const { return static_cast<int>(members_.local.size()); }
     int index() const { return members_.index; }
+    std::size_t inline_bytes() const { return members_.room.inline_bytes; }
     int rank() const { return members_.ranks[static_cast<std::size_t>(members_.index)]; }
     const std::vector<int>& ranks() const { return members_.ranks; }
     int local_rank(int member) const { return members_.local[static_cast<std::size_t>(member)]; }
