@@ -22,6 +22,10 @@ class Config:
     fusion_threshold: int = 64 * _MIB
     """RING_FUSION_THRESHOLD (HOROVOD_FUSION_THRESHOLD): size of a gradient bucket, in bytes."""
 
+    wire: Literal["", "float16", "bfloat16"] = ""
+    """RING_WIRE: what float32 tensors above 64 KiB are rounded to while an allreduce carries them between hosts.
+    They are added in float32, and all ranks get the same values; within a host nothing is rounded."""
+
     overlap: Literal["auto", "inline", "thread"] = "auto"
     """RING_OVERLAP: reduce buckets on the progress thread during backward, or inline in ``step()``."""
 
@@ -33,6 +37,12 @@ class Config:
 
     spin: float = -1.0
     """RING_SPIN: microseconds that a wait spins before it sleeps; -1 chooses by ranks and cores."""
+
+    inline: int = 16 << 10
+    """RING_INLINE: bytes up to which a tensor travels in its rank's mailbox, with one synchronization."""
+
+    segment: int = 256 << 10
+    """RING_SEGMENT: bytes of an ordinary tensor that are on their way through ring memory at a time."""
 
     memory: int = 0
     """RING_MEMORY: most bytes of ring memory a rank may take; 0 means what the machine has."""
@@ -55,7 +65,11 @@ class Config:
 
 
 _ALIASES = {"fusion_threshold": "HOROVOD_FUSION_THRESHOLD", "timeline": "HOROVOD_TIMELINE"}
-_CHOICES = {"algorithm": ("auto", "push", "ring"), "overlap": ("auto", "inline", "thread")}
+_CHOICES = {
+    "algorithm": ("auto", "push", "ring"),
+    "overlap": ("auto", "inline", "thread"),
+    "wire": ("float16", "bfloat16"),
+}
 
 
 def _parse(name: str, text: str, default: object) -> object:

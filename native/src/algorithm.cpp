@@ -85,7 +85,8 @@ const Header& lead_header(const std::vector<Header>& headers) {
 bool fill_inline(const HostGroup& group, const Request& request, int index, std::uint64_t sequence) {
     const std::size_t item = item_size(request.dtype);
     const std::uint64_t count = request.count();
-    if (count * item > group.inline_bytes() || request.kind == OpKind::Step || request.op == ReduceOp::Adasum) return false;
+    if (count * item > group.inline_bytes() || request.kind == OpKind::Step || request.op == ReduceOp::Adasum)
+        return false;
     if (request.kind != OpKind::Broadcast || request.root == index)
         copy_in(request.pieces, 0, count, group.inline_slot(group.index(), sequence), item);
     return true;

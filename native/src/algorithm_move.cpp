@@ -37,7 +37,7 @@ class StagedBroadcast : public GatedAlgorithm {
           request_(request),
           count_(root.count),
           item_(item_size(root.dtype)),
-          per_step_(kSegmentBytes / item_),
+          per_step_(group.segment_bytes() / item_),
           steps_(steps_for(count_, per_step_)) {}
 
     bool step(std::uint64_t k) override {
@@ -130,7 +130,7 @@ class StagedAllgather : public Gathering {
         : Gathering(result, header_counts(headers), item_size(headers[0].dtype)),
           group_(group),
           request_(request),
-          per_step_(kSegmentBytes / item_) {
+          per_step_(group.segment_bytes() / item_) {
         for (const Header& header : headers) steps_ = std::max(steps_, steps_for(header.count, per_step_));
     }
 
@@ -222,7 +222,7 @@ class StagedAlltoall : public Gathering {
           group_(group),
           request_(request),
           splits_(std::move(splits)),
-          unit_(kSegmentBytes / item_ / static_cast<std::size_t>(group.size())),
+          unit_(group.segment_bytes() / item_ / static_cast<std::size_t>(group.size())),
           steps_(steps_for(splits_.largest(), unit_)) {}
 
     bool step(std::uint64_t k) override {

@@ -4,9 +4,6 @@
 namespace ring {
 namespace {
 
-// Up to this many ranks, each reduces every segment itself instead of sharing the work: one gate less per segment.
-constexpr int kReduceAllAlone = 3;
-
 // A group of one: only the scale factors are left to apply.
 class LocalAllreduce : public GatedAlgorithm {
    public:
@@ -79,83 +76,68 @@ class PushAllreduce : public GatedAlgorithm {
     Reduction reduction_;
 };
 
-// Few ranks: everybody fills a segment, and reduces the same segment of everybody into its own output.
-//   step k:  consume(k-1)  fill(k)
-class StagedAllreduceAlone : public GatedAlgorithm {
-   public:
-    StagedAllreduceAlone(HostGroup& group, const Request& request, const std::vector<Header>& headers)
-        : group_(group),
-          request_(request),
-          lead_(lead_header(headers)),
-          reduction_(headers, lead_, headers.size()),
-          item_(item_size(lead_.dtype)),
-          per_step_(kSegmentBytes / item_),
-          steps_(steps_for(lead_.count, per_step_)) {}
-
-    bool step(std::uint64_t k) override {
-        if (k > 0) consume(k - 1);
-        if (k < steps_) copy_in(request_.pieces, begin(k), end(k), group_.segment(group_.index(), k), item_);
-        return k == steps_;
-    }
-
-   private:
-    std::uint64_t begin(std::uint64_t k) const { return k * per_step_; }
-    std::uint64_t end(std::uint64_t k) const { return std::min(lead_.count, begin(k + 1)); }
-
-    void consume(std::uint64_t k) {
-        for_range(request_.pieces, begin(k), end(k),
-                  [&](const Piece& piece, std::uint64_t offset, std::uint64_t at, std::uint64_t n) {
-                      void* dst = piece.output + offset * item_;
-                      reduction_.run(&dst, 1, n, [&](int member) { return group_.segment(member, k) + at * item_; });
-                  });
-    }
-
-    HostGroup& group_;
-    const Request& request_;
-    Header lead_;
-    Reduction reduction_;
-    std::size_t item_;
-    std::uint64_t per_step_, steps_;
-};
-
-// Many ranks: each reduces its chunk of the segment, in place in its own slot, and everybody copies the chunks out.
+// Each rank reduces its chunk of every segment. What it adds of its own it reads where it lies, so that only the
+// others' chunks pass through ring memory: 4(p-1)/p + (p+1)/p + 1 bytes per byte, all but two of them in the cache.
 //   step k:  spread(k-2)  reduce(k-1)  fill(k)
-class StagedAllreduceShared : public GatedAlgorithm {
+class StagedAllreduce : public GatedAlgorithm {
    public:
-    StagedAllreduceShared(HostGroup& group, const Request& request, const std::vector<Header>& headers)
+    StagedAllreduce(HostGroup& group, const Request& request, const std::vector<Header>& headers)
         : group_(group),
           request_(request),
           lead_(lead_header(headers)),
           reduction_(headers, lead_, headers.size()),
           item_(item_size(lead_.dtype)),
-          per_step_(kSegmentBytes / item_),
+          per_step_(group.segment_bytes() / item_),
           steps_(steps_for(lead_.count, per_step_)) {}
 
     bool step(std::uint64_t k) override {
         if (k >= 2) spread(k - 2);
         if (k >= 1 && k <= steps_) reduce(k - 1);
-        if (k < steps_) copy_in(request_.pieces, begin(k), end(k), group_.segment(group_.index(), k), item_);
+        if (k < steps_) fill(k);
         return k == steps_ + 1;
     }
 
    private:
-    std::uint64_t begin(std::uint64_t k) const { return k * per_step_; }
-    std::uint64_t end(std::uint64_t k) const { return std::min(lead_.count, begin(k + 1)); }
+    // In the whole tensor.
     Range chunk(std::uint64_t k, int member) const {
-        return chunk_range(end(k) - begin(k), group_.size(), member, item_);
+        const std::uint64_t begin = k * per_step_;
+        const Range part = chunk_range(std::min(lead_.count - begin, per_step_), group_.size(), member, item_);
+        return {begin + part.begin, begin + part.end};
+    }
+    std::byte* place(std::uint64_t k, int member, std::uint64_t element) const {
+        return group_.segment(member, k) + (element - k * per_step_) * item_;
+    }
+
+    void fill(std::uint64_t k) {
+        for (int member = 0; member < group_.size(); ++member) {
+            if (member == group_.index()) continue;
+            const Range part = chunk(k, member);
+            copy_in(request_.pieces, part.begin, part.end, place(k, group_.index(), part.begin), item_);
+        }
     }
 
     void reduce(std::uint64_t k) {
         const Range own = chunk(k, group_.index());
-        void* dst = group_.segment(group_.index(), k) + own.begin * item_;
-        reduction_.run(&dst, 1, own.size(), [&](int member) { return group_.segment(member, k) + own.begin * item_; });
+        if (request_.pieces.empty()) {  // joined: it adds nothing, and works for the others
+            void* dst = place(k, group_.index(), own.begin);
+            reduction_.run(&dst, 1, own.size(), [&](int member) { return place(k, member, own.begin); });
+            return;
+        }
+        for_range(request_.pieces, own.begin, own.end,
+                  [&](const Piece& piece, std::uint64_t offset, std::uint64_t at, std::uint64_t n) {
+                      void* dst[] = {piece.output + offset * item_, place(k, group_.index(), own.begin + at)};
+                      reduction_.run(dst, 2, n, [&](int member) -> const std::byte* {
+                          return member == group_.index() ? piece.input + offset * item_
+                                                          : place(k, member, own.begin + at);
+                      });
+                  });
     }
 
     void spread(std::uint64_t k) {
         for (int member = 0; member < group_.size(); ++member) {
+            if (member == group_.index()) continue;
             const Range part = chunk(k, member);
-            copy_out(request_.pieces, begin(k) + part.begin, begin(k) + part.end,
-                     group_.segment(member, k) + part.begin * item_, item_);
+            copy_out(request_.pieces, part.begin, part.end, place(k, member, part.begin), item_);
         }
     }
 
@@ -210,13 +192,14 @@ class StagedReduceScatter : public GatedAlgorithm {
           lead_(lead_header(headers)),
           reduction_(headers, lead_, headers.size()),
           item_(item_size(lead_.dtype)),
-          unit_(kSegmentBytes / item_ / static_cast<std::size_t>(group.size())),
+          unit_(group.segment_bytes() / item_ / static_cast<std::size_t>(group.size())),
           steps_(steps_for(rows(0).size(), unit_)) {}
 
     bool step(std::uint64_t k) override {
         if (k > 0) reduce(k - 1);
         if (k < steps_) {
             for (int member = 0; member < group_.size(); ++member) {
+                if (member == group_.index()) continue;
                 const Range part = sub_chunk(member, k);
                 copy_in(request_.pieces, part.begin, part.end, slot(group_.index(), member, k), item_);
             }
@@ -237,7 +220,9 @@ class StagedReduceScatter : public GatedAlgorithm {
     void reduce(std::uint64_t k) {
         const Range part = sub_chunk(group_.index(), k);
         void* dst = request_.pieces[0].output + (part.begin - rows(group_.index()).begin) * item_;
-        reduction_.run(&dst, 1, part.size(), [&](int member) { return slot(member, group_.index(), k); });
+        const std::byte* own = request_.pieces[0].input + part.begin * item_;
+        reduction_.run(&dst, 1, part.size(),
+                       [&](int member) { return member == group_.index() ? own : slot(member, group_.index(), k); });
     }
 
     HostGroup& group_;
@@ -255,8 +240,7 @@ std::unique_ptr<Algorithm> make_allreduce(HostGroup& group, const Request& reque
     if (group.size() == 1) return std::make_unique<LocalAllreduce>(request, headers);
     if (all_inline(headers)) return std::make_unique<OneShotAllreduce>(group, request, headers);
     if (all_in_ring(headers, true)) return std::make_unique<PushAllreduce>(group, headers);
-    if (group.size() <= kReduceAllAlone) return std::make_unique<StagedAllreduceAlone>(group, request, headers);
-    return std::make_unique<StagedAllreduceShared>(group, request, headers);
+    return std::make_unique<StagedAllreduce>(group, request, headers);
 }
 
 std::unique_ptr<Algorithm> make_reducescatter(HostGroup& group, const Request& request,

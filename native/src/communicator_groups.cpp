@@ -32,7 +32,7 @@ class Coming {
 
 // `fabric` is null where all `ranks` members share a host.
 Room room_of(const Fabric* fabric, std::size_t ranks) {
-    return {ranks, inline_bytes(fabric ? fabric->hosts() : 1), fabric ? extra_bytes(*fabric) : 0};
+    return {ranks, inline_bytes(fabric ? fabric->hosts() : 1), segment_bytes(), fabric ? extra_bytes(*fabric) : 0};
 }
 
 }  // namespace
@@ -42,7 +42,7 @@ std::shared_ptr<Communicator> Communicator::open(Setup setup, double timeout, co
     Coming coming(domain.slot(domain.local_rank()), setup.epoch);
     const std::string who = "rank " + std::to_string(setup.ranks[static_cast<std::size_t>(setup.index)]);
     std::shared_ptr<Fabric> fabric;
-    HostGroup::Members members{setup.local, {}, 0, {}, setup.epoch, setup.run};
+    HostGroup::Members members{setup.local, {}, 0, setup.epoch, setup.run};
     const bool spans_hosts = setup.link && *std::max_element(setup.host_of.begin(), setup.host_of.end()) > 0;
     if (spans_hosts) {
         // Tags have room for some bits; a number that comes again is long out of use by then.
@@ -55,7 +55,6 @@ std::shared_ptr<Communicator> Communicator::open(Setup setup, double timeout, co
         members.ranks = setup.ranks;
         members.index = setup.index;
     }
-    members.room = room_of(fabric.get(), setup.ranks.size());
     const std::string first = "rank " + std::to_string(members.ranks.front());
     const int leader = setup.local.front();
     RankSlot& slot = domain.slot(leader);
@@ -67,7 +66,7 @@ std::shared_ptr<Communicator> Communicator::open(Setup setup, double timeout, co
             for (int member : setup.local) domain.slot(member).bell.ring();
         };
         try {
-            publish(HostGroup::reserve(setup.domain, setup.local, members.room));
+            publish(HostGroup::reserve(setup.domain, setup.local, room_of(fabric.get(), setup.ranks.size())));
         } catch (...) {
             publish(kNowhere);
             throw;
@@ -107,8 +106,7 @@ std::shared_ptr<Communicator> Communicator::open(Setup setup, double timeout, co
 
 // Those of the members (indices in this group) who are on this host. The index is -1 where this rank is not among them.
 HostGroup::Members Communicator::members_here(const std::vector<int>& indices) const {
-    const auto fabric = fabric_ ? fabric_->part(indices, 0) : nullptr;
-    HostGroup::Members members{{}, {}, -1, room_of(fabric.get(), indices.size()), 0, 0};
+    HostGroup::Members members{{}, {}, -1, 0, 0};
     for (int member : indices) {
         if (fabric_ && fabric_->host_of(member) != fabric_->host()) continue;
         if (member == index()) members.index = static_cast<int>(members.local.size());
@@ -122,7 +120,8 @@ HostGroup::Members Communicator::members_here(const std::vector<int>& indices) c
 std::uint64_t Communicator::reserve_part(const std::vector<int>& indices) const {
     const HostGroup::Members members = members_here(indices);
     if (members.index != 0) return kNowhere;
-    return HostGroup::reserve(domain(), members.local, members.room);
+    const auto fabric = fabric_ ? fabric_->part(indices, 0) : nullptr;
+    return HostGroup::reserve(domain(), members.local, room_of(fabric.get(), indices.size()));
 }
 
 std::unique_ptr<Algorithm> Communicator::make_group(Work& work, const std::vector<Header>& headers) const {

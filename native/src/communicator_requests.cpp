@@ -72,6 +72,7 @@ std::shared_ptr<Work> Communicator::make_work(Request request, double timeout) c
     header.prescale = request.prescale;
     header.postscale = request.postscale;
     if (request.root >= 0) header.root = ranks()[static_cast<std::size_t>(request.root)];
+    if (fabric_ && request.kind == OpKind::Allreduce && request.dtype == DType::Float32) header.wire = fabric_->wire();
     header.tensors = static_cast<std::int32_t>(request.pieces.size());
     header.count = request.count();
     header.layout = request.layout;

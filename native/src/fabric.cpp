@@ -1,6 +1,7 @@
 #include "ring/fabric.hpp"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
 namespace ring {
@@ -10,6 +11,13 @@ namespace {
 constexpr std::size_t kMostPerMessage = std::size_t{64} << 20;
 constexpr std::int64_t kAbort = -1;
 constexpr std::int64_t kLinger = 100'000'000;  // ns
+
+DType wire_asked_for() {
+    const char* text = std::getenv("RING_WIRE");
+    if (text != nullptr && std::strcmp(text, "float16") == 0) return DType::Float16;
+    if (text != nullptr && std::strcmp(text, "bfloat16") == 0) return DType::BFloat16;
+    return DType::Float32;
+}
 
 }  // namespace
 
@@ -43,7 +51,12 @@ bool Transfers::done() {
 
 Fabric::Fabric(std::shared_ptr<Link> link, std::vector<int> host_of, std::vector<int> addresses, int index,
                std::uint64_t id)
-    : link_(std::move(link)), host_of_(std::move(host_of)), addresses_(std::move(addresses)), index_(index), id_(id) {
+    : link_(std::move(link)),
+      host_of_(std::move(host_of)),
+      addresses_(std::move(addresses)),
+      index_(index),
+      id_(id),
+      wire_(wire_asked_for()) {
     members_.resize(static_cast<std::size_t>(*std::max_element(host_of_.begin(), host_of_.end())) + 1);
     for (int i = 0; i < size(); ++i) members_[static_cast<std::size_t>(this->host_of(i))].push_back(i);
     left_at_.assign(members_.size(), kAbort);

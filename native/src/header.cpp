@@ -37,6 +37,7 @@ const char* difference(const Header& a, const Header& b) {
     if (reduces(a.kind)) {
         if (a.op != b.op) return "reduction";
         if (a.prescale != b.prescale || a.postscale != b.postscale) return "scale factor";
+        if (a.wire != b.wire) return "dtype between hosts (RING_WIRE)";
     }
     if (a.kind == OpKind::Broadcast && a.root != b.root) return "root rank";
     if (a.kind == OpKind::Step && a.layout != b.layout) return "options of the optimizer (learning rate, say)";

@@ -20,7 +20,7 @@ struct Layout {
         slots = align(mailboxes + n * sizeof(Mailbox));
         splits = align(slots + 2 * n * room.inline_bytes);
         segments = align(splits + 2 * n * room.ranks * sizeof(std::int64_t));
-        bytes = segments + kSegmentSlots * n * kSegmentBytes;
+        bytes = segments + kSegmentSlots * n * room.segment_bytes;
     }
     static std::size_t align(std::size_t value) { return (value + kPage - 1) / kPage * kPage; }
     std::size_t mailboxes, slots, splits, segments, bytes;
@@ -36,6 +36,13 @@ int usable_cores() {
     return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
 }
 
+// Bytes that a variable sets, in whole pages.
+std::size_t bytes_set(const char* variable, std::size_t otherwise) {
+    const char* text = std::getenv(variable);
+    const long long bytes = text == nullptr ? 0 : std::atoll(text);
+    return bytes <= 0 ? otherwise : Layout::align(static_cast<std::size_t>(bytes));
+}
+
 SpinPolicy default_spin(int ranks) {
     SpinPolicy policy;
     if (ranks > usable_cores()) {
@@ -49,6 +56,13 @@ SpinPolicy default_spin(int ranks) {
 
 }  // namespace
 
+std::size_t inline_bytes(int hosts) {
+    const std::size_t most = bytes_set("RING_INLINE", kInlineBytes);
+    return hosts == 1 ? most : std::max(most, kInlineBytesBetweenHosts / static_cast<std::size_t>(hosts - 1));
+}
+
+std::size_t segment_bytes() { return bytes_set("RING_SEGMENT", kSegmentBytes); }
+
 const char* to_string(RankState state) {
     static constexpr const char* names[] = {"idle", "waiting", "moving", "left"};
     return names[static_cast<int>(state)];
@@ -61,6 +75,7 @@ std::uint64_t HostGroup::reserve(const std::shared_ptr<Domain>& domain, const st
     const std::uint64_t offset = domain->allocate(layout.bytes + room.extra);
     auto* block = new (domain->at(offset)) GroupBlock();
     block->size = size;
+    block->room = room;
     for (int i = 0; i < size; ++i)
         new (domain->at(offset + layout.mailboxes + static_cast<std::size_t>(i) * sizeof(Mailbox))) Mailbox();
     domain->release_when(offset, [offset, local](Domain& self) {
@@ -107,23 +122,21 @@ Mailbox& HostGroup::mailbox(int member) const { return mailbox_at(*domain_, offs
 
 std::byte* HostGroup::inline_slot(int member, std::uint64_t sequence) const {
     const std::size_t slot = static_cast<std::size_t>(member) * 2 + sequence % 2;
-    return domain_->at<std::byte>(offset_ + Layout(size(), members_.room).slots + slot * members_.room.inline_bytes);
+    return domain_->at<std::byte>(offset_ + Layout(size(), block_->room).slots + slot * inline_bytes());
 }
 
 std::int64_t* HostGroup::splits(int member, std::uint64_t sequence) const {
     const std::size_t row = static_cast<std::size_t>(member) * 2 + sequence % 2;
-    return domain_->at<std::int64_t>(offset_ + Layout(size(), members_.room).splits +
-                                     row * members_.room.ranks * sizeof(std::int64_t));
+    return domain_->at<std::int64_t>(offset_ + Layout(size(), block_->room).splits +
+                                     row * block_->room.ranks * sizeof(std::int64_t));
 }
 
 std::byte* HostGroup::segment(int member, std::uint64_t step) const {
     const std::size_t slot = static_cast<std::size_t>(member) * kSegmentSlots + step % kSegmentSlots;
-    return domain_->at<std::byte>(offset_ + Layout(size(), members_.room).segments + slot * kSegmentBytes);
+    return domain_->at<std::byte>(offset_ + Layout(size(), block_->room).segments + slot * segment_bytes());
 }
 
-std::byte* HostGroup::extra() const {
-    return domain_->at<std::byte>(offset_ + Layout(size(), members_.room).bytes);
-}
+std::byte* HostGroup::extra() const { return domain_->at<std::byte>(offset_ + Layout(size(), block_->room).bytes); }
 
 void HostGroup::post(const Header& header) { mailbox(index()).headers[header.sequence % 2].store(header); }
 

@@ -253,6 +253,16 @@ void reduce_float(void* const* dst, int dst_count, const void* const* src, int s
     }
 }
 
+template <class T>
+void narrow(void* out, const float* in, size_t count) {
+    store(static_cast<T*>(out), in, count);
+}
+
+template <class T>
+void widen(float* out, const void* in, size_t count) {
+    load(out, static_cast<const T*>(in), count);
+}
+
 #define RING_ROW(T) {nullptr, reduce<T, Sum>, nullptr, reduce<T, Min>, reduce<T, Max>, reduce<T, Product>}
 #define RING_FLOAT_ROW(T) \
     {nullptr, reduce_float<T, Sum>, nullptr, reduce_float<T, Min>, reduce_float<T, Max>, reduce_float<T, Product>}
@@ -275,6 +285,8 @@ void reduce_float(void* const* dst, int dst_count, const void* const* src, int s
         {update_sgd, update_adam},                                                                                 \
         {nullptr, nullptr, nullptr, nullptr, nullptr, adasum<Half>, adasum<BFloat>, adasum<float>, adasum<double>, \
          nullptr},                                                                                                 \
+        {nullptr, nullptr, nullptr, nullptr, nullptr, narrow<Half>, narrow<BFloat>, nullptr, nullptr, nullptr},    \
+        {nullptr, nullptr, nullptr, nullptr, nullptr, widen<Half>, widen<BFloat>, nullptr, nullptr, nullptr},      \
     }
 
 }  // namespace

@@ -3,6 +3,9 @@
 //
 // Message m = (hop t, segment j) with m = t·n + j. Messages leave and come in this order, so a stream of them needs no
 // numbering; segment j of hop t+1 can leave as soon as segment j of hop t has come and been added, n segments later.
+//
+// Where float32 is rounded on the wire it is added in float32 all the same. The host that finishes a piece rounds its
+// own copy too, so that all ranks end with the same bits.
 #include "agreement.hpp"
 #include "algorithm_parts.hpp"
 #include "fabric_parts.hpp"
@@ -24,6 +27,7 @@ class RingAllreduce : public Algorithm {
           lead_(lead_header(all)),
           reduction_(local_, lead_, all.size(), true),
           item_(item_size(lead_.dtype)),
+          wire_item_(lead_.dtype == DType::Float32 ? item_size(lead_.wire) : item_),
           plan_(ring_plan(fabric.hosts(), fabric.host())),
           is_lane_(group.index() < fabric.lanes()) {
         if (!is_lane_) return;
@@ -38,6 +42,10 @@ class RingAllreduce : public Algorithm {
         previous_ = fabric.address(
             fabric.members((fabric.host() + hosts - 1) % hosts)[static_cast<std::size_t>(group.index())]);
         incoming_.resize(kInFlight * kWireSegment);
+        if (narrows()) {
+            outgoing_.emplace(group.shared_domain(), kInFlight * kWireSegment);
+            widened_.resize(per_segment_);
+        }
         // A joined rank has no tensor of its own, but works for those of its host that have.
         if (own_header().output == kNowhere) scratch_.emplace(group.shared_domain(), lead_.count * item_);
     }
@@ -75,6 +83,15 @@ class RingAllreduce : public Algorithm {
     Range sends(std::uint64_t m) const { return segment_range(plan_[m / segments_].send, m % segments_); }
     Range receives(std::uint64_t m) const { return segment_range(plan_[m / segments_].receive, m % segments_); }
 
+    bool narrows() const { return wire_item_ != item_; }
+    void narrow(const Range& range, void* to) const {
+        kernels().narrow[static_cast<int>(lead_.wire)](to, floats(range), range.size());
+    }
+    void widen(const void* from, const Range& range, float* to) const {
+        kernels().widen[static_cast<int>(lead_.wire)](to, from, range.size());
+    }
+    float* floats(const Range& range) const { return reinterpret_cast<float*>(own() + range.begin * item_); }
+
     // One pass over everything that may be possible; false when nothing was.
     bool round() {
         bool moved = post_receives();
@@ -95,11 +112,12 @@ class RingAllreduce : public Algorithm {
         for (; posted_ < messages_ && posted_ < received_ + kInFlight; ++posted_, any = true) {
             const Hop& hop = plan_[posted_ / segments_];
             const Range range = receives(posted_);
+            const bool direct = !hop.reduce && !narrows();
             // A finished piece replaces what this host sent of it; that must have left.
-            if (!hop.reduce && !has_left(hop.receive, posted_ % segments_)) break;
-            std::byte* to = hop.reduce ? buffer(posted_) : own() + range.begin * item_;
+            if (direct && !has_left(hop.receive, posted_ % segments_)) break;
+            std::byte* to = direct ? own() + range.begin * item_ : buffer(posted_);
             receives_[posted_ % kInFlight] =
-                range.size() == 0 ? 0 : fabric_.link().receive(previous_, tag(), to, range.size() * item_);
+                range.size() == 0 ? 0 : fabric_.link().receive(previous_, tag(), to, range.size() * wire_item_);
         }
         return any;
     }
@@ -117,10 +135,13 @@ class RingAllreduce : public Algorithm {
             if (hop > 0 && received_ <= started_ - segments_) break;  // what this hop passes on has not come
             const Range range = sends(started_);
             if (hop == 0) sum_host(range);
+            std::byte* from = own() + range.begin * item_;
+            if (narrows()) {
+                from = static_cast<std::byte*>(outgoing_->data()) + started_ % kInFlight * kWireSegment;
+                narrow(range, from);
+            }
             sends_[started_ % kInFlight] =
-                range.size() == 0
-                    ? 0
-                    : fabric_.link().send(next_, tag(), own() + range.begin * item_, range.size() * item_);
+                range.size() == 0 ? 0 : fabric_.link().send(next_, tag(), from, range.size() * wire_item_);
         }
         return any;
     }
@@ -132,9 +153,20 @@ class RingAllreduce : public Algorithm {
         if (plan_[hop].reduce) {
             sum_host(range);
             std::byte* place = own() + range.begin * item_;
-            reduction_.combine(place, place, buffer(m), range.size());
+            const void* theirs = buffer(m);
+            if (narrows()) {
+                widen(theirs, range, widened_.data());
+                theirs = widened_.data();
+            }
+            reduction_.combine(place, place, theirs, range.size());
             if (hop + 1 < plan_.size() / 2) return;
             reduction_.finish(place, range.size());  // the last host to add has the sum over all
+            if (narrows()) {
+                narrow(range, buffer(m));
+                widen(buffer(m), range, floats(range));
+            }
+        } else if (narrows()) {
+            widen(buffer(m), range, floats(range));
         }
         spread(range);
     }
@@ -168,6 +200,7 @@ class RingAllreduce : public Algorithm {
     Header lead_;
     Reduction reduction_;
     std::size_t item_;
+    std::size_t wire_item_;
     std::vector<Hop> plan_;
     bool is_lane_;
     Range chunk_{0, 0};
@@ -176,6 +209,8 @@ class RingAllreduce : public Algorithm {
     int next_ = 0, previous_ = 0;
     std::optional<Region> scratch_;
     std::vector<std::byte> incoming_;
+    std::optional<Region> outgoing_;  // of what is rounded; in ring memory, because a link may read it after an abort
+    std::vector<float> widened_;
     Link::Transfer sends_[kInFlight] = {};
     Link::Transfer receives_[kInFlight] = {};
     // Messages so far: receives posted and taken, sends started and left.

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
 import ring_notebook.torch as ring
 from ring_notebook.core import world
+from ring_notebook.core.buffers import DType
 from ring_notebook.errors import CollectiveAborted, CollectiveMismatch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script
+
+from native.test_allreduce import MEMORIES, REAL_OPS, check
 
 # Below the size that travels with the agreement, above it, and over several segments with odd ends.
 COUNTS = (1, 1000, 5000, 300_003)
@@ -43,6 +50,32 @@ def check_values() -> None:
             assert splits.tolist() == [rows[rank]] * size
             ring.allreduce_(mine, op=ring.Sum)
             assert torch.equal(mine, total)
+
+
+def check_every_type() -> None:
+    """The suite of one host: all types and reductions, ordinary and ring memory, against exact references."""
+    communicator = world.current().communicator
+    for dtype in DType:
+        for op in REAL_OPS:
+            for count in (7, 20_000, 300_003):
+                check(communicator, dtype, (count,), op, memory="ring" if op % 2 else "ordinary", in_place=count == 7)
+        for memory in MEMORIES:
+            check(communicator, dtype, (1031, 67), memory=memory, prescale=0.5)
+
+
+def check_wire() -> None:
+    """What crosses the link as bfloat16 is the same on all ranks, and what is small crosses as it is."""
+    os.environ["RING_WIRE"] = "bfloat16"
+    ring.shutdown()
+    ring.init()
+    torch.manual_seed(ring.rank())
+    summed = ring.allreduce(torch.rand(300_003) + 1, op=ring.Sum)
+    assert torch.equal(summed, summed.bfloat16().float())
+    for other in ring.allgather(summed[None]):
+        assert torch.equal(other, summed)
+    del os.environ["RING_WIRE"]
+    ring.shutdown()
+    ring.init()
 
 
 def check_groups() -> None:
@@ -85,6 +118,8 @@ def check_end(end: Callable[[], None], words: str, operation: Callable[[], objec
 def main() -> None:
     ring.init()
     check_values()
+    check_every_type()
+    check_wire()
     check_groups()
     check_mismatch()
     for operation in (ring.barrier, lambda: ring.allreduce(torch.ones(100_000)), lambda: ring.allgather(torch.ones(3))):

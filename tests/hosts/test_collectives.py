@@ -14,7 +14,8 @@ from ring_notebook.launch.mpi import find_mpiexec
 
 PROGRAM = Path(__file__).with_name("collectives.py")
 VOLUME = """
-import os, torch, ring_notebook.torch as ring
+import os, sys, torch, ring_notebook.torch as ring
+os.environ["RING_WIRE"] = sys.argv[1]
 ring.init()
 ring.barrier()
 tensor = ring.empty(4 << 20).fill_(1)
@@ -31,12 +32,13 @@ def test_over_the_link(hosts: TwoHosts, per_host: int) -> None:
     assert said.count("on 2 hosts: all is well") == 2 * per_host
 
 
-def test_an_allreduce_sends_no_more_than_it_must(hosts: TwoHosts) -> None:
+@pytest.mark.parametrize(("wire", "mib"), [("", 16), ("bfloat16", 8)])
+def test_an_allreduce_sends_no_more_than_it_must(hosts: TwoHosts, wire: str, mib: int) -> None:
     """2(h-1)/h of 16 MiB leaves each host, however many ranks it has; headers take a few per cent."""
     before = hosts.bytes_sent(0)
-    hosts.run(["-c", VOLUME], per_host=2)
+    hosts.run(["-c", VOLUME, wire], per_host=2)
     sent = hosts.bytes_sent(0) - before
-    assert 16 << 20 <= sent < 1.1 * (16 << 20)
+    assert mib << 20 <= sent < 1.1 * (mib << 20)
 
 
 @pytest.mark.timeout(180)

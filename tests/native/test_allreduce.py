@@ -13,7 +13,7 @@ from ring_notebook.core.buffers import DType
 from ring_notebook.core.communicator import Communicator, ReduceOp
 
 SIZES = (1, 2, 3, 4, 7)
-INLINE = 16 << 10  # native kInlineBytes
+INLINE = 16 << 10  # native kInlineBytes; between hosts up to four times as much
 SEGMENT = 256 << 10  # native kSegmentBytes
 REAL_OPS = (ReduceOp.SUM, ReduceOp.AVERAGE, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT)
 # Which ranks keep their tensors in ring memory: paths are chosen by all ranks together.
@@ -64,7 +64,7 @@ def test_every_reduction_of_every_type(launcher: str, size: int, dtype: DType) -
                 check(ring, dtype, shape, op, in_place=len(shape) % 2 == 0)
         edge = INLINE // dtype.itemsize
         for memory in MEMORIES:
-            for count in (edge, edge + 1, 3 * SEGMENT // dtype.itemsize + 5):
+            for count in (edge, edge + 1, 2 * edge + 1, 4 * edge, 4 * edge + 1, 3 * SEGMENT // dtype.itemsize + 5):
                 check(ring, dtype, (count,), memory=memory, in_place=count % 2 == 0)
         for op in (ReduceOp.AVERAGE, ReduceOp.MAX):
             for memory in ("ring", "ordinary"):

@@ -56,6 +56,9 @@ class Fabric {
     int lanes() const;
     int most_local() const;
     int tag(Channel channel) const;
+    // What float32 gradients are rounded to while they travel between hosts: float16, bfloat16 or not at all
+    // (RING_WIRE).
+    DType wire() const { return wire_; }
     std::uint64_t id() const { return id_; }
 
     // Bytes that a host's part of an agreement may take, and those of the block that holds all of them.
@@ -82,6 +85,7 @@ class Fabric {
     std::vector<int> addresses_;
     int index_;
     std::uint64_t id_;
+    DType wire_;
     std::vector<std::vector<int>> members_;
     std::vector<std::int64_t> left_at_;  // by host: last sequence it takes part in, -1 while it is there
     mutable std::mutex mutex_;

@@ -21,8 +21,8 @@ struct Header {
     DType dtype = DType::UInt8;
     ReduceOp op = ReduceOp::Sum;
     std::uint8_t dims = 0;
-    std::uint8_t is_inline = 0;  // the payload travels in the mailbox
-    std::uint8_t pieces_in_ring = 0;
+    std::uint8_t is_inline = 0;   // the payload travels in the mailbox
+    DType wire = DType::Float32;  // what float32 becomes between hosts, while it is on its way
     std::uint16_t reserved = 0;
     std::int32_t root = -1;
     std::int32_t tensors = 1;

@@ -9,7 +9,6 @@
 // ranks there are.
 #pragma once
 
-#include <algorithm>
 #include <functional>
 #include <memory>
 #include <string>
@@ -31,21 +30,23 @@ constexpr std::size_t kInlineBytes = 16 << 10;
 // Between hosts it travels to h-1 others with the header, where a ring would send it 2(h-1)/h times after a round trip
 // for the headers. With two hosts that costs the link nothing.
 constexpr std::size_t kInlineBytesBetweenHosts = 64 << 10;
-constexpr std::size_t inline_bytes(int hosts) {
-    if (hosts == 1) return kInlineBytes;
-    return std::max(kInlineBytes, kInlineBytesBetweenHosts / static_cast<std::size_t>(hosts - 1));
-}
+std::size_t inline_bytes(int hosts);
 
-// What the block of a group has to hold besides the group itself.
-struct Room {
-    std::size_t ranks = 0;         // members on all hosts
-    std::size_t inline_bytes = 0;  // of a payload that travels in the mailbox
-    std::size_t extra = 0;         // bytes that the group's hosts share
-};
 // A staged operation moves this much per rank and gate, so that segments stay in the cache that ranks share. Three
 // slots, because one is filled while the one before is reduced and the one before that is copied out.
 constexpr std::size_t kSegmentBytes = 256 << 10;
 constexpr std::size_t kSegmentSlots = 3;
+// These two sizes, or what RING_INLINE and RING_SEGMENT set in their place; benchmarks/thresholds.py measures which
+// are best.
+std::size_t segment_bytes();
+
+// What the block of a group has room for. The member that reserves it decides for all.
+struct Room {
+    std::size_t ranks = 0;          // members on all hosts
+    std::size_t inline_bytes = 0;   // of a payload that travels in the mailbox
+    std::size_t segment_bytes = 0;  // of a segment
+    std::size_t extra = 0;          // bytes that the group's hosts share
+};
 
 // Whether a member uses the block of its group. The block is free when all members are Gone or dead.
 enum class Presence : std::uint32_t { Expected = 0, Here = 1, Gone = 2 };
@@ -62,6 +63,7 @@ struct alignas(128) Mailbox {
 
 struct GroupBlock {
     std::int32_t size = 0;
+    Room room;
     std::atomic<std::int32_t> left{0};
     alignas(64) std::atomic<std::uint64_t> arrived{0};
     std::atomic<std::int32_t> last{-1};  // index of the member that released the gate
@@ -90,8 +92,7 @@ class HostGroup {
     struct Members {
         std::vector<int> local;
         std::vector<int> ranks;
-        int index = 0;               // of this process
-        Room room;
+        int index = 0;            // of this process
         std::uint64_t epoch = 0;  // number of the epoch that these members begin; 0 for a group in one
         std::uint64_t run = 0;    // that the epoch belongs to; 0 for none
     };
@@ -111,7 +112,8 @@ class HostGroup {
 
     int size() const { return static_cast<int>(members_.local.size()); }
     int index() const { return members_.index; }
-    std::size_t inline_bytes() const { return members_.room.inline_bytes; }
+    std::size_t inline_bytes() const { return block_->room.inline_bytes; }
+    std::size_t segment_bytes() const { return block_->room.segment_bytes; }
     int rank() const { return members_.ranks[static_cast<std::size_t>(members_.index)]; }
     const std::vector<int>& ranks() const { return members_.ranks; }
     int local_rank(int member) const { return members_.local[static_cast<std::size_t>(member)]; }

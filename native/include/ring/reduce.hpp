@@ -30,11 +30,17 @@ using ReduceFn = void (*)(void* const* dst, int dst_count, const void* const* sr
 // out = adasum(left, right); see src/adasum_impl.hpp. `out` is neither of the two.
 using AdasumFn = void (*)(void* out, const void* left, const void* right, std::size_t count);
 
+// Between float32 and a format of two bytes, rounded to nearest even. Neither may overlap the other.
+using NarrowFn = void (*)(void* out, const float* in, std::size_t count);
+using WidenFn = void (*)(float* out, const void* in, std::size_t count);
+
 struct KernelTable {
     const char* isa;
     ReduceFn reduce[kDTypes][kReduceOps];  // Average and Adasum are null: callers express them by Sum
     UpdateFn update[2];                    // by Rule
     AdasumFn adasum[kDTypes];              // null for integers and bool
+    NarrowFn narrow[kDTypes];              // null but for float16 and bfloat16
+    WidenFn widen[kDTypes];
 };
 
 const KernelTable& kernels_baseline();

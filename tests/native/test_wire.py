@@ -1,0 +1,111 @@
+"""float32 that is rounded to two bytes between hosts, and only there."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from native.ranks import Seat, as_threads
+from native.values import Tensor, decode, encode
+from ring_notebook.core.buffers import DType
+from ring_notebook.core.communicator import ReduceOp
+from ring_notebook.errors import CollectiveMismatch
+
+HOSTS = [(0, 1), (0, 0, 1), (0, 1, 0, 1), (0, 1, 2), (0, 1, 2, 3, 0)]
+# More than travels with the headers, and over several segments of several pieces with odd ends.
+COUNTS = (20_001, 700_003)
+WIRES = {"float16": DType.FLOAT16, "bfloat16": DType.BFLOAT16}
+STEP = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
+"""Half the distance between neighbours, relative: what one rounding may add."""
+
+
+def noise(rank: int, count: int) -> np.ndarray:
+    return np.random.default_rng([rank, count]).uniform(1, 2, count).astype(np.float32)
+
+
+@pytest.mark.parametrize("hosts", HOSTS)
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("memory", ["ring", "ordinary"])
+def test_sums_are_rounded_once_per_hop(
+    hosts: tuple[int, ...], wire: str, memory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RING_WIRE", wire)
+
+    def body(seat: Seat) -> list[bytes]:
+        ring = seat.open()
+        said = []
+        for count in COUNTS:
+            for op in (ReduceOp.SUM, ReduceOp.AVERAGE, ReduceOp.MAX):
+                tensor = Tensor.of(ring, noise(ring.rank, count), DType.FLOAT32, ring=memory == "ring")
+                ring.allreduce([tensor.buffer], [tensor.buffer], op=op, prescale=0.5)
+                parts = np.stack([noise(rank, count) / 2 for rank in range(ring.size)]).astype(np.float64)
+                exact = parts.max(0) if op is ReduceOp.MAX else parts.sum(0) / (ring.size if op == 0 else 1)
+                # Partial sums are no larger than the sum, and each of the hosts rounds once.
+                np.testing.assert_allclose(tensor.values, exact, rtol=STEP[wire] * len(set(hosts)))
+                rounded = decode(encode(tensor.values, WIRES[wire]), WIRES[wire])
+                np.testing.assert_array_equal(tensor.values, rounded)
+                said.append(tensor.array.tobytes())
+        return said
+
+    results = as_threads(len(hosts), body, hosts=hosts)
+    assert all(result == results[0] for result in results), "ranks ended with different bits"
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_only_large_float32_is_rounded(wire: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other types, small tensors and what is only moved stay as they are; so does everything within a host."""
+    monkeypatch.setenv("RING_WIRE", wire)
+
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        for dtype, count in ((DType.FLOAT64, 100_000), (DType.INT32, 100_000), (DType.FLOAT32, 1000)):
+            values = np.arange(count) % 4001 + 2049.0  # neither format holds all of these
+            tensor = Tensor.of(ring, values, dtype)
+            ring.allreduce([tensor.buffer], [tensor.buffer])
+            np.testing.assert_array_equal(tensor.values, values * ring.size)
+        tensor = Tensor.of(ring, noise(0, 100_000), DType.FLOAT32)
+        ring.broadcast(tensor.buffer, tensor.buffer, 0)
+        np.testing.assert_array_equal(tensor.array, noise(0, 100_000))
+
+    def one_host(seat: Seat) -> None:
+        ring = seat.open()
+        tensor = Tensor.of(ring, noise(0, 100_000), DType.FLOAT32)
+        ring.allreduce([tensor.buffer], [tensor.buffer])
+        np.testing.assert_array_equal(tensor.array, noise(0, 100_000) * 2)
+
+    as_threads(4, body, hosts=(0, 1, 1, 2))
+    as_threads(2, one_host)
+
+
+def test_hosts_must_round_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks of this test share an environment, which the core reads when an epoch begins: so one begins later."""
+
+    def body(seat: Seat) -> None:
+        if seat.rank == 1:
+            time.sleep(0.5)
+            monkeypatch.setenv("RING_WIRE", "float16")
+        ring = seat.open()
+        tensor = Tensor.of(ring, np.ones(100_000), DType.FLOAT32)
+        with pytest.raises(CollectiveMismatch, match="RING_WIRE"):
+            ring.allreduce([tensor.buffer], [tensor.buffer])
+        ring.barrier()
+
+    as_threads(2, body, hosts=(0, 1))
+
+
+def test_a_joined_rank_adds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RING_WIRE", "bfloat16")
+
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        if ring.rank == 2:
+            ring.join()
+            return
+        tensor = Tensor.of(ring, np.full(100_000, 3.0), DType.FLOAT32)
+        ring.allreduce([tensor.buffer], [tensor.buffer])
+        np.testing.assert_array_equal(tensor.values, 6.0)
+        ring.join()
+
+    as_threads(3, body, hosts=(0, 0, 1))
