@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ring_notebook.core import world
+from ring_notebook.core.buffers import from_memoryview
 from ring_notebook.core.communicator import Communicator
 
 __all__ = [
@@ -193,10 +194,13 @@ def register_again(sets: Mapping[ProcessSet, Sequence[int]]) -> None:
 
 def _split(added: ProcessSet) -> list[ProcessSet]:
     """The sets that all ranks' MPI communicators make, in the same order on every rank; ``added`` is one of them."""
-    from ring_notebook.torch.objects import allgather_object
-
-    members = tuple(sorted(added._mpi.allgather(world.current().rank))) if added._mpi else ()
-    distinct = sorted(set(allgather_object(members)) - {()})
+    current = world.current()
+    members = tuple(sorted(added._mpi.allgather(current.rank))) if added._mpi else ()
+    # Numbers in text, with an end to each: what is gathered may not be empty.
+    text = bytearray("".join(f"{member} " for member in members).encode() + b"\n")
+    work = current.communicator.allgather(from_memoryview(text), name="process sets")
+    lines = bytes(work.output()).decode().splitlines()
+    distinct = sorted({tuple(map(int, line.split())) for line in lines} - {()})
     added._ranks = members
     sets = [added if ranks == members else ProcessSet(ranks) for ranks in distinct]
     return sets if members else [*sets, added]
