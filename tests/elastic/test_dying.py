@@ -117,6 +117,11 @@ def test_a_death_in_a_commit() -> None:
     check(done, 4, {2}, resumed)
 
 
+def test_the_shares_of_a_fused_optimizer_are_divided_anew() -> None:
+    program = ("python", str(HERE / "training.py"), "1", "step", "SIGKILL", "fused")
+    check(ringrun("--elastic", "-np", "3", *program), 3, {1})
+
+
 def test_too_few_are_left() -> None:
     done = train(4, "1,2", "step", "SIGKILL", "--min-np", "3")
     assert done.returncode == 137

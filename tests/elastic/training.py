@@ -1,8 +1,8 @@
 """An elastic training some of whose ranks die; each rank that reaches the end says what became of it.
 
-``python training.py VICTIMS WHEN HOW``: the ranks of VICTIMS ("0,3") end by HOW (a signal's name, "exit" or "raise")
-at the moment WHEN: "step" (in the 8th, after two commits of three steps each), "commit" (while the others make the
-second one), or once another rank has died in step 8 "restore", "roll call", "open", "reset" and "sync".
+``python training.py VICTIMS WHEN HOW [fused]``: the ranks of VICTIMS ("0,3") end by HOW (a signal's name, "exit" or
+"raise") at the moment WHEN: "step" (in the 8th, after two commits of three steps each), "commit" (while the others
+make the second one), or once another rank has died in step 8 "restore", "roll call", "open", "reset" and "sync".
 """
 
 import atexit
@@ -27,7 +27,8 @@ job_rank = hvd.rank()
 torch.manual_seed(job_rank)  # sync makes the models equal
 model = torch.nn.Linear(5, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01 * hvd.size(), momentum=0.9)
-optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+options = {"fused": True} if sys.argv[4:] == ["fused"] else {"named_parameters": model.named_parameters()}
+optimizer = hvd.DistributedOptimizer(optimizer, **options)
 data = torch.randn(48, 5, generator=torch.Generator().manual_seed(1))
 sampler = hvd.elastic.ElasticSampler(data, seed=3)
 even = hvd.add_process_set(range(0, hvd.size(), 2))
