@@ -60,6 +60,9 @@ class Config:
     """RING_COMMIT_DIR: folder where elastic states put their commits, to go on after a death; empty: memory
     only, and ``.ring/commits`` in a notebook."""
 
+    min_np: int = 1
+    """RING_MIN_NP: fewest ranks that an elastic job goes on with; ``ringrun --min-np`` sets it."""
+
     timeline: str = ""
     """RING_TIMELINE (HOROVOD_TIMELINE): file to write a Chrome trace to from the start."""
 

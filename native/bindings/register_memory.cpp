@@ -1,8 +1,11 @@
 #include <pybind11/stl.h>
 #include <unistd.h>
 
+#include <utility>
+
 #include "register.hpp"
 #include "ring/memory.hpp"
+#include "ring/roll_call.hpp"
 
 namespace py = pybind11;
 using ring::Domain;
@@ -36,6 +39,17 @@ void register_memory(py::module_& module) {
                 self.slot(self.local_rank()).left_run.store(run, std::memory_order_seq_cst);
             },
             py::arg("run"), "Tell ranks that open an epoch of this run from now on that this rank will not come.")
+        .def(
+            "call_roll",
+            [](Domain& self, std::vector<int> candidates, std::uint64_t last, std::uint64_t run, bool without_dead,
+               double timeout) {
+                const ring::RollCall call{std::move(candidates), last, run, without_dead};
+                const py::gil_scoped_release nogil;
+                const ring::Answer answer = ring::call_roll(self, call, timeout, signal_check());
+                return std::make_pair(answer.epoch, answer.members);
+            },
+            py::arg("candidates"), py::arg("last"), py::arg("run"), py::arg("without_dead"), py::arg("timeout"),
+            "(epoch, members): who of these local ranks takes part in the next epoch; see roll_call.hpp.")
         .def(
             "allocate",
             [](std::shared_ptr<Domain> self, std::size_t bytes) {

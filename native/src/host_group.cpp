@@ -105,8 +105,9 @@ HostGroup::HostGroup(std::shared_ptr<Domain> domain, std::uint64_t block, Member
       block_(domain_->at<GroupBlock>(block)),
       epoch_block_(epoch_ ? epoch_->block_ : block_),
       spin_(default_spin(domain_->local_size())) {
+    // A rank that has heard half of what was agreed, because somebody died over it, has too short a list.
     Presence expected = Presence::Expected;
-    if (!mailbox(index()).presence.compare_exchange_strong(expected, Presence::Here))
+    if (block_->size != size() || !mailbox(index()).presence.compare_exchange_strong(expected, Presence::Here))
         throw Aborted("rank " + std::to_string(rank()) + " came to a group that the others have already given up");
 }
 

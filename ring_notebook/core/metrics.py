@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from ring_notebook.records import MetricBatch
 
-__all__ = ["begin", "data_wait", "data_waits", "drain", "end", "keep_data_waits", "log", "progress", "track"]
+__all__ = ["begin", "carry", "data_wait", "data_waits", "drain", "end", "keep_data_waits", "log", "progress", "track"]
 
 T = TypeVar("T")
 _Row = tuple[float, int, dict[str, Any]]
@@ -33,6 +33,7 @@ class _Recorder:
 
     def reset(self) -> None:
         self.rows.clear()
+        self.carried: dict[str, float] = {}
         self.logged = 0
         self.step: int | None = None  # batches that `track` has handed out
         self.samples = 0  # of batches handed out since the last row
@@ -45,6 +46,8 @@ class _Recorder:
         if step is None:
             step = self.logged if self.step is None else self.step
         self.logged += 1
+        if self.carried:
+            values = {**values, **{name: value for name, value in self.carried.items() if name not in values}}
         if self.samples:
             values.setdefault("samples", float(self.samples))
             self.samples = 0
@@ -104,6 +107,11 @@ def _number(name: str, value: Any) -> Any:
     shape = getattr(value, "shape", None)
     kind = type(value).__name__ + (f" of shape {tuple(shape)}" if shape is not None else "")
     raise TypeError(f"metric {name!r} is not a number: got {kind}; log one number per name, e.g. its mean")
+
+
+def carry(**values: float) -> None:
+    """Give every row from now on these values besides its own, until they are changed or the run ends."""
+    _recorder.carried.update(values)
 
 
 class track(Generic[T]):  # noqa: N801 - read as a verb: for batch in track(loader)

@@ -13,6 +13,7 @@ from ring_notebook.config import config
 from ring_notebook.core.mpi_memory import unname_shared_memory
 from ring_notebook.core.native import core
 from ring_notebook.errors import MPIMissingError
+from ring_notebook.meeting import Meeting
 
 __all__ = ["Place", "Topology", "find_place", "launched_by_mpi"]
 
@@ -84,6 +85,8 @@ class Place:
     """Moves bytes to ranks that do not share ``domain``; addressed by rank. None where there are none."""
     domains: tuple[int, ...] = ()
     """The ring memory that each rank of the job maps, as an index: its host, or under RING_ALGORITHM=ring itself."""
+    elastic: bool = False
+    """Whether ranks may die and the others go on: nothing but ring memory holds them together, no MPI."""
 
     @property
     def mates(self) -> list[int]:
@@ -97,12 +100,16 @@ def launched_by_mpi() -> bool:
 
 
 def find_place() -> Place:
-    """Map the ring memory of this host. Collective over all ranks of the job when MPI launched it.
+    """Map the ring memory of this host. Collective over all ranks of the job when MPI or a keeper launched it.
 
-    Raises MPIMissingError when a launcher started this process and no MPI library can be loaded, and
-    OutOfRingMemoryError when the memory cannot be mapped.
+    Raises MPIMissingError when a launcher started this process and no MPI library can be loaded,
+    OutOfRingMemoryError when the memory cannot be mapped, and RingError when a rank of an elastic job ends before it
+    comes here.
     """
     native = core()
+    meeting = Meeting.take()
+    if meeting is not None:
+        return _meet(meeting)
     if not launched_by_mpi():
         return Place(Topology(0, (0,)), native.Domain.create(0, 1, config().memory), None, (0,))
     try:
@@ -136,6 +143,22 @@ def find_place() -> Place:
     unname_shared_memory()
     host.Free()
     return place
+
+
+def _meet(meeting: Meeting) -> Place:
+    """The place of a rank that a keeper started."""
+    native = core()
+    rank, size = meeting.rank, meeting.size
+    if rank == 0:
+        domain = native.Domain.create(0, size, config().memory)
+        meeting.give([os.getpid(), domain.fd, domain.token])
+    else:
+        domain = native.Domain.attach(rank, size, *meeting.card())
+    meeting.wait_for_all()
+    for mate in range(size):
+        # From here on its process is known by a descriptor: another one that gets its number is not taken for it.
+        domain.dead(mate)
+    return Place(Topology(rank, (0,) * size), domain, None, (0,) * size, elastic=True)
 
 
 def _mpi_link(mpi: Any) -> Any:

@@ -7,19 +7,21 @@ run with `open_run`. An abort ends the epoch, never the process: the next epoch 
 from __future__ import annotations
 
 import atexit
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from ring_notebook.config import config
 from ring_notebook.core.communicator import Communicator
+from ring_notebook.core.members import agree, living, ranks_of
 from ring_notebook.core.native import core
 from ring_notebook.core.topology import Place, Topology, find_place
-from ring_notebook.errors import NotInitializedError
+from ring_notebook.errors import CollectiveAborted, NotInitializedError, RingError
 
 __all__ = [
     "World",
     "abort",
+    "alive",
     "at_close",
     "close",
     "close_run",
@@ -39,6 +41,8 @@ class World:
 
     topology: Topology
     communicator: Communicator
+    ranks: tuple[int, ...]
+    """The rank in the job of each of its ranks."""
     run: str | None = None
 
     @property
@@ -99,7 +103,9 @@ def init(comm: Any = None) -> None:
     """Open an epoch over all ranks of the run or else the job, or over those of ``comm`` (Horovod: ``init``).
 
     ``comm`` is None, a list of ranks, or an mpi4py communicator; this process must be in it. Does nothing when an epoch
-    is open that has not been aborted. Raises ValueError for ranks that do not exist or leave this one out.
+    is open that has not been aborted. In an elastic job ranks that have died are left out, and those that live are
+    numbered anew. Raises ValueError for ranks that do not exist or leave this one out, RingError when fewer than
+    ``RING_MIN_NP`` live, and CollectiveAborted when a rank that has to come has died or left.
     """
     global _epoch
     if _world is not None and not _world.communicator.aborted:
@@ -108,11 +114,31 @@ def init(comm: Any = None) -> None:
     place = prepare_host()
     run, size = _run or (None, place.topology.size)
     everyone = list(range(size))
-    ranks = everyone if comm is None else _ranks_of(comm, place.topology)
+    ranks = everyone if comm is None else ranks_of(comm, place.topology)
+    if place.elastic:
+        _open_with_the_living(place, ranks)
+        return
     if ranks != everyone:
-        _epoch = _agree_on_epoch(ranks)
-    _epoch += 1
+        _epoch, ranks = agree(place, ranks, _epoch, _run_number)
+    else:
+        _epoch += 1
     _open(place, ranks, _epoch, run)
+
+
+def _open_with_the_living(place: Place, ranks: list[int]) -> None:
+    global _epoch
+    while True:
+        _epoch, members = agree(place, ranks, _epoch, 0)
+        if len(members) < config().min_np:
+            raise RingError(
+                f"{len(members)} of {place.topology.size} ranks are left, fewer than the {config().min_np} of "
+                "RING_MIN_NP (ringrun --min-np)"
+            )
+        try:
+            _open(place, members, _epoch, None)
+        except CollectiveAborted:
+            continue  # one of them died before it came
+        return
 
 
 def open_run(run: str, epoch: int, size: int) -> World:
@@ -150,36 +176,8 @@ def _open(place: Place, ranks: list[int], epoch: int, run: str | None) -> World:
         timeout=config().timeout,
         run=_run_number,
     )
-    _world = World(topology, Communicator(native, place.domain), run)
+    _world = World(topology, Communicator(native, place.domain), tuple(ranks), run)
     return _world
-
-
-def _ranks_of(comm: Any, topology: Topology) -> list[int]:
-    if isinstance(comm, Sequence):
-        ranks = [int(rank) for rank in comm]
-    else:
-        from mpi4py import MPI
-
-        group, everyone = comm.Get_group(), MPI.COMM_WORLD.Get_group()
-        ranks = list(group.Translate_ranks(list(range(group.Get_size())), everyone))
-    if len(set(ranks)) != len(ranks) or not all(0 <= rank < topology.size for rank in ranks):
-        raise ValueError(f"init: ranks must be distinct and between 0 and {topology.size - 1}, got {ranks}")
-    if topology.rank not in ranks:
-        raise ValueError(f"init: rank {topology.rank} is not in {ranks}; only the ranks of comm may call it")
-    return ranks
-
-
-def _agree_on_epoch(ranks: list[int]) -> int:
-    """The largest epoch that any of these ranks has seen: ranks that were in other subsets have other counts."""
-    if len(ranks) == 1:
-        return _epoch
-    from mpi4py import MPI
-
-    group = MPI.COMM_WORLD.Get_group().Incl(ranks)
-    comm = MPI.COMM_WORLD.Create_group(group)
-    agreed = int(comm.allreduce(_epoch, op=MPI.MAX))
-    comm.Free()
-    return agreed
 
 
 def at_close(callback: Callable[[], object]) -> None:
@@ -198,6 +196,12 @@ def current() -> World:
     if _world is None:
         raise NotInitializedError("Ring Notebook has not been initialized; call init() first.")
     return _world
+
+
+def alive() -> int:
+    """How many ranks of the job have not died, as far as can be seen from this host."""
+    place = prepare_host()
+    return living(place, range(place.topology.size))
 
 
 def abort(reason: str) -> None:

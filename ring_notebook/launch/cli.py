@@ -11,6 +11,7 @@ from pathlib import Path
 from ring_notebook.errors import RingError
 from ring_notebook.launch.hosts import Host, allocation, parse_hostfile, parse_hosts
 from ring_notebook.launch.job import Job
+from ring_notebook.launch.mpi import only_here
 
 __all__ = ["main"]
 
@@ -32,16 +33,55 @@ def main(argv: Sequence[str] | None = None) -> int:
         n = options.np or sum(host.slots for host in hosts)
         if n < 1:
             parser.error("say how many ranks: -np N (only an allocation, -H or --hostfile can say it for you)")
-        job = Job(options.command, n, hosts, _environment(options), options.mpi_args.split())
+        elastic = options.elastic or options.min_np is not None
+        least = 1 if options.min_np is None else options.min_np
+        if not 1 <= least <= n:
+            parser.error(f"--min-np {least}: must be between 1 and the {n} ranks that there are")
+        starts = _Starts(options, hosts, n, least if elastic else 0)
+        return starts.run()
     except (RingError, ValueError, OSError) as error:
         parser.error(str(error))
-    if options.verbose:
-        print(" ".join(job.command), file=sys.stderr)  # noqa: T201
-    with job.signals_handed_on():
-        code = job.wait()
-    if code and not job.ended_by:
-        print(f"ringrun: {job.describe_failure()}", file=sys.stderr)  # noqa: T201
-    return code
+
+
+class _Starts:
+    """Starts the job, and on several hosts, where ranks cannot go on without one that died, starts it again."""
+
+    def __init__(self, options: argparse.Namespace, hosts: list[Host], n: int, least: int) -> None:
+        self._options = options
+        self._hosts = hosts
+        self._n = n
+        self._least = least if only_here(hosts) else 0
+        self._again = options.reset_limit if least and not only_here(hosts) else 0
+        self._environment = _environment(options)
+        if self._again and not os.environ.get("RING_COMMIT_DIR"):
+            self._environment["RING_COMMIT_DIR"] = str(Path(".ring/commits").absolute())
+
+    def run(self) -> int:
+        """The exit code of the last job."""
+        for attempt in range(self._again + 1):
+            job = Job(
+                self._options.command,
+                self._n,
+                self._hosts,
+                self._environment,
+                self._options.mpi_args.split(),
+                min_np=self._least,
+            )
+            if self._options.verbose:
+                _say(" ".join(job.command))
+            with job.signals_handed_on():
+                code = job.wait()
+            if not code or job.ended_by:
+                break
+            if attempt < self._again:
+                _say(f"ringrun: {job.describe_failure()}; starting again ({attempt + 1} of {self._again})")
+            else:
+                _say(f"ringrun: {job.describe_failure()}")
+        return code
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _hosts(options: argparse.Namespace) -> list[Host]:
@@ -70,6 +110,15 @@ def _parser() -> argparse.ArgumentParser:
     where = parser.add_mutually_exclusive_group()
     where.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="hosts, and how many ranks each may run")
     where.add_argument("-hostfile", "--hostfile", metavar="FILE", help="the same, one host a line: 'a slots=2'")
+    parser.add_argument("--elastic", action="store_true", help="go on when ranks die (see elastic.run)")
+    parser.add_argument("--min-np", type=int, metavar="K", help="the same, as long as so many ranks are left")
+    parser.add_argument(
+        "--reset-limit",
+        type=int,
+        default=3,
+        metavar="N",
+        help="how often --elastic starts a job of several hosts again",
+    )
     parser.add_argument("--timeline-filename", metavar="FILE", help="write a Chrome trace of the collectives")
     parser.add_argument("--fusion-threshold-mb", type=int, metavar="MIB", help="size of a gradient bucket")
     parser.add_argument("--mpi-args", default="", metavar="ARGS", help="more options for mpiexec, in one string")

@@ -1,4 +1,4 @@
-"""One job: mpiexec under our control, signals handed on, and the rank that failed first."""
+"""One job: mpiexec or a keeper under our control, signals handed on, and the rank that failed first."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 from typing import BinaryIO, TextIO
 
+from ring_notebook.launch import keeper
 from ring_notebook.launch.deathsig import wrap
 from ring_notebook.launch.hosts import Host
 from ring_notebook.launch.mpi import find_mpiexec
@@ -27,7 +28,8 @@ class Job:
     """``program`` on ``n`` ranks. It ends when this process does, however this process ends.
 
     What the ranks print goes to ``sys.stdout`` and ``sys.stderr`` as they are when the job starts, which in a
-    notebook are the cell's. Raises MPIMissingError and ValueError as `find_mpiexec` and `Mpiexec.command` do.
+    notebook are the cell's. With ``min_np`` the job is elastic: it goes on as long as so many ranks do, which has to
+    be on this host. Raises MPIMissingError and ValueError as `find_mpiexec` and `Mpiexec.command` do.
     """
 
     def __init__(
@@ -38,15 +40,22 @@ class Job:
         env: Mapping[str, str] | None = None,
         mpi_args: Sequence[str] = (),
         stdin: int | None = None,
+        min_np: int = 0,
     ) -> None:
-        mpiexec = find_mpiexec()
-        supervised = [sys.executable, "-m", "ring_notebook.launch.rank", *program]
-        self.command = mpiexec.command(n, supervised, hosts, mpi_args)
+        needed: Mapping[str, str] = {}
+        if min_np:
+            self.command = keeper.command(program, n, min_np)
+        else:
+            mpiexec = find_mpiexec()
+            supervised = [sys.executable, "-m", "ring_notebook.launch.rank", *program]
+            self.command = mpiexec.command(n, supervised, hosts, mpi_args)
+            needed = mpiexec.environment()
+        self._elastic = min_np > 0
         self.failures: list[RankFailure] = []
         self.ended_by = 0
         self._process = subprocess.Popen(
             wrap(self.command),
-            env={**os.environ, **mpiexec.environment(), **(env or {})},
+            env={**os.environ, **needed, **(env or {})},
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -62,7 +71,7 @@ class Job:
             pump.start()
 
     def send(self, signum: int) -> None:
-        """Hand a signal to mpiexec, which hands it to the ranks."""
+        """Hand a signal to mpiexec or the keeper, which hands it to the ranks."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signum)
 
@@ -80,6 +89,8 @@ class Job:
     def wait(self) -> int:
         """Wait for the job; its exit code is the first failed rank's, and 128 + signal where one ended it.
 
+        0 for an elastic job that went on to its end without the ranks that failed.
+
         When the wait is interrupted the job is killed.
         """
         try:
@@ -95,7 +106,7 @@ class Job:
         first = self.first_failure
         if self.ended_by:
             code = -self.ended_by
-        elif first is not None:
+        elif first is not None and not self._elastic:
             code = first.code
         return code if code >= 0 else 128 - code
 
@@ -105,10 +116,11 @@ class Job:
         return min(self.failures, key=lambda failure: failure.time, default=None)
 
     def describe_failure(self) -> str:
-        """One sentence on the rank that failed first, or on mpiexec when no rank did."""
+        """One sentence on the rank that failed first, or on what started the ranks when no rank did."""
         first = self.first_failure
         if first is None:
-            return f"mpiexec failed ({describe_exit(self._process.returncode)}): {' '.join(self.command)}"
+            launcher = "the keeper of the ranks" if self._elastic else "mpiexec"
+            return f"{launcher} failed ({describe_exit(self._process.returncode)}): {' '.join(self.command)}"
         return f"rank {first.rank} on {first.host} failed first: {describe_exit(first.code)}"
 
     def _pump(self, source: BinaryIO, sink: TextIO) -> None:
@@ -121,7 +133,7 @@ class Job:
         _write(sink, kept)
 
     def _note(self, failures: list[RankFailure]) -> None:
-        if failures and self._stopper is None:
+        if failures and self._stopper is None and not self._elastic:
             self._stopper = threading.Timer(GRACE, self.send, (signal.SIGTERM,))
             self._stopper.daemon = True
             self._stopper.start()

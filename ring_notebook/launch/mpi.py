@@ -17,7 +17,7 @@ from ring_notebook.config import config
 from ring_notebook.errors import MPIMissingError
 from ring_notebook.launch.hosts import Host
 
-__all__ = ["Mpiexec", "find_mpiexec", "is_local", "loaded_flavor"]
+__all__ = ["Mpiexec", "find_mpiexec", "is_local", "loaded_flavor", "only_here"]
 
 Flavor = Literal["mpich", "openmpi"]
 
@@ -68,7 +68,7 @@ class Mpiexec:
         mpiexec as it is. Raises ValueError when the hosts have too few slots.
         """
         flags = ["-n", str(n)]
-        if hosts and not (len(hosts) == 1 and is_local(hosts[0].name)):
+        if not only_here(hosts):
             slots = sum(host.slots for host in hosts)
             if n > slots:
                 raise ValueError(
@@ -124,6 +124,11 @@ def loaded_flavor() -> Flavor:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise MPIMissingError(f"mpi4py cannot load an MPI library ({reason}); `pip install mpich`")
     return "openmpi" if "Open MPI" in done.stdout else "mpich"
+
+
+def only_here(hosts: Sequence[Host]) -> bool:
+    """Whether a job on ``hosts`` runs on this host alone; no hosts mean this one."""
+    return not hosts or (len(hosts) == 1 and is_local(hosts[0].name))
 
 
 def is_local(name: str) -> bool:

@@ -20,9 +20,11 @@ from dataclasses import asdict, dataclass
 
 from ring_notebook.launch.deathsig import bind_to_parent
 
-__all__ = ["RankFailure", "describe_exit", "main", "rank_in", "split_reports"]
+__all__ = ["FORWARDED", "RankFailure", "describe_exit", "main", "rank_in", "report", "split_reports"]
 
-_FORWARDED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+FORWARDED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that go to the program when whoever started it gets them."""
+
 # A report is one line on stderr between two record separators.
 _REPORT = re.compile(rb"\x1e(\{[^\x1e]*\})\x1e\r?\n?")
 
@@ -38,8 +40,8 @@ class RankFailure:
 
 
 def rank_in(env: Mapping[str, str] = os.environ) -> int:
-    """The rank that mpiexec gave to this process; 0 when no mpiexec started it."""
-    for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"):
+    """The rank that mpiexec or a keeper gave to this process; 0 when neither started it."""
+    for name in ("RING_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"):
         if env.get(name, "").isdigit():
             return int(env[name])
     return 0
@@ -62,6 +64,12 @@ def split_reports(data: bytes) -> tuple[bytes, list[RankFailure], bytes]:
     return (text, failures, b"") if start < 0 else (text[:start], failures, text[start:])
 
 
+def report(failure: RankFailure) -> None:
+    """Put ``failure`` into this process's stderr, where the job finds it."""
+    sys.stderr.flush()
+    os.write(2, b"\x1e" + json.dumps(asdict(failure)).encode() + b"\x1e\n")
+
+
 def _leave_group(parent: int) -> None:
     # mpiexec signals whole process groups; in a group of its own the program gets each signal once, from us.
     os.setpgid(0, 0)
@@ -81,7 +89,7 @@ def main() -> None:
                 os.kill(child.pid, signum)
 
     child: subprocess.Popen[bytes] | None = None
-    for signum in _FORWARDED:
+    for signum in FORWARDED:
         signal.signal(signum, hand_on)
     # MPI's process manager talks to the program through descriptors that it inherits: leave them open.
     child = subprocess.Popen(sys.argv[1:], close_fds=False, preexec_fn=lambda: _leave_group(parent))
@@ -89,9 +97,7 @@ def main() -> None:
         child.terminate()
     code = child.wait()
     if code and not stopping:
-        report = RankFailure(rank_in(), socket.gethostname(), code, time.time())
-        sys.stderr.flush()
-        os.write(2, b"\x1e" + json.dumps(asdict(report)).encode() + b"\x1e\n")
+        report(RankFailure(rank_in(), socket.gethostname(), code, time.time()))
     if code < 0:
         # End by the same signal, without a second core file, so that mpiexec reports what happened.
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

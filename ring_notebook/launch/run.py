@@ -22,7 +22,7 @@ import cloudpickle
 from ring_notebook.errors import RunFailed
 from ring_notebook.launch.hosts import Host, allocation, parse_hostfile, parse_hosts
 from ring_notebook.launch.job import Job
-from ring_notebook.launch.mpi import is_local
+from ring_notebook.launch.mpi import is_local, only_here
 from ring_notebook.launch.task import ADDRESS, KEY, LAST, Outcome
 from ring_notebook.machine import cores, gpus
 
@@ -40,19 +40,25 @@ def run(
     hostfile: str | None = None,
     env: Mapping[str, str] | None = None,
     mpi_args: Sequence[str] = (),
+    min_np: int | None = None,
 ) -> list[Any]:
     """Call ``fn(*args, **kwargs)`` on ranks 0..n-1, each a fresh process; what each returned, by rank.
 
     ``fn`` may be a lambda or defined in a notebook; it, its arguments and results travel by cloudpickle.
     ``n`` (Horovod: ``num_proc``) defaults to the slots of the hosts, which are ``hosts`` ("a:2,b:2"),
     ``hostfile``, or the allocation of a batch system; without any of them it is the number of GPUs, or of cores.
-    ``env`` adds variables, ``mpi_args`` options for mpiexec.
+    ``env`` adds variables, ``mpi_args`` options for mpiexec. With ``min_np`` the ranks, which must be on this host,
+    are elastic: they go on without those that die or raise, as long as so many are left, and the results are those of
+    the ranks that returned.
 
     Raises the exception that the first failing rank raised, caused by a RunFailed that holds the rank and its
-    traceback; RunFailed alone when a rank died; MPIMissingError when there is no MPI.
+    traceback; RunFailed alone when a rank died; MPIMissingError when there is no MPI; ValueError for a ``min_np``
+    that cannot be.
     """
     where = _hosts(hosts, hostfile)
     size = n or num_proc or sum(host.slots for host in where) or len(gpus()) or cores()
+    if min_np is not None and not (1 <= min_np <= size and only_here(where)):
+        raise ValueError(f"min_np={min_np}: takes 1 to {size} ranks, all on this host")
     work = (sys.path, cloudpickle.dumps((fn, tuple(args), dict(kwargs or {}))))
     key = secrets.token_hex(32)  # text, because an environment variable carries it to the ranks
     with tempfile.TemporaryDirectory(prefix="ring-run-") as folder:
@@ -69,10 +75,13 @@ def run(
                 {**(env or {}), ADDRESS: inbox.address, KEY: key},
                 mpi_args,
                 subprocess.DEVNULL,
+                min_np or 0,
             )
             code = job.wait()
         finally:
             inbox.close()
+    if min_np is not None and code == 0:
+        return [pickle.loads(outcome.value) for _, outcome in sorted(inbox.outcomes.items()) if not outcome.traceback]
     return _results(inbox.outcomes, size, code, job)
 
 

@@ -6,12 +6,10 @@ It needs no kernel and no network, so it can still be zoomed in a notebook that 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ring_notebook.notebook.spans import Span
 from ring_notebook.notebook.style import GREY
-
-if TYPE_CHECKING:
-    from ring_notebook.notebook.timeline import Span
 
 __all__ = ["MIME", "spec"]
 

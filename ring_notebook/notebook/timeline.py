@@ -1,45 +1,28 @@
-"""What all ranks of a recorded run did when: read from its trace, summed up, put into a sentence, drawn."""
+"""What all ranks of a recorded run did when: summed up, put into a sentence, drawn."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
+from operator import attrgetter
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, NamedTuple
 
 from IPython.display import HTML, display
 
 from ring_notebook.notebook import gantt
 from ring_notebook.notebook.listing import Listing
 from ring_notebook.notebook.rundir import TIMELINE
+from ring_notebook.notebook.spans import PHASES, Span, read_spans
 
-__all__ = ["Account", "Span", "Timeline", "account", "explain", "read_spans"]
+__all__ = ["Account", "Timeline", "account", "explain"]
 
 # Below this share of the time nothing is worth a sentence.
 NOTABLE = 0.05
-PHASES = ("data", "packing", "waiting", "moving", "sending")
-
-
-class Span(NamedTuple):
-    """One thing that a rank did, in seconds since the first event of the run.
-
-    ``phase`` is one of PHASES. ``last`` is the rank that came last to what was waited for, -1 where nobody waited.
-    """
-
-    rank: int
-    begin: float
-    end: float
-    phase: str
-    what: str
-    group: int
-    sequence: int
-    nbytes: int
-    last: int
 
 
 @dataclass
@@ -118,37 +101,13 @@ class Timeline:
         display({gantt.MIME: gantt.spec(self.spans), "text/plain": repr(self)}, raw=True)
 
 
-def read_spans(events: Iterable[dict[str, Any]]) -> list[Span]:
-    """The spans among events in Chrome's format, by begin; what is merely queued takes nobody's time."""
-    spans = []
-    for event in events:
-        if event["ph"] != "X":
-            continue
-        args, begin = event["args"], event["ts"] * 1e-6
-        spans.append(
-            Span(
-                event["pid"],
-                begin,
-                begin + event["dur"] * 1e-6,
-                event["cat"],
-                event["name"],
-                event["tid"],
-                args.get("sequence", 0),
-                args.get("bytes", 0),
-                args.get("last to come", -1),
-            )
-        )
-    first = min((span.begin for span in spans), default=0.0)
-    return sorted((span._replace(begin=span.begin - first, end=span.end - first) for span in spans), key=_begin)
-
-
 def account(spans: Sequence[Span], seconds: float) -> list[Account]:
     """Sum the spans of each rank up. Operations of several groups at the same time count once."""
     accounts = {rank: Account(rank) for rank in sorted({span.rank for span in spans})}
     busy: dict[int, float] = dict.fromkeys(accounts, 0.0)
     reached: dict[int, float] = dict.fromkeys(accounts, 0.0)
     late: dict[tuple[int, int, int], float] = defaultdict(float)
-    for span in sorted(spans, key=_begin):
+    for span in sorted(spans, key=attrgetter("begin")):
         own = accounts[span.rank]
         own.phases[span.phase] += span.end - span.begin
         busy[span.rank] += max(0.0, span.end - max(span.begin, reached[span.rank]))
@@ -215,7 +174,3 @@ def _largest(spans: Sequence[Span]) -> tuple[str, float, int]:
 
 def _size(nbytes: int) -> str:
     return f"{nbytes / 2**20:.1f} MiB" if nbytes >= 2**20 else f"{nbytes / 1024:.1f} KiB"
-
-
-def _begin(span: Span) -> float:
-    return span.begin

@@ -62,6 +62,8 @@ class _Flat:
     shard: slice
     state: list[Tensor]
     steps: int = 0
+    whole: list[Tensor] | None = None
+    """The state of all ranks, from when it was loaded until the next step: other ranks may be there by then."""
 
     def parts(self, flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Every parameter with its part of a flat tensor, in its shape."""
@@ -105,6 +107,7 @@ class FusedOptimizer(Wrapper):
 
         Raises ValueError when a parameter has no gradient: every rank has to have all of them.
         """
+        self._follow_ranks()
         result = None
         if closure is not None:
             with torch.enable_grad():
@@ -112,12 +115,29 @@ class FusedOptimizer(Wrapper):
         for group, flat in zip(self.param_groups, self._flats, strict=True):
             self._take_gradients(flat)
             flat.steps += 1
+            flat.whole = None
             update, options = update_options(_options(type(self._wrapped), group, flat.steps))
             self._communicator.step(
                 buffer_of(flat.gradients), buffer_of(flat.values), update, options, flat.state, op=self._op
             )
         self._tell_scheduler()
         return result
+
+    def _follow_ranks(self) -> None:
+        """Lay everything out anew when another epoch has begun, in which there may be fewer ranks."""
+        if self._process_set.communicator is self._communicator:
+            return
+        if any(flat.whole is None and flat.state and flat.steps for flat in self._flats):
+            raise RuntimeError(
+                "each rank held a share of this optimizer's state, and the epoch in which they held it is over; load a "
+                "state_dict (elastic.run does it from the last commit), or wrap a fresh optimizer"
+            )
+        self._communicator = self._process_set.communicator
+        for number, old in enumerate(self._flats):
+            flat = self._flats[number] = self._flatten(old.parameters)
+            flat.steps, flat.whole = old.steps, old.whole
+            wholes = old.whole or [torch.zeros_like(flat.values) for _ in old.state]
+            flat.state = [whole[flat.shard].clone() for whole in wholes]
 
     def _take_gradients(self, flat: _Flat) -> None:
         for position, (parameter, part) in enumerate(flat.parts(flat.gradients)):
@@ -134,14 +154,15 @@ class FusedOptimizer(Wrapper):
     def _take_state(self) -> None:
         """Bring the state of the wrapped optimizer, as after load_state_dict, into this rank's shards."""
         for group, flat in zip(self.param_groups, self._flats, strict=True):
-            flat.state = []
+            flat.whole = []
             for key in _state_keys(type(self._wrapped), group):
                 whole = torch.zeros_like(flat.values)
                 for parameter, part in flat.parts(whole):
                     value = self.state.get(parameter, {}).get(key)
                     if value is not None:
                         part.copy_(value)
-                flat.state.append(whole[flat.shard].clone())
+                flat.whole.append(whole)
+            flat.state = [whole[flat.shard].clone() for whole in flat.whole]
             known = [self.state[p] for p in flat.parameters if p in self.state]
             steps = [int(state["step"]) for state in known if "step" in state]
             # SGD counts no steps; one with a momentum buffer has made some.
@@ -150,6 +171,7 @@ class FusedOptimizer(Wrapper):
 
     def state_dict(self) -> dict[str, Any]:
         """As torch's own, with the state of all parameters: the shards are gathered, so all ranks must call this."""
+        self._follow_ranks()
         for group, flat in zip(self.param_groups, self._flats, strict=True):
             if flat.steps == 0:
                 continue

@@ -3,50 +3,65 @@
 from __future__ import annotations
 
 import math
-from weakref import WeakKeyDictionary
 
 import torch
 
-from ring_notebook.core.communicator import ReduceOp
+from ring_notebook.torch.noise_meter import NoiseMeter
 from ring_notebook.torch.optimizer import ReducingOptimizer
-from ring_notebook.torch.reducing import allreduce_
 
-__all__ = ["noise_scale"]
+__all__ = ["NOISE_EVERY", "measure_noise", "noise_scale"]
+
+NOISE_EVERY = 10
+"""Steps between two measurements that `prepare` begins: they cost a pass over the gradients and one over their sum."""
 
 
-def noise_scale(optimizer: torch.optim.Optimizer, batch_size: float = 1.0, smoothing: float = 0.9) -> float:
-    """B_simple of the gradients that ``optimizer`` reduces, in samples when ``batch_size`` is that of one rank.
+def noise_scale(optimizer: torch.optim.Optimizer, batch_size: float | None = None, smoothing: float = 0.9) -> float:
+    """B_simple of the gradients that ``optimizer`` reduces, in samples: the batch size beyond which more hardly pays.
 
     B_simple = tr(S) / |G|² (McCandlish et al. 2018, appendix A.1): batches much smaller waste no sample, much larger
     ones waste most. Both parts are estimated from the squared norms of the ranks' gradients (small batch) and of their
-    average (large batch), smoothed over the steps. Call it on all ranks after each step, for example as
-    ``ring.log(noise_scale=ring.noise_scale(optimizer, 64))``. NaN in the first step, which turns the measuring on, at
-    size 1, and while the estimates are not positive. Raises TypeError when ``optimizer`` is no DistributedOptimizer.
+    average (large batch), and smoothed over the measurements, of whose past each keeps ``smoothing``.
+
+    ``batch_size`` is how many samples one rank has in a backward pass; `prepare` takes it from the loader. Accumulated
+    passes are counted. ``prepare(..., noise_scale=True)`` measures in every 10th step and puts the value into the rows
+    of `log`; else the first call of this, on all ranks, begins to measure in every step. It waits for nobody.
+
+    NaN before the first measurement, at size 1, and while the estimates are not positive. Raises TypeError when
+    ``optimizer`` is no DistributedOptimizer (or a fused or Adasum one, which reduces no gradients to measure), and
+    ValueError when the batch size is not known.
     """
-    if not isinstance(optimizer, ReducingOptimizer):
-        raise TypeError("noise_scale takes an optimizer that DistributedOptimizer or prepare made")
-    reducer = optimizer._reducer
+    reducer = _reducing(optimizer)._reducer
+    meter = reducer.meter
+    if meter is None:
+        meter = reducer.meter = NoiseMeter(1, reducer.batch_size, carry=False)
+    if batch_size is not None:
+        meter.batch_size = batch_size
+    meter.smoothing = smoothing
+    if meter.batch_size is None:
+        raise ValueError(
+            "noise_scale needs to know how many samples a rank has in a backward pass: pass batch_size, or give the "
+            "loader to prepare()"
+        )
     process_set = reducer.how.process_set
-    if not process_set.included() or process_set.size() == 1:
-        return math.nan
-    size = process_set.size()
-    if reducer.squares is None:
-        reducer.measuring = True
-        return math.nan
-    here, reduced = reducer.squares
-    small = allreduce_(
-        torch.tensor([here], dtype=torch.float64), op=ReduceOp.AVERAGE, name="noise scale", process_set=process_set
-    ).item()
-    large = reduced / (size**2 if reducer.how.op is ReduceOp.SUM else 1)
-    # Equations A.2 and A.3, with batches of 1 and of `size` times `batch_size`.
-    signal = (size * large - small) / (size - 1)
-    noise = (small - large) / (1.0 - 1.0 / size) * batch_size
-    before_signal, before_noise = _smoothed.get(optimizer, (signal, noise))
-    signal = smoothing * before_signal + (1 - smoothing) * signal
-    noise = smoothing * before_noise + (1 - smoothing) * noise
-    _smoothed[optimizer] = (signal, noise)
-    return noise / signal if signal > 0 and noise > 0 else math.nan
+    return meter.value() if process_set.included() else math.nan
 
 
-# (|G|², tr(S)) of each optimizer, smoothed apart: their ratio is not an average of ratios.
-_smoothed: WeakKeyDictionary[torch.optim.Optimizer, tuple[float, float]] = WeakKeyDictionary()
+def measure_noise(optimizer: torch.optim.Optimizer, every: int) -> None:
+    """Measure in every ``every``-th step of ``optimizer``, and put the value into the rows of `log`.
+
+    Raises as `noise_scale` does, and ValueError for ``every`` below 1.
+    """
+    if every < 1:
+        raise ValueError(f"noise_scale={every}: steps between two measurements, at least 1")
+    noise_scale(optimizer)
+    reducer = _reducing(optimizer)._reducer
+    reducer.meter = NoiseMeter(every, reducer.batch_size, carry=True)
+
+
+def _reducing(optimizer: torch.optim.Optimizer) -> ReducingOptimizer:
+    if not isinstance(optimizer, ReducingOptimizer):
+        raise TypeError(
+            "noise_scale takes an optimizer that DistributedOptimizer or prepare made, without fused=True and "
+            f"op=Adasum; this is a plain or other {type(optimizer).__name__}"
+        )
+    return optimizer

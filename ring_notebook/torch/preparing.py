@@ -9,8 +9,9 @@ from torch.utils.data import DataLoader
 
 from ring_notebook.torch.basics import local_rank, size
 from ring_notebook.torch.functions import broadcast_optimizer_state, broadcast_parameters
-from ring_notebook.torch.optimizer import DistributedOptimizer
-from ring_notebook.torch.sharding import shard
+from ring_notebook.torch.noise import NOISE_EVERY, measure_noise
+from ring_notebook.torch.optimizer import DistributedOptimizer, ReducingOptimizer
+from ring_notebook.torch.sharding import batch_size_of, shard
 
 __all__ = ["prepare"]
 
@@ -21,6 +22,7 @@ def prepare(
     loader: DataLoader[Any] | None = None,
     *,
     scale_lr: bool = False,
+    noise_scale: bool | int = False,
     **options: Any,
 ) -> tuple[torch.nn.Module, Any, Any]:
     """Make a single-process loop data parallel; returns ``(model, optimizer, loader)`` to use in place of the given.
@@ -28,8 +30,12 @@ def prepare(
     The model goes to this rank's device, model and optimizer start from rank 0's values, the optimizer becomes a
     `DistributedOptimizer` (``options`` are its keyword arguments), and the loader yields this rank's share in batches
     of the same size, shuffled anew in every pass. The batch of a step is thus ``size()`` times as large;
-    ``scale_lr`` multiplies the learning rates by as much (Goyal et al. 2017), once per optimizer. All ranks must call
-    this. May be called again on what it returned.
+    ``scale_lr`` multiplies the learning rates by as much (Goyal et al. 2017), once per optimizer. ``noise_scale``
+    measures the gradient noise scale, see `noise_scale`, in every 10th step, or in every so many, and every row that is
+    logged has it, as ``noise_scale``. All ranks must call this. May be called again on what it returned.
+
+    Raises ValueError for a ``noise_scale`` whose batch size ``loader`` does not tell, and TypeError for one of an
+    optimizer with ``fused=True`` or ``op=Adasum``.
     """
     if torch.cuda.is_available():
         model.to(torch.device("cuda", local_rank() % torch.cuda.device_count()))
@@ -42,4 +48,8 @@ def prepare(
             group["lr_scale"] = size()
     options.setdefault("named_parameters", model.named_parameters())
     distributed = DistributedOptimizer(optimizer, **options)
+    if isinstance(distributed, ReducingOptimizer):
+        distributed._reducer.batch_size = None if loader is None else batch_size_of(loader)
+    if noise_scale:
+        measure_noise(distributed, NOISE_EVERY if noise_scale is True else noise_scale)
     return model, distributed, None if loader is None else shard(loader)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ring_notebook.core import world
+from ring_notebook.core.buffers import from_memoryview
 from ring_notebook.core.communicator import Communicator
 
-__all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]
+__all__ = [
+    "ProcessSet",
+    "add_process_set",
+    "global_process_set",
+    "register_again",
+    "registered_sets",
+    "remove_process_set",
+]
 
 
 class ProcessSet:
@@ -155,20 +163,47 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         if any(known._ranks == ranks for known in registered):
             raise ValueError(f"rank {current.rank}: a process set of ranks {list(ranks)} is registered already")
     for member in wanted:
-        # A script that takes every second rank has an empty set at size 1, and runs all the same.
-        member._group = current.communicator.group(member._ranks) if member._ranks else None
-        member._world = current
-        member.process_set_id = 1 + max((known.process_set_id or 0 for known in _sets), default=0)
-        _sets.append(member)
+        _register(member)
     return added
+
+
+def _register(member: ProcessSet) -> None:
+    current = world.current()
+    # A script that takes every second rank has an empty set at size 1, and runs all the same.
+    member._group = current.communicator.group(member._ranks) if member._ranks else None
+    member._world = current
+    member.process_set_id = 1 + max((known.process_set_id or 0 for known in _sets), default=0)
+    _sets.append(member)
+
+
+def registered_sets() -> dict[ProcessSet, list[int]]:
+    """The registered sets, in order, with the ranks in the job of their members: for `register_again`."""
+    current = world.current()
+    return {known: [current.ranks[rank] for rank in known._ranks or ()] for known in _registered()}
+
+
+def register_again(sets: Mapping[ProcessSet, Sequence[int]]) -> None:
+    """Register sets of an earlier epoch in this one; all ranks must call this, with the same ones.
+
+    Each has those of its members that are in this epoch, under their new numbers. Sets that have become equal stay
+    apart; one that has no member left is empty.
+    """
+    _registered()
+    ranks = world.current().ranks
+    for process_set, members in sets.items():
+        process_set._ranks = tuple(sorted(ranks.index(member) for member in members if member in ranks))
+        _register(process_set)
 
 
 def _split(added: ProcessSet) -> list[ProcessSet]:
     """The sets that all ranks' MPI communicators make, in the same order on every rank; ``added`` is one of them."""
-    from ring_notebook.torch.objects import allgather_object
-
-    members = tuple(sorted(added._mpi.allgather(world.current().rank))) if added._mpi else ()
-    distinct = sorted(set(allgather_object(members)) - {()})
+    current = world.current()
+    members = tuple(sorted(added._mpi.allgather(current.rank))) if added._mpi else ()
+    # Numbers in text, with an end to each: what is gathered may not be empty.
+    text = bytearray("".join(f"{member} " for member in members).encode() + b"\n")
+    work = current.communicator.allgather(from_memoryview(text), name="process sets")
+    lines = bytes(work.output()).decode().splitlines()
+    distinct = sorted({tuple(map(int, line.split())) for line in lines} - {()})
     added._ranks = members
     sets = [added if ranks == members else ProcessSet(ranks) for ranks in distinct]
     return sets if members else [*sets, added]

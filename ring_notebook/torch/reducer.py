@@ -29,6 +29,7 @@ from ring_notebook.torch.agreement import agree
 from ring_notebook.torch.bucket import Bucket
 from ring_notebook.torch.buckets import ParameterSpec, plan_buckets
 from ring_notebook.torch.compression import Compressor
+from ring_notebook.torch.noise_meter import NoiseMeter
 from ring_notebook.torch.reduction import Reduction
 from ring_notebook.torch.ring_memory import empty_in
 from ring_notebook.torch.sparse import sparse_allreduce_async, sparse_gradient
@@ -75,10 +76,11 @@ class GradientReducer:
         passes: int,
     ) -> None:
         self.passes = passes
-        self.measuring = False
-        # Sums over this rank's and over the reduced gradients of the last round that was measured.
-        self.squares: tuple[float, float] | None = None
+        self.meter: NoiseMeter | None = None
+        self.batch_size: float | None = None  # samples of this rank in a backward pass, where it is known
+        # Squares summed over this rank's and over the reduced gradients of the round.
         self._here = self._reduced = 0.0
+        self._passes: dict[Tensor, int] = {}  # backward passes of the round that have reached a parameter
         self.how = how
         self._compression = compression
         self._groups = groups
@@ -114,7 +116,11 @@ class GradientReducer:
     def reset(self) -> None:
         """Forget the round: what has been packed is left where it is, the next `synchronize` settles a new plan."""
         self._layout = None
+        self._forget_round()
+
+    def _forget_round(self) -> None:
         self._fired.clear()
+        self._passes.clear()
         self._here = self._reduced = 0.0
 
     def synchronize(self, named: Named) -> None:
@@ -138,9 +144,9 @@ class GradientReducer:
         except BaseException:
             self.reset()
             raise
-        self._fired.clear()
-        if self.measuring:
-            self.squares, self._here, self._reduced = (self._here, self._reduced), 0.0, 0.0
+        if self.meter is not None:
+            self.meter.end_round(self._here, self._reduced, max(self._passes.values(), default=0), self.how)
+        self._forget_round()
         if late or len(trainable) != len(layout.places):
             # Parameters were added, frozen or unfrozen: plan again, so that frozen ones cost nothing.
             self._layout = None
@@ -174,6 +180,8 @@ class GradientReducer:
         return layout
 
     def _on_gradient(self, parameter: Tensor) -> None:
+        if self.meter is not None:
+            self._passes[parameter] = self._passes.get(parameter, 0) + 1
         layout = self._layout
         if layout is None or self._paused:
             return
@@ -194,9 +202,12 @@ class GradientReducer:
             while layout.started < len(layout.buckets) and layout.buckets[layout.started].full:
                 self._start(layout, blocking=False)
 
+    def _measuring(self) -> bool:
+        return self.meter is not None and self.meter.wanted
+
     def _start(self, layout: _Layout, *, blocking: bool) -> None:
         bucket = layout.buckets[layout.started]
-        if self.measuring:
+        if self._measuring():
             self._here += bucket.square()
         bucket.start(blocking=blocking)
         layout.started += 1
@@ -208,7 +219,7 @@ class GradientReducer:
             self._start(layout, blocking=not layout.threaded)
         for bucket in layout.buckets:
             bucket.finish()
-            if self.measuring:
+            if self._measuring():
                 self._reduced += bucket.square()
         layout.started = 0
         process_set = self.how.process_set

@@ -13,9 +13,10 @@ __all__ = ["LinearScalingLR"]
 class LinearScalingLR(LRScheduler):
     """Raise the learning rate from its own value to ``scale`` times that over ``warmup_steps`` steps, then keep it.
 
-    Goyal et al. 2017, section 2: with a batch ``scale`` times as large (``size()`` by default) take ``scale`` times
-    the learning rate, but get there gradually. ``step()`` it after every optimizer step; chain another scheduler
-    behind it with ``SequentialLR``, or change the learning rate afterwards by hand.
+    Goyal et al. 2017, section 2: with a batch ``scale`` times as large (by default ``size()``, which it follows when
+    an elastic training loses ranks) take ``scale`` times the learning rate, but get there gradually. ``step()`` it
+    after every optimizer step; chain another scheduler behind it with ``SequentialLR``, or change the learning rate
+    afterwards by hand.
 
     ``momentum_correction``: an optimizer whose momentum buffer holds the learning rate (``v = m v + lr g``, as the
     paper's equation 10 and `LARS`) has to scale that buffer with every change of the rate, which is done for the step
@@ -34,12 +35,17 @@ class LinearScalingLR(LRScheduler):
         if warmup_steps < 0:
             raise ValueError(f"warmup_steps={warmup_steps}: must not be negative")
         self.warmup_steps = warmup_steps
-        self.scale = float(size() if scale is None else scale)
+        self._scale = None if scale is None else float(scale)
         if momentum_correction is None:
             momentum_correction = getattr(optimizer, "momentum_holds_lr", False)
         self.momentum_correction = momentum_correction
         self._momenta = [group.get("momentum", 0.0) for group in optimizer.param_groups]
         super().__init__(optimizer, last_epoch)
+
+    @property
+    def scale(self) -> float:
+        """What the learning rate is multiplied by after the warm-up."""
+        return float(size()) if self._scale is None else self._scale
 
     def get_lr(self) -> list[float | torch.Tensor]:
         """Learning rate of each group for the step to come."""

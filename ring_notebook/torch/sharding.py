@@ -13,7 +13,7 @@ from torch.utils.data.distributed import DistributedSampler as TorchDistributedS
 from ring_notebook.torch.basics import rank, size
 from ring_notebook.torch.objects import broadcast_object
 
-__all__ = ["DistributedSampler", "ShardedIterable", "ShardedSampler", "shard", "share_of"]
+__all__ = ["DistributedSampler", "ShardedIterable", "ShardedSampler", "batch_size_of", "shard", "share_of"]
 
 T = TypeVar("T")
 
@@ -113,6 +113,14 @@ def shard(loader: DataLoader[Any]) -> DataLoader[Any]:
         seed = broadcast_object(torch.initial_seed() % (1 << 32), name="seed")
         sampler = DistributedSampler(loader.dataset, isinstance(loader.sampler, RandomSampler), seed)
     return DataLoader(loader.dataset, batch_size=loader.batch_size, drop_last=loader.drop_last, sampler=sampler, **same)
+
+
+def batch_size_of(loader: Any) -> int | None:
+    """How many samples a batch of ``loader`` has; None where it, or its batch sampler, does not say."""
+    size = getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+    if size is None and isinstance(getattr(loader, "batch_sampler", None), ShardedSampler):
+        size = getattr(loader.batch_sampler.sampler, "batch_size", None)
+    return size if isinstance(size, int) else None
 
 
 def _is_plain(sampler: Any) -> bool:

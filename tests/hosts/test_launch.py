@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
+
+import pytest
 
 from harness.two_hosts import NAMES, TwoHosts
 
@@ -36,3 +39,54 @@ def test_a_rank_that_dies_elsewhere_is_named(hosts: TwoHosts) -> None:
     said = hosts.on_first(["sh", "-c", '"$@"; echo "code $?"', "sh", *ringrun, *flags, "python", "-c", program])
     assert "ringrun: rank 2 on ring-b failed first: exit code 7" in said
     assert "code 7" in said
+
+
+TRAINING = """
+import os, pathlib, signal
+import torch
+import ring_notebook.torch as hvd
+hvd.init()
+model = torch.nn.Linear(2, 1)
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+state = hvd.elastic.TorchState(model, optimizer, batch=0)
+starts = []
+@hvd.elastic.run
+def train(state):
+    starts.append(state.batch)
+    while state.batch < 8:
+        if state.batch == 5 and hvd.rank() == 3 and len(list(pathlib.Path().glob("died*"))) < DEATHS:
+            pathlib.Path(f"died at {os.getpid()}").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        optimizer.zero_grad()
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        state.batch += 1
+        if state.batch % 2 == 0:
+            state.commit()
+train(state)
+os.write(1, f"{hvd.rank()} of {hvd.size()} began at {starts} and ended at {state.batch}\\n".encode())
+"""
+
+
+@pytest.mark.parametrize(("deaths", "limit"), [(2, 3), (2, 1)])
+def test_an_elastic_job_of_several_hosts_is_started_again(
+    hosts: TwoHosts, tmp_path: Path, deaths: int, limit: int
+) -> None:
+    """From the commit on disk, on the same hosts, so often and no more."""
+    (tmp_path / "train.py").write_text(TRAINING.replace("DEATHS", str(deaths)))
+    ringrun = [sys.executable, "-m", "ring_notebook.launch.cli", "--elastic", "-np", "4", "-H", HOSTS]
+    flags = ["--reset-limit", str(limit), "--mpi-args", " ".join(hosts.launcher_flags)]
+    script = f'cd {tmp_path}; "$@"; echo "code $?"'
+    said = hosts.on_first(["sh", "-c", script, "sh", *ringrun, *flags, "python", "train.py"])
+    begun = "ringrun: rank 3 on ring-b failed first: killed by SIGKILL"
+    assert said.count(begun) == min(deaths, limit + 1), said
+    assert said.count("starting again (1 of") == 1
+    if limit < deaths:
+        assert "code 137" in said
+        assert "began at" not in said
+    else:
+        assert "code 0" in said
+        ends = sorted(line for line in said.splitlines() if "began at" in line)
+        assert ends == [f"{rank} of 4 began at [4] and ended at 8" for rank in range(4)]
+        assert said.count("train goes on from") == deaths
+        assert not list((tmp_path / ".ring" / "commits").iterdir()), "the training has ended"

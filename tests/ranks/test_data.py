@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch.utils.data import (
 )
 
 from ranks.training import make_model, momentum
+from ring_notebook.core import metrics
 from ring_notebook.torch.sharding import shard
 
 
@@ -164,6 +166,83 @@ def test_noise_scale_of_gradients_with_known_noise(hvd: ModuleType, op: str) -> 
         assert value == pytest.approx(length * sigma**2 / (length * 0.25), rel=0.15)
     with pytest.raises(TypeError, match="DistributedOptimizer"):
         hvd.noise_scale(torch.optim.SGD([w], lr=0.1))
+
+
+def noisy_training(
+    hvd: ModuleType, optimizer: Any, w: Tensor, steps: int, *, passes: int = 1, no_sync: bool = False
+) -> None:
+    """Per sample a gradient of 0.5 plus noise of variance 4 in every direction, in batches of 16: B_simple is 16."""
+    generator = torch.Generator().manual_seed(hvd.rank())
+    for step in range(steps):
+        optimizer.zero_grad()
+        for number in range(passes):
+            noise = torch.randn(len(w), generator=generator) * 2.0 / math.sqrt(16)
+            with optimizer.no_sync() if no_sync and number < passes - 1 else nullcontext():
+                (w * (0.5 + noise)).sum().backward()
+        optimizer.step()
+        hvd.log(step=step)
+
+
+@pytest.mark.parametrize("overlap", ["inline", "thread"])
+@pytest.mark.parametrize(("passes", "no_sync"), [(1, False), (4, False), (3, True)])
+def test_prepare_puts_the_noise_scale_into_the_rows(
+    hvd: ModuleType, settings: Callable[..., None], overlap: str, passes: int, no_sync: bool
+) -> None:
+    settings(overlap=overlap)
+    w = nn.Parameter(torch.zeros(2000))
+    loader = DataLoader(list(range(640)), 16)  # type: ignore[arg-type]
+    _, optimizer, _ = hvd.prepare(
+        nn.ParameterList([w]),
+        torch.optim.SGD([w], lr=0.0),
+        loader,
+        noise_scale=5,
+        backward_passes_per_step=1 if no_sync else passes,
+    )
+    metrics.begin()
+    try:
+        noisy_training(hvd, optimizer, w, 80, passes=passes, no_sync=no_sync)
+        rows = [dict(zip(b.columns, row, strict=True)) for b in metrics.drain("run", 0) for row in b.rows()]
+    finally:
+        metrics.end()
+    values = [row.get("noise_scale", math.nan) for row in rows]
+    if hvd.size() == 1:
+        assert all(math.isnan(value) for value in values)
+        return
+    assert all(math.isnan(value) for value in values[:4])
+    assert len(set(values[4:])) == 16, "measured in every 5th step, and in all rows"
+    assert values[-1] == hvd.noise_scale(optimizer) == pytest.approx(16.0, rel=0.15)
+    assert hvd.allgather_object(values[-1]) == [values[-1]] * hvd.size()
+
+
+def test_noise_scale_needs_a_batch_size_and_leaves_out_overflows(hvd: ModuleType) -> None:
+    w = nn.Parameter(torch.zeros(2000))
+    model = nn.ParameterList([w])
+    _, optimizer, _ = hvd.prepare(model, torch.optim.SGD([w], lr=0.0))
+    with pytest.raises(ValueError, match="pass batch_size, or give the loader to prepare"):
+        hvd.noise_scale(optimizer)
+    assert math.isnan(hvd.noise_scale(optimizer, 16))
+    noisy_training(hvd, optimizer, w, 40)
+    before = hvd.noise_scale(optimizer)
+    assert (before == pytest.approx(16.0, rel=0.2)) is (hvd.size() > 1)
+    optimizer.zero_grad()
+    (w * math.inf).sum().backward()
+    optimizer.step()
+    with torch.no_grad():
+        w.zero_()
+    noisy_training(hvd, optimizer, w, 1)
+    after = hvd.noise_scale(optimizer)
+    assert (after == pytest.approx(before, rel=0.2)) is (hvd.size() > 1)
+    data = TensorDataset(torch.zeros(8, 2))
+    for loader in (
+        DataLoader(data, batch_sampler=BatchSampler(SequentialSampler(data), 4, False)),
+        DataLoader(data, 4),
+    ):
+        optimizer = hvd.prepare(model, torch.optim.SGD([w], lr=0.0), loader)[1]
+        assert optimizer._reducer.batch_size == 4
+    with pytest.raises(ValueError, match="noise_scale=-1: steps between two measurements"):
+        hvd.prepare(model, torch.optim.SGD([w], lr=0.0), loader, noise_scale=-1)
+    with pytest.raises(TypeError, match="without fused=True and op=Adasum"):
+        hvd.prepare(model, torch.optim.SGD([w], lr=0.0), loader, noise_scale=True, op=hvd.Adasum)
 
 
 def test_random_sampler_with_replacement_is_left_to_the_sampler(hvd: ModuleType) -> None:

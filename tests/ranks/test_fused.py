@@ -10,7 +10,16 @@ import pytest
 import torch
 from torch import nn
 
-from ranks.training import Build, assert_same, assert_trains_alike, joint_batches, make_model, plain_step, share
+from ranks.training import (
+    Build,
+    assert_same,
+    assert_trains_alike,
+    joint_batches,
+    make_model,
+    momentum,
+    plain_step,
+    share,
+)
 from ring_notebook.errors import CollectiveMismatch
 
 BUILDS: dict[str, Build] = {
@@ -112,3 +121,27 @@ def test_what_cannot_be_fused_is_said(hvd: ModuleType) -> None:
     fused = hvd.DistributedOptimizer(BUILDS["sgd"](model), fused=True)
     with pytest.raises(ValueError, match="has no gradient"):
         fused.step()
+
+
+def test_goes_on_in_another_epoch_from_a_loaded_state_and_not_without(hvd: ModuleType) -> None:
+    model, reference = make_model(), make_model()
+    optimizer = hvd.DistributedOptimizer(momentum(model), fused=True)
+    batches = joint_batches(hvd.size())
+    for batch in batches[:5]:
+        plain_step(model, optimizer, share(batch, hvd.rank()))
+    saved = optimizer.state_dict()
+    for restored in (True, False):
+        if restored:
+            optimizer.load_state_dict(saved)
+        hvd.shutdown()
+        hvd.init()
+        if restored:
+            for batch in batches[5:]:
+                plain_step(model, optimizer, share(batch, hvd.rank()))
+            alone = momentum(reference)
+            for batch in batches:
+                plain_step(reference, alone, batch)
+            assert_same(model, reference)
+        else:
+            with pytest.raises(RuntimeError, match="each rank held a share of this optimizer's state"):
+                plain_step(model, optimizer, share(batches[0], hvd.rank()))

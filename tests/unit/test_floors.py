@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from graphlib import TopologicalSorter
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -31,6 +31,8 @@ FRAMEWORKS = {
     "bqplot": {"notebook"},
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
+# It names every room and loads none, which test_import_weight proves.
+FACE = "ring_notebook"
 
 
 def modules_imported(source: str) -> Iterator[str]:
@@ -67,25 +69,52 @@ def violations(path: str, source: str) -> list[str]:
     return bad
 
 
-# The public face names every room and loads none, which test_import_weight proves.
 @pytest.mark.parametrize("path", [path for path in FILES if path != PACKAGE / "__init__.py"], ids=name_of)
 def test_imports_go_down_only(path: Path) -> None:
     assert violations(str(path.relative_to(ROOT)), path.read_text()) == []
 
 
 def test_no_circles() -> None:
-    names = {name_of(path) for path in FILES}
-    graph = {name_of(path): set(needed_to_load(path, names)) for path in FILES}
-    TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
+    """Of any two modules, one is above the other: imports within functions and for type checkers count too."""
+    TopologicalSorter(graph({name_of(path): path.read_text() for path in FILES})).prepare()  # raises CycleError
 
 
-def needed_to_load(path: Path, names: set[str]) -> Iterator[str]:
-    """Modules of this package that are imported when the file is, not later in a function."""
-    for node in ast.parse(path.read_text()).body:
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            found = [name for name in modules_imported(ast.unparse(node)) if name in names]
-            # `from package import module` needs the module, and the package's own file only for other names.
-            yield from found[-1:]
+def graph(sources: dict[str, str]) -> dict[str, set[str]]:
+    """The modules of this package that each of ``sources`` (module: text) imports anywhere."""
+    names = set(sources) - {FACE}
+    return {name: names_imported(text, names) - {name} for name, text in sources.items() if name != FACE}
+
+
+def names_imported(source: str, names: set[str]) -> set[str]:
+    """Those of ``names`` that the source needs; ``from a import b`` needs a.b where that is a module, and else a."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            members = [f"{node.module}.{alias.name}" for alias in node.names]
+            found |= {member if member in names else str(node.module) for member in members}
+    return found & names
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        "from ring_notebook.torch.a import thing",
+        "def f():\n    from ring_notebook.torch import a",
+        "if TYPE_CHECKING:\n    import ring_notebook.torch.a",
+    ],
+)
+def test_a_circle_is_noticed(last: str) -> None:
+    sources = {
+        "ring_notebook.torch": "from ring_notebook.torch.a import thing",
+        "ring_notebook.torch.a": "from ring_notebook.torch import b",
+        "ring_notebook.torch.b": "from ring_notebook.torch.c import other",
+        "ring_notebook.torch.c": "import os",
+    }
+    TopologicalSorter(graph(sources)).prepare()
+    with pytest.raises(CycleError):
+        TopologicalSorter(graph(sources | {"ring_notebook.torch.c": last})).prepare()
 
 
 @pytest.mark.parametrize(

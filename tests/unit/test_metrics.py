@@ -26,6 +26,24 @@ def rows() -> list[dict[str, float]]:
     return [dict(zip(batch.columns[1:], row[1:], strict=True)) for batch in batches for row in batch.rows()]
 
 
+def test_carried_values_are_in_every_row_until_the_run_ends() -> None:
+    metrics.log(loss=1.0)
+    metrics.carry(noise=5.0)
+    metrics.log(loss=2.0)
+    metrics.log(loss=3.0, noise=0.5)
+    metrics.carry(noise=6.0)
+    metrics.log()
+    assert rows() == [
+        {"step": 0.0, "loss": 1.0},
+        {"step": 1.0, "loss": 2.0, "noise": 5.0},
+        {"step": 2.0, "loss": 3.0, "noise": 0.5},
+        {"step": 3.0, "noise": 6.0},
+    ]
+    metrics.begin()
+    metrics.log(loss=1.0)
+    assert rows() == [{"step": 0.0, "loss": 1.0}]
+
+
 def test_rows_keep_their_order_and_names() -> None:
     metrics.log(loss=0.5)
     metrics.log(loss=0.25)

@@ -10,7 +10,8 @@ import pytest
 
 from ring_notebook.notebook import gantt
 from ring_notebook.notebook.rundir import RunFiles
-from ring_notebook.notebook.timeline import Span, Timeline, account, explain
+from ring_notebook.notebook.spans import Span
+from ring_notebook.notebook.timeline import Timeline, account, explain
 from ring_notebook.records import Trace
 
 

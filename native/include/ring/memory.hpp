@@ -36,6 +36,12 @@ struct alignas(128) RankSlot {
     std::atomic<std::uint64_t> given_up{0};
     // The run that this rank has left: it comes to no further epoch of that.
     std::atomic<std::uint64_t> left_run{0};
+    // What a roll call is held with (see roll_call.hpp). The oldest epoch that would do for this rank, which waits for
+    // one; 0 when it does not wait.
+    std::atomic<std::uint64_t> wants{0};
+    // The newest epoch that a leader has counted on this rank for, and that this rank has decided on as the leader.
+    std::atomic<std::uint64_t> invited{0};
+    std::atomic<std::uint64_t> decided{0};
 };
 
 class Domain {

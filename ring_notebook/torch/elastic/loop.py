@@ -13,6 +13,7 @@ from ring_notebook.core import world
 from ring_notebook.errors import HorovodInternalError, HostsUpdatedInterrupt
 from ring_notebook.torch.basics import init, rank, shutdown
 from ring_notebook.torch.elastic.state import TorchState
+from ring_notebook.torch.process_sets import register_again, registered_sets
 from ring_notebook.torch.waiting import barrier
 
 __all__ = ["run"]
@@ -24,9 +25,13 @@ def run(func: Callable[..., R]) -> Callable[..., R]:
     """Decorator for ``func(state, ...)``: run it to its end, starting again from the last commit when ranks fail.
 
     It starts with ``state.sync()``. After HorovodInternalError (a collective failed: aborted, timed out, another rank
-    left) the state goes back to its last commit; after HostsUpdatedInterrupt it stays. Then a new epoch is opened with
-    the ranks that are there, ``state.on_reset()`` is called, and ``func`` starts again. A failure that comes twice
-    without a commit between is raised: it would come for ever. All other exceptions are raised at once.
+    left or died) the state goes back to its last commit; after HostsUpdatedInterrupt it stays. Then a new epoch is
+    opened with the ranks that are there, process sets are registered again, ``state.on_reset()`` is called, and
+    ``func`` starts again. A failure that comes twice, without a commit or a death between, is raised: it would come
+    for ever. All other exceptions are raised at once.
+
+    In a job of ``ringrun --elastic`` on one host the ranks that are there are those that live: they are numbered anew
+    from 0, and a process set has those of its members that live. Elsewhere a rank that dies takes the job with it.
 
     In a notebook, and where ``RING_COMMIT_DIR`` names a folder, commits are on disk too. A training that was killed, or
     that gave up because other ranks failed, goes on from there when the same function is started again; one that ends
@@ -38,33 +43,48 @@ def run(func: Callable[..., R]) -> Callable[..., R]:
         path = _commit_path(func)
         if path is not None and state.keep_on_disk(path) and rank() == 0:
             print(f"{func.__name__} goes on from {path}; delete it to start anew")  # noqa: T201
-        failed_at = -1
-        skip_sync = False
+        ranks, sets = world.current().ranks, registered_sets()
+        failed_at: tuple[int, int] | None = None
+        again = skip_sync = False
         while True:
             try:
-                if not skip_sync:
-                    state.sync()
-                result = func(state, *args, **kwargs)
-                # A rank that failed at the very end needs the others once more.
-                barrier()
-                state.remove_from_disk()
-                return result
+                if again:
+                    shutdown()
+                    init(list(ranks))
+                    register_again(sets)
+                    state.on_reset()
+                    ranks, sets, again = world.current().ranks, registered_sets(), False
+                return _train(func, state, skip_sync, *args, **kwargs)
             except HostsUpdatedInterrupt as interrupt:
                 skip_sync = interrupt.skip_sync
             except HorovodInternalError:
-                if failed_at == state.commits:
+                failing = state.commits, world.alive()
+                if failed_at == failing:
                     raise
-                failed_at = state.commits
+                failed_at = failing
                 state.restore()
                 skip_sync = False
-            except BaseException:
-                state.remove_from_disk()
-                raise
-            shutdown()
-            init()
-            state.on_reset()
+            if not again:
+                sets = registered_sets()
+            again = True
 
     return wrapper
+
+
+def _train(func: Callable[..., R], state: TorchState, skip_sync: bool, *args: Any, **kwargs: Any) -> R:
+    try:
+        if not skip_sync:
+            state.sync()
+        result = func(state, *args, **kwargs)
+        # A rank that failed at the very end needs the others once more.
+        barrier()
+    except (HostsUpdatedInterrupt, HorovodInternalError):
+        raise
+    except BaseException:
+        state.remove_from_disk()
+        raise
+    state.remove_from_disk()
+    return result
 
 
 def _commit_path(func: Callable[..., Any]) -> Path | None:

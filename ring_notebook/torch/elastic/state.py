@@ -59,7 +59,9 @@ class TorchState:
 
     def sync(self) -> None:
         """Take rank 0's values on all ranks, and keep them."""
-        contents = broadcast_object({name: _content(getattr(self, name)) for name in self._names}, name="elastic state")
+        own = {name: _content(getattr(self, name)) for name in self._names}
+        # The commits too: a rank may have made one that another, which a death kept from it, has not.
+        contents, self.commits = broadcast_object((own, self.commits), name="elastic state")
         if rank() != 0:
             self._load(contents)
         self.save()

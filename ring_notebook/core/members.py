@@ -1,0 +1,64 @@
+"""Who takes part in the next epoch, and the number of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ring_notebook.config import config
+from ring_notebook.core.topology import Place, Topology
+
+__all__ = ["agree", "living", "ranks_of"]
+
+
+def ranks_of(comm: Any, topology: Topology) -> list[int]:
+    """The ranks of the job that ``comm``, a list or an mpi4py communicator, stands for.
+
+    Raises ValueError for ranks that do not exist, occur twice or leave this one out.
+    """
+    if isinstance(comm, Sequence):
+        ranks = [int(rank) for rank in comm]
+    else:
+        from mpi4py import MPI
+
+        group, everyone = comm.Get_group(), MPI.COMM_WORLD.Get_group()
+        ranks = list(group.Translate_ranks(list(range(group.Get_size())), everyone))
+    if len(set(ranks)) != len(ranks) or not all(0 <= rank < topology.size for rank in ranks):
+        raise ValueError(f"init: ranks must be distinct and between 0 and {topology.size - 1}, got {ranks}")
+    if topology.rank not in ranks:
+        raise ValueError(f"init: rank {topology.rank} is not in {ranks}; only the ranks of comm may call it")
+    return ranks
+
+
+def agree(place: Place, ranks: list[int], last: int, run: int) -> tuple[int, list[int]]:
+    """The number of the epoch that ``ranks`` of the job open now, and those of them that do: the living.
+
+    All that live must call this; ``last`` is the newest epoch that this rank has tried. Ranks that were in other
+    subsets have tried others. Where a death ends the job anyway, a rank that has died raises CollectiveAborted, as
+    does one that has left ``run``. Interruptible among the ranks of one host.
+    """
+    if len(ranks) == 1:
+        return last + 1, ranks
+    if any(place.domains[rank] != place.domains[ranks[0]] for rank in ranks):
+        return _agree_through_mpi(ranks, last), ranks
+    mates = place.mates
+    candidates = sorted(mates.index(rank) for rank in ranks)
+    epoch, members = place.domain.call_roll(candidates, last, run, place.elastic, config().timeout)
+    alive = {mates[member] for member in members}
+    return epoch, [rank for rank in ranks if rank in alive]
+
+
+def living(place: Place, ranks: Sequence[int]) -> int:
+    """How many of these ranks of the job have not died, as far as can be seen from this host."""
+    mates = place.mates
+    return sum(rank not in mates or not place.domain.dead(mates.index(rank)) for rank in ranks)
+
+
+def _agree_through_mpi(ranks: list[int], last: int) -> int:
+    from mpi4py import MPI
+
+    group = MPI.COMM_WORLD.Get_group().Incl(ranks)
+    comm = MPI.COMM_WORLD.Create_group(group)
+    agreed = int(comm.allreduce(last, op=MPI.MAX))
+    comm.Free()
+    return agreed + 1

@@ -1,0 +1,161 @@
+"""Starts the ranks of a job on this host without MPI, which does not outlive a rank, and goes on when some of them die.
+
+``python -m ring_notebook.launch.keeper N LEAST PROGRAM ARGS...`` takes the place of mpiexec where a job is elastic.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from ring_notebook.launch.deathsig import bind_to_parent
+from ring_notebook.launch.rank import FORWARDED, RankFailure, describe_exit, report
+from ring_notebook.meeting import receive, say, surroundings
+
+__all__ = ["Keeper", "command", "main"]
+
+GRACE = 5.0
+"""Seconds that ranks have to end by themselves, with errors of their own, when the job cannot go on."""
+
+
+def command(program: Sequence[str], n: int, least: int) -> list[str]:
+    """The command line that keeps ``program`` running on ``n`` ranks, or on the living as long as ``least`` do."""
+    return [sys.executable, "-m", "ring_notebook.launch.keeper", str(n), str(least), *program]
+
+
+class Keeper:
+    """``program`` on ``n`` ranks of this host. Ranks that end badly are left behind while ``least`` are well."""
+
+    def __init__(self, program: Sequence[str], n: int, least: int) -> None:
+        self._n = n
+        self._least = least
+        self._failures: list[RankFailure] = []
+        self._here: set[int] = set()
+        self._met = False
+        self._card: list[int] | None = None
+        self._lost = ""
+        self._stopped_by = 0
+        self._kill_at: float | None = None
+        self._selector = selectors.DefaultSelector()
+        self._channels: dict[int, socket.socket] = {}
+        self._ranks: dict[int, subprocess.Popen[bytes]] = {}
+        self._catch_signals()
+        for rank in range(n):
+            self._start(rank, program)
+
+    def run(self) -> int:
+        """Wait for all ranks; the job's exit code: 0 when ``least`` ended well, else as the first failure ended."""
+        while self._ranks:
+            for key, _ in self._selector.select(0.5):
+                what, rank = key.data
+                if what == "said":
+                    self._listen(rank)
+                elif rank in self._ranks:
+                    self._note_end(rank)
+            if self._kill_at is not None and time.monotonic() > self._kill_at:
+                self._kill_at += GRACE
+                self._send(signal.SIGKILL if self._stopped_by else signal.SIGTERM)
+                self._stopped_by = self._stopped_by or signal.SIGTERM
+        if self._failures and (self._lost or self._n - len(self._failures) < self._least):
+            code = self._failures[0].code
+            return code if code > 0 else 128 - code
+        return 0
+
+    def _start(self, rank: int, program: Sequence[str]) -> None:
+        parent = os.getpid()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._ranks[rank] = subprocess.Popen(
+            program,
+            env={**os.environ, **surroundings(rank, self._n, theirs), "RING_MIN_NP": str(self._least)},
+            stdin=None if rank == 0 else subprocess.DEVNULL,
+            pass_fds=(theirs.fileno(),),
+            preexec_fn=lambda: bind_to_parent(parent, signal.SIGKILL),
+        )
+        theirs.close()
+        self._channels[rank] = ours
+        self._selector.register(ours, selectors.EVENT_READ, ("said", rank))
+        self._selector.register(os.pidfd_open(self._ranks[rank].pid), selectors.EVENT_READ, ("ended", rank))
+
+    def _listen(self, rank: int) -> None:
+        channel = self._channels[rank]
+        message = receive(channel)
+        if not message:  # it is through with the meeting, or has ended
+            self._selector.unregister(channel)
+            self._channels.pop(rank).close()
+        elif "card" in message:
+            self._card = message["card"]
+            self._tell_all(card=self._card)
+        elif "here" in message:
+            self._here.add(rank)
+            if len(self._here) == self._n:
+                self._met = True
+                self._tell_all(all=True)
+
+    def _tell_all(self, **message: object) -> None:
+        for rank, channel in self._channels.items():
+            if rank != 0 or "card" not in message:
+                with contextlib.suppress(OSError):
+                    say(channel, **message)
+
+    def _note_end(self, rank: int) -> None:
+        code = self._ranks.pop(rank).wait()
+        if not self._met and not self._lost:
+            # Whoever waits for it in init() must not wait for ever.
+            self._lost = f"rank {rank} ended ({describe_exit(code)}) before all ranks had called init()"
+            self._tell_all(lost=self._lost)
+        if not code or self._stopped_by:
+            return
+        failure = RankFailure(rank, socket.gethostname(), code, time.time())
+        self._failures.append(failure)
+        report(failure)
+        left = self._n - len(self._failures)
+        if self._kill_at is not None:
+            return
+        if not self._met:
+            self._say(f"{self._lost}, so that no rank can go on")
+        elif left < self._least:
+            self._say(
+                f"rank {rank} is gone: {describe_exit(code)}. {_ranks(left)} of {self._n} left, "
+                f"fewer than the {self._least} of --min-np"
+            )
+        else:
+            self._say(f"rank {rank} is gone: {describe_exit(code)}. Going on with {_ranks(left)} of {self._n}")
+            return
+        self._kill_at = time.monotonic() + GRACE
+
+    def _say(self, text: str) -> None:
+        os.write(2, f"ringrun: {text}\n".encode())
+
+    def _send(self, signum: int) -> None:
+        for process in self._ranks.values():
+            process.send_signal(signum)
+
+    def _catch_signals(self) -> None:
+        def hand_on(signum: int, _frame: object) -> None:
+            if signum not in (signal.SIGUSR1, signal.SIGUSR2):
+                self._stopped_by = signum
+            self._send(signum)
+
+        for signum in FORWARDED:
+            signal.signal(signum, hand_on)
+
+
+def _ranks(count: int) -> str:
+    return f"{count} rank" if count == 1 else f"{count} ranks"
+
+
+def main() -> None:
+    """Keep the program of ``sys.argv``, and end with the job's exit code."""
+    n, least = int(sys.argv[1]), int(sys.argv[2])
+    sys.exit(Keeper(sys.argv[3:], n, least).run())
+
+
+if __name__ == "__main__":
+    main()

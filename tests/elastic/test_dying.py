@@ -1,0 +1,232 @@
+"""Ranks of a real job die, at every moment and in every way; the others train on to the right result."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ring_notebook.launch.run import run
+
+HERE = Path(__file__).parent
+LIMIT = 90.0
+"""Seconds until a job counts as stuck."""
+
+
+def ringrun(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ring_notebook.launch.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
+
+
+def train(n: int, victims: str, when: str, how: str, *options: str) -> subprocess.CompletedProcess[str]:
+    options = options or ("--elastic",)
+    return ringrun(*options, "-np", str(n), "python", str(HERE / "training.py"), victims, when, how)
+
+
+def reports_of(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    assert done.returncode == 0, done.stderr
+    reports = [json.loads(line) for line in done.stdout.splitlines()]
+    return sorted(reports, key=lambda report: int(report["job_rank"]))
+
+
+def check(done: subprocess.CompletedProcess[str], n: int, dead: set[int], resumed: int = 6) -> None:
+    """The survivors began with ``n`` ranks, went on from step ``resumed`` without the dead, and agree to the end."""
+    reports = reports_of(done)
+    living = [rank for rank in range(n) if rank not in dead]
+    assert [report["job_rank"] for report in reports] == living
+    assert [report["rank"] for report in reports] == list(range(len(living))), "numbered anew, in order"
+    for report in reports:
+        assert report["returned"] == "trained"
+        assert report["local_size"] == len(living)
+        assert report["starts"][0] == [n, 0]
+        assert report["starts"][-1] == [len(living), resumed]
+        assert all(start[1] == resumed for start in report["starts"][1:]), report["starts"]
+        assert sorted(report["seen"]) == list(range(48)), "each sample of the epoch once, in spite of all"
+        assert report["even"] == [living.index(rank) for rank in living if rank % 2 == 0]
+        assert report["sums"] in ([0.0], []), "the process set reduced over its living members"
+        assert report["seen"] == reports[0]["seen"]
+        weight = torch.tensor(report["weight"])
+        expected = reference(n, len(living), resumed, report["seen"])
+        torch.testing.assert_close(weight, expected, rtol=1e-5, atol=1e-6)
+    for rank in dead:
+        assert f"ringrun: rank {rank} is gone: " in done.stderr
+
+
+def reference(n: int, then: int, resumed: int, seen: list[int]) -> torch.Tensor:
+    """The weight that one process gets: batches of ``n`` up to step ``resumed``, then of ``then``."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(5, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01 * n, momentum=0.9)
+    data = torch.randn(48, 5, generator=torch.Generator().manual_seed(1))
+    batches = [seen[at * n : (at + 1) * n] for at in range(resumed)]
+    rest = seen[resumed * n :]
+    batches += [rest[at : at + then] for at in range(0, len(rest), then)]
+    for number, batch in enumerate(batches):
+        optimizer.param_groups[0]["lr"] = 0.01 * (n if number < resumed else then)
+        optimizer.zero_grad()
+        ((model(data[batch]) - 1.0).square().sum() / len(batch)).backward()
+        optimizer.step()
+    return model.weight.detach()
+
+
+@pytest.mark.parametrize(
+    ("n", "victims", "how"),
+    [
+        (4, "3", "SIGKILL"),
+        (4, "0,1", "SIGKILL"),
+        (3, "0", "SIGSEGV"),
+        (3, "2", "raise"),
+        (3, "0,1", "exit"),
+        (2, "0", "SIGKILL"),
+    ],
+)
+def test_the_living_train_on(n: int, victims: str, how: str) -> None:
+    done = train(n, victims, "step", how)
+    check(done, n, {int(rank) for rank in victims.split(",")})
+    ends = {
+        "SIGKILL": "killed by SIGKILL",
+        "SIGSEGV": "killed by SIGSEGV",
+        "exit": "exit code 3",
+        "raise": "exit code 1",
+    }
+    assert f"is gone: {ends[how]}" in done.stderr
+    assert ("ValueError: a bug of this rank" in done.stderr) == (how == "raise")
+    assert "\x1e" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("when", "victim"),
+    [("restore", "0"), ("roll call", "2"), ("open", "0"), ("open", "2"), ("reset", "0"), ("sync", "0"), ("sync", "2")],
+)
+def test_a_death_while_the_living_begin_anew(when: str, victim: str) -> None:
+    """Rank 1 dies in a step and another one on the way to the next epoch, leading it or not."""
+    check(train(4, victim, when, "SIGKILL"), 4, {1, int(victim)})
+
+
+def test_a_death_in_a_commit() -> None:
+    """The others have the commit that rank 2 did not get, or the one before; all go on from rank 0's."""
+    done = train(4, "2", "commit", "SIGKILL")
+    resumed = reports_of(done)[0]["starts"][-1][1]
+    assert resumed in (3, 6)
+    check(done, 4, {2}, resumed)
+
+
+def test_the_shares_of_a_fused_optimizer_are_divided_anew() -> None:
+    program = ("python", str(HERE / "training.py"), "1", "step", "SIGKILL", "fused")
+    check(ringrun("--elastic", "-np", "3", *program), 3, {1})
+
+
+def test_too_few_are_left() -> None:
+    done = train(4, "1,2", "step", "SIGKILL", "--min-np", "3")
+    assert done.returncode == 137
+    assert done.stdout == ""
+    assert "2 ranks of 4 left, fewer than the 3 of --min-np" in done.stderr
+    assert "RingError: 2 of 4 ranks are left, fewer than the 3 of RING_MIN_NP" in done.stderr
+
+
+def test_nobody_is_left() -> None:
+    done = train(2, "0,1", "step", "exit")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "0 ranks of 2 left, fewer than the 1 of --min-np" in done.stderr
+
+
+def test_a_rank_that_never_comes_ends_the_job() -> None:
+    code = "import os, sys, ring_notebook.torch as hvd\nif os.environ['RING_RANK'] == '1': sys.exit(4)\nhvd.init()"
+    done = ringrun("--elastic", "-np", "3", "python", "-c", code)
+    assert done.returncode == 4
+    assert "ringrun: rank 1 ended (exit code 4) before all ranks had called init(), so that no rank can" in done.stderr
+    assert "RingError: rank 0 cannot begin: rank 1 ended (exit code 4) before" in done.stderr
+
+
+def test_a_program_without_ranks() -> None:
+    done = ringrun("--elastic", "-np", "2", "echo", "hello")
+    assert (done.returncode, done.stdout) == (0, "hello\n" * 2), done.stderr
+
+
+@pytest.mark.parametrize("least", ["0", "3"])
+def test_a_minimum_that_cannot_be(least: str) -> None:
+    done = ringrun("--min-np", least, "-np", "2", "echo")
+    assert done.returncode == 2
+    assert f"--min-np {least}: must be between 1 and the 2 ranks that there are" in done.stderr
+
+
+@pytest.mark.parametrize("signum", ["SIGINT", "SIGTERM", "SIGKILL"])
+def test_a_signal_ends_every_rank(signum: str) -> None:
+    code = "import time; print('begun', flush=True); time.sleep(60)"
+    command = [sys.executable, "-m", "ring_notebook.launch.cli", "--elastic", "-np", "2", "python", "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        for _ in range(2):
+            assert process.stdout.readline() == "begun\n"
+        number = signal.Signals[signum]
+        process.send_signal(number)
+        assert process.wait(LIMIT) == (-9 if signum == "SIGKILL" else 128 + number)
+    # That no rank is left is proven for the whole file, by the fixture that looks for leftovers.
+
+
+def test_run_gives_the_results_of_the_living() -> None:
+    def job() -> tuple[int, int, float]:
+        import os
+        import signal
+
+        import torch
+
+        import ring_notebook.torch as hvd
+
+        hvd.init()
+        before = hvd.rank()
+        state = hvd.elastic.TorchState(total=0.0)
+
+        @hvd.elastic.run
+        def add(state: Any) -> float:
+            while state.total < 10:
+                if state.total > 5 and before == 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                state.total += hvd.allreduce(torch.ones(1)).item()
+                state.commit()
+            return float(state.total)
+
+        total = add(state)
+        return before, hvd.size(), total
+
+    assert run(job, n=3, min_np=2) == [(0, 2, 10.0), (2, 2, 10.0)]
+    with pytest.raises(ValueError, match="min_np=3: takes 1 to 2 ranks, all on this host"):
+        run(job, n=2, min_np=3)
+
+
+def test_horovods_own_elastic_script(tmp_path: Path) -> None:
+    """Its example, with nothing but the import changed, loses the rank that leads in its second epoch."""
+    theirs, ours = "import horovod.torch as hvd\n", "import ring_notebook.torch as hvd\n"
+    source = (HERE.parent / "ranks" / "scripts" / "elastic_mnist.py").read_text()
+    assert source.count(theirs) == 1
+    dies = """
+import os, signal
+import ring_notebook.torch as hvd
+commit = hvd.elastic.TorchState.commit
+def commit_or_die(state):
+    if state.epoch == 2 and state.batch == 5 and starts == 1 and os.environ["RING_RANK"] == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+    commit(state)
+hvd.elastic.TorchState.commit = commit_or_die
+"""
+    tells = """
+    lr = optimizer.param_groups[0]["lr"]
+    os.write(1, f"{hvd.rank()} of {hvd.size()}: {starts} {state.epoch} {accuracy} {lr}\\n".encode())
+"""
+    script = tmp_path / "elastic_mnist.py"
+    head, rest = source.replace(theirs, ours).split("parser = ", 1)
+    script.write_text(f"{head}{dies}parser = {rest}{tells}")
+    done = ringrun("--elastic", "-np", "3", "python", str(script), "--fail-in-epoch", "0")
+    assert done.returncode == 0, done.stderr
+    lines = sorted(done.stdout.splitlines())
+    assert [line.split(":")[0] for line in lines] == ["0 of 2", "1 of 2"]
+    for line in lines:
+        starts, epoch, accuracy, lr = line.split(": ")[1].split()
+        assert (starts, epoch, lr) == ("2", "4", "0.2")
+        assert float(accuracy) > 0.85

@@ -1,0 +1,130 @@
+"""An elastic training some of whose ranks die; each rank that reaches the end says what became of it.
+
+``python training.py VICTIMS WHEN HOW [fused]``: the ranks of VICTIMS ("0,3") end by HOW (a signal's name, "exit" or
+"raise") at the moment WHEN: "step" (in the 8th, after two commits of three steps each), "commit" (while the others
+make the second one), or once another rank has died in step 8 "restore", "roll call", "open", "reset" and "sync".
+"""
+
+import atexit
+import json
+import os
+import signal
+import sys
+
+import torch
+
+import ring_notebook.torch as hvd
+from ring_notebook.core import members, world
+
+FIRST_TO_DIE = 1
+"""Whose death in step 8 makes the moments after it."""
+
+victims = [int(rank) for rank in sys.argv[1].split(",")]
+when, how = sys.argv[2:4]
+torch.set_num_threads(1)
+hvd.init()
+job_rank = hvd.rank()
+torch.manual_seed(job_rank)  # sync makes the models equal
+model = torch.nn.Linear(5, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01 * hvd.size(), momentum=0.9)
+options = {"fused": True} if sys.argv[4:] == ["fused"] else {"named_parameters": model.named_parameters()}
+optimizer = hvd.DistributedOptimizer(optimizer, **options)
+data = torch.randn(48, 5, generator=torch.Generator().manual_seed(1))
+sampler = hvd.elastic.ElasticSampler(data, seed=3)
+even = hvd.add_process_set(range(0, hvd.size(), 2))
+starts: list[tuple[int, int]] = []
+sums: list[float] = []
+resets: list[int] = []
+
+
+def end() -> None:
+    if how == "raise":
+        raise ValueError("a bug of this rank")
+    if how == "exit":
+        os._exit(3)
+    os.kill(os.getpid(), signal.Signals[how])
+
+
+def perhaps(moment: str) -> None:
+    if moment == when and job_rank in victims:
+        end()
+    if moment == "step" and when not in ("step", "commit") and job_rank == FIRST_TO_DIE:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class State(hvd.elastic.TorchState):
+    """One that ends where it is told to."""
+
+    def restore(self) -> None:
+        perhaps("restore")
+        super().restore()
+
+    def check_host_updates(self) -> None:
+        if self.batch == 6 and not resets:
+            perhaps("commit")
+        super().check_host_updates()
+
+    def sync(self) -> None:
+        if resets:
+            perhaps("sync")
+        super().sync()
+
+
+def on_reset() -> None:
+    resets.append(hvd.size())
+    perhaps("reset")
+    optimizer.param_groups[0]["lr"] = 0.01 * hvd.size()
+
+
+@hvd.elastic.run
+def train(state):
+    starts.append((hvd.size(), state.batch))
+    for index in sampler:
+        if state.batch == 7:
+            perhaps("step")
+        optimizer.zero_grad()
+        (model(data[index]) - 1.0).square().sum().backward()
+        optimizer.step()
+        if even.included():
+            sums.append(hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=even).item() - even.size())
+        state.seen = state.seen + hvd.allgather_object(index)
+        state.batch += 1
+        sampler.record_batch(0, 1)
+        if state.batch % 3 == 0:
+            state.commit()
+    return "trained"
+
+
+state = State(model, optimizer, sampler=sampler, batch=0, seen=[])
+state.register_reset_callbacks([on_reset])
+call_roll, open_epoch = members.agree, world._open
+
+
+def agree(*arguments):
+    if starts:
+        perhaps("roll call")
+    return call_roll(*arguments)
+
+
+def opened(*arguments):
+    if starts:
+        perhaps("open")
+    return open_epoch(*arguments)
+
+
+world.agree, world._open = agree, opened
+returned = train(state)
+hvd.check(model, optimizer)
+report = {
+    "job_rank": job_rank,
+    "rank": hvd.rank(),
+    "local_size": hvd.local_size(),
+    "returned": returned,
+    "starts": starts,
+    "seen": state.seen,
+    "even": even.ranks,
+    "sums": sorted(set(sums)),
+    "weight": model.weight.tolist(),
+}
+# After everything else that ends with the interpreter: none of that may hang without the dead.
+atexit.register(lambda: os.write(1, (json.dumps(report) + "\n").encode()))
