@@ -114,12 +114,13 @@ class Session:
         if setup:
             self._setup[cell] = (cell, options)
         run = self.run = cluster.run(cell, n=n, name=name, timeout=timeout, first_line=first_line, options=options)
-        run.show(plot, live_after=0.0 if background else _LIVE_AFTER)
+        run.show(plot, live_after=0.0 if background else _LIVE_AFTER, apart=not background)
         if background:
             return run
         try:
             return run.wait()
         finally:
+            run.show_displays()
             if timeline:
                 with contextlib.suppress(FileNotFoundError):  # a cluster that died has sent none
                     display(run.timeline())
