@@ -69,8 +69,11 @@ class Cluster:
             self._engines = Engines(client, self._processes.trouble)
             self._engines.wait_for(self.n, _START_TIMEOUT)
             self._prepare(self._engines)
-        except BaseException:
+        except BaseException as error:
+            message = self._processes.not_started(str(error)) if self._processes else str(error)
             self.stop()
+            if isinstance(error, ClusterError):
+                raise ClusterError(message) from None
             raise
         self.seconds_to_start = time.monotonic() - started
         return self

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ring_notebook.launch.rank import split_reports
 
-__all__ = ["Death", "explain", "oom_kills"]
+__all__ = ["Death", "explain", "not_started", "oom_kills", "tail"]
 
 _VMSTAT = Path("/proc/vmstat")
 _CGROUP_EVENTS = Path("/sys/fs/cgroup/memory.events")
@@ -47,9 +47,9 @@ def explain(ended: str, output: str, logs: Path, oom_before: int) -> Death:
     """
     if ended == "controller":
         return Death("the cluster's controller died, and the engines were stopped")
-    _, reports, _ = split_reports(output.encode())
+    said, reports, _ = split_reports(output.encode())
     if not reports:
-        return Death("mpiexec died, and with it all engines", log=_tail(output))
+        return Death("mpiexec died, and with it all engines", log=tail(output))
     first = min(reports, key=lambda report: report.time)
     how = f"exited with code {first.code}"
     if first.code < 0:
@@ -60,9 +60,23 @@ def explain(ended: str, output: str, logs: Path, oom_before: int) -> Death:
     return Death(
         f"rank {first.rank} on {first.host} {how}, and MPI ended the others",
         first.rank,
-        _tail(log.read_text(errors="replace")) if log.exists() else "",
+        # A rank has a log of its own as soon as it has started; what it said before went to all ranks' output.
+        tail(log.read_text(errors="replace") if log.exists() else said.decode(errors="replace")),
     )
 
 
-def _tail(text: str) -> str:
-    return "\n".join(text.strip().splitlines()[-_TAIL:])
+def not_started(reason: str, output: str) -> str:
+    """Why a cluster did not come up, with the end of the engines' common ``output`` and what to do next."""
+    said, _, _ = split_reports(output.encode())
+    log = tail(said.decode(errors="replace"))
+    return (
+        f"{reason}.\n"
+        + (f"The end of the engines' log:\n{log}\n" if log else "The engines have written nothing.\n")
+        + "`%ring doctor` looks at everything that engines need; `%ring start` tries again."
+    )
+
+
+def tail(output: str) -> str:
+    """The last lines of a log, without MPICH's banner about a rank that failed."""
+    lines = [line for line in output.strip().splitlines() if not line.startswith("=")]
+    return "\n".join(lines[-_TAIL:]).strip()
