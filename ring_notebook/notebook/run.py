@@ -13,6 +13,7 @@ from IPython.display import display
 
 from ring_notebook.errors import ClusterError, RunTimeout
 from ring_notebook.notebook.displayed import Displayed
+from ring_notebook.notebook.export import Script, export
 from ring_notebook.notebook.failures import as_exception, brief, rank_list
 from ring_notebook.notebook.follow import FollowedLog
 from ring_notebook.notebook.panel import Panel
@@ -172,6 +173,13 @@ class Run:
     def plot(self, *names: str) -> Any:
         """A figure of the named metrics, or of all."""
         return figure(self.log, names)
+
+    def export(self, path: str | Path) -> Script:
+        """Write the cell, behind the set-up cells before it, to ``path`` as a script for ``ringrun``.
+
+        Raises RingError when ``path`` is a file that was not exported.
+        """
+        return export(self.log, path)
 
     def timeline(self) -> Timeline:
         """What all ranks did when, and why it is slow, of a run with ``--timeline``.

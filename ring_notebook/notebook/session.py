@@ -8,8 +8,10 @@ from typing import Any
 
 from IPython.display import display
 
-from ring_notebook.errors import ClusterError
+from ring_notebook.errors import ClusterError, RingError
 from ring_notebook.notebook.cluster import Cluster
+from ring_notebook.notebook.export import Script, export
+from ring_notebook.notebook.history import find
 from ring_notebook.notebook.listing import Listing
 from ring_notebook.notebook.run import Run
 from ring_notebook.notebook.scale import ScalingReport, measure
@@ -134,6 +136,17 @@ class Session:
             self.train(cell, n=size, name=f"{name or 'scale'} {size}", timeout=timeout) for size in sorted(set(sizes))
         ]
         return ScalingReport(measure([run.summary for run in runs]))
+
+    def export(self, path: str, name: str = "") -> Script:
+        """Write the cell of the last run, or of the one whose name begins with ``name``, as a script for ``ringrun``.
+
+        Raises RingError when there is no such run, or ``path`` is a file that was not exported.
+        """
+        if name:
+            return export(find(name), path)
+        if self.run is None:
+            raise RingError("no cell has run in this notebook; name a run: `%ring runs` lists those there are")
+        return self.run.export(path)
 
     def status(self) -> Listing:
         """The engines and what they are doing, as a table."""

@@ -164,6 +164,17 @@ def test_runs_are_listed_and_compared(notebook: Notebook) -> None:
     assert "no run 'nothing'" in notebook.error("%ring runs compare slow nothing")[1]
 
 
+def test_export_writes_the_last_cell_or_a_named_one(notebook: Notebook) -> None:
+    notebook.run("%%ringtrain --name exported\nprint('exported')")
+    text = notebook.text("%ring export train.py\nprint(open('train.py').read())")
+    assert text.startswith("Wrote 1 cell to train.py. Run it: ringrun -np 2 python train.py")
+    assert "print('exported')" in text
+    notebook.run("%%ringtrain\npass")
+    assert "print('exported')" in notebook.text("%ring export train.py exported\nprint(open('train.py').read())")
+    name, shown = notebook.error("%ring export train.py nosuchrun")
+    assert (name, shown.partition(";")[0][:32]) == ("RingError", "RingError: no run 'nosuchrun' in")
+
+
 def test_the_same_cell_at_several_sizes(notebook: Notebook) -> None:
     outputs = notebook.run(
         "%%ringscale 1,2\nimport time\nfrom ring_notebook.core.metrics import log\n"
