@@ -258,7 +258,13 @@ class Cluster:
         engines.all = [Engine(about["rank"], about["host"], about["pid"], about["gpu"]) for about in found]
         registry.write(
             self._directory,
-            {"n": self.n, "why": self.why, "keep": self._keep, "engines": [asdict(engine) for engine in engines.all]},
+            {
+                "n": self.n,
+                "why": self.why,
+                "keep": self._keep,
+                "controller": self._processes.controller if self._processes else 0,
+                "engines": [asdict(engine) for engine in engines.all],
+            },
         )
 
     def _follow_run(self, engines: Engines) -> None:

@@ -8,10 +8,8 @@ from pathlib import Path
 
 from ring_notebook.launch.rank import split_reports
 
-__all__ = ["Death", "explain", "not_started", "oom_kills", "tail"]
+__all__ = ["Death", "explain", "not_started", "tail"]
 
-_VMSTAT = Path("/proc/vmstat")
-_CGROUP_EVENTS = Path("/sys/fs/cgroup/memory.events")
 _TAIL = 30  # lines
 
 
@@ -28,22 +26,10 @@ class Death:
         return f"{self.reason}. `%ring restart` brings the cluster back.{tail}"
 
 
-def oom_kills() -> int:
-    """How often the Linux kernel has killed a process of this machine or container for want of memory."""
-    counts = []
-    for path in (_VMSTAT, _CGROUP_EVENTS):
-        try:
-            lines = path.read_text().splitlines()
-        except OSError:
-            continue
-        counts += [int(line.split()[1]) for line in lines if line.split()[0] == "oom_kill"]
-    return sum(counts)
-
-
-def explain(ended: str, output: str, logs: Path, oom_before: int) -> Death:
+def explain(ended: str, output: str, logs: Path) -> Death:
     """The death of ``ended`` (``controller`` or ``engines``), from the engines' common output and log files.
 
-    ``logs`` holds ``rank-N.log`` files; ``oom_before`` is `oom_kills` when the cluster started.
+    ``logs`` holds ``rank-N.log`` files, those of ranks on other hosts only where the hosts share the disk.
     """
     if ended == "controller":
         return Death("the cluster's controller died, and the engines were stopped")
@@ -55,7 +41,7 @@ def explain(ended: str, output: str, logs: Path, oom_before: int) -> Death:
     if first.code < 0:
         how = f"was killed by {signal.Signals(-first.code).name}"
         if -first.code == signal.SIGKILL:
-            how += ", out of memory" if oom_kills() > oom_before else ", not by the Linux kernel for want of memory"
+            how += ", out of memory" if first.out_of_memory else ", not by the Linux kernel for want of memory"
     log = logs / f"rank-{first.rank}.log"
     return Death(
         f"rank {first.rank} on {first.host} {how}, and MPI ended the others",

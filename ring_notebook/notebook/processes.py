@@ -22,7 +22,7 @@ from ring_notebook.errors import ClusterError
 from ring_notebook.launch.deathsig import wrap
 from ring_notebook.launch.hosts import Host
 from ring_notebook.launch.mpi import find_mpiexec
-from ring_notebook.notebook.death import Death, explain, not_started, oom_kills, tail
+from ring_notebook.notebook.death import Death, explain, not_started, tail
 from ring_notebook.notebook.rundir import read_json
 
 __all__ = ["ControllerLauncher", "EngineLauncher", "Processes"]
@@ -98,7 +98,6 @@ class Processes:
         self.death: Death | None = None
         self._cluster = cluster
         self._n = n  # engines to start, 0 when they run already
-        self._oom_kills = oom_kills()
         self._started = Event()
         self._error: BaseException | None = None
         self._output = ""  # what the engines have written, when they have ended
@@ -153,6 +152,11 @@ class Processes:
             return ""
         return str(self.death or "the cluster was stopped")
 
+    @property
+    def controller(self) -> int:
+        """The controller's process id; it runs on this host."""
+        return int(self._cluster.controller.pid)
+
     def not_started(self, reason: str) -> str:
         """What to say of a start that failed for this ``reason``, or because one of both has ended."""
         return not_started(self.death.reason if self.death else reason, self._output or self.log("engines"))
@@ -196,7 +200,7 @@ class Processes:
         if self._asked != "leave":
             self._end()
         if ended:
-            self.death = explain(ended, output, Path(self._cluster.profile_dir) / "log", self._oom_kills)
+            self.death = explain(ended, output, Path(self._cluster.profile_dir) / "log")
 
     def _wait(self) -> str:
         """Return when one of both has ended (its name), or `stop` or `leave` was called (nothing)."""
