@@ -22,7 +22,7 @@ from ring_notebook.notebook.view import RunView
 if TYPE_CHECKING:
     from ring_notebook.notebook.chart import Chart
 
-__all__ = ["Panel"]
+__all__ = ["Panel", "load_charts"]
 
 RATE = "samples/s"  # the chart that every run with samples has
 PERIOD = 0.2  # seconds between redraws
@@ -30,6 +30,13 @@ MOST_CHARTS = 3  # of metrics that nobody asked for
 TEXT_BYTES = 60_000  # a second: the table of many ranks, and output that is taken back, are drawn less often
 CHUNK = 2_000  # characters of output that may be sent again when a little more comes
 CHUNKS = 60
+
+
+def load_charts() -> type[Chart]:
+    """Import what draws charts, which takes half a second the first time: best before anybody waits for it."""
+    from ring_notebook.notebook.chart import Chart
+
+    return Chart
 
 
 class Panel:
@@ -115,26 +122,22 @@ class Panel:
         Panel._ended_panels.append(self)
 
     def _loop(self) -> None:
-        # Importing bqplot takes a second, in which the first text is on the page already.
-        from ring_notebook.notebook.chart import Chart
-
         while not self._ended.wait(PERIOD):
             view = self._log.view()
             self._draw_text(view)
             try:
                 for name in self._plot or view.charted[:MOST_CHARTS]:
-                    chart = self._charts.get(name) or self._add(name, Chart(name, "step"))
-                    chart.draw(per_rank(view.curves.get(name, {})))
+                    self._chart(name, "step").draw(per_rank(view.curves.get(name, {})))
                 if any(len(points.x) for points in view.throughput.values()):
-                    chart = self._charts.get(RATE) or self._add(RATE, Chart(RATE, "seconds", from_zero=True))
-                    chart.draw(per_rank(view.throughput))
+                    self._chart(RATE, "seconds", from_zero=True).draw(per_rank(view.throughput))
             except Exception as error:  # a chart that fails must not take the table and the Stop button with it
                 self._log.trouble = f"a chart could not be drawn: {type(error).__name__}: {error}"
 
-    def _add(self, name: str, chart: Chart) -> Chart:
-        self._charts[name] = chart
-        self._chart_row.children = tuple(one.figure for one in self._charts.values())
-        return chart
+    def _chart(self, name: str, xlabel: str, from_zero: bool = False) -> Chart:
+        if name not in self._charts:
+            self._charts[name] = load_charts()(name, xlabel, from_zero)
+            self._chart_row.children = tuple(one.figure for one in self._charts.values())
+        return self._charts[name]
 
     def _draw_text(self, view: RunView) -> None:
         self._head.value = _head(self._log, view)

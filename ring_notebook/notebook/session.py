@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from threading import Thread
 from typing import Any
 
 from IPython.display import display
@@ -13,6 +14,7 @@ from ring_notebook.notebook.cluster import Cluster
 from ring_notebook.notebook.export import Script, export
 from ring_notebook.notebook.history import find
 from ring_notebook.notebook.listing import Listing
+from ring_notebook.notebook.panel import load_charts
 from ring_notebook.notebook.run import Run
 from ring_notebook.notebook.scale import ScalingReport, measure
 from ring_notebook.notebook.source import check_syntax
@@ -39,6 +41,7 @@ class Session:
         if self.cluster is not None:
             self.cluster.stop()
         self.cluster = Cluster(n, hosts, keep=keep)
+        Thread(target=load_charts, name="ring-preload", daemon=True).start()  # while the engines start
         self.cluster.start()
         return f"Started {self.cluster.n} engines ({self.cluster.why}) in {self.cluster.seconds_to_start:.1f} s."
 
