@@ -1,17 +1,22 @@
 """What logging costs: a flood of rows that must all reach the disk, and the time of a step that logs.
 
-    python benchmarks/logs.py [--ranks 4] [--seconds 30] [--rate 10000]
+    python benchmarks/logs.py [--ranks 4] [--seconds 30] [--rate 10000] [--pairs 80]
 
 First every rank logs ``rate`` rows a second for so long. All of them have to be in the run's file at the end, and the
-notebook's process must not grow: its memory is read while the panel's view is drawn from the run as a panel does. Then
-ranks, as many as there are cores, take steps of some 10 ms, in turn a hundred with a row each and a hundred without,
-and the medians are compared.
+notebook's process must not grow: its memory is read while the panel's view is drawn from the run as a panel does.
+
+Then ranks, as many as there are cores, train in steps of some 10 ms, forty with a row each beside forty without, in
+changing order and with a pause between them in which rows that are under way arrive. The change within a pair is what a
+row costs, the publishing and the notebook's own work included. The account beside it adds up what is seen from inside:
+the time in `ring.log`, and the processor time of the rank's other threads.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
@@ -31,31 +36,41 @@ while (passed := time.perf_counter() - started) < {seconds}:
     time.sleep(0.001)
 """
 STEPS = """
-import statistics, time, torch
+import time, torch
 torch.set_num_threads(1)
-x = torch.randn(512, 512)
+torch.manual_seed(ring.rank())
+model = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10))
+optimizer = ring.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.001))
+x, y = torch.randn({batch}, 512), torch.randint(10, ({batch},))
 
-def step():
-    started = time.perf_counter()
-    for _ in range({repeats}):
-        y = x @ x
-    return time.perf_counter() - started, y
+def train(count, logs):
+    global inside
+    for _ in range(count):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        if logs:
+            started = time.perf_counter_ns()
+            ring.log(loss=loss, samples={batch})
+            inside += time.perf_counter_ns() - started
 
-step()
-loss = torch.tensor(0.5)
-silent, logging = [], []
-for block in range({blocks}):
-    for _ in range(100):
-        seconds, y = step()
-        silent.append(seconds)
-    for _ in range(100):
-        started = time.perf_counter()
-        _, y = step()
-        ring.log(loss=loss, samples=1)
-        logging.append(time.perf_counter() - started)
-medians = statistics.median(silent), statistics.median(logging)
+def others():  # processor time of all threads but this one: of those that ship the rows
+    return time.process_time_ns() - time.thread_time_ns()
+
+inside = 0
+train(100, True)
+blocks = {{False: [], True: []}}
+for pair in range({pairs}):
+    for logs in (False, True) if pair % 2 else (True, False):
+        train({settle}, logs)  # until the rows of the block before are gone, and those of this one are on their way
+        inside, apart, started = 0, others(), time.perf_counter_ns()
+        train({count}, logs)
+        took = time.perf_counter_ns() - started
+        blocks[logs].append((took / {count}, inside / {count}, (others() - apart) / {count}))
 """
-REPEATS = 3  # products of 512 x 512 in a step
+BATCH = 220  # a step of some 10 ms
+COUNT, SETTLE = 40, 25  # steps of a block, and before it
 
 
 def flood(cluster: Cluster, seconds: float, rate: int) -> None:
@@ -87,17 +102,33 @@ def flood(cluster: Cluster, seconds: float, rate: int) -> None:
         raise SystemExit("rows are missing")
 
 
-def steps(cluster: Cluster, blocks: int) -> None:
-    """The time of a step with and without a row."""
+def steps(cluster: Cluster, pairs: int) -> None:
+    """What a row for every step costs a training step."""
     ranks = min(cluster.n, cores())
-    cluster.run(STEPS.format(repeats=REPEATS, blocks=blocks), n=ranks).wait()
+    cluster.run(STEPS.format(batch=BATCH, pairs=pairs, count=COUNT, settle=SETTLE), n=ranks).wait()
     for rank in range(ranks):
-        silent, logging = cluster.pull("medians", rank)
-        change = 100 * (logging / silent - 1)
+        blocks = cluster.pull("blocks", rank)
+        silent, logging = ([took for took, _, _ in blocks[logs]] for logs in (False, True))
+        pairs_of_silent = list(zip(silent[::2], silent[1::2], strict=False))
+        step = statistics.median(silent)
+        inside = statistics.median(inside for _, inside, _ in blocks[True])
+        ship, idle = (statistics.median(apart for _, _, apart in blocks[logs]) for logs in (True, False))
         print(
-            f"rank {rank} of {ranks}: a step of {1000 * silent:.2f} ms takes {change:+.2f} % with a row,"
-            f" {1 / logging:.0f} rows a second"
+            f"rank {rank} of {ranks}, steps of {step / 1e6:.2f} ms, {1e9 / statistics.median(logging):.0f} rows a"
+            f" second, {pairs} pairs of {COUNT} steps:\n"
+            f"  with rows {_change(zip(silent, logging, strict=True))};"
+            f" for comparison, silent against silent {_change(pairs_of_silent)}\n"
+            f"  by account {100 * (inside + ship - idle) / step:.2f} %: {inside / 1e3:.1f} us in ring.log,"
+            f" {(ship - idle) / 1e3:.1f} us of other threads (which use {idle / 1e3:.1f} us without rows)"
         )
+
+
+def _change(pairs: Iterable[tuple[float, float]]) -> str:
+    """The median change within pairs in %, with the interval that holds it in 95 of 100 cases (order statistics)."""
+    changes = sorted(100 * (after / before - 1) for before, after in pairs)
+    half = 0.98 * len(changes) ** 0.5
+    low, high = int(max(0, len(changes) / 2 - half)), int(min(len(changes) - 1, len(changes) / 2 + half))
+    return f"{statistics.median(changes):+.2f} % ({changes[low]:+.2f} to {changes[high]:+.2f})"
 
 
 def _rows(run: Run) -> int:
@@ -111,11 +142,13 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--rate", type=int, default=10_000, help="rows a second on each rank")
-    parser.add_argument("--blocks", type=int, default=30, help="of 100 steps each, with and without rows")
+    parser.add_argument("--pairs", type=int, default=80, help="blocks of steps with and without rows")
     options = parser.parse_args()
     with Cluster(options.ranks) as cluster:
-        flood(cluster, options.seconds, options.rate)
-        steps(cluster, options.blocks)
+        if options.seconds:
+            flood(cluster, options.seconds, options.rate)
+        if options.pairs:
+            steps(cluster, options.pairs)
 
 
 if __name__ == "__main__":

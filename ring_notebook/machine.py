@@ -1,4 +1,4 @@
-"""What this machine has for ranks: processor cores and GPUs, found without loading a framework."""
+"""What this machine has for ranks: cores, GPUs, memory that ran out; found without loading a framework."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import math
 import os
 from pathlib import Path
 
-__all__ = ["cores", "gpus"]
+__all__ = ["cores", "gpus", "oom_kills"]
 
 _CGROUP_CPU = Path("/sys/fs/cgroup/cpu.max")
+_CGROUP_EVENTS = Path("/sys/fs/cgroup/memory.events")
+_VMSTAT = Path("/proc/vmstat")
 _NVIDIA = Path("/proc/driver/nvidia/gpus")
 
 
@@ -31,3 +33,15 @@ def gpus() -> list[str]:
         return [str(index) for index in range(len(list(_NVIDIA.iterdir())))]
     except OSError:
         return []
+
+
+def oom_kills() -> int:
+    """How often the Linux kernel has killed a process of this machine or container for want of memory."""
+    counts = []
+    for path in (_VMSTAT, _CGROUP_EVENTS):
+        try:
+            lines = path.read_text().splitlines()
+        except OSError:
+            continue
+        counts += [int(line.split()[1]) for line in lines if line.split()[0] == "oom_kill"]
+    return sum(counts)

@@ -1,4 +1,4 @@
-"""What crosses from a rank to the kernel: metric batches, output, status, how a rank ended.
+"""What crosses from a rank to the kernel: metric batches, output, displays, status, how a rank ended.
 
 A record travels as one binary message: a JSON header, and behind it the numbers of metrics as raw float64 or the
 events of a trace.
@@ -14,7 +14,19 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal
 
-__all__ = ["Ended", "Failure", "MetricBatch", "Output", "Record", "Status", "Trace", "decode", "encode"]
+__all__ = [
+    "Cleared",
+    "Display",
+    "Ended",
+    "Failure",
+    "MetricBatch",
+    "Output",
+    "Record",
+    "Status",
+    "Trace",
+    "decode",
+    "encode",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +58,32 @@ class Output:
     rank: int
     stream: Literal["stdout", "stderr"]
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Display:
+    """Something richer than text that a rank has shown: a figure, a table, what ``display`` was given.
+
+    ``data`` is what it is by MIME type, pictures in base64, and ``metadata`` says more about it, both as Jupyter's
+    messages carry them. With ``update`` it takes the place of what the rank has shown under the same ``id``.
+    """
+
+    kind: ClassVar[str] = "display"
+    run: str
+    rank: int
+    data: dict[str, Any]
+    metadata: dict[str, Any] = field(default_factory=dict)
+    id: str = ""
+    update: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """A rank has taken back what it printed and showed before (``clear_output``)."""
+
+    kind: ClassVar[str] = "cleared"
+    run: str
+    rank: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +152,10 @@ class Trace:
     events: bytes
 
 
-Record = MetricBatch | Output | Status | Failure | Ended | Trace
-_KINDS: dict[str, type[Any]] = {cls.kind: cls for cls in (MetricBatch, Output, Status, Failure, Ended, Trace)}
+Record = MetricBatch | Output | Display | Cleared | Status | Failure | Ended | Trace
+_KINDS: dict[str, type[Any]] = {
+    cls.kind: cls for cls in (MetricBatch, Output, Display, Cleared, Status, Failure, Ended, Trace)
+}
 _LENGTH = struct.Struct("<I")
 
 

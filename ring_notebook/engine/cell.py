@@ -11,7 +11,6 @@ from types import CodeType
 from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
-from IPython.lib.pretty import pretty
 
 __all__ = ["Cell"]
 
@@ -29,6 +28,7 @@ class Cell:
 
     def __init__(self, shell: InteractiveShell, source: str, run: str, first_line: int = 1) -> None:
         self.file = f"<cell of run {run}>"
+        self._shell = shell
         self._namespace: dict[str, Any] = shell.user_ns
         text = "\n" * (first_line - 1) + shell.transform_cell(source)
         # Without a loader and with mtime None, linecache keeps the entry when it checks for changed files.
@@ -37,6 +37,7 @@ class Cell:
         if len(_files) > _KEPT:
             linecache.cache.pop(_files.popleft(), None)
         self.tree = ast.parse(text, self.file)
+        self._quiet: bool = shell.displayhook.semicolon_at_end_of_expression(text)
 
     def names(self) -> set[str]:
         """Every name that the cell uses, and every module it imports, as ``torch.nn``."""
@@ -51,15 +52,16 @@ class Cell:
         return names
 
     def execute(self) -> None:
-        """Run the cell; when it ends with an expression, print its value as a notebook would show it."""
+        """Run the cell; when it ends with an expression and no semicolon, show its value as a notebook would."""
         body = list(self.tree.body)
         last = body.pop() if body and isinstance(body[-1], ast.Expr) else None
         if body:
             exec(self._compile(ast.Module(body, type_ignores=[]), "exec"), self._namespace)
         if isinstance(last, ast.Expr):
             value = eval(self._compile(ast.Expression(last.value), "eval"), self._namespace)
-            if value is not None:
-                sys.stdout.write(pretty(value) + "\n")
+            if value is not None and not self._quiet:
+                assert self._shell.display_formatter is not None
+                self._shell.display_pub.publish(*self._shell.display_formatter.format(value))
 
     def _compile(self, tree: ast.Module | ast.Expression, mode: str) -> CodeType:
         code: CodeType = compile(tree, self.file, mode, dont_inherit=True)

@@ -1,4 +1,4 @@
-"""Captures what a rank prints during a run, as deltas."""
+"""Captures what a rank prints and shows during a run, as deltas in the order in which they came."""
 
 from __future__ import annotations
 
@@ -8,13 +8,124 @@ import sys
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal, TextIO
+from itertools import groupby
+from typing import Any, Literal, TextIO
 
-from ring_notebook.records import Output
+from IPython.core.displaypub import DisplayPublisher
+from IPython.core.interactiveshell import InteractiveShell
 
-__all__ = ["Capture"]
+from ring_notebook.engine.bundle import portable
+from ring_notebook.records import Cleared, Display, Output
 
+__all__ = ["Capture", "Piece"]
+
+Piece = Output | Display | Cleared
 _Stream = Literal["stdout", "stderr"]
+
+
+class Capture:
+    """What the rank has printed and shown since it was last drained. Any thread may add to it and drain it."""
+
+    def __init__(self, run: str, rank: int) -> None:
+        self._run = run
+        self._rank = rank
+        self._pieces: deque[Piece] = deque()
+        self._clears_next = False  # the next piece takes the place of all before it
+
+    @contextmanager
+    def active(self, shell: InteractiveShell) -> Iterator[None]:
+        """Within the block sys.stdout, sys.stderr, ``display`` and what IPython itself shows come here."""
+        streams, publisher = (sys.stdout, sys.stderr), shell.display_pub
+        sys.stdout, sys.stderr = _Writer("stdout", self), _Writer("stderr", self)
+        shell.display_pub = _Publisher(self)
+        # IPython shows the traceback of an object that fails to show itself, and goes on. An engine's shell would
+        # send it to a client that nobody reads.
+        shell._showtraceback = _show_traceback  # type: ignore[method-assign, assignment]
+        try:
+            yield
+        finally:
+            del shell._showtraceback
+            shell.display_pub = publisher
+            sys.stdout, sys.stderr = streams
+
+    def write(self, stream: _Stream, text: str) -> None:
+        """Take in what was printed."""
+        self._add(Output(self._run, self._rank, stream, text))
+
+    def show(self, data: dict[str, Any], metadata: dict[str, Any], name: str = "", update: bool = False) -> None:
+        """Take in a MIME bundle. One that is but text is printed, unless a later one may take its place."""
+        if data.keys() == {"text/plain"} and not name:
+            self.write("stdout", data["text/plain"] + "\n")
+        elif data:
+            self._add(Display(self._run, self._rank, data, metadata, name, update))
+
+    def clear(self, wait: bool) -> None:
+        """Take back what was printed and shown: at once, or with ``wait`` when there is something new."""
+        self._clears_next = wait
+        if not wait:
+            self._pieces.append(Cleared(self._run, self._rank))
+
+    def _add(self, piece: Piece) -> None:
+        if self._clears_next:
+            self.clear(wait=False)
+        self._pieces.append(piece)
+
+    def drain(self) -> list[Piece]:
+        """Take what has come: text joined up to a change of stream, displays without those that were replaced."""
+        taken = [self._pieces.popleft() for _ in range(len(self._pieces))]
+        pieces: list[Piece] = []
+        for stream, group in groupby(_not_replaced(taken), key=lambda piece: getattr(piece, "stream", None)):
+            if stream is None:
+                pieces += group
+            else:
+                text = "".join(piece.text for piece in group if isinstance(piece, Output))
+                pieces.append(Output(self._run, self._rank, stream, text))
+        return pieces
+
+
+def _not_replaced(pieces: list[Piece]) -> list[Piece]:
+    """Without the displays that a later piece updates or takes back: a plot that is drawn a hundred times a second
+    is seen five times. Text stays in the record.
+    """
+    kept: list[Piece] = []
+    updated: set[str] = set()
+    cleared = False
+    for piece in reversed(pieces):
+        if isinstance(piece, Display):
+            if cleared or (piece.update and piece.id in updated):
+                continue
+            if piece.update:
+                updated.add(piece.id)
+        cleared = cleared or isinstance(piece, Cleared)
+        kept.append(piece)
+    return kept[::-1]
+
+
+def _show_traceback(_kind: Any, _error: Any, lines: list[str]) -> None:
+    sys.stderr.write("\n".join(lines) + "\n")
+
+
+class _Publisher(DisplayPublisher):
+    """What ``display``, ``update_display`` and ``clear_output`` call."""
+
+    def __init__(self, capture: Capture) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._capture = capture
+
+    def publish(
+        self,
+        data: dict[str, Any],
+        metadata: dict[str, Any] | None = None,
+        *_: Any,
+        transient: dict[str, Any] | None = None,
+        update: bool = False,
+        **_more: Any,
+    ) -> None:
+        name = str((transient or {}).get("display_id") or "")
+        self._capture.show(*portable(data, metadata or {}), name, update)
+
+    def clear_output(self, wait: bool = False) -> None:
+        self._capture.clear(wait)
 
 
 class _Writer(io.TextIOBase):
@@ -23,10 +134,10 @@ class _Writer(io.TextIOBase):
     encoding = "utf-8"
     errors = "replace"
 
-    def __init__(self, stream: _Stream, pieces: deque[tuple[_Stream, str]]) -> None:
+    def __init__(self, stream: _Stream, capture: Capture) -> None:
         self.name = f"<{stream}>"
         self._stream: _Stream = stream
-        self._pieces = pieces
+        self._capture = capture
         self._process = os.getpid()
 
     def writable(self) -> bool:
@@ -36,9 +147,9 @@ class _Writer(io.TextIOBase):
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
         if os.getpid() != self._process:
-            # A forked data loader worker: its copy of the deque goes nowhere, the engine's log does.
+            # A forked data loader worker: its copy of the capture goes nowhere, the engine's log does.
             return _original(self._stream).write(text)
-        self._pieces.append((self._stream, text))
+        self._capture.write(self._stream, text)
         return len(text)
 
 
@@ -46,30 +157,3 @@ def _original(stream: _Stream) -> TextIO:
     original = sys.__stdout__ if stream == "stdout" else sys.__stderr__
     assert original is not None
     return original
-
-
-class Capture:
-    """What the rank has printed since it was last drained."""
-
-    def __init__(self) -> None:
-        self._pieces: deque[tuple[_Stream, str]] = deque()
-
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        """Within the block sys.stdout and sys.stderr write here."""
-        before = sys.stdout, sys.stderr
-        sys.stdout, sys.stderr = _Writer("stdout", self._pieces), _Writer("stderr", self._pieces)
-        try:
-            yield
-        finally:
-            sys.stdout, sys.stderr = before
-
-    def drain(self, run: str, rank: int) -> list[Output]:
-        """Take what was printed, one Output per change of stream. Callable from any thread."""
-        outputs: list[tuple[_Stream, list[str]]] = []
-        for _ in range(len(self._pieces)):
-            stream, text = self._pieces.popleft()
-            if not outputs or outputs[-1][0] != stream:
-                outputs.append((stream, []))
-            outputs[-1][1].append(text)
-        return [Output(run, rank, stream, "".join(texts)) for stream, texts in outputs]

@@ -13,7 +13,7 @@ from ipyparallel.engine.datapub import publish_data
 from IPython.core.interactiveshell import InteractiveShell
 
 from ring_notebook.core import metrics, timeline, world
-from ring_notebook.engine import setup
+from ring_notebook.engine import figures, setup
 from ring_notebook.engine.cell import Cell
 from ring_notebook.engine.children import end_children
 from ring_notebook.engine.failure import describe
@@ -50,26 +50,28 @@ class _Execution:
         self.rank = rank
         self.recorded = recorded
         self.cell: Cell | None = None
-        self.capture = Capture()
+        self.capture = Capture(run, rank)
 
     def execute(self, source: str, first_line: int) -> None:
         started = perf_counter()
         children = active_children()
+        shell = InteractiveShell.instance()
         metrics.begin()
         if setup.spool is not None:
             setup.spool.begin(self.run)
         with Interruptible() as interruptible:
-            with Publisher(self._collect, _send):
-                with self.capture.active():
-                    error = interruptible.call(lambda: self._run(source, first_line))
+            with Publisher(self._collect, _send), self.capture.active(shell):
+                error = interruptible.call(lambda: self._run(shell, source, first_line))
+                # First, because a picture takes a while to draw, and others may wait for this rank.
                 self._leave(error)
+                unshown = interruptible.call(figures.show)
+                error = error or unshown
             if error is not None:
                 end_children(kept=children)
             self._report(error, perf_counter() - started)
         metrics.end()
 
-    def _run(self, source: str, first_line: int) -> None:
-        shell = InteractiveShell.instance()
+    def _run(self, shell: InteractiveShell, source: str, first_line: int) -> None:
         self.cell = Cell(shell, source, self.run, first_line)
         names = self.cell.names()
         if any(f"{name}.".startswith(("ring.", "torch", "ring_notebook.torch.")) for name in names):
@@ -119,7 +121,7 @@ class _Execution:
 
     def _collect(self, status: bool) -> list[Record]:
         records: list[Record] = [
-            *self.capture.drain(self.run, self.rank),
+            *self.capture.drain(),
             *metrics.drain(self.run, self.rank),
         ]
         if status:

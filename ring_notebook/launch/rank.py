@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from ring_notebook.launch.deathsig import bind_to_parent
+from ring_notebook.machine import oom_kills
 
 __all__ = ["FORWARDED", "RankFailure", "describe_exit", "main", "rank_in", "report", "split_reports"]
 
@@ -31,12 +32,16 @@ _REPORT = re.compile(rb"\x1e(\{[^\x1e]*\})\x1e\r?\n?")
 
 @dataclass(frozen=True, slots=True)
 class RankFailure:
-    """How one rank's program ended, when not well. ``code`` is negative for a signal, as in subprocess."""
+    """How one rank's program ended, when not well. ``code`` is negative for a signal, as in subprocess.
+
+    ``out_of_memory`` says that its host has killed a process for want of memory meanwhile.
+    """
 
     rank: int
     host: str
     code: int
     time: float
+    out_of_memory: bool = False
 
 
 def rank_in(env: Mapping[str, str] = os.environ) -> int:
@@ -80,6 +85,7 @@ def main() -> None:
     """Run the program of ``sys.argv``, hand signals on to it, and end as it ends."""
     parent = os.getpid()
     stopping = False
+    oom_before = oom_kills()
 
     def hand_on(signum: int, _frame: object) -> None:
         nonlocal stopping
@@ -97,7 +103,7 @@ def main() -> None:
         child.terminate()
     code = child.wait()
     if code and not stopping:
-        report(RankFailure(rank_in(), socket.gethostname(), code, time.time()))
+        report(RankFailure(rank_in(), socket.gethostname(), code, time.time(), oom_kills() > oom_before))
     if code < 0:
         # End by the same signal, without a second core file, so that mpiexec reports what happened.
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

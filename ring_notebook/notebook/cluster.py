@@ -69,8 +69,11 @@ class Cluster:
             self._engines = Engines(client, self._processes.trouble)
             self._engines.wait_for(self.n, _START_TIMEOUT)
             self._prepare(self._engines)
-        except BaseException:
+        except BaseException as error:
+            message = self._processes.not_started(str(error)) if self._processes else str(error)
             self.stop()
+            if isinstance(error, ClusterError):
+                raise ClusterError(message) from None
             raise
         self.seconds_to_start = time.monotonic() - started
         return self
@@ -255,7 +258,13 @@ class Cluster:
         engines.all = [Engine(about["rank"], about["host"], about["pid"], about["gpu"]) for about in found]
         registry.write(
             self._directory,
-            {"n": self.n, "why": self.why, "keep": self._keep, "engines": [asdict(engine) for engine in engines.all]},
+            {
+                "n": self.n,
+                "why": self.why,
+                "keep": self._keep,
+                "controller": self._processes.controller if self._processes else 0,
+                "engines": [asdict(engine) for engine in engines.all],
+            },
         )
 
     def _follow_run(self, engines: Engines) -> None:

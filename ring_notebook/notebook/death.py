@@ -8,10 +8,8 @@ from pathlib import Path
 
 from ring_notebook.launch.rank import split_reports
 
-__all__ = ["Death", "explain", "oom_kills"]
+__all__ = ["Death", "explain", "not_started", "tail"]
 
-_VMSTAT = Path("/proc/vmstat")
-_CGROUP_EVENTS = Path("/sys/fs/cgroup/memory.events")
 _TAIL = 30  # lines
 
 
@@ -28,41 +26,43 @@ class Death:
         return f"{self.reason}. `%ring restart` brings the cluster back.{tail}"
 
 
-def oom_kills() -> int:
-    """How often the Linux kernel has killed a process of this machine or container for want of memory."""
-    counts = []
-    for path in (_VMSTAT, _CGROUP_EVENTS):
-        try:
-            lines = path.read_text().splitlines()
-        except OSError:
-            continue
-        counts += [int(line.split()[1]) for line in lines if line.split()[0] == "oom_kill"]
-    return sum(counts)
-
-
-def explain(ended: str, output: str, logs: Path, oom_before: int) -> Death:
+def explain(ended: str, output: str, logs: Path) -> Death:
     """The death of ``ended`` (``controller`` or ``engines``), from the engines' common output and log files.
 
-    ``logs`` holds ``rank-N.log`` files; ``oom_before`` is `oom_kills` when the cluster started.
+    ``logs`` holds ``rank-N.log`` files, those of ranks on other hosts only where the hosts share the disk.
     """
     if ended == "controller":
         return Death("the cluster's controller died, and the engines were stopped")
-    _, reports, _ = split_reports(output.encode())
+    said, reports, _ = split_reports(output.encode())
     if not reports:
-        return Death("mpiexec died, and with it all engines", log=_tail(output))
+        return Death("mpiexec died, and with it all engines", log=tail(output))
     first = min(reports, key=lambda report: report.time)
     how = f"exited with code {first.code}"
     if first.code < 0:
         how = f"was killed by {signal.Signals(-first.code).name}"
         if -first.code == signal.SIGKILL:
-            how += ", out of memory" if oom_kills() > oom_before else ", not by the Linux kernel for want of memory"
+            how += ", out of memory" if first.out_of_memory else ", not by the Linux kernel for want of memory"
     log = logs / f"rank-{first.rank}.log"
     return Death(
         f"rank {first.rank} on {first.host} {how}, and MPI ended the others",
         first.rank,
-        _tail(log.read_text(errors="replace")) if log.exists() else "",
+        # A rank has a log of its own as soon as it has started; what it said before went to all ranks' output.
+        tail(log.read_text(errors="replace") if log.exists() else said.decode(errors="replace")),
     )
 
 
-def _tail(text: str) -> str:
-    return "\n".join(text.strip().splitlines()[-_TAIL:])
+def not_started(reason: str, output: str) -> str:
+    """Why a cluster did not come up, with the end of the engines' common ``output`` and what to do next."""
+    said, _, _ = split_reports(output.encode())
+    log = tail(said.decode(errors="replace"))
+    return (
+        f"{reason}.\n"
+        + (f"The end of the engines' log:\n{log}\n" if log else "The engines have written nothing.\n")
+        + "`%ring doctor` looks at everything that engines need; `%ring start` tries again."
+    )
+
+
+def tail(output: str) -> str:
+    """The last lines of a log, without MPICH's banner about a rank that failed."""
+    lines = [line for line in output.strip().splitlines() if not line.startswith("=")]
+    return "\n".join(lines[-_TAIL:]).strip()

@@ -62,6 +62,9 @@ def _ring_parser() -> MagicArgumentParser:
     pull = commands.add_parser("pull", add_help=False)
     pull.add_argument("names", nargs="+", metavar="NAME")
     pull.add_argument("-t", "--rank", type=int, default=0)
+    export = commands.add_parser("export", add_help=False)
+    export.add_argument("path", metavar="FILE")
+    export.add_argument("name", nargs="?", default="", metavar="RUN")
     runs = commands.add_parser("runs", add_help=False)
     runs.add_argument("action", nargs="?", choices=["compare"])
     runs.add_argument("names", nargs="*", metavar="RUN")
@@ -126,7 +129,7 @@ class RingMagics(Magics):
     def ring(self, line: str) -> Any:
         """The cluster: ``%ring start [-n N] [--hosts a:4,b:4] [--keep]``, ``attach``, ``status``, ``stop``,
         ``restart [-n N] [--rerun]``, ``push NAME...``, ``pull NAME... [-t RANK]``, ``runs``,
-        ``runs compare RUN RUN...``, ``doctor``.
+        ``runs compare RUN RUN...``, ``export FILE [RUN]``, ``doctor``.
         """
         options = vars(self._ring.parse_args(shlex.split(line)))
         return getattr(self, f"_{options.pop('command')}")(**options)
@@ -161,6 +164,9 @@ class RingMagics(Magics):
         values, table = self._session.pull(names, rank)
         self.shell.user_ns.update(values)
         return table
+
+    def _export(self, path: str, name: str) -> None:
+        print(self._session.export(path, name))  # noqa: T201
 
     def _runs(self, action: str | None, names: list[str]) -> Any:
         if action == "compare":

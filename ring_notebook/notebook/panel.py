@@ -14,6 +14,7 @@ from ipywidgets import HTML, Accordion, Button, HBox, Layout, VBox, Widget
 from ring_notebook.config import config
 from ring_notebook.notebook import hints, printed, report, stuck, table
 from ring_notebook.notebook.curves import MOST_LINES, per_rank
+from ring_notebook.notebook.gallery import Gallery
 from ring_notebook.notebook.runlog import RunRecord
 from ring_notebook.notebook.style import CSS, STATUS_COLORS, duration
 from ring_notebook.notebook.view import RunView
@@ -21,21 +22,29 @@ from ring_notebook.notebook.view import RunView
 if TYPE_CHECKING:
     from ring_notebook.notebook.chart import Chart
 
-__all__ = ["Panel"]
+__all__ = ["Panel", "load_charts"]
 
 RATE = "samples/s"  # the chart that every run with samples has
 PERIOD = 0.2  # seconds between redraws
 MOST_CHARTS = 3  # of metrics that nobody asked for
-TABLE_BYTES = 60_000  # a second: the table of many ranks is drawn less often
+TEXT_BYTES = 60_000  # a second: the table of many ranks, and output that is taken back, are drawn less often
 CHUNK = 2_000  # characters of output that may be sent again when a little more comes
 CHUNKS = 60
+
+
+def load_charts() -> type[Chart]:
+    """Import what draws charts, which takes half a second the first time: best before anybody waits for it."""
+    from ring_notebook.notebook.chart import Chart
+
+    return Chart
 
 
 class Panel:
     """What is seen of a run while it goes on.
 
     ``plot`` names the metrics to chart; without it the first ones logged are. ``stop`` is called by the Stop
-    button, also while the cell blocks. At the end `close` puts the still report in the panel's place.
+    button, also while the cell blocks. At the end `close` puts the still report in the panel's place, with what the
+    ranks have displayed if ``displays`` says so.
 
     A page that was loaded anew in the meantime knows the panel but not its place: for such pages the panel itself
     turns into the report, and goes when the panel of another run is shown.
@@ -43,8 +52,16 @@ class Panel:
 
     _ended_panels: ClassVar[list[Panel]] = []
 
-    def __init__(self, log: RunRecord, *, plot: Sequence[str] = (), stop: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        log: RunRecord,
+        *,
+        plot: Sequence[str] = (),
+        stop: Callable[[], None] | None = None,
+        displays: bool = True,
+    ) -> None:
         self._log = log
+        self._displays = displays
         self._plot = tuple(plot)
         self._stop = stop
         self._charts: dict[str, Chart] = {}
@@ -63,6 +80,7 @@ class Panel:
         self._table = HTML(layout=Layout(max_height="230px", overflow="auto"))
         self._notices = HTML()
         self._output = _OutputArea()
+        self._gallery = Gallery()
         self._box = VBox(
             [
                 HTML(CSS),
@@ -71,6 +89,7 @@ class Panel:
                 self._table,
                 self._notices,
                 self._output.widget,
+                self._gallery.widget,
             ]
         )
         self._box.add_class("ring-panel")
@@ -90,45 +109,46 @@ class Panel:
         self._redraw.join()
         bundle = report.mime_bundle(self._log, self._plot) if still else {"text/plain": ""}
         if self._place is not None:
-            self._place.update(bundle, raw=True)
-        live, self._box.children = self._box.children, [HTML(bundle["text/html"])] if still else []
+            complete = report.mime_bundle(self._log, self._plot, displays=True) if still and self._displays else bundle
+            self._place.update(complete, raw=True)
+        live = [widget for widget in self._box.children if widget is not self._gallery.widget]
+        self._box.children = [HTML(bundle["text/html"]), self._gallery.widget] if still else []
+        if still:
+            self._gallery.finish(self._log.view())
         for chart in self._charts.values():
             chart.close()
-        for widget in live:
+        for widget in live if still else (*live, self._gallery.widget):
             _close(widget)
         Panel._ended_panels.append(self)
 
     def _loop(self) -> None:
-        # Importing bqplot takes a second, in which the first text is on the page already.
-        from ring_notebook.notebook.chart import Chart
-
         while not self._ended.wait(PERIOD):
             view = self._log.view()
             self._draw_text(view)
             try:
                 for name in self._plot or view.charted[:MOST_CHARTS]:
-                    chart = self._charts.get(name) or self._add(name, Chart(name, "step"))
-                    chart.draw(per_rank(view.curves.get(name, {})))
+                    self._chart(name, "step").draw(per_rank(view.curves.get(name, {})))
                 if any(len(points.x) for points in view.throughput.values()):
-                    chart = self._charts.get(RATE) or self._add(RATE, Chart(RATE, "seconds", from_zero=True))
-                    chart.draw(per_rank(view.throughput))
+                    self._chart(RATE, "seconds", from_zero=True).draw(per_rank(view.throughput))
             except Exception as error:  # a chart that fails must not take the table and the Stop button with it
                 self._log.trouble = f"a chart could not be drawn: {type(error).__name__}: {error}"
 
-    def _add(self, name: str, chart: Chart) -> Chart:
-        self._charts[name] = chart
-        self._chart_row.children = tuple(one.figure for one in self._charts.values())
-        return chart
+    def _chart(self, name: str, xlabel: str, from_zero: bool = False) -> Chart:
+        if name not in self._charts:
+            self._charts[name] = load_charts()(name, xlabel, from_zero)
+            self._chart_row.children = tuple(one.figure for one in self._charts.values())
+        return self._charts[name]
 
     def _draw_text(self, view: RunView) -> None:
         self._head.value = _head(self._log, view)
         if view.names and monotonic() >= self._table_due:
             self._table.value = table.html(table.table(view), colors=view.size <= MOST_LINES)
-            self._table_due = monotonic() + len(self._table.value) / TABLE_BYTES
+            self._table_due = monotonic() + len(self._table.value) / TEXT_BYTES
         trouble = f"<div class='ring-notice'>{escape(self._log.trouble)}</div>" if self._log.trouble else ""
         waiting = stuck.html(view.stuck(config().stall_warning))
         self._notices.value = trouble + waiting + hints.html(self._lint.hints(view))
         self._output.add(view)
+        self._gallery.draw(view)
 
     def _on_stop(self, _button: Button) -> None:
         self._button.description = "Stopping…"
@@ -141,12 +161,24 @@ class _OutputArea:
 
     def __init__(self) -> None:
         self._lines = printed.Lines()
+        self._cleared = 0
+        self._due = 0.0
         # Newest first in a reversed column: the page keeps the end in sight by itself.
         self._column = VBox(layout=Layout(max_height="240px", overflow="auto", flex_flow="column-reverse"))
         self.widget = Accordion([self._column], titles=["Output"], selected_index=0)
         self.widget.layout.display = "none"
 
     def add(self, view: RunView) -> None:
+        """Show what has come since the last call; all that is left when a rank has taken back what it printed."""
+        if monotonic() < self._due:
+            return
+        if view.cleared != self._cleared:
+            self._cleared = view.cleared
+            self._due = monotonic() + sum(len(piece.text) for piece in view.output) / TEXT_BYTES
+            self._lines = printed.Lines()
+            old, self._column.children = self._column.children, ()
+            for chunk in old:
+                chunk.close()
         lines = self._lines.take(view.output)
         if not lines:
             return

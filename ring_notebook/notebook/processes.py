@@ -22,7 +22,7 @@ from ring_notebook.errors import ClusterError
 from ring_notebook.launch.deathsig import wrap
 from ring_notebook.launch.hosts import Host
 from ring_notebook.launch.mpi import find_mpiexec
-from ring_notebook.notebook.death import Death, explain, oom_kills
+from ring_notebook.notebook.death import Death, explain, not_started, tail
 from ring_notebook.notebook.rundir import read_json
 
 __all__ = ["ControllerLauncher", "EngineLauncher", "Processes"]
@@ -98,9 +98,9 @@ class Processes:
         self.death: Death | None = None
         self._cluster = cluster
         self._n = n  # engines to start, 0 when they run already
-        self._oom_kills = oom_kills()
         self._started = Event()
         self._error: BaseException | None = None
+        self._output = ""  # what the engines have written, when they have ended
         self._asked = ""  # what `stop` or `leave` asked of the thread
         self._wake = os.eventfd(0)
         self._thread = Thread(target=self._live, name="ring-cluster", daemon=True)
@@ -144,13 +144,22 @@ class Processes:
                 break
             except (OSError, ValueError):  # not there yet, or half written
                 sleep(_POLL)
-        raise ClusterError(f"the controller does not answer: {_tail(self.log('controller')) or 'its log is empty'}")
+        raise ClusterError(f"the controller does not answer: {tail(self.log('controller')) or 'its log is empty'}")
 
     def trouble(self) -> str:
         """Why nothing can be expected of these processes any more; empty while both run."""
         if self._thread.is_alive():
             return ""
         return str(self.death or "the cluster was stopped")
+
+    @property
+    def controller(self) -> int:
+        """The controller's process id; it runs on this host."""
+        return int(self._cluster.controller.pid)
+
+    def not_started(self, reason: str) -> str:
+        """What to say of a start that failed for this ``reason``, or because one of both has ended."""
+        return not_started(self.death.reason if self.death else reason, self._output or self.log("engines"))
 
     def stop(self) -> None:
         """End both and return when they have ended."""
@@ -183,7 +192,7 @@ class Processes:
         finally:
             self._started.set()
         ended = self._wait() if self._error is None else ""
-        output = self.log("engines")
+        output = self._output = self.log("engines")
         if ended == "controller":
             # Its heart monitor is a child that only the controller itself would have ended.
             with contextlib.suppress(ProcessLookupError):
@@ -191,7 +200,7 @@ class Processes:
         if self._asked != "leave":
             self._end()
         if ended:
-            self.death = explain(ended, output, Path(self._cluster.profile_dir) / "log", self._oom_kills)
+            self.death = explain(ended, output, Path(self._cluster.profile_dir) / "log")
 
     def _wait(self) -> str:
         """Return when one of both has ended (its name), or `stop` or `leave` was called (nothing)."""
@@ -239,10 +248,6 @@ def _cluster(directory: Path, hosts: list[Host], keep: bool) -> ipyparallel.Clus
         config=config,
         log=_silent(),
     )
-
-
-def _tail(text: str, lines: int = 5) -> str:
-    return "\n".join(text.strip().splitlines()[-lines:])
 
 
 def _silent() -> logging.Logger:

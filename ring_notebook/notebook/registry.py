@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import shutil
+import socket
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,13 +24,13 @@ def new_directory() -> Path:
     for directory in _directories():
         if not _in_use(directory):
             shutil.rmtree(directory, ignore_errors=True)
-    directory = _root() / f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    directory = _root() / f"{os.getpid()}-{uuid.uuid4().hex[:8]}-{socket.gethostname()}"
     directory.mkdir(mode=0o700, parents=True)
     return directory
 
 
 def write(directory: Path, about: dict[str, Any]) -> None:
-    """Write down what there is to know of the cluster in ``directory``. ``about["engines"]`` have a ``pid`` each."""
+    """Write down what there is to know of the cluster in ``directory``, with the ``controller``'s process id."""
     write_json(directory / _FILE, {**about, "kernel": os.getpid()})
 
 
@@ -56,9 +58,10 @@ def _root() -> Path:
 
 
 def _directories() -> list[Path]:
-    return [path for path in _root().glob("*-*") if path.is_dir()]
+    """The folders of this host's clusters: another host that shares the disk has process ids of its own."""
+    return [path for path in _root().glob(f"*-*-{glob.escape(socket.gethostname())}") if path.is_dir()]
 
 
 def _in_use(directory: Path) -> bool:
     kernel = int(directory.name.partition("-")[0])
-    return is_alive(kernel) or any(is_alive(engine["pid"]) for engine in read(directory).get("engines", []))
+    return is_alive(kernel) or is_alive(read(directory).get("controller", 0))

@@ -5,25 +5,48 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from html import escape
+from typing import Any
 
 from IPython.display import HTML
 
-from ring_notebook.notebook import hints, printed, table
+from ring_notebook.notebook import embedded, hints, printed, table
 from ring_notebook.notebook.curves import MOST_LINES, Curves, many, per_rank
 from ring_notebook.notebook.runlog import RunRecord
-from ring_notebook.notebook.style import CSS, STATUS_COLORS, duration, whole
+from ring_notebook.notebook.style import CSS, STATUS_COLORS, duration, rank_list, whole
 from ring_notebook.notebook.svg import line_chart
 from ring_notebook.notebook.view import RunView
 
-__all__ = ["compare", "figure", "headline", "lint", "mime_bundle"]
+__all__ = ["compare", "figure", "headline", "lint", "mime_bundle", "outputs"]
 
 MOST_PRINTED = 200  # lines of output in the page; the whole of it is on disk
 
 
-def mime_bundle(log: RunRecord, plot: Sequence[str] = ()) -> dict[str, str]:
-    """The report of a run as ``text/html`` and ``text/plain``. ``plot`` names the metrics to chart."""
+def mime_bundle(log: RunRecord, plot: Sequence[str] = (), displays: bool = False) -> dict[str, str]:
+    """The report of a run as ``text/html`` and ``text/plain``. ``plot`` names the metrics to chart.
+
+    With ``displays`` it holds what the ranks have displayed; without, that becomes outputs of its own.
+    """
     view = log.view()
-    return {"text/html": _page(log, view, plot), "text/plain": _text(log, view)}
+    page, text = _page(log, view, plot), _text(log, view)
+    if displays and view.displays:
+        page += f"<div>{embedded.html(view.displays)}</div>{escape(_earlier(log, view))}"
+        text = "\n".join(filter(None, [text, embedded.text(view.displays) + _earlier(log, view)]))
+    return {"text/html": page, "text/plain": text}
+
+
+def outputs(log: RunRecord) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """What the ranks have displayed as outputs of a notebook: data and metadata of each, behind its ranks."""
+    view = log.view()
+    bundles: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    for one in view.displays:
+        ranks = {"text/html": embedded.label(one), "text/plain": f"[{rank_list(one.ranks)}]"}
+        bundles += [(ranks, {}), (one.data, one.metadata)]
+    return [({"text/plain": note}, {}) for note in [_earlier(log, view)] if note] + bundles
+
+
+def _earlier(log: RunRecord, view: RunView) -> str:
+    """Where the displays are that are not among the newest; empty when all are."""
+    return f"{view.dropped} earlier displays: see Run.displays, or {log.directory}" if view.dropped else ""
 
 
 def figure(log: RunRecord, names: Sequence[str] = ()) -> HTML:

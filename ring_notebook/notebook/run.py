@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 from IPython.display import display
 
 from ring_notebook.errors import ClusterError, RunTimeout
+from ring_notebook.notebook.displayed import Displayed
+from ring_notebook.notebook.export import Script, export
 from ring_notebook.notebook.failures import as_exception, brief, rank_list
 from ring_notebook.notebook.follow import FollowedLog
 from ring_notebook.notebook.panel import Panel
-from ring_notebook.notebook.report import figure, mime_bundle
+from ring_notebook.notebook.report import figure, mime_bundle, outputs
 from ring_notebook.notebook.runlog import RunLog
 from ring_notebook.notebook.timeline import Timeline
 from ring_notebook.records import Failure, Status
@@ -105,19 +107,26 @@ class Run:
             raise self.error
         return self
 
-    def show(self, plot: Sequence[str] = (), live_after: float = 0.0) -> None:
+    def show(self, plot: Sequence[str] = (), live_after: float = 0.0, apart: bool = False) -> None:
         """Show the run in the current cell: a live panel, and its still report when it has ended.
 
         A run that ends within ``live_after`` seconds shows its report only. ``plot`` names the metrics to
-        chart.
+        chart. With ``apart`` the report leaves out what the ranks have displayed, for `show_displays`.
         """
         self._done.wait(live_after)
         with self._showing:
-            if self.done:
-                display(mime_bundle(self.log, plot), raw=True)
-            else:
-                self._panels.append(Panel(self.log, plot=plot, stop=self.stop))
+            if not self.done:
+                self._panels.append(Panel(self.log, plot=plot, stop=self.stop, displays=not apart))
                 self._panels[-1].show()
+                return
+            display(mime_bundle(self.log, plot), raw=True)
+        if not apart:
+            self.show_displays()
+
+    def show_displays(self) -> None:
+        """Show what the ranks have displayed as outputs of the current cell, the newest ones of a great many."""
+        for data, metadata in outputs(self.log):
+            display(data, metadata=metadata, raw=True)
 
     def stop(self) -> None:
         """Interrupt every rank of the run; returns at once. Callable from any thread."""
@@ -152,6 +161,11 @@ class Run:
         return self.log.metrics()
 
     @property
+    def displays(self) -> list[Displayed]:
+        """Everything that the ranks have displayed, in the order in which it came; a notebook shows each as it is."""
+        return self.log.displays()
+
+    @property
     def summary(self) -> dict[str, Any]:
         """What the run came to; empty while it goes on."""
         return self.log.summary
@@ -159,6 +173,13 @@ class Run:
     def plot(self, *names: str) -> Any:
         """A figure of the named metrics, or of all."""
         return figure(self.log, names)
+
+    def export(self, path: str | Path) -> Script:
+        """Write the cell, behind the set-up cells before it, to ``path`` as a script for ``ringrun``.
+
+        Raises RingError when ``path`` is a file that was not exported.
+        """
+        return export(self.log, path)
 
     def timeline(self) -> Timeline:
         """What all ranks did when, and why it is slow, of a run with ``--timeline``.

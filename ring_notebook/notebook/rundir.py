@@ -10,13 +10,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from ring_notebook.records import Ended, Failure, MetricBatch, Output, Record, Status, Trace
+from ring_notebook.records import Cleared, Display, Ended, Failure, MetricBatch, Output, Record, Status, Trace
 
-__all__ = ["TIMELINE", "RunFiles", "read_json", "read_metrics", "read_records", "write_json"]
+__all__ = ["TIMELINE", "RunFiles", "read_displays", "read_json", "read_metrics", "read_records", "write_json"]
 
 RUN = "run.json"  # source, options, environment, size, when it started
 METRICS = "metrics.jsonl"  # a line per ring.log: rank, time, step and the values
-OUTPUT = "output.jsonl"  # a line per piece of output: time, rank, stream, text
+OUTPUT = "output.jsonl"  # a line per piece of output: time, rank, stream, text; or kind and what was displayed
 EVENTS = "events.jsonl"  # a line per failure and per rank that ended
 SUMMARY = "summary.json"  # what the run came to
 TIMELINE = "timeline.json"  # of a recorded run: what all ranks did, in Chrome's trace format
@@ -40,6 +40,8 @@ class RunFiles:
         elif isinstance(record, Output):
             line = {"time": now, "rank": record.rank, "stream": record.stream, "text": record.text}
             self._files[OUTPUT].write(json.dumps(line) + "\n")
+        elif isinstance(record, Display | Cleared):
+            self._files[OUTPUT].write(json.dumps({"time": now, "kind": record.kind, **asdict(record)}) + "\n")
         elif isinstance(record, Trace):
             self._append_trace(record.events)
         elif not isinstance(record, Status):
@@ -116,6 +118,12 @@ def read_metrics(directory: Path) -> list[dict[str, Any]]:
     return list(_lines(directory / METRICS))
 
 
+def read_displays(directory: Path) -> list[Display]:
+    """Everything that the ranks have displayed, in the order in which it came."""
+    lines = (line for line in _lines(directory / OUTPUT) if line.get("kind") == Display.kind)
+    return [Display(**{name: value for name, value in line.items() if name not in ("time", "kind")}) for line in lines]
+
+
 def read_records(directory: Path, run: str, seen: dict[str, int] | None = None) -> Iterator[tuple[Record, float]]:
     """The records of a run with the time of each, metrics first.
 
@@ -125,8 +133,11 @@ def read_records(directory: Path, run: str, seen: dict[str, int] | None = None) 
         rank, time = line.pop("rank"), line["time"]
         yield MetricBatch(run, rank, tuple(line), array("d", line.values())), time
     for line in _lines(directory / OUTPUT, seen):
-        time = line.pop("time")
-        yield Output(run, **line), time
+        time, kind = line.pop("time"), line.pop("kind", Output.kind)
+        if kind == Output.kind:
+            yield Output(run, **line), time
+        else:
+            yield (Display(**line) if kind == Display.kind else Cleared(**line)), time
     for line in _lines(directory / EVENTS, seen):
         time, kind = line.pop("time"), line.pop("kind")
         if kind == Failure.kind:

@@ -9,10 +9,12 @@ from queue import SimpleQueue
 from threading import Condition, Thread
 from typing import Any
 
+from ring_notebook.notebook.displayed import Displayed, bundles
 from ring_notebook.notebook.rundir import (
     RUN,
     SUMMARY,
     RunFiles,
+    read_displays,
     read_json,
     read_metrics,
     read_records,
@@ -78,6 +80,10 @@ class RunRecord:
         except ImportError:
             return rows
         return pandas.DataFrame.from_records(rows)
+
+    def displays(self) -> list[Displayed]:
+        """Everything that the ranks have displayed, from disk, in the order in which it came."""
+        return bundles(read_displays(self.directory))
 
     def failures(self) -> list[Failure]:
         """The exceptions that ended ranks, in the order in which they came."""

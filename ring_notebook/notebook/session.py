@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from threading import Thread
 from typing import Any
 
 from IPython.display import display
 
-from ring_notebook.errors import ClusterError
+from ring_notebook.errors import ClusterError, RingError
 from ring_notebook.notebook.cluster import Cluster
+from ring_notebook.notebook.export import Script, export
+from ring_notebook.notebook.history import find
 from ring_notebook.notebook.listing import Listing
+from ring_notebook.notebook.panel import load_charts
 from ring_notebook.notebook.run import Run
 from ring_notebook.notebook.scale import ScalingReport, measure
 from ring_notebook.notebook.source import check_syntax
@@ -37,6 +41,7 @@ class Session:
         if self.cluster is not None:
             self.cluster.stop()
         self.cluster = Cluster(n, hosts, keep=keep)
+        Thread(target=load_charts, name="ring-preload", daemon=True).start()  # while the engines start
         self.cluster.start()
         return f"Started {self.cluster.n} engines ({self.cluster.why}) in {self.cluster.seconds_to_start:.1f} s."
 
@@ -114,12 +119,13 @@ class Session:
         if setup:
             self._setup[cell] = (cell, options)
         run = self.run = cluster.run(cell, n=n, name=name, timeout=timeout, first_line=first_line, options=options)
-        run.show(plot, live_after=0.0 if background else _LIVE_AFTER)
+        run.show(plot, live_after=0.0 if background else _LIVE_AFTER, apart=not background)
         if background:
             return run
         try:
             return run.wait()
         finally:
+            run.show_displays()
             if timeline:
                 with contextlib.suppress(FileNotFoundError):  # a cluster that died has sent none
                     display(run.timeline())
@@ -133,6 +139,17 @@ class Session:
             self.train(cell, n=size, name=f"{name or 'scale'} {size}", timeout=timeout) for size in sorted(set(sizes))
         ]
         return ScalingReport(measure([run.summary for run in runs]))
+
+    def export(self, path: str, name: str = "") -> Script:
+        """Write the cell of the last run, or of the one whose name begins with ``name``, as a script for ``ringrun``.
+
+        Raises RingError when there is no such run, or ``path`` is a file that was not exported.
+        """
+        if name:
+            return export(find(name), path)
+        if self.run is None:
+            raise RingError("no cell has run in this notebook; name a run: `%ring runs` lists those there are")
+        return self.run.export(path)
 
     def status(self) -> Listing:
         """The engines and what they are doing, as a table."""

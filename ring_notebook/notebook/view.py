@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ring_notebook.notebook.displayed import Displayed, Displays
 from ring_notebook.notebook.series import Points, Rate, Series
-from ring_notebook.records import Ended, Failure, MetricBatch, Output, Record, Status
+from ring_notebook.records import Cleared, Display, Ended, Failure, MetricBatch, Output, Record, Status
 
 __all__ = ["SAMPLES", "Printed", "RankView", "RunState", "RunView"]
 
@@ -56,7 +57,8 @@ class RunView:
     """A run at one moment: immutable, bounded, cheap to draw.
 
     ``curves`` holds points over steps by metric and rank, ``throughput`` samples/s over seconds since the
-    start by rank. ``output`` is the end of what the ranks printed.
+    start by rank. ``output`` is the end of what the ranks printed, ``displays`` the newest of what they displayed
+    (``dropped`` earlier ones gave way). ``cleared`` counts how often a rank took back what it had printed.
     """
 
     size: int
@@ -67,6 +69,9 @@ class RunView:
     ranks: tuple[RankView, ...]
     output: tuple[Printed, ...]
     failures: tuple[Failure, ...]
+    displays: tuple[Displayed, ...] = ()
+    dropped: int = 0
+    cleared: int = 0
 
     @property
     def charted(self) -> tuple[str, ...]:
@@ -144,6 +149,8 @@ class RunState:
         self._output: deque[Printed] = deque()
         self._output_characters = 0
         self._printed = 0
+        self._displays = Displays()
+        self._cleared = 0
 
     def apply(self, record: Record, now: float) -> None:
         """Take in one record. Raises ValueError when it comes from a rank that this run has not got."""
@@ -158,6 +165,10 @@ class RunState:
             self._metrics(rank, record)
         elif isinstance(record, Output):
             self._print(record)
+        elif isinstance(record, Display):
+            self._displays.add(record)
+        elif isinstance(record, Cleared):
+            self._clear(record.rank)
         elif isinstance(record, Failure):
             self.failures.append(record)
         elif isinstance(record, Ended):
@@ -186,6 +197,12 @@ class RunState:
         while self._output_characters > OUTPUT_CHARACTERS:
             self._output_characters -= len(self._output.popleft().text)
 
+    def _clear(self, rank: int) -> None:
+        self._displays.clear(rank)
+        self._output = deque(piece for piece in self._output if piece.rank != rank)
+        self._output_characters = sum(len(piece.text) for piece in self._output)
+        self._cleared += 1
+
     def ended(self) -> dict[int, Ended]:
         """How the ranks that have ended did so."""
         return {number: rank.ended for number, rank in self._ranks.items() if rank.ended}
@@ -196,6 +213,7 @@ class RunState:
 
     def view(self, now: float) -> RunView:
         """The run at this moment, as a copy that later records do not change."""
+        displays, dropped = self._displays.visible()
         return RunView(
             size=self.size,
             elapsed=now - self.started,
@@ -222,4 +240,7 @@ class RunState:
             ),
             output=tuple(self._output),
             failures=tuple(self.failures),
+            displays=displays,
+            dropped=dropped,
+            cleared=self._cleared,
         )

@@ -132,8 +132,16 @@ class NotebookPage:
         """Save with the keyboard, wait until it is on disk, and read it."""
         before = self.path.stat().st_mtime_ns
         self.page.keyboard.press("Control+s")
-        self.until(lambda: self.path.stat().st_mtime_ns > before, 20)
+        self.until(lambda: self.path.stat().st_mtime_ns > before and self._is_whole(), 20)
         return nbformat.read(self.path, as_version=4)
+
+    def _is_whole(self) -> bool:
+        """Whether the server has written all of the file."""
+        try:
+            json.loads(self.path.read_text())
+        except json.JSONDecodeError:
+            return False
+        return True
 
     def close(self) -> None:
         """Close the tab; the kernel lives on."""

@@ -18,7 +18,7 @@ import tempfile
 import textwrap
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,21 +75,31 @@ class TwoHosts:
             return ["-launcher", "ssh", "-launcher-exec", launcher]
         return ["--prtemca", "plm_ssh_agent", launcher]
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables that make any mpiexec reach the hosts, whoever calls it."""
+        launcher = str(self.folder / "launcher")
+        if find_mpiexec().flavor == "mpich":
+            return {"HYDRA_LAUNCHER": "ssh", "HYDRA_LAUNCHER_EXEC": launcher}
+        return {"PRTE_MCA_plm_ssh_agent": launcher}
+
     def run(self, program: Sequence[str], per_host: int = 1) -> str:
         """Run a Python program (its arguments) on ``per_host`` ranks of each host; what it printed."""
         where = [Host(name, per_host) for name in NAMES]
         command = find_mpiexec().command(2 * per_host, [sys.executable, *program], where, self.launcher_flags)
         return self.on_first(command)
 
-    def on_first(self, command: Sequence[str], timeout: float = 60) -> str:
-        """Run ``command`` on the first host and return what it printed.
+    def on_first(
+        self, command: Sequence[str], timeout: float = 60, environment: Mapping[str, str] | None = None
+    ) -> str:
+        """Run ``command`` on the first host, with more of an ``environment``, and return what it printed.
 
         Raises AssertionError with its output when it fails, and subprocess.TimeoutExpired.
         """
         done = subprocess.run(
             [str(self.folder / "launcher"), NAMES[0], shlex.join(command)],
             # Without it MPICH's UCX finds a way around the link, and the ranks are not on two hosts at all.
-            env={**os.environ, "UCX_TLS": "tcp,self"},
+            env={**os.environ, **self.environment, **(environment or {}), "UCX_TLS": "tcp,self"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
@@ -99,6 +109,15 @@ class TwoHosts:
         )
         assert done.returncode == 0, done.stdout
         return done.stdout
+
+    def processes(self) -> list[str]:
+        """The command lines of all that runs on the hosts."""
+        pids = [pid for place in "ab" for pid in _pids(f"{self.prefix}-{place}")]
+        commands = []
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                commands.append(Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " "))
+        return commands
 
     def bytes_sent(self, host: int) -> int:
         """Bytes that have left ``host`` (0 or 1) over the link so far."""
@@ -153,10 +172,14 @@ def two_hosts(rate: str = "1gbit") -> Iterator[TwoHosts]:
 
 def _end_all(space: str) -> None:
     """Kill what still runs in a namespace of ours."""
-    listed = subprocess.run(["ip", "netns", "pids", space], capture_output=True, text=True, check=False)
-    for pid in map(int, listed.stdout.split()):
+    for pid in _pids(space):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+def _pids(space: str) -> list[int]:
+    listed = subprocess.run(["ip", "netns", "pids", space], capture_output=True, text=True, check=False)
+    return [int(pid) for pid in listed.stdout.split()]
 
 
 def _link(space: str) -> dict[str, Any]:

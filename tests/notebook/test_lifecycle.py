@@ -16,6 +16,7 @@ import pytest
 
 from ring_notebook.config import config
 from ring_notebook.errors import ClusterError, MPIMissingError
+from ring_notebook.launch.mpi import find_mpiexec
 from ring_notebook.notebook.cluster import Cluster
 
 # A kernel as far as the cluster is concerned: it starts one, tells its processes, and lives on.
@@ -105,6 +106,34 @@ def test_without_an_mpiexec(monkeypatch: pytest.MonkeyPatch) -> None:
         Cluster(2).start()
     config.cache_clear()
     assert alive([child.pid for child in psutil.Process().children(recursive=True)]) == []
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        ("raise ImportError('libfabric.so.1: cannot open')", r"rank \d on .* exited with code 1"),
+        (
+            "import sys, time\nprint('waiting for libfabric', file=sys.stderr, flush=True)\ntime.sleep(60)",
+            "0 of 2 engines",
+        ),
+    ],
+    ids=["raises", "hangs"],
+)
+def test_an_engine_that_does_not_start_says_why(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: str, message: str
+) -> None:
+    find_mpiexec()  # asks mpi4py too, and remembers
+    (tmp_path / "mpi4py").mkdir()
+    (tmp_path / "mpi4py" / "__init__.py").write_text(broken + "\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr("ring_notebook.notebook.cluster._START_TIMEOUT", 6.0)
+    with pytest.raises(ClusterError, match=message) as caught:
+        Cluster(2).start()
+    shown = str(caught.value)
+    assert "libfabric" in shown
+    assert "BAD TERMINATION" not in shown
+    assert shown.endswith("`%ring doctor` looks at everything that engines need; `%ring start` tries again.")
+    assert_gone([child.pid for child in psutil.Process().children(recursive=True)])
 
 
 def test_without_the_native_core(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

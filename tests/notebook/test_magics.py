@@ -2,67 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
-import os
 import re
-import signal
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError
 
+from notebook.kernel import ANSI, Notebook
 from ring_notebook.notebook.gantt import MIME
-
-ANSI = re.compile(r"\x1b\[[0-9;]*m")
-
-
-class Notebook:
-    """A kernel whose cells are executed one by one."""
-
-    def __init__(self, directory: Path) -> None:
-        self.document = nbformat.v4.new_notebook()
-        self.client = NotebookClient(self.document, timeout=60, resources={"metadata": {"path": str(directory)}})
-        self.loop = asyncio.new_event_loop()
-        self.loop.run_until_complete(self._start())
-
-    async def _start(self) -> None:
-        self.client.create_kernel_manager()
-        await self.client.async_start_new_kernel()
-        await self.client.async_start_new_kernel_client()
-
-    def run(self, source: str, interrupt_after: float = 0.0) -> list[dict[str, Any]]:
-        """Execute a cell and return its outputs; its error, if it has one, is among them."""
-        cell = nbformat.v4.new_code_cell(source)
-        self.document.cells.append(cell)
-        if interrupt_after:
-            pid = self.client.km.provisioner.pid
-            self.loop.call_later(interrupt_after, os.kill, pid, signal.SIGINT)
-        index = len(self.document.cells) - 1
-        with contextlib.suppress(CellExecutionError):
-            self.loop.run_until_complete(self.client.async_execute_cell(cell, index))
-        return list(cell.outputs)
-
-    def text(self, source: str) -> str:
-        """The text of a cell's outputs, streams and results; fails when it has an error."""
-        outputs = self.run(source)
-        assert not [output for output in outputs if output["output_type"] == "error"], outputs
-        return "".join(output.get("text") or output["data"]["text/plain"] for output in outputs)
-
-    def error(self, source: str, interrupt_after: float = 0.0) -> tuple[str, str]:
-        """The name of a cell's error and what the notebook shows of it, without colours."""
-        errors = [o for o in self.run(source, interrupt_after) if o["output_type"] == "error"]
-        assert len(errors) == 1, errors
-        return errors[0]["ename"], ANSI.sub("", "\n".join(errors[0]["traceback"]))
-
-    def close(self) -> None:
-        self.loop.run_until_complete(self.client._async_cleanup_kernel())
-        self.loop.close()
 
 
 @pytest.fixture(scope="module")
@@ -215,6 +162,17 @@ def test_runs_are_listed_and_compared(notebook: Notebook) -> None:
     (figure,) = notebook.run("%ring runs compare slow fast")
     assert "loss" in figure["data"]["text/html"]
     assert "no run 'nothing'" in notebook.error("%ring runs compare slow nothing")[1]
+
+
+def test_export_writes_the_last_cell_or_a_named_one(notebook: Notebook) -> None:
+    notebook.run("%%ringtrain --name exported\nprint('exported')")
+    text = notebook.text("%ring export train.py\nprint(open('train.py').read())")
+    assert text.startswith("Wrote 1 cell to train.py. Run it: ringrun -np 2 python train.py")
+    assert "print('exported')" in text
+    notebook.run("%%ringtrain\npass")
+    assert "print('exported')" in notebook.text("%ring export train.py exported\nprint(open('train.py').read())")
+    name, shown = notebook.error("%ring export train.py nosuchrun")
+    assert (name, shown.partition(";")[0][:32]) == ("RingError", "RingError: no run 'nosuchrun' in")
 
 
 def test_the_same_cell_at_several_sizes(notebook: Notebook) -> None:

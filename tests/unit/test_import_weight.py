@@ -47,3 +47,27 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 def test_rank_side_does_not_load_the_kernel_side() -> None:
     assert not loaded_after("import ring_notebook.torch") & {"ipyparallel", "ipywidgets", "bqplot"}
+
+
+PANEL = """
+import contextlib, io, tempfile, time
+from array import array
+from pathlib import Path
+from ring_notebook.notebook.panel import PERIOD, Panel
+from ring_notebook.notebook.runlog import RunLog
+from ring_notebook.records import MetricBatch, encode
+log = RunLog(Path(tempfile.mkdtemp()), "r1", "", 1, "", {}, {})
+rows = array("d", [1, 1, 0.5, 2, 2, 0.25][: 3 * ROWS])
+log.put(encode([MetricBatch("r1", 0, ("time", "step", "loss"), rows)]))
+panel = Panel(log)
+with contextlib.redirect_stdout(io.StringIO()):
+    panel.show()
+    time.sleep(2 * PERIOD)
+    panel.close()
+log.finish("ok")
+"""
+
+
+def test_the_panel_of_a_run_without_metrics_does_not_load_what_draws_charts() -> None:
+    assert "bqplot" not in loaded_after(PANEL.replace("ROWS", "0"))
+    assert "bqplot" in loaded_after(PANEL.replace("ROWS", "2"))

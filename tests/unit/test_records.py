@@ -6,12 +6,26 @@ from array import array
 
 import pytest
 
-from ring_notebook.records import Ended, Failure, MetricBatch, Output, Record, Status, Trace, decode, encode
+from ring_notebook.records import (
+    Cleared,
+    Display,
+    Ended,
+    Failure,
+    MetricBatch,
+    Output,
+    Record,
+    Status,
+    Trace,
+    decode,
+    encode,
+)
 
 RECORDS: list[Record] = [
     MetricBatch("r1", 3, ("time", "step", "loss"), array("d", [1.5, 0, 0.25, 2.5, 1, float("inf")])),
     MetricBatch("r1", 0, ("time", "step"), array("d")),
     Output("r1", 1, "stderr", "größe \N{GRINNING FACE}\n"),
+    Display("r1", 1, {"image/png": "iVBO", "application/json": {"a": [1]}}, {"image/png": {"width": 3}}, "here", True),
+    Cleared("r1", 2),
     Status("r1", 0, 12.5, line=3, waiting={"op": "allreduce", "ranks": [1, 2]}, progress=(7, 100), extra={"a": 1}),
     Failure("r1", 2, "KeyError", "builtins", "'no'", (("<cell>", 4, "f", "x['no']"),), "Traceback ...", True, "80"),
     Ended("r1", 0, "interrupted", 3.25, {"loss": 0.5}),

@@ -14,7 +14,7 @@ import pytest
 from ring_notebook.notebook import report, stuck, table
 from ring_notebook.notebook.runlog import RunLog
 from ring_notebook.notebook.style import ago, duration, rank_list, whole
-from ring_notebook.records import Ended, MetricBatch, Output, Record, Status, encode
+from ring_notebook.records import Display, Ended, MetricBatch, Output, Record, Status, encode
 
 
 def run(directory: Path, size: int, *more: Record, steps: int = 60, status: str = "ok", error: str = "") -> RunLog:
@@ -106,6 +106,39 @@ def test_the_page_stays_small_in_a_long_run(tmp_path: Path) -> None:
         steps=20_000,
     )
     assert sum(map(len, report.mime_bundle(log).values())) < 250_000
+
+
+def test_displays_are_in_the_page_or_outputs_of_their_own(tmp_path: Path) -> None:
+    picture = {"image/png": "iVBO", "text/plain": "<Figure>"}
+    table = {"text/html": "<table></table>", "text/plain": "a b"}
+    shown = [Display("r1", 0, picture, {"image/png": {"width": 30}}), Display("r1", 0, table), Display("r1", 1, table)]
+    log = run(tmp_path / "r1", 2, *shown)
+    without = report.mime_bundle(log)
+    assert "iVBO" not in without["text/html"]
+    assert "<Figure>" not in without["text/plain"]
+    bundle = report.mime_bundle(log, displays=True)
+    assert (
+        "[0]</span><div><img alt='&lt;Figure&gt;' width='30' src='data:image/png;base64,iVBO'>" in bundle["text/html"]
+    )
+    assert "[0-1]</span><div><table></table>" in bundle["text/html"]
+    assert bundle["text/plain"].endswith("[0] <Figure>\n[0-1] a b\n")
+    outputs = report.outputs(log)
+    assert [data for data, _ in outputs[1::2]] == [picture, table]
+    assert outputs[1][1] == {"image/png": {"width": 30}}
+    assert [data["text/plain"] for data, _ in outputs[::2]] == ["[0]", "[0-1]"]
+
+
+def test_of_many_displays_the_newest_stay_and_it_is_said_where_the_others_are(tmp_path: Path) -> None:
+    log = run(tmp_path / "r1", 2, *(Display("r1", 0, {"text/html": f"number {i} " + 50_000 * "x"}) for i in range(100)))
+    page = report.mime_bundle(log, displays=True)["text/html"]
+    assert len(page) < 700_000
+    assert "number 99 " in page
+    assert "number 50 " not in page
+    kept = len(log.view().displays)
+    assert kept >= 10
+    assert f"{100 - kept} earlier displays: see Run.displays, or {log.directory}" in page
+    assert report.outputs(log)[0][0]["text/plain"].startswith(f"{100 - kept} earlier displays")
+    assert len(log.displays()) == 100
 
 
 def test_figure_of_chosen_metrics(tmp_path: Path) -> None:

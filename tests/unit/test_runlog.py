@@ -14,7 +14,7 @@ import pytest
 from ring_notebook.notebook.rundir import metric_lines, read_metrics
 from ring_notebook.notebook.runlog import RunLog
 from ring_notebook.notebook.view import OUTPUT_CHARACTERS
-from ring_notebook.records import Ended, Failure, MetricBatch, Output, Record, Status, encode
+from ring_notebook.records import Cleared, Display, Ended, Failure, MetricBatch, Output, Record, Status, encode
 
 
 def batch(rank: int, steps: range, **metrics: list[float]) -> MetricBatch:
@@ -144,6 +144,20 @@ def test_a_finished_run_reads_back_the_same(log: RunLog) -> None:
     assert after.curves == before.curves
     assert after.throughput == before.throughput
     assert after.output == before.output
+
+
+def test_displays_and_what_was_taken_back_read_back_the_same(log: RunLog) -> None:
+    figure = {"image/png": "iVBO", "text/plain": "<Figure>"}
+    feed(log, Output("r1", 0, "stdout", "gone\n"), Display("r1", 0, {"text/html": "gone"}))
+    feed(log, Output("r1", 1, "stdout", "stays\n"), Cleared("r1", 0))
+    feed(log, Display("r1", 0, figure, {"a": 1}), Display("r1", 1, figure, {"a": 1}), ended(0), ended(1))
+    finish(log)
+    for record in (log, RunLog.load(log.directory)):
+        view = record.view()
+        assert [piece.text for piece in view.output] == ["stays\n"]
+        assert [(one.ranks, one.data, one.metadata) for one in view.displays] == [((0, 1), figure, {"a": 1})]
+        assert view.cleared == 1
+    assert [one.data for one in log.displays()] == [{"text/html": "gone"}, figure, figure]
 
 
 def test_half_a_line_at_the_end_is_left_alone(log: RunLog) -> None:

@@ -1,0 +1,134 @@
+"""What ranks have displayed: what of it can still be seen, equal displays of several ranks as one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from ring_notebook.records import Display
+
+__all__ = ["Displayed", "Displays", "bundles"]
+
+MOST = 20
+_SLACK = 4  # times as much is kept as is shown
+MOST_BYTES = 600_000  # so that a saved notebook stays small; a single larger display is kept all the same
+
+
+class Displayed(NamedTuple):
+    """A display that ``ranks`` show, as a notebook's output: ``data`` by MIME type.
+
+    ``place`` (how many displays its first rank has shown, and that rank) stays while what is shown at it changes.
+    """
+
+    place: tuple[int, int]
+    ranks: tuple[int, ...]
+    data: dict[str, Any]
+    metadata: dict[str, Any]
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes in a message or a file, nearly."""
+        return _size(self.data)
+
+    def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        return self.data, self.metadata
+
+
+@dataclass(slots=True)
+class _Item:
+    rank: int
+    ordinal: int  # counts what the rank has shown since it took back what was there
+    number: int  # counts all that it has shown
+    id: str
+    data: dict[str, Any]
+    metadata: dict[str, Any]
+
+
+class Displays:
+    """The newest displays of every rank, a bounded number of bytes."""
+
+    def __init__(self) -> None:
+        self._items: list[_Item] = []
+        self._ordinals: Counter[int] = Counter()
+        self._numbers: Counter[int] = Counter()
+        self._forgotten = 0
+        self._nbytes = 0  # at most so many are in memory
+
+    def add(self, display: Display) -> None:
+        """Take in what a rank shows, or what takes the place of something it has shown."""
+        # Ranks that show the same share it, so that 128 of them need no more memory than one.
+        data = next((item.data for item in self._items if item.data == display.data), display.data)
+        rank = display.rank
+        if display.update:
+            for item in self._items:
+                if (item.rank, item.id) == (rank, display.id):
+                    item.data, item.metadata = data, display.metadata
+            return
+        self._ordinals[rank] += 1
+        self._numbers[rank] += 1
+        item = _Item(rank, self._ordinals[rank], self._numbers[rank], display.id, data, display.metadata)
+        self._items.append(item)
+        # Not at once: what another rank shows may be equal, and then nothing has to give way.
+        self._nbytes += _size(data)
+        if len(self._items) > _SLACK * MOST or self._nbytes > _SLACK * MOST_BYTES:
+            kept = self._chosen(_SLACK)
+            self._forgotten += len(self._items) - sum(map(len, kept))
+            chosen = {id(item) for group in kept for item in group}
+            self._items = [item for item in self._items if id(item) in chosen]
+            self._nbytes = sum(_size(group[0].data) for group in kept)
+
+    def clear(self, rank: int) -> None:
+        """Forget what ``rank`` has shown."""
+        self._items = [item for item in self._items if item.rank != rank]
+        self._ordinals[rank] = 0
+
+    def visible(self) -> tuple[tuple[Displayed, ...], int]:
+        """What can be seen now, in each rank's order, and how many displays gave way to newer ones.
+
+        The n-th display of one rank joins the n-th equal one of another.
+        """
+        groups = self._chosen()
+        given_way = self._forgotten + len(self._items) - sum(map(len, groups))
+        return tuple(sorted(map(_joined, groups), key=attrgetter("place"))), given_way
+
+    def _chosen(self, times: int = 1) -> list[list[_Item]]:
+        """Equal items together: first the newest of every rank, then the second newest, up to ``times`` the bounds."""
+
+        def age(group: list[_Item]) -> tuple[int, int]:
+            return min((self._numbers[item.rank] - item.number, item.rank) for item in group)
+
+        seen: Counter[tuple[int, int]] = Counter()
+        groups: dict[tuple[int, int], list[_Item]] = {}
+        for item in self._items:
+            seen[item.rank, id(item.data)] += 1
+            groups.setdefault((id(item.data), seen[item.rank, id(item.data)]), []).append(item)
+        chosen: list[list[_Item]] = []
+        nbytes = 0
+        for group in sorted(groups.values(), key=age)[: times * MOST]:
+            nbytes += _size(group[0].data)
+            if nbytes > times * MOST_BYTES and chosen:
+                break
+            chosen.append(group)
+        return chosen
+
+
+def _joined(items: list[_Item]) -> Displayed:
+    place = min((item.ordinal, item.rank) for item in items)
+    return Displayed(place, tuple(sorted(item.rank for item in items)), items[0].data, items[0].metadata)
+
+
+def bundles(displays: Iterable[Display]) -> list[Displayed]:
+    """Displays as they were sent, one by one, each as something that a notebook shows."""
+    shown: Counter[int] = Counter()
+    result = []
+    for display in displays:
+        shown[display.rank] += 1
+        result.append(Displayed((shown[display.rank], display.rank), (display.rank,), display.data, display.metadata))
+    return result
+
+
+def _size(data: dict[str, Any]) -> int:
+    return sum(len(value) if isinstance(value, str) else len(repr(value)) for value in data.values())

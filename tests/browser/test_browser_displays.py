@@ -1,0 +1,84 @@
+"""What ranks display, in a browser: live below the panel, in the saved notebook, and in a page opened later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import expect
+
+from browser.lab import Lab, NotebookPage
+
+START = "%load_ext ring_notebook\n%ring start -n 2"
+DRAWS = """%%ringtrain --name drawn
+import time, matplotlib.pyplot as plt
+from IPython.display import HTML, display
+display(HTML("<h4>the same on all ranks</h4>"))
+figure, axes = plt.subplots(figsize=(4, 2))
+(line,) = axes.plot([0, 1, ring.rank()])
+shown = display(figure, display_id=True)
+plt.close(figure)
+for step in range(100_000):
+    line.set_ydata([0, 1, step % 10 / 10 + ring.rank()])
+    shown.update(figure)
+    ring.log(loss=1 / (step + 1), samples=1)
+    time.sleep(0.2)
+"""
+
+
+@pytest.mark.timeout(240)
+def test_figures_are_drawn_live_and_stay(
+    lab: Lab,
+    open_notebook: Callable[[str], NotebookPage],
+    picture: Callable[[NotebookPage, int, str], None],
+) -> None:
+    NotebookPage.write(lab.directory / "displays.ipynb", START, DRAWS)
+    notebook = open_notebook("displays.ipynb")
+    notebook.run(0)
+    notebook.wait_ended(0)
+    notebook.run(1)
+    panel = notebook.output(1).locator(".ring-panel")
+    pictures = panel.locator(".jp-OutputArea img")
+    notebook.until(lambda: pictures.count() == 2)
+    assert panel.get_by_role("heading", name="the same on all ranks").count() == 1
+    source = pictures.first.get_attribute("src")
+    notebook.until(lambda: pictures.count() == 2 and pictures.first.get_attribute("src") != source)
+    notebook.until(lambda: panel.locator(".bqplot").count() == 2)
+    notebook.page.wait_for_timeout(500)
+    # Pictures that change in place move nothing.
+    heights = set()
+    for _ in range(40):
+        box = notebook.output(1).bounding_box()
+        heights.add(round(box["height"]) if box else 0)
+        notebook.page.wait_for_timeout(25)
+    assert len(heights) == 1
+    picture(notebook, 1, "displays")
+    panel.get_by_role("button", name="Stop").click()
+    notebook.output(1).locator(".ring-report").wait_for(timeout=20_000)
+    notebook.wait_ended(1)
+    saved = [output.get("data", {}) for output in notebook.save().cells[1].outputs]
+    assert sum("image/png" in data for data in saved) == 2
+    assert notebook.path.stat().st_size < 200_000
+    picture(notebook, 1, "displays-saved")
+
+
+@pytest.mark.timeout(240)
+def test_figures_are_there_in_a_page_that_is_opened_later(
+    lab: Lab, open_notebook: Callable[[str], NotebookPage]
+) -> None:
+    background = DRAWS.replace("--name", "--background --name")
+    NotebookPage.write(lab.directory / "later.ipynb", START, background)
+    before = open_notebook("later.ipynb")
+    for cell in range(2):
+        before.run(cell)
+        before.wait_ended(cell)
+    before.until(lambda: before.output(1).locator(".ring-panel .jp-OutputArea img").count() == 2)
+    before.save()
+    before.close()
+
+    again = open_notebook("later.ipynb")
+    panel = again.output(1).locator(".ring-panel")
+    again.until(lambda: panel.locator(".jp-OutputArea img").count() == 2)
+    panel.get_by_role("button", name="Stop").click()
+    expect(again.output(1)).to_contain_text("interrupted", timeout=30_000)
+    assert again.output(1).locator("img[alt*=Figure]").count() + panel.locator(".jp-OutputArea img").count() >= 2

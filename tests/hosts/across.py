@@ -1,0 +1,102 @@
+"""What a notebook does with a cluster on two hosts; a program, run on the first of them as ``across.py STEP``."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from harness.two_hosts import NAMES
+from ring_notebook.errors import ClusterError, CollectiveAborted
+from ring_notebook.notebook.cluster import Cluster
+from ring_notebook.notebook.run import Run
+from ring_notebook.notebook.session import Session
+
+HOSTS = f"{NAMES[0]}:2,{NAMES[1]}:2"
+TRAINS = """
+import socket, torch
+torch.manual_seed(ring.rank())
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = torch.utils.data.DataLoader(torch.randn(64, 4), batch_size=4)
+model, optimizer, loader = ring.prepare(model, optimizer, loader)
+for x in ring.track(loader):
+    optimizer.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    ring.log(loss=loss)
+weights = torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
+print(f"rank {ring.rank()} on {socket.gethostname()}, local {ring.local_rank()}, cross {ring.cross_rank()}")
+"""
+PLACES = [f"rank {rank} on {NAMES[rank // 2]}, local {rank % 2}, cross {rank // 2}\n" for rank in range(4)]
+SECONDS = 2.0
+
+
+def trains(cluster: Cluster) -> None:
+    """A cell trains on both hosts, every rank comes to the same weights, and what they print and log comes here."""
+    run = cluster.run(TRAINS).wait()
+    assert sorted(piece.text for piece in run.log.view().output) == PLACES
+    assert len({tuple(cluster.pull("weights", rank)) for rank in range(4)}) == 1
+    assert len(run.metrics) == 16
+
+
+def ends(run: Run, error: type[BaseException], message: str) -> str:
+    """The run ends soon, with this error."""
+    started = time.monotonic()
+    with pytest.raises(error, match=message) as caught:
+        run.wait()
+    assert time.monotonic() - started < SECONDS, run.describe()
+    return str(caught.value)
+
+
+def everything() -> None:
+    """Start, train, interrupt, fail, die, restart, train again, stop."""
+    session = Session()
+    assert "Started 4 engines" in session.start(hosts=HOSTS)
+    cluster = session.require()
+    assert [engine["host"] for engine in cluster.status()] == [NAMES[0]] * 2 + [NAMES[1]] * 2
+    trains(cluster)
+
+    run = cluster.run("import time\nif ring.rank() == 3: time.sleep(100)\nring.allreduce(torch.ones(4))")
+    time.sleep(1)
+    run.stop()
+    ends(run, KeyboardInterrupt, "stopped at line")
+    ends(cluster.run("if ring.rank() == 2: 1 / 0\nring.barrier()"), ZeroDivisionError, "division")
+    ends(cluster.run("if ring.rank() != 2: ring.barrier()"), CollectiveAborted, "rank 2")
+    trains(cluster)
+
+    dies = "import os, sys\nif ring.rank() == 3:\n    print('last words', file=sys.__stderr__, flush=True)\n"
+    said = ends(
+        cluster.run(f"{dies}    os.kill(os.getpid(), 9)\nring.barrier()"), ClusterError, f"rank 3 on {NAMES[1]}"
+    )
+    assert "SIGKILL" in said
+    assert "last words" in said
+    session.restart()
+    trains(cluster)
+    session.stop()
+
+
+def killed() -> None:
+    """A kernel is killed while its ranks compute."""
+    code = f"""
+import time
+from ring_notebook.notebook.cluster import Cluster
+cluster = Cluster(hosts={HOSTS!r}).start()
+run = cluster.run("while True: pass")
+while len(run.log.statuses()) < 4:
+    time.sleep(0.05)
+print("running", flush=True)
+time.sleep(600)
+"""
+    kernel = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert kernel.stdout is not None
+    assert kernel.stdout.readline() == "running\n"
+    kernel.kill()
+    kernel.wait()
+
+
+if __name__ == "__main__":
+    {"everything": everything, "killed": killed}[sys.argv[1]]()

@@ -1,0 +1,29 @@
+"""A cluster over two hosts, driven from a notebook on one of them."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.two_hosts import TwoHosts
+
+PROGRAM = str(Path(__file__).with_name("across.py"))
+SECONDS_TO_VANISH = 6.0
+
+
+def assert_nothing_runs(hosts: TwoHosts) -> None:
+    deadline = time.monotonic() + SECONDS_TO_VANISH
+    while (left := hosts.processes()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert left == []
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("step", ["everything", "killed"])
+def test_across(hosts: TwoHosts, tmp_path: Path, step: str) -> None:
+    environment = {"RING_RUNS_DIR": str(tmp_path / "runs"), "PYTHONPATH": str(Path(PROGRAM).parents[1])}
+    hosts.on_first([sys.executable, PROGRAM, step], timeout=150, environment=environment)
+    assert_nothing_runs(hosts)

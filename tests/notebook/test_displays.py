@@ -1,0 +1,94 @@
+"""What ranks display reaches the notebook: figures, tables, values, live states; all of it in a real kernel."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from notebook.kernel import Notebook
+
+PNG = "image/png"
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    started = Notebook(tmp_path_factory.mktemp("notebook"))
+    started.run("%load_ext ring_notebook\n%ring start -n 2")
+    yield started
+    started.close()
+
+
+def displayed(outputs: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
+    """What stands below the report: the ranks and the data of each display."""
+    data = [output["data"] for output in outputs if output["output_type"] == "display_data"][1:]
+    return [(label["text/plain"], shown) for label, shown in zip(data[::2], data[1::2], strict=True)]
+
+
+def report(outputs: list[dict[str, Any]]) -> str:
+    return str(outputs[0]["data"]["text/plain"])
+
+
+def test_figures_come_with_show_and_at_the_end(notebook: Notebook) -> None:
+    drawn = notebook.run(
+        "%%ringtrain\nimport matplotlib.pyplot as plt\nplt.plot([1, 2]); plt.show()\n"
+        "plt.figure(); plt.plot([ring.rank(), 2]);"
+    )
+    assert [(ranks, PNG in data) for ranks, data in displayed(drawn)] == [("[0-1]", True), ("[0]", True), ("[1]", True)]
+    assert "Line2D" not in report(drawn)
+    again = notebook.run("%%ringtrain\nprint(plt.get_fignums())")
+    assert "[0-1] []" in report(again)
+
+
+def test_a_figure_that_was_drawn_before_the_cell_failed_is_shown(notebook: Notebook) -> None:
+    outputs = notebook.run("%%ringtrain\nimport matplotlib.pyplot as plt\nplt.plot([1, 2])\nif ring.rank() == 1: 1 / 0")
+    assert PNG in displayed(outputs)[0][1]
+    assert [output["ename"] for output in outputs if output["output_type"] == "error"] == ["ZeroDivisionError"]
+
+
+def test_the_last_value_looks_as_in_a_notebook(notebook: Notebook) -> None:
+    outputs = notebook.run("%%ringtrain\nimport pandas\npandas.DataFrame({'loss': [1.5]})")
+    ((ranks, data),) = displayed(outputs)
+    assert ranks == "[0-1]"
+    assert "<td>1.5</td>" in data["text/html"]
+    assert "[0-1] 'value'" in report(notebook.run("%%ringtrain\n'value'"))
+    assert "value" not in report(notebook.run("%%ringtrain\n'value';  # quiet"))
+
+
+def test_updates_and_clear_output(notebook: Notebook) -> None:
+    outputs = notebook.run(
+        "%%ringtrain\nfrom IPython.display import HTML, clear_output, display\n"
+        "print('taken back')\nfor step in range(5):\n"
+        "    clear_output(wait=True)\n    print('frame', step)\n"
+        "    shown = display(HTML(f'{step} of {ring.rank()}'), display_id=True)\n"
+        "shown.update(HTML(f'last of {ring.rank()}'))"
+    )
+    assert [(ranks, data["text/html"]) for ranks, data in displayed(outputs)] == [
+        ("[0]", "last of 0"),
+        ("[1]", "last of 1"),
+    ]
+    assert "frame 4" in report(outputs)
+    assert "frame 3" not in report(outputs)
+    assert "taken back" not in report(outputs)
+    assert "taken back" in notebook.text(
+        "import os\nfrom pathlib import Path\n"
+        "print(max(Path(os.environ['RING_RUNS_DIR']).glob('*/output.jsonl')).read_text())"
+    )
+
+
+def test_in_the_background_displays_are_part_of_the_report(notebook: Notebook) -> None:
+    cell = "%%ringtrain --background --out shown\nimport time\nfrom IPython.display import HTML, display\n"
+    notebook.run(cell + "time.sleep(0.3)\nfor i in range(30): display(HTML(f'<b>number {i}</b>'))")
+    (place,) = notebook.document.cells[-1].outputs
+    notebook.run("shown.wait()")
+    deadline = time.monotonic() + 20
+    while "number 29" not in place["data"].get("text/html", ""):
+        assert time.monotonic() < deadline
+        notebook.run("pass")
+    assert "[0-1]</span><div><b>number 29</b>" in place["data"]["text/html"]
+    assert "20 earlier displays: see Run.displays" in place["data"]["text/html"]
+    assert notebook.text("print(len(shown.displays), shown.displays[-1].data['text/html'])").startswith("60 <b>number")
+    again = notebook.run("%ring attach")
+    assert any("number 29" in str(output) for output in again)

@@ -1,0 +1,47 @@
+"""What was exported from a notebook does under ringrun what the cell did."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ring_notebook.notebook.cluster import Cluster
+
+SETUP = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+"""
+CELL = """
+!true
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = torch.utils.data.TensorDataset(torch.arange(64.0).reshape(16, 4) / 64)
+loader = torch.utils.data.DataLoader(data, batch_size=2)
+model, optimizer, loader = ring.prepare(model, optimizer, loader)
+for (x,) in ring.track(loader):
+    optimizer.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    ring.log(loss=loss)
+final = float(sum(p.sum() for p in model.parameters()))
+print(f"rank {ring.rank()} of {ring.size()}: {final:.9f}")
+"""
+
+
+@pytest.mark.timeout(120)
+def test_ringrun_trains_the_same(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.run(SETUP, options={"setup": True}).wait()
+    run = cluster.run(CELL).wait()
+    made = run.export(tmp_path / "train.py")
+    assert made.missing == ()
+    command = [sys.executable, "-m", "ring_notebook.launch.cli", "-np", "2", "python", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 0, done.stderr
+    final = cluster.pull("final")
+    said = sorted(line for line in done.stdout.splitlines() if line.startswith("rank"))
+    assert said == [f"rank {rank} of 2: {final:.9f}" for rank in range(2)]
+    assert "loss" in done.stdout  # what is logged is printed by rank 0
