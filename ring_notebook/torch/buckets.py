@@ -1,13 +1,4 @@
-"""The bucket plan: which gradients are reduced together, and where each lies in its bucket.
-
-A bucket holds gradients of one dtype, each starting at a multiple of `ALIGNMENT` bytes, and behind them one presence
-flag per gradient:
-
-    | gradient 0 ..| gradient 1 ......| ... | flag 0 | flag 1 | ... |
-
-A rank sets the flag of each gradient it has. After the reduction a flag above zero says that some rank had it; a
-gradient that no rank had stays None, as it would in a single process.
-"""
+"""The bucket plan: which gradients are reduced together, and in which order."""
 
 from __future__ import annotations
 
@@ -17,9 +8,7 @@ from math import prod
 
 import torch
 
-__all__ = ["ALIGNMENT", "BucketPlan", "ParameterSpec", "Slot", "plan_buckets"]
-
-ALIGNMENT = 64  # bytes: a cache line, and the widest vector
+__all__ = ["BucketPlan", "ParameterSpec", "plan_buckets"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,25 +26,11 @@ class ParameterSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
-    """Where the gradient of parameter ``index`` lies in its bucket; ``offset`` counts elements."""
-
-    index: int
-    offset: int
-
-
-@dataclass(frozen=True, slots=True)
 class BucketPlan:
-    """One bucket: the slots in the order in which backward fills them, then the flags from element ``flags`` on."""
+    """One bucket: gradients of one dtype, by the indices of their parameters, in the order in which backward comes."""
 
     dtype: torch.dtype
-    slots: tuple[Slot, ...]
-    flags: int
-
-    @property
-    def count(self) -> int:
-        """Number of elements in all."""
-        return self.flags + len(self.slots)
+    parameters: tuple[int, ...]
 
 
 def plan_buckets(
@@ -68,25 +43,18 @@ def plan_buckets(
     parameters of each group (given by index) share buckets with no others, whatever their size.
     """
     group_of = {index: number for number, group in enumerate(groups) for index in group}
-    closed: list[list[Slot]] = []
-    open_buckets: dict[tuple[torch.dtype, int | None], list[Slot]] = {}
-    ends: dict[tuple[torch.dtype, int | None], int] = {}
+    closed: list[BucketPlan] = []
+    open_buckets: dict[tuple[torch.dtype, int | None], list[int]] = {}
+    filled: dict[tuple[torch.dtype, int | None], int] = {}  # bytes
     for index in reversed(range(len(parameters))):
         spec = parameters[index]
         key = (spec.dtype, group_of.get(index))
-        align = max(1, ALIGNMENT // spec.dtype.itemsize)
-        offset = -(-ends.get(key, 0) // align) * align
-        if key[1] is None and offset and (offset + spec.count) * spec.dtype.itemsize > threshold:
-            closed.append(open_buckets.pop(key))
-            offset = 0
-        open_buckets.setdefault(key, []).append(Slot(index, offset))
-        ends[key] = offset + spec.count
-    closed += open_buckets.values()
+        nbytes = spec.count * spec.dtype.itemsize
+        if key[1] is None and filled.get(key, 0) and filled[key] + nbytes > threshold:
+            closed.append(BucketPlan(spec.dtype, tuple(open_buckets.pop(key))))
+            filled[key] = 0
+        open_buckets.setdefault(key, []).append(index)
+        filled[key] = filled.get(key, 0) + nbytes
+    closed += [BucketPlan(dtype, tuple(indices)) for (dtype, _), indices in open_buckets.items()]
     # The bucket that backward fills first goes first: backward fills it when it comes to its lowest index.
-    closed.sort(key=lambda slots: -slots[-1].index)
-    return tuple(_bucket(slots, parameters) for slots in closed)
-
-
-def _bucket(slots: list[Slot], parameters: Sequence[ParameterSpec]) -> BucketPlan:
-    last = slots[-1]
-    return BucketPlan(parameters[last.index].dtype, tuple(slots), last.offset + parameters[last.index].count)
+    return tuple(sorted(closed, key=lambda plan: -plan.parameters[-1]))

@@ -20,7 +20,6 @@ from torch import Tensor
 from ring_notebook.core import world
 from ring_notebook.core.communicator import Communicator, ReduceOp
 from ring_notebook.core.plan import chunk_range, update_options
-from ring_notebook.torch.buckets import ALIGNMENT
 from ring_notebook.torch.gathering import allgather
 from ring_notebook.torch.process_sets import ProcessSet
 from ring_notebook.torch.ring_memory import empty_in
@@ -28,6 +27,8 @@ from ring_notebook.torch.tensors import buffer_of
 from ring_notebook.torch.wrapping import Wrapper, once
 
 __all__ = ["FusedOptimizer", "check_fusable"]
+
+_ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 
 _SUPPORTED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 """Optimizers whose update the native core has."""
@@ -86,7 +87,7 @@ class FusedOptimizer(Wrapper):
         self._take_state()
 
     def _flatten(self, parameters: list[Tensor]) -> _Flat:
-        align = ALIGNMENT // 4
+        align = _ALIGNMENT // 4
         offsets, end = [], 0
         for parameter in parameters:
             offsets.append(end)

@@ -2,9 +2,10 @@
 
 A round goes from the first gradient after a `synchronize` to the next `synchronize`:
 
-1. A hook moves each gradient into its slot of a bucket as soon as autograd has it; ``p.grad`` is the slot from then on.
-2. Full buckets are reduced in the order of the plan: during backward on the progress thread, or in `synchronize`.
-3. `synchronize` fills the slots that have no gradient with zeros, reduces what is left, and waits.
+1. A hook notes each gradient as soon as autograd has it.
+2. Full buckets are reduced in the order of the plan: during backward on the progress thread, or in `synchronize`. The
+   gradients stay where they are; moving them into one buffer costs more than the core saves by it.
+3. `synchronize` reduces what is left, with zeros for gradients that this rank does not have, and waits.
 
 In the first round of a plan the hooks are idle: only `synchronize`, which all ranks call, can settle the plan.
 """
@@ -31,7 +32,6 @@ from ring_notebook.torch.buckets import ParameterSpec, plan_buckets
 from ring_notebook.torch.compression import Compressor
 from ring_notebook.torch.noise_meter import NoiseMeter
 from ring_notebook.torch.reduction import Reduction
-from ring_notebook.torch.ring_memory import empty_in
 from ring_notebook.torch.sparse import sparse_allreduce_async, sparse_gradient
 
 __all__ = ["GradientReducer", "Named", "release"]
@@ -53,7 +53,7 @@ def release(parameters: Iterable[Tensor]) -> None:
 
 @dataclass(slots=True)
 class _Layout:
-    """A plan with its memory, bound to the communicator that its ranks agreed on it with."""
+    """A plan at work, bound to the communicator that its ranks agreed on it with."""
 
     communicator: weakref.ref[Communicator]
     threaded: bool
@@ -114,7 +114,7 @@ class GradientReducer:
         return self._layout is not None and self._layout.started > 0
 
     def reset(self) -> None:
-        """Forget the round: what has been packed is left where it is, the next `synchronize` settles a new plan."""
+        """Forget the round: gradients are left as they are, the next `synchronize` settles a new plan."""
         self._layout = None
         self._forget_round()
 
@@ -167,9 +167,8 @@ class GradientReducer:
         chosen = [parameters[index] for index in dense]
         plans = plan_buckets([specs[index] for index in dense], config().fusion_threshold, self._groups(chosen))
         for number, plan in enumerate(plans):
-            memory = empty_in(communicator, [plan.count], plan.dtype)
-            members = [chosen[slot.index] for slot in plan.slots]
-            bucket = Bucket(plan, members, memory, f"bucket {number}", self.how, self._compression)
+            members = [chosen[index] for index in plan.parameters]
+            bucket = Bucket(members, plan.dtype, f"bucket {number}", self.how, self._compression)
             layout.buckets.append(bucket)
             layout.places.update({p: (bucket, position) for position, p in enumerate(members)})
         for parameter in parameters:
@@ -196,7 +195,7 @@ class GradientReducer:
                 f"step() after each {self.passes} backward passes, or accumulate with backward_passes_per_step or "
                 "within optimizer.no_sync()"
             )
-        bucket.put(position)
+        bucket.come(position)
         if layout.threaded and layout.communicator() is self.how.process_set.communicator:
             # In the order of the plan only, whatever order backward takes: operations match by order.
             while layout.started < len(layout.buckets) and layout.buckets[layout.started].full:

@@ -11,7 +11,16 @@ from torch import Tensor
 
 from ring_notebook.core.buffers import Buffer, DType
 
-__all__ = ["buffer_in_place", "buffer_of", "can_send", "check_tensor", "copy_back", "from_bytes", "on_host"]
+__all__ = [
+    "buffer_in_place",
+    "buffer_of",
+    "can_send",
+    "check_tensor",
+    "copy_back",
+    "from_bytes",
+    "in_memory_order",
+    "on_host",
+]
 
 _STRIDED = torch.strided
 _DTYPES = {
@@ -52,6 +61,14 @@ def on_host(tensor: Tensor) -> Tensor:
     if tensor.is_cpu and tensor.is_contiguous():
         return tensor
     return tensor.detach().to("cpu", memory_format=torch.contiguous_format, copy=True)
+
+
+def in_memory_order(tensor: Tensor) -> Tensor:
+    """A contiguous view of a tensor that fills its memory in another order (channels last, say); else ``tensor``."""
+    if tensor.is_contiguous():
+        return tensor
+    view = tensor.permute(sorted(range(tensor.dim()), key=tensor.stride, reverse=True))
+    return view if view.is_contiguous() else tensor
 
 
 def copy_back(host: Tensor, tensor: Tensor) -> None:
