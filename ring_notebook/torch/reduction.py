@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ring_notebook.core.communicator import ReduceOp, Work
+from ring_notebook.torch.arguments import check_process_set
 from ring_notebook.torch.handles import Handle, check_name
 from ring_notebook.torch.process_sets import ProcessSet
 from ring_notebook.torch.tensors import buffer_of, check_tensor, copy_back, on_host
@@ -29,6 +30,7 @@ def reduction_of(
     average: bool | None, op: int | None, prescale: float, postscale: float, process_set: ProcessSet
 ) -> Reduction:
     """The reduction that Horovod's arguments ask for: ``op`` is Average unless ``average`` or ``op`` says otherwise."""
+    check_process_set(process_set)
     if average is not None:
         if op is not None:
             raise ValueError("average and op cannot both be given; op takes the place of average")
