@@ -32,8 +32,13 @@ def active() -> bool:
 
 
 def start(path: str) -> None:
-    """Begin to record for ``path``, or go on in a new epoch. Raises NotInitializedError when no epoch is open."""
+    """Begin to record for ``path``, or go on in a new epoch.
+
+    Raises NotInitializedError when no epoch is open, and FileNotFoundError when the folder of ``path`` is missing.
+    """
     global _path
+    if not Path(path).parent.is_dir():
+        raise FileNotFoundError(f"the timeline {path} cannot be written: there is no folder {Path(path).parent}")
     world.current().communicator.record()
     world.at_close(finish)
     _path = Path(path)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ring_notebook.core.communicator import ReduceOp
+from ring_notebook.torch.arguments import check_process_set
 from ring_notebook.torch.handles import Handle, check_name
 from ring_notebook.torch.process_sets import ProcessSet, global_process_set
 from ring_notebook.torch.reducing import allreduce
@@ -20,6 +21,7 @@ def _start(
     tensor: Tensor, root_rank: int, name: str | None, process_set: ProcessSet, *, in_place: bool, blocking: bool
 ) -> Handle:
     check_tensor(tensor, "broadcast")
+    check_process_set(process_set)
     output = tensor if in_place else torch.empty_like(tensor)
     communicator = process_set.communicator
     root = process_set.group_rank(root_rank)

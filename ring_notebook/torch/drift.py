@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.errors import DriftError
+from ring_notebook.torch.arguments import check_module, check_optimizer
 from ring_notebook.torch.basics import rank
 from ring_notebook.torch.objects import allgather_object
 from ring_notebook.torch.reducing import allreduce
@@ -25,6 +26,9 @@ def check(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None
     statistics differ by rank unless they are synchronised. All ranks must call this; equal ranks exchange 8 bytes per
     tensor.
     """
+    check_module(model, "check")
+    if optimizer is not None:
+        check_optimizer(optimizer, "check")
     tensors = dict(_tensors(model, optimizer))
     digests = torch.tensor([_digest(name, tensor) for name, tensor in tensors.items()], dtype=torch.int64)
     counts = allgather_object(len(tensors), name="drift check")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from operator import index
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ring_notebook.torch.arguments import check_process_set
 from ring_notebook.torch.handles import Handle, check_name
 from ring_notebook.torch.process_sets import ProcessSet, global_process_set
 from ring_notebook.torch.tensors import buffer_of, check_tensor, from_bytes, on_host
@@ -30,7 +32,10 @@ def _rows_to_send(tensor: Tensor, splits: Splits, rank: int, size: int) -> list[
                 "give splits"
             )
         return [rows // size] * size
-    counts = [int(count) for count in splits]
+    try:
+        counts = [index(count) for count in splits]
+    except TypeError:
+        raise ValueError(f"rank {rank}: splits={splits} must be whole numbers, one per rank") from None
     if len(counts) != size or min(counts) < 0 or sum(counts) != rows:
         raise ValueError(
             f"rank {rank}: splits={counts} must be {size} counts, none negative, that add up to the {rows} rows of "
@@ -42,6 +47,7 @@ def _rows_to_send(tensor: Tensor, splits: Splits, rank: int, size: int) -> list[
 def _start(tensor: Tensor, splits: Splits, name: str | None, process_set: ProcessSet, *, blocking: bool) -> Handle:
     """Begin an alltoall; `Handle.wait` gives the tensor and how many rows came from each rank (int32)."""
     check_tensor(tensor, "alltoall")
+    check_process_set(process_set)
     communicator = process_set.communicator
     send = _rows_to_send(tensor, splits, communicator.rank, communicator.size)
     name = check_name(communicator, name)

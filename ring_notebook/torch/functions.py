@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ring_notebook.torch.arguments import check_optimizer
 from ring_notebook.torch.broadcasting import broadcast_
 from ring_notebook.torch.objects import broadcast_object
 from ring_notebook.torch.process_sets import global_process_set
@@ -47,8 +48,9 @@ def broadcast_optimizer_state(
     """Give ``optimizer`` the state and options of ``root_rank``'s (Horovod: ``broadcast_optimizer_state``).
 
     The other ranks need not have made a step yet; what state they have is replaced. ``model`` is Horovod's and has no
-    use here.
+    use here. Raises TypeError for anything but an optimizer.
     """
+    check_optimizer(optimizer, "broadcast_optimizer_state")
     state = broadcast_object(optimizer.state_dict(), root_rank, "optimizer state")
     if global_process_set.rank() != root_rank:
         optimizer.load_state_dict(state)

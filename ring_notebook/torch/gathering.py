@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ring_notebook.core.communicator import ReduceOp
+from ring_notebook.torch.arguments import check_process_set, check_tensors
 from ring_notebook.torch.handles import Handle, check_name, member_name, together
 from ring_notebook.torch.process_sets import ProcessSet, global_process_set
 from ring_notebook.torch.reducing import allreduce
@@ -21,6 +22,7 @@ __all__ = ["allgather", "allgather_async", "gather", "grouped_allgather", "group
 def _start(tensor: Tensor, name: str | None, process_set: ProcessSet, *, blocking: bool) -> Handle:
     """Begin an allgather; `Handle.wait` gives the tensor and how many rows came from each rank."""
     check_tensor(tensor, "allgather")
+    check_process_set(process_set)
     communicator = process_set.communicator
     name = check_name(communicator, name)
     if tensor.dim() == 0:
@@ -83,6 +85,7 @@ def grouped_allgather_async(
     tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Start `grouped_allgather`; `synchronize` returns the list."""
+    check_tensors(tensors, "grouped_allgather")
     return together(
         [allgather_async(tensor, member_name(name, index), process_set) for index, tensor in enumerate(tensors)]
     )
@@ -92,4 +95,5 @@ def grouped_allgather(
     tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Tensor]:
     """`allgather` of each of ``tensors``, as a list."""
+    check_tensors(tensors, "grouped_allgather")
     return [allgather(tensor, member_name(name, index), process_set) for index, tensor in enumerate(tensors)]

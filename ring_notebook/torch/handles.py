@@ -87,14 +87,22 @@ def together(handles: Sequence[Handle]) -> Handle:
     return Handle(None, "", handles, lambda: [handle.wait() for handle in handles])
 
 
+def _check_handle(handle: Any, function: str) -> None:
+    if not isinstance(handle, Handle):
+        raise TypeError(f"{function} takes the handle that an _async collective returned, got {type(handle).__name__}")
+
+
 def poll(handle: Handle) -> bool:
-    """Whether `synchronize` would return without waiting."""
+    """Whether `synchronize` would return without waiting. Raises TypeError for anything but a handle."""
+    _check_handle(handle, "poll")
     return handle.done()
 
 
 def synchronize(handle: Handle) -> Any:
     """Wait for an asynchronous collective and return its result: a tensor, or a list for a grouped one.
 
-    Raises the collective's error (CollectiveMismatch, CollectiveAborted, CollectiveTimeout) and KeyboardInterrupt.
+    Raises the collective's error (CollectiveMismatch, CollectiveAborted, CollectiveTimeout) and KeyboardInterrupt;
+    TypeError for anything but a handle.
     """
+    _check_handle(handle, "synchronize")
     return handle.wait()

@@ -10,12 +10,18 @@ import cloudpickle
 import torch
 from torch import Tensor
 
+from ring_notebook.core import world
+from ring_notebook.errors import RingError
+from ring_notebook.torch.arguments import check_process_set
 from ring_notebook.torch.broadcasting import broadcast_
 from ring_notebook.torch.gathering import gather
 from ring_notebook.torch.process_sets import ProcessSet, global_process_set
 from ring_notebook.torch.tensors import can_send
 
 __all__ = ["allgather_object", "broadcast_object", "gather_objects"]
+
+_FAILED = -1
+"""In place of a size: there is nothing to send, and the others need not wait for it."""
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -50,19 +56,26 @@ def broadcast_object(
     """The ``obj`` of ``root_rank`` on every rank (Horovod: ``broadcast_object``).
 
     On the root it is ``obj`` itself, elsewhere a copy whose tensors are in CPU memory; what the others pass does not
-    matter. Raises what pickle raises when the object cannot be sent.
+    matter. When the object cannot be sent, the root raises what pickle raises, and the others RingError.
     """
+    check_process_set(process_set)
     name = name or "broadcast_object"
     if process_set.group_rank(root_rank) == process_set.rank():
         file = io.BytesIO()
         pickler = _Pickler(file)
-        pickler.dump(obj)
+        try:
+            pickler.dump(obj)
+        except BaseException:
+            broadcast_(torch.tensor([_FAILED]), root_rank, f"{name} size", process_set)
+            raise
         broadcast_(torch.tensor([file.tell()]), root_rank, f"{name} size", process_set)
         broadcast_(torch.frombuffer(file.getbuffer(), dtype=torch.uint8), root_rank, f"{name} pickle", process_set)
         for tensor in pickler.tensors.values():
             broadcast_(tensor.contiguous(), root_rank, f"{name} tensor", process_set)
         return obj
     size = broadcast_(torch.tensor([0]), root_rank, f"{name} size", process_set)
+    if size.item() == _FAILED:
+        raise RingError(f"rank {world.current().rank}: rank {root_rank} could not pickle its object for {name}")
     payload = broadcast_(torch.empty(int(size), dtype=torch.uint8), root_rank, f"{name} pickle", process_set)
     unpickler = _Unpickler(io.BytesIO(payload.numpy().data))
     received = unpickler.load()
@@ -72,12 +85,28 @@ def broadcast_object(
 
 
 def gather_objects(obj: Any, name: str, process_set: ProcessSet) -> list[Any]:
-    """The objects of all ranks of ``process_set``, in group order."""
-    payload = torch.frombuffer(bytearray(cloudpickle.dumps(obj)), dtype=torch.uint8)
+    """The objects of all ranks of ``process_set``, in group order.
+
+    When one cannot be sent, its rank raises what pickle raises, and the others RingError.
+    """
+    failure: BaseException | None = None
+    payload = torch.empty(0, dtype=torch.uint8)  # says that there is none
+    try:
+        payload = torch.frombuffer(bytearray(cloudpickle.dumps(obj)), dtype=torch.uint8)
+    except BaseException as error:
+        failure = error
     gathered, sizes = gather(payload, name, process_set)
+    if failure is not None:
+        raise failure
+    if not all(sizes):
+        failed = (process_set.ranks or [])[sizes.index(0)]
+        raise RingError(f"rank {world.current().rank}: rank {failed} could not pickle its object for {name}")
     return [pickle.loads(part.numpy().data) for part in torch.split(gathered, sizes)]
 
 
 def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
-    """The objects of all ranks, by rank (Horovod: ``allgather_object``)."""
+    """The objects of all ranks, by rank (Horovod: ``allgather_object``).
+
+    When one cannot be sent, its rank raises what pickle raises, and the others RingError.
+    """
     return gather_objects(obj, name or "allgather_object", global_process_set)

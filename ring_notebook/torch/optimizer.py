@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.torch.adasum import AdasumOptimizer
+from ring_notebook.torch.arguments import check_compression, check_optimizer, check_process_set
 from ring_notebook.torch.compression import Compression, Compressor
 from ring_notebook.torch.fused import FusedOptimizer, check_fusable
 from ring_notebook.torch.process_sets import ProcessSet, global_process_set
@@ -212,12 +213,17 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     fused: reduce, update and send in one native pass (SGD, Adam, AdamW; float32 on the CPU; one host), see
         `FusedOptimizer`. Beyond Horovod.
 
-    Raises NotInitializedError before ``init()``.
+    Raises NotInitializedError before ``init()``, and TypeError or ValueError for arguments that cannot be right.
     """
     if op not in (ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM):
         raise ValueError(f"op={op!r}: DistributedOptimizer takes Average, Sum or Adasum")
     if gradient_predivide_factor != 1.0 and op != ReduceOp.AVERAGE:
         raise ValueError("gradient_predivide_factor is part of an average; leave it out or use op=Average")
+    if gradient_predivide_factor <= 0:
+        raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor}: must be positive")
+    check_optimizer(optimizer, "DistributedOptimizer")
+    check_compression(compression)
+    check_process_set(process_set)
     process_set.included()
     _checked_passes(backward_passes_per_step)
     names = _names_of(optimizer, named_parameters)

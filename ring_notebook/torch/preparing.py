@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from ring_notebook.torch.arguments import check_module, check_optimizer
 from ring_notebook.torch.basics import local_rank, size
 from ring_notebook.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from ring_notebook.torch.noise import NOISE_EVERY, measure_noise
@@ -37,6 +38,9 @@ def prepare(
     Raises ValueError for a ``noise_scale`` whose batch size ``loader`` does not tell, and TypeError for one of an
     optimizer with ``fused=True`` or ``op=Adasum``.
     """
+    check_module(model, "prepare")
+    check_optimizer(optimizer, "prepare")
+    share = None if loader is None else shard(loader)
     if torch.cuda.is_available():
         model.to(torch.device("cuda", local_rank() % torch.cuda.device_count()))
     broadcast_parameters([*model.named_parameters(), *model.named_buffers()], root_rank=0)
@@ -52,4 +56,4 @@ def prepare(
         distributed._reducer.batch_size = None if loader is None else batch_size_of(loader)
     if noise_scale:
         measure_noise(distributed, NOISE_EVERY if noise_scale is True else noise_scale)
-    return model, distributed, None if loader is None else shard(loader)
+    return model, distributed, share

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ring_notebook.core import world
@@ -33,10 +33,15 @@ class ProcessSet:
     def __init__(self, ranks_or_comm: Any) -> None:
         self._ranks: tuple[int, ...] | None = None
         self._mpi: Any = None  # an mpi4py communicator until the set is registered
-        if isinstance(ranks_or_comm, Sequence):
+        if isinstance(ranks_or_comm, Iterable) and not isinstance(ranks_or_comm, str):
+            ranks_or_comm = list(ranks_or_comm)
             self._ranks = tuple(sorted({int(rank) for rank in ranks_or_comm}))
             if len(self._ranks) != len(ranks_or_comm):
-                raise ValueError(f"ranks of a process set must be distinct, got {list(ranks_or_comm)}")
+                raise ValueError(f"ranks of a process set must be distinct, got {ranks_or_comm}")
+        elif not hasattr(ranks_or_comm, "allgather"):
+            raise TypeError(
+                f"a process set takes a list of ranks or an mpi4py communicator, got {type(ranks_or_comm).__name__}"
+            )
         else:
             self._mpi = ranks_or_comm
         self._world: world.World | None = None
@@ -92,7 +97,7 @@ class ProcessSet:
         ranks = self.communicator.ranks
         if rank not in ranks:
             raise ValueError(
-                f"rank {world.current().rank}: root_rank={rank} is not in process set {self.process_set_id} "
+                f"rank {world.current().rank}: root_rank={rank!r} is not in process set {self.process_set_id} "
                 f"(ranks {list(ranks)}); give a global rank that is"
             )
         return ranks.index(rank)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ring_notebook.core.communicator import ReduceOp
+from ring_notebook.torch.arguments import check_compression, check_tensors
 from ring_notebook.torch.compression import Compression, Compressor
 from ring_notebook.torch.handles import Handle
 from ring_notebook.torch.process_sets import ProcessSet, global_process_set
@@ -69,6 +70,7 @@ def allreduce(
     Raises CollectiveMismatch on every rank when the ranks disagree.
     """
     how = reduction_of(average, op, prescale_factor, postscale_factor, process_set)
+    check_compression(compression)
     wire, ctx = compression.compress(tensor)
     return compression.decompress(_differentiable([wire], how, name)[0], ctx)
 
@@ -128,6 +130,8 @@ def grouped_allreduce(
 ) -> list[Tensor]:
     """New tensors: each of ``tensors`` reduced as by `allreduce`, all of them (per dtype) in one fused operation."""
     how = reduction_of(average, op, prescale_factor, postscale_factor, process_set)
+    check_tensors(tensors, "grouped_allreduce")
+    check_compression(compression)
     pairs = [compression.compress(tensor) for tensor in tensors]
     reduced = _differentiable([wire for wire, _ in pairs], how, name)
     return [compression.decompress(wire, ctx) for wire, (_, ctx) in zip(reduced, pairs, strict=True)]
@@ -144,6 +148,7 @@ def grouped_allreduce_async(
 ) -> Handle:
     """Start `grouped_allreduce` into new tensors; `synchronize` returns their list."""
     how = reduction_of(average, op, prescale_factor, postscale_factor, process_set)
+    check_tensors(tensors, "grouped_allreduce")
     return start(tensors, how, name, in_place=False)
 
 
@@ -158,6 +163,7 @@ def grouped_allreduce_(
 ) -> list[Tensor]:
     """`grouped_allreduce` in place; returns ``tensors`` as a list."""
     how = reduction_of(average, op, prescale_factor, postscale_factor, process_set)
+    check_tensors(tensors, "grouped_allreduce")
     result: list[Tensor] = start(tensors, how, name, blocking=True).wait()
     return result
 
@@ -173,4 +179,5 @@ def grouped_allreduce_async_(
 ) -> Handle:
     """Start `grouped_allreduce` in place; `synchronize` returns ``tensors`` as a list."""
     how = reduction_of(average, op, prescale_factor, postscale_factor, process_set)
+    check_tensors(tensors, "grouped_allreduce")
     return start(tensors, how, name)

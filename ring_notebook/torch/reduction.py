@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ring_notebook.core.communicator import ReduceOp, Work
+from ring_notebook.torch.arguments import check_process_set
 from ring_notebook.torch.handles import Handle, check_name
 from ring_notebook.torch.process_sets import ProcessSet
 from ring_notebook.torch.tensors import buffer_in_place, buffer_of, check_tensor, copy_back, on_host
@@ -46,6 +47,7 @@ def reduction_of(
     average: bool | None, op: int | None, prescale: float, postscale: float, process_set: ProcessSet
 ) -> Reduction:
     """The reduction that Horovod's arguments ask for."""
+    check_process_set(process_set)
     return Reduction(operation_of(average, op), prescale, postscale, process_set)
 
 
@@ -103,6 +105,7 @@ def reduce_now(
     in_place: bool,
 ) -> Tensor:
     """`start` and `Handle.wait` for one tensor, which is reduced in less time than a handle takes where it is small."""
+    check_process_set(process_set)
     source = buffer_in_place(tensor)
     if source is None:
         how = Reduction(op, prescale, postscale, process_set)

@@ -18,8 +18,11 @@ __all__ = ["empty", "empty_in"]
 def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
     """A tensor of ``size`` (as in `torch.empty`) in ring memory, not initialised; freed with its last view.
 
-    ``dtype`` is torch's default when left out. Raises OutOfRingMemoryError when the machine or its limit is full.
+    ``dtype`` is torch's default when left out. Raises ValueError for a negative dimension, and OutOfRingMemoryError
+    when the machine or its limit is full.
     """
+    if any(isinstance(length, int) and length < 0 for length in size):
+        raise ValueError(f"empty: dimensions must not be negative, got {size}")
     shape = size[0] if len(size) == 1 and isinstance(size[0], Sequence) else size
     return empty_in(global_process_set.communicator, torch.Size(shape), dtype or torch.get_default_dtype())  # type: ignore[arg-type]
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.core.plan import row_split
+from ring_notebook.torch.arguments import check_compression, check_tensors
 from ring_notebook.torch.compression import Compression, Compressor
 from ring_notebook.torch.gathering import allgather
 from ring_notebook.torch.handles import Handle, check_name, member_name, together
@@ -84,6 +85,7 @@ def reducescatter(
     Horovod, so that ``allgather(reducescatter(x))`` has the gradient of ``allreduce(x)``).
     """
     how = reduction_of(None, op, prescale_factor, postscale_factor, process_set)
+    check_compression(compression)
     wire, ctx = compression.compress(tensor)
     if torch.is_grad_enabled() and isinstance(wire, Tensor) and wire.requires_grad:
         result: Tensor = _Reducescatter.apply(wire, how, name)  # type: ignore[no-untyped-call]
@@ -115,6 +117,7 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[Tensor]:
     """`reducescatter` of each of ``tensors``, as a list."""
+    check_tensors(tensors, "grouped_reducescatter")
     return [
         reducescatter(tensor, member_name(name, index), compression, op, process_set, prescale_factor, postscale_factor)
         for index, tensor in enumerate(tensors)
@@ -130,6 +133,7 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> Handle:
     """Start `grouped_reducescatter`; `synchronize` returns the list."""
+    check_tensors(tensors, "grouped_reducescatter")
     return together(
         [
             reducescatter_async(tensor, member_name(name, index), op, process_set, prescale_factor, postscale_factor)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
+from ring_notebook.torch.arguments import check_optimizer
 from ring_notebook.torch.basics import size
 
 __all__ = ["LinearScalingLR"]
@@ -32,6 +33,7 @@ class LinearScalingLR(LRScheduler):
         momentum_correction: bool | None = None,
         last_epoch: int = -1,
     ) -> None:
+        check_optimizer(optimizer, "LinearScalingLR")
         if warmup_steps < 0:
             raise ValueError(f"warmup_steps={warmup_steps}: must not be negative")
         self.warmup_steps = warmup_steps

@@ -25,7 +25,7 @@ def sparse_allreduce_async(
     """
     if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
         raise ValueError(f"sparse_allreduce_async can Average or Sum, not op={op!r}")
-    if not tensor.is_sparse:
+    if not isinstance(tensor, Tensor) or not tensor.is_sparse:
         raise TypeError("sparse_allreduce_async takes a sparse COO tensor; use allreduce_async for dense ones")
     tensor = tensor.coalesce()
     # Entries go in rows, so that the concatenation along the first dimension lines up.

@@ -34,6 +34,8 @@ class SyncBatchNorm(_BatchNorm):
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2:
             raise ValueError(f"expected an input of at least 2 dimensions, got {input.dim()}")
+        if input.shape[1] != self.num_features:
+            raise ValueError(f"expected an input of {self.num_features} channels, got {input.shape[1]}")
 
     def forward(self, input: Tensor) -> Tensor:
         """``input`` normalised per channel (dimension 1), same shape and dtype."""

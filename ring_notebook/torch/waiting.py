@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ring_notebook.torch.arguments import check_process_set
 from ring_notebook.torch.process_sets import ProcessSet, global_process_set
 
 __all__ = ["barrier", "join"]
@@ -9,6 +10,7 @@ __all__ = ["barrier", "join"]
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Return when all ranks of the set have come here."""
+    check_process_set(process_set)
     process_set.communicator.barrier().wait()
 
 

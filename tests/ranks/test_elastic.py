@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from ranks.training import assert_same, joint_batches, make_model, momentum, plain_step, share
 
@@ -201,3 +202,45 @@ def test_commits_on_disk_outlive_the_process(
         train(make_state(hvd))
     failure = None
     assert train(make_state(hvd)) == 0, "nor does one that was stopped"
+
+
+def test_a_state_of_ones_own(hvd: ModuleType) -> None:
+    """Horovod's State: a subclass says how to save, restore and sync."""
+    calls: list[str] = []
+
+    class Own(hvd.elastic.State):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.batch = self.kept = 0
+
+        def save(self) -> None:
+            self.kept = self.batch
+
+        def restore(self) -> None:
+            calls.append("restore")
+            self.batch = self.kept
+
+        def sync(self) -> None:
+            self.batch = hvd.broadcast_object(self.batch)
+            self.save()
+
+        def reset(self) -> None:
+            calls.append("reset")
+
+    @hvd.elastic.run
+    def train(state: Any, steps: int) -> int:
+        while state.batch < steps:
+            state.batch += int(hvd.allreduce(torch.ones(1)).item())
+            if state.batch == 5 and "restore" not in calls:
+                raise hvd.HorovodInternalError("once")
+            if state.batch % 2 == 0:
+                state.commit()
+        return int(state.batch)
+
+    state = Own()
+    state.register_reset_callbacks([lambda: calls.append("callback")])
+    assert train(state, 7) == 7
+    assert calls == ["restore", "reset", "callback"]
+    assert state.commits == 3
+    with pytest.raises(NotImplementedError):
+        hvd.elastic.State().save()

@@ -56,6 +56,7 @@ SIGNATURES = {
     ),
     "SyncBatchNorm": "num_features, eps=1e-05, momentum=0.1, affine=True, track_running_stats=True",
     "elastic.run": "func",
+    "elastic.State": "",
     "elastic.TorchState": "model=None, optimizer=None, **kwargs",
     "elastic.TorchState.commit": "self",
     "elastic.TorchState.save": "self",

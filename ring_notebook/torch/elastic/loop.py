@@ -12,7 +12,7 @@ from ring_notebook.config import config
 from ring_notebook.core import world
 from ring_notebook.errors import HorovodInternalError, HostsUpdatedInterrupt
 from ring_notebook.torch.basics import init, rank, shutdown
-from ring_notebook.torch.elastic.state import TorchState
+from ring_notebook.torch.elastic.base import State
 from ring_notebook.torch.process_sets import register_again, registered_sets
 from ring_notebook.torch.waiting import barrier
 
@@ -35,14 +35,19 @@ def run(func: Callable[..., R]) -> Callable[..., R]:
 
     In a notebook, and where ``RING_COMMIT_DIR`` names a folder, commits are on disk too. A training that was killed, or
     that gave up because other ranks failed, goes on from there when the same function is started again; one that ends
-    in any other way leaves none. (Horovod: ``elastic.run``.)
+    in any other way leaves none. Raises TypeError when ``func`` cannot be called, or is not given a state.
+    (Horovod: ``elastic.run``.)
     """
+    if not callable(func):
+        raise TypeError(f"elastic.run decorates a function, got {type(func).__name__}")
 
     @wraps(func)
-    def wrapper(state: TorchState, *args: Any, **kwargs: Any) -> R:
+    def wrapper(state: State, *args: Any, **kwargs: Any) -> R:
+        if not isinstance(state, State):
+            raise TypeError(f"{_name_of(func)} takes an elastic.State or TorchState first, got {type(state).__name__}")
         path = _commit_path(func)
         if path is not None and state.keep_on_disk(path) and rank() == 0:
-            print(f"{func.__name__} goes on from {path}; delete it to start anew")  # noqa: T201
+            print(f"{_name_of(func)} goes on from {path}; delete it to start anew")  # noqa: T201
         ranks, sets = world.current().ranks, registered_sets()
         failed_at: tuple[int, int] | None = None
         again = skip_sync = False
@@ -71,7 +76,7 @@ def run(func: Callable[..., R]) -> Callable[..., R]:
     return wrapper
 
 
-def _train(func: Callable[..., R], state: TorchState, skip_sync: bool, *args: Any, **kwargs: Any) -> R:
+def _train(func: Callable[..., R], state: State, skip_sync: bool, *args: Any, **kwargs: Any) -> R:
     try:
         if not skip_sync:
             state.sync()
@@ -92,6 +97,10 @@ def _commit_path(func: Callable[..., Any]) -> Path | None:
     folder = config().commit_dir or (".ring/commits" if world.current().run is not None else "")
     if not folder:
         return None
-    code = func.__code__
-    digest = blake2b(code.co_code + repr(code.co_names).encode(), digest_size=4).hexdigest()
-    return Path(folder) / f"{func.__name__}-{digest}.pt"
+    code = getattr(func, "__code__", None)  # a partial or a callable object has none
+    text = b"" if code is None else code.co_code + repr(code.co_names).encode()
+    return Path(folder) / f"{_name_of(func)}-{blake2b(text, digest_size=4).hexdigest()}.pt"
+
+
+def _name_of(func: Callable[..., Any]) -> str:
+    return str(getattr(func, "__name__", type(func).__name__))

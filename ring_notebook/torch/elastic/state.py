@@ -3,51 +3,41 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ring_notebook.core.communicator import ReduceOp
-from ring_notebook.errors import HostsUpdatedInterrupt
 from ring_notebook.torch import checkpoint
 from ring_notebook.torch.basics import rank
+from ring_notebook.torch.elastic.base import State
 from ring_notebook.torch.elastic.sampler import ElasticSampler
 from ring_notebook.torch.objects import broadcast_object
-from ring_notebook.torch.reducing import allreduce_
 
 __all__ = ["TorchState"]
 
 
-class TorchState:
+class TorchState(State):
     """The state of a training: ``model``, ``optimizer`` and whatever else is given, as attributes of those names.
 
     Values that have ``state_dict`` and ``load_state_dict`` (models, optimizers, schedulers, `ElasticSampler`) are kept
-    by these, all others by copies. (Horovod: ``TorchState``.)
+    by these, all others by copies. Raises ValueError for a name that the state itself needs. (Horovod: ``TorchState``.)
     """
 
     def __init__(
         self, model: torch.nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None, **kwargs: Any
     ) -> None:
+        super().__init__()
+        taken = [name for name in kwargs if name.startswith("_") or hasattr(self, name)]
+        if taken:
+            raise ValueError(f"a TorchState needs {', '.join(taken)} itself; choose another name")
         self.model = model
         self.optimizer = optimizer
         for name, value in kwargs.items():
             setattr(self, name, value)
         self._names = ["model", "optimizer", *kwargs]
-        self._reset_callbacks: list[Callable[[], None]] = []
-        self._hosts_updated = False
         self._path: Path | None = None
-        self.commits = 0
         self.save()
-
-    def commit(self) -> None:
-        """`save`, to disk too where there is a folder for commits, and `check_host_updates`. All ranks must call it."""
-        self.save()
-        self.commits += 1
-        if self._path is not None:
-            checkpoint.save(self._saved, self._path)
-        self.check_host_updates()
 
     def save(self) -> None:
         """Keep the present values in memory, as those to go back to."""
@@ -66,26 +56,10 @@ class TorchState:
             self._load(contents)
         self.save()
 
-    def check_host_updates(self) -> None:
-        """Raise HostsUpdatedInterrupt on all ranks when `on_hosts_updated` was called on one."""
-        updated = torch.tensor([int(self._hosts_updated)])
-        self._hosts_updated = False
-        if allreduce_(updated, op=ReduceOp.MAX, name="host updates").item():
-            raise HostsUpdatedInterrupt
-
-    def on_hosts_updated(self) -> None:
-        """Note that hosts have come or gone; the ranks learn of it at the next `commit`."""
-        self._hosts_updated = True
-
-    def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
-        """Functions to call whenever training starts again with another set of ranks."""
-        self._reset_callbacks += callbacks
-
-    def on_reset(self) -> None:
-        """`reset`, then the callbacks; `run` calls this when training starts again."""
-        self.reset()
-        for callback in self._reset_callbacks:
-            callback()
+    def write(self) -> None:
+        """Put what `save` has kept on disk too, where there is a folder for commits."""
+        if self._path is not None:
+            checkpoint.save(self._saved, self._path)
 
     def reset(self) -> None:
         """Let samplers look anew at which ranks there are."""
