@@ -1,14 +1,16 @@
 """What logging costs: a flood of rows that must all reach the disk, and the time of a step that logs.
 
-    python benchmarks/logs.py [--ranks 4] [--seconds 30] [--rate 10000] [--pairs 80]
+    python benchmarks/logs.py [--ranks 4] [--seconds 30] [--rate 10000]
 
 First every rank logs ``rate`` rows a second for so long. All of them have to be in the run's file at the end, and the
 notebook's process must not grow: its memory is read while the panel's view is drawn from the run as a panel does.
 
-Then ranks, as many as there are cores, train in steps of some 10 ms, forty with a row each beside forty without, in
-changing order and with a pause between them in which rows that are under way arrive. The change within a pair is what a
-row costs, the publishing and the notebook's own work included. The account beside it adds up what is seen from inside:
-the time in `ring.log`, and the processor time of the rank's other threads.
+Then ranks, as many as there are cores, train in steps of some 10 ms. Machines drift by more than a row costs, so
+
+- steps with and without a row take turns: the median change between neighbours is what a row costs the training thread;
+- blocks of forty with a row each stand beside blocks without, with a pause between them in which rows that are under
+  way arrive: the processor time of the rank's other threads in both is what shipping the rows costs, and the change
+  of the whole block, with a much wider interval, contains the notebook's own work too.
 """
 
 from __future__ import annotations
@@ -60,6 +62,12 @@ def others():  # processor time of all threads but this one: of those that ship 
 
 inside = 0
 train(100, True)
+steps = {{False: [], True: []}}
+for pair in range({neighbours}):
+    for logs in (False, True) if pair % 2 else (True, False):
+        started = time.perf_counter_ns()
+        train(1, logs)
+        steps[logs].append(time.perf_counter_ns() - started)
 blocks = {{False: [], True: []}}
 for pair in range({pairs}):
     for logs in (False, True) if pair % 2 else (True, False):
@@ -69,7 +77,7 @@ for pair in range({pairs}):
         took = time.perf_counter_ns() - started
         blocks[logs].append((took / {count}, inside / {count}, (others() - apart) / {count}))
 """
-BATCH = 220  # a step of some 10 ms
+BATCH = 440  # a step of some 10 ms
 COUNT, SETTLE = 40, 25  # steps of a block, and before it
 
 
@@ -102,24 +110,23 @@ def flood(cluster: Cluster, seconds: float, rate: int) -> None:
         raise SystemExit("rows are missing")
 
 
-def steps(cluster: Cluster, pairs: int) -> None:
+def steps(cluster: Cluster, neighbours: int, pairs: int) -> None:
     """What a row for every step costs a training step."""
     ranks = min(cluster.n, cores())
-    cluster.run(STEPS.format(batch=BATCH, pairs=pairs, count=COUNT, settle=SETTLE), n=ranks).wait()
+    cell = STEPS.format(batch=BATCH, neighbours=neighbours, pairs=pairs, count=COUNT, settle=SETTLE)
+    cluster.run(cell, n=ranks).wait()
     for rank in range(ranks):
-        blocks = cluster.pull("blocks", rank)
-        silent, logging = ([took for took, _, _ in blocks[logs]] for logs in (False, True))
-        pairs_of_silent = list(zip(silent[::2], silent[1::2], strict=False))
-        step = statistics.median(silent)
+        single, blocks = cluster.pull("steps", rank), cluster.pull("blocks", rank)
+        step = statistics.median(single[False])
         inside = statistics.median(inside for _, inside, _ in blocks[True])
         ship, idle = (statistics.median(apart for _, _, apart in blocks[logs]) for logs in (True, False))
+        whole = zip(*([took for took, _, _ in blocks[logs]] for logs in (False, True)), strict=True)
         print(
-            f"rank {rank} of {ranks}, steps of {step / 1e6:.2f} ms, {1e9 / statistics.median(logging):.0f} rows a"
-            f" second, {pairs} pairs of {COUNT} steps:\n"
-            f"  with rows {_change(zip(silent, logging, strict=True))};"
-            f" for comparison, silent against silent {_change(pairs_of_silent)}\n"
-            f"  by account {100 * (inside + ship - idle) / step:.2f} %: {inside / 1e3:.1f} us in ring.log,"
-            f" {(ship - idle) / 1e3:.1f} us of other threads (which use {idle / 1e3:.1f} us without rows)"
+            f"rank {rank} of {ranks}, steps of {step / 1e6:.2f} ms:\n"
+            f"  a step with a row beside one without: {_change(zip(single[False], single[True], strict=True))}"
+            f" ({inside / 1e3:.1f} us in ring.log)\n"
+            f"  shipping it: {100 * (ship - idle) / step:.2f} % ({(ship - idle) / 1e3:.1f} us of other threads)\n"
+            f"  blocks of {COUNT} steps: {_change(whole)}"
         )
 
 
@@ -142,13 +149,14 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--rate", type=int, default=10_000, help="rows a second on each rank")
-    parser.add_argument("--pairs", type=int, default=80, help="blocks of steps with and without rows")
+    parser.add_argument("--neighbours", type=int, default=3000, help="pairs of a step with a row and one without")
+    parser.add_argument("--pairs", type=int, default=30, help="pairs of blocks of steps")
     options = parser.parse_args()
     with Cluster(options.ranks) as cluster:
         if options.seconds:
             flood(cluster, options.seconds, options.rate)
-        if options.pairs:
-            steps(cluster, options.pairs)
+        if options.neighbours:
+            steps(cluster, options.neighbours, options.pairs)
 
 
 if __name__ == "__main__":

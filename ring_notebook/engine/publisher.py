@@ -1,4 +1,4 @@
-"""The thread that ships a rank's records to the kernel, at most five messages a second."""
+"""The thread that ships a rank's records to the kernel, at most four messages a second."""
 
 from __future__ import annotations
 
@@ -10,11 +10,17 @@ from ring_notebook.records import Record, encode
 
 __all__ = ["Publisher"]
 
-PERIOD = 0.2
-"""Seconds between two messages of a rank."""
+PERIOD = 0.25
+"""Seconds between two messages of a rank, where it prints that often."""
 
-STATUS_PERIOD = 1.0
-"""Seconds between two statuses of a rank."""
+ROWS_EVERY = 2
+"""Rows alone wait so many periods: each message costs the rank, the controller and the kernel half a millisecond or
+more of processor time, and where they share their cores with the training every step pays for it."""
+
+STATUS_EVERY = 4
+"""Periods between two statuses of a rank."""
+
+_SOON = 4  # periods from the start in which everything is sent at once
 
 
 # One thread for all runs: for every thread that has published, ipykernel keeps a socket open.
@@ -22,13 +28,14 @@ _thread = ThreadPoolExecutor(1, "ring-publisher")
 
 
 class Publisher:
-    """Ships what ``collect`` returns every PERIOD, with a status every STATUS_PERIOD, while the block runs.
+    """Ships what ``collect`` returns every PERIOD, with rows every ROWS_EVERY and a status every STATUS_EVERY of them,
+    while the block runs.
 
-    ``collect(status)`` returns the records that have come up, with a Status when it is asked for one.
+    ``collect(rows, status)`` returns what has come up, with rows and a Status when it is asked for them.
     ``send`` takes one encoded message. What they raise is raised at the end of the block.
     """
 
-    def __init__(self, collect: Callable[[bool], Sequence[Record]], send: Callable[[bytes], None]) -> None:
+    def __init__(self, collect: Callable[[bool, bool], Sequence[Record]], send: Callable[[bytes], None]) -> None:
         self._collect = collect
         self._send = send
         self._stop = Event()
@@ -43,10 +50,10 @@ class Publisher:
 
     def _publish(self) -> None:
         tick = 0
-        ticks_per_status = round(STATUS_PERIOD / PERIOD)
         while True:
-            # The first says that the rank has begun, the second soon after where in the cell it is.
-            records = self._collect(tick == 0 or tick % ticks_per_status == 1)
+            rows = tick <= _SOON or tick % ROWS_EVERY == 0
+            # The first status says that the rank has begun, the second soon after where in the cell it is.
+            records = self._collect(rows, tick == 1 or tick % STATUS_EVERY == 0)
             if records:
                 self._send(encode(records))
             tick += 1

@@ -91,7 +91,7 @@ class _Execution:
         world.close_run()
 
     def _report(self, error: BaseException | None, seconds: float) -> None:
-        records = self._collect(status=True)
+        records = self._collect(rows=True, status=True)
         if events := timeline.take():
             records.append(Trace(self.run, self.rank, json.dumps(events).encode()))
         if failure := self._failure(error):
@@ -119,11 +119,10 @@ class _Execution:
             tb = tb.tb_next
         return line
 
-    def _collect(self, status: bool) -> list[Record]:
-        records: list[Record] = [
-            *self.capture.drain(),
-            *metrics.drain(self.run, self.rank),
-        ]
+    def _collect(self, rows: bool, status: bool) -> list[Record]:
+        records: list[Record] = list(self.capture.drain())
+        if rows:
+            records += metrics.drain(self.run, self.rank)
         if status:
             records.append(self._now())
         return records

@@ -100,7 +100,9 @@ class Panel:
             Panel._ended_panels.remove(panel)
             _close(panel._box)
         self._draw_text(self._log.view())
-        self._place = display(self._box, display_id=True)
+        # What is saved in the middle of the run, or opened where no widget lives, says what it is a picture of.
+        bundle = {**self._box._repr_mimebundle_(), **report.under_way(self._log)}
+        self._place = display(bundle, raw=True, display_id=True)
         self._redraw.start()
 
     def close(self, still: bool = True) -> None:

@@ -16,7 +16,7 @@ from ring_notebook.notebook.style import CSS, STATUS_COLORS, duration, rank_list
 from ring_notebook.notebook.svg import line_chart
 from ring_notebook.notebook.view import RunView
 
-__all__ = ["compare", "figure", "headline", "lint", "mime_bundle", "outputs"]
+__all__ = ["compare", "figure", "headline", "lint", "mime_bundle", "outputs", "under_way"]
 
 MOST_PRINTED = 200  # lines of output in the page; the whole of it is on disk
 
@@ -32,6 +32,15 @@ def mime_bundle(log: RunRecord, plot: Sequence[str] = (), displays: bool = False
         page += f"<div>{embedded.html(view.displays)}</div>{escape(_earlier(log, view))}"
         text = "\n".join(filter(None, [text, embedded.text(view.displays) + _earlier(log, view)]))
     return {"text/html": page, "text/plain": text}
+
+
+def under_way(log: RunRecord) -> dict[str, str]:
+    """What stands for the live panel where it cannot be drawn, as ``text/html`` and ``text/plain``."""
+    text = (
+        f"Run {log.name or log.run} on {log.size} rank{'s' * (log.size > 1)} was under way when this was saved. "
+        f"%ring attach, here or in another notebook, shows it from its start; its record is in {log.directory}"
+    )
+    return {"text/html": f"<div>{escape(text)}</div>", "text/plain": text}
 
 
 def outputs(log: RunRecord) -> list[tuple[dict[str, Any], dict[str, Any]]]:

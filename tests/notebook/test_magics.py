@@ -139,6 +139,14 @@ def test_in_the_background_other_cells_run_meanwhile(notebook: Notebook) -> None
     notebook.text("%%ringtrain\nassert kept == 8")
 
 
+def test_what_is_saved_while_a_run_goes_on_says_how_to_see_it(notebook: Notebook) -> None:
+    (panel,) = notebook.run("%%ringtrain --background --name going --out going\nimport time; time.sleep(60)")
+    for shown in (panel["data"]["text/plain"], panel["data"]["text/html"]):
+        assert "Run going on 2 ranks was under way when this was saved. %ring attach" in shown
+    notebook.error("going.stop()\ngoing.wait()")
+    assert "under way" not in panel["data"]["text/plain"]
+
+
 def test_in_the_background_a_failure_is_raised_where_it_is_waited_for(notebook: Notebook) -> None:
     notebook.run("%%ringtrain --background --out run\nimport time\ntime.sleep(0.5)\n1 / 0")
     name, shown = notebook.error("run.wait()")
