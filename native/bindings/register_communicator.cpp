@@ -153,6 +153,7 @@ void register_communicator(py::module_& module) {
         .def_property_readonly("size", &Communicator::size)
         .def_property_readonly("index", &Communicator::index)
         .def_property_readonly("ranks", &Communicator::ranks)
+        .def_property_readonly("host_of", &Communicator::host_of)
         .def_property_readonly("aborted", &Communicator::aborted)
         .def_property_readonly("closed", &Communicator::closed)
         .def(

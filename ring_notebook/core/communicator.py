@@ -215,6 +215,18 @@ class Communicator:
         self._children = [*(known for known in self._children if known() is not None), ref(child)]
         return child
 
+    def mates(self) -> Communicator:
+        """The communicator of those ranks of this group that share ring memory: the group itself on one host.
+
+        All ranks of this group must call it.
+        """
+        host_of: list[int] = self._native.host_of
+        own = self
+        for host in sorted(set(host_of)):
+            members = [index for index, at in enumerate(host_of) if at == host]
+            own = self.group(members) or own
+        return own
+
     def abort(self, reason: str) -> None:
         """End the epoch: every pending and later operation of every rank raises CollectiveAborted with ``reason``."""
         self._native.abort(reason)

@@ -4,7 +4,8 @@ Every rank updates the chunk of the parameters that it owns, with optimizer stat
 al. 2020 call that ZeRO stage 1), and writes the result into the parameters of all ranks. What a step moves is two
 thirds of what an allreduce and a separate step move, and Adam's state takes 1/p of the memory.
 
-Parameters and gradients of a parameter group lie flat in ring memory, in the order of registration.
+Parameters and gradients of a parameter group lie flat in ring memory, in the order of registration. With several hosts
+the gradients are summed between them first, and the ranks of each host share the rest of the work among themselves.
 """
 
 from __future__ import annotations
@@ -17,13 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ring_notebook.core import world
 from ring_notebook.core.communicator import Communicator, ReduceOp
 from ring_notebook.core.plan import chunk_range, update_options
-from ring_notebook.torch.gathering import allgather
 from ring_notebook.torch.process_sets import ProcessSet
 from ring_notebook.torch.ring_memory import empty_in
-from ring_notebook.torch.tensors import buffer_of
+from ring_notebook.torch.tensors import buffer_of, from_bytes
 from ring_notebook.torch.wrapping import Wrapper, once
 
 __all__ = ["FusedOptimizer", "check_fusable"]
@@ -39,8 +38,6 @@ def check_fusable(optimizer: torch.optim.Optimizer) -> None:
     if type(optimizer) not in _SUPPORTED:
         names = ", ".join(kind.__name__ for kind in _SUPPORTED)
         raise ValueError(f"fused=True knows {names}, not {type(optimizer).__name__}; leave fused out")
-    if len(set(world.current().hosts)) > 1:
-        raise ValueError("fused=True works among the ranks of one host; leave fused out for several hosts")
     for group in optimizer.param_groups:
         if group.get("amsgrad") or group.get("differentiable") or isinstance(group["lr"], Tensor):
             raise ValueError("fused=True takes neither amsgrad, differentiable nor a tensor as learning rate")
@@ -79,10 +76,13 @@ class FusedOptimizer(Wrapper):
     _op: ReduceOp
     _flats: list[_Flat]
     _communicator: Communicator
+    _mates: Communicator
+    """The ranks of this host, which write into one another's parameters."""
 
     def _prepare(self, process_set: ProcessSet, op: ReduceOp) -> None:
         self._process_set, self._op = process_set, op
         self._communicator = process_set.communicator
+        self._mates = self._communicator.mates()
         self._flats = [self._flatten(group["params"]) for group in self.param_groups]
         self._take_state()
 
@@ -92,9 +92,9 @@ class FusedOptimizer(Wrapper):
         for parameter in parameters:
             offsets.append(end)
             end += -(-parameter.numel() // align) * align
-        values = empty_in(self._communicator, [end], torch.float32).zero_()
-        gradients = empty_in(self._communicator, [end], torch.float32).zero_()
-        begin, stop = chunk_range(end, self._communicator.size, self._communicator.rank, 4)
+        values = empty_in(self._mates, [end], torch.float32).zero_()
+        gradients = empty_in(self._mates, [end], torch.float32).zero_()
+        begin, stop = chunk_range(end, self._mates.size, self._mates.rank, 4)
         flat = _Flat(parameters, offsets, values, gradients, slice(begin, stop), [])
         with torch.no_grad():
             for parameter, part in flat.parts(values):
@@ -118,9 +118,11 @@ class FusedOptimizer(Wrapper):
             flat.steps += 1
             flat.whole = None
             update, options = update_options(_options(type(self._wrapped), group, flat.steps))
-            self._communicator.step(
-                buffer_of(flat.gradients), buffer_of(flat.values), update, options, flat.state, op=self._op
-            )
+            gradients, op = buffer_of(flat.gradients), self._op
+            if self._mates is not self._communicator:
+                self._communicator.allreduce([gradients], [gradients], op=op, name="gradients")
+                op = ReduceOp.MAX  # of equal numbers, which gives just that on hosts with any number of ranks
+            self._mates.step(gradients, buffer_of(flat.values), update, options, flat.state, op=op)
         self._tell_scheduler()
         return result
 
@@ -134,6 +136,7 @@ class FusedOptimizer(Wrapper):
                 "state_dict (elastic.run does it from the last commit), or wrap a fresh optimizer"
             )
         self._communicator = self._process_set.communicator
+        self._mates = self._communicator.mates()
         for number, old in enumerate(self._flats):
             flat = self._flats[number] = self._flatten(old.parameters)
             flat.steps, flat.whole = old.steps, old.whole
@@ -177,7 +180,7 @@ class FusedOptimizer(Wrapper):
             if flat.steps == 0:
                 continue
             keys = _state_keys(type(self._wrapped), group)
-            wholes = [allgather(shard, process_set=self._process_set) for shard in flat.state]
+            wholes = [self._gather(shard) for shard in flat.state]
             for parameter in flat.parameters:
                 self.state[parameter] = (
                     {} if type(self._wrapped) is torch.optim.SGD else {"step": torch.tensor(float(flat.steps))}
@@ -189,6 +192,10 @@ class FusedOptimizer(Wrapper):
             return super().state_dict()
         finally:
             self.state.clear()
+
+    def _gather(self, shard: Tensor) -> Tensor:
+        work = self._mates.allgather(buffer_of(shard))
+        return from_bytes(work.output(), shard.dtype, [sum(work.counts())])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's own; every rank keeps its shard of the state."""

@@ -210,7 +210,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         together up to ``RING_FUSION_THRESHOLD`` bytes.
     sparse_as_dense: reduce sparse gradients as dense ones, instead of gathering their entries.
     process_set: the ranks that take part; an optimizer of another rank steps on its own.
-    fused: reduce, update and send in one native pass (SGD, Adam, AdamW; float32 on the CPU; one host), see
+    fused: reduce, update and send in one native pass (SGD, Adam, AdamW; float32 on the CPU), see
         `FusedOptimizer`. Beyond Horovod.
 
     Raises NotInitializedError before ``init()``, and TypeError or ValueError for arguments that cannot be right.

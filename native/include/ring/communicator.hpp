@@ -80,6 +80,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     int size() const { return static_cast<int>(ranks_.size()); }
     int index() const { return index_; }
     const std::vector<int>& ranks() const { return ranks_; }
+    // Of all members, by ring memory; empty when they share one.
+    std::vector<int> host_of() const { return fabric_ ? fabric_->host_of() : std::vector<int>{}; }
     const std::shared_ptr<Domain>& domain() const { return group_->shared_domain(); }
 
     // Carries the operation out in this thread when nothing is queued, else waits for the progress thread to do it.

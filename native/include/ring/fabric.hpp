@@ -47,6 +47,7 @@ class Fabric {
     const std::shared_ptr<Link>& shared_link() const { return link_; }
     int hosts() const { return static_cast<int>(members_.size()); }
     int host() const { return host_of_[static_cast<std::size_t>(index_)]; }
+    const std::vector<int>& host_of() const { return host_of_; }
     int host_of(int index) const { return host_of_[static_cast<std::size_t>(index)]; }
     int size() const { return static_cast<int>(host_of_.size()); }
     // Group indices of the members on a host, in order.
