@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "rank.hpp"
+#include "ring/roll_call.hpp"
 
 namespace {
 
@@ -18,6 +19,7 @@ using namespace ring;
 using namespace ring::test;
 
 constexpr std::size_t kArena = 64 << 20;
+constexpr double kRollCall = 60.0;  // seconds
 constexpr auto kStuck = std::chrono::seconds(120);
 
 int argument(int count, char** values, int index, int otherwise) {
@@ -36,8 +38,11 @@ int main(int count, char** values) {
     while (static_cast<int>(domains.size()) < ranks)
         domains.push_back(domains.front()->share(static_cast<int>(domains.size())));
     const std::uint64_t link = hosts > 1 ? reserve_memory_link(*domains.front()) : 0;
-    std::vector<int> host_of;
-    for (int rank = 0; rank < ranks; ++rank) host_of.push_back(rank % hosts);
+    std::vector<int> host_of, everyone;
+    for (int rank = 0; rank < ranks; ++rank) {
+        host_of.push_back(rank % hosts);
+        everyone.push_back(rank);
+    }
 
     std::atomic<int> begun{0};
     std::atomic<int> failures{0};
@@ -49,11 +54,17 @@ int main(int count, char** values) {
             const auto& domain = domains[static_cast<std::size_t>(index)];
             Rank rank({domain, hosts > 1 ? make_memory_link(domain, link) : nullptr, host_of, index},
                       static_cast<std::uint64_t>(seed));
+            std::uint64_t last = 0;
             for (int epoch = 1; epoch <= epochs && failures == 0; ++epoch) {
                 begun = std::max(begun.load(), epoch);
                 try {
+                    // On one host the ranks agree on a number as an elastic job does, each from one of its own.
+                    last = hosts > 1 ? static_cast<std::uint64_t>(epoch)
+                                     : call_roll(*domain, {everyone, last + static_cast<std::uint64_t>(index)},
+                                                 kRollCall, nullptr)
+                                           .epoch;
                     rank.run(make_plan(static_cast<std::uint64_t>(seed), static_cast<std::uint64_t>(epoch), ranks),
-                             static_cast<std::uint64_t>(epoch));
+                             last);
                 } catch (const std::exception& error) {
                     ++failures;
                     std::fprintf(stderr, "rank %d, epoch %d: %s\n", index, epoch, error.what());

@@ -103,8 +103,8 @@ def find_place() -> Place:
     """Map the ring memory of this host. Collective over all ranks of the job when MPI or a keeper launched it.
 
     Raises MPIMissingError when a launcher started this process and no MPI library can be loaded,
-    OutOfRingMemoryError when the memory cannot be mapped, and RingError when a rank of an elastic job ends before it
-    comes here.
+    OutOfRingMemoryError when the memory cannot be mapped, RingError when a rank of an elastic job ends before it comes
+    here, and ValueError where such a job is to pretend that it has several hosts.
     """
     native = core()
     meeting = Meeting.take()
@@ -147,6 +147,10 @@ def find_place() -> Place:
 
 def _meet(meeting: Meeting) -> Place:
     """The place of a rank that a keeper started."""
+    if config().algorithm == "ring":
+        raise ValueError(
+            "RING_ALGORITHM=ring makes a host of each rank, and an elastic job has one; leave one of them out"
+        )
     native = core()
     rank, size = meeting.rank, meeting.size
     if rank == 0:

@@ -118,10 +118,10 @@ def init(comm: Any = None) -> None:
     if place.elastic:
         _open_with_the_living(place, ranks)
         return
-    if ranks != everyone:
-        _epoch, ranks = agree(place, ranks, _epoch, _run_number)
+    if ranks == everyone and place.link is not None:
+        _epoch += 1  # across hosts the ranks of a job, or run, have to call this equally often
     else:
-        _epoch += 1
+        _epoch, ranks = agree(place, ranks, _epoch, _run_number)
     _open(place, ranks, _epoch, run)
 
 

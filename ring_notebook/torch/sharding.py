@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler as TorchDistributedSampler
 
-from ring_notebook.torch.basics import rank, size
+from ring_notebook.torch.basics import is_initialized, rank, size
 from ring_notebook.torch.objects import broadcast_object
 
 __all__ = ["DistributedSampler", "ShardedIterable", "ShardedSampler", "batch_size_of", "shard", "share_of"]
@@ -29,16 +29,28 @@ class DistributedSampler(TorchDistributedSampler[Any]):
 
     Rank r of p gets elements r, r + p, ... of the order of an epoch, so that the ranks' i-th batches together are the
     i-th batch of p times the size. The order is made up to a multiple of p with its first elements, or cut with
-    ``drop_last``. ``seed`` is equal on all ranks. `set_epoch` still says which epoch the next pass is.
+    ``drop_last``. ``seed`` is equal on all ranks. `set_epoch` still says which epoch the next pass is. A pass is over
+    the ranks that are there when it begins: a loader of an earlier cell serves one on fewer ranks too.
     """
 
     def __init__(self, dataset: Dataset[Any], shuffle: bool = True, seed: int = 0, drop_last: bool = False) -> None:
         super().__init__(dataset, size(), rank(), shuffle, seed, drop_last)
 
     def __iter__(self) -> Iterator[Any]:
+        self._follow_ranks()
         indices = super().__iter__()
         self.epoch += 1
         return indices
+
+    def __len__(self) -> int:
+        self._follow_ranks()
+        return super().__len__()
+
+    def _follow_ranks(self) -> None:
+        if is_initialized() and (size(), rank()) != (self.num_replicas, self.rank):
+            epoch = self.epoch
+            super().__init__(self.dataset, size(), rank(), self.shuffle, self.seed, self.drop_last)
+            self.epoch = epoch
 
 
 class ShardedSampler(Sampler[Any]):
@@ -66,15 +78,21 @@ class ShardedIterable(IterableDataset[Any]):
 
     def __init__(self, dataset: Iterable[Any]) -> None:
         self.dataset = dataset
-        self.rank, self.size = rank(), size()  # workers of a DataLoader are no ranks
+        self._follow_ranks()
 
     def __iter__(self) -> Iterator[Any]:
+        self._follow_ranks()
         elements = iter(self.dataset)
         while len(turn := list(islice(elements, self.size))) == self.size:
             yield turn[self.rank]
 
     def __len__(self) -> int:
+        self._follow_ranks()
         return len(self.dataset) // self.size  # type: ignore[arg-type]
+
+    def _follow_ranks(self) -> None:
+        if is_initialized():  # a worker of a DataLoader that was spawned is no rank, and has been told
+            self.rank, self.size = rank(), size()
 
 
 def shard(loader: DataLoader[Any]) -> DataLoader[Any]:

@@ -144,6 +144,13 @@ def test_a_rank_that_never_comes_ends_the_job() -> None:
     assert "RingError: rank 0 cannot begin: rank 1 ended (exit code 4) before" in done.stderr
 
 
+def test_pretended_hosts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RING_ALGORITHM", "ring")
+    done = ringrun("--elastic", "-np", "1", "python", "-c", "import ring_notebook.torch as hvd; hvd.init()")
+    assert done.returncode == 1
+    assert "RING_ALGORITHM=ring makes a host of each rank, and an elastic job has one" in done.stderr
+
+
 def test_a_program_without_ranks() -> None:
     done = ringrun("--elastic", "-np", "2", "echo", "hello")
     assert (done.returncode, done.stdout) == (0, "hello\n" * 2), done.stderr

@@ -100,6 +100,24 @@ class Reversed(BatchSampler):
         return iter(list(super().__iter__())[::-1])
 
 
+@pytest.mark.parametrize("kind", ["sampler", "iterable"])
+def test_a_loader_of_an_earlier_epoch_serves_fewer_ranks(hvd: ModuleType, kind: str) -> None:
+    data: Any = list(range(24)) if kind == "sampler" else Numbers(24)
+    loader = shard(DataLoader(data, 2))
+    everyone(hvd, loader)
+    size, rank = hvd.size(), hvd.rank()
+    hvd.shutdown()
+    fewer = list(range(max(1, size - 1)))
+    if rank in fewer:
+        hvd.init(fewer)
+        seen = [number for batches in everyone(hvd, loader) for batch in batches for number in batch]
+        assert sorted(seen) == list(range(24))
+        if kind == "sampler":
+            assert len(loader) == 24 // len(fewer) // 2
+        hvd.shutdown()
+    hvd.init()
+
+
 def test_shard_keeps_what_the_loader_was_made_with(hvd: ModuleType) -> None:
     def collate(batch: list[int]) -> int:
         return len(batch)

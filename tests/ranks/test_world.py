@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from ranks.training import assert_same, joint_batches, make_model, momentum, plain_step, share
 from ring_notebook.core import world
 
 
@@ -43,6 +44,27 @@ def test_nothing_works_before_init_and_all_of_it_after_fifty_times(hvd: ModuleTy
         hvd.init()
         assert hvd.is_initialized()
         assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
+
+
+def test_everything_works_after_init_has_come_fifty_times(hvd: ModuleType, size: int, rank: int) -> None:
+    """One training through fifty epochs, with objects, process sets, handles and joins in each."""
+    batches = joint_batches(size, steps=50)
+    model, reference = make_model(), make_model()
+    optimizer, alone = hvd.DistributedOptimizer(momentum(model)), momentum(reference)
+    evens = hvd.ProcessSet(range(0, size, 2))
+    for step, batch in enumerate(batches):
+        hvd.shutdown()
+        hvd.init(process_sets=[evens])
+        plain_step(reference, alone, batch)
+        plain_step(model, optimizer, share(batch, rank))
+        handle = hvd.alltoall_async(torch.full((size,), float(rank)), name="to all")
+        assert hvd.broadcast_object({"step": step} if rank == 0 else None) == {"step": step}
+        assert hvd.synchronize(handle).tolist() == list(range(size))
+        if evens.included():
+            assert hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=evens).item() == evens.size()
+        assert 0 <= hvd.join() < size
+    assert_same(model, reference)
+    hvd.check(model, optimizer)
 
 
 def test_init_over_some_ranks(hvd: ModuleType, size: int, rank: int) -> None:
