@@ -59,8 +59,3 @@ class Chart:
             with self._band.hold_sync():
                 self._band.fill_colors, self._band.fill_opacities = [curves.colors[0]], [0.2]
                 self._band.x, self._band.y = curves.x[there], curves.band[:, there]
-
-    def close(self) -> None:
-        """Take the widgets out of the page."""
-        for widget in (*self.figure.marks, *self._axes, *self._scales.values(), self.figure):
-            widget.close()

@@ -6,7 +6,7 @@ from time import monotonic
 
 from ipywidgets import HTML, Layout, Output, VBox
 
-from ring_notebook.notebook import embedded
+from ring_notebook.notebook import embedded, widgets
 from ring_notebook.notebook.displayed import Displayed
 from ring_notebook.notebook.view import RunView
 
@@ -37,7 +37,7 @@ class Gallery:
                 self._frames[place] = _Frame(one)
                 sent += one.nbytes
         for place in self._frames.keys() - shown.keys():
-            self._frames.pop(place).close()
+            widgets.close(self._frames.pop(place).widget)
         children = tuple(self._frames[place].widget for place in shown)
         if children != self.widget.children:
             self.widget.children = children
@@ -68,11 +68,6 @@ class _Frame:
             return 0
         self._output.outputs = (_output(one),)
         return one.nbytes
-
-    def close(self) -> None:
-        """Take it out of the page."""
-        for widget in (self._label, self._output, self.widget):
-            widget.close()
 
 
 def _output(one: Displayed) -> dict[str, object]:

@@ -12,7 +12,7 @@ from IPython.display import display
 from ipywidgets import HTML, Accordion, Button, HBox, Layout, VBox, Widget
 
 from ring_notebook.config import config
-from ring_notebook.notebook import hints, printed, report, stuck, table
+from ring_notebook.notebook import hints, printed, report, stuck, table, widgets
 from ring_notebook.notebook.curves import MOST_LINES, per_rank
 from ring_notebook.notebook.gallery import Gallery
 from ring_notebook.notebook.runlog import RunRecord
@@ -72,9 +72,9 @@ class Panel:
         self._redraw = Thread(target=self._loop, name=f"ring-panel-{log.run}", daemon=True)
 
         self._head = HTML(layout=Layout(flex="1 1 auto"))
-        self._button = Button(description="Stop", icon="stop", tooltip="Interrupt every rank")
+        size = Layout(width="110px", visibility="visible" if stop else "hidden")
+        self._button = Button(description="Stop", icon="stop", tooltip="Interrupt every rank", layout=size)
         self._button.on_click(self._on_stop)
-        self._button.layout = Layout(width="110px", visibility="visible" if stop else "hidden")
         _answer_while_busy(self._button)
         self._chart_row = HBox(layout=Layout(flex_flow="row wrap", width="100%"))
         self._table = HTML(layout=Layout(max_height="230px", overflow="auto"))
@@ -98,7 +98,7 @@ class Panel:
         """Display the panel in the current cell and keep it up to date."""
         for panel in [one for one in Panel._ended_panels if one._log.run != self._log.run]:
             Panel._ended_panels.remove(panel)
-            _close(panel._box)
+            widgets.close(panel._box)
         self._draw_text(self._log.view())
         # What is saved in the middle of the run, or opened where no widget lives, says what it is a picture of.
         bundle = {**self._box._repr_mimebundle_(), **report.under_way(self._log)}
@@ -117,10 +117,8 @@ class Panel:
         self._box.children = [HTML(bundle["text/html"]), self._gallery.widget] if still else []
         if still:
             self._gallery.finish(self._log.view())
-        for chart in self._charts.values():
-            chart.close()
         for widget in live if still else (*live, self._gallery.widget):
-            _close(widget)
+            widgets.close(widget)
         Panel._ended_panels.append(self)
 
     def _loop(self) -> None:
@@ -180,7 +178,7 @@ class _OutputArea:
             self._lines = printed.Lines()
             old, self._column.children = self._column.children, ()
             for chunk in old:
-                chunk.close()
+                widgets.close(chunk)
         lines = self._lines.take(view.output)
         if not lines:
             return
@@ -194,7 +192,7 @@ class _OutputArea:
         chunk.add_class("ring-lines")
         chunk.layout.flex = "0 0 auto"
         for old in chunks[CHUNKS - 1 :]:
-            old.close()
+            widgets.close(old)
         self._column.children = (chunk, *chunks[: CHUNKS - 1])
 
 
@@ -216,9 +214,3 @@ def _answer_while_busy(widget: Widget) -> None:
     """
     if hasattr(widget.comm, "_reply_subshell_for"):
         widget.comm._reply_subshell_for = lambda _data, default: default
-
-
-def _close(widget: Widget) -> None:
-    for child in getattr(widget, "children", ()):
-        _close(child)
-    widget.close()

@@ -49,6 +49,21 @@ def stop(notebook: NotebookPage) -> None:
     assert "KeyboardInterrupt" in notebook.output(1).inner_text()
 
 
+def stop_with_the_keyboard(notebook: NotebookPage) -> None:
+    """Go to Stop with Tab alone and press it with Enter."""
+    page = notebook.page
+    notebook.cell(1).locator(".jp-InputArea-prompt").click()
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        if "Stop" in page.evaluate("document.activeElement.innerText || ''")[:20]:
+            break
+    else:
+        raise AssertionError("Tab does not come to Stop")
+    page.keyboard.press("Enter")
+    notebook.wait_ended(1, seconds=5)
+    assert "KeyboardInterrupt" in notebook.output(1).inner_text()
+
+
 def go_on(notebook: NotebookPage) -> None:
     """The next cell works."""
     notebook.run(2)
@@ -78,4 +93,11 @@ def test_the_panel_says_who_waits_for_whom(
     assert cells[1] == "allreduce late"
     assert cells[4:] == ["6", "1"]
     stop(notebook)
+    go_on(notebook)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("notebook", [LONG], indirect=True)
+def test_stop_is_reached_without_a_mouse(notebook: NotebookPage) -> None:
+    stop_with_the_keyboard(notebook)
     go_on(notebook)

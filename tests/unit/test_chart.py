@@ -7,6 +7,7 @@ from array import array
 import numpy as np
 import pytest
 
+from ring_notebook.notebook import widgets
 from ring_notebook.notebook.chart import Chart
 from ring_notebook.notebook.curves import per_rank
 from ring_notebook.notebook.series import Points
@@ -25,7 +26,7 @@ def test_from_the_first_point_on(ranks: int) -> None:
         lines = chart.figure.marks[1]
         assert list(lines.x) == (list(range(count)) if count > 1 else [])
     assert np.atleast_2d(lines.y).shape == (ranks if ranks < 9 else 1, 4)
-    chart.close()
+    widgets.close(chart.figure)
 
 
 def test_ranks_that_come_one_after_the_other() -> None:
@@ -35,4 +36,4 @@ def test_ranks_that_come_one_after_the_other() -> None:
     chart.draw(per_rank({0: points(1.0, 0.5, 0.2), 1: points(1.5, 1.0, 0.5)}))
     lines = chart.figure.marks[1]
     assert lines.y.tolist() == [[1.0, 0.5, 0.2], [1.5, 1.0, 0.5]]
-    chart.close()
+    widgets.close(chart.figure)
