@@ -16,6 +16,7 @@ from ring_notebook.notebook import hints, printed, report, stuck, table, widgets
 from ring_notebook.notebook.curves import MOST_LINES, per_rank
 from ring_notebook.notebook.gallery import Gallery
 from ring_notebook.notebook.runlog import RunRecord
+from ring_notebook.notebook.source import logs_metrics
 from ring_notebook.notebook.style import CSS, STATUS_COLORS, duration
 from ring_notebook.notebook.view import RunView
 
@@ -76,7 +77,10 @@ class Panel:
         self._button = Button(description="Stop", icon="stop", tooltip="Interrupt every rank", layout=size)
         self._button.on_click(self._on_stop)
         _answer_while_busy(self._button)
-        self._chart_row = HBox(layout=Layout(flex_flow="row wrap", width="100%"))
+        # Charts and table have their places before there is anything in them, so that nothing below them jumps.
+        self._expected = bool(plot) or logs_metrics(log.source)
+        height = "237px" if self._expected else None
+        self._chart_row = HBox(layout=Layout(flex_flow="row wrap", width="100%", min_height=height))
         self._table = HTML(layout=Layout(max_height="230px", overflow="auto"))
         self._notices = HTML()
         self._output = _OutputArea()
@@ -141,7 +145,7 @@ class Panel:
 
     def _draw_text(self, view: RunView) -> None:
         self._head.value = _head(self._log, view)
-        if view.names and monotonic() >= self._table_due:
+        if (view.names or self._expected) and monotonic() >= self._table_due:
             self._table.value = table.html(table.table(view), colors=view.size <= MOST_LINES)
             self._table_due = monotonic() + len(self._table.value) / TEXT_BYTES
         trouble = f"<div class='ring-notice'>{escape(self._log.trouble)}</div>" if self._log.trouble else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import traceback
 
 from IPython.core.inputtransformer2 import TransformerManager
@@ -10,7 +11,7 @@ from IPython.core.inputtransformer2 import TransformerManager
 from ring_notebook.errors import CellSyntaxError
 from ring_notebook.notebook.failures import brief
 
-__all__ = ["check_syntax"]
+__all__ = ["check_syntax", "logs_metrics"]
 
 
 def check_syntax(source: str, first_line: int) -> None:
@@ -22,3 +23,8 @@ def check_syntax(source: str, first_line: int) -> None:
         lines = "".join(traceback.format_exception_only(error)).rstrip()
         text = lines.replace('File "<cell>"', "Cell").strip()
         raise brief(CellSyntaxError(text), text) from None
+
+
+def logs_metrics(source: str) -> bool:
+    """Whether the cell looks as if it would log metrics itself; functions that it calls may do so too."""
+    return re.search(r"\.(log|track)\(", source) is not None
