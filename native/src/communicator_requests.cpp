@@ -41,9 +41,8 @@ void Communicator::validate(const Request& request) const {
     if (request.op == ReduceOp::Adasum) {
         const bool power_of_two = (size() & (size() - 1)) == 0;
         if (request.kind != OpKind::Allreduce) throw invalid("adasum is an allreduce only");
-        if (fabric_ || !power_of_two)
-            throw invalid("adasum works among a power of two of ranks on one host, and this group has " +
-                          std::to_string(size()) + (fabric_ ? " on several hosts" : ""));
+        if (!power_of_two)
+            throw invalid("adasum works among a power of two of ranks, and this group has " + std::to_string(size()));
         if (kernels().adasum[static_cast<int>(request.dtype)] == nullptr)
             throw invalid(std::string("adasum takes floating point tensors, not ") + to_string(request.dtype));
     }

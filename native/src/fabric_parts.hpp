@@ -17,6 +17,8 @@ inline std::vector<Header> local_headers(const Fabric& fabric, const std::vector
 }
 
 std::unique_ptr<Algorithm> make_ring_allreduce(HostGroup& group, Fabric& fabric, const std::vector<Header>& all);
+std::unique_ptr<Algorithm> make_gathered_adasum(HostGroup& group, Fabric& fabric, const Request& request,
+                                                const std::vector<Header>& all);
 std::unique_ptr<Algorithm> make_chain_broadcast(HostGroup& group, Fabric& fabric, const Request& request,
                                                 const std::vector<Header>& all);
 std::unique_ptr<Algorithm> make_pairwise_reducescatter(HostGroup& group, Fabric& fabric, const Request& request,

@@ -112,6 +112,7 @@ std::unique_ptr<Algorithm> make_fabric_algorithm(HostGroup& group, Fabric& fabri
     if (agreement.all_small()) return std::make_unique<SmallOperation>(group, fabric, request, agreement, result);
     switch (lead.kind) {
         case OpKind::Allreduce:
+            if (lead.op == ReduceOp::Adasum) return make_gathered_adasum(group, fabric, request, headers);
             return make_ring_allreduce(group, fabric, headers);
         case OpKind::Broadcast:
             return make_chain_broadcast(group, fabric, request, headers);

@@ -102,6 +102,16 @@ def check_training() -> None:
                     assert torch.equal(other, ours), "ranks have drifted apart"
 
 
+def check_adasum() -> None:
+    """Parallel vectors are averaged; four of them twice. At right angles they add up."""
+    rank, size = ring.rank(), ring.size()
+    if size in (2, 4):
+        assert torch.equal(ring.allreduce(torch.full((50_000,), 3.0), op=ring.Adasum), torch.full((50_000,), 3.0))
+        corner = torch.zeros(40_000)
+        corner[rank] = 2.0
+        assert torch.equal(ring.allreduce(corner, op=ring.Adasum)[:size], torch.full((size,), 2.0))
+
+
 def check_groups() -> None:
     rank, size = ring.rank(), ring.size()
     for members in ([0, size - 1], list(range(size))[::-1], list(range(0, size, 2))):
@@ -145,6 +155,7 @@ def main() -> None:
     check_every_type()
     check_wire()
     check_training()
+    check_adasum()
     check_groups()
     check_mismatch()
     for operation in (ring.barrier, lambda: ring.allreduce(torch.ones(100_000)), lambda: ring.allgather(torch.ones(3))):

@@ -163,6 +163,35 @@ def test_fused_tensors_travel_as_one(size: int, launcher: str) -> None:
     LAUNCHERS[launcher](size, body)
 
 
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("size", [2, 4])
+def test_adasum_combines_in_pairs(size: int, launcher: str) -> None:
+    """Each tensor of a fused operation by itself, small and over several pages; the same bits on every rank."""
+
+    def combine(parts: list[np.ndarray]) -> np.ndarray:
+        if len(parts) == 1:
+            return parts[0]
+        a, b = combine(parts[: len(parts) // 2]), combine(parts[len(parts) // 2 :])
+        return (1 - a @ b / (2 * a @ a)) * a + (1 - a @ b / (2 * b @ b)) * b
+
+    def body(seat: Seat) -> list[bytes]:
+        ring = seat.open()
+        said = []
+        for counts in ((5,), (3, 40_001, 7)):
+            values = [[np.random.default_rng([rank, n]).normal(size=n) for n in counts] for rank in range(size)]
+            tensors = [Tensor.of(ring, own, DType.FLOAT64) for own in values[ring.rank]]
+            buffers = [tensor.buffer for tensor in tensors]
+            ring.allreduce(buffers, buffers, op=ReduceOp.ADASUM, prescale=2.0, postscale=0.25)
+            for index, tensor in enumerate(tensors):
+                reference = combine([values[rank][index] for rank in range(size)]) / 2
+                np.testing.assert_allclose(tensor.values, reference, rtol=1e-9, atol=1e-12)
+                said.append(tensor.array.tobytes())
+        return said
+
+    results = LAUNCHERS[launcher](size, body)
+    assert all(result == results[0] for result in results)
+
+
 @pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
 def test_instruction_sets_agree_to_the_bit(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What one machine's kernels compute, another one's compute too: RING_ISA chooses in a fresh process."""
