@@ -28,7 +28,7 @@ ring.shutdown()
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("per_host", [1, 2])
 def test_over_the_link(hosts: TwoHosts, per_host: int) -> None:
-    said = hosts.run([str(PROGRAM)], per_host=per_host)
+    said = hosts.run([str(PROGRAM), "over the link"], per_host=per_host)
     assert said.count("on 2 hosts: all is well") == 2 * per_host
 
 
