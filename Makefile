@@ -9,7 +9,7 @@ NATIVE := $(shell find native -name '*.cpp' -o -name '*.hpp' -o -name CMakeLists
 ROOT   := $(filter 0,$(shell id -u))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lab test bench lint sanitize screenshot test-deps clean
+.PHONY: help demo lab test bench lint sanitize sanitize-build screenshot test-deps clean
 
 help:
 	@echo 'make demo        train the quickstart on 2 engines, without a browser'
@@ -19,6 +19,7 @@ help:
 	@echo 'make lint        ruff, mypy and clang-format'
 	@echo 'make bench       measure allreduce against MPI and Gloo on this machine'
 	@echo 'make sanitize    run the tests of the native core under ASan, UBSan and TSan'
+	@echo 'make sanitize-build  only compile for that'
 	@echo 'make screenshot  take the pictures in docs/images anew'
 	@echo 'make clean       remove .venv and everything that was built'
 
@@ -36,6 +37,10 @@ bench: $(VENV)/installed
 
 lint: $(VENV)/installed
 	$(BIN)/pre-commit run --all-files $(ARGS)
+
+sanitize-build: $(VENV)/installed
+	tests/native/sanitize.sh --build address,undefined
+	tests/native/sanitize.sh --build thread
 
 sanitize: $(VENV)/installed
 	tests/native/sanitize.sh address,undefined $(ARGS)

@@ -29,6 +29,9 @@ START_LIMIT = 60.0
 TEST_LIMIT = 60.0
 """Seconds until a test fails inside its rank, which names the line it was at."""
 
+NEARLY = 3
+"""Tests before the end of a launch at which the next one may begin: to import torch takes ranks seconds."""
+
 KILL_AFTER = 5.0
 """Seconds later its ranks are killed, in case the line is not one that Python can interrupt."""
 
@@ -55,12 +58,21 @@ class Launch:
         self._folder = Path()
         self._broken = ""
 
+    def begin(self) -> None:
+        """Start the ranks, unless they have been."""
+        if self._process is None and not self._broken:
+            self._start()
+
+    @property
+    def nearly_done(self) -> bool:
+        """Whether only a few tests are left."""
+        return len(self._waiting) <= NEARLY
+
     def result(self, nodeid: str, limit: float) -> Outcome:
         """Wait for one test, which should take at most ``limit`` seconds. Tests are asked for in order."""
         if self._broken:
             return Outcome("failed", self._broken)
-        if self._process is None:
-            self._start()
+        self.begin()
         assert self._process is not None
         deadline = time.monotonic() + START_LIMIT
         started = False

@@ -24,10 +24,13 @@ class RankItem(pytest.Item):
         self.size = int(str(original.callspec.params["size"]))
         self.limit = _limit(original)
         self.launch: Launch | None = None
+        self.following: Launch | None = None
         self._reportinfo = original.reportinfo()
 
     def runtest(self) -> None:
         assert self.launch is not None
+        if self.following is not None and self.launch.nearly_done:
+            self.following.begin()
         result = self.launch.result(self.nodeid, self.limit)
         if result.outcome == "failed":
             raise RankFailedError(result.text)
@@ -62,10 +65,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             by_launch.setdefault((item.path, stand_in.size), []).append(stand_in)
         else:
             others.append(item)
+    before: list[RankItem] = []
     for (_, size), group in by_launch.items():
         launch = Launch(config.rootpath, [item.nodeid for item in group], size)
+        for item in before:
+            item.following = launch
         for item in group:
             item.launch = launch
+        before = group
     config.stash[_LAUNCHES] = [group[0].launch for group in by_launch.values()]
     items[:] = others + [item for group in by_launch.values() for item in group]
 

@@ -1,9 +1,15 @@
 #!/usr/bin/env bash
 # Compiles the native core and its random test for a sanitizer, and runs it over one host and over several:
-#   tests/native/sanitize.sh address,undefined|thread [epochs [seed]]
+#   tests/native/sanitize.sh [--build] address,undefined|thread [epochs [seed]]
+# With --build it does not run it.
 # Called by `make sanitize`, from the repository's root, with .venv in place. Needs no Python.
 set -euo pipefail
 
+build_only=
+if [ "$1" = --build ]; then
+    build_only=1
+    shift
+fi
 sanitizer=$1
 epochs=${2:-20}
 seed=${3:-1}
@@ -13,6 +19,7 @@ PATH=$PWD/.venv/bin:$PATH
 cmake -S native -B "$build" -G Ninja -DRING_BUILD_TESTS=ON -DRING_SANITIZE="$sanitizer" -DCMAKE_BUILD_TYPE=None \
     -DCMAKE_CXX_FLAGS=-O1 >/dev/null
 cmake --build "$build"
+[ -z "$build_only" ] || exit 0
 
 export ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 TSAN_OPTIONS=halt_on_error=1
 "$build/ring_tests" "$epochs" 4 1 "$seed"

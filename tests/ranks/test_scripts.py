@@ -12,6 +12,7 @@ import torch
 
 import ring_notebook.torch as hvd
 
+SIZES = (2, 3)
 SCRIPTS = Path(__file__).parent / "scripts"
 THEIRS, OURS = "import horovod.torch as hvd\n", "import ring_notebook.torch as hvd\n"
 
