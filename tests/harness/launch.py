@@ -88,7 +88,7 @@ class Launch:
                 started, deadline = True, time.monotonic() + limit + KILL_AFTER
             if ended or time.monotonic() > deadline:
                 return self._lost(nodeid, events, started, limit, ended)
-            time.sleep(0.02)
+            time.sleep(0.005)
 
     def close(self) -> None:
         """End the ranks and check that they are gone. Raises AssertionError that lists those that are not."""
