@@ -58,7 +58,7 @@ def test_readable_at_any_size(
     request: pytest.FixtureRequest,
 ) -> None:
     dark = "Dark" in request.node.name
-    sizes = RANKS[1::2] if dark else RANKS
+    sizes = (4,) if dark else RANKS
     NotebookPage.write(lab.directory / "sizes.ipynb", *(SIMULATED.format(size=size) for size in sizes))
     notebook = open_notebook("sizes.ipynb")
     assert notebook.page.locator("body").get_attribute("data-jp-theme-light") == ("false" if dark else "true")

@@ -11,7 +11,7 @@ if [ "$1" = --build ]; then
     shift
 fi
 sanitizer=$1
-epochs=${2:-20}
+epochs=${2:-10}
 seed=${3:-1}
 build=build/sanitize-${sanitizer%%,*}
 PATH=$PWD/.venv/bin:$PATH
