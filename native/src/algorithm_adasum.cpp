@@ -14,20 +14,14 @@ class AdasumAllreduce : public GatedAlgorithm {
           request_(request),
           headers_(headers),
           item_(item_size(headers[0].dtype)),
-          combine_(kernels().adasum[static_cast<int>(headers[0].dtype)]),
-          scale_(reduce_kernel(headers[0].dtype, ReduceOp::Sum)) {}
+          combine_(kernels().adasum[static_cast<int>(headers[0].dtype)]) {}
 
    protected:
     bool step(std::uint64_t k) override {
         const int distance = 1 << k;
         if (distance >= group_.size()) {
             copy_out(request_.pieces, 0, headers_[0].count, copy(group_.index(), k), item_);
-            for (const Piece& piece : request_.pieces) {
-                const void* source = piece.output;
-                void* output = piece.output;
-                const Scale scale{headers_[0].prescale * headers_[0].postscale, 1.0, 1};
-                if (!scale.identity()) scale_(&output, 1, &source, 1, piece.count, scale);
-            }
+            scale_outputs(request_, headers_[0]);
             return true;
         }
         const int lower = group_.index() & ~distance;
@@ -54,7 +48,6 @@ class AdasumAllreduce : public GatedAlgorithm {
     std::vector<Header> headers_;
     std::size_t item_;
     AdasumFn combine_;
-    ReduceFn scale_;
 };
 
 }  // namespace

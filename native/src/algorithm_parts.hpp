@@ -36,6 +36,17 @@ inline void copy_out(const std::vector<Piece>& pieces, std::uint64_t begin, std:
     });
 }
 
+// Both scale factors at once, for operations that commute with them.
+inline void scale_outputs(const Request& request, const Header& header) {
+    const Scale scale{header.prescale * header.postscale, 1.0, 1};
+    if (scale.identity()) return;
+    for (const Piece& piece : request.pieces) {
+        const void* source = piece.output;
+        void* output = piece.output;
+        reduce_kernel(header.dtype, ReduceOp::Sum)(&output, 1, &source, 1, piece.count, scale);
+    }
+}
+
 inline std::uint64_t steps_for(std::uint64_t count, std::uint64_t per_step) {
     return (count + per_step - 1) / per_step;
 }

@@ -77,7 +77,7 @@ class PushAllreduce : public GatedAlgorithm {
 };
 
 // Each rank reduces its chunk of every segment. What it adds of its own it reads where it lies, so that only the
-// others' chunks pass through ring memory: 4(p-1)/p + (p+1)/p + 1 bytes per byte, all but two of them in the cache.
+// others' chunks pass through ring memory: 4(p-1)/p + 1 + 2/p bytes per byte, all but two of them in the cache.
 //   step k:  spread(k-2)  reduce(k-1)  fill(k)
 class StagedAllreduce : public GatedAlgorithm {
    public:

@@ -44,13 +44,7 @@ class GatheredAdasum : public Algorithm {
             }
         }
         copy_out(request_.pieces, 0, lead_.count, from, item);
-        const Scale scale{lead_.prescale * lead_.postscale, 1.0, 1};
-        const ReduceFn multiply = reduce_kernel(lead_.dtype, ReduceOp::Sum);
-        for (const Piece& piece : request_.pieces) {
-            const void* source = piece.output;
-            void* output = piece.output;
-            if (!scale.identity()) multiply(&output, 1, &source, 1, piece.count, scale);
-        }
+        scale_outputs(request_, lead_);
     }
 
     const Request& request_;
