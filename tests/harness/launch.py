@@ -1,4 +1,4 @@
-"""The tests of one file on P ranks: starts them, follows their reports, and ends those that get stuck."""
+"""Tests on P ranks: starts them, follows their reports, and ends those that get stuck."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Outcome:
 
 
 class Launch:
-    """One mpiexec for the tests of a file, and another one for the rest when a test has ended the first.
+    """One mpiexec for a number of tests, and another one for the rest when a test has ended the first.
 
     One rank is started without mpiexec and so without MPI, as a user's script is.
     """

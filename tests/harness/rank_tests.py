@@ -1,4 +1,7 @@
-"""The pytest plugin that runs tests/ranks inside ranks: P processes for each P in the SIZES of a file."""
+"""The pytest plugin that runs tests/ranks inside ranks: P processes for each P in the SIZES of a file.
+
+All tests of a size share a launch, whatever their file: to start ranks and import torch in each takes seconds.
+"""
 
 from __future__ import annotations
 
@@ -54,27 +57,27 @@ def _limit(item: pytest.Item) -> float:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put RankItems in the place of tests with ranks, those of one file and size in a row."""
+    """Put RankItems in the place of tests with ranks, those of one size in a row."""
     ranks = Path(config.rootpath, "tests", "ranks")
-    by_launch: dict[tuple[Path, int], list[RankItem]] = {}
+    by_size: dict[int, list[RankItem]] = {}
     others: list[pytest.Item] = []
     for item in items:
         if isinstance(item, pytest.Function) and ranks in item.path.parents:
             assert item.parent is not None
             stand_in = RankItem.from_parent(item.parent, name=item.name, original=item)
-            by_launch.setdefault((item.path, stand_in.size), []).append(stand_in)
+            by_size.setdefault(stand_in.size, []).append(stand_in)
         else:
             others.append(item)
     before: list[RankItem] = []
-    for (_, size), group in by_launch.items():
+    for size, group in sorted(by_size.items()):
         launch = Launch(config.rootpath, [item.nodeid for item in group], size)
         for item in before:
             item.following = launch
         for item in group:
             item.launch = launch
         before = group
-    config.stash[_LAUNCHES] = [group[0].launch for group in by_launch.values()]
-    items[:] = others + [item for group in by_launch.values() for item in group]
+    config.stash[_LAUNCHES] = [group[0].launch for group in by_size.values()]
+    items[:] = others + [item for group in by_size.values() for item in group]
 
 
 _LAUNCHES = pytest.StashKey[list[Any]]()
