@@ -41,8 +41,9 @@ class Config:
     inline: int = 16 << 10
     """RING_INLINE: bytes up to which a tensor travels in its rank's mailbox, with one synchronization."""
 
-    segment: int = 256 << 10
-    """RING_SEGMENT: bytes of an ordinary tensor that are on their way through ring memory at a time."""
+    segment: int = 0
+    """RING_SEGMENT: bytes of an ordinary tensor that are on their way through ring memory at a time; 0 means 256 KiB,
+    and 512 KiB where ranks outnumber cores."""
 
     memory: int = 0
     """RING_MEMORY: most bytes of ring memory a rank may take; 0 means what the machine has."""

@@ -31,8 +31,9 @@ class Coming {
 };
 
 // `fabric` is null where all `ranks` members share a host.
-Room room_of(const Fabric* fabric, std::size_t ranks) {
-    return {ranks, inline_bytes(fabric ? fabric->hosts() : 1), segment_bytes(), fabric ? extra_bytes(*fabric) : 0};
+Room room_of(const Domain& domain, const Fabric* fabric, std::size_t ranks) {
+    return {ranks, inline_bytes(fabric ? fabric->hosts() : 1), segment_bytes(domain.local_size()),
+            fabric ? extra_bytes(*fabric) : 0};
 }
 
 }  // namespace
@@ -66,7 +67,7 @@ std::shared_ptr<Communicator> Communicator::open(Setup setup, double timeout, co
             for (int member : setup.local) domain.slot(member).bell.ring();
         };
         try {
-            publish(HostGroup::reserve(setup.domain, setup.local, room_of(fabric.get(), setup.ranks.size())));
+            publish(HostGroup::reserve(setup.domain, setup.local, room_of(domain, fabric.get(), setup.ranks.size())));
         } catch (...) {
             publish(kNowhere);
             throw;
@@ -121,7 +122,7 @@ std::uint64_t Communicator::reserve_part(const std::vector<int>& indices) const 
     const HostGroup::Members members = members_here(indices);
     if (members.index != 0) return kNowhere;
     const auto fabric = fabric_ ? fabric_->part(indices, 0) : nullptr;
-    return HostGroup::reserve(domain(), members.local, room_of(fabric.get(), indices.size()));
+    return HostGroup::reserve(domain(), members.local, room_of(*domain(), fabric.get(), indices.size()));
 }
 
 std::unique_ptr<Algorithm> Communicator::make_group(Work& work, const std::vector<Header>& headers) const {

@@ -28,25 +28,25 @@ struct Fabric::Notice {
 };
 
 Transfers::~Transfers() {
-    for (Link::Transfer& transfer : open_) link_.cancel(transfer);
+    for (Link::Transfer& transfer : all_) link_.cancel(transfer);
 }
 
 void Transfers::send(int to, const void* data, std::size_t bytes) {
     for (std::size_t done = 0; done < bytes; done += kMostPerMessage)
-        open_.push_back(
+        all_.push_back(
             link_.send(to, tag_, static_cast<const std::byte*>(data) + done, std::min(kMostPerMessage, bytes - done)));
 }
 
 void Transfers::receive(int from, void* data, std::size_t bytes) {
     for (std::size_t done = 0; done < bytes; done += kMostPerMessage)
-        open_.push_back(
+        all_.push_back(
             link_.receive(from, tag_, static_cast<std::byte*>(data) + done, std::min(kMostPerMessage, bytes - done)));
 }
 
 bool Transfers::done() {
-    open_.erase(std::remove_if(open_.begin(), open_.end(), [&](Link::Transfer& one) { return link_.done(one); }),
-                open_.end());
-    return open_.empty();
+    // One look a call: it costs a system call, and drives all transfers of the link.
+    while (ended_ < all_.size() && link_.done(all_[ended_])) ++ended_;
+    return ended_ == all_.size();
 }
 
 Fabric::Fabric(std::shared_ptr<Link> link, std::vector<int> host_of, std::vector<int> addresses, int index,
@@ -60,6 +60,9 @@ Fabric::Fabric(std::shared_ptr<Link> link, std::vector<int> host_of, std::vector
     members_.resize(static_cast<std::size_t>(*std::max_element(host_of_.begin(), host_of_.end())) + 1);
     for (int i = 0; i < size(); ++i) members_[static_cast<std::size_t>(this->host_of(i))].push_back(i);
     left_at_.assign(members_.size(), kAbort);
+    const std::size_t splits = host_of_.size() * sizeof(std::int64_t);
+    message_bytes_ = sizeof(std::uint64_t) +
+                     static_cast<std::size_t>(most_local()) * (sizeof(Header) + splits + inline_bytes(hosts()));
 }
 
 Fabric::~Fabric() {
@@ -98,12 +101,6 @@ int Fabric::most_local() const {
 int Fabric::tag(Channel channel) const {
     const auto room = static_cast<std::uint64_t>(link_->tag_limit()) / 8;
     return static_cast<int>(id_ % room * 8) + channel;
-}
-
-std::size_t Fabric::message_bytes() const {
-    const auto local = static_cast<std::size_t>(most_local());
-    const std::size_t splits = static_cast<std::size_t>(size()) * sizeof(std::int64_t);
-    return sizeof(std::uint64_t) + local * (sizeof(Header) + splits + inline_bytes(hosts()));
 }
 
 std::shared_ptr<Fabric> Fabric::part(const std::vector<int>& members, std::uint64_t id) const {

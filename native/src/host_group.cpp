@@ -61,7 +61,9 @@ std::size_t inline_bytes(int hosts) {
     return hosts == 1 ? most : std::max(most, kInlineBytesBetweenHosts / static_cast<std::size_t>(hosts - 1));
 }
 
-std::size_t segment_bytes() { return bytes_set("RING_SEGMENT", kSegmentBytes); }
+std::size_t segment_bytes(int local_ranks) {
+    return bytes_set("RING_SEGMENT", local_ranks > usable_cores() ? kSegmentBytesCrowded : kSegmentBytes);
+}
 
 const char* to_string(RankState state) {
     static constexpr const char* names[] = {"idle", "waiting", "moving", "left"};

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -31,6 +32,10 @@ struct DomainHeader {
     std::uint64_t arena;
     std::int32_t local_size;
 };
+
+// Forks between this process and the one that loaded this library. Every operation asks, and getpid is a system call.
+std::atomic<std::uint32_t> forks{0};
+const int kForksAreCounted = pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
 
 std::size_t round_up(std::size_t value, std::size_t to) { return (value + to - 1) / to * to; }
 
@@ -153,6 +158,7 @@ Domain::Domain(int local_rank, int local_size, std::shared_ptr<Mapping> mapping,
       local_size_(local_size),
       mapping_(std::move(mapping)),
       pid_(getpid()),
+      forks_(forks.load(std::memory_order_relaxed)),
       arena_(arena),
       token_(token) {
     free_.emplace(arena_start(local_rank_), arena_);
@@ -284,7 +290,9 @@ std::size_t Domain::allocated() const {
     return used_bytes_;
 }
 
-bool Domain::owned() const { return pid_ == getpid(); }
+bool Domain::owned() const {
+    return kForksAreCounted == 0 ? forks.load(std::memory_order_relaxed) == forks_ : pid_ == getpid();
+}
 
 bool Domain::dead(int rank) {
     const auto pid = static_cast<pid_t>(slot(rank).pid.load(std::memory_order_acquire));

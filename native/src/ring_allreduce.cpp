@@ -41,7 +41,7 @@ class RingAllreduce : public Algorithm {
         next_ = fabric.address(fabric.members((fabric.host() + 1) % hosts)[static_cast<std::size_t>(group.index())]);
         previous_ = fabric.address(
             fabric.members((fabric.host() + hosts - 1) % hosts)[static_cast<std::size_t>(group.index())]);
-        incoming_.resize(kInFlight * kWireSegment);
+        incoming_.reset(new std::byte[std::min(messages_, kInFlight) * kWireSegment]);
         if (narrows()) {
             outgoing_.emplace(group.shared_domain(), kInFlight * kWireSegment);
             widened_.resize(per_segment_);
@@ -191,7 +191,7 @@ class RingAllreduce : public Algorithm {
                             own() + range.begin * item_, range.size() * item_);
     }
 
-    std::byte* buffer(std::uint64_t m) { return incoming_.data() + m % kInFlight * kWireSegment; }
+    std::byte* buffer(std::uint64_t m) { return incoming_.get() + m % kInFlight * kWireSegment; }
     int tag() const { return fabric_.tag(Fabric::kData); }
 
     HostGroup& group_;
@@ -208,7 +208,7 @@ class RingAllreduce : public Algorithm {
     std::uint64_t segments_ = 0, messages_ = 0;
     int next_ = 0, previous_ = 0;
     std::optional<Region> scratch_;
-    std::vector<std::byte> incoming_;
+    std::unique_ptr<std::byte[]> incoming_;  // not zeroed: that would cost as much as to receive
     std::optional<Region> outgoing_;  // of what is rounded; in ring memory, because a link may read it after an abort
     std::vector<float> widened_;
     Link::Transfer sends_[kInFlight] = {};

@@ -14,7 +14,7 @@ from ring_notebook.core.communicator import Communicator, ReduceOp
 
 SIZES = (1, 2, 3, 4, 7)
 INLINE = 16 << 10  # native kInlineBytes; between hosts up to four times as much
-SEGMENT = 256 << 10  # native kSegmentBytes
+SEGMENT = 512 << 10  # native kSegmentBytesCrowded
 REAL_OPS = (ReduceOp.SUM, ReduceOp.AVERAGE, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT)
 # Which ranks keep their tensors in ring memory: paths are chosen by all ranks together.
 MEMORIES: dict[str, Callable[[int], bool]] = {

@@ -15,7 +15,7 @@ from ring_notebook.core.communicator import Communicator, ReduceOp, Work
 from ring_notebook.core.plan import row_split
 
 SIZES = (1, 2, 3, 4, 7)
-SEGMENT = 256 << 10  # native kSegmentBytes
+SEGMENT = 512 << 10  # native kSegmentBytesCrowded
 MEMORIES: dict[str, Callable[[int], bool]] = {
     "ring": lambda rank: True,
     "ordinary": lambda rank: False,

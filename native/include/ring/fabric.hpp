@@ -15,7 +15,8 @@
 
 namespace ring {
 
-// Transfers that belong together, cut to sizes that every link takes; given up when it is destroyed.
+// Transfers that belong together, cut to sizes that every link takes; given up when it is destroyed. `done` looks at
+// them in the order in which they began, so what takes longest should begin first.
 class Transfers {
    public:
     Transfers(Link& link, int tag) : link_(link), tag_(tag) {}
@@ -30,7 +31,8 @@ class Transfers {
    private:
     Link& link_;
     int tag_;
-    std::vector<Link::Transfer> open_;
+    std::vector<Link::Transfer> all_;
+    std::size_t ended_ = 0;
 };
 
 class Fabric {
@@ -63,7 +65,7 @@ class Fabric {
     std::uint64_t id() const { return id_; }
 
     // Bytes that a host's part of an agreement may take, and those of the block that holds all of them.
-    std::size_t message_bytes() const;
+    std::size_t message_bytes() const { return message_bytes_; }
     std::size_t shared_bytes() const { return message_bytes() * static_cast<std::size_t>(hosts()); }
 
     // The part of this fabric that `members` (group indices) make up; null when they share one host.
@@ -87,6 +89,7 @@ class Fabric {
     int index_;
     std::uint64_t id_;
     DType wire_;
+    std::size_t message_bytes_ = 0;
     std::vector<std::vector<int>> members_;
     std::vector<std::int64_t> left_at_;  // by host: last sequence it takes part in, -1 while it is there
     mutable std::mutex mutex_;

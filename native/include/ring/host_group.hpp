@@ -36,9 +36,11 @@ std::size_t inline_bytes(int hosts);
 // slots, because one is filled while the one before is reduced and the one before that is copied out.
 constexpr std::size_t kSegmentBytes = 256 << 10;
 constexpr std::size_t kSegmentSlots = 3;
-// These two sizes, or what RING_INLINE and RING_SEGMENT set in their place; benchmarks/thresholds.py measures which
-// are best.
-std::size_t segment_bytes();
+// Where ranks outnumber cores a gate takes switches of context: fewer of them are worth some of the cache.
+constexpr std::size_t kSegmentBytesCrowded = 512 << 10;
+// These sizes, or what RING_INLINE and RING_SEGMENT set in their place; benchmarks/thresholds.py measures which are
+// best.
+std::size_t segment_bytes(int local_ranks);
 
 // What the block of a group has room for. The member that reserves it decides for all.
 struct Room {

@@ -109,6 +109,7 @@ class Domain {
     int local_size_;
     std::shared_ptr<Mapping> mapping_;
     std::int64_t pid_;
+    std::uint32_t forks_;
     std::size_t arena_;
     std::uint64_t token_;
 
