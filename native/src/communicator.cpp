@@ -248,7 +248,7 @@ std::shared_ptr<Work> Communicator::run(Request request, double timeout, const I
         while (served != Served::Done) {
             const bool polling = work->polling_;
             wait_until(
-                group_->bell(), group_->spin(),
+                group_->bell(), polling ? group_->spin().polling() : group_->spin(),
                 [&] {
                     served = attempt(*work);
                     return served == Served::Moved || served == Served::Done || work->polling_ != polling;

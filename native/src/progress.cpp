@@ -70,7 +70,8 @@ void Progress::main() {
             // Another rank, or a new wish, makes the next step possible; either rings the shared bell.
             const bool polling = any_polling_;
             wait_until(
-                shared_, spin_, [&] { return wished() || scan() || !any_work_ || any_polling_ != polling; }, [] {},
+                shared_, polling ? spin_.polling() : spin_,
+                [&] { return wished() || scan() || !any_work_ || any_polling_ != polling; }, [] {},
                 polling ? kPoll : kSleep);
         } else {
             wait_until(own_, spin_, wished, [] {}, kForever);

@@ -4,6 +4,7 @@
 // wakes to run `idle`, which throws on a deadline, a signal, an abort or a dead peer.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -36,15 +37,21 @@ class Sleeper {
     Bell& bell_;
 };
 
+constexpr std::chrono::microseconds kSleep{50'000};
+// Between two looks at a network that cannot wake anyone, and for how long it is looked at without a pause before: a
+// sleeper is some 100 µs late, and the stream it should have taken from stands still meanwhile.
+constexpr std::chrono::microseconds kPoll{50};
+constexpr std::chrono::microseconds kPollSpin{1000};
+
 struct SpinPolicy {
     std::chrono::nanoseconds budget{50'000};
     // With more ranks than cores a spinning rank keeps the one it waits for from running.
     bool yield = false;
+
+    // Where a look is a system call, and cores may be shared with those who carry what is looked for.
+    SpinPolicy polling() const { return {std::max<std::chrono::nanoseconds>(budget, kPollSpin), true}; }
 };
 
-constexpr std::chrono::microseconds kSleep{50'000};
-// Between two looks at a network that cannot wake anyone.
-constexpr std::chrono::microseconds kPoll{50};
 constexpr std::chrono::microseconds kForever{-1};
 
 // Sleeps until the bell rings after `seen` was read, a signal arrives or the limit passes.
