@@ -45,6 +45,10 @@ class Config:
     """RING_SEGMENT: bytes of an ordinary tensor that are on their way through ring memory at a time; 0 means 256 KiB,
     and 512 KiB where ranks outnumber cores."""
 
+    staging: Literal["auto", "cache", "memory"] = "auto"
+    """RING_STAGING: whether segments are written into the cache that ranks may share, or past it into memory; ``auto``
+    times both and takes the faster one."""
+
     memory: int = 0
     """RING_MEMORY: most bytes of ring memory a rank may take; 0 means what the machine has."""
 
@@ -72,6 +76,7 @@ _ALIASES = {"fusion_threshold": "HOROVOD_FUSION_THRESHOLD", "timeline": "HOROVOD
 _CHOICES = {
     "algorithm": ("auto", "push", "ring"),
     "overlap": ("auto", "inline", "thread"),
+    "staging": ("auto", "cache", "memory"),
     "wire": ("float16", "bfloat16"),
 }
 

@@ -6,6 +6,7 @@
 #include "register.hpp"
 #include "ring/memory.hpp"
 #include "ring/roll_call.hpp"
+#include "ring/staging.hpp"
 
 namespace py = pybind11;
 using ring::Domain;
@@ -57,6 +58,11 @@ void register_memory(py::module_& module) {
                 return std::make_unique<Region>(std::move(self), bytes);
             },
             py::arg("bytes"));
+
+    py::class_<ring::Staging>(module, "Staging", "Chooses how segments are written; see staging.hpp.")
+        .def(py::init<>())
+        .def("past_cache", &ring::Staging::past_cache, py::arg("bytes"))
+        .def("took", &ring::Staging::took, py::arg("past_cache"), py::arg("bytes"), py::arg("ns"));
 
     module.def(
         "buffer_info",

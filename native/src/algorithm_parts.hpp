@@ -23,9 +23,9 @@ void for_range(const std::vector<Piece>& pieces, std::uint64_t begin, std::uint6
 }
 
 inline void copy_in(const std::vector<Piece>& pieces, std::uint64_t begin, std::uint64_t end, std::byte* to,
-                    std::size_t item) {
+                    std::size_t item, CopyFn* copy = std::memcpy) {
     for_range(pieces, begin, end, [&](const Piece& piece, std::uint64_t offset, std::uint64_t at, std::uint64_t n) {
-        std::memcpy(to + at * item, piece.input + offset * item, n * item);
+        copy(to + at * item, piece.input + offset * item, n * item);
     });
 }
 

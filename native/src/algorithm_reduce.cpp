@@ -88,13 +88,17 @@ class StagedAllreduce : public GatedAlgorithm {
           reduction_(headers, lead_, headers.size()),
           item_(item_size(lead_.dtype)),
           per_step_(group.segment_bytes() / item_),
-          steps_(steps_for(lead_.count, per_step_)) {}
+          steps_(steps_for(lead_.count, per_step_)),
+          past_cache_(group.staging().past_cache(lead_.count * item_)) {}
 
     bool step(std::uint64_t k) override {
+        if (k == 0) begin_ = monotonic_ns();
         if (k >= 2) spread(k - 2);
         if (k >= 1 && k <= steps_) reduce(k - 1);
         if (k < steps_) fill(k);
-        return k == steps_ + 1;
+        if (k <= steps_) return false;
+        group_.staging().took(past_cache_, lead_.count * item_, monotonic_ns() - begin_);
+        return true;
     }
 
    private:
@@ -112,7 +116,8 @@ class StagedAllreduce : public GatedAlgorithm {
         for (int member = 0; member < group_.size(); ++member) {
             if (member == group_.index()) continue;
             const Range part = chunk(k, member);
-            copy_in(request_.pieces, part.begin, part.end, place(k, group_.index(), part.begin), item_);
+            copy_in(request_.pieces, part.begin, part.end, place(k, group_.index(), part.begin), item_,
+                    past_cache_ ? stream_copy : std::memcpy);
         }
     }
 
@@ -126,10 +131,11 @@ class StagedAllreduce : public GatedAlgorithm {
         for_range(request_.pieces, own.begin, own.end,
                   [&](const Piece& piece, std::uint64_t offset, std::uint64_t at, std::uint64_t n) {
                       void* dst[] = {piece.output + offset * item_, place(k, group_.index(), own.begin + at)};
-                      reduction_.run(dst, 2, n, [&](int member) -> const std::byte* {
+                      reduction_.run(dst, past_cache_ ? 1 : 2, n, [&](int member) -> const std::byte* {
                           return member == group_.index() ? piece.input + offset * item_
                                                           : place(k, member, own.begin + at);
                       });
+                      if (past_cache_) stream_copy(dst[1], dst[0], n * item_);
                   });
     }
 
@@ -147,6 +153,8 @@ class StagedAllreduce : public GatedAlgorithm {
     Reduction reduction_;
     std::size_t item_;
     std::uint64_t per_step_, steps_;
+    bool past_cache_;
+    std::int64_t begin_ = 0;
 };
 
 // Each rank reduces its rows from all inputs, which lie in ring memory or in the mailboxes.

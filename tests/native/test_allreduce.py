@@ -11,6 +11,7 @@ from native.ranks import LAUNCHERS, Seat, as_threads
 from native.values import Tensor, expected, reduced_samples, sample
 from ring_notebook.core.buffers import DType
 from ring_notebook.core.communicator import Communicator, ReduceOp
+from ring_notebook.core.native import core
 
 SIZES = (1, 2, 3, 4, 7)
 INLINE = 16 << 10  # native kInlineBytes; between hosts up to four times as much
@@ -87,6 +88,44 @@ def test_scale_factors(size: int, dtype: DType) -> None:
                 check(ring, dtype, (count,), ReduceOp.MAX, memory=memory, postscale=0.5)
 
     as_threads(size, body)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_segments_past_the_cache(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the tensors' places and lengths are modulo a cache line."""
+    monkeypatch.setenv("RING_STAGING", "memory")
+
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        for dtype in (DType.UINT8, DType.INT16, DType.FLOAT32):
+            for odd in (0, 1, 15, 64):
+                check(ring, dtype, (3 * SEGMENT // dtype.itemsize + odd,), memory="ordinary", in_place=odd % 2 == 0)
+
+    as_threads(size, body)
+
+
+def test_segments_go_the_way_that_is_faster() -> None:
+    """Both ways are timed at first and then every 32 operations; only a clear gain makes ranks write past the cache."""
+    staging = core().Staging()
+    took = {False: 10, True: 20}
+
+    def operate(times: int) -> list[bool]:
+        ways = []
+        for _ in range(times):
+            ways.append(staging.past_cache(4 << 20))
+            staging.took(ways[-1], 4 << 20, took[ways[-1]] << 20)
+        return ways
+
+    assert operate(8) == [False, True] * 4
+    assert sum(operate(64)) == 2
+    took[False] = 40  # from now on ranks share no cache
+    assert sum(operate(64)) >= 58
+    took[False] = 10
+    assert sum(operate(64)) <= 34
+    assert sum(operate(64)) == 2
+    took[True] = 10  # no gain
+    assert sum(operate(96)) == 3
+    assert not any(staging.past_cache(1 << 19) for _ in range(100))
 
 
 @pytest.mark.parametrize("size", SIZES)

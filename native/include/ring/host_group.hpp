@@ -17,6 +17,7 @@
 #include "ring/errors.hpp"
 #include "ring/header.hpp"
 #include "ring/memory.hpp"
+#include "ring/staging.hpp"
 #include "ring/wait.hpp"
 
 namespace ring {
@@ -150,6 +151,7 @@ class HostGroup {
     std::int64_t* splits(int member, std::uint64_t sequence) const;
     std::byte* segment(int member, std::uint64_t step) const;
     std::byte* extra() const;
+    Staging& staging() { return staging_; }
 
     // --- the end of an epoch ---
     bool aborted() const { return epoch_block_->aborted.load(std::memory_order_seq_cst) != 0; }
@@ -195,6 +197,7 @@ class HostGroup {
     std::uint64_t arrivals_ = 0;
     std::uint32_t departures_seen_ = 0;
     bool left_ = false;
+    Staging staging_;
 };
 
 }  // namespace ring
