@@ -129,13 +129,13 @@ class Engines:
     def signal(self, signum: signal.Signals, ranks: Sequence[int]) -> None:
         """Signal the engines of ``ranks``: directly on this host, through their nannies elsewhere."""
         for engine in (self.all[rank] for rank in ranks):
-            if not engine.local:
-                self._client.send_signal(signum, targets=engine.rank, block=False)
-                continue
             try:
-                os.kill(engine.pid, signum)
-            except ProcessLookupError:
-                continue  # the watcher of the processes reports it
+                if engine.local:
+                    os.kill(engine.pid, signum)
+                else:
+                    self._client.send_signal(signum, targets=engine.rank, block=False)
+            except (ProcessLookupError, IndexError, ipyparallel.NoEnginesRegistered):
+                continue  # it has ended, and the watcher of the processes reports that
 
     def close(self) -> None:
         """Close the client's sockets."""

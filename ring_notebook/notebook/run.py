@@ -200,6 +200,13 @@ class Run:
         return f"<Run {self.log.name or self.log.run} on {self.log.size} ranks: {self.status}>"
 
     def _supervise(self) -> None:
+        try:
+            self._watch()
+        finally:
+            self._finish()  # whatever happens to the watch, nobody waits for ever
+
+    def _watch(self) -> None:
+        """Return when the run has ended, or nothing more is to be expected of its ranks."""
         answered = 0.0
         while not self.log.wait_ended(self._ranks, _TICK):
             now = monotonic()
@@ -215,7 +222,6 @@ class Run:
             if self._failed(now) > (_SECONDS_TO_STOP if self._cause_known() else _SECONDS_TO_DIE):
                 break
             self._pass_on_stop()
-        self._finish()
 
     def _failed(self, now: float) -> float:
         """Seconds since the first rank failed; asks the others to stop when they do not by themselves."""

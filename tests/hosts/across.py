@@ -31,6 +31,13 @@ for x in ring.track(loader):
 weights = torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
 print(f"rank {ring.rank()} on {socket.gethostname()}, local {ring.local_rank()}, cross {ring.cross_rank()}")
 """
+STUBBORN = """
+import os, signal, time
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+time.sleep(2)
+if ring.rank() == 3: os.kill(os.getpid(), 9)
+time.sleep(60)
+"""
 PLACES = [f"rank {rank} on {NAMES[rank // 2]}, local {rank % 2}, cross {rank // 2}\n" for rank in range(4)]
 SECONDS = 2.0
 
@@ -76,6 +83,13 @@ def everything() -> None:
     assert "last words" in said
     session.restart()
     trains(cluster)
+
+    run = cluster.run(STUBBORN)
+    time.sleep(1)
+    while not run.done:  # the engine that the stop is meant for may just have gone
+        run.stop()
+        time.sleep(0.001)
+    ends(run, ClusterError, f"rank 3 on {NAMES[1]}")
     session.stop()
 
 
