@@ -97,22 +97,25 @@ std::vector<std::int64_t> header_counts(const std::vector<Header>& headers) {
     return counts;
 }
 
-class PullAllgather : public Gathering {
+// Every rank takes its parts where they lie: `from[member]` elements into that member's tensor.
+class Pull : public Gathering {
    public:
-    PullAllgather(HostGroup& group, const std::vector<Header>& headers, bool is_inline, Result& result)
-        : Gathering(result, header_counts(headers), item_size(headers[0].dtype)),
+    Pull(HostGroup& group, const std::vector<Header>& headers, std::vector<std::int64_t> counts,
+         std::vector<std::uint64_t> from, bool is_inline, Result& result)
+        : Gathering(result, std::move(counts), item_size(headers[0].dtype)),
           group_(group),
           headers_(headers),
+          from_(std::move(from)),
           inline_(is_inline) {}
 
     bool step(std::uint64_t k) override {
         if (k == 1) return true;
         for (int member = 0; member < group_.size(); ++member) {
             if (count(member) == 0) continue;
-            const Header& header = headers_[static_cast<std::size_t>(member)];
-            const std::byte* from =
-                inline_ ? group_.inline_slot(member, header.sequence) : group_.domain().at<std::byte>(header.input);
-            std::memcpy(part(member), from, count(member) * item_);
+            const auto i = static_cast<std::size_t>(member);
+            const std::byte* tensor = inline_ ? group_.inline_slot(member, headers_[i].sequence)
+                                              : group_.domain().at<std::byte>(headers_[i].input);
+            std::memcpy(part(member), tensor + from_[i] * item_, count(member) * item_);
         }
         return inline_;
     }
@@ -120,6 +123,7 @@ class PullAllgather : public Gathering {
    private:
     HostGroup& group_;
     std::vector<Header> headers_;
+    std::vector<std::uint64_t> from_;
     bool inline_;
 };
 
@@ -174,6 +178,11 @@ class SplitTable {
         for (int from = 0; from < size_; ++from) counts.push_back(table_[index(from, to)]);
         return counts;
     }
+    std::vector<std::uint64_t> column_starts(int to) const {
+        std::vector<std::uint64_t> starts;
+        for (int from = 0; from < size_; ++from) starts.push_back(start(from, to));
+        return starts;
+    }
     std::uint64_t largest() const {
         return static_cast<std::uint64_t>(*std::max_element(table_.begin(), table_.end()));
     }
@@ -182,35 +191,6 @@ class SplitTable {
     std::size_t index(int from, int to) const { return static_cast<std::size_t>(from * size_ + to); }
     int size_;
     std::vector<std::int64_t> table_;
-};
-
-class PullAlltoall : public Gathering {
-   public:
-    PullAlltoall(HostGroup& group, const std::vector<Header>& headers, SplitTable splits, bool is_inline,
-                 Result& result)
-        : Gathering(result, splits.column(group.index()), item_size(headers[0].dtype)),
-          group_(group),
-          headers_(headers),
-          splits_(std::move(splits)),
-          inline_(is_inline) {}
-
-    bool step(std::uint64_t k) override {
-        if (k == 1) return true;
-        for (int member = 0; member < group_.size(); ++member) {
-            if (count(member) == 0) continue;
-            const Header& header = headers_[static_cast<std::size_t>(member)];
-            const std::byte* from =
-                inline_ ? group_.inline_slot(member, header.sequence) : group_.domain().at<std::byte>(header.input);
-            std::memcpy(part(member), from + splits_.start(member, group_.index()) * item_, count(member) * item_);
-        }
-        return inline_;
-    }
-
-   private:
-    HostGroup& group_;
-    std::vector<Header> headers_;
-    SplitTable splits_;
-    bool inline_;
 };
 
 // A segment holds one piece for each rank.   step k:  consume(k-1)  fill(k)
@@ -268,7 +248,9 @@ std::unique_ptr<Algorithm> make_broadcast(HostGroup& group, const Request& reque
 std::unique_ptr<Algorithm> make_allgather(HostGroup& group, const Request& request, const std::vector<Header>& headers,
                                           Result& result) {
     const bool small = all_inline(headers);
-    if (small || all_in_ring(headers, false)) return std::make_unique<PullAllgather>(group, headers, small, result);
+    if (small || all_in_ring(headers, false))
+        return std::make_unique<Pull>(group, headers, header_counts(headers),
+                                      std::vector<std::uint64_t>(headers.size()), small, result);
     return std::make_unique<StagedAllgather>(group, request, headers, result);
 }
 
@@ -277,7 +259,8 @@ std::unique_ptr<Algorithm> make_alltoall(HostGroup& group, const Request& reques
     SplitTable splits(group, sequence);
     const bool small = all_inline(headers);
     if (small || all_in_ring(headers, false))
-        return std::make_unique<PullAlltoall>(group, headers, std::move(splits), small, result);
+        return std::make_unique<Pull>(group, headers, splits.column(group.index()), splits.column_starts(group.index()),
+                                      small, result);
     return std::make_unique<StagedAlltoall>(group, request, headers, std::move(splits), result);
 }
 
