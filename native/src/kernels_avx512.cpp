@@ -1,8 +1,8 @@
+#if defined(__x86_64__)
+
 #include "adasum_impl.hpp"
 #include "kernels_impl.hpp"
 #include "update_impl.hpp"
-
-#if defined(__x86_64__)
 
 namespace ring {
 

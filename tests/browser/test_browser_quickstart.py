@@ -34,8 +34,10 @@ def test_the_quickstart(
     picture: Callable[[NotebookPage, int, str], None],
 ) -> None:
     # The steps are drawn out, or a fast machine would be done before the test has looked twice (and a slow one, where
-    # training takes every core, before the browser has drawn once).
-    source = QUICKSTART.read_text().replace("optimizer.step()", "optimizer.step(); __import__('time').sleep(0.04)")
+    # training takes every core, before the browser has drawn once), until it has.
+    seen = lab.directory / "seen"
+    wait = f"__import__('os').path.exists('{seen}') or __import__('time').sleep(0.04)"
+    source = QUICKSTART.read_text().replace("optimizer.step()", f"optimizer.step(); {wait}")
     assert "sleep" in source
     (lab.directory / "quickstart.ipynb").write_text(source)
     notebook = open_notebook("quickstart.ipynb")
@@ -54,6 +56,7 @@ def test_the_quickstart(
     assert panel.locator(".ring-table tbody tr").count() == 2
     notebook.until(lambda: step(notebook) > 600 and panel.locator(".mainheading").count() == 2)
     picture(notebook, TRAIN, "panel")
+    seen.touch()
 
     notebook.wait_ended(TRAIN)
     notebook.output(TRAIN).locator(".ring-report").wait_for(timeout=10_000)

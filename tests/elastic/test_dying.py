@@ -78,12 +78,12 @@ def reference(n: int, then: int, resumed: int, seen: list[int]) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("n", "victims", "how"),
     [
-        (4, "3", "SIGKILL"),
+        pytest.param(4, "3", "SIGKILL", marks=pytest.mark.slow),
         (4, "0,1", "SIGKILL"),
         (3, "0", "SIGSEGV"),
         (2, "1", "raise"),
         (3, "0,1", "exit"),
-        (2, "0", "SIGKILL"),
+        pytest.param(2, "0", "SIGKILL", marks=pytest.mark.slow),
     ],
 )
 def test_the_living_train_on(n: int, victims: str, how: str) -> None:

@@ -57,15 +57,18 @@ def check(
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_every_reduction_of_every_type(launcher: str, size: int, dtype: DType) -> None:
     """Small and odd counts for every reduction; one-shot, push, staged and mixed paths for sums."""
+    edge = INLINE // dtype.itemsize
+    counts = (edge, edge + 1, 4 * edge + 1, 3 * SEGMENT // dtype.itemsize + 5)
+    for count in counts:  # once, and not on every rank
+        reduced_samples(dtype, size, count, ReduceOp.SUM, 1.0, 1.0)
 
     def body(seat: Seat) -> None:
         ring = seat.open()
         for op in REAL_OPS:
             for shape in ((), (0,), (7,), (3, 0, 2), (5, 67)):
                 check(ring, dtype, shape, op, in_place=len(shape) % 2 == 0)
-        edge = INLINE // dtype.itemsize
         for memory in MEMORIES:
-            for count in (edge, edge + 1, 4 * edge + 1, 3 * SEGMENT // dtype.itemsize + 5):
+            for count in counts:
                 check(ring, dtype, (count,), memory=memory, in_place=count % 2 == 0)
         for op in (ReduceOp.AVERAGE, ReduceOp.MAX):
             for memory in ("ring", "ordinary"):
