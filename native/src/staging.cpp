@@ -28,7 +28,7 @@ bool Staging::past_cache(std::uint64_t bytes) {
     if (bytes < kLeast) return false;
     const std::uint64_t number = operations_++;
     if (number < 2 * kKept) return number % 2 == 1;
-    if (number % kProbeEvery == 0) return !choice_;
+    if (number % probe_every(choice_) == 0) return !choice_;
     choice_ = least(true) < kBetter * least(false);
     return choice_;
 }

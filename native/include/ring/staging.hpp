@@ -3,7 +3,7 @@
 // Cores with one last-level cache hand segments over in it, which is the fastest way. Cores without (two core complexes
 // or sockets, or a virtual machine whose host has put it there for a while) fetch every line that another has written
 // from a far cache, and memory would be faster. Nothing says which it is, so operations are timed both ways: a few of
-// them at first, one in kProbeEvery later.
+// them at first, one in `probe_every` later.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,8 @@ class Staging {
     void took(bool past_cache, std::uint64_t bytes, std::int64_t ns);
 
     static constexpr std::uint64_t kLeast = 1 << 20;  // bytes of an operation that is worth it
-    static constexpr std::uint64_t kProbeEvery = 32;
+    // How often the other way is tried: the cache more often, whose speed it is that changes.
+    static constexpr std::uint64_t probe_every(bool past_cache) { return past_cache ? 8 : 32; }
 
    private:
     static constexpr std::size_t kKept = 4;
