@@ -122,7 +122,7 @@ class Communicator:
         """
         pieces = [(i.address, o.address, i.count) for i, o in zip(inputs, outputs, strict=True)]
         shape = inputs[0].shape if len(inputs) == 1 else ()
-        layout = layout_hash([buffer.shape for buffer in inputs]) if len(inputs) > 1 else 0
+        layout = layout_hash(tuple([buffer.shape for buffer in inputs])) if len(inputs) > 1 else 0
         native = self._native.reduce(
             False, pieces, shape, layout, inputs[0].dtype, op, prescale, postscale, name, blocking, self._timeout
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 from ring_notebook.core.native import core
@@ -17,9 +17,11 @@ def row_split(rows: int, size: int) -> list[int]:
     return [base + (rank < extra) for rank in range(size)]
 
 
-def layout_hash(shapes: Iterable[tuple[int, ...]]) -> int:
+# Cached, because the gradients of a model have the same shapes in every step.
+@lru_cache(maxsize=256)
+def layout_hash(shapes: tuple[tuple[int, ...], ...]) -> int:
     """64 bits that tell whether two ranks fuse tensors of the same shapes in the same order."""
-    digest = hashlib.blake2b(repr(list(shapes)).encode(), digest_size=8)
+    digest = hashlib.blake2b(repr([tuple(shape) for shape in shapes]).encode(), digest_size=8)
     return int.from_bytes(digest.digest(), "little")
 
 

@@ -62,15 +62,17 @@ class Bucket:
 
     def start(self, *, blocking: bool) -> None:
         """Begin to reduce what is there, and zeros for the rest; with ``blocking`` it is reduced on return."""
-        grads = [parameter.grad for parameter in self.parameters]
-        self._flags.copy_(torch.tensor([grad is not None for grad in grads]))
-        self._reduced = [
-            torch.zeros_like(parameter) if grad is None else grad
-            for parameter, grad in zip(self.parameters, grads, strict=True)
-        ]
-        tensors = [in_memory_order(grad.detach()) for grad in self._reduced]
+        self._flags.fill_(1)
+        self._reduced = []
+        for position, parameter in enumerate(self.parameters):
+            grad = parameter.grad
+            if grad is None:
+                grad = torch.zeros_like(parameter)
+                self._flags[position] = 0
+            self._reduced.append(grad)
+        tensors = [in_memory_order(grad) for grad in self._reduced]
         if self._compression is not Compression.none:
-            self._wires = [self._compression.compress(tensor) for tensor in tensors]
+            self._wires = [self._compression.compress(tensor.detach()) for tensor in tensors]
             tensors = [wire for wire, _ in self._wires]
         self._handle = start([*tensors, self._flags], self._how, self.name, blocking=blocking, claim=False)
 
@@ -85,9 +87,8 @@ class Bucket:
         with torch.no_grad():
             for grad, (wire, ctx) in zip(self._reduced, self._wires, strict=False):
                 in_memory_order(grad).copy_(self._compression.decompress(wire, ctx))
-        anywhere = (self._flags > 0).tolist()
-        for parameter, grad, present in zip(self.parameters, self._reduced, anywhere, strict=True):
-            if present and parameter.grad is not grad:
+        for position, (parameter, grad) in enumerate(zip(self.parameters, self._reduced, strict=True)):
+            if parameter.grad is not grad and self._flags[position] > 0:
                 parameter.grad = grad
         self._reduced, self._wires = [], []
 

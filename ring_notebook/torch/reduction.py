@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ring_notebook.core.buffers import Buffer
 from ring_notebook.core.communicator import ReduceOp, Work
 from ring_notebook.torch.arguments import check_process_set
 from ring_notebook.torch.handles import Handle, check_name
@@ -64,20 +65,17 @@ def start(
 
     ``claim`` keeps others from using the name meanwhile.
     """
-    for tensor in tensors:
-        check_tensor(tensor, "allreduce")
+    sources = [_buffer(tensor) for tensor in tensors]
     communicator = how.process_set.communicator
     label = check_name(communicator, name) if claim else name or ""
     outputs = list(tensors) if in_place else [torch.empty_like(tensor) for tensor in tensors]
-    sources = [on_host(tensor) for tensor in tensors]
-    targets = sources if in_place else [on_host(output) for output in outputs]
+    targets = sources if in_place else [_buffer(output) for output in outputs]
     works: list[Work] = []
-    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-        inputs = [buffer_of(source) for source in sources if source.dtype is dtype]
+    for dtype in dict.fromkeys(source.dtype for source in sources):
         works.append(
             communicator.allreduce(
-                inputs,
-                inputs if in_place else [buffer_of(target) for target in targets if target.dtype is dtype],
+                [source for source in sources if source.dtype is dtype],
+                [target for target in targets if target.dtype is dtype],
                 op=how.op,
                 prescale=how.prescale,
                 postscale=how.postscale,
@@ -88,10 +86,19 @@ def start(
 
     def finish() -> list[Tensor]:
         for target, output in zip(targets, outputs, strict=True):
-            copy_back(target, output)
+            copy_back(target.owner, output)
         return outputs
 
     return Handle(communicator, label if claim else "", works, finish)
+
+
+def _buffer(tensor: Tensor) -> Buffer:
+    """Buffer over ``tensor``, or over a copy of it (its ``owner``) where the core cannot work on it in place."""
+    buffer = buffer_in_place(tensor)
+    if buffer is None:
+        check_tensor(tensor, "allreduce")
+        buffer = buffer_of(on_host(tensor))
+    return buffer
 
 
 def reduce_now(
