@@ -108,7 +108,7 @@ def test_segments_past_the_cache(size: int, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_segments_go_the_way_that_is_faster() -> None:
-    """Both ways are timed at first and then every 32 operations; only a clear gain makes ranks write past the cache."""
+    """Both ways are timed at first, the other one now and then; only a clear gain makes ranks write past the cache."""
     staging = core().Staging()
     took = {False: 10, True: 20}
 

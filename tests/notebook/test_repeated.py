@@ -40,7 +40,7 @@ def test_panels_leave_nothing_behind(notebook: Notebook) -> None:
     for _ in range(5):
         notebook.run(CELL)
     widgets, memory, descriptors, threads = map(int, notebook.text(HOLDS).split())
-    for _ in range(15):
+    for _ in range(25):
         outputs = notebook.run(CELL)
     after = list(map(int, notebook.text(HOLDS).split()))
     # Widgets of one run stay for pages that are opened later; they differ by what its last redraw came to.

@@ -21,11 +21,10 @@ class Staging {
     // How long it took.
     void took(bool past_cache, std::uint64_t bytes, std::int64_t ns);
 
+   private:
     static constexpr std::uint64_t kLeast = 1 << 20;  // bytes of an operation that is worth it
     // How often the other way is tried: the cache more often, whose speed it is that changes.
     static constexpr std::uint64_t probe_every(bool past_cache) { return past_cache ? 8 : 32; }
-
-   private:
     static constexpr std::size_t kKept = 4;
     // The least of the last few: what disturbs an operation makes it slower, never faster.
     double least(bool past_cache) const;
