@@ -24,7 +24,7 @@ def available() -> int:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("hosts", "ring_memory"), [((), True), ((), False), ((0, 1), True)])
 def test_more_than_2_to_the_31_elements(hosts: tuple[int, ...], ring_memory: bool) -> None:
-    """Allreduce, broadcast and (on one host) reducescatter are right at both ends and at the 2^31st element and byte."""
+    """Allreduce, broadcast and (on one host) reducescatter are right at both ends and past 31 and 32 bits."""
     if available() < 3 * BYTES:
         pytest.skip(f"NOT TESTED: {BYTES >> 30} GiB on each of two ranks need {3 * BYTES >> 30} GiB of free memory")
     places = [0, 1, (1 << 30) - 1, 1 << 30, (1 << 31) - 1, 1 << 31, COUNT - 1]
