@@ -37,6 +37,7 @@ class AdasumOptimizer(Wrapper):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """A step of the wrapped optimizer on this rank's gradients, combined with the steps of the others."""
+        self._check_newest()
         parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
         starts = [p.detach().clone() for p in parameters]
         loss = super().step(closure)

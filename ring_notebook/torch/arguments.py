@@ -12,7 +12,14 @@ from ring_notebook.torch.compression import Compression
 from ring_notebook.torch.process_sets import ProcessSet
 from ring_notebook.torch.tensors import check_tensor
 
-__all__ = ["check_compression", "check_module", "check_optimizer", "check_process_set", "check_tensors"]
+__all__ = [
+    "check_compression",
+    "check_module",
+    "check_optimizer",
+    "check_passes",
+    "check_process_set",
+    "check_tensors",
+]
 
 
 def check_process_set(value: Any) -> None:
@@ -50,3 +57,10 @@ def check_module(value: Any, function: str) -> None:
     """Raise TypeError unless ``value`` is a model."""
     if not isinstance(value, torch.nn.Module):
         raise TypeError(f"{function} takes a torch.nn.Module, got {type(value).__name__}")
+
+
+def check_passes(value: int) -> int:
+    """``value`` as a number of backward passes in a step. Raises ValueError below 1."""
+    if value < 1:
+        raise ValueError(f"backward_passes_per_step={value}: must be at least 1")
+    return value

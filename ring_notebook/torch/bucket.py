@@ -50,6 +50,10 @@ class Bucket:
         self._came[position] = True
         _make_dense(self.parameters[position])
 
+    def forget(self) -> None:
+        """Take back what `come` has noted."""
+        self._came = [False] * len(self.parameters)
+
     def fill(self) -> None:
         """Take in the gradients that no hook has brought."""
         for parameter in self.parameters:
@@ -83,7 +87,7 @@ class Bucket:
             self._handle.wait()
         finally:
             self._handle = None
-            self._came = [False] * len(self.parameters)
+            self.forget()
         with torch.no_grad():
             for grad, (wire, ctx) in zip(self._reduced, self._wires, strict=False):
                 in_memory_order(grad).copy_(self._compression.decompress(wire, ctx))

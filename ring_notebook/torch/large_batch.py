@@ -53,7 +53,9 @@ class LARS(Optimizer):
                 weight_norm, grad_norm = p.norm(), p.grad.norm()
                 local_lr = _ratio(group["trust"] * weight_norm, grad_norm + decay * weight_norm, grad_norm)
                 state = self.state[p]
-                velocity = state.setdefault("momentum_buffer", torch.zeros_like(p))
+                if "momentum_buffer" not in state:
+                    state["momentum_buffer"] = torch.zeros_like(p)
+                velocity = state["momentum_buffer"]
                 velocity.mul_(group["momentum"]).add_((p.grad + decay * p) * (group["lr"] * local_lr))
                 p.sub_(velocity)
         return loss

@@ -13,14 +13,14 @@ from torch import Tensor
 
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.torch.adasum import AdasumOptimizer
-from ring_notebook.torch.arguments import check_compression, check_optimizer, check_process_set
+from ring_notebook.torch.arguments import check_compression, check_optimizer, check_passes, check_process_set
 from ring_notebook.torch.compression import Compression, Compressor
 from ring_notebook.torch.fused import FusedOptimizer, check_fusable
 from ring_notebook.torch.process_sets import ProcessSet, global_process_set
-from ring_notebook.torch.reducer import GradientReducer, release
+from ring_notebook.torch.reducer import GradientReducer
 from ring_notebook.torch.reducing import allreduce
 from ring_notebook.torch.reduction import Reduction
-from ring_notebook.torch.wrapping import Wrapper, once, wrap
+from ring_notebook.torch.wrapping import Wrapper, claim, once, wrap
 
 __all__ = ["DistributedOptimizer", "ReducingOptimizer"]
 
@@ -41,7 +41,7 @@ class ReducingOptimizer(Wrapper):
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Change how many backward passes are added up before they are reduced."""
-        self._reducer.passes = _checked_passes(passes)
+        self._reducer.passes = check_passes(passes)
 
     def synchronize(self) -> None:
         """Replace every gradient by its reduction over all ranks; all ranks must call this.
@@ -49,6 +49,7 @@ class ReducingOptimizer(Wrapper):
         For what has to happen between reduction and step, as clipping: ``synchronize()``, clip, then ``step()``
         within `skip_synchronize`.
         """
+        self._check_newest()
         self._reducer.synchronize(
             [
                 (self._names.get(p) or f"group {g} parameter {i}", p)
@@ -78,6 +79,7 @@ class ReducingOptimizer(Wrapper):
         With a ``closure`` the gradients are reduced after each of its calls, and the loss that it returns is averaged
         over all ranks, so that optimizers that search by it take the same turns everywhere.
         """
+        self._check_newest()
         if self._skipping:
             self._synchronized = False
             result = super().step(closure)
@@ -121,16 +123,14 @@ class ReducingOptimizer(Wrapper):
         super().zero_grad(set_to_none)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As the wrapped optimizer's; gradients that have not been reduced yet are forgotten."""
-        self._reducer.reset()
+        """As the wrapped optimizer's; a round of gradients that has begun begins anew."""
+        self._reducer.forget_round()
         self._synchronized = False
         super().load_state_dict(state_dict)
 
-
-def _checked_passes(passes: int) -> int:
-    if passes < 1:
-        raise ValueError(f"backward_passes_per_step={passes}: must be at least 1")
-    return passes
+    def _give_up(self) -> None:
+        super()._give_up()
+        self._reducer.close()
 
 
 def _names_of(
@@ -197,8 +197,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 ) -> ReducingOptimizer | AdasumOptimizer | FusedOptimizer:
     """An optimizer of the same class as ``optimizer`` that steps on the gradients of all ranks.
 
-    Gradients are packed into buckets in ring memory while backward makes them, and reduced together. Parameter groups
-    and state are shared with ``optimizer``, which is not to be stepped any more.
+    Gradients are put together in buckets while backward makes them, and reduced where they lie. Parameter groups and
+    state are shared with ``optimizer``, which is not to be stepped any more. Of several optimizers over a parameter the
+    newest counts, and the others raise RuntimeError at ``step()``.
 
     named_parameters: ``model.named_parameters()``; the names appear in errors. Parameters have their place as their
         name without it. Raises ValueError for names that are doubled or missing.
@@ -211,7 +212,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     sparse_as_dense: reduce sparse gradients as dense ones, instead of gathering their entries.
     process_set: the ranks that take part; an optimizer of another rank steps on its own.
     fused: reduce, update and send in one native pass (SGD, Adam, AdamW; float32 on the CPU), see
-        `FusedOptimizer`. Beyond Horovod.
+        `FusedOptimizer`. Beyond Horovod. Takes neither compression nor gradient_predivide_factor. It and Adasum make
+        every group or step one dense operation, whatever num_groups, groups and sparse_as_dense say.
 
     Raises NotInitializedError before ``init()``, and TypeError or ValueError for arguments that cannot be right.
     """
@@ -225,30 +227,29 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     check_compression(compression)
     check_process_set(process_set)
     process_set.included()
-    _checked_passes(backward_passes_per_step)
+    check_passes(backward_passes_per_step)
     names = _names_of(optimizer, named_parameters)
     grouping = _grouping(num_groups, groups)
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    release(parameters)
-    if fused:
-        if compression is not Compression.none or backward_passes_per_step != 1 or op == ReduceOp.ADASUM:
-            raise ValueError("fused=True takes neither compression, backward_passes_per_step nor op=Adasum")
+    if fused and process_set.included():
+        if compression is not Compression.none or gradient_predivide_factor != 1.0 or op == ReduceOp.ADASUM:
+            raise ValueError("fused=True takes neither compression, gradient_predivide_factor nor op=Adasum")
         check_fusable(optimizer)
         fused_optimizer = wrap(FusedOptimizer, optimizer)
+        fused_optimizer.set_backward_passes_per_step(backward_passes_per_step)
         fused_optimizer._prepare(process_set, ReduceOp(op))
-        return fused_optimizer
+        return claim(fused_optimizer)
     if op == ReduceOp.ADASUM:
         adasum = wrap(AdasumOptimizer, optimizer)
+        adasum.set_backward_passes_per_step(backward_passes_per_step)
         adasum._compression, adasum._process_set = compression, process_set
-        return adasum
+        return claim(adasum)
     distributed = wrap(ReducingOptimizer, optimizer)
     distributed._names = names
     distributed._reducer = GradientReducer(
-        parameters,
         Reduction(ReduceOp(op), 1.0 / gradient_predivide_factor, gradient_predivide_factor, process_set),
         compression,
         grouping,
         sparse_as_dense,
         backward_passes_per_step,
     )
-    return distributed
+    return claim(distributed)

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from ring_notebook.config import config
 from ring_notebook.core import world
@@ -34,21 +33,9 @@ from ring_notebook.torch.noise_meter import NoiseMeter
 from ring_notebook.torch.reduction import Reduction
 from ring_notebook.torch.sparse import sparse_allreduce_async, sparse_gradient
 
-__all__ = ["GradientReducer", "Named", "release"]
+__all__ = ["GradientReducer", "Named"]
 
 Named = Sequence[tuple[str, Tensor]]
-
-# The reducer that listens to a parameter.
-_owners: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-
-
-def release(parameters: Iterable[Tensor]) -> None:
-    """Close the reducers that listen to ``parameters``: an optimizer that a re-run cell has left behind has them."""
-    for parameter in parameters:
-        owner = _owners.pop(parameter, None)  # type: ignore[no-untyped-call]
-        reducer = owner() if owner is not None else None
-        if reducer is not None:
-            reducer.close()
 
 
 @dataclass(slots=True)
@@ -68,7 +55,6 @@ class GradientReducer:
 
     def __init__(
         self,
-        parameters: Sequence[Tensor],
         how: Reduction,
         compression: Compressor,
         groups: Callable[[Sequence[Tensor]], list[list[int]]],
@@ -88,15 +74,11 @@ class GradientReducer:
         self._layout: _Layout | None = None
         self._fired: dict[Tensor, int] = {}
         self._paused = False
-        self._closed = False
         self._hooks: dict[Tensor, RemovableHandle] = {}
         weakref.finalize(self, _remove, self._hooks)
-        for parameter in parameters:
-            _owners[parameter] = weakref.ref(self)
 
     def close(self) -> None:
         """Stop listening to the parameters; another reducer has taken them."""
-        self._closed = True
         self._layout = None
         _remove(self._hooks)
 
@@ -114,8 +96,20 @@ class GradientReducer:
         return self._layout is not None and self._layout.started > 0
 
     def reset(self) -> None:
-        """Forget the round: gradients are left as they are, the next `synchronize` settles a new plan."""
+        """Forget round and plan: gradients are left as they are, the next `synchronize` settles a new plan."""
         self._layout = None
+        self._forget_round()
+
+    def forget_round(self) -> None:
+        """Forget which gradients have come; they are left as they are.
+
+        The plan stays, since other ranks may not forget theirs, unless buckets of it are being reduced.
+        """
+        if self.pending():
+            self.reset()
+        elif self._layout is not None:
+            for bucket in self._layout.buckets:
+                bucket.forget()
         self._forget_round()
 
     def _forget_round(self) -> None:
@@ -125,10 +119,6 @@ class GradientReducer:
 
     def synchronize(self, named: Named) -> None:
         """Replace the gradients of ``named`` parameters by their reduction; all ranks of the group must call this."""
-        if self._closed:
-            raise RuntimeError(
-                "a newer DistributedOptimizer has taken over these parameters; use that one, or build separate models"
-            )
         process_set = self.how.process_set
         if not process_set.included() or process_set.size() == 1:
             return

@@ -58,9 +58,9 @@ def can_send(tensor: Tensor) -> bool:
 
 def on_host(tensor: Tensor) -> Tensor:
     """``tensor`` itself where the core can work on it in place, else a contiguous copy in CPU memory."""
-    if tensor.is_cpu and tensor.is_contiguous():
+    if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg():
         return tensor
-    return tensor.detach().to("cpu", memory_format=torch.contiguous_format, copy=True)
+    return tensor.detach().to("cpu", memory_format=torch.contiguous_format, copy=True).resolve_neg()
 
 
 def in_memory_order(tensor: Tensor) -> Tensor:
@@ -83,7 +83,8 @@ def buffer_in_place(tensor: Any) -> Buffer | None:
     if not isinstance(tensor, Tensor) or tensor.layout is not _STRIDED or not tensor.is_cpu:
         return None
     dtype = _DTYPES.get(tensor.dtype)
-    if dtype is None or not tensor.is_contiguous():
+    # The negative bit is a sign that memory does not hold (Tensor.is_neg).
+    if dtype is None or not tensor.is_contiguous() or tensor.is_neg():
         return None
     return Buffer(tensor.data_ptr(), tensor.shape, dtype, tensor)
 

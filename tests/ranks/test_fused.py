@@ -116,32 +116,132 @@ def test_what_cannot_be_fused_is_said(hvd: ModuleType) -> None:
     ]:
         with pytest.raises(ValueError, match=words):
             hvd.DistributedOptimizer(build(), fused=True)
-    with pytest.raises(ValueError, match="compression"):
-        hvd.DistributedOptimizer(BUILDS["sgd"](model), fused=True, compression=hvd.Compression.fp16)
+    working = hvd.DistributedOptimizer(BUILDS["sgd"](model))
+    for options in ({"compression": hvd.Compression.fp16}, {"gradient_predivide_factor": 2.0}):
+        with pytest.raises(ValueError, match="compression"):
+            hvd.DistributedOptimizer(BUILDS["sgd"](model), fused=True, **options)
+    plain_step(model, working, share(joint_batches(hvd.size())[0], hvd.rank()))  # what was refused took nothing over
+    model.zero_grad()
     fused = hvd.DistributedOptimizer(BUILDS["sgd"](model), fused=True)
     with pytest.raises(ValueError, match="has no gradient"):
         fused.step()
 
 
-def test_goes_on_in_another_epoch_from_a_loaded_state_and_not_without(hvd: ModuleType) -> None:
+@pytest.mark.parametrize("restored", [False, True])
+def test_goes_on_in_another_epoch_of_the_same_ranks(hvd: ModuleType, restored: bool) -> None:
     model, reference = make_model(), make_model()
     optimizer = hvd.DistributedOptimizer(momentum(model), fused=True)
     batches = joint_batches(hvd.size())
     for batch in batches[:5]:
         plain_step(model, optimizer, share(batch, hvd.rank()))
+    if restored:
+        optimizer.load_state_dict(optimizer.state_dict())
+    hvd.shutdown()
+    hvd.init()
+    for batch in batches[5:]:
+        plain_step(model, optimizer, share(batch, hvd.rank()))
+    alone = momentum(reference)
+    for batch in batches:
+        plain_step(reference, alone, batch)
+    assert_same(model, reference)
+
+
+def test_does_not_go_on_with_shares_that_do_not_fit(hvd: ModuleType) -> None:
+    """Rank 0 has made a step more, as after an abort that came in the middle: that its share is new is said."""
+    if hvd.size() == 1:
+        pytest.skip("one rank holds all of the state")
+    model = make_model()
+    optimizer = hvd.DistributedOptimizer(momentum(model), fused=True)
+    batch = share(joint_batches(hvd.size())[0], hvd.rank())
+    plain_step(model, optimizer, batch)
     saved = optimizer.state_dict()
-    for restored in (True, False):
-        if restored:
-            optimizer.load_state_dict(saved)
-        hvd.shutdown()
-        hvd.init()
-        if restored:
-            for batch in batches[5:]:
-                plain_step(model, optimizer, share(batch, hvd.rank()))
-            alone = momentum(reference)
-            for batch in batches:
-                plain_step(reference, alone, batch)
-            assert_same(model, reference)
-        else:
-            with pytest.raises(RuntimeError, match="each rank held a share of this optimizer's state"):
-                plain_step(model, optimizer, share(batches[0], hvd.rank()))
+    optimizer._flats[0].steps += hvd.rank() == 0
+    hvd.shutdown()
+    hvd.init()
+    with pytest.raises(RuntimeError, match="each rank held a share of this optimizer's state"):
+        plain_step(model, optimizer, batch)
+    optimizer.load_state_dict(saved)
+    plain_step(model, optimizer, batch)
+
+
+def test_momentum_that_begins_in_the_middle(hvd: ModuleType) -> None:
+    """OneCycleLR sets it; so may a user."""
+    batches = joint_batches(hvd.size())
+    reference, model = make_model(), make_model()
+    alone, optimizer = (torch.optim.SGD(m.parameters(), lr=0.05, dampening=0.1) for m in (reference, model))
+    fused = hvd.DistributedOptimizer(optimizer, fused=True)
+    for number, batch in enumerate(batches):
+        for one in (alone, fused):
+            one.param_groups[0]["momentum"] = 0.9 if number % 10 > 4 else 0.0
+        plain_step(reference, alone, batch)
+        plain_step(model, fused, share(batch, hvd.rank()))
+    assert_same(model, reference, rtol=1e-4, atol=1e-5)
+
+
+def test_state_survives_wrapping_anew_and_cannot_be_copied(hvd: ModuleType) -> None:
+    """A cell with ``DistributedOptimizer(optimizer, fused=True)`` is run again, on the result or on the original."""
+    batches = joint_batches(hvd.size())
+    reference, model = make_model(), make_model()
+    alone, optimizer = BUILDS["adam"](reference), BUILDS["adam"](model)
+    first = hvd.DistributedOptimizer(optimizer, fused=True)
+    second, given = first, first
+    for number, batch in enumerate(batches):
+        if number in (5, 10):
+            given = second if number == 5 else optimizer
+            second = hvd.DistributedOptimizer(given, fused=number == 5)
+        plain_step(reference, alone, batch)
+        plain_step(model, second, share(batch, hvd.rank()))
+        if number < 10:
+            with pytest.raises(RuntimeError, match="neither copied nor pickled"):
+                copy.deepcopy(second)
+    assert_same(model, reference, rtol=1e-4, atol=1e-5)
+    with pytest.raises(RuntimeError, match="newer DistributedOptimizer"):
+        first.step()
+
+
+def test_a_group_is_added(hvd: ModuleType) -> None:
+    batches = joint_batches(hvd.size())
+    reference, model = make_model(), make_model()
+    build = lambda m: torch.optim.Adam(m.first.parameters(), lr=0.01)  # noqa: E731
+    alone, fused = build(reference), hvd.DistributedOptimizer(build(model), fused=True)
+    with pytest.raises(ValueError, match="float32"):
+        fused.add_param_group({"params": [torch.zeros(2, dtype=torch.float64, requires_grad=True)]})
+    for number, batch in enumerate(batches):
+        if number == 5:
+            alone.add_param_group({"params": list(reference.second.parameters()), "lr": 0.002})
+            fused.add_param_group({"params": list(model.second.parameters()), "lr": 0.002})
+        reference.zero_grad(), model.zero_grad()
+        plain_step(reference, alone, batch)
+        plain_step(model, fused, share(batch, hvd.rank()))
+    assert_same(model, reference, rtol=1e-4, atol=1e-5)
+
+
+def test_what_a_fused_step_has_instead(hvd: ModuleType) -> None:
+    """Gradients add up until ``step()``; nothing can be done between their sum and the update."""
+    model = make_model()
+    fused = hvd.DistributedOptimizer(BUILDS["sgd"](model), fused=True, backward_passes_per_step=2)
+    assert fused.backward_passes_per_step == 2
+    with fused.no_sync():
+        plain_step(model, fused, share(joint_batches(hvd.size())[0], hvd.rank()))
+    for call in (fused.synchronize, fused.skip_synchronize):
+        with pytest.raises(RuntimeError, match="to clip or unscale them leave fused out"):
+            call()
+    outside = hvd.add_process_set([0])
+    alone = hvd.DistributedOptimizer(BUILDS["sgd"](make_model()), fused=True, process_set=outside)
+    assert hvd.rank() == 0 or not hasattr(alone, "_flats")
+
+
+def test_a_step_that_did_not_happen_is_not_counted(hvd: ModuleType) -> None:
+    if hvd.size() == 1:
+        pytest.skip("one rank cannot disagree")
+    reference, model = make_model(), make_model()
+    batches = joint_batches(hvd.size())
+    alone, fused = BUILDS["adam"](reference), hvd.DistributedOptimizer(BUILDS["adam"](model), fused=True)
+    for batch in batches:
+        fused.param_groups[0]["lr"] = 0.1 * (hvd.rank() + 1)
+        with pytest.raises(CollectiveMismatch):
+            plain_step(model, fused, share(batch, hvd.rank()))
+        fused.param_groups[0]["lr"] = alone.param_groups[0]["lr"]
+        plain_step(model, fused, share(batch, hvd.rank()))
+        plain_step(reference, alone, batch)
+    assert_same(model, reference, rtol=1e-4, atol=1e-5)

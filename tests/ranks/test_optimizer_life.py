@@ -8,6 +8,7 @@ import pickle
 import weakref
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import psutil
 import pytest
@@ -44,6 +45,49 @@ def test_is_copied_as_the_optimizer_it_wraps(hvd: ModuleType) -> None:
         assert type(twin) is torch.optim.SGD
         torch.testing.assert_close(twin.state_dict(), optimizer.state_dict())
         twin.step()
+
+
+@pytest.mark.parametrize("options", [{}, {"op": 2}, {"fused": True}], ids=["reducing", "adasum", "fused"])
+def test_groups_and_state_stay_shared(hvd: ModuleType, options: dict[str, Any]) -> None:
+    """A schedule made before wrapping sets every rank's rate, whichever of the two optimizers has loaded something."""
+    if hvd.size() == 3 and "op" in options:
+        pytest.skip("Adasum takes a power of two of ranks")
+    model = make_model()
+    inner = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.StepLR(inner, 1, gamma=0.5)
+    optimizer = hvd.DistributedOptimizer(inner, **options)
+    for expected, load in [(0.5, None), (0.25, "broadcast"), (0.125, optimizer), (0.0625, inner)]:
+        if load == "broadcast":
+            hvd.broadcast_optimizer_state(optimizer, 0)
+        elif load is not None:
+            load.load_state_dict(optimizer.state_dict())
+        plain_step(model, optimizer, (torch.ones(2, 7), torch.ones(2, 3)))
+        schedule.step()
+        assert optimizer.param_groups[0]["lr"] == inner.param_groups[0]["lr"] == expected
+        assert optimizer.state is inner.state
+
+
+def test_rank_0_gives_its_state_between_steps(hvd: ModuleType, settings: Callable[..., None]) -> None:
+    """Only the other ranks load it; what all have agreed on for the next step holds."""
+    settings(overlap="thread")
+    model = make_model()
+    optimizer = hvd.DistributedOptimizer(momentum(model))
+    for _ in range(3):
+        plain_step(model, optimizer, (torch.ones(2, 7), torch.ones(2, 3)))
+        hvd.broadcast_optimizer_state(optimizer, 0)
+
+
+@pytest.mark.parametrize("options", [{"op": 2}, {"fused": True}], ids=["adasum", "fused"])
+def test_newest_wins_over_other_kinds(hvd: ModuleType, options: dict[str, Any]) -> None:
+    if hvd.size() == 3 and "op" in options:
+        pytest.skip("Adasum takes a power of two of ranks")
+    model = make_model()
+    old = hvd.DistributedOptimizer(momentum(model), **options)
+    plain_step(model, old, (torch.ones(2, 7), torch.ones(2, 3)))
+    new = hvd.DistributedOptimizer(momentum(model))
+    with pytest.raises(RuntimeError, match="newer DistributedOptimizer"):
+        old.step()
+    plain_step(model, new, (torch.ones(2, 7), torch.ones(2, 3)))
 
 
 @pytest.mark.parametrize("overlap", ["inline", "thread"])
