@@ -71,6 +71,9 @@ class Config:
     timeline: str = ""
     """RING_TIMELINE (HOROVOD_TIMELINE): file to write a Chrome trace to from the start."""
 
+    failed_at: str = ""
+    """RING_FAILED_AT: file into which an exception that ends this rank writes its time; ``ringrun`` sets it."""
+
 
 _ALIASES = {"fusion_threshold": "HOROVOD_FUSION_THRESHOLD", "timeline": "HOROVOD_TIMELINE"}
 _CHOICES = {

@@ -7,8 +7,13 @@ run with `open_run`. An abort ends the epoch, never the process: the next epoch 
 from __future__ import annotations
 
 import atexit
+import sys
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from ring_notebook.config import config
@@ -27,6 +32,7 @@ __all__ = [
     "close_run",
     "communication",
     "current",
+    "fail",
     "init",
     "is_initialized",
     "open_run",
@@ -96,7 +102,25 @@ def prepare_host() -> Place:
     if _place is None:
         _place = find_place()
         atexit.register(close)  # before MPI ends, and before what `find_place` has registered
+        _fail_when_uncaught()
     return _place
+
+
+def _fail_when_uncaught() -> None:
+    """Have an exception that ends this process reach the other ranks with its words, and the launcher with its time.
+
+    The process itself may end after those that it has aborted: MPI ends all of them together.
+    """
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        if note := config().failed_at:
+            with suppress(OSError):
+                Path(note).write_text(str(time.time()))
+        fail(error)
+        before(kind, error, traceback)
+
+    sys.excepthook = hook
 
 
 def init(comm: Any = None) -> None:
@@ -208,6 +232,15 @@ def abort(reason: str) -> None:
     """End the epoch for all its ranks: what they wait for, and what they call later, raises CollectiveAborted."""
     if _world is not None:
         _world.communicator.abort(reason)
+
+
+def fail(error: BaseException) -> None:
+    """End the epoch for all its ranks because of what ended this one; nothing where another rank has ended it."""
+    if _world is None or isinstance(error, CollectiveAborted):
+        return
+    text = " ".join(str(error).split())[:200]
+    raised = f"raised {type(error).__name__}" + (f": {text}" if text else "")
+    abort(f"rank {_world.rank} " + ("was interrupted" if isinstance(error, KeyboardInterrupt) else raised))
 
 
 def close() -> None:

@@ -10,14 +10,19 @@ from ring_notebook.torch.basics import size
 
 __all__ = ["LinearScalingLR"]
 
+_FACTOR = "linear_scaling"
+"""Key of a group for the factor that is in its rate: where an older state is loaded, both are."""
+
 
 class LinearScalingLR(LRScheduler):
     """Raise the learning rate from its own value to ``scale`` times that over ``warmup_steps`` steps, then keep it.
 
     Goyal et al. 2017, section 2: with a batch ``scale`` times as large (by default ``size()``, which it follows when
     an elastic training loses ranks) take ``scale`` times the learning rate, but get there gradually. ``step()`` it
-    after every optimizer step; chain another scheduler behind it with ``SequentialLR``, or change the learning rate
-    afterwards by hand.
+    after every optimizer step. It multiplies the rate that it finds by what its own factor has changed by, so other
+    schedules that do the same (``ExponentialLR``, ``MultiStepLR``, ``CosineAnnealingLR``), and changes by hand, go on
+    beside it: step both, or put them into a ``ChainedScheduler``. ``SequentialLR`` does not fit, because it starts the
+    second schedule from the rate that was not scaled.
 
     ``momentum_correction``: an optimizer whose momentum buffer holds the learning rate (``v = m v + lr g``, as the
     paper's equation 10 and `LARS`) has to scale that buffer with every change of the rate, which is done for the step
@@ -52,7 +57,12 @@ class LinearScalingLR(LRScheduler):
     def get_lr(self) -> list[float | torch.Tensor]:
         """Learning rate of each group for the step to come."""
         done = min(1.0, self.last_epoch / self.warmup_steps) if self.warmup_steps else 1.0
-        return [base * (1.0 + (self.scale - 1.0) * done) for base in self.base_lrs]
+        factor = 1.0 + (self.scale - 1.0) * done
+        rates = []
+        for group in self.optimizer.param_groups:
+            rates.append(group["lr"] * (factor / group.get(_FACTOR, 1.0)))
+            group[_FACTOR] = factor
+        return rates
 
     def step(self, epoch: int | None = None) -> None:
         """Go on by one step."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -75,7 +76,7 @@ def test_wrong_options_are_named(kind: Any) -> None:
         LAMB([_parameter(START)], betas=(0.9, 1.0))
 
 
-def _rates(optimizer: torch.optim.Optimizer, scheduler: LinearScalingLR, steps: int) -> list[float]:
+def _rates(optimizer: torch.optim.Optimizer, scheduler: Any, steps: int) -> list[float]:
     rates = []
     for _ in range(steps):
         rates.append(optimizer.param_groups[0]["lr"])
@@ -93,6 +94,28 @@ def test_warm_up_is_linear_and_stays() -> None:
     assert _rates(at_once, LinearScalingLR(at_once, 0, scale=2), 2) == pytest.approx([0.2, 0.2])
     with pytest.raises(ValueError, match="warmup_steps=-1"):
         LinearScalingLR(at_once, -1, scale=2)
+
+
+def test_other_schedules_go_on_beside_the_warm_up() -> None:
+    optimizer = torch.optim.SGD([_parameter(START)], lr=0.1)
+    warm_up = LinearScalingLR(optimizer, warmup_steps=4, scale=8)
+    both = torch.optim.lr_scheduler.ChainedScheduler(
+        [warm_up, torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 6], gamma=0.1)]
+    )
+    expected = [0.1, 0.275, 0.045, 0.0625, 0.08, 0.08, 0.008, 0.008]
+    assert _rates(optimizer, both, 8) == pytest.approx(expected)
+
+
+def test_warm_up_begins_anew_and_goes_back_with_the_optimizer() -> None:
+    """A cell that makes the schedule is run again; an older state is loaded into the optimizer alone."""
+    optimizer = torch.optim.SGD([_parameter(START)], lr=0.1)
+    scheduler = LinearScalingLR(optimizer, warmup_steps=4, scale=8)
+    _rates(optimizer, scheduler, 2)
+    earlier = copy.deepcopy(optimizer.state_dict())
+    _rates(optimizer, scheduler, 1)
+    optimizer.load_state_dict(earlier)
+    assert _rates(optimizer, scheduler, 3) == pytest.approx([0.45, 0.8, 0.8])
+    assert _rates(optimizer, LinearScalingLR(optimizer, warmup_steps=4, scale=8), 2) == pytest.approx([0.1, 0.275])
 
 
 def test_momentum_correction_makes_both_forms_of_momentum_the_same() -> None:
