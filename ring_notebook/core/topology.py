@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic, sleep
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from ring_notebook.config import config
 from ring_notebook.core.mpi_memory import unname_shared_memory
 from ring_notebook.core.native import core
-from ring_notebook.errors import MPIMissingError
+from ring_notebook.errors import MPIMissingError, RingError
 from ring_notebook.meeting import Meeting
 
 __all__ = ["Place", "Topology", "find_place", "launched_by_mpi"]
@@ -103,8 +104,8 @@ def find_place() -> Place:
     """Map the ring memory of this host. Collective over all ranks of the job when MPI or a keeper launched it.
 
     Raises MPIMissingError when a launcher started this process and no MPI library can be loaded,
-    OutOfRingMemoryError when the memory cannot be mapped, RingError when a rank of an elastic job ends before it comes
-    here, and ValueError where such a job is to pretend that it has several hosts.
+    OutOfRingMemoryError when the memory cannot be mapped, RingError when another rank fails here or, in an elastic job,
+    ends before it comes here, and ValueError where such a job is to pretend that it has several hosts.
     """
     native = core()
     meeting = Meeting.take()
@@ -124,17 +125,23 @@ def find_place() -> Place:
     leaders = world.allgather(host.bcast(world.Get_rank(), root=0))
     order: dict[int, int] = {}
     hosts = tuple(order.setdefault(leader, len(order)) for leader in leaders)
-    domain = None
-    if host.Get_rank() == 0:
-        domain = native.Domain.create(0, host.Get_size(), config().memory)
-    card = host.bcast((os.getpid(), domain.fd, domain.token) if domain is not None else None, root=0)
-    if domain is None:
-        domain = native.Domain.attach(host.Get_rank(), host.Get_size(), *card)
+    first = host.Get_rank() == 0
+
+    def create() -> Any:
+        return native.Domain.create(0, host.Get_size(), config().memory) if first else None
+
+    def attach() -> Any:
+        return created or native.Domain.attach(host.Get_rank(), host.Get_size(), *card)
+
+    created = _together(world, create)
+    card = host.bcast((os.getpid(), created.fd, created.token) if first else None, root=0)
+    domain = _together(world, attach)
     topology = Topology(world.Get_rank(), hosts)
     if config().algorithm == "ring" and len(set(hosts)) == 1:
-        offset = host.bcast(native.reserve_memory_link(domain) if host.Get_rank() == 0 else None, root=0)
+        offset = host.bcast(native.reserve_memory_link(domain) if first else None, root=0)
         link = native.memory_link(domain, offset)
-        place = Place(topology, native.Domain.create(0, 1, config().memory), link, tuple(range(topology.size)))
+        own = _together(world, lambda: native.Domain.create(0, 1, config().memory))
+        place = Place(topology, own, link, tuple(range(topology.size)))
     elif len(set(hosts)) > 1:
         place = Place(topology, domain, _mpi_link(MPI), hosts)
     else:
@@ -143,6 +150,25 @@ def find_place() -> Place:
     unname_shared_memory()
     host.Free()
     return place
+
+
+def _together(world: Any, step: Callable[[], Any]) -> Any:
+    """What ``step`` returns here, once it has returned on all ranks; where it failed on one, all raise.
+
+    A rank that raised alone would leave the others in MPI's own calls, which nothing but its end gets them out of.
+    """
+    result, error = None, None
+    try:
+        result = step()
+    except Exception as caught:
+        error = caught
+    failures = world.allgather(error and f"rank {world.Get_rank()} raised {type(error).__name__}: {error}")
+    if error is not None:
+        raise error
+    for failure in failures:
+        if failure is not None:
+            raise RingError(f"rank {world.Get_rank()} cannot begin: {failure}")
+    return result
 
 
 def _meet(meeting: Meeting) -> Place:

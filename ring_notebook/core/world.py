@@ -87,12 +87,15 @@ class World:
         return self.topology.hosts
 
 
+_NO_RUN = 1 << 63
+"""The number by which ranks outside of runs, as those of a script, say that they have ended."""
+
 _place: Place | None = None
 _world: World | None = None
 _epoch = 0
 _at_close: list[Callable[[], object]] = []
 _run: tuple[str, int] | None = None  # id and size of the run that this process is in
-_run_number = 0  # its first epoch, which no other run has; 0 outside of runs
+_run_number = _NO_RUN  # its first epoch, which no other run has
 _communicated = 0.0  # seconds, in earlier epochs of the run
 
 
@@ -101,7 +104,7 @@ def prepare_host() -> Place:
     global _place
     if _place is None:
         _place = find_place()
-        atexit.register(close)  # before MPI ends, and before what `find_place` has registered
+        atexit.register(_leave_job)  # before MPI ends, and before what `find_place` has registered
         _fail_when_uncaught()
     return _place
 
@@ -261,9 +264,15 @@ def close() -> None:
 def close_run() -> None:
     """Leave the run that `open_run` began, and its epoch. Ranks that call `init` in it later learn of that."""
     global _run, _run_number
-    number, _run, _run_number = _run_number, None, 0
-    if number:
+    number, _run, _run_number = _run_number, None, _NO_RUN
+    if number != _NO_RUN:
         prepare_host().domain.leave_run(number)
+    close()
+
+
+def _leave_job() -> None:
+    # This process may live on for long: MPI ends it together with the others, who may be waiting for it to begin.
+    prepare_host().domain.leave_run(_NO_RUN)
     close()
 
 
