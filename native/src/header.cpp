@@ -1,6 +1,7 @@
 #include "ring/header.hpp"
 
 #include <algorithm>
+#include <cstdio>
 #include <sstream>
 
 namespace ring {
@@ -10,9 +11,20 @@ std::string quoted_name(const Header& header) {
     return header.name[0] == '\0' ? "" : " '" + std::string(header.name) + "'";
 }
 
+// Enough of a hash to see that two differ.
+std::string digits(std::uint64_t hash) {
+    char text[9];
+    std::snprintf(text, sizeof text, "%08x", static_cast<unsigned>(hash));
+    return text;
+}
+
+// Also where both are NaN, which compares unequal to itself.
+bool same_bits(double a, double b) { return std::memcmp(&a, &b, sizeof a) == 0; }
+
 std::string shape_text(const Header& header) {
     if (header.tensors != 1)
-        return std::to_string(header.tensors) + " tensors, " + std::to_string(header.count) + " elements";
+        return std::to_string(header.tensors) + " tensors, " + std::to_string(header.count) + " elements, shapes " +
+               digits(header.layout);
     std::string text = "[";
     for (int i = 0; i < header.dims; ++i) text += (i ? ", " : "") + std::to_string(header.shape[i]);
     return text + "]";
@@ -36,7 +48,7 @@ const char* difference(const Header& a, const Header& b) {
     if (a.dtype != b.dtype) return "dtype";
     if (reduces(a.kind)) {
         if (a.op != b.op) return "reduction";
-        if (a.prescale != b.prescale || a.postscale != b.postscale) return "scale factor";
+        if (!same_bits(a.prescale, b.prescale) || !same_bits(a.postscale, b.postscale)) return "scale factor";
         if (a.wire != b.wire) return "dtype between hosts (RING_WIRE)";
     }
     if (a.kind == OpKind::Broadcast && a.root != b.root) return "root rank";
@@ -51,11 +63,18 @@ const char* difference(const Header& a, const Header& b) {
 }  // namespace
 
 void set_name(Header& header, const std::string& name) {
-    std::size_t length = std::min(name.size(), kNameBytes - 1);
-    // A UTF-8 character is not cut in two: its bytes after the first are 10xxxxxx.
-    while (length < name.size() && length > 0 && (static_cast<unsigned char>(name[length]) & 0xc0) == 0x80) --length;
-    std::memcpy(header.name, name.data(), length);
-    header.name[length] = '\0';
+    std::string text = name.substr(0, name.find('\0'));
+    if (text.size() != name.size() || text.size() >= kNameBytes) {
+        std::uint64_t hash = 1469598103934665603ull;  // FNV-1a
+        for (char byte : name) hash = (hash ^ static_cast<unsigned char>(byte)) * 1099511628211ull;
+        const std::string end = "~" + digits(hash ^ hash >> 32);
+        std::size_t length = std::min(text.size(), kNameBytes - 1 - end.size());
+        // A UTF-8 character is not cut in two: its bytes after the first are 10xxxxxx.
+        while (length < text.size() && length > 0 && (static_cast<unsigned char>(text[length]) & 0xc0) == 0x80)
+            --length;
+        text = text.substr(0, length) + end;
+    }
+    std::memcpy(header.name, text.c_str(), text.size() + 1);
 }
 
 std::string describe(const Header& header) {
@@ -71,6 +90,7 @@ std::string describe_fully(const Header& header) {
     if (header.kind == OpKind::Barrier || header.kind == OpKind::Join) return text.str();
     if (header.kind == OpKind::Group) return text.str() + " of " + std::to_string(header.count) + " ranks";
     text << ' ' << to_string(header.dtype) << ' ' << shape_text(header);
+    if (header.kind == OpKind::Step) text << " options " << digits(header.layout);
     if (header.kind == OpKind::Broadcast) text << " from rank " << header.root;
     if (header.prescale != 1.0) text << " prescale " << header.prescale;
     if (header.postscale != 1.0) text << " postscale " << header.postscale;

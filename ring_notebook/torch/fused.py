@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -46,6 +47,15 @@ def check_fusable(optimizer: torch.optim.Optimizer) -> None:
     for group in optimizer.param_groups:
         _check_options(group)
         _check_parameters(group)
+    spans = sorted(_span(p) for group in optimizer.param_groups for p in group["params"] if p.numel())
+    if any(end > begin for (_, end), (begin, _) in pairwise(spans)):
+        raise ValueError("fused=True takes parameters that share no memory with one another; it gives each its own")
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """Addresses of the first byte and behind the last one."""
+    last = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
 def _check_options(group: dict[str, Any]) -> None:
@@ -233,7 +243,8 @@ class FusedOptimizer(Wrapper):
                     "gradient; a fused step needs all of them on every rank. Freeze it before wrapping, or leave "
                     "fused out"
                 )
-            if parameter.data_ptr() != flat.values.data_ptr() + flat.offsets[position] * 4:
+            moved = parameter.data_ptr() != flat.values.data_ptr() + flat.offsets[position] * 4
+            if moved and parameter.numel():  # an empty one is nowhere
                 raise RuntimeError("a parameter has been moved out of ring memory; wrap the optimizer again")
             part.copy_(parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad)
 

@@ -43,13 +43,14 @@ class Handle:
 
     def wait(self) -> Any:
         """The result of the collective, once it has completed. Raises its error. May be called again."""
-        if self._finish is not None:
+        finish = self._finish  # another thread may be waiting, too, and take it away meanwhile
+        if finish is not None:
             try:
                 for work in self._works:
                     work.wait()
             finally:
                 self._release()
-            self._result = self._finish()
+            self._result = finish()
             self._finish = None
         return self._result
 

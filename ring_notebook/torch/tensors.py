@@ -49,6 +49,8 @@ def check_tensor(tensor: Any, operation: str) -> None:
     if tensor.dtype not in _DTYPES:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in _DTYPES)
         raise TypeError(f"{operation} cannot handle {tensor.dtype}; convert the tensor to one of {known}")
+    if tensor.is_meta or (tensor.is_cpu and tensor.numel() and tensor.data_ptr() == 0):
+        raise TypeError(f"{operation} takes tensors with values; this {type(tensor).__name__} has no memory of its own")
 
 
 def can_send(tensor: Tensor) -> bool:
@@ -86,7 +88,10 @@ def buffer_in_place(tensor: Any) -> Buffer | None:
     # The negative bit is a sign that memory does not hold (Tensor.is_neg).
     if dtype is None or not tensor.is_contiguous() or tensor.is_neg():
         return None
-    return Buffer(tensor.data_ptr(), tensor.shape, dtype, tensor)
+    address = tensor.data_ptr()
+    if address == 0 and tensor.numel():
+        return None
+    return Buffer(address, tensor.shape, dtype, tensor)
 
 
 def buffer_of(tensor: Tensor) -> Buffer:

@@ -231,6 +231,15 @@ def test_what_a_fused_step_has_instead(hvd: ModuleType) -> None:
     assert hvd.rank() == 0 or not hasattr(alone, "_flats")
 
 
+def test_a_parameter_without_elements(hvd: ModuleType) -> None:
+    parameters = [nn.Parameter(torch.ones(0, 3)), nn.Parameter(torch.ones(3))]
+    fused = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.5), fused=True)
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    fused.step()
+    assert parameters[1].tolist() == [0.5] * 3
+
+
 def test_a_step_that_did_not_happen_is_not_counted(hvd: ModuleType) -> None:
     if hvd.size() == 1:
         pytest.skip("one rank cannot disagree")

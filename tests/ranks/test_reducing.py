@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 
 import pytest
@@ -124,6 +125,28 @@ def test_compression(hvd: ModuleType) -> None:
     assert hvd.Compression.fp16.compress(mine)[0].dtype is torch.float16
     assert hvd.Compression.bf16.compress(mine)[0].dtype is torch.bfloat16
     assert hvd.Compression.fp16.compress(torch.ones(2, dtype=torch.int32))[0].dtype is torch.int32
+
+
+def test_a_sign_that_is_not_in_memory(hvd: ModuleType) -> None:
+    """The imaginary part of a conjugate is a view with torch's negative bit."""
+    size = hvd.size()
+    parts = torch.tensor([1 + 2j, 3 + 4j, 5 + 6j, 7 + 8j] * size).conj().imag
+    expected = parts.clone()
+    torch.testing.assert_close(hvd.allreduce(parts, op=hvd.Sum), expected * size)
+    torch.testing.assert_close(hvd.broadcast(parts, 0), expected)
+    torch.testing.assert_close(hvd.allgather(parts[:2]), expected[:2].repeat(size))
+    torch.testing.assert_close(hvd.reducescatter(parts, op=hvd.Sum), expected[:4] * size)
+    torch.testing.assert_close(hvd.alltoall(parts), expected[4 * hvd.rank() : 4 * hvd.rank() + 4].repeat(size))
+    torch.testing.assert_close(hvd.broadcast_object(parts, 0), expected)
+    hvd.allreduce_(parts, op=hvd.Sum)
+    torch.testing.assert_close(parts.clone(), expected * size)
+
+
+def test_several_threads_wait_for_one_handle(hvd: ModuleType) -> None:
+    handle = hvd.allreduce_async(torch.ones(300_000), op=hvd.Sum)
+    with ThreadPoolExecutor(4) as pool:
+        for result in pool.map(hvd.synchronize, [handle] * 8):
+            assert result[-1] == hvd.size()
 
 
 @pytest.mark.parametrize("rows", [0, 1, 4, 7])

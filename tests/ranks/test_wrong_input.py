@@ -92,6 +92,19 @@ WRONG: dict[str, tuple[Call, type[Exception], str]] = {
         TypeError,
         "takes a ProcessSet",
     ),
+    "a tensor of zeros that are nowhere": (
+        lambda hvd, t: hvd.allreduce_(torch._efficientzerotensor(5)),
+        TypeError,
+        "has no memory of its own",
+    ),
+    "a meta tensor": (lambda hvd, t: hvd.allreduce(torch.ones(3, device="meta")), TypeError, "no memory of its own"),
+    "parameters in one memory": (
+        lambda hvd, t: hvd.DistributedOptimizer(
+            torch.optim.SGD([nn.Parameter(t), nn.Parameter(t[:1])], lr=0.1), fused=True
+        ),
+        ValueError,
+        "share no memory",
+    ),
     "channels": (lambda hvd, t: hvd.SyncBatchNorm(4)(torch.ones(3, 5)), ValueError, "4 channels, got 5"),
     "dimensions": (lambda hvd, t: hvd.SyncBatchNorm(4)(torch.ones(4)), ValueError, "at least 2 dimensions"),
     "elastic no function": (lambda hvd, t: hvd.elastic.run(3), TypeError, "decorates a function, got int"),

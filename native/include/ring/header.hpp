@@ -61,7 +61,7 @@ class SharedCopy {
     std::atomic<std::uint64_t> words_[kWords];
 };
 
-// Cuts a name that is too long where a character ends.
+// Cuts a name that is too long where a character ends; a hash of all of it takes the place of the rest.
 void set_name(Header& header, const std::string& name);
 
 // "allreduce 'grad' (sequence 7)"
