@@ -26,6 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         checks = diagnose()
         print(render(checks))  # noqa: T201 - this is what the command is for
         return int(any(check.status == "fail" for check in checks))
+    if options.command[:1] == ["--"]:
+        del options.command[0]
     if not options.command:
         parser.error("nothing to run; for example: ringrun -np 4 python train.py")
     try:

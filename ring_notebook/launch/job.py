@@ -17,6 +17,7 @@ from ring_notebook.launch.deathsig import wrap
 from ring_notebook.launch.hosts import Host
 from ring_notebook.launch.mpi import find_mpiexec
 from ring_notebook.launch.rank import RankFailure, describe_exit, split_reports
+from ring_notebook.launch.traces import Traces
 
 __all__ = ["Job"]
 
@@ -28,8 +29,9 @@ class Job:
     """``program`` on ``n`` ranks. It ends when this process does, however this process ends.
 
     What the ranks print goes to ``sys.stdout`` and ``sys.stderr`` as they are when the job starts, which in a
-    notebook are the cell's. With ``min_np`` the job is elastic: it goes on as long as so many ranks do, which has to
-    be on this host. Raises MPIMissingError and ValueError as `find_mpiexec` and `Mpiexec.command` do.
+    notebook are the cell's. All of ``env`` reaches the ranks of all hosts. With ``min_np`` the job is elastic: it goes
+    on as long as so many ranks do, which has to be on this host. Raises MPIMissingError and ValueError as
+    `find_mpiexec` and `Mpiexec.command` do.
     """
 
     def __init__(
@@ -48,14 +50,16 @@ class Job:
         else:
             mpiexec = find_mpiexec()
             supervised = [sys.executable, "-m", "ring_notebook.launch.rank", *program]
-            self.command = mpiexec.command(n, supervised, hosts, mpi_args)
+            self.command = mpiexec.command(n, supervised, hosts, mpi_args, env or ())
             needed = mpiexec.environment()
         self._elastic = min_np > 0
         self.failures: list[RankFailure] = []
         self.ended_by = 0
+        environment = {**os.environ, **needed, **(env or {})}
+        self._traces = Traces(environment, n)
         self._process = subprocess.Popen(
             wrap(self.command),
-            env={**os.environ, **needed, **(env or {})},
+            env=environment,
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -91,7 +95,7 @@ class Job:
 
         0 for an elastic job that went on to its end without the ranks that failed.
 
-        When the wait is interrupted the job is killed.
+        The file that ``RING_TIMELINE`` names is written then. When the wait is interrupted the job is killed.
         """
         try:
             code = self._process.wait()
@@ -103,6 +107,8 @@ class Job:
                 self._stopper.cancel()
         for pump in self._pumps:
             pump.join()
+        if said := self._traces.merge():
+            print(f"ringrun: {said}", file=sys.stderr, flush=True)  # noqa: T201
         first = self.first_failure
         if self.ended_by:
             code = -self.ended_by

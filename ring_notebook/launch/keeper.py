@@ -46,6 +46,7 @@ class Keeper:
         self._selector = selectors.DefaultSelector()
         self._channels: dict[int, socket.socket] = {}
         self._ranks: dict[int, subprocess.Popen[bytes]] = {}
+        self._pidfds: dict[int, int] = {}
         self._catch_signals()
         for rank in range(n):
             self._start(rank, program)
@@ -57,7 +58,7 @@ class Keeper:
                 what, rank = key.data
                 if what == "said":
                     self._listen(rank)
-                elif rank in self._ranks:
+                else:
                     self._note_end(rank)
             if self._kill_at is not None and time.monotonic() > self._kill_at:
                 self._kill_at += GRACE
@@ -81,7 +82,8 @@ class Keeper:
         theirs.close()
         self._channels[rank] = ours
         self._selector.register(ours, selectors.EVENT_READ, ("said", rank))
-        self._selector.register(os.pidfd_open(self._ranks[rank].pid), selectors.EVENT_READ, ("ended", rank))
+        self._pidfds[rank] = os.pidfd_open(self._ranks[rank].pid)
+        self._selector.register(self._pidfds[rank], selectors.EVENT_READ, ("ended", rank))
 
     def _listen(self, rank: int) -> None:
         channel = self._channels[rank]
@@ -105,6 +107,9 @@ class Keeper:
                     say(channel, **message)
 
     def _note_end(self, rank: int) -> None:
+        # A dead process's descriptor stays readable: left in the selector, no select would wait any more.
+        self._selector.unregister(self._pidfds[rank])
+        os.close(self._pidfds.pop(rank))
         code = self._ranks.pop(rank).wait()
         if not self._met and not self._lost:
             # Whoever waits for it in init() must not wait for ever.

@@ -7,7 +7,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -60,12 +60,18 @@ class Mpiexec:
         return {name: value for name, value in wanted.items() if name not in os.environ}
 
     def command(
-        self, n: int, program: Sequence[str], hosts: Sequence[Host] = (), extra: Sequence[str] = ()
+        self,
+        n: int,
+        program: Sequence[str],
+        hosts: Sequence[Host] = (),
+        extra: Sequence[str] = (),
+        exported: Iterable[str] = (),
     ) -> list[str]:
         """The command line that starts ``program`` as ``n`` ranks.
 
         Ranks fill ``hosts`` in order; no hosts, or this one alone, means without ssh. ``extra`` goes to
-        mpiexec as it is. Raises ValueError when the hosts have too few slots.
+        mpiexec as it is. ``exported`` names variables that mpiexec will be started with and this process need not have:
+        ranks on all hosts get them. Raises ValueError when the hosts have too few slots.
         """
         flags = ["-n", str(n)]
         if not only_here(hosts):
@@ -79,7 +85,8 @@ class Mpiexec:
                 ",".join(f"{host.name}:{host.slots}" for host in hosts),
             ]
             if self.flavor == "openmpi":
-                flags += [word for name in sorted(os.environ) if name.startswith(_EXPORTED) for word in ("-x", name)]
+                names = {name for name in os.environ if name.startswith(_EXPORTED)}.union(exported)
+                flags += [word for name in sorted(names) for word in ("-x", name)]
         return [self.path, *flags, *extra, *program]
 
 

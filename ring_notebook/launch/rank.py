@@ -26,8 +26,16 @@ __all__ = ["FORWARDED", "RankFailure", "describe_exit", "main", "rank_in", "repo
 FORWARDED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that go to the program when whoever started it gets them."""
 
-# A report is one line on stderr between two record separators.
-_REPORT = re.compile(rb"\x1e(\{[^\x1e]*\})\x1e\r?\n?")
+# A report is one line on stderr between two record separators, which programs may print too.
+_REPORT = re.compile(rb"\x1e(\{[^\x1e\n]{,4096}\})\x1e\r?\n?")
+_UNFINISHED = re.compile(rb"\x1e(\{[^\x1e\n]{,4096})?\Z")
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    "rank": int,
+    "host": str,
+    "code": int,
+    "time": (int, float),
+    "out_of_memory": bool,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +71,25 @@ def describe_exit(code: int) -> str:
 
 def split_reports(data: bytes) -> tuple[bytes, list[RankFailure], bytes]:
     """Stderr of a job as (what ranks wrote, reports in it, an unfinished report for the next call)."""
-    failures = [RankFailure(**json.loads(body)) for body in _REPORT.findall(data)]
-    text = _REPORT.sub(b"", data)
-    start = text.rfind(b"\x1e{")
-    return (text, failures, b"") if start < 0 else (text[:start], failures, text[start:])
+    text, failures, taken, at = b"", [], 0, 0
+    while match := _REPORT.search(data, at):
+        at = match.end(1)  # what ends here, and is no report, may be where one begins
+        if failure := _failure_of(match[1]):
+            text += data[taken : match.start()]
+            failures.append(failure)
+            taken = at = match.end()
+    rest = _UNFINISHED.search(data, at)
+    end = rest.start() if rest else len(data)
+    return text + data[taken:end], failures, data[end:]
+
+
+def _failure_of(body: bytes) -> RankFailure | None:
+    """The failure that a report holds; None when a program has printed something that looks like one."""
+    try:
+        failure = RankFailure(**json.loads(body))
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return failure if all(isinstance(getattr(failure, name), kind) for name, kind in _KINDS.items()) else None
 
 
 def report(failure: RankFailure) -> None:
@@ -97,13 +120,21 @@ def main() -> None:
     child: subprocess.Popen[bytes] | None = None
     for signum in FORWARDED:
         signal.signal(signum, hand_on)
+    note = os.memfd_create("failed_at")  # no file that could be left behind
     # MPI's process manager talks to the program through descriptors that it inherits: leave them open.
-    child = subprocess.Popen(sys.argv[1:], close_fds=False, preexec_fn=lambda: _leave_group(parent))
+    child = subprocess.Popen(
+        sys.argv[1:],
+        close_fds=False,
+        preexec_fn=lambda: _leave_group(parent),
+        env=os.environ | {"RING_FAILED_AT": f"/proc/{parent}/fd/{note}"},
+    )
     if stopping:  # asked to before there was a child to ask
         child.terminate()
     code = child.wait()
+    # What the program raised comes before what it does at its end, by which it may be later than those it has aborted.
+    ended = float(os.pread(note, 32, 0) or time.time())
     if code and not stopping:
-        report(RankFailure(rank_in(), socket.gethostname(), code, time.time(), oom_kills() > oom_before))
+        report(RankFailure(rank_in(), socket.gethostname(), code, ended, oom_kills() > oom_before))
     if code < 0:
         # End by the same signal, without a second core file, so that mpiexec reports what happened.
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import cycle, islice
 from typing import Any, TypeVar
@@ -10,12 +11,15 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler as TorchDistributedSampler
 
+from ring_notebook.core.world import communication
 from ring_notebook.torch.basics import is_initialized, rank, size
 from ring_notebook.torch.objects import broadcast_object
 
 __all__ = ["DistributedSampler", "ShardedIterable", "ShardedSampler", "batch_size_of", "shard", "share_of"]
 
 T = TypeVar("T")
+
+_DRAWN = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
 
 
 def share_of(order: Sequence[T]) -> Iterator[T]:
@@ -31,6 +35,9 @@ class DistributedSampler(TorchDistributedSampler[Any]):
     i-th batch of p times the size. The order is made up to a multiple of p with its first elements, or cut with
     ``drop_last``. ``seed`` is equal on all ranks. `set_epoch` still says which epoch the next pass is. A pass is over
     the ranks that are there when it begins: a loader of an earlier cell serves one on fewer ranks too.
+
+    A pass counts when it comes to its end, or goes on after a collective. So one rank alone may look at a batch
+    without leaving the order of the others; it may not go through all of them alone.
     """
 
     def __init__(self, dataset: Dataset[Any], shuffle: bool = True, seed: int = 0, drop_last: bool = False) -> None:
@@ -38,9 +45,14 @@ class DistributedSampler(TorchDistributedSampler[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         self._follow_ranks()
-        indices = super().__iter__()
-        self.epoch += 1
-        return indices
+        epoch, spent = self.epoch, communication()
+        for index in super().__iter__():
+            # Known to every rank without asking the others: only a pass in which all ranks take part has collectives.
+            if self.epoch == epoch and (self.num_replicas == 1 or communication() != spent):
+                self.epoch += 1
+            yield index
+        if self.epoch == epoch:  # not counted yet, nor set
+            self.epoch += 1
 
     def __len__(self) -> int:
         self._follow_ranks()
@@ -98,29 +110,18 @@ class ShardedIterable(IterableDataset[Any]):
 def shard(loader: DataLoader[Any]) -> DataLoader[Any]:
     """A DataLoader like ``loader`` that yields this rank's share, in batches of the same size.
 
-    A loader that shuffles goes on to shuffle, with a seed that rank 0 takes from torch's. One that has a
-    DistributedSampler is returned as it is. Raises TypeError for anything but a DataLoader.
+    A loader that shuffles goes on to shuffle, with a seed that rank 0 takes from torch's. One that yields a share
+    already, of this function's or torch's own DistributedSampler, is returned as it is. Raises TypeError for anything
+    but a DataLoader.
     """
     if not isinstance(loader, DataLoader):
         raise TypeError(
             f"expected a torch DataLoader, got {type(loader).__name__}; shard other data by rank() and size()"
         )
-    if isinstance(loader.sampler, TorchDistributedSampler):
+    if _is_share(loader):
         return loader
-    same: dict[str, Any] = {
-        name: getattr(loader, name)
-        for name in (
-            "num_workers",
-            "collate_fn",
-            "pin_memory",
-            "timeout",
-            "worker_init_fn",
-            "multiprocessing_context",
-            "generator",
-            "prefetch_factor",
-            "persistent_workers",
-        )
-    }
+    # Whatever this version of torch can be told, but what to draw, which follows.
+    same = {name: getattr(loader, name) for name in inspect.signature(DataLoader).parameters if name not in _DRAWN}
     if isinstance(loader.dataset, IterableDataset):
         dataset = ShardedIterable(loader.dataset)
         return DataLoader(dataset, batch_size=loader.batch_size, drop_last=loader.drop_last, **same)
@@ -139,6 +140,13 @@ def batch_size_of(loader: Any) -> int | None:
     if size is None and isinstance(getattr(loader, "batch_sampler", None), ShardedSampler):
         size = getattr(loader.batch_sampler.sampler, "batch_size", None)
     return size if isinstance(size, int) else None
+
+
+def _is_share(loader: DataLoader[Any]) -> bool:
+    samplers = (loader.sampler, loader.batch_sampler)
+    return isinstance(loader.dataset, ShardedIterable) or any(
+        isinstance(sampler, (TorchDistributedSampler, ShardedSampler)) for sampler in samplers
+    )
 
 
 def _is_plain(sampler: Any) -> bool:

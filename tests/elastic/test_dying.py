@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -162,6 +163,16 @@ def test_a_program_without_ranks() -> None:
     assert (done.returncode, done.stdout) == (0, "hello\n" * 2), done.stderr
 
 
+def test_the_keeper_sleeps_when_a_rank_has_ended() -> None:
+    look = "cut -d ' ' -f 14,15 /proc/$PPID/stat"  # its user and system time, in ticks
+    done = ringrun(
+        "--elastic", "-np", "2", "sh", "-c", f"[ $RING_RANK = 0 ] || {{ sleep .5; {look}; sleep 2; {look}; }}"
+    )
+    before, after = (sum(map(int, line.split())) for line in done.stdout.splitlines())
+    # A keeper that sleeps takes a thousandth of a second; one that does not, all two, or its part of a busy machine.
+    assert (after - before) / os.sysconf("SC_CLK_TCK") < 0.1
+
+
 @pytest.mark.parametrize("least", ["0", "3"])
 def test_a_minimum_that_cannot_be(least: str) -> None:
     done = ringrun("--min-np", least, "-np", "2", "echo")
@@ -171,7 +182,7 @@ def test_a_minimum_that_cannot_be(least: str) -> None:
 
 @pytest.mark.parametrize("signum", ["SIGINT", "SIGTERM", "SIGKILL"])
 def test_a_signal_ends_every_rank(signum: str) -> None:
-    code = "import time; print('begun', flush=True); time.sleep(60)"
+    code = r"import os, time; os.write(1, b'begun\n'); time.sleep(60)"  # in one piece, whatever Python's buffering
     command = [sys.executable, "-m", "ring_notebook.launch.cli", "--elastic", "-np", "2", "python", "-c", code]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -90,7 +91,35 @@ def test_shard_of_every_kind_of_loader(hvd: ModuleType, kind: str) -> None:
         assert sorted(seen) == data
     if kind in ("shuffled", "weighted"):
         assert everyone(hvd, loader) != parts
-    assert shard(loader) is loader or kind not in ("sequential", "shuffled", "unbatched")
+    assert shard(loader) is loader
+
+
+def test_one_rank_may_look_at_a_batch(hvd: ModuleType) -> None:
+    data = list(range(8 * hvd.size()))
+    loader = shard(DataLoader(data, 2, shuffle=True))  # type: ignore[arg-type]
+    last = hvd.rank() == hvd.size() - 1
+
+    def look() -> None:
+        if last:
+            next(iter(loader))
+
+    orders = []
+    for _ in range(3):
+        look()
+        orders.append(everyone(hvd, loader))
+        assert sorted(number for part in orders[-1] for batch in part for number in batch) == data
+    starts = []
+    for _ in range(3):  # passes that are not ended are shuffled anew too
+        batches = iter(loader)
+        starts.append(next(batches).tolist())
+        look()
+        hvd.allreduce(torch.ones(1))
+        starts[-1] += next(batches).tolist()
+        look()
+    order = everyone(hvd, loader)
+    assert sorted(number for part in order for batch in part for number in batch) == data
+    everything = [repr(part[hvd.rank()][:2]) for part in (*orders, order)] + [repr([s[:2], s[2:]]) for s in starts]
+    assert len(set(everything)) > 5, "7 passes, of which two may begin alike by chance"
 
 
 class Reversed(BatchSampler):
@@ -122,8 +151,11 @@ def test_shard_keeps_what_the_loader_was_made_with(hvd: ModuleType) -> None:
     def collate(batch: list[int]) -> int:
         return len(batch)
 
-    loader = shard(DataLoader(list(range(4 * hvd.size())), 3, collate_fn=collate, drop_last=True))  # type: ignore[arg-type]
+    newer = {"in_order": False} if "in_order" in inspect.signature(DataLoader).parameters else {}
+    given: Any = DataLoader(list(range(4 * hvd.size())), 3, collate_fn=collate, drop_last=True, **newer)  # type: ignore[arg-type]
+    loader = shard(given)
     assert loader.collate_fn is collate
+    assert vars(loader).get("in_order") == vars(given).get("in_order")
     assert list(loader) == [3]
     with pytest.raises(TypeError, match="got list"):
         shard([1, 2])  # type: ignore[arg-type]

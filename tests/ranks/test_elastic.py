@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from ranks.training import assert_same, joint_batches, make_model, momentum, plain_step, share
+from ring_notebook.torch.elastic.place import commit_path
 
 
 def make_state(hvd: ModuleType, **kwargs: Any) -> Any:
@@ -197,11 +199,36 @@ def test_commits_on_disk_outlive_the_process(
     train_from(hvd, reference, 9)
     assert_same(fresh.model, reference.model, rtol=0, atol=0)
     assert train(make_state(hvd)) == 0, "a training that has ended leaves no commit"
-    failure = KeyboardInterrupt()
-    with pytest.raises(KeyboardInterrupt):
-        train(make_state(hvd))
+    for failure in (OSError("no such file"), KeyboardInterrupt()):
+        with pytest.raises(type(failure)):
+            train(make_state(hvd))
     failure = None
-    assert train(make_state(hvd)) == 0, "nor does one that was stopped"
+    assert train(make_state(hvd)) == 6, "one that raised or was stopped does, on rank 0 as on others"
+
+
+def test_a_changed_training_has_another_commit(
+    hvd: ModuleType, settings: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings(commit_dir="commits")
+    source = """
+def train(state, momentum=0.9):
+    lr, epochs = 1e-1, 1000
+    def step(factor):
+        return lr * 2.5 * factor
+    return step(momentum) if state in {"a", "b", "c", "d"} else epochs
+"""
+
+    def place(text: str = source) -> Path | None:
+        names: dict[str, Any] = {}
+        exec(compile(text, "train.py", "exec"), names)
+        return commit_path(names["train"])
+
+    places = {place(), *(place(source.replace(old, "7")) for old in ("0.9", "1e-1", "1000", "2.5", '"c"'))}
+    assert len(places) == 6
+    assert place("# moved down" + source) == place()
+    assert hvd.allgather_object(place()) == [place()] * hvd.size(), "whatever each process's order of a set"
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--lr=0.2"])
+    assert place() not in places
 
 
 def test_a_state_of_ones_own(hvd: ModuleType) -> None:

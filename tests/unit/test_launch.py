@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 
 from ring_notebook import config as settings
 from ring_notebook.errors import MPIMissingError, RunFailed
+from ring_notebook.launch import job as jobs
 from ring_notebook.launch.cli import main
 from ring_notebook.launch.hosts import Host
 from ring_notebook.launch.mpi import Mpiexec, find_mpiexec
@@ -49,6 +51,11 @@ def test_every_rank_runs_the_program(program: str) -> None:
     assert sorted(done.stdout.splitlines()) == [f"rank {rank} got ['--flag', 'a b']" for rank in range(3)]
 
 
+def test_two_dashes_end_the_options(program: str) -> None:
+    done = ringrun("-np", "1", "--", "python", program, "ok", "--")
+    assert (done.returncode, done.stdout) == (0, "rank 0 got ['--']\n"), done.stderr
+
+
 @pytest.mark.parametrize(
     ("what", "code", "words"),
     [
@@ -63,6 +70,20 @@ def test_the_rank_that_failed_first_is_named(program: str, what: str, code: int,
     assert "ringrun: " + words.format(host=os.uname().nodename) in done.stderr
     assert "\x1e" not in done.stderr
     assert ("ValueError: no luck" in done.stderr) == (what == "raise")
+
+
+def test_the_others_learn_what_a_rank_raised(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch, ring_notebook.torch as hvd\n"
+        "hvd.init()\n"
+        "if hvd.rank() == 1: raise ValueError('batch 7\\nis bad')\n"
+        "hvd.allreduce(torch.ones(3))\n"
+    )
+    done = ringrun("-np", "3", "python", str(script))
+    assert done.returncode == 1
+    assert done.stderr.count("stopped because rank 1 raised ValueError: batch 7 is bad") == 2
+    assert "rank 1 on" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
@@ -87,6 +108,7 @@ def test_settings_reach_the_ranks() -> None:
     ("arguments", "words"),
     [
         (["-np", "2"], "nothing to run; for example: ringrun -np 4 python train.py"),
+        (["-np", "2", "--"], "nothing to run"),
         (["python", "x.py"], "say how many ranks: -np N"),
         (["-np", "2", "-H", "a:x", "python", "x.py"], "cannot read host 'a:x'"),
         (["-np", "3", "-H", "a:1,b:1", "python", "x.py"], "3 ranks were asked for, the hosts have 2 slots"),
@@ -113,9 +135,21 @@ def test_flags_for_each_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Mpiexec("m", "openmpi").command(3, ["p"], hosts) == [
         *("m", "-n", "3", "--host", "a:2,b:1", "-x", "RING_TIMEOUT", "p")
     ]
+    assert Mpiexec("m", "openmpi").command(3, ["p"], hosts, exported={"RING_TIMEOUT": "", "OWN": ""})[5:-1] == [
+        *("-x", "OWN", "-x", "RING_TIMEOUT")
+    ]
     assert Mpiexec("m", "mpich").command(3, ["p"], [Host("localhost", 1)]) == ["m", "-n", "3", "p"]
     assert Mpiexec("m", "mpich").environment() == {}
     assert Mpiexec("m", "openmpi").environment()["OMPI_ALLOW_RUN_AS_ROOT"] == "1"
+
+
+def test_a_job_exports_all_that_it_adds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "find_mpiexec", lambda: Mpiexec("true", "openmpi"))
+    job = jobs.Job(["p"], 2, [Host("a", 1), Host("b", 1)], {"RING_RUN_KEY": "secret", "OWN": "1"})
+    assert job.wait() == 0
+    exported = {name for flag, name in zip(job.command, job.command[1:], strict=False) if flag == "-x"}
+    assert {"RING_RUN_KEY", "OWN"} <= exported
+    assert "secret" not in " ".join(job.command), "all users of a host see command lines"
 
 
 def test_an_mpiexec_that_does_not_run_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,6 +182,57 @@ def test_reports_are_taken_out_of_the_output() -> None:
     assert split_reports(b"one\n" + report[:20]) == (b"one\n", [], report[:20])
     assert split_reports(report[:20] + report[20:]) == (b"", [failure], b"")
     assert describe_exit(-11) == "killed by SIGSEGV"
+
+
+@pytest.mark.parametrize(
+    "printed",
+    [
+        b'\x1e{"a": 1}',
+        b'\x1e{"rank": "1", "host": "a", "code": 1, "time": 0}',
+        b"\x1e{not json}",
+        b"\x1e{" + b'"a":[' * 800 + b"}",
+        b"\x1e{\n",
+        b"\x1e",
+    ],
+    ids=lambda printed: repr(printed[:12]),
+)
+def test_what_only_looks_like_a_report_is_output(printed: bytes) -> None:
+    report = b'\x1e{"rank": 1, "host": "a", "code": 2, "time": 2.0}\x1e\n'
+    assert split_reports(printed + b"\x1e\n") == (printed + b"\x1e\n", [], b"")
+    assert split_reports(printed + report + b"!") == (printed + b"!", [RankFailure(1, "a", 2, 2.0)], b"")
+
+
+def test_separators_in_the_output_do_no_harm() -> None:
+    code = r"import os; os.write(2, b'\x1e{\"a\": 1}\x1e')"
+    done = ringrun("-np", "1", "python", "-c", code)
+    assert (done.returncode, done.stderr) == (0, '\x1e{"a": 1}\x1e')
+
+
+TRACED = """
+import os, sys
+import torch
+import ring_notebook.torch as hvd
+hvd.init()
+hvd.allreduce(torch.ones(1))
+if sys.argv[1] == "stop": hvd.stop_timeline()
+if sys.argv[1] == "die" and hvd.rank() == 1: os._exit(3)
+"""
+
+
+def test_the_timeline_is_one_file(tmp_path: Path) -> None:
+    """Of all ranks that have left their part of it: also after a failure, and without the parts of earlier jobs."""
+    (tmp_path / "traced.py").write_text(TRACED)
+    trace = tmp_path / "trace.json"
+    for how, code, ranks in (("end", 0, {0, 1}), ("die", 3, {0}), ("stop", 0, {0, 1})):
+        flags = ["-np", "2", "--timeline-filename", str(trace)]
+        done = ringrun(*flags, "python", str(tmp_path / "traced.py"), how)
+        assert done.returncode == code, done.stderr
+        events = json.loads(trace.read_text())["traceEvents"]
+        assert {event["pid"] for event in events} == ranks
+        assert any(event["name"].startswith("allreduce") for event in events)
+        assert (f"ringrun: {trace} shows 1 of 2 ranks" in done.stderr) is (how == "die")
+    done = ringrun(*flags, "true")
+    assert (done.returncode, done.stderr) == (0, f"ringrun: no rank has left a timeline for {trace} on this host\n")
 
 
 def rank_times(factor: int, plus: int = 0) -> int:

@@ -77,4 +77,4 @@ class State:
         return False
 
     def remove_from_disk(self) -> None:
-        """Take the commit on disk away: there is nothing to go on with."""
+        """Take the commit on disk away: the training has ended."""

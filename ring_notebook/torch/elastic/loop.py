@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from hashlib import blake2b
-from pathlib import Path
 from typing import Any, TypeVar
 
-from ring_notebook.config import config
 from ring_notebook.core import world
 from ring_notebook.errors import HorovodInternalError, HostsUpdatedInterrupt
 from ring_notebook.torch.basics import init, rank, shutdown
 from ring_notebook.torch.elastic.base import State
+from ring_notebook.torch.elastic.place import commit_path, name_of
 from ring_notebook.torch.process_sets import register_again, registered_sets
 from ring_notebook.torch.waiting import barrier
 
@@ -33,10 +31,10 @@ def run(func: Callable[..., R]) -> Callable[..., R]:
     In a job of ``ringrun --elastic`` on one host the ranks that are there are those that live: they are numbered anew
     from 0, and a process set has those of its members that live. Elsewhere a rank that dies takes the job with it.
 
-    In a notebook, and where ``RING_COMMIT_DIR`` names a folder, commits are on disk too. A training that was killed, or
-    that gave up because other ranks failed, goes on from there when the same function is started again; one that ends
-    in any other way leaves none. Raises TypeError when ``func`` cannot be called, or is not given a state.
-    (Horovod: ``elastic.run``.)
+    In a notebook, and where ``RING_COMMIT_DIR`` names a folder, commits are on disk too, and stay there until ``func``
+    returns. A training that was killed, stopped, or raised anything goes on from there when the same function is
+    started again, in a script with the same command line; a changed one starts anew. Raises TypeError when ``func``
+    cannot be called, or is not given a state. (Horovod: ``elastic.run``.)
     """
     if not callable(func):
         raise TypeError(f"elastic.run decorates a function, got {type(func).__name__}")
@@ -44,10 +42,10 @@ def run(func: Callable[..., R]) -> Callable[..., R]:
     @wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> R:
         if not isinstance(state, State):
-            raise TypeError(f"{_name_of(func)} takes an elastic.State or TorchState first, got {type(state).__name__}")
-        path = _commit_path(func)
+            raise TypeError(f"{name_of(func)} takes an elastic.State or TorchState first, got {type(state).__name__}")
+        path = commit_path(func)
         if path is not None and state.keep_on_disk(path) and rank() == 0:
-            print(f"{_name_of(func)} goes on from {path}; delete it to start anew")  # noqa: T201
+            print(f"{name_of(func)} goes on from {path}; delete it to start anew")  # noqa: T201
         ranks, sets = world.current().ranks, registered_sets()
         failed_at: tuple[int, int] | None = None
         again = skip_sync = False
@@ -77,30 +75,10 @@ def run(func: Callable[..., R]) -> Callable[..., R]:
 
 
 def _train(func: Callable[..., R], state: State, skip_sync: bool, *args: Any, **kwargs: Any) -> R:
-    try:
-        if not skip_sync:
-            state.sync()
-        result = func(state, *args, **kwargs)
-        # A rank that failed at the very end needs the others once more.
-        barrier()
-    except (HostsUpdatedInterrupt, HorovodInternalError):
-        raise
-    except BaseException:
-        state.remove_from_disk()
-        raise
+    if not skip_sync:
+        state.sync()
+    result = func(state, *args, **kwargs)
+    # A rank that failed at the very end needs the others once more.
+    barrier()
     state.remove_from_disk()
     return result
-
-
-def _commit_path(func: Callable[..., Any]) -> Path | None:
-    """Where ``func`` has its commits on disk; another function of its name, or a changed one, has another place."""
-    folder = config().commit_dir or (".ring/commits" if world.current().run is not None else "")
-    if not folder:
-        return None
-    code = getattr(func, "__code__", None)  # a partial or a callable object has none
-    text = b"" if code is None else code.co_code + repr(code.co_names).encode()
-    return Path(folder) / f"{_name_of(func)}-{blake2b(text, digest_size=4).hexdigest()}.pt"
-
-
-def _name_of(func: Callable[..., Any]) -> str:
-    return str(getattr(func, "__name__", type(func).__name__))

@@ -78,7 +78,7 @@ class TorchState(State):
         return bool(found)
 
     def remove_from_disk(self) -> None:
-        """Take the commit on disk away: there is nothing to go on with."""
+        """Take the commit on disk away: the training has ended."""
         if self._path is not None and rank() == 0:
             self._path.unlink(missing_ok=True)
 

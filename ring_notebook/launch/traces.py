@@ -1,0 +1,55 @@
+"""The timeline of a job: what its ranks have left on this disk, put into the one file that was asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Traces"]
+
+
+class Traces:
+    """The file that ``RING_TIMELINE`` of ``env`` names, and its parts, as they are before a job of ``n`` ranks."""
+
+    def __init__(self, env: Mapping[str, str], n: int) -> None:
+        name = env.get("RING_TIMELINE", env.get("HOROVOD_TIMELINE", ""))
+        self._path = Path(name).absolute() if name else None
+        self._n = n
+        self._before = self._stamps()
+
+    def merge(self) -> str:
+        """Write the file of the parts that the job has written here; what is to be said of it, if anything.
+
+        Leaves alone a file that the job has written itself: ranks that call ``stop_timeline`` gather it over the
+        network, where a part may lie on another host's disk.
+        """
+        after = self._stamps()
+        new = [path for path, stamp in after.items() if self._before.get(path) != stamp]
+        if self._path is None or self._path in new:
+            return ""
+        events: list[Any] = []
+        merged = 0
+        for part in new:
+            try:
+                events += json.loads(part.read_text())["traceEvents"]
+            except (OSError, ValueError):  # its rank was killed while it wrote
+                continue
+            merged += 1
+        if not merged:
+            return f"no rank has left a timeline for {self._path} on this host"
+        try:
+            self._path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+        except OSError as error:
+            return f"the timeline {self._path} cannot be written: {error}"
+        missing = f"{self._path} shows {merged} of {self._n} ranks: the others were killed, or have a disk of their own"
+        return missing if merged < self._n else ""
+
+    def _stamps(self) -> dict[Path, int]:
+        path = self._path
+        if path is None:
+            return {}
+        # The names that core.timeline gives to them.
+        parts = [path.with_suffix(f".rank{rank}{path.suffix}") for rank in range(self._n)]
+        return {one: one.stat().st_mtime_ns for one in (path, *parts) if one.exists()}
