@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal
 
 __all__ = [
+    "RECORDS",
     "Cleared",
     "Display",
     "Ended",
@@ -27,6 +28,9 @@ __all__ = [
     "decode",
     "encode",
 ]
+
+RECORDS = "ring_records"
+"""The key under which an engine publishes a message of records."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,11 @@ from IPython.core.interactiveshell import InteractiveShell
 from ring_notebook.engine.bundle import portable
 from ring_notebook.records import Cleared, Display, Output
 
-__all__ = ["Capture", "Piece"]
+__all__ = ["Capture", "Piece", "redirect"]
 
 Piece = Output | Display | Cleared
 _Stream = Literal["stdout", "stderr"]
+_current: Capture | None = None  # of the run that goes on
 
 
 class Capture:
@@ -35,8 +36,10 @@ class Capture:
     @contextmanager
     def active(self, shell: InteractiveShell) -> Iterator[None]:
         """Within the block sys.stdout, sys.stderr, ``display`` and what IPython itself shows come here."""
-        streams, publisher = (sys.stdout, sys.stderr), shell.display_pub
-        sys.stdout, sys.stderr = _Writer("stdout", self), _Writer("stderr", self)
+        global _current
+        before, streams, publisher = _current, (sys.stdout, sys.stderr), shell.display_pub
+        redirect()
+        _current = self
         shell.display_pub = _Publisher(self)
         # IPython shows the traceback of an object that fails to show itself, and goes on. An engine's shell would
         # send it to a client that nobody reads.
@@ -46,6 +49,7 @@ class Capture:
         finally:
             del shell._showtraceback
             shell.display_pub = publisher
+            _current = before
             sys.stdout, sys.stderr = streams
 
     def write(self, stream: _Stream, text: str) -> None:
@@ -129,15 +133,14 @@ class _Publisher(DisplayPublisher):
 
 
 class _Writer(io.TextIOBase):
-    """A text stream that keeps what is written for the publisher."""
+    """A text stream for all runs of this engine: to the one that goes on, and between runs to the engine's log."""
 
     encoding = "utf-8"
     errors = "replace"
 
-    def __init__(self, stream: _Stream, capture: Capture) -> None:
+    def __init__(self, stream: _Stream) -> None:
         self.name = f"<{stream}>"
         self._stream: _Stream = stream
-        self._capture = capture
         self._process = os.getpid()
 
     def writable(self) -> bool:
@@ -146,14 +149,31 @@ class _Writer(io.TextIOBase):
     def write(self, text: str) -> int:
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
-        if os.getpid() != self._process:
-            # A forked data loader worker: its copy of the capture goes nowhere, the engine's log does.
-            return _original(self._stream).write(text)
-        self._capture.write(self._stream, text)
+        capture = _current  # once: another thread may be here when the run ends
+        # In a forked data loader worker the capture is a copy that goes nowhere.
+        if capture is None or os.getpid() != self._process:
+            print(text, end="", file=self._log(), flush=True)
+        else:
+            capture.write(self._stream, text)
         return len(text)
 
+    def fileno(self) -> int:
+        """The engine's log, where processes that the cell starts may write."""
+        return self._log().fileno()
 
-def _original(stream: _Stream) -> TextIO:
-    original = sys.__stdout__ if stream == "stdout" else sys.__stderr__
-    assert original is not None
-    return original
+    def close(self) -> None:
+        """Does nothing: the cells to come write here too."""
+
+    def _log(self) -> TextIO:
+        log = sys.__stdout__ if self._stream == "stdout" else sys.__stderr__
+        assert log is not None
+        return log
+
+
+# The same ones in all runs: a logging handler keeps the stream that it has found in the cell which made it.
+_streams = _Writer("stdout"), _Writer("stderr")
+
+
+def redirect() -> None:
+    """From now on what is written to sys.stdout and sys.stderr comes to the run that goes on at that time."""
+    sys.stdout, sys.stderr = _streams

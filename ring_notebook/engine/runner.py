@@ -21,12 +21,9 @@ from ring_notebook.engine.interrupt import Interruptible
 from ring_notebook.engine.output import Capture
 from ring_notebook.engine.publisher import Publisher
 from ring_notebook.errors import CollectiveAborted
-from ring_notebook.records import Ended, Failure, Record, Status, Trace, encode
+from ring_notebook.records import RECORDS, Ended, Failure, Record, Status, Trace, encode
 
-__all__ = ["RECORDS", "execute"]
-
-RECORDS = "ring_records"
-"""The key under which a message of records is published."""
+__all__ = ["execute"]
 
 
 def execute(run: str, epoch: int, size: int, source: str, first_line: int, recorded: bool) -> None:

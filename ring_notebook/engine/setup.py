@@ -13,7 +13,7 @@ from typing import Any
 
 from ring_notebook.core import world
 from ring_notebook.core.native import core
-from ring_notebook.engine import figures
+from ring_notebook.engine import figures, output
 from ring_notebook.engine.spool import Spool
 from ring_notebook.machine import cores, gpus
 
@@ -38,6 +38,8 @@ def prepare(directory: str, keep: bool) -> dict[str, Any]:
     # OpenMP reads this once, when torch is loaded; without it each rank would take every core, or one.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // topology.local_size)))
     figures.prepare()
+    # Before torch is loaded, whose loggers keep the stream that they find.
+    output.redirect()
     # ipyparallel's handler waits for the cell to end; stopping a cluster must not.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     global _preload, spool

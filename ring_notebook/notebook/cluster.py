@@ -90,17 +90,19 @@ class Cluster:
             cluster.why = about["why"]
             cluster._foreign = registry.is_alive(about["kernel"]) and about["kernel"] != os.getpid()
             cluster._directory = directory
+            atexit.register(cluster._leave_or_stop)
             try:
                 cluster._processes = Processes.attach(directory)
                 client = cluster._processes.connect(_ATTACH_TIMEOUT)
-            except ClusterError:
-                continue
-            atexit.register(cluster._leave_or_stop)
-            cluster._engines = Engines(client, cluster._processes.trouble)
-            cluster._engines.all = [Engine(**engine) for engine in about["engines"]]
-            cluster._engines.wait_for(cluster.n, _ATTACH_TIMEOUT)
-            cluster._follow_run(cluster._engines)
-            return cluster
+                cluster._engines = Engines(client, cluster._processes.trouble)
+                cluster._engines.all = [Engine(**engine) for engine in about["engines"]]
+                cluster._engines.wait_for(cluster.n, _ATTACH_TIMEOUT)
+                cluster._follow_run(cluster._engines)
+                return cluster
+            except BaseException as error:
+                cluster._end(leave=True)
+                if not isinstance(error, ClusterError):  # another cluster may answer
+                    raise
         raise ClusterError(
             "no cluster runs that was started from this folder; `%ring start --keep` starts one that stays"
         )

@@ -15,12 +15,12 @@ import ipyparallel
 from ipyparallel.serialize import deserialize_object
 
 from ring_notebook.errors import ClusterError
+from ring_notebook.records import RECORDS
 
 __all__ = ["Engine", "Engines"]
 
 _POLL = 0.02
 _SECONDS_TO_HEAR = 1.0  # of engines that register, until the controller is asked for them
-RECORDS = "ring_records"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from ring_notebook.errors import RingError
 from ring_notebook.notebook.rundir import RUN, read_json
 from ring_notebook.notebook.runlog import RunRecord
 
-__all__ = ["Script", "export", "script"]
+__all__ = ["Script", "export", "script", "set_up_cells"]
 
 _MARK = "Exported from a notebook by Ring Notebook"
 # What a cell finds without having made it. IPython's `get_ipython` stands behind ``!ls`` and ``%timeit``.
@@ -98,19 +98,31 @@ def script(record: RunRecord, before: Sequence[RunRecord], name: str) -> Script:
     return Script(text, record.size, len(parts), tuple(_missing(tree)))
 
 
+def set_up_cells(runs: Iterable[RunRecord]) -> list[RunRecord]:
+    """Those of ``runs``, in order of time, that ended well. A cell that ran twice counts once, as what it was last.
+
+    It keeps its first place: cells after it may need what it makes. A cell that was edited in between is the same one
+    where the notebook has told its id, ``cell_id`` of the options.
+    """
+    return list({_cell(run): run for run in runs if run.status == "ok"}.values())
+
+
+def _cell(record: RunRecord) -> str:
+    return str(record.options.get("cell_id") or record.source)
+
+
 def _set_up(record: RunRecord) -> list[RunRecord]:
-    """The set-up cells that ran well in the cluster of ``record`` before it; of one that ran twice the last time."""
-    found: dict[str, RunRecord] = {}
+    """The set-up cells that ran in the cluster of ``record`` before it."""
+    found = []
     for file in sorted(record.directory.parent.glob(f"*/{RUN}")):
         about = read_json(file)
         same = about["environment"].get("cluster") == record.environment.get("cluster")
         if not same or not about["options"].get("setup") or about["started"] >= record.started:
             continue
         one = RunRecord(file.parent, about)
-        if one.status == "ok" and one.source != record.source:
-            found.pop(one.source, None)
-            found[one.source] = one
-    return list(found.values())
+        if _cell(one) != _cell(record):
+            found.append(one)
+    return set_up_cells(found)
 
 
 def _missing(tree: ast.Module) -> Iterator[str]:

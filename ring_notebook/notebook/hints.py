@@ -107,7 +107,15 @@ class Lint:
     def _of_devices(self, tree: ast.Module) -> Iterator[Hint]:
         optimizer = next((call for call in self._calls if ".optim." in f".{call.whole}"), None)
         moved = self._names & _MOVING or any(_has(call, "device") for call in self._calls)
-        if optimizer and self._first("backward") and not moved:
+        stays = bool(self._first("backward")) and not moved
+        loader = self._first("DataLoader")
+        if stays and loader and "prepare" in self._names:
+            yield Hint(
+                loader.line,
+                "`ring.prepare` moves the model to the rank's GPU, and the batches stay on the CPU: move each one in "
+                "the loop, as in `x = x.to('cuda')`",
+            )
+        elif stays and optimizer and "prepare" not in self._names:
             yield Hint(
                 optimizer.line,
                 "every rank has a GPU, and the model stays on the CPU: before this line add `model.to('cuda')`, and "

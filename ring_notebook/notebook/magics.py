@@ -109,10 +109,15 @@ class RingMagics(Magics):
         options["plot"] = [name for name in options["plot"].split(",") if name]
         out = options.pop("out")
         try:
-            self._session.train(cell, **options)
+            self._session.train(cell, **options, cell_id=self._cell_id())
         finally:
             if out:
                 self.shell.user_ns[out] = self._session.run
+
+    def _cell_id(self) -> str:
+        """The id of the cell that is executed, where the notebook tells its kernel; empty elsewhere."""
+        parent: dict[str, Any] = getattr(self.shell, "get_parent", dict)()
+        return str(parent.get("metadata", {}).get("cellId", ""))
 
     @cell_magic
     @_one_line

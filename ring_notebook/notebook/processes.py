@@ -41,6 +41,7 @@ _CONTROLLER_ARGS = [
 ]
 _ENGINE_ARGS = ["--log-level=WARN", "--IPEngine.timeout=60", "--IPEngine.wait_for_url_file=60"]
 _SECONDS_TO_TERMINATE = 2
+_SECONDS_TO_FORGET = 1  # until the threads that wait for processes note that nobody asks for these any more
 _POLL = 0.02
 
 
@@ -107,6 +108,7 @@ class Processes:
         self._thread.start()
         self._started.wait()
         if self._error is not None:
+            os.close(self._wake)
             raise self._error
 
     @classmethod
@@ -128,7 +130,9 @@ class Processes:
         for kind in ("controller", "engines"):
             # ipyparallel writes "module:Class" for a launcher that is not its own, and reads "module.Class".
             about[kind]["class"] = about[kind]["class"].replace(":", ".")
-        cluster = ipyparallel.Cluster.from_dict(about, cluster_file=str(file), load_profile=False, log=_silent())
+        cluster = ipyparallel.Cluster.from_dict(
+            about, cluster_file=str(file), load_profile=False, config=_config(), log=_silent()
+        )
         if not cluster.controller or not cluster.engines:
             raise ClusterError(f"the cluster in {directory} has ended")
         return cls(cluster, 0)
@@ -199,6 +203,10 @@ class Processes:
                 os.killpg(self._cluster.controller.pid, signal.SIGKILL)
         if self._asked != "leave":
             self._end()
+        elif not self._n:
+            # Each launcher has a thread that waits for its process as long as this seems to run.
+            for launcher in (self._cluster.controller, self._cluster.engine_set):
+                launcher.state = "after"
         if ended:
             self.death = explain(ended, output, Path(self._cluster.profile_dir) / "log")
 
@@ -226,13 +234,20 @@ class Processes:
         self._cluster.stop_controller_sync()
 
 
-def _cluster(directory: Path, hosts: list[Host], keep: bool) -> ipyparallel.Cluster:
+def _config() -> Config:
+    """What holds for clusters of this kernel and of others."""
     config = Config()
+    config.LocalProcessLauncher.stop_seconds_until_kill = _SECONDS_TO_TERMINATE
+    config.LocalProcessLauncher.poll_seconds = _SECONDS_TO_FORGET
+    return config
+
+
+def _cluster(directory: Path, hosts: list[Host], keep: bool) -> ipyparallel.Cluster:
+    config = _config()
     config.ControllerLauncher.keep = config.EngineLauncher.keep = keep
     config.EngineLauncher.hosts = [(host.name, host.slots) for host in hosts]
     # A nanny relays signals to an engine. On this host we send them ourselves and save a process per rank.
     config.EngineLauncher.engine_args = [*_ENGINE_ARGS, f"--IPEngine.enable_nanny={bool(hosts)}"]
-    config.LocalProcessLauncher.stop_seconds_until_kill = _SECONDS_TO_TERMINATE
     return ipyparallel.Cluster(
         controller=ControllerLauncher,
         engines=EngineLauncher,

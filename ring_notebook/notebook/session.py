@@ -11,11 +11,12 @@ from IPython.display import display
 
 from ring_notebook.errors import ClusterError, RingError
 from ring_notebook.notebook.cluster import Cluster
-from ring_notebook.notebook.export import Script, export
+from ring_notebook.notebook.export import Script, export, set_up_cells
 from ring_notebook.notebook.history import find
 from ring_notebook.notebook.listing import Listing
 from ring_notebook.notebook.panel import load_charts
 from ring_notebook.notebook.run import Run
+from ring_notebook.notebook.runlog import RunRecord
 from ring_notebook.notebook.scale import ScalingReport, measure
 from ring_notebook.notebook.source import check_syntax
 
@@ -32,7 +33,7 @@ class Session:
         self.cluster: Cluster | None = None
         self.run: Run | None = None
         self._names: list[str] = []
-        self._setup: dict[str, tuple[str, dict[str, Any]]] = {}
+        self._setup: list[RunRecord] = []
 
     def start(self, n: int | None = None, hosts: str = "", keep: bool = False) -> str:
         """Start a cluster; says how many engines and why. Raises ClusterError when one runs."""
@@ -83,9 +84,10 @@ class Session:
         text = f"Restarted {cluster.n} engines in {cluster.seconds_to_start:.1f} s; their variables are gone."
         if not rerun:
             return text
-        for cell, options in list(self._setup.values()):
-            self.train(cell, **options)
-        return f"{text} Ran {len(self._setup)} set-up cells again."
+        cells = set_up_cells(self._setup)
+        for cell in cells:
+            self.train(cell.source, **cell.options)
+        return f"{text} Ran {len(cells)} set-up cells again."
 
     def require(self) -> Cluster:
         """The cluster. Raises ClusterError when there is none."""
@@ -105,9 +107,11 @@ class Session:
         background: bool = False,
         setup: bool = False,
         first_line: int = 2,
+        cell_id: str = "",
     ) -> Run:
         """Run a cell on ranks 0..n-1 and show it; starts a cluster where there is none.
 
+        With ``setup`` `restart` can run it again, and of the cell ``cell_id``, where that is known, the last version.
         Returns when the run has ended (at once with ``background``). Raises what `Cluster.run` and `Run.wait`
         raise.
         """
@@ -115,10 +119,18 @@ class Session:
         if self.cluster is None:
             print(self.start(n))  # noqa: T201
         cluster = self.require()
-        options = {"n": n, "name": name, "timeout": timeout, "plot": list(plot), "timeline": timeline, "setup": setup}
-        if setup:
-            self._setup[cell] = (cell, options)
+        options = {
+            "n": n,
+            "name": name,
+            "timeout": timeout,
+            "plot": list(plot),
+            "timeline": timeline,
+            "setup": setup,
+            "cell_id": cell_id,
+        }
         run = self.run = cluster.run(cell, n=n, name=name, timeout=timeout, first_line=first_line, options=options)
+        if setup:
+            self._setup = [*set_up_cells(self._setup), run.log]
         run.show(plot, live_after=0.0 if background else _LIVE_AFTER, apart=not background)
         if background:
             return run

@@ -18,12 +18,21 @@ _RANK_SIDE = "ring_notebook.engine.variables"
 
 def push(engines: Engines, variables: Mapping[str, Any]) -> None:
     """Give every rank a copy of ``variables``. Raises ClusterError that names one that cannot be pickled."""
+    try:
+        pickled = cloudpickle.dumps(dict(variables))
+    except Exception as error:
+        raise ClusterError(f"{_culprit(variables)} cannot be sent to the ranks: {error}") from None
+    engines.call(f"{_RANK_SIDE}:put", pickled)
+
+
+def _culprit(variables: Mapping[str, Any]) -> str:
+    """The first of ``variables`` that cannot be pickled."""
     for name, value in variables.items():
         try:
             cloudpickle.dumps(value)
-        except Exception as error:
-            raise ClusterError(f"{name} ({type(value).__name__}) cannot be sent to the ranks: {error}") from None
-    engines.call(f"{_RANK_SIDE}:put", cloudpickle.dumps(dict(variables)))
+        except Exception:
+            return f"{name} ({type(value).__name__})"
+    return ", ".join(variables)
 
 
 def pull(engines: Engines, name: str, rank: int) -> Any:

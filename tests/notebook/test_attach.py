@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from ring_notebook.errors import ClusterError
+from ring_notebook.notebook import registry
 from ring_notebook.notebook.cluster import Cluster
 
 # The notebook that starts the cluster and a run, in a process of its own.
@@ -98,6 +101,35 @@ def test_a_run_of_another_notebook_can_be_stopped(first: subprocess.Popen[str]) 
     again = Cluster.attach()
     again.stop()
     cluster.stop()
+
+
+def held() -> tuple[int, int]:
+    """Threads and descriptors of this process."""
+    return threading.active_count(), psutil.Process().num_fds()
+
+
+@pytest.mark.parametrize("first", ["bound"], indirect=True)
+def test_a_cluster_that_does_not_answer_costs_nothing(
+    first: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ring_notebook.notebook.cluster._ATTACH_TIMEOUT", 0.5)
+    controller = psutil.Process(registry.read(next(registry.running()))["controller"])
+    before = (0, 0)
+    for attempt in range(3):
+        controller.suspend()
+        try:
+            with pytest.raises(ClusterError, match="no cluster runs"):
+                Cluster.attach()
+        finally:
+            controller.resume()
+        if not attempt:
+            time.sleep(2)  # until what is about to end has ended; the rest is made once and kept
+            before = held()
+    Cluster.attach().stop()
+    deadline = time.monotonic() + 10
+    while any(now > was for now, was in zip(held(), before, strict=True)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert all(now <= was for now, was in zip(held(), before, strict=True)), (held(), before)
 
 
 def test_nothing_to_attach_to() -> None:

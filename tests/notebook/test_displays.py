@@ -57,6 +57,11 @@ def test_the_last_value_looks_as_in_a_notebook(notebook: Notebook) -> None:
     assert "value" not in report(notebook.run("%%ringtrain\n'value';  # quiet"))
 
 
+def test_logging_set_up_in_one_cell_is_seen_in_the_next(notebook: Notebook) -> None:
+    notebook.run("%%ringtrain\nimport logging\nlogging.basicConfig(level=logging.INFO)")
+    assert "[0-1] INFO:root:second" in report(notebook.run("%%ringtrain\nlogging.info('second')"))
+
+
 def test_updates_and_clear_output(notebook: Notebook) -> None:
     outputs = notebook.run(
         "%%ringtrain\nfrom IPython.display import HTML, clear_output, display\n"

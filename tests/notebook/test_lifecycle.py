@@ -189,6 +189,19 @@ def test_variables_go_there_and_back(cluster: Cluster) -> None:
     assert cluster.variables("mine") == [{"mine": "int 1"}, {"mine": "int 2"}]
 
 
+def test_what_is_pushed_is_pickled_once(cluster: Cluster) -> None:
+    class Large:
+        pickled = 0
+
+        def __reduce__(self) -> tuple[type[int], tuple[int]]:
+            type(self).pickled += 1
+            return int, (7,)
+
+    cluster.push({"large": Large()})
+    assert cluster.pull("large") == 7
+    assert Large.pickled == 1
+
+
 def test_engines_that_were_not_announced_are_asked_for(cluster: Cluster) -> None:
     engines = cluster._engines
     assert engines is not None

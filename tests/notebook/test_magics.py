@@ -208,8 +208,16 @@ def test_names_of_the_ranks_complete_in_their_cells_only(notebook: Notebook) -> 
 
 def test_restart_runs_the_setup_cells_again(notebook: Notebook) -> None:
     notebook.run("%%ringtrain --setup\nprepared = 1")
-    assert "Ran 1 set-up cells again" in notebook.text("%ring restart --rerun")
-    notebook.text("%%ringtrain\nassert prepared == 1")
+    assert notebook.error("%%ringtrain --setup\ndoubled = 2 * prepaired")[0] == "NameError"
+    notebook.run("%%ringtrain --setup\ndoubled = 2 * prepared")
+    # As a notebook does that tells its kernel which cell it is.
+    notebook.run("get_ipython().get_parent = lambda: {'metadata': {'cellId': 'edited'}}")
+    notebook.run("%%ringtrain --setup\nversions = [1]")
+    notebook.run("%%ringtrain --setup\nversions = [*globals().get('versions', []), 2]")
+    notebook.run("del get_ipython().get_parent")
+    for _ in range(2):
+        assert "Ran 3 set-up cells again" in notebook.text("%ring restart --rerun")
+        notebook.text("%%ringtrain\nassert (prepared, doubled, versions) == (1, 2, [2])")
 
 
 def test_stop(notebook: Notebook) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -24,6 +28,12 @@ def text(said: str, stream: Any = "stdout") -> Output:
 @pytest.fixture
 def capture() -> Capture:
     return Capture("r1", 1)
+
+
+@pytest.fixture
+def shell() -> Iterator[InteractiveShell]:
+    yield InteractiveShell.instance()
+    InteractiveShell.clear_instance()
 
 
 def test_text_is_joined_up_to_a_change(capture: Capture) -> None:
@@ -62,32 +72,54 @@ def test_clear_takes_back_displays_that_were_not_sent_yet_and_no_text(capture: C
     assert capture.drain() == [Cleared("r1", 1)]
 
 
+def test_logging_set_up_in_one_run_goes_on_in_the_next(
+    capture: Capture, shell: InteractiveShell, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with capture.active(shell):
+        handler = logging.StreamHandler()  # keeps the stream
+        handler.emit(logging.makeLogRecord({"msg": "first"}))
+    handler.emit(logging.makeLogRecord({"msg": "between"}))
+    later = Capture("r2", 1)
+    with later.active(shell):
+        handler.emit(logging.makeLogRecord({"msg": "second"}))
+    assert capture.drain() == [text("first\n", "stderr")]
+    assert later.drain() == [Output("r2", 1, "stderr", "second\n")]
+    assert capfd.readouterr().err == "between\n"  # where an engine has its log
+
+
+def test_what_a_cell_starts_writes_to_the_log(
+    capture: Capture, shell: InteractiveShell, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with capture.active(shell):
+        sys.stdout.close()  # of this cell, and not of those to come
+        subprocess.run(["echo", "out"], stdout=sys.stdout, stderr=sys.stderr, check=True)
+        print("shown")  # noqa: T201
+    assert capture.drain() == [text("shown\n")]
+    assert capfd.readouterr().out == "out\n"
+
+
 def test_ipython_s_own_calls_come_here_within_the_block_only(
-    capture: Capture, capsys: pytest.CaptureFixture[str]
+    capture: Capture, shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Broken:
         def _repr_html_(self) -> str:
             raise KeyError("no html")
 
-    shell = InteractiveShell.instance()
-    try:
-        with capture.active(shell):
-            display(HTML("<b>x</b>"))
-            shown = capture.drain()
-            clear_output(wait=True)
-            display(Broken())
-        display("afterwards")
-        shown += capture.drain()
-        assert isinstance(shown[0], Display)
-        assert shown[0].data["text/html"] == "<b>x</b>"
-        assert isinstance(shown[1], Cleared)
-        assert isinstance(shown[2], Output)
-        assert "KeyError" in shown[2].text
-        assert shown[2].stream == "stderr"
-        assert len(shown) == 4
-        assert "afterwards" in capsys.readouterr().out
-    finally:
-        InteractiveShell.clear_instance()
+    with capture.active(shell):
+        display(HTML("<b>x</b>"))
+        shown = capture.drain()
+        clear_output(wait=True)
+        display(Broken())
+    display("afterwards")
+    shown += capture.drain()
+    assert isinstance(shown[0], Display)
+    assert shown[0].data["text/html"] == "<b>x</b>"
+    assert isinstance(shown[1], Cleared)
+    assert isinstance(shown[2], Output)
+    assert "KeyError" in shown[2].text
+    assert shown[2].stream == "stderr"
+    assert len(shown) == 4
+    assert "afterwards" in capsys.readouterr().out
 
 
 def test_a_bundle_travels_as_json_and_leaves_widgets_behind() -> None:

@@ -15,9 +15,9 @@ from ring_notebook.notebook.runlog import RunLog
 
 @pytest.fixture
 def ran(tmp_path: Path) -> Any:
-    def run(name: str, source: str, cluster: str = "c1", status: str = "ok", setup: bool = False) -> RunLog:
+    def run(name: str, source: str, cluster: str = "c1", status: str = "ok", **options: Any) -> RunLog:
         time.sleep(0.002)  # runs are in order of their time
-        log = RunLog(tmp_path / "runs" / name, name, name, 3, source, {"setup": setup}, {"cluster": cluster})
+        log = RunLog(tmp_path / "runs" / name, name, name, 3, source, options, {"cluster": cluster})
         log.finish(status)
         return log
 
@@ -35,10 +35,24 @@ def test_the_set_up_cells_of_its_cluster_come_first_each_once(ran: Any, tmp_path
     ran("h", "later = 1", setup=True)
     made = export(log, tmp_path / "train.py")
     text = (tmp_path / "train.py").read_text()
-    assert [line for line in text.splitlines() if " = " in line] == ["data = 2", "model = 1", "loss = model + data"]
+    assert [line for line in text.splitlines() if " = " in line] == ["model = 1", "data = 2", "loss = model + data"]
     assert "import ring_notebook.torch as ring\n\nring.init()\n" in text
     assert "ringrun -np 3 python train.py" in text
     assert repr(made) == f"Wrote 3 cells to {tmp_path}/train.py. Run it: ringrun -np 3 python train.py"
+
+
+def test_of_an_edited_cell_the_last_version_that_ran_well(ran: Any, tmp_path: Path) -> None:
+    for name, source, status, cell in (
+        ("a", "seed = 1", "ok", "x"),
+        ("b", "data = seed", "ok", "y"),
+        ("c", "seed = 2", "ok", "x"),
+        ("d", "seed = 1 / 0", "failed", "x"),
+        ("e", "loss = dta", "ok", "z"),
+    ):
+        ran(name, source, status=status, setup=True, cell_id=cell)
+    export(ran("f", "loss = data", setup=True, cell_id="z"), tmp_path / "train.py")
+    lines = (tmp_path / "train.py").read_text().splitlines()
+    assert [line for line in lines if " = " in line] == ["seed = 2", "data = seed", "loss = data"]
 
 
 def test_names_that_no_cell_makes_are_told(ran: Any, tmp_path: Path) -> None:

@@ -89,10 +89,19 @@ def devices(source: str) -> dict[int, str]:
 
 
 def test_a_model_that_stays_on_the_cpu_beside_a_gpu() -> None:
-    assert "model.to('cuda')" in devices(PREPARED)[3]
-    assert devices(f"model = model.to('cuda')\n{PREPARED}") == {}
-    assert devices(f"with torch.device('cuda'):\n    model = Net()\n{PREPARED}") == {}
+    assert "model.to('cuda')" in devices(WRAPPED)[3]
+    on_gpu = devices(f"model = model.to('cuda')\n{WRAPPED}")
+    assert not [said for said in on_gpu.values() if "CPU" in said]
     assert found(PREPARED) == {}
+
+
+def test_batches_that_stay_on_the_cpu_while_prepare_moves_the_model() -> None:
+    hints = devices(PREPARED)
+    assert list(hints) == [2]
+    assert "the batches stay on the CPU" in hints[2]
+    assert devices(PREPARED.replace("    loss(", "    x, y = x.to('cuda'), y.to('cuda')\n    loss(")) == {}
+    assert devices(f"with torch.device('cuda'):\n    data = make()\n{PREPARED}") == {}
+    assert devices(PREPARED.replace("loader = DataLoader(data, batch_size=8)\n", "")) == {}  # made in an earlier cell
 
 
 @pytest.mark.parametrize(
