@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import sys
 from array import array
 from collections import deque
@@ -58,12 +59,23 @@ class _Recorder:
 
     def speak(self, now: float) -> None:
         """In a plain script rank 0 prints the latest row once a second; nobody else takes the rows."""
+        if not self.printed:
+            atexit.register(self.speak_last)
         if now - self.printed < _PRINT_PERIOD:
             # Keep the latest row only: without a notebook there is no one to take a record.
             while len(self.rows) > 1:
                 self.rows.popleft()
             return
         self.printed = now
+        self.print_latest()
+
+    def speak_last(self) -> None:
+        """At the end of a script: the row that came too soon after the one printed before it."""
+        if self.rows and not self.attached:
+            self.print_latest()
+
+    def print_latest(self) -> None:
+        """Print the latest row, on rank 0, and forget the others."""
         from ring_notebook.core import world
 
         _, step, values = self.rows[-1]
@@ -85,8 +97,10 @@ def log(step: int | None = None, **values: Any) -> None:
     later, so that training never waits for it. ``step`` defaults to the batch of `track`, else to the count
     of calls. ``samples`` (how many samples this step trained on) gives the throughput; `track` fills it in by
     itself. In a notebook every row reaches the run's record; in a script rank 0 prints one line a second.
-    Raises TypeError that names the metric when a value is not a number.
+    Raises TypeError that names the metric when a value is not a number, and for a ``step`` that is no whole number.
     """
+    if step is not None and not hasattr(step, "__index__"):
+        raise TypeError(f"log: step={step!r} is no whole number; give metrics by name, as in log(loss=0.5)")
     for name, value in values.items():
         if type(value) is not float:
             values[name] = _number(name, value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 from typing import Any
 
 import torch
@@ -18,7 +19,9 @@ __all__ = [
     "check_optimizer",
     "check_passes",
     "check_process_set",
+    "check_scale",
     "check_tensors",
+    "check_whole",
 ]
 
 
@@ -59,8 +62,23 @@ def check_module(value: Any, function: str) -> None:
         raise TypeError(f"{function} takes a torch.nn.Module, got {type(value).__name__}")
 
 
+def check_whole(value: Any, name: str) -> int:
+    """``value`` as an int. Raises TypeError for anything that is no whole number."""
+    try:
+        return index(value)
+    except TypeError:
+        raise TypeError(f"{name}={value!r}: takes a whole number") from None
+
+
+def check_scale(value: Any, name: str) -> float:
+    """``value`` as a factor. Raises TypeError for anything that is no number."""
+    if isinstance(value, str) or not hasattr(value, "__float__"):
+        raise TypeError(f"{name}={value!r}: takes a number")
+    return float(value)
+
+
 def check_passes(value: int) -> int:
-    """``value`` as a number of backward passes in a step. Raises ValueError below 1."""
-    if value < 1:
+    """``value`` as a number of backward passes in a step. Raises TypeError for no whole number, ValueError below 1."""
+    if check_whole(value, "backward_passes_per_step") < 1:
         raise ValueError(f"backward_passes_per_step={value}: must be at least 1")
     return value

@@ -25,6 +25,8 @@ def _rows_to_send(tensor: Tensor, splits: Splits, rank: int, size: int) -> list[
     if tensor.dim() == 0:
         raise ValueError(f"rank {rank}: alltoall splits along the first dimension, but the tensor has none")
     rows = tensor.shape[0]
+    if splits is not None and not hasattr(splits, "__len__"):
+        raise TypeError(f"rank {rank}: splits={splits!r}: takes one number per rank")
     if splits is None or len(splits) == 0:
         if rows % size:
             raise ValueError(

@@ -67,9 +67,11 @@ _named: dict[tuple[int, str], int] = {}
 
 
 def check_name(communicator: Communicator, name: str | None) -> str:
-    """``name`` or "". Raises ValueError while an operation of that name awaits `synchronize`."""
+    """``name`` or "". Raises TypeError for no text, ValueError while an operation of that name awaits `synchronize`."""
     if not name:
         return ""
+    if not isinstance(name, str):
+        raise TypeError(f"name takes text, got {name!r}")
     if (id(communicator), name) in _named:
         raise ValueError(
             f"rank {communicator.rank}: an operation named {name!r} is under way; call synchronize() on its "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,7 +14,14 @@ from torch import Tensor
 
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.torch.adasum import AdasumOptimizer
-from ring_notebook.torch.arguments import check_compression, check_optimizer, check_passes, check_process_set
+from ring_notebook.torch.arguments import (
+    check_compression,
+    check_optimizer,
+    check_passes,
+    check_process_set,
+    check_scale,
+    check_whole,
+)
 from ring_notebook.torch.compression import Compression, Compressor
 from ring_notebook.torch.fused import FusedOptimizer, check_fusable
 from ring_notebook.torch.process_sets import ProcessSet, global_process_set
@@ -163,7 +171,7 @@ def _grouping(
     """A function from the parameters to the indices of those that are to be reduced together."""
     if isinstance(groups, int):
         num_groups, groups = groups, None
-    if num_groups < 0:
+    if check_whole(num_groups, "num_groups") < 0:
         raise ValueError(f"num_groups={num_groups}: must not be negative")
     if groups is not None:
         for entry in groups:
@@ -221,7 +229,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         raise ValueError(f"op={op!r}: DistributedOptimizer takes Average, Sum or Adasum")
     if gradient_predivide_factor != 1.0 and op != ReduceOp.AVERAGE:
         raise ValueError("gradient_predivide_factor is part of an average; leave it out or use op=Average")
-    if gradient_predivide_factor <= 0:
+    if not 0 < check_scale(gradient_predivide_factor, "gradient_predivide_factor") < math.inf:
         raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor}: must be positive")
     check_optimizer(optimizer, "DistributedOptimizer")
     check_compression(compression)

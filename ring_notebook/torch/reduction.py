@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ring_notebook.core.buffers import Buffer
 from ring_notebook.core.communicator import ReduceOp, Work
-from ring_notebook.torch.arguments import check_process_set
+from ring_notebook.torch.arguments import check_process_set, check_scale
 from ring_notebook.torch.handles import Handle, check_name
 from ring_notebook.torch.process_sets import ProcessSet
 from ring_notebook.torch.tensors import buffer_in_place, buffer_of, check_tensor, copy_back, on_host
@@ -49,7 +49,8 @@ def reduction_of(
 ) -> Reduction:
     """The reduction that Horovod's arguments ask for."""
     check_process_set(process_set)
-    return Reduction(operation_of(average, op), prescale, postscale, process_set)
+    factors = check_scale(prescale, "prescale_factor"), check_scale(postscale, "postscale_factor")
+    return Reduction(operation_of(average, op), *factors, process_set)
 
 
 def start(
@@ -113,6 +114,8 @@ def reduce_now(
 ) -> Tensor:
     """`start` and `Handle.wait` for one tensor, which is reduced in less time than a handle takes where it is small."""
     check_process_set(process_set)
+    if type(prescale) is not float or type(postscale) is not float:
+        prescale, postscale = check_scale(prescale, "prescale_factor"), check_scale(postscale, "postscale_factor")
     source = buffer_in_place(tensor)
     if source is None:
         how = Reduction(op, prescale, postscale, process_set)

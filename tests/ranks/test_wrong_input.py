@@ -122,6 +122,25 @@ WRONG: dict[str, tuple[Call, type[Exception], str]] = {
     "betas": (lambda hvd, t: hvd.LAMB([t], betas=(2, 0)), ValueError, "below 1"),
     "empty": (lambda hvd, t: hvd.empty(-1), ValueError, "must not be negative"),
     "log": (lambda hvd, t: hvd.log(loss="x"), TypeError, "'loss' is not a number"),
+    "log without a name": (lambda hvd, t: hvd.log(0.5), TypeError, "give metrics by name"),
+    "half a pass": (
+        lambda hvd, t: hvd.DistributedOptimizer(sgd(), backward_passes_per_step=1.5),
+        TypeError,
+        "backward_passes_per_step=1.5: takes a whole number",
+    ),
+    "half a group": (
+        lambda hvd, t: hvd.DistributedOptimizer(sgd(), num_groups=1.5),
+        TypeError,
+        "num_groups=1.5: takes a whole number",
+    ),
+    "a factor that is no number": (
+        lambda hvd, t: hvd.DistributedOptimizer(sgd(), gradient_predivide_factor=float("nan")),
+        ValueError,
+        "must be positive",
+    ),
+    "a scale that is text": (lambda hvd, t: hvd.allreduce(t, prescale_factor="2"), TypeError, "takes a number"),
+    "splits that are one": (lambda hvd, t: hvd.alltoall(t, splits=5), TypeError, "takes one number per rank"),
+    "a name that is none": (lambda hvd, t: hvd.allreduce(t, name=5), TypeError, "name takes text"),
     "timeline nowhere": (lambda hvd, t: hvd.start_timeline("/no/such/t.json"), FileNotFoundError, "there is no folder"),
     "init with a mode": (lambda hvd, t: hvd.init(process_sets="static"), ValueError, 'a list of process sets or "dyn'),
 }

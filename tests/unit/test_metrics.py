@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -214,3 +216,9 @@ def test_a_script_prints_one_line_a_second(capsys: pytest.CaptureFixture[str]) -
     time.sleep(1.05)
     metrics.log(loss=0.001)
     assert capsys.readouterr().out.endswith("loss 0.001\n")
+
+
+def test_a_script_prints_its_last_row() -> None:
+    script = "from ring_notebook.core.metrics import log\nfor i in range(5): log(loss=i)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[-1] == "step 4  loss 4"
