@@ -1,4 +1,8 @@
-"""Every RING_* variable: typed, documented, read once."""
+"""Every RING_* variable: typed, documented, checked and read once.
+
+The core reads those that choose how it works itself, when it is loaded (``isa``) or when an epoch opens (``wire``,
+``spin``, ``inline``, ``segment``, ``staging``).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,8 @@ class Config:
     """Settings of this process. `config` reads them from the environment once."""
 
     algorithm: Literal["auto", "push", "ring"] = "auto"
-    """RING_ALGORITHM: how ranks of one host reduce. ``ring`` is for comparison and teaching."""
+    """RING_ALGORITHM: how ranks of one host reduce. ``push`` is another name of ``auto``: in memory that they share.
+    ``ring``, for comparison and teaching, makes a host of each rank, so that tensors travel around a ring of them."""
 
     fusion_threshold: int = 64 * _MIB
     """RING_FUSION_THRESHOLD (HOROVOD_FUSION_THRESHOLD): size of a gradient bucket, in bytes."""
@@ -30,7 +35,7 @@ class Config:
     """RING_OVERLAP: reduce buckets on the progress thread during backward, or inline in ``step()``."""
 
     timeout: float = 0.0
-    """RING_TIMEOUT: seconds after which a waiting collective raises CollectiveTimeout; 0 waits for ever."""
+    """RING_TIMEOUT: seconds after which a waiting collective raises CollectiveTimeout; 0 and ``inf`` wait for ever."""
 
     stall_warning: float = 10.0
     """RING_STALL_WARNING: seconds without progress after which a run says who waits for whom."""
@@ -52,8 +57,9 @@ class Config:
     memory: int = 0
     """RING_MEMORY: most bytes of ring memory a rank may take; 0 means what the machine has."""
 
-    isa: str = ""
-    """RING_ISA: ``baseline``, ``avx2`` or ``avx512`` instead of the best that the processor has."""
+    isa: Literal["", "baseline", "avx2", "avx512"] = ""
+    """RING_ISA: instructions to reduce with instead of the best that the processor has. Where it has not those that are
+    asked for, a warning says which are used."""
 
     runs_dir: str = ".ring/runs"
     """RING_RUNS_DIR: where the kernel keeps the records of runs."""
@@ -78,6 +84,7 @@ class Config:
 _ALIASES = {"fusion_threshold": "HOROVOD_FUSION_THRESHOLD", "timeline": "HOROVOD_TIMELINE"}
 _CHOICES = {
     "algorithm": ("auto", "push", "ring"),
+    "isa": ("baseline", "avx2", "avx512"),
     "overlap": ("auto", "inline", "thread"),
     "staging": ("auto", "cache", "memory"),
     "wire": ("float16", "bfloat16"),
@@ -91,9 +98,13 @@ def _parse(name: str, text: str, default: object) -> object:
     if isinstance(default, str):
         return text
     try:
-        return type(default)(text)  # type: ignore[call-arg]
+        number = type(default)(text)  # type: ignore[call-arg]
     except ValueError:
         raise ValueError(f"{variable}={text!r}: expected a {type(default).__name__}") from None
+    least = min(0, default)  # type: ignore[call-overload]
+    if not number >= least:  # so put, because no comparison holds for a NaN
+        raise ValueError(f"{variable}={text!r}: expected {least:g} or more")
+    return number
 
 
 @lru_cache(maxsize=1)

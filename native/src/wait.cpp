@@ -32,7 +32,10 @@ std::int64_t monotonic_ns() {
 }
 
 std::int64_t deadline_after(double seconds) {
-    return seconds > 0 ? monotonic_ns() + static_cast<std::int64_t>(seconds * 1e9) : 0;
+    const std::int64_t now = monotonic_ns();
+    const double ns = seconds * 1e9;
+    // What the clock cannot count to, infinity among it, lies centuries away.
+    return ns > 0 && ns < static_cast<double>(INT64_MAX - now) ? now + static_cast<std::int64_t>(ns) : 0;
 }
 
 std::string seconds_text(double seconds) {

@@ -7,10 +7,12 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
+from warnings import warn
 from weakref import ref
 
 from ring_notebook.config import config
 from ring_notebook.core.buffers import Buffer
+from ring_notebook.core.native import core
 from ring_notebook.core.plan import layout_hash
 from ring_notebook.errors import CollectiveError
 
@@ -81,6 +83,7 @@ class Communicator:
         self._native = native
         self._domain = domain
         self._timeout = config().timeout
+        _check_instructions()
         self._queued: list[Work] = []
         self._children: list[ref[Communicator]] = []
         self._process = os.getpid()
@@ -188,7 +191,8 @@ class Communicator:
         """Sum ``gradients`` over all ranks, update this rank's chunk of ``parameters`` and write it to all ranks.
 
         Both are flat float32 in ring memory. ``update`` and ``options`` come from `plan.update_options`; ``state``
-        holds up to two float32 tensors of `plan.chunk_range` elements. Among the ranks of one host only.
+        holds the float32 tensors of `plan.chunk_range` elements that the rule has: two of Adam, one of SGD with
+        momentum. ValueError where they are missing. Among the ranks of one host only.
         """
         addresses = [tensor.data_ptr() for tensor in state] + [0, 0]
         piece = (gradients.address, parameters.address, gradients.count)
@@ -260,7 +264,10 @@ class Communicator:
         return float(self._native.seconds_spent())
 
     def record(self, capacity: int = 1 << 16) -> None:
-        """Begin to note what operations of the epoch do; the newest ``capacity`` events are kept."""
+        """Begin to note what operations of the epoch do; the newest ``capacity`` events are kept.
+
+        Does nothing while a recording is under way. Raises ValueError for a capacity of 0.
+        """
         self._native.record(capacity)
 
     def recorded(self) -> list[tuple[int, int, str, str, str, int, int, int, int]]:
@@ -279,6 +286,12 @@ class Communicator:
         Raises OutOfRingMemoryError when the machine cannot spare the pages.
         """
         return self._domain.allocate(nbytes)
+
+
+def _check_instructions() -> None:
+    asked = config().isa
+    if asked and asked != core().isa():
+        warn(f"RING_ISA={asked}: this processor has no {asked}; {core().isa()} is used", RuntimeWarning, stacklevel=3)
 
 
 def _with_missing(activity: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from native.ranks import LAUNCHERS, Seat, as_threads
 from native.values import Tensor, expected, reduced_samples, sample
+from ring_notebook.config import config
 from ring_notebook.core.buffers import DType
 from ring_notebook.core.communicator import Communicator, ReduceOp
 from ring_notebook.core.native import core
@@ -265,3 +267,15 @@ def test_instruction_sets_agree_to_the_bit(isa: str, monkeypatch: pytest.MonkeyP
         if used != name:
             pytest.skip(f"NOT TESTED: this processor has no {name}")
     assert outcomes[isa] == outcomes["baseline"]
+
+
+def test_instructions_that_the_processor_lacks_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RING_ISA is a wish: the warning says what is used in its place."""
+    monkeypatch.setenv("RING_ISA", "avx2")
+    config.cache_clear()
+    monkeypatch.setattr("ring_notebook.core.communicator.core", lambda: SimpleNamespace(isa=lambda: "baseline"))
+    try:
+        with pytest.warns(RuntimeWarning, match="RING_ISA=avx2: this processor has no avx2; baseline is used"):
+            as_threads(1, lambda seat: seat.open().size)
+    finally:
+        config.cache_clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import signal
 import threading
@@ -15,6 +16,7 @@ import pytest
 from native.calls import CALLS, WAITS
 from native.ranks import LAUNCHERS, Seat, as_processes, as_threads
 from native.values import Tensor
+from ring_notebook.config import config
 from ring_notebook.core.buffers import DType
 from ring_notebook.core.communicator import Communicator
 from ring_notebook.errors import CollectiveAborted, CollectiveTimeout
@@ -161,8 +163,6 @@ def test_dropped_while_under_way() -> None:
 @pytest.mark.parametrize(("call", "blocking"), WAITS)
 def test_deadline(call: str, blocking: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Past RING_TIMEOUT the error names who did not come; the others learn it when they come."""
-    from ring_notebook.config import config
-
     monkeypatch.setenv("RING_TIMEOUT", "0.4")
     config.cache_clear()
 
@@ -203,6 +203,30 @@ def test_deadline_of_a_wait() -> None:
         works(seat.open(2))
 
     as_threads(2, body)
+
+
+@pytest.mark.parametrize("seconds", [math.inf, 1e300, 1e10])
+def test_a_deadline_that_never_comes(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More nanoseconds than a clock counts are not a time that has passed."""
+    monkeypatch.setenv("RING_TIMEOUT", str(seconds))
+    config.cache_clear()
+
+    def body(seat: Seat) -> None:
+        ring = seat.open(timeout=seconds)
+        tensor = Tensor.of(ring, np.ones(3), DType.FLOAT32)
+        if seat.rank == 1:
+            time.sleep(0.2)  # the other looks at its deadlines meanwhile
+        ring.allreduce([tensor.buffer], [tensor.buffer])
+        if seat.rank == 1:
+            time.sleep(0.2)
+        ring.allreduce([tensor.buffer], [tensor.buffer], blocking=False).wait(timeout=seconds)
+        assert tensor.values.tolist() == [4.0] * 3
+
+    try:
+        as_threads(2, body)
+    finally:
+        monkeypatch.undo()
+        config.cache_clear()
 
 
 def test_an_epoch_that_does_not_begin() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -37,6 +38,9 @@ def test_defaults_without_variables() -> None:
         ("HOROVOD_FUSION_THRESHOLD", "4096", "fusion_threshold", 4096),
         ("HOROVOD_TIMELINE", "trace.json", "timeline", "trace.json"),
         ("RING_TIMEOUT", "", "timeout", 0.0),
+        ("RING_TIMEOUT", "inf", "timeout", math.inf),
+        ("RING_SPIN", "-1", "spin", -1.0),
+        ("RING_ISA", "baseline", "isa", "baseline"),
     ],
 )
 def test_a_variable_sets_its_field(
@@ -57,7 +61,12 @@ def test_our_own_name_wins_over_horovods(monkeypatch: pytest.MonkeyPatch) -> Non
     [
         ("RING_FUSION_THRESHOLD", "64MB", "RING_FUSION_THRESHOLD='64MB': expected a int"),
         ("RING_TIMEOUT", "soon", "RING_TIMEOUT='soon': expected a float"),
+        ("RING_TIMEOUT", "nan", "RING_TIMEOUT='nan': expected 0 or more"),
+        ("RING_TIMEOUT", "-1", "RING_TIMEOUT='-1': expected 0 or more"),
+        ("RING_SEGMENT", "-4096", "RING_SEGMENT='-4096': expected 0 or more"),
+        ("RING_SPIN", "nan", "RING_SPIN='nan': expected -1 or more"),
         ("RING_ALGORITHM", "tree", "RING_ALGORITHM='tree': expected one of auto, push, ring"),
+        ("RING_ISA", "sse9", "RING_ISA='sse9': expected one of baseline, avx2, avx512"),
     ],
 )
 def test_a_wrong_value_is_named(monkeypatch: pytest.MonkeyPatch, variable: str, text: str, message: str) -> None:

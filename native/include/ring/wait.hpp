@@ -58,7 +58,7 @@ constexpr std::chrono::microseconds kForever{-1};
 void sleep_on(Bell& bell, std::uint32_t seen, std::chrono::microseconds limit);
 
 std::int64_t monotonic_ns();
-// The time that many seconds from now; 0, which means never, for 0.
+// The time that many seconds from now; 0, which means never, for 0 and for more than the clock can count.
 std::int64_t deadline_after(double seconds);
 std::string seconds_text(double seconds);
 void cpu_pause();
