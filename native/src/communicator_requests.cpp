@@ -37,6 +37,13 @@ void Communicator::validate(const Request& request) const {
         if (request.dtype != DType::Float32 || domain()->offset_of(piece.input, bytes) == kNowhere ||
             domain()->offset_of(piece.output, bytes) == kNowhere)
             throw invalid("gradients and parameters must be float32 in ring memory");
+        // A rank that owns nothing of so short a tensor has no memory for its state either.
+        const bool owns = chunk_range(piece.count, size(), index(), sizeof(float)).size() > 0;
+        for (int i = 0; owns && i < state_tensors(request.update); ++i)
+            if (request.state[i] == nullptr)
+                throw invalid("the rule has " + std::to_string(state_tensors(request.update)) +
+                              " state tensors (Adam two, SGD with momentum one), and " + std::to_string(i) +
+                              " were given. Wrap the optimizer again where its options have changed.");
     }
     if (request.op == ReduceOp::Adasum) {
         const bool power_of_two = (size() & (size() - 1)) == 0;

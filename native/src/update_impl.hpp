@@ -14,9 +14,9 @@ using ring::Update;
 void update_sgd(float* __restrict parameter, const float* __restrict gradient, float* __restrict momentum, float*,
                 size_t count, const Update& update) {
     const float sign = update.maximize ? -1.0F : 1.0F;
-    const float lr = update.lr, decay = update.weight_decay, keep = update.momentum;
-    const float fresh = 1.0F - update.dampening;
-    if (keep == 0.0F) {
+    const float lr = static_cast<float>(update.lr), decay = static_cast<float>(update.weight_decay);
+    const float keep = static_cast<float>(update.momentum), fresh = static_cast<float>(1.0 - update.dampening);
+    if (update.momentum == 0.0) {
         for (size_t i = 0; i < count; ++i) parameter[i] -= lr * (sign * gradient[i] + decay * parameter[i]);
         return;
     }
@@ -42,19 +42,20 @@ void update_sgd(float* __restrict parameter, const float* __restrict gradient, f
 void update_adam(float* __restrict parameter, const float* __restrict gradient, float* __restrict mean,
                  float* __restrict square, size_t count, const Update& update) {
     const float sign = update.maximize ? -1.0F : 1.0F;
-    const float shrink = update.decoupled ? 1.0F - update.lr * update.weight_decay : 1.0F;
-    const float decay = update.decoupled ? 0.0F : update.weight_decay;
-    const float beta1 = update.beta1, beta2 = update.beta2, eps = update.eps;
-    const float step = static_cast<float>(static_cast<double>(update.lr) / update.bias1);
+    const float shrink = update.decoupled ? static_cast<float>(1.0 - update.lr * update.weight_decay) : 1.0F;
+    const float decay = update.decoupled ? 0.0F : static_cast<float>(update.weight_decay);
+    const float fresh1 = static_cast<float>(1.0 - update.beta1), fresh2 = static_cast<float>(1.0 - update.beta2);
+    const float keep2 = static_cast<float>(update.beta2), eps = static_cast<float>(update.eps);
+    const float step = static_cast<float>(update.lr / update.bias1);
     const float root = static_cast<float>(update.bias2_root);
     for (size_t i = 0; i < count; ++i) {
         const float p = parameter[i] * shrink;
         const float g = sign * gradient[i] + decay * p;
-        const float m = mean[i] + (1.0F - beta1) * (g - mean[i]);
-        const float v = beta2 * square[i] + (1.0F - beta2) * g * g;
+        const float m = mean[i] + fresh1 * (g - mean[i]);
+        const float v = keep2 * square[i] + fresh2 * g * g;
         mean[i] = m;
         square[i] = v;
-        parameter[i] = p - step * (m / (sqrtf(v) / root + eps));
+        parameter[i] = p - step * m / (sqrtf(v) / root + eps);
     }
 }
 
