@@ -155,22 +155,39 @@ struct Product {
     }
     static bool apply(bool a, bool b) { return a & b; }
 };
+// A NaN wins whichever of the two it is, as in torch and NumPy: `a` because no comparison with it holds.
 struct Min {
     template <class A>
     static A apply(A a, A b) {
-        return b < a ? b : a;
+        return b < a || b != b ? b : a;
     }
 };
 struct Max {
     template <class A>
     static A apply(A a, A b) {
-        return a < b ? b : a;
+        return a < b || b != b ? b : a;
     }
 };
 
+// Truncates. What lies beyond the integer's range becomes its end and NaN zero, where a cast would be undefined.
+template <class A>
+inline A to_integer(double value) {
+    constexpr bool is_signed = static_cast<A>(-1) < static_cast<A>(0);
+    constexpr uint64_t top =
+        uint64_t{1} << (8 * sizeof(A) - (is_signed ? 1 : 0));  // beyond the largest, in float64 too
+    constexpr A most = static_cast<A>(top - 1);
+    constexpr A least = is_signed ? static_cast<A>(-most - 1) : static_cast<A>(0);
+    if (value >= static_cast<double>(top)) return most;
+    if (value <= static_cast<double>(least) - 1.0) return least;
+    return value == value ? static_cast<A>(value) : static_cast<A>(0);
+}
+
 template <class A>
 inline void multiply(A* values, size_t n, double factor) {
-    for (size_t i = 0; i < n; ++i) values[i] = static_cast<A>(static_cast<double>(values[i]) * factor);
+    for (size_t i = 0; i < n; ++i) values[i] = to_integer<A>(static_cast<double>(values[i]) * factor);
+}
+inline void multiply(double* values, size_t n, double factor) {
+    for (size_t i = 0; i < n; ++i) values[i] *= factor;
 }
 inline void multiply(float* values, size_t n, double factor) {
     const float f = static_cast<float>(factor);
