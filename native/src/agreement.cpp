@@ -74,7 +74,7 @@ void Agreement::write_own() {
         const Header& lead = lead_header(headers);
         payload = 0;
         if (is_reduction(lead)) {
-            const Reduction reduction(headers, lead, 1, true);
+            const Reduction reduction(headers, lead, static_cast<std::size_t>(fabric_.size()), Share::OneHost);
             void* dst = out;
             reduction.run(&dst, 1, lead.count, [&](int member) { return group_.inline_slot(member, sequence_); });
             payload = bytes_of(lead);

@@ -1,5 +1,6 @@
 #include "ring/algorithm.hpp"
 
+#include <cmath>
 #include <cstdlib>
 
 #include "algorithm_parts.hpp"
@@ -14,6 +15,10 @@ class Nothing : public GatedAlgorithm {
 };
 
 bool is_integer(DType dtype) { return dtype <= DType::Int64; }
+
+bool is_rounded_between_hosts(const Header& header) {
+    return header.dtype == DType::Float16 || header.dtype == DType::BFloat16 || header.wire != DType::Float32;
+}
 
 }  // namespace
 
@@ -50,7 +55,7 @@ Range row_range(std::uint64_t count, std::int64_t rows, int size, int index) {
     return {static_cast<std::uint64_t>(first) * width, static_cast<std::uint64_t>(first + own) * width};
 }
 
-Reduction::Reduction(const std::vector<Header>& headers, const Header& lead, std::size_t size, bool partial)
+Reduction::Reduction(const std::vector<Header>& headers, const Header& lead, std::size_t size, Share share)
     : kernel_(reduce_kernel(lead.dtype, lead.op == ReduceOp::Average ? ReduceOp::Sum : lead.op)) {
     for (std::size_t i = 0; i < headers.size(); ++i)
         if (headers[i].kind != OpKind::Join) contributors_.push_back(static_cast<int>(i));
@@ -62,8 +67,13 @@ Reduction::Reduction(const std::vector<Header>& headers, const Header& lead, std
             finish_.post /= static_cast<double>(size);
         }
     }
-    if (!partial) scale_ = finish_;
-    scale_.pre = lead.prescale;
+    // A sum that is rounded to two bytes between hosts must not leave their range when its average stays in it: what
+    // makes it smaller is applied before it is rounded for the first time.
+    const bool sum = lead.op == ReduceOp::Average || lead.op == ReduceOp::Sum;
+    const bool early = sum && is_rounded_between_hosts(lead) && std::abs(finish_.post) < 1.0;
+    if (share == Share::Whole || early == (share == Share::OneHost)) scale_ = finish_;
+    if (share != Share::AllHosts) scale_.pre = lead.prescale;  // the hosts have applied it
+    if (early) finish_ = {};
 }
 
 void Reduction::combine(void* dst, const void* a, const void* b, std::uint64_t count) const {

@@ -63,12 +63,16 @@ inline bool all_inline(const std::vector<Header>& headers) {
                        [](const Header& header) { return header.kind == OpKind::Join || header.is_inline != 0; });
 }
 
+// What a Reduction is of an operation: all of it, or between hosts either what one host's ranks bring or what becomes
+// of the hosts' results.
+enum class Share { Whole, OneHost, AllHosts };
+
 // The reduction that an operation asks for, over the members that have data (all that have not joined).
 class Reduction {
    public:
-    // `headers` are those of the members of this host, `size` the number of ranks that an average divides by.
-    // `partial`: leave out what comes after the last sum, because other hosts' parts are still to be added.
-    Reduction(const std::vector<Header>& headers, const Header& lead, std::size_t size, bool partial = false);
+    // `headers` are those of what is reduced: the members of this host, or one for each host's result. `size` is the
+    // number of ranks that an average divides by.
+    Reduction(const std::vector<Header>& headers, const Header& lead, std::size_t size, Share share = Share::Whole);
 
     // Combines the same `count` elements of every contributing member, found by `source(member)`, into `dst`.
     template <class Source>
@@ -88,7 +92,8 @@ class Reduction {
     const std::vector<int>& contributors() const { return contributors_; }
     // dst = a + b (or whatever the operation combines by), unscaled.
     void combine(void* dst, const void* a, const void* b, std::uint64_t count) const;
-    // What an average or a postscale does to a finished sum, in place.
+    // What an average or a postscale still does, in place, to one host's result when all others have been combined
+    // with it.
     void finish(void* data, std::uint64_t count) const;
 
    private:

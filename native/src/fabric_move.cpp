@@ -132,7 +132,7 @@ class PairwiseReduceScatter : public BetweenHosts {
     PairwiseReduceScatter(HostGroup& group, Fabric& fabric, const Request& request, const std::vector<Header>& all)
         : BetweenHosts(group, fabric, all),
           request_(request),
-          host_sum_(local_headers(fabric, all), lead_, all.size(), true),
+          host_sum_(local_headers(fabric, all), lead_, all.size(), Share::OneHost),
           transfers_(fabric.link(), tag()) {}
 
     Step advance(std::uint64_t gates) override {
@@ -175,9 +175,8 @@ class PairwiseReduceScatter : public BetweenHosts {
     }
 
     void combine() {
-        Header plain = lead_;
-        plain.prescale = 1.0;
-        const Reduction reduction(std::vector<Header>(partials_.size(), plain), plain, headers_.size());
+        const std::vector<Header> with_data(partials_.size(), lead_);
+        const Reduction reduction(with_data, lead_, headers_.size(), Share::AllHosts);
         void* dst = request_.pieces[0].output;
         reduction.run(&dst, 1, rows(index_).size(),
                       [&](int host) { return partials_[static_cast<std::size_t>(host)]; });

@@ -53,17 +53,14 @@ class SmallOperation : public Algorithm {
     void reduce(const Header& lead, const Range& wanted) {
         if (request_.pieces.empty()) return;  // joined
         const std::size_t item = item_size(lead.dtype);
-        Header plain = lead;
-        plain.prescale = 1.0;  // the hosts have applied it
-        std::vector<Header> with_data;
         std::vector<const std::byte*> partials;
         for (int host = 0; host < fabric_.hosts(); ++host) {
             const std::byte* partial = agreement_.partial(host);
             if (partial == nullptr) continue;
             partials.push_back(partial);
-            with_data.push_back(plain);
         }
-        const Reduction reduction(with_data, plain, headers_.size());
+        const std::vector<Header> with_data(partials.size(), lead);
+        const Reduction reduction(with_data, lead, headers_.size(), Share::AllHosts);
         // A reducescatter's output starts at its own rows.
         const std::uint64_t shift = wanted.begin;
         for_range(request_.pieces, wanted.begin, wanted.end,

@@ -25,7 +25,7 @@ class RingAllreduce : public Algorithm {
           fabric_(fabric),
           local_(local_headers(fabric, all)),
           lead_(lead_header(all)),
-          reduction_(local_, lead_, all.size(), true),
+          reduction_(local_, lead_, all.size(), Share::OneHost),
           item_(item_size(lead_.dtype)),
           wire_item_(lead_.dtype == DType::Float32 ? item_size(lead_.wire) : item_),
           plan_(ring_plan(fabric.hosts(), fabric.host())),

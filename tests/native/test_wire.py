@@ -53,6 +53,21 @@ def test_sums_are_rounded_once_per_hop(
     assert all(result == results[0] for result in results), "ranks ended with different bits"
 
 
+@pytest.mark.parametrize("hosts", HOSTS)
+def test_an_average_stays_in_the_range_of_the_wire(hosts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """float16 ends at 65504, and no sum of two of these is sent."""
+    monkeypatch.setenv("RING_WIRE", "float16")
+
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        for op, factor in ((ReduceOp.AVERAGE, 1.0), (ReduceOp.SUM, 1 / ring.size)):
+            tensor = Tensor.of(ring, np.full(COUNTS[0], 40000.0), DType.FLOAT32)
+            ring.allreduce([tensor.buffer], [tensor.buffer], op=op, postscale=factor)
+            np.testing.assert_allclose(tensor.values, 40000.0, rtol=STEP["float16"] * len(set(hosts)))
+
+    as_threads(len(hosts), body, hosts=hosts)
+
+
 @pytest.mark.parametrize("wire", WIRES)
 def test_only_large_float32_is_rounded(wire: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other types, small tensors and what is only moved stay as they are; so does everything within a host."""

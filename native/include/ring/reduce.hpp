@@ -3,8 +3,10 @@
 //   dst[d][i] = post(reduce over s of pre(src[s][i]))       for every d, i in [0, count)
 //
 // A destination may be one of the sources. Sources are combined in the order given, so that every rank that reduces
-// the same sources gets the same bits. float16 and bfloat16 are computed in float32 and rounded once at the end;
-// integers are scaled in float64 and truncated (Horovod).
+// the same sources gets the same bits. float16 and bfloat16 are computed in float32 and rounded once at the end, which
+// between hosts is the end of each host's part and of each addition of two of them. Integers are scaled in float64 and
+// truncated (Horovod), and saturate where the factor takes them out of range. A NaN among floats stays one, in minima
+// and maxima too.
 #pragma once
 
 #include <cstddef>
