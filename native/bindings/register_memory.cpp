@@ -5,6 +5,7 @@
 
 #include "register.hpp"
 #include "ring/memory.hpp"
+#include "ring/memory_left.hpp"
 #include "ring/roll_call.hpp"
 #include "ring/staging.hpp"
 
@@ -34,6 +35,7 @@ void register_memory(py::module_& module) {
         .def_property_readonly("allocated", &Domain::allocated)
         .def("trim", &Domain::trim)
         .def("dead", &Domain::dead, py::arg("local_rank"))
+        .def_property_readonly("cores", &Domain::cores, "Processors that the ranks of the host may run on together.")
         .def(
             "leave_run",
             [](const Domain& self, std::uint64_t run) {
@@ -63,6 +65,9 @@ void register_memory(py::module_& module) {
         .def(py::init<>())
         .def("past_cache", &ring::Staging::past_cache, py::arg("bytes"))
         .def("took", &ring::Staging::took, py::arg("past_cache"), py::arg("bytes"), py::arg("ns"));
+
+    module.def("control_group_left", &ring::control_group_left, py::arg("root"), py::arg("group"),
+               "Bytes that a control group has left, or 2**64 - 1; see memory_left.hpp.");
 
     module.def(
         "buffer_info",

@@ -32,7 +32,7 @@ class Coming {
 
 // `fabric` is null where all `ranks` members share a host.
 Room room_of(const Domain& domain, const Fabric* fabric, std::size_t ranks) {
-    return {ranks, inline_bytes(fabric ? fabric->hosts() : 1), segment_bytes(domain.local_size()),
+    return {ranks, inline_bytes(fabric ? fabric->hosts() : 1), segment_bytes(domain),
             fabric ? extra_bytes(*fabric) : 0};
 }
 

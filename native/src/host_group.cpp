@@ -1,7 +1,5 @@
 #include "ring/host_group.hpp"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -10,6 +8,8 @@
 
 namespace ring {
 namespace {
+
+constexpr double kLongestSpin = 1e9;  // µs; as good as for ever
 
 // The block of a group of n ranks of this host:
 //   | GroupBlock | Mailbox x n | inline slots 2 x n | splits 2 x n x all ranks | segments 3 x n | extra |
@@ -30,11 +30,7 @@ Mailbox& mailbox_at(const Domain& domain, std::uint64_t block, int member) {
     return *domain.at<Mailbox>(block + Layout(0, {}).mailboxes + static_cast<std::size_t>(member) * sizeof(Mailbox));
 }
 
-int usable_cores() {
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-}
+bool crowded(const Domain& domain) { return domain.local_size() > domain.cores(); }
 
 // Bytes that a variable sets, in whole pages.
 std::size_t bytes_set(const char* variable, std::size_t otherwise) {
@@ -43,14 +39,15 @@ std::size_t bytes_set(const char* variable, std::size_t otherwise) {
     return bytes <= 0 ? otherwise : Layout::align(static_cast<std::size_t>(bytes));
 }
 
-SpinPolicy default_spin(int ranks) {
+SpinPolicy default_spin(Domain& domain) {
+    domain.publish_cores();  // they may have changed since the last epoch
     SpinPolicy policy;
-    if (ranks > usable_cores()) {
+    if (crowded(domain)) {
         policy.yield = true;
         policy.budget = std::chrono::microseconds(20);
     }
     if (const char* text = std::getenv("RING_SPIN"); text != nullptr && *text != '\0' && *text != '-')
-        policy.budget = std::chrono::nanoseconds(static_cast<long long>(std::atof(text) * 1000.0));
+        policy.budget = std::chrono::nanoseconds(static_cast<long long>(std::min(kLongestSpin, std::atof(text)) * 1e3));
     return policy;
 }
 
@@ -61,8 +58,8 @@ std::size_t inline_bytes(int hosts) {
     return hosts == 1 ? most : std::max(most, kInlineBytesBetweenHosts / static_cast<std::size_t>(hosts - 1));
 }
 
-std::size_t segment_bytes(int local_ranks) {
-    return bytes_set("RING_SEGMENT", local_ranks > usable_cores() ? kSegmentBytesCrowded : kSegmentBytes);
+std::size_t segment_bytes(const Domain& domain) {
+    return bytes_set("RING_SEGMENT", crowded(domain) ? kSegmentBytesCrowded : kSegmentBytes);
 }
 
 const char* to_string(RankState state) {
@@ -106,7 +103,7 @@ HostGroup::HostGroup(std::shared_ptr<Domain> domain, std::uint64_t block, Member
       epoch_(std::move(epoch)),
       block_(domain_->at<GroupBlock>(block)),
       epoch_block_(epoch_ ? epoch_->block_ : block_),
-      spin_(default_spin(domain_->local_size())) {
+      spin_(default_spin(*domain_)) {
     // A rank that has heard half of what was agreed, because somebody died over it, has too short a list.
     Presence expected = Presence::Expected;
     if (block_->size != size() || !mailbox(index()).presence.compare_exchange_strong(expected, Presence::Here))

@@ -3,6 +3,8 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -11,20 +13,27 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cinttypes>
 #include <cstdio>
 #include <cstring>
 #include <new>
 #include <random>
 
 #include "ring/errors.hpp"
+#include "ring/memory_left.hpp"
 
 namespace ring {
 namespace {
 
 constexpr std::uint64_t kMagic = 0x52494e474d454d31;  // "RINGMEM1"
 constexpr std::size_t kHuge = std::size_t{2} << 20;
-// Half of what an x86-64 or aarch64 process can address; the arenas of all ranks together stay below it.
+// The arenas of all ranks together stay below this, and where nobody says how large they are, below half of what the
+// process can address (128 TiB on x86-64, 512 GiB on some aarch64 kernels, less under `ulimit -v`).
 constexpr std::size_t kMostMapped = std::size_t{32} << 40;
+constexpr std::size_t kLeastArena = std::size_t{256} << 20;
+// For how long, and for which part of it, a look at the memory that is left lets further blocks through.
+constexpr std::int64_t kLookLasts = 1'000'000'000;  // ns
+constexpr std::size_t kLookServes = 64;
 
 struct DomainHeader {
     std::uint64_t magic;
@@ -51,32 +60,33 @@ std::size_t machine_memory() {
     return static_cast<std::size_t>(info.totalram) * info.mem_unit;
 }
 
-std::size_t read_number(const char* path, const char* key) {
-    std::size_t value = 0;
-    FILE* file = std::fopen(path, "re");
-    if (file == nullptr) return SIZE_MAX;
-    char line[256];
-    bool found = false;
-    while (!found && std::fgets(line, sizeof line, file) != nullptr) {
-        if (key == nullptr) {
-            found = std::sscanf(line, "%zu", &value) == 1;
-            break;
-        }
-        const std::size_t length = std::strlen(key);
-        if (std::strncmp(line, key, length) == 0) found = std::sscanf(line + length, "%zu", &value) == 1;
-    }
-    std::fclose(file);
-    return found ? value : SIZE_MAX;
+bool addressable(std::size_t bytes) {
+    void* place = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return place != MAP_FAILED && munmap(place, bytes) == 0;
 }
 
-// Reserving pages beyond this would wake the out-of-memory killer instead of failing.
-std::size_t memory_left() {
-    std::size_t left = read_number("/proc/meminfo", "MemAvailable:");
-    if (left != SIZE_MAX) left *= 1024;
-    const std::size_t limit = read_number("/sys/fs/cgroup/memory.max", nullptr);
-    const std::size_t used = read_number("/sys/fs/cgroup/memory.current", nullptr);
-    if (limit != SIZE_MAX && used != SIZE_MAX) left = std::min(left, limit > used ? limit - used : 0);
-    return left;
+// From /proc/PID/stat; false where that cannot be read. The name in it may contain anything, so what follows its last
+// parenthesis counts: the state first, and when the process began 19 words later.
+bool read_life(std::int64_t pid, char& state, std::uint64_t& began) {
+    FILE* file = std::fopen(("/proc/" + std::to_string(pid) + "/stat").c_str(), "re");
+    if (file == nullptr) return false;
+    char text[1024];
+    text[std::fread(text, 1, sizeof text - 1, file)] = '\0';
+    std::fclose(file);
+    const char* name_ends = std::strrchr(text, ')');
+    return name_ends != nullptr &&
+           std::sscanf(name_ends + 1,
+                       " %c %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %" SCNu64, &state,
+                       &began) == 2;
+}
+
+// Where there is no pidfd_open: kernels before 5.3, and sandboxes that forbid it.
+bool has_ended(pid_t pid, std::uint64_t began) {
+    char state = 0;
+    std::uint64_t now_began = 0;
+    if (read_life(pid, state, now_began))
+        return state == 'Z' || state == 'X' || (began != 0 && now_began != began);  // the number may be another's now
+    return kill(pid, 0) != 0 && errno == ESRCH;
 }
 
 std::string gib(std::size_t bytes) {
@@ -93,9 +103,12 @@ std::shared_ptr<Domain> Domain::create(int local_rank, int local_size, std::size
                               std::to_string(local_size) + " ranks does not exist");
     const int fd = memfd_create("ring", MFD_CLOEXEC);
     if (fd < 0) throw OutOfMemory(system_error("ring memory: memfd_create failed"));
-    if (arena == 0) arena = machine_memory();
-    arena = round_up(std::min(arena, kMostMapped / static_cast<std::size_t>(local_size)), kHuge);
-    const std::size_t length = control_bytes(local_size) + arena * static_cast<std::size_t>(local_size);
+    const auto ranks = static_cast<std::size_t>(local_size);
+    const bool asked = arena != 0;
+    if (!asked) arena = machine_memory();
+    arena = round_up(std::min(arena, kMostMapped / ranks), kHuge);
+    while (!asked && arena / 2 >= kLeastArena && !addressable(2 * arena * ranks)) arena = round_up(arena / 2, kHuge);
+    const std::size_t length = control_bytes(local_size) + arena * ranks;
     std::uint64_t token = std::random_device{}();
     token = token << 32 | std::random_device{}();
     if (ftruncate(fd, static_cast<off_t>(length)) != 0 ||
@@ -107,7 +120,7 @@ std::shared_ptr<Domain> Domain::create(int local_rank, int local_size, std::size
     auto mapping = std::make_shared<Mapping>(fd, length);
     std::shared_ptr<Domain> self(new Domain(local_rank, local_size, std::move(mapping), arena, token));
     for (int rank = 0; rank < local_size; ++rank) new (&self->slot(rank)) RankSlot();
-    self->slot(local_rank).pid.store(self->pid_, std::memory_order_release);
+    self->introduce();
     *self->at<DomainHeader>(0) = {kMagic, token, arena, local_size};
     return self;
 }
@@ -163,7 +176,32 @@ Domain::Domain(int local_rank, int local_size, std::shared_ptr<Mapping> mapping,
       token_(token) {
     free_.emplace(arena_start(local_rank_), arena_);
     pidfds_.assign(static_cast<std::size_t>(local_size_), -1);
+    introduce();
+}
+
+void Domain::introduce() {
+    char state = 0;
+    std::uint64_t began = 0;
+    read_life(pid_, state, began);
+    publish_cores();
+    slot(local_rank_).began.store(began, std::memory_order_relaxed);
     slot(local_rank_).pid.store(pid_, std::memory_order_release);
+}
+
+void Domain::publish_cores() {
+    std::uint64_t words[kCoreWords] = {};
+    if (sched_getaffinity(0, sizeof words, reinterpret_cast<cpu_set_t*>(words)) != 0) return;
+    for (std::size_t i = 0; i < kCoreWords; ++i) slot(local_rank_).cores[i].store(words[i], std::memory_order_relaxed);
+}
+
+int Domain::cores() const {
+    int count = 0;
+    for (std::size_t i = 0; i < kCoreWords; ++i) {
+        std::uint64_t any = 0;
+        for (int rank = 0; rank < local_size_; ++rank) any |= slot(rank).cores[i].load(std::memory_order_relaxed);
+        count += __builtin_popcountll(any);
+    }
+    return std::max(count, 1);
 }
 
 Domain::~Domain() {
@@ -196,15 +234,7 @@ std::uint64_t Domain::allocate(std::size_t bytes) {
         const std::uint64_t begin = round_up(block->first, alignment);
         const std::uint64_t end = block->first + block->second;
         if (begin + size > end) continue;
-        std::size_t left = memory_left();
-        if (size > left) {
-            punch_free();
-            left = memory_left();
-        }
-        if (size > left)
-            throw OutOfMemory("ring memory: local rank " + std::to_string(local_rank_) + " needs " + gib(size) +
-                              " and the machine (or its memory limit) has " + gib(left) +
-                              " left. Use a smaller model or fewer ranks, or free what you no longer need.");
+        expect_room(size);
         int failed = 0;
         do {
             failed = fallocate(mapping_->fd, 0, static_cast<off_t>(begin), static_cast<off_t>(size));
@@ -222,6 +252,26 @@ std::uint64_t Domain::allocate(std::size_t bytes) {
     }
     throw OutOfMemory("ring memory: local rank " + std::to_string(local_rank_) + " needs " + gib(size) +
                       " in one piece; its arena of " + gib(arena_) + " (RING_MEMORY) has no such piece left.");
+}
+
+// A look takes as long as a small operation (several files, 50 µs). So one that found plenty serves small blocks for a
+// while; what else takes memory meanwhile is not seen, hence only a small part of what there was.
+void Domain::expect_room(std::size_t bytes) {
+    const std::int64_t now = monotonic_ns();
+    if (bytes > spare_ || now > looked_at_ + kLookLasts) {
+        std::size_t left = memory_left();
+        if (bytes > left) {
+            punch_free();
+            left = memory_left();
+        }
+        if (bytes > left)
+            throw OutOfMemory("ring memory: local rank " + std::to_string(local_rank_) + " needs " + gib(bytes) +
+                              " and the machine (or its memory limit) has " + gib(left) +
+                              " left. Use a smaller model or fewer ranks, or free what you no longer need.");
+        looked_at_ = now;
+        spare_ = left / kLookServes;
+    }
+    spare_ -= std::min(spare_, bytes);
 }
 
 void Domain::release(std::uint64_t offset) {
@@ -301,7 +351,7 @@ bool Domain::dead(int rank) {
     int& pidfd = pidfds_[static_cast<std::size_t>(rank)];
     if (pidfd < 0) {
         pidfd = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
-        if (pidfd < 0) return errno == ESRCH;
+        if (pidfd < 0) return errno == ESRCH || has_ended(pid, slot(rank).began.load(std::memory_order_relaxed));
     }
     pollfd waiter{pidfd, POLLIN, 0};
     return poll(&waiter, 1, 0) == 1;

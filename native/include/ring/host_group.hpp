@@ -41,7 +41,7 @@ constexpr std::size_t kSegmentSlots = 3;
 constexpr std::size_t kSegmentBytesCrowded = 512 << 10;
 // These sizes, or what RING_INLINE and RING_SEGMENT set in their place; benchmarks/thresholds.py measures which are
 // best.
-std::size_t segment_bytes(int local_ranks);
+std::size_t segment_bytes(const Domain& domain);
 
 // What the block of a group has room for. The member that reserves it decides for all.
 struct Room {
@@ -86,7 +86,7 @@ struct RankActivity {
     std::uint64_t arrivals = 0;
 };
 
-// Called every few milliseconds while a rank waits; throws to end the wait (a signal, say).
+// Called every 50 ms while a rank waits; throws to end the wait (a signal, say).
 using Interruption = std::function<void()>;
 
 class HostGroup {

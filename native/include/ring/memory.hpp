@@ -24,11 +24,14 @@ namespace ring {
 
 constexpr std::uint64_t kNowhere = ~std::uint64_t{0};
 constexpr std::size_t kPage = 4096;
+// Of 64 processors each; 8192 is the most that Linux counts on x86-64.
+constexpr std::size_t kCoreWords = 128;
 
 // What one rank shows to the others of its host for as long as it lives.
 struct alignas(128) RankSlot {
     Bell bell;
     std::atomic<std::int64_t> pid{0};
+    std::atomic<std::uint64_t> began{0};  // when its process did, which tells it from a later one of the same number
     // The epoch that this rank leads and where its group block lies.
     std::atomic<std::uint64_t> epoch{0};
     std::atomic<std::uint64_t> epoch_block{kNowhere};
@@ -42,6 +45,8 @@ struct alignas(128) RankSlot {
     // The newest epoch that a leader has counted on this rank for, and that this rank has decided on as the leader.
     std::atomic<std::uint64_t> invited{0};
     std::atomic<std::uint64_t> decided{0};
+    // The processors that it may run on, a bit each.
+    std::atomic<std::uint64_t> cores[kCoreWords] = {};
 };
 
 class Domain {
@@ -90,6 +95,11 @@ class Domain {
     // Whether the process of that rank has ended (also when its parent has not yet reaped it).
     bool dead(int rank);
 
+    // Shows the others what this thread may run on now.
+    void publish_cores();
+    // Processors that the ranks of this host may run on together. A launcher may have bound each to one of its own.
+    int cores() const;
+
    private:
     struct Mapping {
         Mapping(int fd, std::size_t length);  // takes the descriptor, also when it throws
@@ -100,7 +110,9 @@ class Domain {
     };
 
     Domain(int local_rank, int local_size, std::shared_ptr<Mapping> mapping, std::size_t arena, std::uint64_t token);
+    void introduce();
     std::uint64_t arena_start(int rank) const;
+    void expect_room(std::size_t bytes);
     void release_deferred();
     void punch_free();
     void merge_free(std::uint64_t offset, std::size_t bytes);
@@ -117,6 +129,8 @@ class Domain {
     std::map<std::uint64_t, std::size_t> free_;  // offset -> bytes, neighbours merged
     std::map<std::uint64_t, std::size_t> used_;
     std::size_t used_bytes_ = 0;
+    std::size_t spare_ = 0;  // bytes that need no look at what memory is left
+    std::int64_t looked_at_ = 0;
     std::vector<std::pair<std::uint64_t, std::function<bool(Domain&)>>> deferred_;
     std::vector<int> pidfds_;
 };

@@ -1,0 +1,84 @@
+"""What the core finds out about the machine: memory that is left, address space, cores of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from native.ranks import Seat, as_processes
+from ring_notebook.core.native import core
+
+MIB = 1 << 20
+NO_LIMIT = 2**64 - 1
+
+
+def control_group(directory: Path, limit: str, used: int, **cached: int) -> None:
+    """The files of one control group."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "memory.max").write_text(f"{limit}\n")
+    (directory / "memory.current").write_text(f"{used}\n")
+    statistics = {"anon": used - sum(cached.values()), "file": sum(cached.values()), **cached, "slab": 4096}
+    (directory / "memory.stat").write_text("".join(f"{key} {value}\n" for key, value in statistics.items()))
+
+
+def test_cached_files_are_memory_that_is_left(tmp_path: Path) -> None:
+    """A limit that reading a data set has filled leaves what the files take."""
+    control_group(tmp_path, str(1000 * MIB), 1000 * MIB, inactive_file=500 * MIB, active_file=300 * MIB)
+    assert core().control_group_left(str(tmp_path), "/") == 800 * MIB
+
+
+def test_the_tightest_group_counts(tmp_path: Path) -> None:
+    """Of a group and all that it is in; one without a limit or without files limits nothing."""
+    control_group(tmp_path, "max", 0)
+    job = tmp_path / "batch" / "job"
+    control_group(job, "max", 50 * MIB)
+    assert core().control_group_left(str(tmp_path), "/batch/job") == NO_LIMIT
+    control_group(tmp_path / "batch", str(300 * MIB), 100 * MIB, inactive_file=30 * MIB)
+    assert core().control_group_left(str(tmp_path), "/batch/job") == 230 * MIB
+    control_group(job, str(70 * MIB), 50 * MIB)
+    assert core().control_group_left(str(tmp_path), "/batch/job") == 20 * MIB
+    control_group(job, str(70 * MIB), 90 * MIB)  # the limit was lowered
+    assert core().control_group_left(str(tmp_path), "/batch/job") == 0
+    assert core().control_group_left(str(tmp_path), "/batch") == 230 * MIB
+    assert core().control_group_left(str(tmp_path), "/nobody/knows") == NO_LIMIT
+    assert core().control_group_left(str(tmp_path / "nothing"), "") == NO_LIMIT
+
+
+def test_a_small_address_space_makes_small_arenas() -> None:
+    """Of what can be addressed ring memory takes half at most, unless somebody says how large arenas are."""
+    script = (
+        "import os, resource, sys\n"
+        "from ring_notebook.core.native import core\n"
+        "core()\n"
+        "memory = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (memory, memory))\n"
+        "domain = core().Domain.create(0, 2)\n"
+        "region = domain.allocate(1 << 20)\n"
+        "try: core().Domain.create(0, 2, memory)\n"
+        "except Exception as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Raise `ulimit -v`" in done.stdout
+
+
+def test_cores_are_those_of_all_ranks_together() -> None:
+    """A launcher that binds each rank to a core of its own has not left them one for all."""
+    own = sorted(os.sched_getaffinity(0))
+    if len(own) < 2:
+        pytest.skip("NOT TESTED: this process may run on one core only")
+
+    def body(seat: Seat) -> list[int]:
+        found = []
+        for epoch, apart in ((1, True), (2, False)):
+            os.sched_setaffinity(0, {own[seat.rank if apart else 0]})
+            ring = seat.open(epoch)  # all have come
+            found.append(seat.domain.cores)
+            ring.barrier()
+        return found
+
+    assert as_processes(2, body) == [[2, 1], [2, 1]]
