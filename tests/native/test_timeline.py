@@ -103,3 +103,46 @@ def test_nothing_is_recorded_unless_asked() -> None:
         assert ring.recorded() == []
 
     as_threads(2, body)
+
+
+def test_recordings_have_the_capacity_that_they_ask_for() -> None:
+    """Each its own, and none of the events of the one before; one that is under way goes on as it is."""
+
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        for capacity in (4, 12, 4, 1 << 10):
+            ring.record(capacity)
+            ring.record(1)
+            for step in range(5):
+                allreduce(ring, f"{capacity} {step}", 3)
+            events = ring.recorded()
+            assert len(events) == min(capacity, 20)  # four events each
+            assert {event[4].split()[0] for event in events} == {str(capacity)}
+            assert events == sorted(events)
+        ring.record(4)
+        assert ring.recorded() == []
+        with pytest.raises(ValueError, match="at least one event"):
+            ring.record(0)
+
+    as_threads(2, body)
+
+
+def test_recordings_begin_and_end_beside_the_progress_thread() -> None:
+    """Which looks for one whenever a step of an operation ends."""
+
+    def body(seat: Seat) -> int:
+        ring = seat.open()
+        seen = 0
+        for turn in range(100):
+            tensor = Tensor.of(ring, np.ones(3), DType.FLOAT32)
+            works = [ring.allreduce([tensor.buffer], [tensor.buffer], blocking=False) for _ in range(5)]
+            ring.record(capacity=8 + turn % 3)
+            works[0].wait()
+            events = ring.recorded()
+            assert all(begin <= end for begin, end, *_ in events)
+            seen += len(events)
+            for work in works:
+                work.wait()
+        return seen
+
+    assert all(as_threads(2, body))

@@ -37,7 +37,7 @@ static_assert(sizeof(Event) % sizeof(std::uint64_t) == 0, "an event is copied as
 // A ring buffer that any thread writes without a lock; the oldest events give way.
 class Recorder {
    public:
-    bool on() const { return on_.load(std::memory_order_relaxed); }
+    bool on() const { return ring_.load(std::memory_order_relaxed) != nullptr; }
     // Nanoseconds now, or 0 when off.
     std::int64_t now() const { return on() ? monotonic_ns() : 0; }
     // Ignores an event whose beginning was not seen.
@@ -48,6 +48,7 @@ class Recorder {
     // Nanoseconds that callers have spent in operations, other ranks' lateness included; always counted.
     std::int64_t spent() const { return spent_.load(std::memory_order_relaxed); }
 
+    // Keeps the newest `capacity` events. Leaves a recording that is under way as it is.
     void start(std::size_t capacity);
     // Ends the recording and gives its events in the order in which they ended.
     std::vector<Event> stop();
@@ -58,14 +59,20 @@ class Recorder {
         std::atomic<std::uint64_t> filled{0};  // 1 + number of the event it holds
         SharedCopy<Event> event;
     };
-    std::atomic<bool> on_{false};
+    struct Ring {
+        explicit Ring(std::size_t size) : capacity(size), slots(new Slot[size]) {}
+        const std::size_t capacity;
+        const std::unique_ptr<Slot[]> slots;
+        std::atomic<std::uint64_t> next{0};  // number of an event, never that of one in an earlier recording
+        std::uint64_t first = 0;             // of this recording; under the mutex
+    };
+    std::atomic<Ring*> ring_{nullptr};  // null when off
     std::atomic<int> groups_{0};
     std::atomic<std::int64_t> spent_{0};
-    std::atomic<std::uint64_t> next_{0};
-    std::atomic<Slot*> slots_{nullptr};
-    std::atomic<std::size_t> capacity_{0};
     std::mutex mutex_;
-    std::unique_ptr<Slot[]> memory_;  // kept when a recording ends: a thread may still be writing its last event
+    // One of each capacity that was asked for, kept when a recording ends: a thread may still be writing its last
+    // event.
+    std::vector<std::unique_ptr<Ring>> rings_;
 };
 
 // A caller is in an operation for as long as it lives.
