@@ -6,7 +6,7 @@
 //   path      when                                     gates  bytes moved per rank
 //   one-shot  the payload fits the mailbox             1      (p+1)·S, in cache
 //   push      inputs and outputs lie in ring memory    2      2·S: read S/p from p inputs, write S/p to p outputs
-//   pull      inputs lie in ring memory, private out   2      (p+1)·S
+//   pull      inputs lie in ring memory; no allreduce  2      up to (p+1)·S
 //   staged    ordinary memory                          S/seg  2·S beyond the cache, the rest stays in it
 //
 // An algorithm is a number of steps; between two steps lies a gate that all ranks of the group pass. A step touches
