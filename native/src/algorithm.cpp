@@ -67,13 +67,23 @@ Reduction::Reduction(const std::vector<Header>& headers, const Header& lead, std
             finish_.post /= static_cast<double>(size);
         }
     }
-    // A sum that is rounded to two bytes between hosts must not leave their range when its average stays in it: what
-    // makes it smaller is applied before it is rounded for the first time.
+    // A sum that is rounded to two bytes between hosts must not leave their range when its average stays in it. So what
+    // makes it smaller is applied before it is rounded for the first time, as far as it is a power of two: that part
+    // changes no digit.
+    double early = 1.0;
     const bool sum = lead.op == ReduceOp::Average || lead.op == ReduceOp::Sum;
-    const bool early = sum && is_rounded_between_hosts(lead) && std::abs(finish_.post) < 1.0;
-    if (share == Share::Whole || early == (share == Share::OneHost)) scale_ = finish_;
-    if (share != Share::AllHosts) scale_.pre = lead.prescale;  // the hosts have applied it
-    if (early) finish_ = {};
+    if (share != Share::Whole && sum && is_rounded_between_hosts(lead) && std::abs(finish_.post) < 1.0) {
+        int exponent = 0;
+        std::frexp(finish_.post, &exponent);
+        early = std::ldexp(0.5, exponent);  // at most the factor, and more than half of it
+        finish_.post /= early;
+    }
+    if (share == Share::OneHost) {
+        scale_.post = early;
+    } else {
+        scale_ = finish_;
+    }
+    if (share != Share::AllHosts) scale_.pre = lead.prescale;
 }
 
 void Reduction::combine(void* dst, const void* a, const void* b, std::uint64_t count) const {
