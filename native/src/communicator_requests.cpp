@@ -14,6 +14,17 @@ std::uint64_t hash_words(const std::vector<int>& values) {
     return hash;
 }
 
+// Whether two of the tensors are written to one memory: each would be reduced with what the other has left there.
+bool written_twice(const std::vector<Piece>& pieces, std::size_t item) {
+    std::vector<std::pair<const std::byte*, const std::byte*>> spans;
+    spans.reserve(pieces.size());
+    for (const Piece& piece : pieces)
+        if (piece.count > 0) spans.emplace_back(piece.output, piece.output + piece.count * item);
+    std::sort(spans.begin(), spans.end());
+    return std::adjacent_find(spans.begin(), spans.end(),
+                              [](const auto& a, const auto& b) { return b.first < a.second; }) != spans.end();
+}
+
 }  // namespace
 
 void Communicator::validate(const Request& request) const {
@@ -45,6 +56,8 @@ void Communicator::validate(const Request& request) const {
                               " state tensors (Adam two, SGD with momentum one), and " + std::to_string(i) +
                               " were given. Wrap the optimizer again where its options have changed.");
     }
+    if (request.pieces.size() > 1 && written_twice(request.pieces, item_size(request.dtype)))
+        throw invalid("two of its tensors share memory; give each memory once, or clone one of them");
     if (request.op == ReduceOp::Adasum) {
         const bool power_of_two = (size() & (size() - 1)) == 0;
         if (request.kind != OpKind::Allreduce) throw invalid("adasum is an allreduce only");

@@ -98,6 +98,8 @@ WRONG: dict[str, tuple[Call, type[Exception], str]] = {
         "has no memory of its own",
     ),
     "a meta tensor": (lambda hvd, t: hvd.allreduce(torch.ones(3, device="meta")), TypeError, "no memory of its own"),
+    "a tensor twice": (lambda hvd, t: hvd.grouped_allreduce_([t, t]), ValueError, "share memory"),
+    "tensors that overlap": (lambda hvd, t: hvd.grouped_allreduce_([t[:-1], t[1:]]), ValueError, "share memory"),
     "parameters in one memory": (
         lambda hvd, t: hvd.DistributedOptimizer(
             torch.optim.SGD([nn.Parameter(t), nn.Parameter(t[:1])], lr=0.1), fused=True
