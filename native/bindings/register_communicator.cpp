@@ -16,6 +16,17 @@ namespace {
 // (input address, output address, elements)
 using PieceTuple = std::tuple<std::uintptr_t, std::uintptr_t, std::uint64_t>;
 
+// To let go of a communicator is to wait for other ranks and threads, which may want the interpreter.
+std::shared_ptr<Communicator> released_unlocked(std::shared_ptr<Communicator> communicator) {
+    Communicator* raw = communicator.get();
+    if (raw == nullptr) return nullptr;
+    return {raw, [communicator = std::move(communicator)](Communicator*) mutable {
+                if (PyGILState_Check() == 0) return communicator.reset();
+                const py::gil_scoped_release nogil;
+                communicator.reset();
+            }};
+}
+
 struct Handle {
     std::shared_ptr<Communicator> communicator;
     std::shared_ptr<ring::Work> work;
@@ -27,6 +38,10 @@ struct Handle {
             communicator->wait(*work, timeout, signal_check());
         }
         work->get();
+    }
+    ring::Result& result() const {
+        if (!work->done()) throw ring::InvalidArgument("an operation has no result before it is done: wait for it");
+        return work->result();
     }
 };
 
@@ -124,10 +139,17 @@ void register_communicator(py::module_& module) {
     py::class_<Handle>(module, "Work")
         .def("wait", &Handle::wait, py::arg("timeout") = 0.0)
         .def("done", [](const Handle& self) { return self.work->done(); })
-        .def("output", [](const Handle& self) { return Output{self.work}; })
-        .def("counts", [](const Handle& self) { return self.work->result().counts; })
-        .def("last_joined", [](const Handle& self) { return self.work->result().last_joined; })
-        .def("subgroup", [](const Handle& self) { return self.communicator->subgroup(*self.work); });
+        .def("output",
+             [](const Handle& self) {
+                 self.result();
+                 return Output{self.work};
+             })
+        .def("counts", [](const Handle& self) { return self.result().counts; })
+        .def("last_joined", [](const Handle& self) { return self.result().last_joined; })
+        .def("subgroup", [](const Handle& self) {
+            const py::gil_scoped_release nogil;
+            return released_unlocked(self.communicator->subgroup(*self.work));
+        });
 
     py::class_<Communicator, std::shared_ptr<Communicator>>(module, "Communicator")
         .def_static(
@@ -145,7 +167,7 @@ void register_communicator(py::module_& module) {
                                           epoch,
                                           run};
                 const py::gil_scoped_release nogil;
-                return Communicator::open(std::move(setup), timeout, signal_check());
+                return released_unlocked(Communicator::open(std::move(setup), timeout, signal_check()));
             },
             py::arg("domain"), py::arg("ranks"), py::arg("local"), py::arg("index"), py::arg("epoch"),
             py::arg("link") = nullptr, py::arg("host_of") = std::vector<int>{},

@@ -1,3 +1,6 @@
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <exception>
 #include <string>
 
@@ -24,6 +27,8 @@ void raise(const char* name, const std::string& message) {
 
 ring::Interruption signal_check() {
     return [] {
+        // Python runs handlers in the main thread only; another one would take the interpreter for nothing.
+        if (static_cast<pid_t>(syscall(SYS_gettid)) != getpid()) return;
         const py::gil_scoped_acquire gil;
         if (PyErr_CheckSignals() != 0) throw PythonSignal{};
     };

@@ -12,8 +12,11 @@ void register_link(py::module_& module) {
     module.def(
         "mpi_link",
         [](const std::string& module_path, std::uint64_t comm, std::uint64_t byte, std::size_t handle_bytes,
-           int tag_limit) { return ring::make_mpi_link(module_path.c_str(), comm, byte, handle_bytes, tag_limit); },
-        py::arg("module_path"), py::arg("comm"), py::arg("byte"), py::arg("handle_bytes"), py::arg("tag_limit"),
+           int any_source, int any_tag, int tag_limit) {
+            return ring::make_mpi_link({module_path.c_str(), comm, byte, handle_bytes, any_source, any_tag, tag_limit});
+        },
+        py::arg("module_path"), py::arg("comm"), py::arg("byte"), py::arg("handle_bytes"), py::arg("any_source"),
+        py::arg("any_tag"), py::arg("tag_limit"),
         "A link through the MPI that the extension module at `module_path` has loaded.");
     module.def("reserve_memory_link", &ring::reserve_memory_link, py::arg("domain"),
                "Room for a link among all ranks of a domain; one rank calls it and tells the offset to the others.");

@@ -1,5 +1,6 @@
 #include "agreement.hpp"
 
+#include <algorithm>
 #include <cstring>
 
 #include "algorithm_parts.hpp"
@@ -23,18 +24,23 @@ std::size_t extra_bytes(const Fabric& fabric) {
     return static_cast<std::size_t>(fabric.size()) * sizeof(std::uint64_t) + fabric.shared_bytes();
 }
 
-Agreement::Agreement(HostGroup& group, Fabric& fabric, std::uint64_t sequence)
-    : group_(group), fabric_(fabric), sequence_(sequence), transfers_(fabric.link(), fabric.tag(Fabric::kAgreement)) {}
+// Messages land in the group's block, which is not freed while the group is kept.
+Agreement::Agreement(std::shared_ptr<HostGroup> group, const Fabric& fabric, std::uint64_t sequence)
+    : group_(*group), fabric_(fabric), sequence_(sequence), transfers_(fabric, Fabric::kAgreement, std::move(group)) {}
 
 std::byte* Agreement::message(int host) const {
     return group_.extra() + static_cast<std::size_t>(fabric_.size()) * sizeof(std::uint64_t) +
            static_cast<std::size_t>(host) * fabric_.message_bytes();
 }
 
+MessageFront Agreement::front(int host) const {
+    MessageFront front;
+    std::memcpy(&front, message(host), sizeof front);
+    return front;
+}
+
 std::size_t Agreement::payload_offset(int host) const {
-    const std::size_t local = fabric_.members(host).size();
-    return sizeof(std::uint64_t) +
-           local * (sizeof(Header) + static_cast<std::size_t>(fabric_.size()) * sizeof(std::int64_t));
+    return sizeof(MessageFront) + fabric_.members(host).size() * sizeof(Header) + front(host).splits;
 }
 
 Step Agreement::advance(std::uint64_t gates) {
@@ -46,12 +52,11 @@ Step Agreement::advance(std::uint64_t gates) {
     if (!started_) {
         started_ = true;
         write_own();
-        std::uint64_t payload = 0;
-        std::memcpy(&payload, message(fabric_.host()), sizeof payload);
+        const std::uint64_t payload = front(fabric_.host()).payload;
         const std::size_t bytes = payload_offset(fabric_.host()) + (payload == kNoPayload ? 0 : payload);
         for (int host = 0; host < fabric_.hosts(); ++host) {
             if (host == fabric_.host()) continue;
-            const int leader = fabric_.address(fabric_.members(host).front());
+            const int leader = fabric_.members(host).front();
             transfers_.receive(leader, message(host), fabric_.message_bytes());
             transfers_.send(leader, message(fabric_.host()), bytes);
         }
@@ -61,15 +66,18 @@ Step Agreement::advance(std::uint64_t gates) {
 
 void Agreement::write_own() {
     const std::vector<Header> headers = group_.headers(sequence_);
-    std::byte* at = message(fabric_.host());
-    std::memcpy(at + sizeof(std::uint64_t), headers.data(), headers.size() * sizeof(Header));
-    std::byte* splits = at + sizeof(std::uint64_t) + headers.size() * sizeof(Header);
-    const auto all = static_cast<std::size_t>(fabric_.size()) * sizeof(std::int64_t);
-    for (int i = 0; i < group_.size(); ++i)
-        std::memcpy(splits + static_cast<std::size_t>(i) * all, group_.splits(i, sequence_), all);
+    MessageFront front{fabric_.id(), sequence_, 0, kNoPayload};
+    std::byte* out = message(fabric_.host()) + sizeof front;
+    std::memcpy(out, headers.data(), headers.size() * sizeof(Header));
+    out += headers.size() * sizeof(Header);
+    if (std::any_of(headers.begin(), headers.end(), [](const Header& one) { return one.kind == OpKind::Alltoall; })) {
+        const auto row = static_cast<std::size_t>(fabric_.size()) * sizeof(std::int64_t);
+        for (int i = 0; i < group_.size(); ++i, front.splits += row)
+            std::memcpy(out + front.splits, group_.splits(i, sequence_), row);
+        out += front.splits;
+    }
 
-    std::byte* out = at + payload_offset(fabric_.host());
-    std::uint64_t payload = kNoPayload;
+    std::uint64_t& payload = front.payload;
     if (all_inline(headers) && find_mismatch(headers, group_.ranks()).empty()) {
         const Header& lead = lead_header(headers);
         payload = 0;
@@ -80,23 +88,26 @@ void Agreement::write_own() {
             payload = bytes_of(lead);
         } else {
             for (int i = 0; i < group_.size(); ++i) {
-                const std::size_t bytes = bytes_of(headers[static_cast<std::size_t>(i)]);
+                const auto at = static_cast<std::size_t>(i);
+                if (lead.kind == OpKind::Broadcast && group_.ranks()[at] != lead.root) continue;
+                const std::size_t bytes = bytes_of(headers[at]);
                 std::memcpy(out + payload, group_.inline_slot(i, sequence_), bytes);
                 payload += bytes;
             }
         }
     }
-    std::memcpy(at, &payload, sizeof payload);
+    std::memcpy(message(fabric_.host()), &front, sizeof front);
 }
 
 void Agreement::read_all() {
     headers_.resize(static_cast<std::size_t>(fabric_.size()));
     for (int host = 0; host < fabric_.hosts(); ++host) {
-        const std::byte* at = message(host);
-        std::uint64_t payload = 0;
-        std::memcpy(&payload, at, sizeof payload);
-        if (payload == kNoPayload) all_small_ = false;
-        at += sizeof payload;
+        const MessageFront front = this->front(host);
+        if (front.id != fabric_.id() || front.sequence != sequence_)
+            throw Error("the message of another group or operation came from host " + std::to_string(host) +
+                        " (its sequence is " + std::to_string(front.sequence) + ")");
+        if (front.payload == kNoPayload) all_small_ = false;
+        const std::byte* at = message(host) + sizeof front;
         for (int member : fabric_.members(host)) {
             std::memcpy(&headers_[static_cast<std::size_t>(member)], at, sizeof(Header));
             at += sizeof(Header);
@@ -115,8 +126,9 @@ const std::byte* Agreement::payload(int index) const {
     const int host = fabric_.host_of(index);
     const std::byte* at = message(host) + payload_offset(host);
     for (int member : fabric_.members(host)) {
-        if (member == index) break;
-        at += bytes_of(headers_[static_cast<std::size_t>(member)]);
+        const Header& header = headers_[static_cast<std::size_t>(member)];
+        if (member == index || header.kind == OpKind::Broadcast) break;  // of a broadcast there is the root's only
+        at += bytes_of(header);
     }
     return at;
 }
@@ -126,7 +138,7 @@ const std::int64_t* Agreement::splits(int index) const {
     const std::size_t row =
         fabric_.members(host).size() * sizeof(Header) +
         static_cast<std::size_t>(fabric_.local_index(index) * fabric_.size()) * sizeof(std::int64_t);
-    return reinterpret_cast<const std::int64_t*>(message(host) + sizeof(std::uint64_t) + row);
+    return reinterpret_cast<const std::int64_t*>(message(host) + sizeof(MessageFront) + row);
 }
 
 }  // namespace ring

@@ -11,13 +11,14 @@ namespace ring {
 // The leaders exchange one message each and lay all of them, their own too, into memory that their host shares. After
 // the gate every rank reads the same headers and so comes to the same verdict.
 //
-//   message: | bytes of payload | Header x local ranks | splits x local ranks x all ranks | payload |
+//   message: | MessageFront | Header x local ranks | splits x local ranks x all ranks | payload |
 //
-// The payload of an allreduce or reducescatter is the sum over the host; of the others, the ranks' tensors in turn.
-// It is there only when all tensors of the host fit their mailboxes.
+// Splits are there for an alltoall only. The payload of an allreduce or reducescatter is the sum over the host; of a
+// broadcast, the root's tensor; of the others, the ranks' tensors in turn. It is there only when all tensors of the
+// host fit their mailboxes.
 class Agreement : public Algorithm {
    public:
-    Agreement(HostGroup& group, Fabric& fabric, std::uint64_t sequence);
+    Agreement(std::shared_ptr<HostGroup> group, const Fabric& fabric, std::uint64_t sequence);
     Step advance(std::uint64_t gates) override;
 
     // The rest is valid when it is done. Indices are those of the whole group.
@@ -25,17 +26,19 @@ class Agreement : public Algorithm {
     bool all_small() const { return all_small_; }
     // The sum over a host's ranks, or null where all of them have joined.
     const std::byte* partial(int host) const;
+    // Of that rank, which is the root where it is a broadcast.
     const std::byte* payload(int index) const;
     const std::int64_t* splits(int index) const;
 
    private:
     std::byte* message(int host) const;
+    MessageFront front(int host) const;
     std::size_t payload_offset(int host) const;
     void write_own();
     void read_all();
 
     HostGroup& group_;
-    Fabric& fabric_;
+    const Fabric& fabric_;
     std::uint64_t sequence_;
     Transfers transfers_;
     bool started_ = false;

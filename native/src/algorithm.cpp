@@ -28,14 +28,12 @@ std::uint64_t Request::count() const {
     return total;
 }
 
-void FreeDeleter::operator()(std::byte* memory) const { std::free(memory); }
-
 void Result::allocate(std::size_t size) {
     bytes = size;
     void* memory = nullptr;
     if (posix_memalign(&memory, 64, std::max<std::size_t>(size, 64)) != 0)
         throw OutOfMemory("cannot allocate " + std::to_string(size) + " bytes for the result");
-    data.reset(static_cast<std::byte*>(memory));
+    data.reset(static_cast<std::byte*>(memory), std::free);
 }
 
 Range chunk_range(std::uint64_t count, int size, int index, std::size_t item) {

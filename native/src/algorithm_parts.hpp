@@ -22,6 +22,17 @@ void for_range(const std::vector<Piece>& pieces, std::uint64_t begin, std::uint6
     }
 }
 
+// Calls visit(part) for the parts of a range of elements. Whoever ends the epoch waits until nobody touches its memory
+// any more: so no part is large, and no further one begins after that.
+template <class Visit>
+void in_parts(const HostGroup& group, const Range& range, std::size_t item, Visit&& visit) {
+    constexpr std::size_t most = std::size_t{16} << 20;  // bytes
+    for (std::uint64_t begin = range.begin; begin < range.end; begin += most / item) {
+        if (begin > range.begin && group.aborted()) throw Aborted(group.abort_reason());
+        visit(Range{begin, std::min(range.end, begin + most / item)});
+    }
+}
+
 inline void copy_in(const std::vector<Piece>& pieces, std::uint64_t begin, std::uint64_t end, std::byte* to,
                     std::size_t item, CopyFn* copy = std::memcpy) {
     for_range(pieces, begin, end, [&](const Piece& piece, std::uint64_t offset, std::uint64_t at, std::uint64_t n) {

@@ -58,10 +58,13 @@ class PushAllreduce : public GatedAlgorithm {
         const std::size_t item = item_size(lead_.dtype);
         const Range own = chunk_range(lead_.count, group_.size(), group_.index(), item);
         std::vector<void*> outputs;
-        for (int member : reduction_.contributors())
-            outputs.push_back(place(member, &Header::output, own.begin * item));
-        reduction_.run(outputs.data(), static_cast<int>(outputs.size()), own.size(),
-                       [&](int member) { return place(member, &Header::input, own.begin * item); });
+        in_parts(group_, own, item, [&](const Range& part) {
+            outputs.clear();
+            for (int member : reduction_.contributors())
+                outputs.push_back(place(member, &Header::output, part.begin * item));
+            reduction_.run(outputs.data(), static_cast<int>(outputs.size()), part.size(),
+                           [&](int member) { return place(member, &Header::input, part.begin * item); });
+        });
         return false;
     }
 

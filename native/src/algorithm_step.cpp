@@ -22,9 +22,15 @@ class PushStep : public GatedAlgorithm {
     bool step(std::uint64_t k) override {
         if (k == 1) return true;
         const Range own = chunk_range(headers_[0].count, group_.size(), group_.index(), sizeof(float));
+        in_parts(group_, own, sizeof(float), [&](const Range& part) { update(own, part); });
+        return false;
+    }
+
+   private:
+    void update(const Range& own, const Range& part) {
         alignas(64) float gradient[kBlock];
-        for (std::uint64_t begin = own.begin; begin < own.end; begin += kBlock) {
-            const std::uint64_t n = std::min(kBlock, own.end - begin);
+        for (std::uint64_t begin = part.begin; begin < part.end; begin += kBlock) {
+            const std::uint64_t n = std::min(kBlock, part.end - begin);
             void* sum = gradient;
             reduction_.run(&sum, 1, n, [&](int member) { return place(member, &Header::input, begin); });
             float* parameter = place(group_.index(), &Header::output, begin);
@@ -35,10 +41,8 @@ class PushStep : public GatedAlgorithm {
                 if (member != group_.index())
                     std::memcpy(place(member, &Header::output, begin), parameter, n * sizeof(float));
         }
-        return false;
     }
 
-   private:
     float* place(int member, std::uint64_t Header::* where, std::uint64_t element) const {
         return group_.domain().at<float>(headers_[static_cast<std::size_t>(member)].*where) + element;
     }

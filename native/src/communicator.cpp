@@ -48,7 +48,7 @@ Communicator::~Communicator() {
         // Other ranks may be writing to the tensors of an operation that has begun.
         group_->abort(who() + " dropped a communicator with operations under way");
         announce();
-        group_->wait_quiet();
+        let_go(*queue_.front());  // the others have not begun
     }
     // Whoever still waits for a queued operation must learn that nobody will carry it out.
     for (const auto& work : queue_)
@@ -77,9 +77,9 @@ void Communicator::begin(Work& work) {
     group_->post(header);
     group_->set_state(RankState::Waiting);
     work.started_ = true;
+    work.algorithm_.reset();  // reads what the agreement holds
     work.agreement_.reset();
     work.agreed_ = false;
-    work.algorithm_.reset();
     work.gates_ = 0;
     work.gate_ = group_->arrive();
 }
@@ -109,7 +109,7 @@ Communicator::Served Communicator::attempt(Work& work) {
         note(work, Phase::Waiting);
     }
     if (fabric_ && !work.agreed_) {
-        if (!work.agreement_) work.agreement_ = std::make_unique<Agreement>(*group_, *fabric_, work.header_.sequence);
+        if (!work.agreement_) work.agreement_ = std::make_unique<Agreement>(group_, *fabric_, work.header_.sequence);
         const HostGroup::Moving moving(*group_);
         const Step step = work.agreement_->advance(work.gates_);
         if (step != Step::Done) return take_step(work, step);
@@ -117,8 +117,9 @@ Communicator::Served Communicator::attempt(Work& work) {
         work.gates_ = 0;
     }
     if (!work.algorithm_) {
-        const std::vector<Header> headers =
-            fabric_ ? work.agreement_->headers() : group_->headers(work.header_.sequence);
+        std::vector<Header> here;
+        if (!fabric_) here = group_->headers(work.header_.sequence);
+        const std::vector<Header>& headers = fabric_ ? work.agreement_->headers() : here;
         const std::string mismatch = find_mismatch(headers, ranks_);
         if (!mismatch.empty()) throw Mismatch(locate(work) + ": " + mismatch);
         work.algorithm_ = work.header_.kind == OpKind::Group ? make_group(work, headers)
@@ -140,6 +141,11 @@ Communicator::Served Communicator::take_step(Work& work, Step step) {
     } else if (step == Step::Stuck) {
         return Served::Polling;
     } else if (step == Step::Done) {
+        if (fabric_ && !work.agreement_->all_small()) {
+            // What another host sent after it had given up may be anything; it has said before that it did.
+            epoch_.fabric->read_notices(*epoch_.group);
+            if (group_->aborted()) throw Aborted(group_->abort_reason());
+        }
         if (work.header_.kind == OpKind::Join && work.result_.last_joined < 0) {
             begin(work);  // the others did something else; keep taking part until all have joined
             return Served::Moved;
@@ -196,32 +202,50 @@ void Communicator::check_waiting(Work& work, const Interruption& check) {
     }
 }
 
-void Communicator::fail(Work& work, std::exception_ptr error) {
+// Ends the epoch for what did not end it yet, and says in `error` what this rank did; false where the group lives on.
+bool Communicator::explain(const Work& work, std::exception_ptr& error) {
     try {
         std::rethrow_exception(error);
     } catch (const Aborted& aborted) {
         error = std::make_exception_ptr(Aborted(locate(work) + " stopped because " + aborted.what()));
     } catch (const Mismatch&) {
-        if (work.header_.kind == OpKind::Group && work.header_.input != kNowhere)
-            HostGroup::bar(*domain(), work.header_.input);
-        group_->set_state(RankState::Idle);
-        work.finish(error);
-        return;  // the group lives on
+        return false;
     } catch (const Timeout&) {
     } catch (const std::exception& other) {
         group_->abort(who() + " stopped in " + describe(work.header_) + ": " + other.what());
     } catch (...) {
         group_->abort(who() + " was interrupted in " + describe(work.header_));
     }
+    return true;
+}
+
+// Whoever waits for the work must learn of it, whatever else fails on the way.
+void Communicator::fail(Work& work, std::exception_ptr error) noexcept {
+    bool ended = true;
+    try {
+        ended = explain(work, error);
+    } catch (...) {
+        group_->abort("out of memory");
+    }
     if (work.header_.kind == OpKind::Group && work.header_.input != kNowhere)
         HostGroup::bar(*domain(), work.header_.input);
-    announce();
-    work.algorithm_.reset();  // gives up what is on the link
-    work.agreement_.reset();
-    work.result_.group.reset();
-    group_->wait_quiet();
+    if (ended) {
+        announce();
+        work.algorithm_.reset();  // gives up what is on the link
+        work.agreement_.reset();
+        work.result_.group.reset();
+        let_go(work);
+    }
     group_->set_state(RankState::Idle);
-    work.finish(error);
+    work.finish(std::move(error));
+}
+
+// After this the tensors of an operation that has failed are its caller's again: nobody touches them, or, should a rank
+// be stopped in the middle of that, they are not given to anyone else.
+void Communicator::let_go(const Work& work) {
+    if (group_->wait_quiet()) return;
+    for (const std::uint64_t tensor : {work.header_.input, work.header_.output})
+        domain()->keep(tensor, [group = group_](Domain&) { return group->quiet(); });
 }
 
 void Communicator::announce() {
@@ -234,9 +258,10 @@ std::shared_ptr<Work> Communicator::run(Request request, double timeout, const I
     {
         std::unique_lock<std::mutex> lock(mutex_);
         if (inline_active_ || !queue_.empty()) {
+            epoch_.progress->begin();
             queue_.push_back(work);
             lock.unlock();
-            epoch_.progress->wake();
+            epoch_.progress->nudge();
             wait(*work, 0, check);
             return work;
         }
@@ -264,22 +289,19 @@ std::shared_ptr<Work> Communicator::run(Request request, double timeout, const I
         inline_active_ = false;
         more = !queue_.empty();
     }
-    if (more) epoch_.progress->wake();
+    if (more) epoch_.progress->nudge();
     return work;
 }
 
 std::shared_ptr<Work> Communicator::start(Request request, double timeout) {
     std::shared_ptr<Work> work = make_work(std::move(request), timeout);
-    enqueue(work);
-    return work;
-}
-
-void Communicator::enqueue(std::shared_ptr<Work> work) {
+    epoch_.progress->begin();
     {
         const std::lock_guard<std::mutex> lock(mutex_);
-        queue_.push_back(std::move(work));
+        queue_.push_back(work);
     }
-    epoch_.progress->wake();
+    epoch_.progress->nudge();
+    return work;
 }
 
 Communicator::Served Communicator::serve() {
@@ -306,6 +328,9 @@ Communicator::Served Communicator::serve() {
 }
 
 void Communicator::wait(Work& work, double timeout, const Interruption& check) {
+    // Nobody carries it out here: threads do not come along when a process is forked.
+    if (!domain()->owned() && !work.done())
+        throw InvalidArgument(who() + ": a forked process cannot wait for an operation of its parent");
     const std::int64_t deadline = deadline_after(timeout);
     const auto settle = [&] {
         // The operation sees the abort at its next step and releases the tensors; only then may the caller go on.
@@ -333,6 +358,7 @@ void Communicator::wait(Work& work, double timeout, const Interruption& check) {
 }
 
 void Communicator::abort(const std::string& reason) {
+    if (!domain()->owned()) return;  // the epoch is the parent's, who goes on
     group_->abort(reason);
     announce();
     group_->bell().ring();
@@ -340,6 +366,7 @@ void Communicator::abort(const std::string& reason) {
 }
 
 void Communicator::close(const Interruption& check) {
+    if (!domain()->owned()) return;
     std::shared_ptr<Work> last;
     {
         const std::lock_guard<std::mutex> lock(mutex_);

@@ -46,8 +46,8 @@ std::shared_ptr<Communicator> Communicator::open(Setup setup, double timeout, co
     HostGroup::Members members{setup.local, {}, 0, setup.epoch, setup.run};
     const bool spans_hosts = setup.link && *std::max_element(setup.host_of.begin(), setup.host_of.end()) > 0;
     if (spans_hosts) {
-        // Tags have room for some bits; a number that comes again is long out of use by then.
-        fabric = std::make_shared<Fabric>(setup.link, setup.host_of, setup.addresses, setup.index, setup.epoch << 12);
+        fabric = std::make_shared<Fabric>(setup.link, setup.host_of, setup.addresses, setup.index,
+                                          Fabric::epoch_identity(*setup.link, setup.epoch, setup.ranks.size()));
         for (int member : fabric->members(fabric->host()))
             members.ranks.push_back(setup.ranks[static_cast<std::size_t>(member)]);
         members.index = fabric->local_index(setup.index);
@@ -67,7 +67,8 @@ std::shared_ptr<Communicator> Communicator::open(Setup setup, double timeout, co
             for (int member : setup.local) domain.slot(member).bell.ring();
         };
         try {
-            publish(HostGroup::reserve(setup.domain, setup.local, room_of(domain, fabric.get(), setup.ranks.size())));
+            publish(HostGroup::reserve(setup.domain, setup.local, room_of(domain, fabric.get(), setup.ranks.size()),
+                                       setup.epoch));
         } catch (...) {
             publish(kNowhere);
             throw;
@@ -121,7 +122,7 @@ HostGroup::Members Communicator::members_here(const std::vector<int>& indices) c
 std::uint64_t Communicator::reserve_part(const std::vector<int>& indices) const {
     const HostGroup::Members members = members_here(indices);
     if (members.index != 0) return kNowhere;
-    const auto fabric = fabric_ ? fabric_->part(indices, 0) : nullptr;
+    const auto fabric = fabric_ ? fabric_->part(indices, {}) : nullptr;
     return HostGroup::reserve(domain(), members.local, room_of(*domain(), fabric.get(), indices.size()));
 }
 
@@ -148,6 +149,9 @@ std::unique_ptr<Algorithm> Communicator::make_group(Work& work, const std::vecto
         return !fabric_ || fabric_->host_of(member) == fabric_->host();
     });
     const std::uint64_t block = headers[static_cast<std::size_t>(*first)].input;
+    if (work.number_)
+        for (int member : indices)
+            work.numbers_.push_back(static_cast<int>(headers[static_cast<std::size_t>(member)].output));
     return std::make_unique<Come>([this, &work, block, members = std::move(members)] {
         work.result_.group = std::make_shared<HostGroup>(domain(), block, members, epoch_.group);
     });
@@ -160,8 +164,10 @@ std::shared_ptr<Communicator> Communicator::subgroup(Work& work) const {
     for (int member : indices) ranks.push_back(ranks_[static_cast<std::size_t>(member)]);
     const auto own = std::find(indices.begin(), indices.end(), index()) - indices.begin();
     std::shared_ptr<Fabric> fabric;
-    // All members count operations alike, so this is the same number on each of them, and no other group's.
-    if (fabric_) fabric = fabric_->part(indices, fabric_->id() * 31 + work.header_.sequence);
+    // All members count operations alike, so the id is the same on each of them.
+    if (fabric_)
+        fabric = fabric_->part(
+            indices, {fabric_->part_id(work.header_.sequence), std::move(work.numbers_), std::move(work.number_)});
     return std::shared_ptr<Communicator>(new Communicator(std::move(ranks), static_cast<int>(own),
                                                           std::move(work.result_.group), std::move(fabric), epoch_));
 }

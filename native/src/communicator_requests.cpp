@@ -107,6 +107,11 @@ std::shared_ptr<Work> Communicator::make_work(Request request, double timeout) c
     if (request.kind == OpKind::Group) {
         header.count = request.members.size();
         header.layout = hash_words(request.members);
+        if (fabric_ && fabric_->spans(request.members) &&
+            std::find(request.members.begin(), request.members.end(), index()) != request.members.end()) {
+            work->number_ = std::make_shared<TagNumber>(fabric_->shared_link());
+            header.output = static_cast<std::uint64_t>(work->number_->value());
+        }
         header.input = reserve_part(request.members);
     }
     work->request_ = std::move(request);

@@ -11,13 +11,11 @@
 namespace ring {
 namespace {
 
-constexpr std::size_t kWireSegment = 256 << 10;
-constexpr std::uint64_t kInFlight = 4;
-
 // Common to all: who I am in the group, and where tensors lie.
 class BetweenHosts : public Algorithm {
    protected:
-    BetweenHosts(HostGroup& group, Fabric& fabric, const std::vector<Header>& all)
+    // `all` are the agreement's, which outlives this.
+    BetweenHosts(HostGroup& group, const Fabric& fabric, const std::vector<Header>& all)
         : group_(group), fabric_(fabric), headers_(all), lead_(lead_header(all)), item_(item_size(lead_.dtype)) {
         index_ = here()[static_cast<std::size_t>(group.index())];
     }
@@ -36,11 +34,9 @@ class BetweenHosts : public Algorithm {
         const std::vector<int>& members = fabric_.members(host);
         return members[static_cast<std::size_t>(fabric_.local_index(index)) % members.size()];
     }
-    int tag() const { return fabric_.tag(Fabric::kData); }
-
     HostGroup& group_;
-    Fabric& fabric_;
-    std::vector<Header> headers_;
+    const Fabric& fabric_;
+    const std::vector<Header>& headers_;
     Header lead_;
     std::size_t item_;
     int index_ = 0;
@@ -51,56 +47,48 @@ class BetweenHosts : public Algorithm {
 class ChainBroadcast : public BetweenHosts {
    public:
     ChainBroadcast(HostGroup& group, Fabric& fabric, const Request& request, const std::vector<Header>& all)
-        : BetweenHosts(group, fabric, all), root_(request.root), is_lane_(group.index() < fabric.lanes()) {
+        : BetweenHosts(group, fabric, all), root_(request.root) {
+        if (group.index() >= fabric.lanes()) return;
         const int hosts = fabric.hosts();
-        position_ = (fabric.host() - fabric.host_of(root_) + hosts) % hosts;
-        if (!is_lane_) return;
+        const int position = (fabric.host() - fabric.host_of(root_) + hosts) % hosts;
+        is_first_ = position == 0;
         chunk_ = chunk_range(lead_.count, fabric.lanes(), group.index(), item_);
-        segments_ = steps_for(chunk_.size(), kWireSegment / item_);
-        const auto lane = static_cast<std::size_t>(group.index());
-        next_ = fabric.address(fabric.members((fabric.host() + 1) % hosts)[lane]);
-        previous_ = fabric.address(fabric.members((fabric.host() + hosts - 1) % hosts)[lane]);
-        if (position_ == 0) received_ = posted_ = segments_;
-    }
-    ~ChainBroadcast() override {
-        for (Link::Transfer& transfer : sends_) fabric_.link().cancel(transfer);
-        for (Link::Transfer& transfer : receives_) fabric_.link().cancel(transfer);
+        segments_ = steps_for(chunk_.size(), Window::kMostBytes / item_);
+        window_.emplace(fabric, neighbour(fabric, group, -1), neighbour(fabric, group, 1), is_first_ ? 0 : segments_,
+                        position == hosts - 1 ? 0 : segments_);
     }
 
     Step advance(std::uint64_t gates) override {
         if (gates == 1) return Step::Done;
-        if (!is_lane_) return Step::Gate;
+        if (!window_) return Step::Gate;
         bool moved = false;
         while (round()) moved = true;
-        if (received_ == segments_ && spread_ == segments_ && sent_ == to_send()) return Step::Gate;
+        if (window_->done() && spread_ == segments_) return Step::Gate;
         return moved ? Step::Moved : Step::Stuck;
     }
 
    private:
-    std::uint64_t to_send() const { return position_ == fabric_.hosts() - 1 ? 0 : segments_; }
-    std::byte* source() const { return position_ == 0 ? input(root_) : output(index_); }
+    std::byte* source() const { return is_first_ ? input(root_) : output(index_); }
+    std::uint64_t here_so_far() const { return is_first_ ? segments_ : window_->taken(); }
     Range segment(std::uint64_t s) const {
-        const std::uint64_t n = kWireSegment / item_;
+        const std::uint64_t n = Window::kMostBytes / item_;
         return {std::min(chunk_.end, chunk_.begin + s * n), std::min(chunk_.end, chunk_.begin + (s + 1) * n)};
     }
 
     bool round() {
-        bool moved = false;
-        for (; posted_ < segments_ && posted_ < received_ + kInFlight; ++posted_, moved = true)
-            receives_[posted_ % kInFlight] = fabric_.link().receive(
-                previous_, tag(), source() + segment(posted_).begin * item_, segment(posted_).size() * item_);
-        if (received_ < posted_ && fabric_.link().done(receives_[received_ % kInFlight])) {
-            ++received_;
+        bool moved = window_->ask([this](std::uint64_t m) { return segment(m).size() * item_; });
+        if (window_->has_come()) {
+            const Range range = segment(window_->taken());
+            std::memcpy(source() + range.begin * item_, window_->landing(window_->taken()), range.size() * item_);
+            window_->take();
             moved = true;
         }
-        for (; started_ < to_send() && started_ < received_ && started_ < sent_ + kInFlight; ++started_, moved = true)
-            sends_[started_ % kInFlight] = fabric_.link().send(next_, tag(), source() + segment(started_).begin * item_,
-                                                               segment(started_).size() * item_);
-        while (sent_ < started_ && fabric_.link().done(sends_[sent_ % kInFlight])) {
-            ++sent_;
-            moved = true;
+        for (; window_->may_send() && window_->started() < here_so_far(); moved = true) {
+            const Range range = segment(window_->started());
+            window_->send(source() + range.begin * item_, range.size() * item_);
         }
-        if (spread_ < received_) {
+        moved |= window_->look_at_sends();
+        if (spread_ < here_so_far()) {
             spread(segment(spread_++));
             moved = true;
         }
@@ -116,14 +104,10 @@ class ChainBroadcast : public BetweenHosts {
     }
 
     int root_;
-    bool is_lane_;
-    int position_ = 0;
+    bool is_first_ = false;  // of the chain
     Range chunk_{0, 0};
-    std::uint64_t segments_ = 0;
-    int next_ = 0, previous_ = 0;
-    Link::Transfer sends_[kInFlight] = {};
-    Link::Transfer receives_[kInFlight] = {};
-    std::uint64_t posted_ = 0, received_ = 0, started_ = 0, sent_ = 0, spread_ = 0;
+    std::uint64_t segments_ = 0, spread_ = 0;
+    std::optional<Window> window_;  // where this rank is a lane
 };
 
 // For every rank, one rank of each other host sums that rank's rows over its host and sends the sum.
@@ -133,7 +117,7 @@ class PairwiseReduceScatter : public BetweenHosts {
         : BetweenHosts(group, fabric, all),
           request_(request),
           host_sum_(local_headers(fabric, all), lead_, all.size(), Share::OneHost),
-          transfers_(fabric.link(), tag()) {}
+          transfers_(fabric, Fabric::kData, sums_) {}
 
     Step advance(std::uint64_t gates) override {
         if (gates == 1) return Step::Done;
@@ -147,16 +131,19 @@ class PairwiseReduceScatter : public BetweenHosts {
     Range rows(int index) const { return row_range(lead_.count, lead_.shape[0], fabric_.size(), index); }
 
     std::byte* sum_host(const Range& range) {
-        void* dst = add_sum(range.size() * item_);
-        host_sum_.run(&dst, 1, range.size(), [&](int member) {
-            return input(here()[static_cast<std::size_t>(member)]) + range.begin * item_;
+        std::byte* sum = add_sum(range.size() * item_);
+        in_parts(group_, range, item_, [&](const Range& part) {
+            void* dst = sum + (part.begin - range.begin) * item_;
+            host_sum_.run(&dst, 1, part.size(), [&](int member) {
+                return input(here()[static_cast<std::size_t>(member)]) + part.begin * item_;
+            });
         });
-        return static_cast<std::byte*>(dst);
+        return sum;
     }
 
     std::byte* add_sum(std::size_t bytes) {
-        sums_.emplace_back(group_.shared_domain(), bytes);
-        return static_cast<std::byte*>(sums_.back().data());
+        sums_->emplace_back(group_.shared_domain(), bytes);
+        return static_cast<std::byte*>(sums_->back().data());
     }
 
     void start() {
@@ -167,10 +154,10 @@ class PairwiseReduceScatter : public BetweenHosts {
                 continue;
             }
             partials_.push_back(add_sum(rows(index_).size() * item_));
-            transfers_.receive(fabric_.address(agent(host, index_)), partials_.back(), rows(index_).size() * item_);
+            transfers_.receive(agent(host, index_), partials_.back(), rows(index_).size() * item_);
             for (int target : fabric_.members(host))
                 if (agent(fabric_.host(), target) == index_)
-                    transfers_.send(fabric_.address(target), sum_host(rows(target)), rows(target).size() * item_);
+                    transfers_.send(target, sum_host(rows(target)), rows(target).size() * item_);
         }
     }
 
@@ -185,7 +172,7 @@ class PairwiseReduceScatter : public BetweenHosts {
     const Request& request_;
     Reduction host_sum_;
     bool started_ = false;
-    std::deque<Region> sums_;
+    std::shared_ptr<std::deque<Region>> sums_ = std::make_shared<std::deque<Region>>();
     std::vector<std::byte*> partials_;
     Transfers transfers_;  // last, so that it is given up before the memory goes
 };
@@ -194,7 +181,7 @@ class PairwiseReduceScatter : public BetweenHosts {
 class LandingAllgather : public BetweenHosts {
    public:
     LandingAllgather(HostGroup& group, Fabric& fabric, const std::vector<Header>& all, Result& result)
-        : BetweenHosts(group, fabric, all), result_(result), transfers_(fabric.link(), tag()) {}
+        : BetweenHosts(group, fabric, all), result_(result), transfers_(fabric, Fabric::kData, landed_) {}
 
     Step advance(std::uint64_t gates) override {
         if (gates == 2) return Step::Done;
@@ -213,12 +200,12 @@ class LandingAllgather : public BetweenHosts {
         started_ = true;
         for (int host = 0; host < fabric_.hosts(); ++host) {
             if (host == fabric_.host()) continue;
-            if (bytes(index_) > 0) transfers_.send(fabric_.address(agent(host, index_)), input(index_), bytes(index_));
+            transfers_.send(agent(host, index_), input(index_), bytes(index_));
             for (int from : fabric_.members(host)) {
                 if (agent(fabric_.host(), from) != index_ || bytes(from) == 0) continue;
-                landed_.emplace_back(group_.shared_domain(), bytes(from));
-                landing_places(group_)[from] = group_.domain().offset_of(landed_.back().data(), bytes(from));
-                transfers_.receive(fabric_.address(from), landed_.back().data(), bytes(from));
+                landed_->emplace_back(group_.shared_domain(), bytes(from));
+                landing_places(group_)[from] = group_.domain().offset_of(landed_->back().data(), bytes(from));
+                transfers_.receive(from, landed_->back().data(), bytes(from));
             }
         }
     }
@@ -233,16 +220,18 @@ class LandingAllgather : public BetweenHosts {
         std::byte* out = result_.data.get();
         for (int from = 0; from < fabric_.size(); ++from) {
             const bool is_here = fabric_.host_of(from) == fabric_.host();
-            if (bytes(from) > 0)
-                std::memcpy(out, is_here ? input(from) : group_.domain().at<std::byte>(landing_places(group_)[from]),
-                            bytes(from));
+            if (bytes(from) == 0) continue;
+            const std::byte* tensor =
+                is_here ? input(from) : group_.domain().at<std::byte>(landing_places(group_)[from]);
+            in_parts(group_, {0, bytes(from)}, 1,
+                     [&](const Range& part) { std::memcpy(out + part.begin, tensor + part.begin, part.size()); });
             out += bytes(from);
         }
     }
 
     Result& result_;
     bool started_ = false;
-    std::deque<Region> landed_;
+    std::shared_ptr<std::deque<Region>> landed_ = std::make_shared<std::deque<Region>>();
     Transfers transfers_;
 };
 
@@ -250,15 +239,12 @@ class LandingAllgather : public BetweenHosts {
 class PairwiseAlltoall : public BetweenHosts {
    public:
     PairwiseAlltoall(HostGroup& group, Fabric& fabric, const Agreement& agreement, Result& result)
-        : BetweenHosts(group, fabric, agreement.headers()),
-          agreement_(agreement),
-          result_(result),
-          transfers_(fabric.link(), tag()) {}
+        : BetweenHosts(group, fabric, agreement.headers()), agreement_(agreement), result_(result) {}
 
     Step advance(std::uint64_t gates) override {
         if (gates == 1) return Step::Done;
         if (!started_) start();
-        return transfers_.done() ? Step::Gate : Step::Stuck;
+        return transfers_->done() ? Step::Gate : Step::Stuck;
     }
 
    private:
@@ -277,14 +263,15 @@ class PairwiseAlltoall : public BetweenHosts {
             total += bytes(from, index_);
         }
         result_.allocate(total);
+        transfers_.emplace(fabric_, Fabric::kData, result_.data);
         std::byte* out = result_.data.get();
         for (int peer = 0; peer < fabric_.size(); ++peer) {
             const std::size_t incoming = bytes(peer, index_);
             if (fabric_.host_of(peer) == fabric_.host()) {
                 if (incoming > 0) std::memcpy(out, input(peer) + start_of(peer, index_), incoming);
             } else {
-                transfers_.receive(fabric_.address(peer), out, incoming);
-                transfers_.send(fabric_.address(peer), input(index_) + start_of(index_, peer), bytes(index_, peer));
+                transfers_->receive(peer, out, incoming);
+                transfers_->send(peer, input(index_) + start_of(index_, peer), bytes(index_, peer));
             }
             out += incoming;
         }
@@ -293,7 +280,7 @@ class PairwiseAlltoall : public BetweenHosts {
     const Agreement& agreement_;
     Result& result_;
     bool started_ = false;
-    Transfers transfers_;
+    std::optional<Transfers> transfers_;
 };
 
 }  // namespace

@@ -16,6 +16,12 @@ inline std::vector<Header> local_headers(const Fabric& fabric, const std::vector
     return local;
 }
 
+// The member of the next host (1) or of the one before (-1) in the ring of hosts that has this lane.
+inline int neighbour(const Fabric& fabric, const HostGroup& group, int step) {
+    const int host = (fabric.host() + fabric.hosts() + step) % fabric.hosts();
+    return fabric.members(host)[static_cast<std::size_t>(group.index())];
+}
+
 std::unique_ptr<Algorithm> make_ring_allreduce(HostGroup& group, Fabric& fabric, const std::vector<Header>& all);
 std::unique_ptr<Algorithm> make_gathered_adasum(HostGroup& group, Fabric& fabric, const Request& request,
                                                 const std::vector<Header>& all);

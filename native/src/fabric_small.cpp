@@ -94,7 +94,7 @@ class SmallOperation : public Algorithm {
     const Request& request_;
     const Agreement& agreement_;
     Result& result_;
-    std::vector<Header> headers_;
+    const std::vector<Header>& headers_;
     int index_ = 0;
 };
 

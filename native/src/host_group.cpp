@@ -10,6 +10,7 @@ namespace ring {
 namespace {
 
 constexpr double kLongestSpin = 1e9;  // µs; as good as for ever
+constexpr std::int64_t kQuiet = 5'000'000'000;  // ns
 
 // The block of a group of n ranks of this host:
 //   | GroupBlock | Mailbox x n | inline slots 2 x n | splits 2 x n x all ranks | segments 3 x n | extra |
@@ -67,13 +68,14 @@ const char* to_string(RankState state) {
     return names[static_cast<int>(state)];
 }
 
-std::uint64_t HostGroup::reserve(const std::shared_ptr<Domain>& domain, const std::vector<int>& local,
-                                 const Room& room) {
+std::uint64_t HostGroup::reserve(const std::shared_ptr<Domain>& domain, const std::vector<int>& local, const Room& room,
+                                 std::uint64_t epoch) {
     const int size = static_cast<int>(local.size());
     const Layout layout(size, room);
     const std::uint64_t offset = domain->allocate(layout.bytes + room.extra);
     auto* block = new (domain->at(offset)) GroupBlock();
     block->size = size;
+    block->epoch.store(epoch, std::memory_order_relaxed);  // others learn of the block by what orders this
     block->room = room;
     for (int i = 0; i < size; ++i)
         new (domain->at(offset + layout.mailboxes + static_cast<std::size_t>(i) * sizeof(Mailbox))) Mailbox();
@@ -105,9 +107,14 @@ HostGroup::HostGroup(std::shared_ptr<Domain> domain, std::uint64_t block, Member
       epoch_block_(epoch_ ? epoch_->block_ : block_),
       spin_(default_spin(*domain_)) {
     // A rank that has heard half of what was agreed, because somebody died over it, has too short a list.
+    const auto is_ours = [this] { return block_->size == size() && block_->epoch.load() == members_.epoch; };
     Presence expected = Presence::Expected;
-    if (block_->size != size() || !mailbox(index()).presence.compare_exchange_strong(expected, Presence::Here))
-        throw Aborted("rank " + std::to_string(rank()) + " came to a group that the others have already given up");
+    const bool let_in = is_ours() && mailbox(index()).presence.compare_exchange_strong(expected, Presence::Here);
+    // Had the block been freed before this rank was in, it may now be that of the next epoch, which it is yet to come
+    // to; once it is in the block stays.
+    if (let_in && is_ours()) return;
+    if (let_in) mailbox(index()).presence.store(Presence::Expected);
+    throw Aborted("rank " + std::to_string(rank()) + " came to a group that the others have already given up");
 }
 
 HostGroup::~HostGroup() {
@@ -220,15 +227,24 @@ HostGroup::Moving::Moving(HostGroup& group) : group_(group) {
 
 HostGroup::Moving::~Moving() { group_.mailbox(group_.index()).busy.store(0, std::memory_order_release); }
 
-void HostGroup::wait_quiet() {
-    // Moving never waits for another rank, so this ends as soon as the others get the processor.
-    const std::int64_t deadline = monotonic_ns() + 2'000'000'000;
-    for (int i = 0; i < size(); ++i) {
-        while (i != index() && mailbox(i).busy.load(std::memory_order_seq_cst) != 0) {
-            if (monotonic_ns() > deadline || domain_->dead(members_.local[static_cast<std::size_t>(i)])) break;
-            cpu_yield();
-        }
+bool HostGroup::quiet() const {
+    for (int i = 0; i < size(); ++i)
+        if (i != index() && mailbox(i).busy.load(std::memory_order_seq_cst) != 0 &&
+            !domain_->dead(members_.local[static_cast<std::size_t>(i)]))
+            return false;
+    return true;
+}
+
+bool HostGroup::wait_quiet() const {
+    // Moving never waits for another rank and what writes to others looks for aborts, so this ends as soon as the
+    // others get the processor. One that is stopped (SIGSTOP, a debugger) must not make this rank one that cannot be
+    // stopped.
+    const std::int64_t deadline = monotonic_ns() + kQuiet;
+    while (!quiet()) {
+        if (monotonic_ns() > deadline) return false;
+        cpu_yield();
     }
+    return true;
 }
 
 bool HostGroup::leave() {

@@ -278,6 +278,11 @@ void Domain::release(std::uint64_t offset) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto block = used_.find(offset);
     if (block == used_.end()) return;
+    if (const auto kept = kept_.find(offset); kept != kept_.end()) {
+        deferred_.emplace_back(offset, std::move(kept->second));
+        kept_.erase(kept);
+        return;
+    }
     used_bytes_ -= block->second;
     merge_free(block->first, block->second);
     used_.erase(block);
@@ -286,6 +291,13 @@ void Domain::release(std::uint64_t offset) {
 void Domain::release_when(std::uint64_t offset, std::function<bool(Domain&)> condition) {
     const std::lock_guard<std::mutex> lock(mutex_);
     deferred_.emplace_back(offset, std::move(condition));
+}
+
+void Domain::keep(std::uint64_t offset, std::function<bool(Domain&)> until) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    auto block = used_.upper_bound(offset);
+    if (block == used_.begin() || offset >= (--block)->first + block->second) return;
+    kept_[block->first] = std::move(until);
 }
 
 void Domain::release_deferred() {

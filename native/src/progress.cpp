@@ -5,8 +5,32 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <string>
+#include <system_error>
+
+#include "ring/errors.hpp"
 
 namespace ring {
+namespace {
+
+// Signals belong to the main thread, where Python handles them; but a thread's own crashes are told by that thread.
+class NoSignals {
+   public:
+    NoSignals() {
+        sigset_t others;
+        sigfillset(&others);
+        for (int crash : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP, SIGSYS}) sigdelset(&others, crash);
+        pthread_sigmask(SIG_SETMASK, &others, &before_);
+    }
+    ~NoSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+    NoSignals(const NoSignals&) = delete;
+    NoSignals& operator=(const NoSignals&) = delete;
+
+   private:
+    sigset_t before_;
+};
+
+}  // namespace
 
 Progress::~Progress() {
     if (pid_ != getpid()) {
@@ -34,17 +58,16 @@ void Progress::nudge() {
     shared_.ring();
 }
 
-void Progress::wake() {
+void Progress::begin() {
     // Not under the mutex: the thread holds that while it moves data, and whoever queues an operation has better to do.
     std::call_once(started_, [this] {
-        // Signals belong to the main thread, where Python handles them.
-        sigset_t all, before;
-        sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &before);
-        thread_ = std::thread([this] { main(); });
-        pthread_sigmask(SIG_SETMASK, &before, nullptr);
+        const NoSignals inherited;
+        try {
+            thread_ = std::thread([this] { main(); });
+        } catch (const std::system_error& error) {
+            throw Error(std::string("no thread can be started for queued operations: ") + error.what());
+        }
     });
-    nudge();
 }
 
 bool Progress::scan() {

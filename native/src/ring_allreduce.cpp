@@ -14,10 +14,6 @@
 namespace ring {
 namespace {
 
-constexpr std::size_t kWireSegment = 256 << 10;
-// Transfers in each direction: while one is reduced the next ones are on the wire.
-constexpr std::uint64_t kInFlight = 4;
-
 class RingAllreduce : public Algorithm {
    public:
     RingAllreduce(HostGroup& group, Fabric& fabric, const std::vector<Header>& all)
@@ -28,39 +24,30 @@ class RingAllreduce : public Algorithm {
           reduction_(local_, lead_, all.size(), Share::OneHost),
           item_(item_size(lead_.dtype)),
           wire_item_(lead_.dtype == DType::Float32 ? item_size(lead_.wire) : item_),
-          plan_(ring_plan(fabric.hosts(), fabric.host())),
-          is_lane_(group.index() < fabric.lanes()) {
-        if (!is_lane_) return;
+          plan_(ring_plan(fabric.hosts(), fabric.host())) {
+        if (group.index() >= fabric.lanes()) return;
         const int hosts = fabric.hosts();
         chunk_ = chunk_range(lead_.count, fabric.lanes(), group.index(), item_);
-        per_segment_ = kWireSegment / item_;
+        per_segment_ = Window::kMostBytes / item_;
         std::uint64_t longest = 0;
         for (int piece = 0; piece < hosts; ++piece) longest = std::max(longest, piece_range(piece).size());
         segments_ = std::max<std::uint64_t>(1, steps_for(longest, per_segment_));
-        messages_ = plan_.size() * segments_;
-        next_ = fabric.address(fabric.members((fabric.host() + 1) % hosts)[static_cast<std::size_t>(group.index())]);
-        previous_ = fabric.address(
-            fabric.members((fabric.host() + hosts - 1) % hosts)[static_cast<std::size_t>(group.index())]);
-        incoming_.reset(new std::byte[std::min(messages_, kInFlight) * kWireSegment]);
+        const std::uint64_t messages = plan_.size() * segments_;
+        window_.emplace(fabric, neighbour(fabric, group, -1), neighbour(fabric, group, 1), messages, messages);
         if (narrows()) {
-            outgoing_.emplace(group.shared_domain(), kInFlight * kWireSegment);
+            outgoing_.emplace(group.shared_domain(), Window::kInFlight * Window::kMostBytes);
             widened_.resize(per_segment_);
         }
         // A joined rank has no tensor of its own, but works for those of its host that have.
         if (own_header().output == kNowhere) scratch_.emplace(group.shared_domain(), lead_.count * item_);
     }
 
-    ~RingAllreduce() override {
-        for (Link::Transfer& transfer : sends_) fabric_.link().cancel(transfer);
-        for (Link::Transfer& transfer : receives_) fabric_.link().cancel(transfer);
-    }
-
     Step advance(std::uint64_t gates) override {
         if (gates == 1) return Step::Done;
-        if (!is_lane_) return Step::Gate;
+        if (!window_) return Step::Gate;
         bool moved = false;
         while (round()) moved = true;
-        if (sent_ == messages_ && received_ == messages_) return Step::Gate;
+        if (window_->done()) return Step::Gate;
         return moved ? Step::Moved : Step::Stuck;
     }
 
@@ -94,54 +81,43 @@ class RingAllreduce : public Algorithm {
 
     // One pass over everything that may be possible; false when nothing was.
     bool round() {
-        bool moved = post_receives();
-        if (received_ < posted_ && fabric_.link().done(receives_[received_ % kInFlight])) {
-            take(received_++);
+        bool moved = window_->ask([this](std::uint64_t m) { return receives(m).size() * wire_item_; });
+        if (may_take(window_->taken()) && window_->has_come()) {
+            take(window_->taken());
+            window_->take();
             moved = true;
         }
-        moved |= post_sends();
-        while (sent_ < started_ && fabric_.link().done(sends_[sent_ % kInFlight])) {
-            ++sent_;
-            moved = true;
-        }
+        moved |= send();
+        moved |= window_->look_at_sends();
         return moved;
     }
 
-    bool post_receives() {
-        bool any = false;
-        for (; posted_ < messages_ && posted_ < received_ + kInFlight; ++posted_, any = true) {
-            const Hop& hop = plan_[posted_ / segments_];
-            const Range range = receives(posted_);
-            const bool direct = !hop.reduce && !narrows();
-            // A finished piece replaces what this host sent of it; that must have left.
-            if (direct && !has_left(hop.receive, posted_ % segments_)) break;
-            std::byte* to = direct ? own() + range.begin * item_ : buffer(posted_);
-            receives_[posted_ % kInFlight] =
-                range.size() == 0 ? 0 : fabric_.link().receive(previous_, tag(), to, range.size() * wire_item_);
-        }
-        return any;
+    // A finished piece replaces what this host sent of it; that must have left.
+    bool may_take(std::uint64_t m) const {
+        const Hop& hop = plan_[std::min(m / segments_, plan_.size() - 1)];
+        return hop.reduce || narrows() || has_left(hop.receive, m % segments_);
     }
 
     bool has_left(int piece, std::uint64_t segment) const {
         for (std::uint64_t hop = 0; hop < plan_.size() / 2; ++hop)
-            if (plan_[hop].send == piece) return sent_ > hop * segments_ + segment;
+            if (plan_[hop].send == piece) return window_->sent() > hop * segments_ + segment;
         return true;
     }
 
-    bool post_sends() {
+    bool send() {
         bool any = false;
-        for (; started_ < messages_ && started_ < sent_ + kInFlight; ++started_, any = true) {
-            const std::uint64_t hop = started_ / segments_;
-            if (hop > 0 && received_ <= started_ - segments_) break;  // what this hop passes on has not come
-            const Range range = sends(started_);
+        for (; window_->may_send(); any = true) {
+            const std::uint64_t m = window_->started();
+            const std::uint64_t hop = m / segments_;
+            if (hop > 0 && window_->taken() <= m - segments_) break;  // what this hop passes on has not come
+            const Range range = sends(m);
             if (hop == 0) sum_host(range);
             std::byte* from = own() + range.begin * item_;
             if (narrows()) {
-                from = static_cast<std::byte*>(outgoing_->data()) + started_ % kInFlight * kWireSegment;
+                from = static_cast<std::byte*>(outgoing_->data()) + m % Window::kInFlight * Window::kMostBytes;
                 narrow(range, from);
             }
-            sends_[started_ % kInFlight] =
-                range.size() == 0 ? 0 : fabric_.link().send(next_, tag(), from, range.size() * wire_item_);
+            window_->send(from, range.size() * wire_item_);
         }
         return any;
     }
@@ -153,7 +129,7 @@ class RingAllreduce : public Algorithm {
         if (plan_[hop].reduce) {
             sum_host(range);
             std::byte* place = own() + range.begin * item_;
-            const void* theirs = buffer(m);
+            const void* theirs = window_->landing(m);
             if (narrows()) {
                 widen(theirs, range, widened_.data());
                 theirs = widened_.data();
@@ -162,11 +138,13 @@ class RingAllreduce : public Algorithm {
             if (hop + 1 < plan_.size() / 2) return;
             reduction_.finish(place, range.size());  // the last host to add has the sum over all
             if (narrows()) {
-                narrow(range, buffer(m));
-                widen(buffer(m), range, floats(range));
+                narrow(range, window_->landing(m));
+                widen(window_->landing(m), range, floats(range));
             }
         } else if (narrows()) {
-            widen(buffer(m), range, floats(range));
+            widen(window_->landing(m), range, floats(range));
+        } else {
+            std::memcpy(own() + range.begin * item_, window_->landing(m), range.size() * item_);
         }
         spread(range);
     }
@@ -191,30 +169,21 @@ class RingAllreduce : public Algorithm {
                             own() + range.begin * item_, range.size() * item_);
     }
 
-    std::byte* buffer(std::uint64_t m) { return incoming_.get() + m % kInFlight * kWireSegment; }
-    int tag() const { return fabric_.tag(Fabric::kData); }
-
     HostGroup& group_;
-    Fabric& fabric_;
+    const Fabric& fabric_;
     std::vector<Header> local_;
     Header lead_;
     Reduction reduction_;
     std::size_t item_;
     std::size_t wire_item_;
     std::vector<Hop> plan_;
-    bool is_lane_;
     Range chunk_{0, 0};
     std::uint64_t per_segment_ = 1;
-    std::uint64_t segments_ = 0, messages_ = 0;
-    int next_ = 0, previous_ = 0;
+    std::uint64_t segments_ = 0;
     std::optional<Region> scratch_;
-    std::unique_ptr<std::byte[]> incoming_;  // not zeroed: that would cost as much as to receive
     std::optional<Region> outgoing_;  // of what is rounded; in ring memory, because a link may read it after an abort
     std::vector<float> widened_;
-    Link::Transfer sends_[kInFlight] = {};
-    Link::Transfer receives_[kInFlight] = {};
-    // Messages so far: receives posted and taken, sends started and left.
-    std::uint64_t posted_ = 0, received_ = 0, started_ = 0, sent_ = 0;
+    std::optional<Window> window_;  // where this rank is a lane; last, so that it is given up first
 };
 
 }  // namespace

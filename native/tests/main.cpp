@@ -1,5 +1,6 @@
 // Ranks as threads do random operations on random groups while some abort, leave, are interrupted or disagree; every
-// result is checked. Made for the sanitizers, which see all ranks of one process over one mapping.
+// result is checked. Before that come faults that are arranged one by one. Made for the sanitizers, which see all ranks
+// of one process over one mapping.
 //
 //   ring_tests [epochs] [ranks] [hosts] [seed]
 #include <algorithm>
@@ -10,6 +11,7 @@
 #include <exception>
 #include <thread>
 
+#include "faults.hpp"
 #include "rank.hpp"
 #include "ring/roll_call.hpp"
 
@@ -33,6 +35,13 @@ int main(int count, char** values) {
     const int ranks = argument(count, values, 2, 4);
     const int hosts = argument(count, values, 3, 1);
     const int seed = argument(count, values, 4, 1);
+
+    try {
+        check_faults();
+    } catch (const std::exception& error) {
+        std::fprintf(stderr, "%s\n", error.what());
+        return 1;
+    }
 
     std::vector<std::shared_ptr<Domain>> domains{Domain::create(0, ranks, kArena)};
     while (static_cast<int>(domains.size()) < ranks)

@@ -104,8 +104,9 @@ def find_place() -> Place:
     """Map the ring memory of this host. Collective over all ranks of the job when MPI or a keeper launched it.
 
     Raises MPIMissingError when a launcher started this process and no MPI library can be loaded,
-    OutOfRingMemoryError when the memory cannot be mapped, RingError when another rank fails here or, in an elastic job,
-    ends before it comes here, and ValueError where such a job is to pretend that it has several hosts.
+    OutOfRingMemoryError when the memory cannot be mapped, RingError when another rank fails here, when there are several
+    hosts and MPI was not initialized for threads, or when a rank of an elastic job ends before it comes here, and
+    ValueError where such a job is to pretend that it has several hosts.
     """
     native = core()
     meeting = Meeting.take()
@@ -193,11 +194,22 @@ def _meet(meeting: Meeting) -> Place:
 
 def _mpi_link(mpi: Any) -> Any:
     """A link over a communicator of its own, so that no message of the program's can be taken for one of ours."""
+    if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
+        raise RingError(
+            "ranks on several hosts need an MPI that several threads may call at once (MPI_THREAD_MULTIPLE), and this "
+            "one was initialized for less. Do not set mpi4py.rc.thread_level, or use an MPI that was built for it."
+        )
     comm = mpi.COMM_WORLD.Dup()
     mask = (1 << 64) - 1
     tags = int(comm.Get_attr(mpi.TAG_UB) or 32767)
     link = core().mpi_link(
-        mpi.__file__, mpi._handleof(comm) & mask, mpi._handleof(mpi.BYTE) & mask, mpi._sizeof(mpi.Comm), tags
+        mpi.__file__,
+        mpi._handleof(comm) & mask,
+        mpi._handleof(mpi.BYTE) & mask,
+        mpi._sizeof(mpi.Comm),
+        mpi.ANY_SOURCE,
+        mpi.ANY_TAG,
+        tags,
     )
     atexit.register(_drain, comm, link)
     return link

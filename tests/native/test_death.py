@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import signal
 import struct
@@ -137,10 +138,13 @@ def test_killed_before_the_epoch() -> None:
 
 def test_a_forked_child_does_no_harm() -> None:
     """A data loader's worker, say: it cannot use the communicator, and its end is not the rank's end."""
+    come = multiprocessing.get_context("fork").Event()
 
     def body(seat: Seat) -> None:
         ring = seat.open()
-        ring.barrier(blocking=False).wait()  # so that there is a progress thread
+        if seat.rank == 1:
+            assert come.wait(LATE)
+        queued = ring.barrier(blocking=False)  # so that there is a progress thread
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # Python's warning against just this
             child = os.fork()
@@ -151,12 +155,19 @@ def test_a_forked_child_does_no_harm() -> None:
                     ring.barrier()
                 with pytest.raises(RuntimeError, match="a forked process cannot take ring memory"):
                     ring.empty(10)
+                if seat.rank == 0:
+                    with pytest.raises(ValueError, match="a forked process cannot wait"):
+                        queued.wait()
+                ring.close()
+                ring.abort("a child has no say in this")
                 seat.opened.clear()
                 del ring
                 status = 0
             finally:
                 os._exit(status)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        come.set()
+        queued.wait()
         assert goes_on(ring) == [3.0, 3.0]
 
     as_processes(2, body)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
+import threading
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -177,3 +179,48 @@ def test_a_joined_rank_has_nothing_to_gather() -> None:
         total(ring)
 
     as_threads(3, body)
+
+
+def test_messages_of_groups_stay_apart() -> None:
+    """Groups of the same ranks on two hosts, whose operations are under way in another order on each of them."""
+
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        parents = [ring.group([0, 1]) for _ in range(2)]
+        assert parents[0] is not None
+        for _ in range(31):  # so that their next operations are as many apart
+            parents[0].barrier()
+        groups = [parent.group([0, 1]) for parent in parents if parent is not None]
+        tensors = [Tensor.of(ring, np.array([(seat.rank + 1) * 10.0**i]), DType.FLOAT32) for i in range(2)]
+        works = []
+        for i in range(2):
+            group, tensor = groups[i ^ seat.rank], tensors[i ^ seat.rank]
+            assert group is not None
+            works.append(group.allreduce([tensor.buffer], [tensor.buffer], blocking=False))
+            time.sleep(0.05)  # until its message is on the way
+        for work in works:
+            work.wait()
+        assert [tensor.values[0] for tensor in tensors] == [3.0, 30.0]
+
+    as_threads(2, body, hosts=(0, 1))
+
+
+def test_an_operation_has_no_result_before_it_is_done() -> None:
+    """Whoever looks too early is told so, instead of reading what is being written."""
+    looked = threading.Event()
+
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        own = Tensor.of(ring, np.array([seat.rank]), DType.INT32)
+        if seat.rank == 1:
+            assert looked.wait(10)
+        work = ring.allgather(own.buffer, blocking=False)
+        if seat.rank == 0:
+            for look in (work.output, work.counts, work.last_rank):
+                with pytest.raises(ValueError, match="no result before it is done"):
+                    look()
+            looked.set()
+        work.wait()
+        assert np.frombuffer(work.output(), np.int32).tolist() == [0, 1]
+
+    as_threads(2, body)

@@ -6,9 +6,13 @@ import gc
 import math
 import os
 import signal
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -282,3 +286,49 @@ def test_interrupt(call: str, blocking: bool) -> None:
         works(seat.open(2))
 
     as_processes(3, body)
+
+
+def test_no_thread_for_queued_operations() -> None:
+    """Where the machine gives no thread nothing is queued, and signals still come; later it may."""
+    script = textwrap.dedent("""
+        import resource, signal
+        from pathlib import Path
+        from ring_notebook.core.native import core
+
+        domain = core().Domain.create(0, 1, 1 << 20)
+        ring = core().Communicator.open(domain=domain, ranks=[0], local=[0], index=0, epoch=1)
+        ring.barrier("", True, 0.0)
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limits = resource.getrlimit(resource.RLIMIT_AS)
+        # Room for what Python needs, and not for a stack.
+        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (2 << 20), limits[1]))
+        try:
+            ring.barrier("", False, 0.0)
+        except RuntimeError as error:
+            print(error)
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+        print(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+        ring.barrier("", False, 0.0).wait(5.0)
+        print("done")
+        """)
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    said = run.stdout.splitlines()
+    assert said[0].startswith("no thread can be started for queued operations"), run.stdout
+    assert said[1:] == ["set()", "done"]
+
+
+def test_no_thread_takes_signals_but_the_main_one() -> None:
+    """The progress thread leaves signals to Python; those of a crash of its own are not blocked, so it is told."""
+
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        before = set(os.listdir("/proc/self/task"))
+        ring.barrier(blocking=False).wait()
+        (thread,) = set(os.listdir("/proc/self/task")) - before
+        status = Path(f"/proc/self/task/{thread}/status").read_text()
+        blocked = int(status.split("SigBlk:")[1].split()[0], 16)
+        assert blocked >> (signal.SIGINT - 1) & 1
+        for crash in (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT):
+            assert not blocked >> (crash - 1) & 1
+
+    as_threads(1, body)

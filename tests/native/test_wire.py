@@ -124,3 +124,14 @@ def test_a_joined_rank_adds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         ring.join()
 
     as_threads(3, body, hosts=(0, 0, 1))
+
+
+def test_more_than_a_message_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small payloads travel in one message, whose size has a limit: said when the epoch begins, on every rank."""
+    monkeypatch.setenv("RING_INLINE", str(64 << 20))
+
+    def body(seat: Seat) -> None:
+        with pytest.raises(ValueError, match=r"would take 64 MiB, and at most 64 can travel: lower RING_INLINE"):
+            seat.open()
+
+    as_threads(2, body, hosts=(0, 1))

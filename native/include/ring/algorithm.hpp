@@ -51,13 +51,9 @@ struct Request {
     std::uint64_t count() const;
 };
 
-struct FreeDeleter {
-    void operator()(std::byte* memory) const;
-};
-
 // What an operation produces beyond the tensors that the caller gave it.
 struct Result {
-    std::unique_ptr<std::byte, FreeDeleter> data;  // allgather, alltoall
+    std::shared_ptr<std::byte> data;  // allgather, alltoall; a link may hold it too
     std::size_t bytes = 0;
     std::vector<std::int64_t> counts;  // elements from each rank
     int last_joined = -1;

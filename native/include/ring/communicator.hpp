@@ -42,7 +42,9 @@ class Work {
 
     Request request_;
     Header header_;
-    std::optional<Region> bounce_;  // between hosts: the tensor's stay in ring memory
+    std::optional<Region> bounce_;             // between hosts: the tensor's stay in ring memory
+    std::shared_ptr<const TagNumber> number_;  // group between hosts: for what this rank is sent in it
+    std::vector<int> numbers_;                 // and those of all its members
     std::unique_ptr<Agreement> agreement_;
     bool agreed_ = false;
     std::unique_ptr<Algorithm> algorithm_;
@@ -60,7 +62,7 @@ class Work {
     Bell bell_;
 };
 
-class Communicator : public std::enable_shared_from_this<Communicator> {
+class Communicator {
    public:
     struct Setup {
         std::shared_ptr<Domain> domain;
@@ -132,11 +134,12 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     void note(Work& work, Phase phase);
     void end(Work& work);
     void check_waiting(Work& work, const Interruption& check);
-    void fail(Work& work, std::exception_ptr error);
+    void fail(Work& work, std::exception_ptr error) noexcept;
+    bool explain(const Work& work, std::exception_ptr& error);
+    void let_go(const Work& work);
     void announce();
     void leave();
     Served serve();
-    void enqueue(std::shared_ptr<Work> work);
     std::string who() const { return "rank " + std::to_string(ranks_[static_cast<std::size_t>(index_)]); }
     std::string locate(const Work& work) const;
 

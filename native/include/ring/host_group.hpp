@@ -66,6 +66,7 @@ struct alignas(128) Mailbox {
 
 struct GroupBlock {
     std::int32_t size = 0;
+    std::atomic<std::uint64_t> epoch{0};  // that it is the block of; 0 for that of a group in one
     Room room;
     std::atomic<std::int32_t> left{0};
     alignas(64) std::atomic<std::uint64_t> arrived{0};
@@ -102,8 +103,8 @@ class HostGroup {
 
     // Reserves a block for a group of these local ranks in this rank's arena. It is freed when every member has come
     // and gone, or has died, or will never come.
-    static std::uint64_t reserve(const std::shared_ptr<Domain>& domain, const std::vector<int>& local,
-                                 const Room& room);
+    static std::uint64_t reserve(const std::shared_ptr<Domain>& domain, const std::vector<int>& local, const Room& room,
+                                 std::uint64_t epoch = 0);
     // Whoever has not come to a reserved block by now will not be let in.
     static void bar(Domain& domain, std::uint64_t block);
     // `epoch` is the group whose abort and departures count for this one too; null for an epoch's own group.
@@ -170,8 +171,10 @@ class HostGroup {
        private:
         HostGroup& group_;
     };
-    // After an abort: returns when no member touches this rank's memory any more (or is dead).
-    void wait_quiet();
+    // Whether no other member touches this rank's memory; after an abort none will again.
+    bool quiet() const;
+    // After an abort: returns when it is quiet, or false when it is not after a time that only a stopped process needs.
+    bool wait_quiet() const;
     // This rank will take part in nothing more. True for the last rank of this host that leaves.
     bool leave();
     // Whether the member with that local rank has left this group or its epoch.

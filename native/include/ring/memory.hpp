@@ -86,6 +86,8 @@ class Domain {
     void release(std::uint64_t offset);
     // Releases the block as soon as the condition holds; it is asked whenever this rank allocates.
     void release_when(std::uint64_t offset, std::function<bool(Domain&)> condition);
+    // The block that this offset lies in, if this rank has allocated it, is not free before the condition holds.
+    void keep(std::uint64_t offset, std::function<bool(Domain&)> until);
     // Gives the pages of free blocks back to the machine.
     void trim();
     std::size_t allocated() const;
@@ -132,6 +134,7 @@ class Domain {
     std::size_t spare_ = 0;  // bytes that need no look at what memory is left
     std::int64_t looked_at_ = 0;
     std::vector<std::pair<std::uint64_t, std::function<bool(Domain&)>>> deferred_;
+    std::map<std::uint64_t, std::function<bool(Domain&)>> kept_;  // by their blocks
     std::vector<int> pidfds_;
 };
 

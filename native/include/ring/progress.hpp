@@ -23,8 +23,8 @@ class Progress {
 
     void add(Communicator* communicator);
     void remove(Communicator* communicator);
-    // Starts the thread if need be and has it look at the queues.
-    void wake();
+    // Starts the thread if need be; before anything is queued for it, because it throws when there can be none.
+    void begin();
     // Has the thread look at the queues if it runs.
     void nudge();
 
@@ -42,7 +42,7 @@ class Progress {
     std::once_flag started_;
     std::thread thread_;
     std::atomic<bool> stop_{false};
-    std::atomic<std::uint32_t> wishes_{0};  // wake() calls so far
+    std::atomic<std::uint32_t> wishes_{0};  // nudge() calls so far
     bool any_work_ = false;
     bool any_polling_ = false;
 };
