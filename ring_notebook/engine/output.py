@@ -17,7 +17,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from ring_notebook.engine.bundle import portable
 from ring_notebook.records import Cleared, Display, Output
 
-__all__ = ["Capture", "Piece", "redirect"]
+__all__ = ["Capture", "NoInput", "Piece", "redirect"]
 
 Piece = Output | Display | Cleared
 _Stream = Literal["stdout", "stderr"]
@@ -130,6 +130,24 @@ class _Publisher(DisplayPublisher):
 
     def clear_output(self, wait: bool = False) -> None:
         self._capture.clear(wait)
+
+
+class NoInput(io.TextIOBase):
+    """What ``input()`` reads from on a rank: nothing, and it says so instead of waiting."""
+
+    encoding = "utf-8"
+    name = "<stdin>"
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, _size: int | None = -1, /) -> str:
+        raise io.UnsupportedOperation(
+            "ranks cannot read input: nobody can type there; set a variable in the notebook and `%ring push` it"
+        )
+
+    def readline(self, _size: int = -1, /) -> str:  # type: ignore[override]
+        return self.read()
 
 
 class _Writer(io.TextIOBase):

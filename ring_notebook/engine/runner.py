@@ -47,6 +47,7 @@ class _Execution:
         self.rank = rank
         self.recorded = recorded
         self.cell: Cell | None = None
+        self.entered = False  # the kernel knows that the cell itself has begun
         self.capture = Capture(run, rank)
 
     def execute(self, source: str, first_line: int) -> None:
@@ -120,17 +121,19 @@ class _Execution:
         records: list[Record] = list(self.capture.drain())
         if rows:
             records += metrics.drain(self.run, self.rank)
-        if status:
-            records.append(self._now())
+        line = self.cell.current_line() if self.cell else 0
+        if status or (line and not self.entered):
+            self.entered = line > 0
+            records.append(self._now(line))
         return records
 
-    def _now(self) -> Status:
-        """What this rank is doing."""
+    def _now(self, line: int) -> Status:
+        """What this rank is doing, at this line of the cell."""
         return Status(
             run=self.run,
             rank=self.rank,
             time=time(),
-            line=self.cell.current_line() if self.cell else 0,
+            line=line,
             waiting=self._waiting(),
             progress=metrics.progress(),
             extra=_spent(),

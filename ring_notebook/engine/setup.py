@@ -6,6 +6,7 @@ import faulthandler
 import os
 import signal
 import socket
+import sys
 from importlib import import_module
 from pathlib import Path
 from threading import Thread
@@ -40,6 +41,7 @@ def prepare(directory: str, keep: bool) -> dict[str, Any]:
     figures.prepare()
     # Before torch is loaded, whose loggers keep the stream that they find.
     output.redirect()
+    sys.stdin = output.NoInput()
     # ipyparallel's handler waits for the cell to end; stopping a cluster must not.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     global _preload, spool

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import pickle
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
 import cloudpickle
 from IPython.core.interactiveshell import InteractiveShell
 
-__all__ = ["describe", "get", "put"]
+from ring_notebook.engine import setup
+
+__all__ = ["describe", "get", "names", "put"]
+
+_MOST_NAMES = 12  # in a message
 
 
 def put(pickled: bytes) -> None:
@@ -24,7 +29,9 @@ def get(name: str) -> bytes:
     """
     namespace = _namespace()
     if name not in namespace:
-        raise NameError(f"no variable {name!r} on this rank; `%ring status` lists what the ranks have")
+        there = sorted(describe())
+        has = ", ".join(there[:_MOST_NAMES]) + ", ..." * (len(there) > _MOST_NAMES)
+        raise NameError(f"no variable {name!r} on rank {setup.rank()}, which has {has or 'none yet'}")
     try:
         data: bytes = cloudpickle.dumps(namespace[name])
     except Exception as error:
@@ -38,13 +45,37 @@ def get(name: str) -> bytes:
 def describe(name: str = "") -> dict[str, str]:
     """Type, shape, dtype and device of a variable, or of all that cells have made; missing ones left out."""
     namespace = _namespace()
-    hidden = InteractiveShell.instance().user_ns_hidden
-    names = [name] if name else [key for key in namespace if not key.startswith("_") and key not in hidden]
     return {
         key: _kind(namespace[key])
-        for key in names
+        for key in ([name] if name else names())
         if key in namespace and (name or not isinstance(namespace[key], ModuleType))
     }
+
+
+def names(path: str = "") -> list[str]:
+    """What cells have made or imported; with ``path`` what may follow it and a dot. Empty where there is none.
+
+    Of a path only modules are walked: what follows anything else may be code that runs when it is looked at.
+    """
+    namespace = _namespace()
+    if not path:
+        hidden = InteractiveShell.instance().user_ns_hidden
+        return sorted(key for key in namespace if not key.startswith("_") and key not in hidden)
+    first, *rest = path.split(".")
+    value: Any
+    if first == "ring" and first not in namespace:  # the first cell that uses it gets it
+        setup.wait_for_torch()
+        value = import_module("ring_notebook.torch")
+    elif first in namespace:
+        value = namespace[first]
+    else:
+        return []
+    for name in rest:
+        if not isinstance(value, ModuleType):
+            return []
+        value = getattr(value, name, None)
+    public = getattr(value, "__all__", None) if isinstance(value, ModuleType) else None
+    return sorted(public or dir(value))
 
 
 def _kind(value: Any) -> str:

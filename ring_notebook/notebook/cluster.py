@@ -15,6 +15,7 @@ from typing import Any
 from ring_notebook.config import config
 from ring_notebook.errors import ClusterError
 from ring_notebook.launch.hosts import parse_hosts
+from ring_notebook.machine import cores
 from ring_notebook.notebook import registry, variables
 from ring_notebook.notebook.death import Death
 from ring_notebook.notebook.engines import Engine, Engines
@@ -46,7 +47,7 @@ class Cluster:
         self._hosts = parse_hosts(hosts)
         self.n, self.why = (n, "as asked for") if n else choose_size(self._hosts)
         self._keep = keep
-        self._foreign = False  # started by another notebook that still lives
+        self.foreign = False  # started by another notebook that still lives
         self._processes: Processes | None = None
         self._engines: Engines | None = None
         self._directory = Path()
@@ -60,7 +61,7 @@ class Cluster:
         if self.running:
             raise ClusterError(f"the cluster of {self.n} engines is already running; `%ring stop` ends it")
         started = time.monotonic()
-        self._foreign = False
+        self.foreign = False
         self._directory = registry.new_directory()
         atexit.register(self._leave_or_stop)
         try:
@@ -88,7 +89,7 @@ class Cluster:
             about = registry.read(directory)
             cluster = cls(about["n"], keep=about["keep"])
             cluster.why = about["why"]
-            cluster._foreign = registry.is_alive(about["kernel"]) and about["kernel"] != os.getpid()
+            cluster.foreign = registry.is_alive(about["kernel"]) and about["kernel"] != os.getpid()
             cluster._directory = directory
             atexit.register(cluster._leave_or_stop)
             try:
@@ -112,14 +113,16 @@ class Cluster:
 
         A cluster that another living notebook has started goes on; this one only leaves it.
         """
-        self._end(leave=self._foreign)
+        self._end(leave=self.foreign)
 
     def _leave_or_stop(self) -> None:
         """What the end of this kernel means for the cluster."""
-        self._end(leave=self._foreign or self._keep)
+        self._end(leave=self.foreign or self._keep)
 
     def _end(self, leave: bool) -> None:
         atexit.unregister(self._leave_or_stop)
+        if leave and self.last_run is not None:
+            self.last_run.leave()  # before it notes that there are no engines any more, and takes that for their end
         if self._engines is not None:
             self._engines.close()
             self._engines = None
@@ -144,6 +147,12 @@ class Cluster:
     def running(self) -> bool:
         """Whether a cell can be sent."""
         return self._engines is not None and not self._engines.trouble()
+
+    def serves(self, n: int | None = None, hosts: str = "", keep: bool = False) -> bool:
+        """Whether it is what somebody wants who would start one like this; what is left out may be anything."""
+        return (
+            (n is None or n == self.n) and (not hosts or parse_hosts(hosts) == self._hosts) and (not keep or self._keep)
+        )
 
     @property
     def death(self) -> Death | None:
@@ -185,10 +194,7 @@ class Cluster:
         """
         self._connected()
         size = self.n if n is None else n
-        if not 1 <= size <= self.n:
-            raise ClusterError(
-                f"{size} ranks were asked for, the cluster has {self.n}; start it with `%ring restart -n {size}`"
-            )
+        self.check_size(size)
         engines = self._idle()
         run = _run_name()
         log = RunLog(
@@ -202,6 +208,7 @@ class Cluster:
                 "cluster": self._directory.name,
                 "engines": self.n,
                 "hosts": sorted({engine.host for engine in engines.all}),
+                "cores": cores(),
                 "gpus": [engine.gpu for engine in engines.all[:size] if engine.gpu],
                 "directory": os.getcwd(),
             },
@@ -211,6 +218,13 @@ class Cluster:
         epoch = time.time_ns() // 1_000_000
         self.last_run = Run(engines, log, timeout=timeout).start(epoch, first_line, log.put)
         return self.last_run
+
+    def check_size(self, size: int) -> None:
+        """Raise ClusterError when a cell cannot run on ``size`` ranks."""
+        if not 1 <= size <= self.n:
+            raise ClusterError(
+                f"{size} ranks were asked for, the cluster has {self.n}; start it with `%ring restart -n {size}`"
+            )
 
     def push(self, values: Mapping[str, Any]) -> None:
         """Give every rank a copy of the variables. Raises ClusterError for one that cannot be pickled."""
@@ -223,6 +237,10 @@ class Cluster:
     def variables(self, name: str = "") -> list[dict[str, str]]:
         """What each rank has under ``name`` (under all its names): descriptions by name, in order of rank."""
         return variables.describe(self._idle(), name)
+
+    def names(self, path: str = "") -> list[str]:
+        """The names that rank 0 has, or those behind ``path`` and a dot. Raises ClusterError also when it is slow."""
+        return variables.names(self._idle(), path)
 
     def _connected(self) -> Engines:
         if self._engines is None:
@@ -237,7 +255,10 @@ class Cluster:
         run = self.last_run
         if run is not None:
             if not run.done:
-                raise ClusterError(f"run {run.log.name or run.log.run} is under way: {run.describe()}; stop it first")
+                raise ClusterError(
+                    f"run {run.log.name or run.log.run} is under way ({run.describe()}); `%ring interrupt` stops it, "
+                    "as its panel's Stop and `Run.stop()` do"
+                )
             if not run.settle(_SECONDS_TO_SETTLE):
                 raise ClusterError(f"{run.describe()} and has not stopped; `%ring restart` ends it")
         return engines
@@ -273,7 +294,7 @@ class Cluster:
         """Take part in the run that goes on in a cluster that another kernel has started."""
         directory = run_in_progress(Path(config().runs_dir).absolute(), self._directory.name)
         if directory is not None:
-            log = FollowedLog(directory) if self._foreign else TakenOverLog(directory, self._directory / "spool")
+            log = FollowedLog(directory) if self.foreign else TakenOverLog(directory, self._directory / "spool")
             self.last_run = Run(engines, log).follow()
 
     def __enter__(self) -> Cluster:

@@ -43,14 +43,18 @@ class FollowedLog(RunRecord):
         deadline = time.monotonic() + _SECONDS_TO_SUMMARY
         while not (self.directory / SUMMARY).exists() and time.monotonic() < deadline:
             time.sleep(_PERIOD)
-        self._stop.set()
-        self._reader.join()
+        self.close()
         self.summary = read_json(self.directory / SUMMARY) or {
             "status": status,
             "error": error,
             "seconds": time.time() - self.started,
         }
         return self.summary
+
+    def close(self) -> None:
+        """Stop following."""
+        self._stop.set()
+        self._reader.join()
 
     def _follow(self) -> None:
         while not self._stop.wait(_PERIOD):
@@ -67,21 +71,25 @@ class TakenOverLog(RunLog):
     """A run whose notebook is gone: written anew from what its ranks have kept in ``spool``, and on from there."""
 
     def __init__(self, directory: Path, spool: Path) -> None:
-        about = read_json(directory / RUN)
-        started = about.pop("started")
-        super().__init__(directory, **about)
-        self.started = started
+        super().__init__(directory, **read_json(directory / RUN))
         self._spool = spool
         self._seen: dict[Path, int] = {}
         self._stop = Event()
         self._reader = Thread(target=self._follow, name=f"ring-spool-{self.run}", daemon=True)
         self._reader.start()
 
-    def finish(self, status: str, error: str = "") -> dict[str, Any]:
-        """Take in what the ranks have written last, and finish as any log does."""
+    def close(self) -> None:
+        """Take in what the ranks have written last, and close as any log does."""
         self._stop.set()
         self._reader.join()
-        return super().finish(status, error)
+        super().close()
+
+    def _now(self) -> float:
+        """When the last rank wrote its last record, once all have: nobody may have been here to see that."""
+        if len(self.ended()) < self.size:
+            return super()._now()
+        files = self._spool.glob(f"{self.run}.*")
+        return max((file.stat().st_mtime for file in files), default=super()._now())
 
     def _follow(self) -> None:
         while True:

@@ -113,9 +113,11 @@ class Panel:
         """End the redrawing and take the widgets away; with ``still`` the report takes their place."""
         self._ended.set()
         self._redraw.join()
-        bundle = report.mime_bundle(self._log, self._plot) if still else {"text/plain": ""}
+        ended = still and self._log.status != "running"  # else this kernel has only left the run
+        left = report.under_way(self._log) if still else {"text/plain": ""}
+        bundle = report.mime_bundle(self._log, self._plot) if ended else left
         if self._place is not None:
-            complete = report.mime_bundle(self._log, self._plot, displays=True) if still and self._displays else bundle
+            complete = report.mime_bundle(self._log, self._plot, displays=True) if ended and self._displays else bundle
             self._place.update(complete, raw=True)
         live = [widget for widget in self._box.children if widget is not self._gallery.widget]
         self._box.children = [HTML(bundle["text/html"]), self._gallery.widget] if still else []

@@ -106,7 +106,11 @@ class Processes:
         self._wake = os.eventfd(0)
         self._thread = Thread(target=self._live, name="ring-cluster", daemon=True)
         self._thread.start()
-        self._started.wait()
+        try:
+            self._started.wait()
+        except BaseException:  # an interrupt: nobody else knows of what has been started
+            self.stop()
+            raise
         if self._error is not None:
             os.close(self._wake)
             raise self._error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import time
 from collections.abc import Sequence
 from html import escape
 from typing import Any
@@ -12,12 +13,13 @@ from IPython.display import HTML
 from ring_notebook.notebook import embedded, hints, printed, table
 from ring_notebook.notebook.curves import MOST_LINES, Curves, many, per_rank
 from ring_notebook.notebook.runlog import RunRecord
-from ring_notebook.notebook.style import CSS, STATUS_COLORS, duration, rank_list, whole
+from ring_notebook.notebook.style import CSS, STATUS_COLORS, duration, plural, rank_list, whole
 from ring_notebook.notebook.svg import line_chart
 from ring_notebook.notebook.view import RunView
 
 __all__ = ["compare", "figure", "headline", "lint", "mime_bundle", "outputs", "under_way"]
 
+LONG_ENOUGH = 1.0  # seconds, for shares of a run's time to mean something
 MOST_PRINTED = 200  # lines of output in the page; the whole of it is on disk
 
 
@@ -27,7 +29,7 @@ def mime_bundle(log: RunRecord, plot: Sequence[str] = (), displays: bool = False
     With ``displays`` it holds what the ranks have displayed; without, that becomes outputs of its own.
     """
     view = log.view()
-    page, text = _page(log, view, plot), _text(log, view)
+    page, text = _page(log, view, plot), _text(log, view, plot)
     if displays and view.displays:
         page += f"<div>{embedded.html(view.displays)}</div>{escape(_earlier(log, view))}"
         text = "\n".join(filter(None, [text, embedded.text(view.displays) + _earlier(log, view)]))
@@ -37,7 +39,7 @@ def mime_bundle(log: RunRecord, plot: Sequence[str] = (), displays: bool = False
 def under_way(log: RunRecord) -> dict[str, str]:
     """What stands for the live panel where it cannot be drawn, as ``text/html`` and ``text/plain``."""
     text = (
-        f"Run {log.name or log.run} on {log.size} rank{'s' * (log.size > 1)} was under way when this was saved. "
+        f"Run {log.name or log.run} on {plural(log.size, 'rank')} was under way when this was saved. "
         f"%ring attach, here or in another notebook, shows it from its start; its record is in {log.directory}"
     )
     return {"text/html": f"<div>{escape(text)}</div>", "text/plain": text}
@@ -72,7 +74,7 @@ def figure(log: RunRecord, names: Sequence[str] = ()) -> HTML:
 
 def compare(logs: Sequence[RunRecord], names: Sequence[str] = ()) -> HTML:
     """Runs laid over one another: a chart per metric with the mean over ranks of each run."""
-    views = {f"{log.run} {log.name}".strip(): log.view() for log in logs}
+    views = {label: log.view() for label, log in zip(_labels(logs), logs, strict=True)}
     shared = names or tuple(dict.fromkeys(name for view in views.values() for name in view.charted))
     charts = []
     for name in shared:
@@ -84,29 +86,49 @@ def compare(logs: Sequence[RunRecord], names: Sequence[str] = ()) -> HTML:
     return HTML(f"{CSS}<div class='ring-charts'>{''.join(charts)}</div>")
 
 
+def _labels(logs: Sequence[RunRecord]) -> list[str]:
+    """What each run is called in a legend: its name or time of day, both or a number where that is not enough."""
+    times = [time.strftime("%H:%M:%S", time.localtime(log.started)) for log in logs]
+    short = [log.name or now for log, now in zip(logs, times, strict=True)]
+    longer = [
+        one if short.count(one) == 1 else f"{log.name} {now}".strip()
+        for one, log, now in zip(short, logs, times, strict=True)
+    ]
+    return [one if longer.count(one) == 1 else f"{one} #{index}" for index, one in enumerate(longer, start=1)]
+
+
 def lint(log: RunRecord) -> hints.Lint:
     """What to look out for in the cell of a run."""
     return hints.Lint(log.source, log.options.get("first_line", 1), gpus=bool(log.environment.get("gpus")))
 
 
 def headline(log: RunRecord, view: RunView) -> list[str]:
-    """What the first line says of a run: its name, ranks, time, throughput, and how well it scales.
-
-    Ranks that never wait for one another would do as many times the work of one as there are ranks.
-    """
-    parts = [log.name or log.run, f"{view.size} rank{'s' * (view.size > 1)}", duration(view.elapsed)]
+    """What the first line says of a run: its name, ranks, time, throughput, and how well it can have scaled."""
+    parts = [log.name or log.run, plural(view.size, "rank"), duration(view.elapsed)]
     if view.samples_per_s:
         parts.append(f"{whole(view.samples_per_s)} samples/s")
-    if (work := table.work(view)) and view.size > 1:
-        parts.append(f"{sum(work.values()):.2g}x one rank")
-    return parts
+    return [*parts, *_bound(log, view)]
+
+
+def _bound(log: RunRecord, view: RunView) -> list[str]:
+    """The most that a run in the course of training, or one that ended well, can have gained over one rank.
+
+    Ranks that never wait for one another do as many times the work of one as there are ranks, if each works as fast
+    as one would alone. Whether it does, memory that they share decides, which only `%%ringscale` measures; ranks that
+    share cores never do.
+    """
+    trained = log.status in ("running", "ok") and view.elapsed >= LONG_ENOUGH and any(r.samples for r in view.ranks)
+    about = log.environment
+    own_cores = bool(about.get("gpus")) or view.size <= about.get("cores", 0) * len(about.get("hosts", ()))
+    if not (trained and own_cores and view.size > 1 and (work := table.work(view))):
+        return []
+    return [f"at most {sum(work.values()):.2g}x one rank, by the time in communication"]
 
 
 def _page(log: RunRecord, view: RunView, plot: Sequence[str]) -> str:
     color = STATUS_COLORS.get(log.status, "inherit")
     name, *rest = (escape(part) for part in headline(log, view))
-    error = escape(log.summary.get("error", ""))
-    notice = f"<div class='ring-notice'>{error}</div>" if error else ""
+    notice = "".join(f"<div class='ring-notice'>{escape(one)}</div>" for one in _notices(log, view, plot))
     content = table.table(view, still=True)
     logged = table.html(content, colors=view.size <= MOST_LINES) if view.names else ""
     return (
@@ -116,6 +138,14 @@ def _page(log: RunRecord, view: RunView, plot: Sequence[str]) -> str:
         f"{notice}{_charts(view, plot or view.charted)}<div class='ring-rows'>{logged}</div>"
         f"{hints.html(lint(log).hints(view))}{_output(log, view)}</div>"
     )
+
+
+def _notices(log: RunRecord, view: RunView, plot: Sequence[str]) -> list[str]:
+    """What went wrong: the run's error, and metrics that were to be charted and never came."""
+    missing = [name for name in plot if name not in view.names]
+    logged = ", ".join(view.charted)
+    note = f"No metric {', '.join(missing)} was logged, " + (f"only {logged}." if logged else "and no other one.")
+    return [*filter(None, [log.summary.get("error", "")]), *([note] if missing and log.summary else [])]
 
 
 def _charts(view: RunView, names: Sequence[str]) -> str:
@@ -142,10 +172,9 @@ def _output(log: RunRecord, view: RunView) -> str:
     )
 
 
-def _text(log: RunRecord, view: RunView) -> str:
+def _text(log: RunRecord, view: RunView, plot: Sequence[str]) -> str:
     parts = [", ".join([log.status, *headline(log, view)])]
-    if log.summary.get("error"):
-        parts.append(log.summary["error"])
+    parts += _notices(log, view, plot)
     if view.names:
         parts.append(table.text(table.table(view, still=True)))
     parts += map(hints.text, lint(log).hints(view))

@@ -35,6 +35,8 @@ _SECONDS_TO_STOP = 0.8
 _SECONDS_TO_DIE = 3.0
 # An engine that has answered without the record of how its rank ended will not send it any more.
 _SECONDS_TO_REPORT = 2.0
+# A kernel that exits does not wait for a page that takes nothing in any more.
+_SECONDS_TO_LEAVE = 2.0
 
 
 class Run:
@@ -60,6 +62,7 @@ class Run:
         self._ranks = range(log.size)
         self._futures: Sequence[Any] = ()
         self._started = monotonic()
+        self._left = False  # this kernel watches it no longer
         self._done = Event()
         self._closed = Event()  # done, and the panel has given place to the report
         self._stops = 0  # how often the ranks were asked to stop
@@ -95,7 +98,7 @@ class Run:
                 self._closed.wait()
                 break
             except KeyboardInterrupt:
-                self.stop()
+                self.interrupt()
                 if attempt == 2:
                     print(f"Still stopping: {self.describe()}. Interrupt again to give up on the ranks.")  # noqa: T201
                 elif attempt == 3:
@@ -116,7 +119,7 @@ class Run:
         self._done.wait(live_after)
         with self._showing:
             if not self.done:
-                self._panels.append(Panel(self.log, plot=plot, stop=self.stop, displays=not apart))
+                self._panels.append(Panel(self.log, plot=plot, stop=self.interrupt, displays=not apart))
                 self._panels[-1].show()
                 return
             display(mime_bundle(self.log, plot), raw=True)
@@ -128,14 +131,30 @@ class Run:
         for data, metadata in outputs(self.log):
             display(data, metadata=metadata, raw=True)
 
-    def stop(self) -> None:
+    def stop(self, timeout: float = 5.0) -> None:
+        """Interrupt every rank and return when the run has ended; does nothing when it has.
+
+        After ``timeout`` seconds it returns all the same, and says what the ranks are doing. Callable from any thread.
+        """
+        if self.done:
+            return
+        self.interrupt()
+        if not self._closed.wait(timeout):
+            print(f"Still stopping: {self.describe()}. `%ring restart` ends ranks that do not stop.")  # noqa: T201
+
+    def interrupt(self) -> None:
         """Interrupt every rank of the run; returns at once. Callable from any thread."""
         self._interrupted = True
         self._stops += 1
 
+    def leave(self) -> None:
+        """Watch the run no longer; it goes on, and another kernel may take it over. Does nothing when it has ended."""
+        self._left = True
+        self._closed.wait(_SECONDS_TO_LEAVE)
+
     @property
     def done(self) -> bool:
-        """Whether the run has ended."""
+        """Whether the run has ended, or this kernel has left it."""
         return self._done.is_set()
 
     def settle(self, timeout: float) -> bool:
@@ -148,6 +167,8 @@ class Run:
     @property
     def busy(self) -> list[int]:
         """The ranks whose engines are still occupied by this run."""
+        if not self._futures:  # another kernel has sent it
+            return [] if self.done else [rank for rank in self._ranks if rank not in self.log.ended()]
         return [rank for rank, future in zip(self._ranks, self._futures, strict=False) if not future.done()]
 
     @property
@@ -210,7 +231,7 @@ class Run:
         answered = 0.0
         while not self.log.wait_ended(self._ranks, _TICK):
             now = monotonic()
-            if self._engines.trouble():
+            if self._left or self._engines.trouble():
                 break
             if self._futures and all(future.done() for future in self._futures):
                 answered = answered or now
@@ -218,7 +239,7 @@ class Run:
                     break
             if self._timeout and not self._timed_out and now - self._started > self._timeout:
                 self._timed_out = True
-                self.stop()
+                self.interrupt()
             if self._failed(now) > (_SECONDS_TO_STOP if self._cause_known() else _SECONDS_TO_DIE):
                 break
             self._pass_on_stop()
@@ -259,7 +280,10 @@ class Run:
     def _finish(self) -> None:
         try:
             self.status, self.error = self._outcome()
-            self.log.finish(self.status, str(self.error or ""))
+            if self.status == "running":
+                self.log.close()
+            else:
+                self.log.finish(self.status, str(self.error or ""))
         finally:
             with self._showing:
                 self._done.set()
@@ -270,6 +294,9 @@ class Run:
     def _outcome(self) -> tuple[str, BaseException | None]:
         ended, failures = self.log.ended(), self._failures()
         missing = [rank for rank in self._ranks if rank not in ended]
+        if missing and self._left:
+            message = "this notebook has left the cluster; the run goes on in it, and `%ring attach` shows it again"
+            return "running", brief(ClusterError(message), f"ClusterError: {message}")
         if missing and not self._cause_known() and (trouble := self._engines.trouble()):
             return "failed", brief(ClusterError(trouble), f"ClusterError: {trouble}")
         if failures:
@@ -296,7 +323,7 @@ class Run:
 def _doing(status: Status | None) -> str:
     if status is None:
         return "has not begun"
-    place = f"is at line {status.line}" if status.line else "is outside of the cell"
+    place = f"is at line {status.line}" if status.line else "is beginning or ending the cell"
     if status.waiting:
         waiting = status.waiting
         place += f", waiting in {waiting.get('operation')} {waiting.get('name') or ''}".rstrip()

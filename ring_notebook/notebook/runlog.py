@@ -65,9 +65,13 @@ class RunRecord:
 
     def view(self) -> RunView:
         """The run at this moment (after its end: at its end), bounded however long it is."""
-        now = self.started + self.summary["seconds"] if self.summary else time.time()
+        now = self.started + self.summary["seconds"] if self.summary else self._now()
         with self._changed:
             return self._state.view(now)
+
+    def _now(self) -> float:
+        """The moment that a run without a summary is seen at, in seconds since the epoch."""
+        return time.time()
 
     def metrics(self) -> Any:
         """Every logged row from disk: a pandas DataFrame where pandas is installed, else a list of dicts.
@@ -123,6 +127,7 @@ class RunLog(RunRecord):
         source: str,
         options: dict[str, Any],
         environment: dict[str, Any],
+        started: float | None = None,
     ) -> None:
         about = {
             "run": run,
@@ -131,7 +136,7 @@ class RunLog(RunRecord):
             "source": source,
             "options": options,
             "environment": environment,
-            "started": time.time(),
+            "started": time.time() if started is None else started,
         }
         self._files = RunFiles(directory)
         write_json(directory / RUN, about)
@@ -146,8 +151,7 @@ class RunLog(RunRecord):
 
     def finish(self, status: str, error: str = "") -> dict[str, Any]:
         """Write what is still queued and the summary, close the files. Messages after that are lost."""
-        self._queue.put(None)
-        self._writer.join()
+        self.close()
         view = self.view()
         self.summary = {
             "run": self.run,
@@ -173,6 +177,11 @@ class RunLog(RunRecord):
         }
         write_json(self.directory / SUMMARY, self.summary)
         return self.summary
+
+    def close(self) -> None:
+        """Write what is still queued and close the files, of a run that goes on without this log."""
+        self._queue.put(None)
+        self._writer.join()
 
     def _write(self) -> None:
         while (message := self._queue.get()) is not None:

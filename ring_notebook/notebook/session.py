@@ -19,6 +19,7 @@ from ring_notebook.notebook.run import Run
 from ring_notebook.notebook.runlog import RunRecord
 from ring_notebook.notebook.scale import ScalingReport, measure
 from ring_notebook.notebook.source import check_syntax
+from ring_notebook.notebook.style import plural
 
 __all__ = ["Session"]
 
@@ -32,19 +33,33 @@ class Session:
     def __init__(self) -> None:
         self.cluster: Cluster | None = None
         self.run: Run | None = None
-        self._names: list[str] = []
+        self._names: dict[str, list[str]] = {}
         self._setup: list[RunRecord] = []
 
     def start(self, n: int | None = None, hosts: str = "", keep: bool = False) -> str:
-        """Start a cluster; says how many engines and why. Raises ClusterError when one runs."""
+        """Start a cluster; says how many engines and why, or that such a one runs.
+
+        Raises ClusterError when another one runs.
+        """
         if self.cluster is not None and self.cluster.running:
-            raise ClusterError(f"a cluster of {self.cluster.n} engines is running; `%ring stop` ends it")
+            return self._running(self.cluster, n, hosts, keep)
         if self.cluster is not None:
             self.cluster.stop()
-        self.cluster = Cluster(n, hosts, keep=keep)
+            self.cluster = None
+        cluster = Cluster(n, hosts, keep=keep)
         Thread(target=load_charts, name="ring-preload", daemon=True).start()  # while the engines start
-        self.cluster.start()
-        return f"Started {self.cluster.n} engines ({self.cluster.why}) in {self.cluster.seconds_to_start:.1f} s."
+        self.cluster = cluster.start()
+        return f"Started {_engines(cluster)} ({cluster.why}) in {cluster.seconds_to_start:.1f} s."
+
+    def _running(self, cluster: Cluster, n: int | None, hosts: str, keep: bool) -> str:
+        """What to say of a cluster that runs when one like this is asked for. Raises ClusterError for another one."""
+        if cluster.serves(n, hosts, keep):
+            return f"A cluster of {_engines(cluster)} is running already."
+        restart = f", or `%ring restart -n {n}` starts it anew with {n}" if cluster.serves(None, hosts, keep) else ""
+        raise ClusterError(
+            f"a cluster of {_engines(cluster)} is running; `%ring stop` ends it, for `%ring start` to start "
+            f"another one{restart}"
+        )
 
     def attach(self) -> str:
         """Find a cluster that another kernel has started here, and show the run that goes on in it.
@@ -53,21 +68,25 @@ class Session:
         comes back to a page that was closed meanwhile has missed nothing.
         """
         if self.cluster is not None and self.cluster.running:
-            return self._show_again(self.cluster)
+            text = f"This notebook has a cluster of {_engines(self.cluster)}."
+            return f"{text} {self._show_run() or 'No cell has run on it yet.'}"
         self.cluster = Cluster.attach()
         self.run = self.cluster.last_run
-        text = f"Attached to {self.cluster.n} engines."
-        if self.run is None:
-            return f"{text} No run is under way."
-        self.run.show(self.run.log.options.get("plot", ()))
-        return f"{text} Run {self.run.log.name or self.run.log.run} is under way."
+        return f"Attached to {_engines(self.cluster)}. {self._show_run() or 'No run is under way.'}"
 
-    def _show_again(self, cluster: Cluster) -> str:
-        text = f"This notebook has a cluster of {cluster.n} engines."
+    def _show_run(self) -> str:
+        """Show the last run and say whether it has ended; empty without one."""
         if self.run is None:
-            return f"{text} No cell has run on it yet."
-        self.run.show(self.run.log.options.get("plot", ()))
-        return f"{text} Run {self.run.log.name or self.run.log.run} {'has ended' if self.run.done else 'is under way'}."
+            return ""
+        self.run.show(self.run.log.options.get("plot", ()), _LIVE_AFTER)
+        return f"Run {self.run.log.name or self.run.log.run} {'has ended' if self.run.done else 'is under way'}."
+
+    def interrupt(self) -> str:
+        """Stop the run that is under way, and leave the cluster as it is; says what became of it."""
+        if self.run is None or self.run.done:
+            return "No run is under way."
+        self.run.stop()
+        return f"Run {self.run.log.name or self.run.log.run} {'has ended' if self.run.done else 'has not stopped yet'}."
 
     def stop(self) -> str:
         """Stop the cluster, if there is one."""
@@ -75,19 +94,21 @@ class Session:
         if cluster is None:
             return "There is no cluster."
         cluster.stop()
-        return f"Stopped {cluster.n} engines."
+        if cluster.foreign:
+            return f"Left the cluster of {_engines(cluster)}, which another notebook has started and keeps."
+        return f"Stopped {_engines(cluster)}."
 
     def restart(self, n: int | None = None, rerun: bool = False) -> str:
         """Start the cluster anew, with ``n`` engines if given, and ``rerun`` the set-up cells in order."""
         cluster = self.require()
         cluster.restart(n)
-        text = f"Restarted {cluster.n} engines in {cluster.seconds_to_start:.1f} s; their variables are gone."
+        text = f"Restarted {_engines(cluster)} in {cluster.seconds_to_start:.1f} s; the ranks' variables are gone."
         if not rerun:
             return text
         cells = set_up_cells(self._setup)
         for cell in cells:
             self.train(cell.source, **cell.options)
-        return f"{text} Ran {len(cells)} set-up cells again."
+        return f"{text} Ran {plural(len(cells), 'set-up cell')} again."
 
     def require(self) -> Cluster:
         """The cluster. Raises ClusterError when there is none."""
@@ -147,6 +168,8 @@ class Session:
         check_syntax(cell, first_line=2)
         if self.cluster is None:
             print(self.start(max(sizes)))  # noqa: T201
+        for size in sizes:  # all, before the first one has run in vain
+            self.require().check_size(size)
         runs = [
             self.train(cell, n=size, name=f"{name or 'scale'} {size}", timeout=timeout) for size in sorted(set(sizes))
         ]
@@ -167,7 +190,7 @@ class Session:
         """The engines and what they are doing, as a table."""
         cluster = self.require()
         rows = [[str(value) for value in engine.values()] for engine in cluster.status()]
-        return Listing(["rank", "host", "pid", "gpu", "state"], rows, f"{cluster.n} engines: {cluster.why}")
+        return Listing(["rank", "host", "pid", "gpu", "state"], rows, f"{_engines(cluster)}: {cluster.why}")
 
     def pull(self, names: Sequence[str], rank: int) -> tuple[dict[str, Any], Listing]:
         """Variables of ``rank`` by name, and a table of what every rank has under these names."""
@@ -179,9 +202,13 @@ class Session:
             rows += [[name, str(index), kind] for index, kind in enumerate(kinds)]
         return values, Listing(["name", "rank", "value"], rows, f"pulled from rank {rank}")
 
-    def variable_names(self) -> list[str]:
-        """The names that rank 0 has given to values; those known last while it is at work."""
+    def names(self, path: str = "") -> list[str]:
+        """What rank 0 has (behind ``path`` and a dot, where given); what was known last while it is at work."""
         if self.cluster is not None and self.cluster.running and (self.run is None or self.run.done):
             with contextlib.suppress(ClusterError):
-                self._names = sorted(self.cluster.variables()[0])
-        return self._names
+                self._names[path] = self.cluster.names(path)
+        return self._names.get(path, [])
+
+
+def _engines(cluster: Cluster) -> str:
+    return plural(cluster.n, "engine")

@@ -13,6 +13,7 @@ __all__ = [
     "ago",
     "duration",
     "number",
+    "plural",
     "rank_color",
     "rank_list",
     "whole",
@@ -63,6 +64,11 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def plural(count: int, thing: str) -> str:
+    """``1 engine``, ``2 engines``."""
+    return f"{count} {thing}{'s' * (count != 1)}"
 
 
 def rank_list(ranks: Iterable[int]) -> str:

@@ -11,9 +11,10 @@ import cloudpickle
 from ring_notebook.errors import ClusterError
 from ring_notebook.notebook.engines import Engines
 
-__all__ = ["describe", "pull", "push"]
+__all__ = ["describe", "names", "pull", "push"]
 
 _RANK_SIDE = "ring_notebook.engine.variables"
+_SECONDS_TO_NAME = 2.0  # somebody waits with a finger on the Tab key
 
 
 def push(engines: Engines, variables: Mapping[str, Any]) -> None:
@@ -46,3 +47,9 @@ def pull(engines: Engines, name: str, rank: int) -> Any:
 def describe(engines: Engines, name: str = "") -> list[dict[str, str]]:
     """What each rank has under ``name`` (under all its names): descriptions by name, in order of rank."""
     return engines.call(f"{_RANK_SIDE}:describe", name)
+
+
+def names(engines: Engines, path: str = "") -> list[str]:
+    """The names that rank 0 has, or those behind ``path`` and a dot. Raises ClusterError also when it is slow."""
+    found: list[str] = engines.call(f"{_RANK_SIDE}:names", path, ranks=[0], timeout=_SECONDS_TO_NAME)[0]
+    return found

@@ -81,7 +81,7 @@ def endure(cluster: Cluster, name: str) -> float:
     if ending.stop:
         _until(lambda: len(run.log.statuses()) == run.log.size, run)
         time.sleep(0.2)
-        run.stop()
+        run.interrupt()
     started = time.monotonic()
     _until(lambda: run.done, run)
     seconds = time.monotonic() - started

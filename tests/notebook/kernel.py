@@ -57,6 +57,11 @@ class Notebook:
         assert len(errors) == 1, errors
         return errors[0]["ename"], ANSI.sub("", "\n".join(errors[0]["traceback"]))
 
+    def complete(self, source: str) -> list[str]:
+        """What the kernel offers at the end of ``source`` when somebody presses Tab there."""
+        reply = self.loop.run_until_complete(self.client.kc.complete(source, reply=True, timeout=60))
+        return list(reply["content"]["matches"])
+
     def close(self) -> None:
         self.loop.run_until_complete(self.client._async_cleanup_kernel())
         self.loop.close()

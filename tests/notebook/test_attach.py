@@ -17,8 +17,9 @@ from ring_notebook.notebook.cluster import Cluster
 
 # The notebook that starts the cluster and a run, in a process of its own.
 FIRST = """
-import sys, time
+import atexit, sys, time
 from ring_notebook.notebook.cluster import Cluster
+atexit.register(time.sleep, 0.5)  # a kernel has more to do when it exits, and its threads go on meanwhile
 cluster = Cluster(2, keep=sys.argv[1] == "keep").start()
 run = cluster.run('''
 import time
@@ -32,18 +33,22 @@ for step in range(40):
 while len(run.metrics) < 4:
     time.sleep(0.05)
 print("running", flush=True)
-time.sleep(600)
+sys.stdin.read()
 """
 
 
 @pytest.fixture
 def first(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen([sys.executable, "-c", FIRST, request.param], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", FIRST, request.param], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdin is not None
     assert process.stdout is not None
     assert process.stdout.readline().strip() == "running"
     yield process
     process.kill()
     process.wait()
+    process.stdin.close()
     process.stdout.close()
 
 
@@ -54,6 +59,7 @@ def assert_complete(cluster: Cluster) -> None:
     run.wait()
     assert run.status == "ok"
     assert run.log.name == "long"
+    assert run.summary["seconds"] >= 4  # from its start, not from when it was found
     rows = run.metrics.to_dict("records")
     assert {rank: [row["step"] for row in rows if row["rank"] == rank] for rank in (0, 1)} == {
         0: list(range(40)),
@@ -65,7 +71,14 @@ def assert_complete(cluster: Cluster) -> None:
 @pytest.mark.parametrize("first", ["bound"], indirect=True)
 def test_from_another_notebook(first: subprocess.Popen[str]) -> None:
     cluster = Cluster.attach()
+    left = cluster.last_run
+    cluster.stop()
+    assert left is not None
+    with pytest.raises(ClusterError, match="the run goes on"):
+        left.wait()
+    cluster = Cluster.attach()
     assert cluster.running
+    assert [engine["state"].partition(" ")[0] for engine in cluster.status()] == ["in", "in"]
     assert_complete(cluster)
     assert cluster.pull("kept") == 5
     cluster.stop()
@@ -75,8 +88,13 @@ def test_from_another_notebook(first: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.parametrize("first", ["keep"], indirect=True)
-def test_after_the_notebook_is_gone(first: subprocess.Popen[str]) -> None:
-    first.kill()
+@pytest.mark.parametrize("how", ["killed", "in order"])
+def test_after_the_notebook_is_gone(first: subprocess.Popen[str], how: str) -> None:
+    if how == "killed":
+        first.kill()
+    else:
+        assert first.stdin is not None
+        first.stdin.close()  # and it exits as a kernel does that is restarted
     first.wait()
     time.sleep(1)  # records that nobody takes in
     cluster = Cluster.attach()

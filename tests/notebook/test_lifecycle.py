@@ -95,6 +95,8 @@ def test_start_stop_and_start_again() -> None:
     with pytest.raises(ClusterError, match="%ring start"):
         cluster.run("pass")
     cluster.stop()
+    assert cluster.serves(2)
+    assert not any((cluster.serves(3), cluster.serves(keep=True), cluster.serves(hosts="a:2")))
     with cluster:
         assert cluster.run("pass").wait().status == "ok"
 

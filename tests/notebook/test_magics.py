@@ -41,7 +41,29 @@ def test_the_first_cell_starts_a_cluster_and_says_why(notebook: Notebook) -> Non
 
 
 def test_start_says_that_one_runs(notebook: Notebook) -> None:
-    assert "is running" in notebook.error("%ring start -n 2")[1]
+    assert "engines is running already" in notebook.text("%ring start")
+    for line, restart in (("%ring start -n 99", True), ("%ring start --keep", False)):
+        shown = notebook.error(line)[1]
+        assert "engines is running; `%ring stop` ends it" in shown
+        assert ("or `%ring restart -n 99` starts it anew with 99" in shown) is restart
+
+
+@pytest.mark.parametrize("line", ["%ring", "%ring help", "%ring --help"])
+def test_help_is_a_line_for_each_command_and_option(notebook: Notebook, line: str) -> None:
+    said = notebook.text(line)
+    assert re.search(r"^  start +start a cluster", said, re.MULTILINE)
+    assert re.search(r"^ +-t, --rank RANK +whose; rank 0 by default$", said, re.MULTILINE)
+
+
+def test_help_of_a_command_and_of_cells(notebook: Notebook) -> None:
+    said = notebook.text("%ring start --help")
+    assert notebook.text("%ring help start") == said
+    assert "--keep" in said
+    assert "--rank" not in said
+    for cell in ("%%ringtrain --help", "%%ringtrain -n 1 -h\nraise ValueError"):
+        assert re.search(r"^  --plot loss,acc +metrics to chart$", notebook.text(cell), re.MULTILINE)
+    documented = notebook.text("print(get_ipython().find_magic('ringtrain', 'cell').__doc__)")
+    assert documented.strip() == notebook.text("%%ringtrain --help").strip()
 
 
 def test_status_lists_the_engines(notebook: Notebook) -> None:
@@ -55,9 +77,14 @@ def test_status_lists_the_engines(notebook: Notebook) -> None:
     [
         ("%%ringtrain -n 99\npass", "ClusterError", "99 ranks were asked for, the cluster has"),
         ("%%ringtrain --bogus\npass", "UsageError", "unrecognized arguments: --bogus"),
-        ("%%ringtrain -n two\npass", "UsageError", "invalid int value: 'two'"),
+        ("%%ringtrain -n two\npass", "UsageError", "argument -n: expected a number of at least 1, not 'two'"),
+        ("%ring start -n 0", "UsageError", "argument -n: expected a number of at least 1, not '0'"),
+        ("%ring start --hosts a:x", "UsageError", "argument --hosts: cannot read host 'a:x'"),
+        ("%ring export 'train.py", "UsageError", "No closing quotation"),
+        ("%ring export /no/such/folder/train.py", "FileNotFoundError", "/no/such/folder/train.py"),
+        ("%%ringscale 1,99\nprint('in vain')", "ClusterError", "99 ranks were asked for, the cluster has"),
         ("%ring bogus", "UsageError", "invalid choice: 'bogus'"),
-        ("%ring pull no_such_name", "ClusterError", "no variable 'no_such_name'"),
+        ("%ring pull no_such_name -t 1", "ClusterError", "no variable 'no_such_name' on rank 1, which has none yet"),
         ("%ring pull kept -t 99", "ClusterError", "there is no rank 99"),
         ("%ring push no_such_name", "UsageError", "no variable no_such_name in this notebook"),
     ],
@@ -74,6 +101,17 @@ def test_a_metric_that_is_no_number_is_named(notebook: Notebook) -> None:
     name, shown = notebook.error("%%ringtrain\nfrom ring_notebook.core.metrics import log\nlog(loss='low')")
     assert name == "TypeError"
     assert "metric 'loss' is not a number: got str" in shown
+
+
+def test_a_metric_that_never_came_is_named(notebook: Notebook) -> None:
+    cell = "from ring_notebook.core.metrics import log\nlog(loss=1)"
+    assert "No metric los was logged, only loss." in notebook.text(f"%%ringtrain --plot los,loss\n{cell}")
+
+
+def test_input_says_that_ranks_cannot_read(notebook: Notebook) -> None:
+    name, shown = notebook.error("%%ringtrain\nx = input('name? ')")
+    assert name == "UnsupportedOperation"
+    assert "ranks cannot read input" in shown
 
 
 def test_a_failure_shows_the_line_of_the_cell(notebook: Notebook) -> None:
@@ -134,7 +172,9 @@ def test_an_interrupt_ends_the_cell_and_nothing_else(notebook: Notebook) -> None
 def test_in_the_background_other_cells_run_meanwhile(notebook: Notebook) -> None:
     notebook.run("%%ringtrain --background --out run\nimport time\nprint('begun')\ntime.sleep(1)\nkept = 8")
     assert "running" in notebook.text("run.status")
-    assert "is under way" in notebook.error("%%ringtrain\npass")[1]
+    shown = notebook.error("%%ringtrain\npass")[1]
+    assert "is under way (rank 0 " in shown
+    assert "`%ring interrupt` stops it" in shown
     assert "ok" in notebook.text("run.wait().status")
     notebook.text("%%ringtrain\nassert kept == 8")
 
@@ -156,8 +196,12 @@ def test_in_the_background_a_failure_is_raised_where_it_is_waited_for(notebook: 
 
 def test_a_run_in_the_background_can_be_stopped(notebook: Notebook) -> None:
     notebook.run("%%ringtrain --background --out run\nimport time\ntime.sleep(60)")
-    notebook.run("run.stop()")
+    assert "interrupted" in notebook.text("run.stop()\nprint(run.status)")
+    notebook.text("%%ringtrain\npass")
     assert notebook.error("run.wait()")[0] == "KeyboardInterrupt"
+    notebook.run("%%ringtrain --background --name second\ntime.sleep(60)")
+    assert "Run second has ended." in notebook.text("%ring interrupt")
+    assert "No run is under way." in notebook.text("%ring interrupt")
 
 
 def test_runs_are_listed_and_compared(notebook: Notebook) -> None:
@@ -196,14 +240,20 @@ def test_the_same_cell_at_several_sizes(notebook: Notebook) -> None:
 
 
 def test_names_of_the_ranks_complete_in_their_cells_only(notebook: Notebook) -> None:
-    notebook.run("%%ringtrain\nmomentum_of_ranks = 1")
-    complete = "get_ipython().Completer.completions({0!r}, len({0!r}))"
+    notebook.run("%%ringtrain\nmomentum_of_ranks = 1j")
     for cell, there in (("%%ringtrain\nmoment", True), ("%ring pull moment", True), ("moment", False)):
-        found = notebook.text(
-            f"from IPython.core.completer import provisionalcompleter\n"
-            f"with provisionalcompleter(): names = [c.text for c in {complete.format(cell)}]\nprint(names)"
-        )
-        assert ("momentum_of_ranks" in found) is there, (cell, found)
+        assert ("momentum_of_ranks" in notebook.complete(cell)) is there, cell
+    assert "momentum_of_ranks" in notebook.complete("%ring pull ")
+    assert "momentum_of_ranks.imag" in notebook.complete("%%ringtrain\nx = f(momentum_of_ranks.im")
+    assert "ring.allreduce" in notebook.complete("%%ringtrain\nring.allr")
+    assert "ring.elastic.TorchState" in notebook.complete("%%ringtrain\nring.elastic.")
+
+
+def test_commands_and_options_complete(notebook: Notebook) -> None:
+    assert notebook.complete("%ring st") == ["start", "status", "stop"]
+    assert notebook.complete("x = 1\n%ring start --keep --") == ["--hosts"]
+    assert notebook.complete("%%ringtrain --time") == ["--timeline", "--timeout"]
+    assert "--plot" not in notebook.complete("%%ringtrain --name --pl")
 
 
 def test_restart_runs_the_setup_cells_again(notebook: Notebook) -> None:
@@ -222,6 +272,7 @@ def test_restart_runs_the_setup_cells_again(notebook: Notebook) -> None:
 
 def test_stop(notebook: Notebook) -> None:
     assert "Stopped" in notebook.text("%ring stop")
+    assert notebook.error("%ring start", interrupt_after=0.5)[1] == "KeyboardInterrupt: interrupted"
     assert "There is no cluster" in notebook.text("%ring stop")
 
 

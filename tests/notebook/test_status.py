@@ -64,12 +64,12 @@ def test_progress_of_a_tracked_loop(cluster: Cluster) -> None:
     end(run)
 
 
-def test_restart_ends_what_no_interrupt_does(cluster: Cluster) -> None:
+def test_restart_ends_what_no_interrupt_does(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     run = cluster.run("from mpi4py import MPI\nMPI.COMM_WORLD.recv(source=MPI.COMM_WORLD.rank)")
     wait_for(run, lambda found: found[0].line == 2)
-    run.stop()
-    time.sleep(1)
+    run.stop(timeout=1)
     assert not run.done
+    assert "Still stopping: rank 0 is at line 2" in capsys.readouterr().out
     cluster.restart()
     with pytest.raises(ClusterError, match="the cluster was stopped"):
         run.wait()

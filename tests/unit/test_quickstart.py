@@ -10,6 +10,9 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from ring_notebook.notebook.hints import Lint
+from ring_notebook.notebook.view import RunState
+
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "01_quickstart.ipynb"
 
 
@@ -54,6 +57,16 @@ def test_at_most_four_lines_differ(notebook: nbformat.NotebookNode) -> None:
     changed = [line for line in difflib.ndiff(one, every) if line.startswith("+ ")]
     removed = [line for line in difflib.ndiff(one, every) if line.startswith("- ")]
     assert len(removed) <= len(changed) <= 4
+
+
+def test_it_gets_no_hint_where_every_rank_has_a_gpu(notebook: nbformat.NotebookNode) -> None:
+    assert Lint(sides(notebook)[1].partition("\n")[2], gpus=True).hints(RunState(2, 0.0).view(1.0)) == ()
+
+
+def test_all_tensors_are_made_on_the_device(notebook: nbformat.NotebookNode) -> None:
+    for side in sides(notebook):
+        assert re.findall(r"torch\.tensor\((?!.*, device=device\)$).*", side, re.MULTILINE) == []
+        assert ").to(device)" in side
 
 
 def test_the_left_side_is_a_whole_program(notebook: nbformat.NotebookNode) -> None:

@@ -150,9 +150,48 @@ def test_figure_of_chosen_metrics(tmp_path: Path) -> None:
 
 def test_runs_are_laid_over_one_another(tmp_path: Path) -> None:
     logs = [run(tmp_path / name, 2) for name in ("r1", "r2")]
-    loss, rate = images(report.compare([RunLog.load(log.directory) for log in logs]).data)
-    assert {"r1 digits <1>", "r2 digits <1>"} <= set(texts(loss))
+    logs[1].name = ""
+    loss, rate = images(report.compare(logs).data)
+    assert {"digits <1>", time.strftime("%H:%M:%S", time.localtime(logs[1].started))} <= set(texts(loss))
     assert "samples/s per rank" in texts(rate)
+
+
+def test_runs_in_a_legend_have_short_names_that_differ(tmp_path: Path) -> None:
+    logs = [run(tmp_path / f"20261121-210706-{index}", 1, steps=2) for index in range(5)]
+    for index, (log, name) in enumerate(zip(logs, ("a", "b", "b", "", ""), strict=True)):
+        log.name = name
+        log.started = time.mktime((2026, 11, 21, 21, 7, min(index, 3), 0, 0, -1))
+    loss = images(report.compare(logs).data)[0]
+    assert {"a", "b 21:07:01", "b 21:07:02", "21:07:03 #4", "21:07:03 #5"} <= set(texts(loss))
+
+
+def test_a_metric_that_was_to_be_charted_and_never_came(tmp_path: Path) -> None:
+    bundle = report.mime_bundle(run(tmp_path / "r1", 1), ["los", "loss", "samples"])
+    for shown in bundle.values():
+        assert "No metric los was logged, only loss." in shown
+    assert "and no other one." in report.mime_bundle(run(tmp_path / "r2", 1, steps=0), ["loss"])["text/plain"]
+
+
+@pytest.mark.parametrize(
+    ("status", "seconds", "steps", "cores", "said"),
+    [
+        ("ok", 3.0, 60, 2, True),
+        ("failed", 3.0, 60, 2, False),
+        ("interrupted", 3.0, 60, 2, False),
+        ("ok", 0.3, 60, 2, False),
+        ("ok", 3.0, 0, 2, False),  # nothing was trained
+        ("ok", 3.0, 60, 1, False),  # the ranks share a core
+    ],
+)
+def test_what_ranks_can_have_gained_is_said_of_trainings_only(
+    tmp_path: Path, status: str, seconds: float, steps: int, cores: int, said: bool
+) -> None:
+    ended = [Ended("r1", rank, "ok", seconds, {"communication": seconds / 10}) for rank in range(2)]
+    log = run(tmp_path / "r1", 2, *ended, steps=steps, status=status)
+    log.summary["seconds"] = seconds
+    log.environment |= {"cores": cores, "hosts": ["here"]}
+    bound = "at most 1.8x one rank, by the time in communication"
+    assert (bound in report.headline(log, log.view())) is said
 
 
 def test_the_slow_rank_is_the_one_that_hardly_waits(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from array import array
 from pathlib import Path
@@ -11,8 +12,10 @@ from typing import Any
 
 import pytest
 
-from ring_notebook.notebook.rundir import metric_lines, read_metrics
-from ring_notebook.notebook.runlog import RunLog
+from ring_notebook.engine.spool import Spool
+from ring_notebook.notebook.follow import TakenOverLog
+from ring_notebook.notebook.rundir import metric_lines, read_json, read_metrics, write_json
+from ring_notebook.notebook.runlog import RunLog, RunRecord
 from ring_notebook.notebook.view import OUTPUT_CHARACTERS
 from ring_notebook.records import Cleared, Display, Ended, Failure, MetricBatch, Output, Record, Status, encode
 
@@ -166,6 +169,25 @@ def test_half_a_line_at_the_end_is_left_alone(log: RunLog) -> None:
     with (log.directory / "metrics.jsonl").open("a") as file:
         file.write('{"rank": 0, "ti')
     assert len(read_metrics(log.directory)) == 3
+
+
+def test_a_run_that_is_taken_over_keeps_its_start_and_ended_with_its_last_record(log: RunLog) -> None:
+    log.close()  # its notebook exits, and there is no summary
+    assert log.summary == RunRecord.load(log.directory).summary == {}
+    begun = log.started - 60
+    write_json(log.directory / "run.json", read_json(log.directory / "run.json") | {"started": begun})
+    spool = log.directory / "spool"
+    for rank in range(2):
+        kept = Spool(spool, rank)
+        kept.begin("r1")
+        kept.add(encode([batch(rank, range(3), loss=[3, 2, 1]), ended(rank)]))
+        os.utime(spool / f"r1.{rank}", (begun + 40, begun + 40))
+    taken = TakenOverLog(log.directory, spool)
+    assert taken.wait_ended([0, 1], 5)
+    summary = finish(taken)
+    assert summary["started"] == read_json(log.directory / "run.json")["started"] == begun
+    assert summary["seconds"] == pytest.approx(40)
+    assert [rank["status"] for rank in summary["ranks"]] == ["ok", "ok"]
 
 
 def test_no_run_there(tmp_path: Path) -> None:
