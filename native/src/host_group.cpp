@@ -9,7 +9,7 @@
 namespace ring {
 namespace {
 
-constexpr double kLongestSpin = 1e9;  // µs; as good as for ever
+constexpr double kLongestSpin = 1e9;            // µs; as good as for ever
 constexpr std::int64_t kQuiet = 5'000'000'000;  // ns
 
 // The block of a group of n ranks of this host:

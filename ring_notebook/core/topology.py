@@ -104,8 +104,8 @@ def find_place() -> Place:
     """Map the ring memory of this host. Collective over all ranks of the job when MPI or a keeper launched it.
 
     Raises MPIMissingError when a launcher started this process and no MPI library can be loaded,
-    OutOfRingMemoryError when the memory cannot be mapped, RingError when another rank fails here, when there are several
-    hosts and MPI was not initialized for threads, or when a rank of an elastic job ends before it comes here, and
+    OutOfRingMemoryError when the memory cannot be mapped, RingError when another rank fails here, when MPI was not
+    initialized for threads and there are several hosts, or when a rank of an elastic job ends before it comes here, and
     ValueError where such a job is to pretend that it has several hosts.
     """
     native = core()
