@@ -12,6 +12,8 @@ phases follow one another. Operations that are queued overlap, and are shown as 
 from __future__ import annotations
 
 import json
+import sys
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic_ns, time_ns
 from typing import Any
@@ -147,4 +149,11 @@ def _trace(rank: int, events: list[tuple[int, int, str, str, str, int, int, int,
 
 
 def _write(path: Path, events: list[dict[str, Any]]) -> None:
-    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+    """All of it, or nothing and a line on stderr: a full disk is no reason for a training to fail at its end."""
+    try:
+        path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+    except OSError as error:
+        with suppress(OSError):
+            if path.is_file():  # and not a device
+                path.unlink()
+        print(f"the timeline {path} cannot be written: {error.strerror}", file=sys.stderr)  # noqa: T201

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ring_notebook import __version__
 from ring_notebook.errors import RingError
-from ring_notebook.launch.hosts import Host, allocation, parse_hostfile, parse_hosts
-from ring_notebook.launch.job import Job
+from ring_notebook.launch.hosts import Host, allocation, check_slots, named
+from ring_notebook.launch.job import Job, say
 from ring_notebook.launch.mpi import only_here
+from ring_notebook.launch.refusal import refusal
 
 __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point. Returns the exit code: the failed rank's own, 2 for a wrong command line."""
+    """Entry point. Returns the exit code: the failed rank's own, 2 for a wrong command line.
+
+    126 and 127 for a program that cannot be started, as shells have it.
+    """
+    argv = sys.argv[1:] if argv is None else argv
     parser = _parser()
     options = parser.parse_args(argv)
     if options.doctor or options.check_build:
@@ -31,15 +38,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not options.command:
         parser.error("nothing to run; for example: ringrun -np 4 python train.py")
     try:
-        hosts = _hosts(options)
-        n = options.np or sum(host.slots for host in hosts)
+        wanted = named(options.hosts, options.hostfile)
+        hosts = wanted or allocation()
+        n = sum(host.slots for host in hosts) if options.np is None else options.np
+        if options.np is not None and n < 1:
+            parser.error(f"-np {n}: at least 1")
         if n < 1:
             parser.error("say how many ranks: -np N (only an allocation, -H or --hostfile can say it for you)")
-        elastic = options.elastic or options.min_np is not None
+        if wanted:
+            check_slots(n, wanted)
         least = 1 if options.min_np is None else options.min_np
         if not 1 <= least <= n:
             parser.error(f"--min-np {least}: must be between 1 and the {n} ranks that there are")
+        elastic = options.elastic or options.min_np is not None  # as horovodrun takes it
         starts = _Starts(options, hosts, n, least if elastic else 0)
+        if refused := starts.refused(argv):
+            say(refused[1])
+            return refused[0]
         return starts.run()
     except (RingError, ValueError, OSError) as error:
         parser.error(str(error))
@@ -58,6 +73,14 @@ class _Starts:
         if self._again and not os.environ.get("RING_COMMIT_DIR"):
             self._environment["RING_COMMIT_DIR"] = str(Path(".ring/commits").absolute())
 
+    def refused(self, argv: Sequence[str]) -> tuple[int, str] | None:
+        """Exit code and reason when the program cannot be started on this host, which alone is known from here."""
+        if not only_here(self._hosts):
+            return None
+        command = self._options.command
+        before = shlex.join(["ringrun", *argv[: len(argv) - len(command)]])
+        return refusal(command, self._environment["PATH"], f"{before} ")
+
     def run(self) -> int:
         """The exit code of the last job."""
         for attempt in range(self._again + 1):
@@ -70,28 +93,16 @@ class _Starts:
                 min_np=self._least,
             )
             if self._options.verbose:
-                _say(" ".join(job.command))
+                print(" ".join(job.command), file=sys.stderr, flush=True)  # noqa: T201
             with job.signals_handed_on():
                 code = job.wait()
             if not code or job.ended_by:
                 break
             if attempt < self._again:
-                _say(f"ringrun: {job.describe_failure()}; starting again ({attempt + 1} of {self._again})")
+                say(f"{job.describe_failure()}; starting again ({attempt + 1} of {self._again})")
             else:
-                _say(f"ringrun: {job.describe_failure()}")
+                say(job.describe_failure())
         return code
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)  # noqa: T201
-
-
-def _hosts(options: argparse.Namespace) -> list[Host]:
-    if options.hosts:
-        return parse_hosts(options.hosts)
-    if options.hostfile:
-        return parse_hostfile(Path(options.hostfile).read_text())
-    return allocation()
 
 
 def _environment(options: argparse.Namespace) -> dict[str, str]:
@@ -108,7 +119,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ringrun", description=__doc__, usage="ringrun -np N [options] command ...", allow_abbrev=False
     )
-    parser.add_argument("-np", "--num-proc", dest="np", type=int, default=0, metavar="N", help="how many ranks")
+    parser.add_argument("-np", "--num-proc", dest="np", type=int, metavar="N", help="how many ranks")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="hosts, and how many ranks each may run")
     where.add_argument("-hostfile", "--hostfile", metavar="FILE", help="the same, one host a line: 'a slots=2'")
@@ -125,6 +136,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--fusion-threshold-mb", type=int, metavar="MIB", help="size of a gradient bucket")
     parser.add_argument("--mpi-args", default="", metavar="ARGS", help="more options for mpiexec, in one string")
     parser.add_argument("--verbose", action="store_true", help="print the mpiexec command line")
+    parser.add_argument("--version", action="version", version=f"ringrun {__version__}")
     parser.add_argument("--doctor", action="store_true", help="check this machine and say what to mend")
     parser.add_argument("-cb", "--check-build", action="store_true", help="the same (Horovod's name)")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="program and arguments")

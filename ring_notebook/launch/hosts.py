@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Host", "allocation", "expand_slurm", "parse_hostfile", "parse_hosts"]
+__all__ = ["Host", "allocation", "check_slots", "expand_slurm", "named", "parse_hostfile", "parse_hosts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,13 @@ def parse_hostfile(text: str) -> list[Host]:
     return hosts
 
 
+def named(hosts: str | None, hostfile: str | None) -> list[Host]:
+    """The hosts that a user has named, in a list or in a file; empty when in neither."""
+    if hosts:
+        return parse_hosts(hosts)
+    return parse_hostfile(Path(hostfile).read_text()) if hostfile else []
+
+
 def allocation(env: Mapping[str, str] = os.environ) -> list[Host]:
     """The hosts that Slurm, PBS or LSF gave to this job; empty outside of an allocation."""
     if nodes := env.get("SLURM_JOB_NODELIST"):
@@ -56,6 +63,15 @@ def allocation(env: Mapping[str, str] = os.environ) -> list[Host]:
         words = pairs.split()
         return [Host(name, int(slots)) for name, slots in zip(words[::2], words[1::2], strict=True)]
     return []
+
+
+def check_slots(n: int, hosts: Sequence[Host]) -> None:
+    """Raises ValueError when ``hosts`` have fewer slots than ``n``."""
+    slots = sum(host.slots for host in hosts)
+    if n > slots:
+        raise ValueError(
+            f"{n} ranks were asked for, the hosts have {slots} slot{'s' * (slots != 1)}; raise host:slots or lower -np"
+        )
 
 
 def expand_slurm(nodelist: str) -> list[str]:

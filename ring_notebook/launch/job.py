@@ -8,21 +8,27 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
-from typing import BinaryIO, TextIO
+from typing import TextIO
 
 from ring_notebook.launch import keeper
 from ring_notebook.launch.deathsig import wrap
 from ring_notebook.launch.hosts import Host
+from ring_notebook.launch.keeper import STOPPING
+from ring_notebook.launch.lines import SOON, Carrier, pieces
 from ring_notebook.launch.mpi import find_mpiexec
 from ring_notebook.launch.rank import RankFailure, describe_exit, split_reports
 from ring_notebook.launch.traces import Traces
 
-__all__ = ["Job"]
+__all__ = ["Job", "say"]
 
 GRACE = 5.0
 """Seconds that the other ranks have to end by themselves, with errors of their own, after one has failed."""
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SAY_AFTER = 1.0  # seconds: most jobs end sooner, and nothing needs saying
+_SAME_ASKING = 0.5  # seconds in which a second signal comes from the one who sent the first, as that of `timeout` does
 
 
 class Job:
@@ -66,13 +72,15 @@ class Job:
             # A session of its own: the terminal's Ctrl-C comes once, through us, and not twice.
             start_new_session=True,
         )
-        self._pumps = [
-            threading.Thread(target=self._pump, args=(source, sink), name="ring-job-output", daemon=True)
-            for source, sink in ((self._process.stdout, sys.stdout), (self._process.stderr, sys.stderr))
+        self._over = threading.Event()
+        self._asked: dict[int, float] = {}
+        self._outputs = [_Output(sink, self._note) for sink in (sys.stdout, sys.stderr)]
+        sources = (self._process.stdout, self._process.stderr)
+        self._carriers = [  # one for each: who does not read the one gets the other
+            Carrier(self._process, {source: output.take}, hold=SOON)
+            for source, output in zip(sources, self._outputs, strict=True)
+            if source is not None
         ]
-        self._stopper: threading.Timer | None = None
-        for pump in self._pumps:
-            pump.start()
 
     def send(self, signum: int) -> None:
         """Hand a signal to mpiexec or the keeper, which hands it to the ranks."""
@@ -85,9 +93,7 @@ class Job:
         try:
             self._process.wait(GRACE)
         except subprocess.TimeoutExpired:
-            # Ranks on this host that ignore SIGTERM lose their process manager, and with it their lives.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            self._kill_at_once()
             self._process.wait()
 
     def wait(self) -> int:
@@ -103,12 +109,10 @@ class Job:
             self.kill()
             raise
         finally:
-            if self._stopper is not None:
-                self._stopper.cancel()
-        for pump in self._pumps:
-            pump.join()
+            self._over.set()
+        self._take_rest()
         if said := self._traces.merge():
-            print(f"ringrun: {said}", file=sys.stderr, flush=True)  # noqa: T201
+            say(said)
         first = self.first_failure
         if self.ended_by:
             code = -self.ended_by
@@ -129,21 +133,52 @@ class Job:
             return f"{launcher} failed ({describe_exit(self._process.returncode)}): {' '.join(self.command)}"
         return f"rank {first.rank} on {first.host} failed first: {describe_exit(first.code)}"
 
-    def _pump(self, source: BinaryIO, sink: TextIO) -> None:
-        kept = b""
-        with source:
-            while data := source.read1(65536):  # type: ignore[attr-defined]
-                text, failures, kept = split_reports(kept + data)
-                _write(sink, text)
-                self._note(failures)
-        _write(sink, kept)
+    def _take_rest(self) -> None:
+        """Wait until what the ranks have printed is taken; when a signal has ended the job, not for ever."""
+        until = time.monotonic() + GRACE
+        for carrier, output in zip(self._carriers, self._outputs, strict=True):
+            while carrier.is_alive() and not (self.ended_by and time.monotonic() > until):
+                carrier.join(0.2)
+            if not carrier.is_alive():
+                output.close()
 
     def _note(self, failures: list[RankFailure]) -> None:
-        if failures and self._stopper is None and not self._elastic:
-            self._stopper = threading.Timer(GRACE, self.send, (signal.SIGTERM,))
-            self._stopper.daemon = True
-            self._stopper.start()
+        if failures and not self.failures and not self._elastic:
+            threading.Thread(target=self._end_others, name="ring-job-end", daemon=True).start()
         self.failures += failures
+
+    def _end_others(self) -> None:
+        """After the first failure: the others have time to end with errors of their own."""
+        if not self._over.wait(GRACE):
+            self.kill()
+
+    def _ask_to_end(self, signum: int) -> None:
+        """Hand on a signal that would end this process: its time is limited then, and a second Ctrl-C ends it."""
+        if signum in self._asked:  # mpiexec would take a second one for an order to kill
+            if signum == signal.SIGINT and time.monotonic() - self._asked[signum] > _SAME_ASKING:
+                self._kill_at_once()
+            return
+        self._asked[signum] = time.monotonic()
+        self.send(signum)
+        if not self.ended_by:
+            self.ended_by = signum
+            threading.Thread(target=self._see_to_the_end, name="ring-job-end", daemon=True).start()
+
+    def _see_to_the_end(self) -> None:
+        """Ranks that were asked to end may be stopped, or stuck: those that do not get SIGKILL, which always works."""
+        if self._over.wait(_SAY_AFTER):
+            return
+        say(f"the ranks have {STOPPING - _SAY_AFTER:.0f} seconds more to end; Ctrl-C ends them at once")
+        if not self._over.wait(STOPPING - _SAY_AFTER):
+            say(f"killing the ranks, which have not ended in {STOPPING:.0f} seconds")
+            self._kill_at_once()
+
+    def _kill_at_once(self) -> None:
+        if self._over.is_set():  # the number may be another's by now
+            return
+        # Ranks that ignore SIGTERM lose their process manager, and with it their lives.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     @contextlib.contextmanager
     def signals_handed_on(self) -> Iterator[None]:
@@ -151,9 +186,10 @@ class Job:
         wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
         def hand_on(signum: int, _frame: FrameType | None) -> None:
-            if signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                self.ended_by = signum
-            self.send(signum)
+            if signum in _ENDING:
+                self._ask_to_end(signum)
+            else:
+                self.send(signum)
 
         before = {signum: signal.signal(signum, hand_on) for signum in wanted}
         try:
@@ -163,14 +199,41 @@ class Job:
                 signal.signal(signum, handler)
 
 
+class _Output:
+    """One of the job's streams, on its way to ``sink``; the reports in it go to ``note``."""
+
+    def __init__(self, sink: TextIO, note: Callable[[list[RankFailure]], None]) -> None:
+        self._sink = sink
+        self._note = note
+        self._kept = b""
+
+    def take(self, data: bytes) -> None:
+        """What has come."""
+        text, failures, self._kept = split_reports(self._kept + data)
+        _write(self._sink, text)
+        self._note(failures)
+
+    def close(self) -> None:
+        """Nothing more comes: what might have been the beginning of a report is none."""
+        _write(self._sink, self._kept)
+
+
+def say(text: str) -> None:
+    """A line of ours on stderr."""
+    with contextlib.suppress(OSError):  # of a terminal that is gone
+        print(f"ringrun: {text}", file=sys.stderr, flush=True)  # noqa: T201
+
+
 def _write(sink: TextIO, data: bytes) -> None:
     """Bytes to a text stream, as they are where it has a binary side."""
     if not data:
         return
     sink.flush()
     binary = getattr(sink, "buffer", None)
-    if binary is not None:
-        binary.write(data)
-    else:
+    if binary is None:
         sink.write(data.decode(errors="replace"))
+    else:
+        for piece in pieces(data):  # stderr may go to the same pipe at the same time
+            binary.write(piece)
+            binary.flush()
     sink.flush()

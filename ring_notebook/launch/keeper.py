@@ -16,13 +16,17 @@ import time
 from collections.abc import Sequence
 
 from ring_notebook.launch.deathsig import bind_to_parent
+from ring_notebook.launch.lines import Carrier, carry, outlet
 from ring_notebook.launch.rank import FORWARDED, RankFailure, describe_exit, report
+from ring_notebook.launch.refusal import refusal
 from ring_notebook.meeting import receive, say, surroundings
 
-__all__ = ["Keeper", "command", "main"]
+__all__ = ["STOPPING", "Keeper", "command", "main"]
 
 GRACE = 5.0
 """Seconds that ranks have to end by themselves, with errors of their own, when the job cannot go on."""
+STOPPING = 10.0
+"""Seconds that ranks have after a signal that asks them to end: for a checkpoint, or a timeline."""
 
 
 def command(program: Sequence[str], n: int, least: int) -> list[str]:
@@ -50,6 +54,8 @@ class Keeper:
         self._catch_signals()
         for rank in range(n):
             self._start(rank, program)
+        # Threads only now: what Popen runs between fork and exec may need a lock that one of them holds.
+        self._output: list[Carrier] = [carry(process) for process in self._ranks.values()]
 
     def run(self) -> int:
         """Wait for all ranks; the job's exit code: 0 when ``least`` ended well, else as the first failure ended."""
@@ -64,6 +70,8 @@ class Keeper:
                 self._kill_at += GRACE
                 self._send(signal.SIGKILL if self._stopped_by else signal.SIGTERM)
                 self._stopped_by = self._stopped_by or signal.SIGTERM
+        for output in self._output:
+            output.join()
         if self._failures and (self._lost or self._n - len(self._failures) < self._least):
             code = self._failures[0].code
             return code if code > 0 else 128 - code
@@ -74,10 +82,18 @@ class Keeper:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ranks[rank] = subprocess.Popen(
             program,
-            env={**os.environ, **surroundings(rank, self._n, theirs), "RING_MIN_NP": str(self._least)},
+            # As MPI has it: what ranks print comes when they do.
+            env={
+                "PYTHONUNBUFFERED": "1",
+                **os.environ,
+                **surroundings(rank, self._n, theirs),
+                "RING_MIN_NP": str(self._least),
+            },
             stdin=None if rank == 0 else subprocess.DEVNULL,
             pass_fds=(theirs.fileno(),),
             preexec_fn=lambda: bind_to_parent(parent, signal.SIGKILL),
+            stdout=outlet(1),
+            stderr=outlet(2),
         )
         theirs.close()
         self._channels[rank] = ours
@@ -144,8 +160,9 @@ class Keeper:
 
     def _catch_signals(self) -> None:
         def hand_on(signum: int, _frame: object) -> None:
-            if signum not in (signal.SIGUSR1, signal.SIGUSR2):
+            if signum not in (signal.SIGUSR1, signal.SIGUSR2) and not self._stopped_by:
                 self._stopped_by = signum
+                self._kill_at = time.monotonic() + STOPPING
             self._send(signum)
 
         for signum in FORWARDED:
@@ -159,7 +176,14 @@ def _ranks(count: int) -> str:
 def main() -> None:
     """Keep the program of ``sys.argv``, and end with the job's exit code."""
     n, least = int(sys.argv[1]), int(sys.argv[2])
-    sys.exit(Keeper(sys.argv[3:], n, least).run())
+    program = sys.argv[3:]
+    try:
+        ranks = Keeper(program, n, least)
+    except OSError as error:
+        code, reason = refusal(program, error=error) or (1, str(error))
+        os.write(2, f"ringrun: {reason}\n".encode())
+        sys.exit(code)
+    sys.exit(ranks.run())
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Literal
 
 from ring_notebook.config import config
 from ring_notebook.errors import MPIMissingError
-from ring_notebook.launch.hosts import Host
+from ring_notebook.launch.hosts import Host, check_slots
 
 __all__ = ["Mpiexec", "find_mpiexec", "is_local", "loaded_flavor", "only_here"]
 
@@ -75,11 +75,7 @@ class Mpiexec:
         """
         flags = ["-n", str(n)]
         if not only_here(hosts):
-            slots = sum(host.slots for host in hosts)
-            if n > slots:
-                raise ValueError(
-                    f"{n} ranks were asked for, the hosts have {slots} slots; raise host:slots or lower -np"
-                )
+            check_slots(n, hosts)
             flags += [
                 "-hosts" if self.flavor == "mpich" else "--host",
                 ",".join(f"{host.name}:{host.slots}" for host in hosts),

@@ -19,9 +19,20 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from ring_notebook.launch.deathsig import bind_to_parent
+from ring_notebook.launch.lines import carry, outlet
+from ring_notebook.launch.refusal import refusal
 from ring_notebook.machine import oom_kills
 
-__all__ = ["FORWARDED", "RankFailure", "describe_exit", "main", "rank_in", "report", "split_reports"]
+__all__ = [
+    "FORWARDED",
+    "RankFailure",
+    "describe_exit",
+    "main",
+    "rank_in",
+    "report",
+    "signal_name",
+    "split_reports",
+]
 
 FORWARDED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that go to the program when whoever started it gets them."""
@@ -60,11 +71,20 @@ def rank_in(env: Mapping[str, str] = os.environ) -> int:
     return 0
 
 
+def signal_name(number: int) -> str:
+    """SIGKILL for 9, and so on."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # of the realtime signals only the first and the last have names
+        above = number - signal.SIGRTMIN
+        return f"SIGRTMIN+{above}" if above > 0 else f"signal {number}"
+
+
 def describe_exit(code: int) -> str:
     """A subprocess return code in words."""
     if code >= 0:
         return f"exit code {code}"
-    name = signal.Signals(-code).name
+    name = signal_name(-code)
     hint = "; a SIGKILL that nobody sent is most often the kernel's, out of memory" if name == "SIGKILL" else ""
     return f"killed by {name}{hint}"
 
@@ -121,13 +141,25 @@ def main() -> None:
     for signum in FORWARDED:
         signal.signal(signum, hand_on)
     note = os.memfd_create("failed_at")  # no file that could be left behind
-    # MPI's process manager talks to the program through descriptors that it inherits: leave them open.
-    child = subprocess.Popen(
-        sys.argv[1:],
-        close_fds=False,
-        preexec_fn=lambda: _leave_group(parent),
-        env=os.environ | {"RING_FAILED_AT": f"/proc/{parent}/fd/{note}"},
-    )
+    # MPICH's process manager talks to the program through one descriptor. It leaves its others open too, and waits
+    # until nobody has them, be it a child that outlives the program. Of other managers we do not know what they need.
+    manager = os.environ.get("PMI_FD", "")
+    try:
+        child = subprocess.Popen(
+            sys.argv[1:],
+            close_fds=manager.isdigit(),
+            pass_fds=(int(manager),) if manager.isdigit() else (),
+            preexec_fn=lambda: _leave_group(parent),
+            env=os.environ | {"RING_FAILED_AT": f"/proc/{parent}/fd/{note}"},
+            stdout=outlet(1),
+            stderr=outlet(2),
+        )
+    except OSError as error:
+        code, reason = refusal(sys.argv[1:], error=error) or (1, str(error))
+        os.write(2, f"ringrun: {reason}\n".encode())
+        report(RankFailure(rank_in(), socket.gethostname(), code, time.time()))
+        sys.exit(code)
+    output = carry(child)
     if stopping:  # asked to before there was a child to ask
         child.terminate()
     code = child.wait()
@@ -135,6 +167,7 @@ def main() -> None:
     ended = float(os.pread(note, 32, 0) or time.time())
     if code and not stopping:
         report(RankFailure(rank_in(), socket.gethostname(), code, ended, oom_kills() > oom_before))
+    output.join()
     if code < 0:
         # End by the same signal, without a second core file, so that mpiexec reports what happened.
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -14,13 +14,12 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Listener
-from pathlib import Path
 from typing import Any
 
 import cloudpickle
 
 from ring_notebook.errors import RunFailed
-from ring_notebook.launch.hosts import Host, allocation, parse_hostfile, parse_hosts
+from ring_notebook.launch.hosts import Host, allocation, check_slots, named
 from ring_notebook.launch.job import Job
 from ring_notebook.launch.mpi import is_local, only_here
 from ring_notebook.launch.task import ADDRESS, KEY, LAST, Outcome
@@ -53,12 +52,15 @@ def run(
 
     Raises the exception that the first failing rank raised, caused by a RunFailed that holds the rank and its
     traceback; RunFailed alone when a rank died; MPIMissingError when there is no MPI; ValueError for a ``min_np``
-    that cannot be.
+    that cannot be, and for hosts with too few slots.
     """
-    where = _hosts(hosts, hostfile)
+    wanted = named(hosts, hostfile)
+    where = wanted or allocation()
     size = n or num_proc or sum(host.slots for host in where) or len(gpus()) or cores()
     if min_np is not None and not (1 <= min_np <= size and only_here(where)):
         raise ValueError(f"min_np={min_np}: takes 1 to {size} ranks, all on this host")
+    if wanted:
+        check_slots(size, wanted)
     work = (sys.path, cloudpickle.dumps((fn, tuple(args), dict(kwargs or {}))))
     key = secrets.token_hex(32)  # text, because an environment variable carries it to the ranks
     with tempfile.TemporaryDirectory(prefix="ring-run-") as folder:
@@ -146,14 +148,6 @@ def _results(outcomes: Mapping[int, Outcome], size: int, code: int, job: Job) ->
         missing = sorted(set(range(size)) - set(outcomes))
         raise RunFailed(f"{job.describe_failure()}; no result from ranks {missing}")
     return [pickle.loads(outcomes[rank].value) for rank in range(size)]
-
-
-def _hosts(hosts: str | None, hostfile: str | None) -> list[Host]:
-    if hosts:
-        return parse_hosts(hosts)
-    if hostfile:
-        return parse_hostfile(Path(hostfile).read_text())
-    return allocation()
 
 
 def _address(hosts: Sequence[Host], folder: str) -> str | tuple[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,10 @@ class Traces:
         try:
             self._path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
         except OSError as error:
-            return f"the timeline {self._path} cannot be written: {error}"
+            with suppress(OSError):
+                if self._path.is_file():  # and not a device
+                    self._path.unlink()
+            return f"the timeline {self._path} cannot be written: {error.strerror}"
         missing = f"{self._path} shows {merged} of {self._n} ranks: the others were killed, or have a disk of their own"
         return missing if merged < self._n else ""
 

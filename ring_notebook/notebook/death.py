@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from ring_notebook.launch.rank import split_reports
+from ring_notebook.launch.rank import signal_name, split_reports
 
 __all__ = ["Death", "explain", "not_started", "tail"]
 
@@ -39,7 +39,7 @@ def explain(ended: str, output: str, logs: Path) -> Death:
     first = min(reports, key=lambda report: report.time)
     how = f"exited with code {first.code}"
     if first.code < 0:
-        how = f"was killed by {signal.Signals(-first.code).name}"
+        how = f"was killed by {signal_name(-first.code)}"
         if -first.code == signal.SIGKILL:
             how += ", out of memory" if first.out_of_memory else ", not by the Linux kernel for want of memory"
     log = logs / f"rank-{first.rank}.log"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ring_notebook import __version__
 from ring_notebook import config as settings
 from ring_notebook.errors import MPIMissingError, RunFailed
 from ring_notebook.launch import job as jobs
@@ -112,6 +113,10 @@ def test_settings_reach_the_ranks() -> None:
         (["python", "x.py"], "say how many ranks: -np N"),
         (["-np", "2", "-H", "a:x", "python", "x.py"], "cannot read host 'a:x'"),
         (["-np", "3", "-H", "a:1,b:1", "python", "x.py"], "3 ranks were asked for, the hosts have 2 slots"),
+        (["-np", "2", "-H", "localhost:1", "python", "x.py"], "2 ranks were asked for, the hosts have 1 slot;"),
+        (["-np", "2", "-H", "localhost:1", "--elastic", "python", "x.py"], "2 ranks were asked for"),
+        (["-np", "0", "python", "x.py"], "-np 0: at least 1"),
+        (["-np", "-1", "python", "x.py"], "-np -1: at least 1"),
         (["-np", "2", "--hostfile", "/no/such", "python", "x.py"], "No such file"),
         (["-np", "2", "--gpus", "python", "x.py"], "unrecognized arguments: --gpus"),
     ],
@@ -123,6 +128,48 @@ def test_a_wrong_command_line_is_one_line(arguments: list[str], words: str, caps
     message = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
     assert len(message) == 1
     assert words in message[0]
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert (ended.value.code, capsys.readouterr().out) == (0, f"ringrun {__version__}\n")
+
+
+@pytest.mark.parametrize("elastic", [[], ["--elastic"]], ids=["mpi", "elastic"])
+@pytest.mark.parametrize(
+    ("command", "code", "words"),
+    [
+        (["./trian.py"], 127, "there is no program './trian.py'"),
+        (["trian"], 127, "there is no program 'trian'"),
+        (["train.py", "--lr", "1"], 126, "train.py is not executable; did you mean: {typed} python train.py --lr 1"),
+        (["./train.py"], 126, "./train.py is not executable; did you mean: {typed} python ./train.py"),
+        (["begun.py"], 127, "there is no program 'begun.py' on the PATH; did you mean: {typed} python begun.py"),
+        (["./data"], 126, "./data is not executable"),
+        (["./folder"], 126, "./folder is a directory"),
+        (["./begun.py"], 126, "./begun.py cannot be started: Exec format error; did you mean: python ./begun.py"),
+        (["./bang"], 126, "the first line of ./bang names an interpreter that does not exist"),
+    ],
+)
+def test_a_program_that_cannot_be_started(
+    elastic: list[str], command: list[str], code: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line of why, with the exit code of a shell; each rank has its own where only the start itself can tell."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    for name, mode in (("train.py", 0o644), ("data", 0o644), ("begun.py", 0o755), ("bang", 0o755)):
+        (tmp_path / name).write_text("#!/no/such/interpreter\n" if name == "bang" else "1\n")
+        (tmp_path / name).chmod(mode)
+    done = ringrun(*elastic, "-np", "2", *command)
+    typed = " ".join(["ringrun", *elastic, "-np", "2"])
+    assert done.returncode == code
+    said = done.stderr.splitlines()
+    assert said[0] == "ringrun: " + words.format(typed=typed)
+    if "start" in words or "line" in words:
+        assert set(said[1:-1]) <= {said[0]}
+        assert said[-1].endswith(f"failed first: exit code {code}") or f"failed (exit code {code})" in said[-1]
+    else:
+        assert len(said) == 1
 
 
 def test_flags_for_each_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +228,21 @@ def test_reports_are_taken_out_of_the_output() -> None:
     assert split_reports(b"one\n" + report + b"two\n") == (b"one\ntwo\n", [failure], b"")
     assert split_reports(b"one\n" + report[:20]) == (b"one\n", [], report[:20])
     assert split_reports(report[:20] + report[20:]) == (b"", [failure], b"")
-    assert describe_exit(-11) == "killed by SIGSEGV"
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (3, "exit code 3"),
+        (-signal.SIGSEGV, "killed by SIGSEGV"),
+        (-signal.SIGRTMIN, "killed by SIGRTMIN"),
+        (-signal.SIGRTMIN - 1, "killed by SIGRTMIN+1"),
+        (-signal.SIGRTMAX, "killed by SIGRTMAX"),
+        (2 - signal.SIGRTMIN, f"killed by signal {signal.SIGRTMIN - 2}"),
+    ],
+)
+def test_how_a_rank_ended_in_words(code: int, words: str) -> None:
+    assert describe_exit(code) == words
 
 
 @pytest.mark.parametrize(
@@ -209,12 +270,13 @@ def test_separators_in_the_output_do_no_harm() -> None:
 
 
 TRACED = """
-import os, sys
+import os, resource, sys
 import torch
 import ring_notebook.torch as hvd
 hvd.init()
 hvd.allreduce(torch.ones(1))
-if sys.argv[1] == "stop": hvd.stop_timeline()
+if sys.argv[1].startswith("full"): resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+if sys.argv[1].endswith("stop"): hvd.stop_timeline()
 if sys.argv[1] == "die" and hvd.rank() == 1: os._exit(3)
 """
 
@@ -233,6 +295,21 @@ def test_the_timeline_is_one_file(tmp_path: Path) -> None:
         assert (f"ringrun: {trace} shows 1 of 2 ranks" in done.stderr) is (how == "die")
     done = ringrun(*flags, "true")
     assert (done.returncode, done.stderr) == (0, f"ringrun: no rank has left a timeline for {trace} on this host\n")
+
+
+@pytest.mark.parametrize("how", ["full", "full, stop"])
+def test_a_timeline_that_the_disk_does_not_take(how: str, tmp_path: Path) -> None:
+    """A line for each file and no traceback, and nothing of the file is left; a limit stands for the full disk."""
+    (tmp_path / "traced.py").write_text(TRACED)
+    trace = tmp_path / "trace.json"
+    done = ringrun("-np", "2", "--timeline-filename", str(trace), "python", str(tmp_path / "traced.py"), how)
+    assert done.returncode == 0
+    files = [trace.with_suffix(f".rank{rank}.json") for rank in range(2)] + [trace] * ("stop" in how)
+    said = [f"the timeline {path} cannot be written: File too large" for path in files]
+    assert sorted(done.stderr.splitlines()) == sorted(
+        [*said, f"ringrun: no rank has left a timeline for {trace} on this host"]
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["traced.py"]
 
 
 def rank_times(factor: int, plus: int = 0) -> int:

@@ -1,0 +1,39 @@
+"""Why a program cannot be started, in one line, and with the exit code that shells have for it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from collections.abc import Sequence
+
+__all__ = ["refusal"]
+
+_NOT_FOUND, _NOT_EXECUTABLE = 127, 126
+
+
+def refusal(
+    command: Sequence[str], path: str | None = None, before: str = "", error: OSError | None = None
+) -> tuple[int, str] | None:
+    """The exit code and the reason why ``command`` cannot be started here; None when it looks as if it can.
+
+    ``path`` is where programs are looked for (default: PATH), ``before`` what the user has typed before ``command``.
+    ``error`` is that of a start which has failed: then there is a reason.
+    """
+    program = command[0]
+    hint = ""
+    if program.endswith(".py") and os.path.isfile(program):
+        hint = f"; did you mean: {before}python {shlex.join(command)}"
+    if shutil.which(program, path=path) is None:
+        if not os.path.exists(program):
+            return _NOT_FOUND, f"there is no program {program!r}"
+        if os.path.isdir(program):
+            return _NOT_EXECUTABLE, f"{program} is a directory"
+        if not os.access(program, os.X_OK):
+            return _NOT_EXECUTABLE, f"{program} is not executable{hint}"
+        return _NOT_FOUND, f"there is no program {program!r} on the PATH{hint or f'; did you mean: ./{program}'}"
+    if error is None:
+        return None
+    if isinstance(error, FileNotFoundError):
+        return _NOT_EXECUTABLE, f"the first line of {program} names an interpreter that does not exist{hint}"
+    return _NOT_EXECUTABLE, f"{program} cannot be started: {error.strerror}{hint}"

@@ -1,0 +1,154 @@
+"""How a job ends when its ranks do not do so by themselves, and what becomes of all that they print until then."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+LIMIT = 60.0
+"""Seconds until a job counts as stuck."""
+
+both = pytest.mark.parametrize("elastic", [[], ["--elastic"]], ids=["mpi", "elastic"])
+
+
+@contextlib.contextmanager
+def ringrun(*arguments: str, stopping: float = 10.0) -> Iterator[subprocess.Popen[str]]:
+    """A job whose ranks have ``stopping`` seconds to end when they are asked to. Killed if it is still there."""
+    code = (
+        "import sys; from ring_notebook.launch import cli, job; "
+        f"job.STOPPING = {stopping}; sys.exit(cli.main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", code, *arguments]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, errors="replace") as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> str:
+    path = tmp_path / "program.py"
+    path.write_text(r"""
+import os, signal, sys, time
+rank = int(os.environ.get("RING_RANK") or os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
+def save(signum, frame):
+    time.sleep(1.5)
+    os.write(1, b"saved\n")
+    sys.exit()
+signal.signal(signal.SIGINT, signal.SIG_IGN if sys.argv[1] == "stop" else save)
+os.write(1, f"begun {os.getpid()}\n".encode())
+if sys.argv[1] == "stop" and rank == 1: os.kill(os.getpid(), signal.SIGSTOP)
+time.sleep(100)
+""")
+    return str(path)
+
+
+def begun(job: subprocess.Popen[str], stopped: bool = False) -> None:
+    """Wait for two ranks, and until one of them is stopped."""
+    assert job.stdout is not None
+    processes = [job.stdout.readline().removeprefix("begun ").strip() for _ in range(2)]
+    until = time.monotonic() + LIMIT
+    while stopped and "T" not in [Path(f"/proc/{one}/stat").read_text().split()[2] for one in processes]:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("elastic", "signum"), [([], signal.SIGINT), (["--elastic"], signal.SIGINT), (["--elastic"], signal.SIGTERM)]
+)
+def test_a_stopped_rank_does_not_hold_up_the_end(elastic: list[str], signum: signal.Signals, program: str) -> None:
+    """That no rank is left is proven for the whole file, by the fixture that looks for leftovers."""
+    with ringrun(*elastic, "-np", "2", "python", program, "stop", stopping=3.0) as job:
+        begun(job, stopped=True)
+        job.send_signal(signum)
+        _, said = job.communicate(timeout=LIMIT)
+    assert job.returncode == 128 + signum
+    assert "ringrun: the ranks have 2 seconds more to end; Ctrl-C ends them at once" in said
+    assert "ringrun: killing the ranks, which have not ended in 3 seconds" in said
+
+
+@both
+def test_a_second_interrupt_kills(elastic: list[str], program: str) -> None:
+    with ringrun(*elastic, "-np", "2", "python", program, "stop", stopping=10 * LIMIT) as job:
+        begun(job, stopped=True)
+        job.send_signal(signal.SIGINT)
+        time.sleep(1.0)
+        job.send_signal(signal.SIGINT)
+        assert job.wait(LIMIT) == 130
+
+
+@both
+def test_ranks_have_time_to_end(elastic: list[str], program: str) -> None:
+    """Also when the signal comes twice at once, as from a `timeout` whose group the job is in."""
+    with ringrun(*elastic, "-np", "2", "python", program, "save") as job:
+        begun(job)
+        job.send_signal(signal.SIGINT)
+        time.sleep(0.05)
+        job.send_signal(signal.SIGINT)
+        printed, said = job.communicate(timeout=LIMIT)
+    assert job.returncode == 130
+    assert [line for line in printed.splitlines() if "mpiexec" not in line] == ["saved"] * 2
+    assert "killing" not in said
+
+
+@both
+@pytest.mark.parametrize(
+    "start",
+    ["print(subprocess.Popen(['sleep', '100']).pid, flush=True)", "os.system('sleep 100 & echo $!')"],
+    ids=["closed", "inherited"],
+)
+def test_what_a_rank_leaves_behind_is_not_waited_for(elastic: list[str], start: str) -> None:
+    """A process that has the rank's output, or all that the rank itself has inherited."""
+    with ringrun(*elastic, "-np", "2", "python", "-c", f"import os, subprocess; {start}") as job:
+        printed, said = job.communicate(timeout=LIMIT)
+    left = [int(line) for line in printed.splitlines()]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert (len(left), job.returncode, said) == (2, 0, "")
+
+
+@both
+def test_the_last_words_of_what_outlives_a_rank_are_heard(elastic: list[str]) -> None:
+    with ringrun(*elastic, "-np", "1", "sh", "-c", "{ sleep .2; echo late; } & echo early") as job:
+        assert job.communicate(timeout=LIMIT) == ("early\nlate\n", "")
+
+
+@both
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_lines_of_ranks_do_not_mix(elastic: list[str], stream: str) -> None:
+    code = (
+        "import sys, time\n"
+        "for n in range(100):\n"
+        f" print('text', end='', file=sys.{stream}, flush=True); time.sleep(0.001); print('x' * n, file=sys.{stream})"
+    )
+    with ringrun(*elastic, "-np", "4", "python", "-c", code) as job:
+        written = "".join(job.communicate(timeout=LIMIT))
+    assert Counter(written.splitlines()) == {f"text{'x' * n}": 4 for n in range(100)}
+
+
+@both
+def test_the_beginning_of_a_line_does_not_wait_for_its_end(elastic: list[str]) -> None:
+    with ringrun(*elastic, "-np", "1", "python", "-c", "print('hello', input('name? '), end='')") as job:
+        assert job.stdout is not None
+        assert job.stdout.read(6) == "name? "
+        assert job.communicate("you\n", LIMIT) == ("hello you", "")
+
+
+@both
+def test_no_output_is_lost_at_the_end(elastic: list[str]) -> None:
+    """More than pipes hold, to a reader that comes late."""
+    code = "import sys; sys.stdout.write('x' * 500_000)"
+    with ringrun(*elastic, "-np", "2", "python", "-c", code) as job:
+        time.sleep(3)
+        assert job.communicate(timeout=LIMIT) == ("x" * 1_000_000, "")
