@@ -62,6 +62,7 @@ def test_figures_are_drawn_live_and_stay(
     picture(notebook, 1, "displays-saved")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_figures_are_there_in_a_page_that_is_opened_later(
     lab: Lab, open_notebook: Callable[[str], NotebookPage]

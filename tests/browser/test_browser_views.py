@@ -95,7 +95,9 @@ def test_a_second_notebook_sees_the_run_of_the_first(
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("cell", [LONG, BLOCKING], ids=["background", "blocking"])
+@pytest.mark.parametrize(
+    "cell", [pytest.param(LONG, id="background", marks=pytest.mark.slow), pytest.param(BLOCKING, id="blocking")]
+)
 def test_a_page_that_was_closed_in_the_middle_shows_all_of_it(
     lab: Lab,
     open_notebook: Callable[[str], NotebookPage],

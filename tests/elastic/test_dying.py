@@ -81,7 +81,7 @@ def reference(n: int, then: int, resumed: int, seen: list[int]) -> torch.Tensor:
     [
         pytest.param(4, "3", "SIGKILL", marks=pytest.mark.slow),
         (4, "0,1", "SIGKILL"),
-        (3, "0", "SIGSEGV"),
+        pytest.param(3, "0", "SIGSEGV", marks=pytest.mark.slow),
         (2, "1", "raise"),
         (3, "0,1", "exit"),
         pytest.param(2, "0", "SIGKILL", marks=pytest.mark.slow),
@@ -104,11 +104,10 @@ def test_the_living_train_on(n: int, victims: str, how: str) -> None:
 @pytest.mark.parametrize(
     ("when", "victim"),
     [
-        ("roll call", "2"),
         ("open", "0"),
         ("sync", "2"),
         *(pytest.param(*case, marks=pytest.mark.slow) for case in (("restore", "0"), ("open", "2"), ("reset", "0"))),
-        pytest.param("sync", "0", marks=pytest.mark.slow),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("sync", "0"), ("roll call", "2"))),
     ],
 )
 def test_a_death_while_the_living_begin_anew(when: str, victim: str) -> None:
@@ -224,6 +223,7 @@ def test_run_gives_the_results_of_the_living() -> None:
         run(job, n=2, min_np=3)
 
 
+@pytest.mark.slow
 def test_horovods_own_elastic_script(tmp_path: Path) -> None:
     """Its example, with nothing but the import changed, loses the rank that leads in its second epoch."""
     theirs, ours = "import horovod.torch as hvd\n", "import ring_notebook.torch as hvd\n"

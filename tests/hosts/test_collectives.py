@@ -47,7 +47,7 @@ def test_an_allreduce_sends_no_more_than_it_must(hosts: TwoHosts, wire: str, mib
     [
         ({"MPIR_CVAR_NUM_CLIQUES": "2", "MPIR_CVAR_CLIQUES_BY_BLOCK": "1"}, 3, 2),  # hosts with 2 and 1 ranks
         ({"MPIR_CVAR_NUM_CLIQUES": "3"}, 3, 3),
-        ({"RING_ALGORITHM": "ring"}, 3, 1),
+        pytest.param({"RING_ALGORITHM": "ring"}, 3, 1, marks=pytest.mark.slow),
         ({"RING_ALGORITHM": "ring"}, 2, 1),
     ],
 )
