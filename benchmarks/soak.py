@@ -230,6 +230,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     rank = Rank(options.seed)
+    if rank.size < 2:
+        parser.error("one rank cannot be interrupted while it waits: ringrun -np 4 python benchmarks/soak.py")
     begun = time.monotonic()
     before: dict[str, int] = {}
     for number in range(1, max(WARM + 1, options.operations // ACTIONS) + 1):
