@@ -57,6 +57,7 @@ def test_the_timeline_is_drawn_and_can_be_zoomed(
     assert notebook.path.stat().st_size < 200_000
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_second_notebook_sees_the_run_of_the_first(
     lab: Lab,

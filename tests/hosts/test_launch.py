@@ -68,7 +68,8 @@ os.write(1, f"{hvd.rank()} of {hvd.size()} began at {starts} and ended at {state
 """
 
 
-@pytest.mark.parametrize(("deaths", "limit"), [(2, 3), pytest.param(2, 1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("deaths", "limit"), [(2, 3), (2, 1)])
 def test_an_elastic_job_of_several_hosts_is_started_again(
     hosts: TwoHosts, tmp_path: Path, deaths: int, limit: int
 ) -> None:
