@@ -238,12 +238,17 @@ def abort(reason: str) -> None:
 
 
 def fail(error: BaseException) -> None:
-    """End the epoch for all its ranks because of what ended this one; nothing where another rank has ended it."""
+    """End the epoch for all its ranks because of what ended this one, which is called by its rank in the job.
+
+    Does nothing where another rank has ended it.
+    """
     if _world is None or isinstance(error, CollectiveAborted):
         return
     text = " ".join(str(error).split())[:200]
-    raised = f"raised {type(error).__name__}" + (f": {text}" if text else "")
-    abort(f"rank {_world.rank} " + ("was interrupted" if isinstance(error, KeyboardInterrupt) else raised))
+    what = f"raised {type(error).__name__}" + (f": {text}" if text else "")
+    if isinstance(error, KeyboardInterrupt):
+        what = "was interrupted"
+    abort(f"rank {_world.ranks[_world.rank]} {what}")
 
 
 def close() -> None:

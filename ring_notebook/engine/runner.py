@@ -83,9 +83,8 @@ class _Execution:
 
     def _leave(self, error: BaseException | None) -> None:
         """End the epoch for all when this rank failed; leave it in any case."""
-        if error is not None and not _is_exit(error) and not isinstance(error, CollectiveAborted):
-            what = "was interrupted" if isinstance(error, KeyboardInterrupt) else f"raised {_one_line(error)}"
-            world.abort(f"rank {self.rank} {what}")
+        if error is not None and not _is_exit(error):
+            world.fail(error)
         world.close_run()
 
     def _report(self, error: BaseException | None, seconds: float) -> None:
@@ -167,8 +166,3 @@ def _status(error: BaseException | None) -> Literal["ok", "failed", "aborted", "
 def _is_exit(error: BaseException) -> bool:
     """Whether a script would have ended well with it: ``sys.exit()``."""
     return isinstance(error, SystemExit) and not error.code
-
-
-def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__

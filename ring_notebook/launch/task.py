@@ -67,14 +67,13 @@ def _failure(rank: int, error: BaseException) -> Outcome:
         value = cloudpickle.dumps(error)
     except Exception:
         value = b""
-    _tell_others(f"rank {rank} raised {type(error).__name__}: {error}")
+    _tell_others(error)
     return Outcome(rank, value, text, isinstance(error, CollectiveAborted), ended)
 
 
-def _tell_others(reason: str) -> None:
+def _tell_others(error: BaseException) -> None:
     """End the epoch that the function opened, if it opened one, so that no rank waits for this one."""
     if "ring_notebook.core.world" in sys.modules:
         from ring_notebook.core import world
 
-        if world.is_initialized():
-            world.abort(reason)
+        world.fail(error)

@@ -21,6 +21,7 @@ from ranks.training import (
     share,
 )
 from ring_notebook.errors import CollectiveMismatch
+from ring_notebook.launch.rank import rank_in
 
 BUILDS: dict[str, Build] = {
     "sgd": lambda model: torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.01),
@@ -33,6 +34,14 @@ BUILDS: dict[str, Build] = {
         [{"params": list(model.parameters())[:2], "lr": 0.001}, {"params": list(model.parameters())[2:]}], lr=0.01
     ),
 }
+
+
+def step_both(
+    reference: nn.Module, alone: torch.optim.Optimizer, model: nn.Module, fused: torch.optim.Optimizer, batch: Any
+) -> None:
+    """A step of a single process on the joint batch, and one of the ranks on their shares of it."""
+    plain_step(reference, alone, batch)
+    plain_step(model, fused, share(batch, rank_in()))
 
 
 @pytest.mark.parametrize("name", BUILDS)
@@ -82,8 +91,7 @@ def test_wrapping_takes_over_the_state_of_the_wrapped_optimizer(hvd: ModuleType)
         plain_step(model, optimizer, batch)
     fused = hvd.DistributedOptimizer(optimizer, fused=True)
     for batch in batches[10:]:
-        plain_step(reference, alone, batch)
-        plain_step(model, fused, share(batch, hvd.rank()))
+        step_both(reference, alone, model, fused, batch)
     assert_same(model, reference, rtol=1e-4, atol=1e-5)
 
 
@@ -173,8 +181,7 @@ def test_momentum_that_begins_in_the_middle(hvd: ModuleType) -> None:
     for number, batch in enumerate(batches):
         for one in (alone, fused):
             one.param_groups[0]["momentum"] = 0.9 if number % 10 > 4 else 0.0
-        plain_step(reference, alone, batch)
-        plain_step(model, fused, share(batch, hvd.rank()))
+        step_both(reference, alone, model, fused, batch)
     assert_same(model, reference, rtol=1e-4, atol=1e-5)
 
 
@@ -189,8 +196,7 @@ def test_state_survives_wrapping_anew_and_cannot_be_copied(hvd: ModuleType) -> N
         if number in (5, 10):
             given = second if number == 5 else optimizer
             second = hvd.DistributedOptimizer(given, fused=number == 5)
-        plain_step(reference, alone, batch)
-        plain_step(model, second, share(batch, hvd.rank()))
+        step_both(reference, alone, model, second, batch)
         if number < 10:
             with pytest.raises(RuntimeError, match="neither copied nor pickled"):
                 copy.deepcopy(second)
@@ -211,8 +217,7 @@ def test_a_group_is_added(hvd: ModuleType) -> None:
             alone.add_param_group({"params": list(reference.second.parameters()), "lr": 0.002})
             fused.add_param_group({"params": list(model.second.parameters()), "lr": 0.002})
         reference.zero_grad(), model.zero_grad()
-        plain_step(reference, alone, batch)
-        plain_step(model, fused, share(batch, hvd.rank()))
+        step_both(reference, alone, model, fused, batch)
     assert_same(model, reference, rtol=1e-4, atol=1e-5)
 
 
