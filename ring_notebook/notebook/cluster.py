@@ -87,6 +87,8 @@ class Cluster:
         """
         for directory in registry.running():
             about = registry.read(directory)
+            if not about:  # removed meanwhile by the kernel that has ended it
+                continue
             cluster = cls(about["n"], keep=about["keep"])
             cluster.why = about["why"]
             cluster.foreign = registry.is_alive(about["kernel"]) and about["kernel"] != os.getpid()

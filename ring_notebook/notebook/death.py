@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ring_notebook.launch.rank import signal_name, split_reports
+from ring_notebook.notebook.rundir import read_text
 
 __all__ = ["Death", "explain", "not_started", "tail"]
 
@@ -42,12 +43,11 @@ def explain(ended: str, output: str, logs: Path) -> Death:
         how = f"was killed by {signal_name(-first.code)}"
         if -first.code == signal.SIGKILL:
             how += ", out of memory" if first.out_of_memory else ", not by the Linux kernel for want of memory"
-    log = logs / f"rank-{first.rank}.log"
     return Death(
         f"rank {first.rank} on {first.host} {how}, and MPI ended the others",
         first.rank,
         # A rank has a log of its own as soon as it has started; what it said before went to all ranks' output.
-        tail(log.read_text(errors="replace") if log.exists() else said.decode(errors="replace")),
+        tail(read_text(logs / f"rank-{first.rank}.log") or said.decode(errors="replace")),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import time
+from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -22,7 +23,7 @@ _LENGTH = struct.Struct("<I")
 def run_in_progress(runs: Path, cluster: str) -> Path | None:
     """The folder of the run that goes on in the cluster of this name, if there is one."""
     for directory in sorted((file.parent for file in runs.glob(f"*/{RUN}")), reverse=True):
-        if read_json(directory / RUN)["environment"].get("cluster") == cluster:
+        if read_json(directory / RUN).get("environment", {}).get("cluster") == cluster:
             return None if (directory / SUMMARY).exists() else directory
     return None
 
@@ -88,8 +89,11 @@ class TakenOverLog(RunLog):
         """When the last rank wrote its last record, once all have: nobody may have been here to see that."""
         if len(self.ended()) < self.size:
             return super()._now()
-        files = self._spool.glob(f"{self.run}.*")
-        return max((file.stat().st_mtime for file in files), default=super()._now())
+        written = []
+        for file in self._spool.glob(f"{self.run}.*"):
+            with suppress(FileNotFoundError):  # another kernel has ended the cluster
+                written.append(file.stat().st_mtime)
+        return max(written, default=super()._now())
 
     def _follow(self) -> None:
         while True:
@@ -101,7 +105,11 @@ class TakenOverLog(RunLog):
             self._stop.wait(_PERIOD)
 
     def _take(self, file: Path) -> None:
-        with file.open("rb") as source:
+        try:
+            source = file.open("rb")
+        except FileNotFoundError:  # another kernel has ended the cluster
+            return
+        with source:
             source.seek(self._seen.get(file, 0))
             data = source.read()
         position = 0

@@ -23,7 +23,7 @@ from ring_notebook.launch.deathsig import wrap
 from ring_notebook.launch.hosts import Host
 from ring_notebook.launch.mpi import find_mpiexec
 from ring_notebook.notebook.death import Death, explain, not_started, tail
-from ring_notebook.notebook.rundir import read_json
+from ring_notebook.notebook.rundir import read_json, read_text
 
 __all__ = ["ControllerLauncher", "EngineLauncher", "Processes"]
 
@@ -83,8 +83,7 @@ class EngineLauncher(MPIEngineSetLauncher):  # type: ignore[misc]
 
 def _kept_output(launcher: Any) -> str:
     """A launcher's log. ipyparallel removes it when the process ends, which is when it is needed."""
-    log = Path(launcher.output_file)
-    return log.read_text(errors="replace") if log.exists() else ""
+    return read_text(Path(launcher.output_file))
 
 
 class Processes:

@@ -8,6 +8,7 @@ import shutil
 import socket
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,13 @@ def read(directory: Path) -> dict[str, Any]:
 
 def running() -> Iterator[Path]:
     """The folders of the clusters that seem to run, the newest first."""
-    found = [directory for directory in _directories() if (directory / _FILE).exists() and _in_use(directory)]
-    yield from sorted(found, key=lambda directory: (directory / _FILE).stat().st_mtime, reverse=True)
+    found = []
+    for directory in _directories():
+        with suppress(FileNotFoundError):  # starting, or removed meanwhile by the kernel that has ended it
+            written = (directory / _FILE).stat().st_mtime
+            if _in_use(directory):
+                found.append((written, directory))
+    yield from (directory for _, directory in sorted(found, reverse=True))
 
 
 def is_alive(pid: int) -> bool:

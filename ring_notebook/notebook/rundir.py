@@ -12,7 +12,16 @@ from typing import Any, BinaryIO, TextIO
 
 from ring_notebook.records import Cleared, Display, Ended, Failure, MetricBatch, Output, Record, Status, Trace
 
-__all__ = ["TIMELINE", "RunFiles", "read_displays", "read_json", "read_metrics", "read_records", "write_json"]
+__all__ = [
+    "TIMELINE",
+    "RunFiles",
+    "read_displays",
+    "read_json",
+    "read_metrics",
+    "read_records",
+    "read_text",
+    "write_json",
+]
 
 RUN = "run.json"  # source, options, environment, size, when it started
 METRICS = "metrics.jsonl"  # a line per ring.log: rank, time, step and the values
@@ -93,19 +102,30 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     partial.replace(path)
 
 
+def read_text(path: Path) -> str:
+    """The content of ``path``; empty when it is not there.
+
+    Another kernel that ends the cluster removes its files at any moment, so that asking first would not do.
+    """
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return ""
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The content of ``path``; empty when the file is not there."""
-    if not path.exists():
-        return {}
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    content: dict[str, Any] = json.loads(read_text(path) or "{}")
     return content
 
 
 def _lines(path: Path, seen: dict[str, int] | None = None) -> Iterator[dict[str, Any]]:
-    if not path.exists():
-        return
     seen = {} if seen is None else seen
-    with path.open("rb") as file:
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return
+    with file:
         file.seek(seen.get(path.name, 0))
         for line in file:
             if line.endswith(b"\n"):  # a run in progress may end in half a line

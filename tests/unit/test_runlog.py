@@ -14,7 +14,7 @@ import pytest
 
 from ring_notebook.engine.spool import Spool
 from ring_notebook.notebook.follow import TakenOverLog
-from ring_notebook.notebook.rundir import metric_lines, read_json, read_metrics, write_json
+from ring_notebook.notebook.rundir import metric_lines, read_json, read_metrics, read_text, write_json
 from ring_notebook.notebook.runlog import RunLog, RunRecord
 from ring_notebook.notebook.view import OUTPUT_CHARACTERS
 from ring_notebook.records import Cleared, Display, Ended, Failure, MetricBatch, Output, Record, Status, encode
@@ -248,3 +248,22 @@ def test_40000_records_a_second_in_bounded_memory(tmp_path: Path) -> None:
         assert sum(1 for _ in file) == rows
     view = log.view()
     assert sum(len(points.x) for points in view.curves["loss"].values()) <= 4 * 400
+
+
+def test_what_another_kernel_removes_meanwhile_reads_as_empty(tmp_path: Path) -> None:
+    content = tmp_path / "a.json", tmp_path / "metrics.jsonl"
+
+    def come_and_go() -> None:
+        for _ in range(1000):
+            for path in content:
+                path.write_text('{"rank": 0}\n')
+            for path in content:
+                path.unlink()
+
+    other = Thread(target=come_and_go)
+    other.start()
+    while other.is_alive():
+        assert read_text(content[0]) in ("", '{"rank": 0}\n')
+        assert read_json(content[0]) in ({}, {"rank": 0})
+        assert read_metrics(tmp_path) in ([], [{"rank": 0}])
+    other.join()
