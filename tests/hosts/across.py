@@ -9,6 +9,7 @@ import time
 import pytest
 
 from harness.two_hosts import NAMES
+from notebook.endure import SECONDS_TO_END
 from ring_notebook.errors import ClusterError, CollectiveAborted
 from ring_notebook.notebook.cluster import Cluster
 from ring_notebook.notebook.run import Run
@@ -39,7 +40,6 @@ if ring.rank() == 3: os.kill(os.getpid(), 9)
 time.sleep(60)
 """
 PLACES = [f"rank {rank} on {NAMES[rank // 2]}, local {rank % 2}, cross {rank // 2}\n" for rank in range(4)]
-SECONDS = 2.0
 
 
 def trains(cluster: Cluster) -> None:
@@ -55,7 +55,7 @@ def ends(run: Run, error: type[BaseException], message: str) -> str:
     started = time.monotonic()
     with pytest.raises(error, match=message) as caught:
         run.wait()
-    assert time.monotonic() - started < SECONDS, run.describe()
+    assert time.monotonic() - started < SECONDS_TO_END, run.describe()
     return str(caught.value)
 
 

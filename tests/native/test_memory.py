@@ -31,6 +31,20 @@ def test_cached_files_are_memory_that_is_left(tmp_path: Path) -> None:
     assert core().control_group_left(str(tmp_path), "/") == 800 * MIB
 
 
+def test_groups_of_the_memory_controller_alone(tmp_path: Path) -> None:
+    """Where groups are not of the unified hierarchy, files and keys have other names."""
+    job = tmp_path / "slurm" / "job_1"
+    for directory, limit in ((tmp_path, 2**63 - 4096), (job.parent, 900 * MIB), (job, 2**63 - 4096)):
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "memory.limit_in_bytes").write_text(f"{limit}\n")
+        (directory / "memory.usage_in_bytes").write_text(f"{800 * MIB}\n")
+        # Those without "total" leave out what the groups below it hold.
+        statistics = f"inactive_file 0\ntotal_inactive_file {100 * MIB}\ntotal_active_file {50 * MIB}\n"
+        (directory / "memory.stat").write_text(statistics)
+    assert core().control_group_left(str(tmp_path), "/slurm/job_1") == 250 * MIB
+    assert core().control_group_left(str(tmp_path), "/") > 1 << 60
+
+
 def test_the_tightest_group_counts(tmp_path: Path) -> None:
     """Of a group and all that it is in; one without a limit or without files limits nothing."""
     control_group(tmp_path, "max", 0)

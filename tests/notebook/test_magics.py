@@ -230,7 +230,7 @@ def test_export_writes_the_last_cell_or_a_named_one(notebook: Notebook) -> None:
 def test_the_same_cell_at_several_sizes(notebook: Notebook) -> None:
     outputs = notebook.run(
         "%%ringscale 1,2\nimport time\nfrom ring_notebook.core.metrics import log\n"
-        "for _ in range(4): time.sleep(0.05); log(samples=100)"
+        "for _ in range(4): time.sleep(0.2); log(samples=100)"
     )
     table = outputs[-1]["data"]["text/plain"].splitlines()
     assert table[0].split() == ["ranks", "seconds", "samples/s", "speedup", "efficiency"]
