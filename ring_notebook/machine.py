@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from pathlib import Path
 
 __all__ = ["cores", "gpus", "oom_kills"]
 
-_CGROUP_CPU = Path("/sys/fs/cgroup/cpu.max")
-_CGROUP_EVENTS = Path("/sys/fs/cgroup/memory.events")
+_CGROUPS = Path("/sys/fs/cgroup")
 _VMSTAT = Path("/proc/vmstat")
 _NVIDIA = Path("/proc/driver/nvidia/gpus")
 
 
 def cores() -> int:
     """Processor cores that this process may use: its affinity, and the CPU limit of its container."""
-    available = len(os.sched_getaffinity(0))
-    try:
-        quota, period = _CGROUP_CPU.read_text().split()
-    except (OSError, ValueError):
-        return available
-    return available if quota == "max" else max(1, min(available, math.ceil(int(quota) / int(period))))
+    return min(len(os.sched_getaffinity(0)), _cores_of_container())
+
+
+def _cores_of_container() -> int:
+    # The unified hierarchy has quota and period in one file, that of the processor controller alone in two.
+    for names in (["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]):
+        try:
+            quota, period = " ".join((_CGROUPS / name).read_text() for name in names).split()
+        except (OSError, ValueError):
+            continue
+        if quota not in ("max", "-1"):
+            return max(1, math.ceil(int(quota) / int(period)))
+    return sys.maxsize
 
 
 def gpus() -> list[str]:
@@ -38,7 +45,7 @@ def gpus() -> list[str]:
 def oom_kills() -> int:
     """How often the Linux kernel has killed a process of this machine or container for want of memory."""
     counts = []
-    for path in (_VMSTAT, _CGROUP_EVENTS):
+    for path in (_VMSTAT, _CGROUPS / "memory.events", _CGROUPS / "memory" / "memory.oom_control"):
         try:
             lines = path.read_text().splitlines()
         except OSError:

@@ -66,6 +66,8 @@ void register_memory(py::module_& module) {
         .def("past_cache", &ring::Staging::past_cache, py::arg("bytes"))
         .def("took", &ring::Staging::took, py::arg("past_cache"), py::arg("bytes"), py::arg("ns"));
 
+    module.def("memory_left", &ring::memory_left,
+               "Bytes that the machine and the limits of this process's control groups have left.");
     module.def("control_group_left", &ring::control_group_left, py::arg("root"), py::arg("group"),
                "Bytes that a control group has left, or 2**64 - 1; see memory_left.hpp.");
 
