@@ -28,7 +28,7 @@ class Config:
     """RING_FUSION_THRESHOLD (HOROVOD_FUSION_THRESHOLD): size of a gradient bucket, in bytes."""
 
     wire: Literal["", "float16", "bfloat16"] = ""
-    """RING_WIRE: what float32 tensors above 64 KiB are rounded to while an allreduce carries them between hosts.
+    """RING_WIRE: what float32 tensors above 64 KiB are rounded to while a sum or average carries them between hosts.
     They are added in float32, and all ranks get the same values; within a host nothing is rounded."""
 
     overlap: Literal["auto", "inline", "thread"] = "auto"

@@ -91,7 +91,11 @@ std::shared_ptr<Work> Communicator::make_work(Request request, double timeout) c
     header.prescale = request.prescale;
     header.postscale = request.postscale;
     if (request.root >= 0) header.root = ranks()[static_cast<std::size_t>(request.root)];
-    if (fabric_ && request.kind == OpKind::Allreduce && request.dtype == DType::Float32) header.wire = fabric_->wire();
+    // Sums lose little by it. A maximum would not be one of the ranks' numbers any more, and a product leaves the
+    // range.
+    const bool sum = request.op == ReduceOp::Sum || request.op == ReduceOp::Average;
+    if (fabric_ && request.kind == OpKind::Allreduce && request.dtype == DType::Float32 && sum)
+        header.wire = fabric_->wire();
     header.tensors = static_cast<std::int32_t>(request.pieces.size());
     header.count = request.count();
     header.layout = request.layout;

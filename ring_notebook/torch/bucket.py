@@ -19,18 +19,29 @@ __all__ = ["Bucket"]
 class Bucket:
     """The gradients of ``parameters``, which all have ``dtype``.
 
-    Behind them travels one flag for each, which a rank sets when it has that gradient. A flag above zero afterwards
-    says that some rank had it; a gradient that no rank had stays None, as it would in a single process.
+    Behind them travel two flags for each, which a rank sets when it has that gradient, and when it is sparse. A flag
+    above zero afterwards says that it was so on some rank. A gradient that no rank had stays None, as it would in a
+    single process; one that was sparse although nobody had known it when the bucket was planned is so again afterwards,
+    unless ``sparse_as_dense``.
     """
 
     def __init__(
-        self, parameters: Sequence[Tensor], dtype: torch.dtype, name: str, how: Reduction, compression: Compressor
+        self,
+        parameters: Sequence[Tensor],
+        dtype: torch.dtype,
+        name: str,
+        how: Reduction,
+        compression: Compressor,
+        sparse_as_dense: bool,
     ) -> None:
         self.name = name
         self.parameters = list(parameters)
         self._how, self._compression = how, compression
-        self._flags = torch.empty(len(self.parameters), dtype=dtype)
+        self._sparse_as_dense = sparse_as_dense
+        self.turned_sparse = False  # and needs another plan, on all ranks
+        self._flags = torch.zeros(2, len(self.parameters), dtype=dtype)
         self._came = [False] * len(self.parameters)
+        self._sparse = [False] * len(self.parameters)
         self._handle: Handle | None = None
         self._reduced: list[Tensor] = []
         self._wires: list[tuple[Tensor, Any]] = []
@@ -48,16 +59,23 @@ class Bucket:
     def come(self, position: int) -> None:
         """Note that backward is done with the gradient of a parameter."""
         self._came[position] = True
-        _make_dense(self.parameters[position])
+        self._make_dense(position)
 
     def forget(self) -> None:
         """Take back what `come` has noted."""
         self._came = [False] * len(self.parameters)
+        self._sparse = [False] * len(self.parameters)
 
     def fill(self) -> None:
         """Take in the gradients that no hook has brought."""
-        for parameter in self.parameters:
-            _make_dense(parameter)
+        for position in range(len(self.parameters)):
+            self._make_dense(position)
+
+    def _make_dense(self, position: int) -> None:
+        parameter = self.parameters[position]
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            parameter.grad = parameter.grad.to_dense()
+            self._sparse[position] = not self._sparse_as_dense
 
     def square(self) -> float:
         """Sum of the squares of all gradients that are there."""
@@ -66,13 +84,15 @@ class Bucket:
 
     def start(self, *, blocking: bool) -> None:
         """Begin to reduce what is there, and zeros for the rest; with ``blocking`` it is reduced on return."""
-        self._flags.fill_(1)
+        has, sparse = self._flags
+        has.fill_(1)
+        sparse.copy_(torch.tensor(self._sparse))
         self._reduced = []
         for position, parameter in enumerate(self.parameters):
             grad = parameter.grad
             if grad is None:
                 grad = torch.zeros_like(parameter)
-                self._flags[position] = 0
+                has[position] = 0
             self._reduced.append(grad)
         tensors = [in_memory_order(grad) for grad in self._reduced]
         if self._compression is not Compression.none:
@@ -92,11 +112,11 @@ class Bucket:
             for grad, (wire, ctx) in zip(self._reduced, self._wires, strict=False):
                 in_memory_order(grad).copy_(self._compression.decompress(wire, ctx))
         for position, (parameter, grad) in enumerate(zip(self.parameters, self._reduced, strict=True)):
-            if parameter.grad is not grad and self._flags[position] > 0:
+            if parameter.grad is not grad and self._flags[0, position] > 0:
                 parameter.grad = grad
         self._reduced, self._wires = [], []
-
-
-def _make_dense(parameter: Tensor) -> None:
-    if parameter.grad is not None and parameter.grad.is_sparse:
-        parameter.grad = parameter.grad.to_dense()
+        for position in self._flags[1].nonzero().flatten().tolist():
+            parameter = self.parameters[position]
+            assert parameter.grad is not None
+            parameter.grad = parameter.grad.to_sparse(1)
+            self.turned_sparse = True

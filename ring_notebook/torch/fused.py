@@ -28,7 +28,7 @@ from ring_notebook.torch.process_sets import ProcessSet
 from ring_notebook.torch.reducing import allreduce
 from ring_notebook.torch.ring_memory import empty_in
 from ring_notebook.torch.tensors import buffer_of, from_bytes
-from ring_notebook.torch.wrapping import Wrapper, once, original_of
+from ring_notebook.torch.wrapping import Wrapper, average_loss, original_of
 
 __all__ = ["FusedOptimizer", "check_fusable"]
 
@@ -103,10 +103,14 @@ class FusedOptimizer(Wrapper):
     _mates: Communicator
     """The ranks of this host, which write into one another's parameters."""
 
+    _step_supports_amp_scaling = True
+    """Tells a GradScaler to leave gradients scaled and set ``grad_scale`` and ``found_inf`` while it calls `step`."""
+
     _torn = False
     """A step was given up in the middle, with parameters and state that are partly new."""
 
     def _prepare(self, process_set: ProcessSet, op: ReduceOp) -> None:
+        self._patch_step_function()  # hooks: the wrapped class's step, which has them, is not called
         self._process_set, self._op = process_set, op
         self._communicator = process_set.communicator
         self._mates = self._communicator.mates()
@@ -161,11 +165,12 @@ class FusedOptimizer(Wrapper):
                 parameter.data = part
         return flat
 
-    @once
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Sum the gradients over all ranks and update the parameters of all; all ranks must call this.
 
-        Raises ValueError when a parameter has no gradient: every rank has to have all of them.
+        The loss that a ``closure`` returns is averaged over all ranks. When a GradScaler has found an inf or a nan on
+        some rank, nothing is updated on any. Raises ValueError, before anything is updated, when a parameter has no
+        gradient: every rank has to have all of them.
         """
         self._check_newest()
         self._follow_ranks()
@@ -173,13 +178,25 @@ class FusedOptimizer(Wrapper):
         if closure is not None:
             with torch.enable_grad():
                 result = closure()
+            result = average_loss(result, self._process_set)
         for group, flat in zip(self.param_groups, self._flats, strict=True):
-            self._update(group, flat)
+            _check_options(group)
+            self._check_gradients(flat)
+        if not self._overflowed():
+            for group, flat in zip(self.param_groups, self._flats, strict=True):
+                self._update(group, flat)
         self._tell_scheduler()
         return result
 
+    def _overflowed(self) -> bool:
+        """Whether a GradScaler, which tells such optimizers what it knows and lets them decide, has found an inf."""
+        found: Tensor | None = getattr(self, "found_inf", None)
+        if found is None:
+            return False
+        found = found.detach().to("cpu", torch.float32).reshape(1)
+        return bool(allreduce(found, name="found inf", op=ReduceOp.MAX, process_set=self._process_set) > 0)
+
     def _update(self, group: dict[str, Any], flat: _Flat) -> None:
-        _check_options(group)
         self._take_gradients(flat)
         state, kind = flat.state, type(self._wrapped)
         first = len(state) < _states_needed(kind, group)
@@ -235,8 +252,8 @@ class FusedOptimizer(Wrapper):
         )
         return bool(most[0, 0] == 0 and (most[1:, 0] == -most[1:, 1]).all())
 
-    def _take_gradients(self, flat: _Flat) -> None:
-        for position, (parameter, part) in enumerate(flat.parts(flat.gradients)):
+    def _check_gradients(self, flat: _Flat) -> None:
+        for position, parameter in enumerate(flat.parameters):
             if parameter.grad is None:
                 raise ValueError(
                     f"rank {self._communicator.rank}: parameter {position} of shape {tuple(parameter.shape)} has no "
@@ -246,7 +263,15 @@ class FusedOptimizer(Wrapper):
             moved = parameter.data_ptr() != flat.values.data_ptr() + flat.offsets[position] * 4
             if moved and parameter.numel():  # an empty one is nowhere
                 raise RuntimeError("a parameter has been moved out of ring memory; wrap the optimizer again")
-            part.copy_(parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad)
+
+    def _take_gradients(self, flat: _Flat) -> None:
+        scale: Tensor | None = getattr(self, "grad_scale", None)
+        for parameter, part in flat.parts(flat.gradients):
+            grad = parameter.grad
+            assert grad is not None
+            part.copy_(grad.to_dense() if grad.is_sparse else grad)
+            if scale is not None:
+                part.div_(scale)
 
     def _take_state(self, flat: _Flat) -> None:
         """Bring the wrapped optimizer's state of these parameters into this rank's shards."""

@@ -26,9 +26,8 @@ from ring_notebook.torch.compression import Compression, Compressor
 from ring_notebook.torch.fused import FusedOptimizer, check_fusable
 from ring_notebook.torch.process_sets import ProcessSet, global_process_set
 from ring_notebook.torch.reducer import GradientReducer
-from ring_notebook.torch.reducing import allreduce
 from ring_notebook.torch.reduction import Reduction
-from ring_notebook.torch.wrapping import Wrapper, claim, once, wrap
+from ring_notebook.torch.wrapping import Wrapper, average_loss, claim, once, wrap
 
 __all__ = ["DistributedOptimizer", "ReducingOptimizer"]
 
@@ -113,11 +112,7 @@ class ReducingOptimizer(Wrapper):
                 loss = closure()
             self.synchronize()
             self._synchronized = False
-            process_set = self._reducer.how.process_set
-            if loss is None or not process_set.included():
-                return loss
-            shared = allreduce(torch.as_tensor(loss).detach(), op=ReduceOp.AVERAGE, process_set=process_set)
-            return shared if isinstance(loss, Tensor) else shared.item()
+            return average_loss(loss, self._reducer.how.process_set)
 
         return reducing
 
@@ -126,7 +121,8 @@ class ReducingOptimizer(Wrapper):
         if self._reducer.pending():
             raise RuntimeError(
                 "zero_grad() between backward() and step() or synchronize() would drop gradients that are being "
-                "reduced; call it before backward() or after step()"
+                "reduced; call it before backward() or after step(). The backward of another model's loss that passes "
+                "through these parameters brings gradients too (RING_OVERLAP=inline reduces none before step())"
             )
         super().zero_grad(set_to_none)
 
@@ -221,7 +217,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     process_set: the ranks that take part; an optimizer of another rank steps on its own.
     fused: reduce, update and send in one native pass (SGD, Adam, AdamW; float32 on the CPU), see
         `FusedOptimizer`. Beyond Horovod. Takes neither compression nor gradient_predivide_factor. It and Adasum make
-        every group or step one dense operation, whatever num_groups, groups and sparse_as_dense say.
+        every group or step one dense operation, whatever num_groups, groups and sparse_as_dense say, in which ranks
+        that have joined cannot take part.
 
     Raises NotInitializedError before ``init()``, and TypeError or ValueError for arguments that cannot be right.
     """

@@ -32,6 +32,7 @@ from ring_notebook.torch.compression import Compressor
 from ring_notebook.torch.noise_meter import NoiseMeter
 from ring_notebook.torch.reduction import Reduction
 from ring_notebook.torch.sparse import sparse_allreduce_async, sparse_gradient
+from ring_notebook.torch.waiting import joins
 
 __all__ = ["GradientReducer", "Named"]
 
@@ -40,10 +41,14 @@ Named = Sequence[tuple[str, Tensor]]
 
 @dataclass(slots=True)
 class _Layout:
-    """A plan at work, bound to the communicator that its ranks agreed on it with."""
+    """A plan at work, bound to the communicator that its ranks agreed on it with.
+
+    Ranks that had joined were not among them, so that it does not outlive a `join`.
+    """
 
     communicator: weakref.ref[Communicator]
     threaded: bool
+    joins: int = field(default_factory=joins)
     buckets: list[Bucket] = field(default_factory=list)
     sparse: list[tuple[str, Tensor]] = field(default_factory=list)
     places: dict[Tensor, tuple[Bucket, int] | None] = field(default_factory=dict)  # None: sparse
@@ -123,7 +128,7 @@ class GradientReducer:
         if not process_set.included() or process_set.size() == 1:
             return
         trainable = [(name, p) for name, p in named if p.requires_grad]
-        if self._layout is None or self._layout.communicator() is not process_set.communicator:
+        if self._layout is not None and not self._holds(self._layout):
             self._layout = None
         try:
             layout = self._layout = self._layout or self._plan(trainable)
@@ -137,9 +142,13 @@ class GradientReducer:
         if self.meter is not None:
             self.meter.end_round(self._here, self._reduced, max(self._passes.values(), default=0), self.how)
         self._forget_round()
-        if late or len(trainable) != len(layout.places):
+        if late or len(trainable) != len(layout.places) or any(bucket.turned_sparse for bucket in layout.buckets):
             # Parameters were added, frozen or unfrozen: plan again, so that frozen ones cost nothing.
             self._layout = None
+
+    def _holds(self, layout: _Layout) -> bool:
+        """Whether all ranks still have this plan."""
+        return layout.communicator() is self.how.process_set.communicator and layout.joins == joins()
 
     def _plan(self, trainable: Named) -> _Layout:
         """Settle with the other ranks how to reduce ``trainable``, and hook what is not hooked yet."""
@@ -158,7 +167,7 @@ class GradientReducer:
         plans = plan_buckets([specs[index] for index in dense], config().fusion_threshold, self._groups(chosen))
         for number, plan in enumerate(plans):
             members = [chosen[index] for index in plan.parameters]
-            bucket = Bucket(members, plan.dtype, f"bucket {number}", self.how, self._compression)
+            bucket = Bucket(members, plan.dtype, f"bucket {number}", self.how, self._compression, self._sparse_as_dense)
             layout.buckets.append(bucket)
             layout.places.update({p: (bucket, position) for position, p in enumerate(members)})
         for parameter in parameters:
@@ -186,7 +195,7 @@ class GradientReducer:
                 "within optimizer.no_sync()"
             )
         bucket.come(position)
-        if layout.threaded and layout.communicator() is self.how.process_set.communicator:
+        if layout.threaded and self._holds(layout):
             # In the order of the plan only, whatever order backward takes: operations match by order.
             while layout.started < len(layout.buckets) and layout.buckets[layout.started].full:
                 self._start(layout, blocking=False)

@@ -49,13 +49,17 @@ def check_tensor(tensor: Any, operation: str) -> None:
     if tensor.dtype not in _DTYPES:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in _DTYPES)
         raise TypeError(f"{operation} cannot handle {tensor.dtype}; convert the tensor to one of {known}")
-    if tensor.is_meta or (tensor.is_cpu and tensor.numel() and tensor.data_ptr() == 0):
+    if not _has_values(tensor):
         raise TypeError(f"{operation} takes tensors with values; this {type(tensor).__name__} has no memory of its own")
 
 
 def can_send(tensor: Tensor) -> bool:
-    """Whether the core knows what `check_tensor` checks for."""
-    return tensor.layout is torch.strided and tensor.dtype in _DTYPES
+    """Whether `check_tensor` lets it pass."""
+    return tensor.layout is torch.strided and tensor.dtype in _DTYPES and _has_values(tensor)
+
+
+def _has_values(tensor: Tensor) -> bool:
+    return not tensor.is_meta and not (tensor.is_cpu and tensor.numel() and tensor.data_ptr() == 0)
 
 
 def on_host(tensor: Tensor) -> Tensor:

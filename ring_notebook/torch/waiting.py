@@ -5,7 +5,9 @@ from __future__ import annotations
 from ring_notebook.torch.arguments import check_process_set
 from ring_notebook.torch.process_sets import ProcessSet, global_process_set
 
-__all__ = ["barrier", "join"]
+__all__ = ["barrier", "join", "joins"]
+
+_joins = 0
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
@@ -18,8 +20,16 @@ def join(device: int = -1) -> int:
     """Say that this rank has no more data; wait for the others and return the rank that came last (on all ranks).
 
     Until all have joined, this rank contributes zeros to the others' allreduces (their Average still divides by the
-    full size); an allgather or broadcast raises on all ranks. ``device`` is Horovod's and has no use here.
+    full size); an allgather, a broadcast or the step of a fused optimizer raises on all ranks. ``device`` is Horovod's
+    and has no use here.
     """
+    global _joins
     work = global_process_set.communicator.join()
     work.wait()
+    _joins += 1
     return work.last_rank()
+
+
+def joins() -> int:
+    """How often all ranks have joined: what some of them agreed on before, the others may not have heard."""
+    return _joins

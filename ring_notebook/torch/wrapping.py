@@ -11,9 +11,12 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.torch.arguments import check_passes
+from ring_notebook.torch.process_sets import ProcessSet
+from ring_notebook.torch.reducing import allreduce
 
-__all__ = ["Wrapper", "claim", "once", "original_of", "wrap"]
+__all__ = ["Wrapper", "average_loss", "claim", "once", "original_of", "wrap"]
 
 _SHARED = ("param_groups", "state")
 
@@ -141,6 +144,14 @@ def _nobody() -> None:
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+def average_loss(loss: Any, process_set: ProcessSet) -> Any:
+    """What a closure has returned, averaged over the ranks; None, and that of a rank that takes no part, as it is."""
+    if loss is None or not process_set.included():
+        return loss
+    shared = allreduce(torch.as_tensor(loss).detach(), op=ReduceOp.AVERAGE, process_set=process_set)
+    return shared if isinstance(loss, Tensor) else shared.item()
 
 
 def once(step: Any) -> Any:

@@ -15,6 +15,7 @@ from ranks.training import (
     assert_same,
     assert_trains_alike,
     joint_batches,
+    loss_of,
     make_model,
     momentum,
     plain_step,
@@ -234,6 +235,60 @@ def test_what_a_fused_step_has_instead(hvd: ModuleType) -> None:
     outside = hvd.add_process_set([0])
     alone = hvd.DistributedOptimizer(BUILDS["sgd"](make_model()), fused=True, process_set=outside)
     assert hvd.rank() == 0 or not hasattr(alone, "_flats")
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_hooks_and_closures_are_those_of_any_optimizer(hvd: ModuleType, fused: bool) -> None:
+    model = make_model()
+    optimizer = hvd.DistributedOptimizer(BUILDS["momentum"](model), fused=fused)
+    calls: list[str] = []
+    optimizer.register_step_pre_hook(lambda *_: calls.append("pre"))
+    optimizer.register_step_post_hook(lambda *_: calls.append("post"))
+    batch = joint_batches(hvd.size())[0]
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        loss = loss_of(model, share(batch, hvd.rank()))
+        loss.backward()
+        return loss
+
+    torch.testing.assert_close(optimizer.step(closure), loss_of(make_model(), batch))
+    assert calls == ["pre", "post"]
+
+
+@pytest.mark.parametrize("unscaled", [False, True])
+@pytest.mark.parametrize("torchs", [False, True])
+def test_grad_scaler(hvd: ModuleType, torchs: bool, unscaled: bool) -> None:
+    """What a scaler has scaled comes to the same step, and what has overflowed on one rank is a step of none.
+
+    torch's own fused optimizers leave the scale to their step, too, and are wrapped like others.
+    """
+    reference, model = make_model(), make_model()
+    build = lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, fused=torchs)  # noqa: E731
+    alone, fused = build(reference), hvd.DistributedOptimizer(build(model), fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0 * (hvd.rank() + 1))
+    for number, batch in enumerate(joint_batches(hvd.size(), 6)):
+        fused.zero_grad()
+        loss = loss_of(model, share(batch, hvd.rank()))
+        overflow = number == 3
+        scaler.scale(loss * float("inf") if overflow and hvd.rank() == 0 else loss).backward()
+        if unscaled:
+            scaler.unscale_(fused)
+        scaler.step(fused)
+        scaler.update()
+        if not overflow:
+            plain_step(reference, alone, batch)
+        assert_same(model, reference, rtol=1e-4, atol=1e-5)
+
+
+def test_nothing_is_updated_where_a_gradient_is_missing(hvd: ModuleType) -> None:
+    model = make_model()
+    groups = [{"params": layer.parameters()} for layer in (model.first, model.second)]
+    fused = hvd.DistributedOptimizer(torch.optim.SGD(groups, lr=0.1), fused=True)
+    model.first(torch.ones(2, 7)).sum().backward()
+    with pytest.raises(ValueError, match="has no gradient"):
+        fused.step()
+    assert_same(model, make_model())
 
 
 def test_a_parameter_without_elements(hvd: ModuleType) -> None:

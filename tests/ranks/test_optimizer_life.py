@@ -106,6 +106,26 @@ def test_join_lets_the_others_make_more_steps(hvd: ModuleType, settings: Callabl
     torch.testing.assert_close(w.detach(), torch.full((3,), -sum(sum(step) for step in there) / size))
 
 
+@pytest.mark.parametrize("overlap", ["inline", "thread"])
+def test_a_rank_that_had_joined_goes_on_with_the_others(
+    hvd: ModuleType, settings: Callable[..., None], overlap: str
+) -> None:
+    """In the first epoch rank 0 has no data at all, and a layer is frozen while only the last rank has any left."""
+    settings(overlap=overlap)
+    model = make_model()
+    optimizer = hvd.DistributedOptimizer(momentum(model))
+    batch = torch.ones(2, 7), torch.ones(2, 3)
+    last = hvd.size() - 1
+    for steps in (2 * hvd.rank(), 2, 1 + hvd.rank(), 2):
+        for step in range(steps):
+            model.first.requires_grad_(not (hvd.rank() == last and step > last))
+            plain_step(model, optimizer, batch)
+        model.first.requires_grad_()
+        hvd.join()
+        hvd.broadcast_parameters(model.state_dict(), root_rank=last)
+        hvd.broadcast_optimizer_state(optimizer, root_rank=last)
+
+
 def test_zero_grad_while_gradients_are_being_reduced(hvd: ModuleType, settings: Callable[..., None]) -> None:
     if hvd.size() == 1:
         pytest.skip("one rank reduces nothing")

@@ -101,6 +101,30 @@ def test_sparse_gradients(hvd: ModuleType, sparse_as_dense: bool) -> None:
     assert_trains_alike(hvd, build=sgd, make=Lookup, sparse_as_dense=sparse_as_dense)
 
 
+@pytest.mark.parametrize("sparse_as_dense", [False, True])
+def test_a_gradient_that_turns_out_to_be_sparse(hvd: ModuleType, sparse_as_dense: bool) -> None:
+    """A table that no rank has used in the first step: nobody could know then that its gradient is sparse."""
+    torch.manual_seed(0)
+    first, later = nn.Embedding(10, 4, sparse=True), nn.Embedding(10, 4, sparse=True)
+    parameters = [*first.parameters(), *later.parameters()]
+    kind = torch.optim.SGD if sparse_as_dense else torch.optim.SparseAdam  # which refuses dense ones
+    optimizer = hvd.DistributedOptimizer(kind(parameters, lr=0.1), sparse_as_dense=sparse_as_dense)
+    rows = torch.tensor([hvd.rank(), 9])
+    for step in range(4):
+        optimizer.zero_grad()
+        tables = [first, later] if step and (step > 1 or hvd.rank() == 0) else [first]
+        torch.stack([table(rows).sum() for table in tables]).sum().backward()
+        optimizer.synchronize()
+        for table in tables if hvd.rank() else (first, later)[: 1 + bool(step)]:
+            grad = table.weight.grad
+            assert grad is not None
+            assert grad.is_sparse != (sparse_as_dense and hvd.size() > 1)
+            users = 1 / hvd.size() if step == 1 and table is later else 1.0
+            torch.testing.assert_close(grad.to_dense()[9], torch.full((4,), users))
+        with optimizer.skip_synchronize():
+            optimizer.step()
+
+
 def test_process_set(hvd: ModuleType) -> None:
     evens = hvd.add_process_set(range(0, hvd.size(), 2))
     model = nn.Linear(2, 1, bias=False)

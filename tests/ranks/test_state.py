@@ -75,6 +75,9 @@ def test_objects(hvd: ModuleType) -> None:
     assert hvd.allgather_object({"rank": rank, "text": "x" * rank}, name="objects") == [
         {"rank": r, "text": "x" * r} for r in range(size)
     ]
+    planned = hvd.broadcast_object([torch.ones(3), nn.Linear(2, 5, device="meta")])
+    assert torch.equal(planned[0], torch.ones(3))
+    assert (planned[1].weight.shape, planned[1].weight.is_meta) == ((5, 2), True)
     parameter = hvd.broadcast_object(nn.Parameter(torch.full((2,), 3.0)))
     assert isinstance(parameter, nn.Parameter)
     assert parameter.requires_grad
