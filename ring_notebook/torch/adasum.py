@@ -40,9 +40,10 @@ class AdasumOptimizer(Wrapper):
         self._check_newest()
         parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
         starts = [p.detach().clone() for p in parameters]
-        loss = super().step(closure)
+        with self._unscaled(self._process_set) as overflow:
+            loss = None if overflow else super().step(closure)
         self._tell_scheduler()
-        if not self._process_set.included() or self._process_set.size() == 1:
+        if overflow or not self._process_set.included() or self._process_set.size() == 1:
             return loss
         pairs = [self._compression.compress(p - begin) for p, begin in zip(parameters, starts, strict=True)]
         how = Reduction(ReduceOp.ADASUM, 1.0, 1.0, self._process_set)

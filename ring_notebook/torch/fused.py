@@ -103,9 +103,6 @@ class FusedOptimizer(Wrapper):
     _mates: Communicator
     """The ranks of this host, which write into one another's parameters."""
 
-    _step_supports_amp_scaling = True
-    """Tells a GradScaler to leave gradients scaled and set ``grad_scale`` and ``found_inf`` while it calls `step`."""
-
     _torn = False
     """A step was given up in the middle, with parameters and state that are partly new."""
 
@@ -182,19 +179,12 @@ class FusedOptimizer(Wrapper):
         for group, flat in zip(self.param_groups, self._flats, strict=True):
             _check_options(group)
             self._check_gradients(flat)
-        if not self._overflowed():
-            for group, flat in zip(self.param_groups, self._flats, strict=True):
-                self._update(group, flat)
+        with self._unscaled(self._process_set) as overflow:
+            if not overflow:
+                for group, flat in zip(self.param_groups, self._flats, strict=True):
+                    self._update(group, flat)
         self._tell_scheduler()
         return result
-
-    def _overflowed(self) -> bool:
-        """Whether a GradScaler, which tells such optimizers what it knows and lets them decide, has found an inf."""
-        found: Tensor | None = getattr(self, "found_inf", None)
-        if found is None:
-            return False
-        found = found.detach().to("cpu", torch.float32).reshape(1)
-        return bool(allreduce(found, name="found inf", op=ReduceOp.MAX, process_set=self._process_set) > 0)
 
     def _update(self, group: dict[str, Any], flat: _Flat) -> None:
         self._take_gradients(flat)
@@ -265,13 +255,10 @@ class FusedOptimizer(Wrapper):
                 raise RuntimeError("a parameter has been moved out of ring memory; wrap the optimizer again")
 
     def _take_gradients(self, flat: _Flat) -> None:
-        scale: Tensor | None = getattr(self, "grad_scale", None)
         for parameter, part in flat.parts(flat.gradients):
             grad = parameter.grad
             assert grad is not None
             part.copy_(grad.to_dense() if grad.is_sparse else grad)
-            if scale is not None:
-                part.div_(scale)
 
     def _take_state(self, flat: _Flat) -> None:
         """Bring the wrapped optimizer's state of these parameters into this rank's shards."""

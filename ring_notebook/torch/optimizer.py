@@ -87,7 +87,9 @@ class ReducingOptimizer(Wrapper):
         over all ranks, so that optimizers that search by it take the same turns everywhere.
         """
         self._check_newest()
-        if self._skipping:
+        if hasattr(self, "found_inf") and closure is None:
+            result = self._step_for_scaler()
+        elif self._skipping:
             self._synchronized = False
             result = super().step(closure)
         elif closure is not None:
@@ -105,6 +107,22 @@ class ReducingOptimizer(Wrapper):
             result = super().step()
         self._tell_scheduler()
         return result
+
+    def _step_for_scaler(self) -> Any:
+        """A step that a GradScaler calls: unscale, reduce, and update unless there is an inf on some rank."""
+        if not self._skipping:
+            if self._reducer.pending():
+                raise RuntimeError(
+                    "a GradScaler has come in the middle of a training, and scaled gradients are being reduced; the "
+                    "first time call optimizer.synchronize(), and scaler.step(optimizer) within "
+                    "optimizer.skip_synchronize()"
+                )
+            self._reducer.waits_for_step = True
+        with self._unscaled(self._reducer.how.process_set) as overflow:
+            if not self._skipping:
+                self.synchronize()  # also when it is for nothing, so that all ranks go on with the next round
+            self._synchronized = False
+            return None if overflow else super().step()
 
     def _reducing(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         def reducing() -> Any:

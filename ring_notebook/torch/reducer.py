@@ -67,6 +67,7 @@ class GradientReducer:
         passes: int,
     ) -> None:
         self.passes = passes
+        self.waits_for_step = False  # something has to be done to the gradients before they are reduced
         self.meter: NoiseMeter | None = None
         self.batch_size: float | None = None  # samples of this rank in a backward pass, where it is known
         # Squares summed over this rank's and over the reduced gradients of the round.
@@ -195,7 +196,7 @@ class GradientReducer:
                 "within optimizer.no_sync()"
             )
         bucket.come(position)
-        if layout.threaded and self._holds(layout):
+        if layout.threaded and not self.waits_for_step and self._holds(layout):
             # In the order of the plan only, whatever order backward takes: operations match by order.
             while layout.started < len(layout.buckets) and layout.buckets[layout.started].full:
                 self._start(layout, blocking=False)

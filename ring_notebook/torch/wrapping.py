@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -30,6 +30,10 @@ class Wrapper(torch.optim.Optimizer):
     Groups and state are those of the wrapped optimizer, not copies, and stay so whichever of the two loads a
     state_dict: a schedule that was made before wrapping goes on to set the rates that are used.
     """
+
+    _step_supports_amp_scaling = True
+    """Tells a GradScaler to leave it to `step` to unscale, and to call it also for an inf, which others may not have.
+    It sets ``grad_scale`` meanwhile, None when its user has unscaled, and ``found_inf``."""
 
     _wrapped: torch.optim.Optimizer
     _superseded = False
@@ -89,6 +93,25 @@ class Wrapper(torch.optim.Optimizer):
             raise RuntimeError(
                 "a newer DistributedOptimizer has taken over these parameters; use that one, or build separate models"
             )
+
+    @contextmanager
+    def _unscaled(self, process_set: ProcessSet) -> Iterator[bool]:
+        """Unscale the gradients for the GradScaler that calls, if one does; whether some rank has found an inf or nan.
+
+        Ranks may have scales of their own. The wrapped step, which may look for the scaler too, does not find it here.
+        """
+        said: dict[str, Any] = {
+            name: self.__dict__.pop(name) for name in ("grad_scale", "found_inf") if name in self.__dict__
+        }
+        scale, found_inf = said.get("grad_scale"), said.get("found_inf")
+        if scale is not None:
+            for parameter in _parameters(self):
+                if parameter.grad is not None:
+                    parameter.grad.div_(scale.to(parameter.grad.device))
+        try:
+            yield found_inf is not None and _overflowed(found_inf, process_set)
+        finally:
+            self.__dict__.update(said)
 
     def _tell_scheduler(self) -> None:
         # A scheduler that was made before wrapping watches the wrapped optimizer for steps.
@@ -152,6 +175,13 @@ def average_loss(loss: Any, process_set: ProcessSet) -> Any:
         return loss
     shared = allreduce(torch.as_tensor(loss).detach(), op=ReduceOp.AVERAGE, process_set=process_set)
     return shared if isinstance(loss, Tensor) else shared.item()
+
+
+def _overflowed(found_inf: Tensor, process_set: ProcessSet) -> bool:
+    found = found_inf.detach().to("cpu", torch.float32).reshape(1)
+    if process_set.included():
+        found = allreduce(found, name="found inf", op=ReduceOp.MAX, process_set=process_set)
+    return bool(found > 0)
 
 
 def once(step: Any) -> Any:

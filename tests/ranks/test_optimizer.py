@@ -235,8 +235,13 @@ def test_compiled_module(hvd: ModuleType) -> None:
 
 
 @pytest.mark.usefixtures("overlap")
-def test_grad_scaler_skips_the_same_step_on_all_ranks(hvd: ModuleType) -> None:
-    """Gradients that overflow on one rank are an overflow on all, as they are in the joined batch."""
+@pytest.mark.parametrize("fused", [False, True], ids=["", "fused by torch"])
+@pytest.mark.parametrize("recipe", ["horovod's", "unscaled", "plain"])
+def test_grad_scaler_skips_the_same_step_on_all_ranks(hvd: ModuleType, recipe: str, fused: bool) -> None:
+    """Gradients that overflow on one rank are an overflow on all, as they are in the joined batch.
+
+    Where they are unscaled before they are reduced, the ranks' scalers go on with scales of their own.
+    """
     scalers: dict[int, torch.amp.GradScaler] = {}
 
     def step(model: Any, optimizer: torch.optim.Optimizer, batch: Batch) -> None:
@@ -248,15 +253,21 @@ def test_grad_scaler_skips_the_same_step_on_all_ranks(hvd: ModuleType) -> None:
         if count == 7 and (not distributed or hvd.rank() == 0):
             loss = loss * float("inf")
         scaler.scale(loss).backward()
-        if distributed:
+        reduced = distributed and recipe == "horovod's"
+        if reduced:
             optimizer.synchronize()
-        scaler.unscale_(optimizer)
-        with optimizer.skip_synchronize() if distributed else contextlib.nullcontext():
+        if recipe != "plain":
+            scaler.unscale_(optimizer)
+        with optimizer.skip_synchronize() if reduced else contextlib.nullcontext():
             scaler.step(optimizer)
         scaler.update()
 
-    assert_trains_alike(hvd, step)
-    assert len({scaler.get_scale() for scaler in scalers.values()}) == 1
+    def build(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, fused=fused)
+
+    assert_trains_alike(hvd, step, build=build)
+    alike = recipe == "horovod's" or hvd.rank() == 0
+    assert (len({scaler.get_scale() for scaler in scalers.values()}) == 1) == alike
 
 
 def test_closure_is_synchronised_wherever_the_optimizer_calls_it(hvd: ModuleType) -> None:

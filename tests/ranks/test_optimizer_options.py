@@ -154,6 +154,21 @@ def test_adasum_of_parallel_steps_is_one_step_and_of_orthogonal_steps_their_sum(
         optimizer.skip_synchronize()
 
 
+def test_adasum_with_a_grad_scaler(hvd: ModuleType) -> None:
+    """Scales of the ranks' own make the same step, and an overflow on one rank is one on all."""
+    if hvd.size() not in (1, 2, 4):
+        pytest.skip("Adasum is defined for powers of two")
+    w = nn.Parameter(torch.zeros(3))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([w], lr=1.0), op=hvd.Adasum)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0 * (hvd.rank() + 1))
+    for overflow in (False, True, False):
+        optimizer.zero_grad()
+        scaler.scale(w.sum() * (float("inf") if overflow and hvd.rank() == 0 else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    torch.testing.assert_close(w.detach(), torch.full((3,), -2.0))
+
+
 def test_names_that_are_doubled_missing_or_no_pairs(hvd: ModuleType) -> None:
     model = make_model()
     named = list(model.named_parameters())
