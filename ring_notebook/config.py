@@ -77,8 +77,8 @@ class Config:
     timeline: str = ""
     """RING_TIMELINE (HOROVOD_TIMELINE): file to write a Chrome trace to from the start."""
 
-    failed_at: str = ""
-    """RING_FAILED_AT: file into which an exception that ends this rank writes its time; ``ringrun`` sets it."""
+    life: str = ""
+    """RING_LIFE: file into which this rank writes when it begins, raises and leaves; ``ringrun`` sets it."""
 
 
 _ALIASES = {"fusion_threshold": "HOROVOD_FUSION_THRESHOLD", "timeline": "HOROVOD_TIMELINE"}

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import atexit
 import sys
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -22,6 +19,7 @@ from ring_notebook.core.members import agree, living, ranks_of
 from ring_notebook.core.native import core
 from ring_notebook.core.topology import Place, Topology, find_place
 from ring_notebook.errors import CollectiveAborted, NotInitializedError, RingError
+from ring_notebook.life import tell, tell_end
 
 __all__ = [
     "World",
@@ -106,6 +104,7 @@ def prepare_host() -> Place:
         _place = find_place()
         atexit.register(_leave_job)  # before MPI ends, and before what `find_place` has registered
         _fail_when_uncaught()
+        tell("begun")
     return _place
 
 
@@ -117,9 +116,7 @@ def _fail_when_uncaught() -> None:
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-        if note := config().failed_at:
-            with suppress(OSError):
-                Path(note).write_text(str(time.time()))
+        tell_end(error)
         fail(error)
         before(kind, error, traceback)
 
@@ -156,6 +153,8 @@ def _open_with_the_living(place: Place, ranks: list[int]) -> None:
     global _epoch
     while True:
         _epoch, members = agree(place, ranks, _epoch, 0)
+        if gone := set(ranks).difference(members):
+            tell("without", *gone)  # nobody else can tell one that ended too early from one that was through
         if len(members) < config().min_np:
             raise RingError(
                 f"{len(members)} of {place.topology.size} ranks are left, fewer than the {config().min_np} of "
@@ -276,6 +275,7 @@ def close_run() -> None:
 
 
 def _leave_job() -> None:
+    tell("left")  # before the others can learn of it: what they raise then comes later
     # This process may live on for long: MPI ends it together with the others, who may be waiting for it to begin.
     prepare_host().domain.leave_run(_NO_RUN)
     close()

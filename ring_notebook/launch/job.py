@@ -59,6 +59,7 @@ class Job:
             self.command = mpiexec.command(n, supervised, hosts, mpi_args, env or ())
             needed = mpiexec.environment()
         self._elastic = min_np > 0
+        self._n = n
         self.failures: list[RankFailure] = []
         self.ended_by = 0
         environment = {**os.environ, **needed, **(env or {})}
@@ -99,7 +100,8 @@ class Job:
     def wait(self) -> int:
         """Wait for the job; its exit code is the first failed rank's, and 128 + signal where one ended it.
 
-        0 for an elastic job that went on to its end without the ranks that failed.
+        1 where that rank ended with 0 in the middle of the job; 0 for an elastic job that went on to its end without
+        the ranks that failed.
 
         The file that ``RING_TIMELINE`` names is written then. When the wait is interrupted the job is killed.
         """
@@ -117,13 +119,19 @@ class Job:
         if self.ended_by:
             code = -self.ended_by
         elif first is not None and not self._elastic:
-            code = first.code
+            code = first.code or 1
         return code if code >= 0 else 128 - code
 
     @property
     def first_failure(self) -> RankFailure | None:
-        """The rank that ended badly before any other did; None when none has."""
-        return min(self.failures, key=lambda failure: failure.time, default=None)
+        """The rank that ended badly before any other did; None when none has.
+
+        One that others have aborted did not, whatever clocks say. Ranks that all leave in the middle, with 0, are
+        done: nobody has missed them.
+        """
+        if len(self.failures) == self._n and not any(failure.code for failure in self.failures):
+            return None
+        return min(self.failures, key=lambda failure: (failure.aborted, failure.time), default=None)
 
     def describe_failure(self) -> str:
         """One sentence on the rank that failed first, or on what started the ranks when no rank did."""
@@ -131,7 +139,8 @@ class Job:
         if first is None:
             launcher = "the keeper of the ranks" if self._elastic else "mpiexec"
             return f"{launcher} failed ({describe_exit(self._process.returncode)}): {' '.join(self.command)}"
-        return f"rank {first.rank} on {first.host} failed first: {describe_exit(first.code)}"
+        too_early = "" if first.code else " in the middle of the job"
+        return f"rank {first.rank} on {first.host} failed first: {describe_exit(first.code)}{too_early}"
 
     def _take_rest(self) -> None:
         """Wait until what the ranks have printed is taken; when a signal has ended the job, not for ever."""

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 from ring_notebook.launch.deathsig import bind_to_parent
 from ring_notebook.launch.lines import carry, outlet
 from ring_notebook.launch.refusal import refusal
+from ring_notebook.life import Life
 from ring_notebook.machine import oom_kills
 
 __all__ = [
@@ -36,6 +37,8 @@ __all__ = [
 
 FORWARDED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that go to the program when whoever started it gets them."""
+LINGER = 1.0
+"""Seconds that others have to report, or to end with errors of their own, before MPI kills them because of this one."""
 
 # A report is one line on stderr between two record separators, which programs may print too.
 _REPORT = re.compile(rb"\x1e(\{[^\x1e\n]{,4096}\})\x1e\r?\n?")
@@ -46,6 +49,7 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     "code": int,
     "time": (int, float),
     "out_of_memory": bool,
+    "aborted": bool,
 }
 
 
@@ -53,7 +57,8 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
 class RankFailure:
     """How one rank's program ended, when not well. ``code`` is negative for a signal, as in subprocess.
 
-    ``out_of_memory`` says that its host has killed a process for want of memory meanwhile.
+    It is 0 for a rank that ended in the middle of the job. ``out_of_memory`` says that its host has killed a process
+    for want of memory meanwhile, ``aborted`` that it only ended because another rank did.
     """
 
     rank: int
@@ -61,6 +66,7 @@ class RankFailure:
     code: int
     time: float
     out_of_memory: bool = False
+    aborted: bool = False
 
 
 def rank_in(env: Mapping[str, str] = os.environ) -> int:
@@ -140,7 +146,7 @@ def main() -> None:
     child: subprocess.Popen[bytes] | None = None
     for signum in FORWARDED:
         signal.signal(signum, hand_on)
-    note = os.memfd_create("failed_at")  # no file that could be left behind
+    life = Life()
     # MPICH's process manager talks to the program through one descriptor. It leaves its others open too, and waits
     # until nobody has them, be it a child that outlives the program. Of other managers we do not know what they need.
     manager = os.environ.get("PMI_FD", "")
@@ -150,7 +156,7 @@ def main() -> None:
             close_fds=manager.isdigit(),
             pass_fds=(int(manager),) if manager.isdigit() else (),
             preexec_fn=lambda: _leave_group(parent),
-            env=os.environ | {"RING_FAILED_AT": f"/proc/{parent}/fd/{note}"},
+            env=os.environ | life.variables,
             stdout=outlet(1),
             stderr=outlet(2),
         )
@@ -163,11 +169,14 @@ def main() -> None:
     if stopping:  # asked to before there was a child to ask
         child.terminate()
     code = child.wait()
-    # What the program raised comes before what it does at its end, by which it may be later than those it has aborted.
-    ended = float(os.pread(note, 32, 0) or time.time())
-    if code and not stopping:
-        report(RankFailure(rank_in(), socket.gethostname(), code, ended, oom_kills() > oom_before))
+    told = life.read()
+    fled = not code and told.unfinished
+    if (code or fled) and not stopping:
+        ended = told.failed_at(code) or time.time()
+        report(RankFailure(rank_in(), socket.gethostname(), code, ended, oom_kills() > oom_before, told.aborted))
     output.join()
+    if (fled or told.aborted) and not stopping:
+        time.sleep(LINGER)
     if code < 0:
         # End by the same signal, without a second core file, so that mpiexec reports what happened.
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -14,6 +14,7 @@ import cloudpickle
 
 from ring_notebook.errors import CollectiveAborted
 from ring_notebook.launch.rank import rank_in
+from ring_notebook.life import tell_end
 
 __all__ = ["ADDRESS", "KEY", "LAST", "Outcome", "main"]
 
@@ -67,6 +68,7 @@ def _failure(rank: int, error: BaseException) -> Outcome:
         value = cloudpickle.dumps(error)
     except Exception:
         value = b""
+    tell_end(error)
     _tell_others(error)
     return Outcome(rank, value, text, isinstance(error, CollectiveAborted), ended)
 
