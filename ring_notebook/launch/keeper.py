@@ -19,6 +19,7 @@ from ring_notebook.launch.deathsig import bind_to_parent
 from ring_notebook.launch.lines import Carrier, carry, outlet
 from ring_notebook.launch.rank import FORWARDED, RankFailure, describe_exit, report
 from ring_notebook.launch.refusal import refusal
+from ring_notebook.life import Life
 from ring_notebook.meeting import receive, say, surroundings
 
 __all__ = ["STOPPING", "Keeper", "command", "main"]
@@ -41,6 +42,8 @@ class Keeper:
         self._n = n
         self._least = least
         self._failures: list[RankFailure] = []
+        self._lives = [Life() for _ in range(n)]
+        self._through: list[int] = []  # ranks that ended with 0
         self._here: set[int] = set()
         self._met = False
         self._card: list[int] | None = None
@@ -66,6 +69,8 @@ class Keeper:
                     self._listen(rank)
                 else:
                     self._note_end(rank)
+            if self._through:
+                self._look_who_is_missed()
             if self._kill_at is not None and time.monotonic() > self._kill_at:
                 self._kill_at += GRACE
                 self._send(signal.SIGKILL if self._stopped_by else signal.SIGTERM)
@@ -73,7 +78,7 @@ class Keeper:
         for output in self._output:
             output.join()
         if self._failures and (self._lost or self._n - len(self._failures) < self._least):
-            code = self._failures[0].code
+            code = next((failure.code for failure in self._failures if failure.code), 1)
             return code if code > 0 else 128 - code
         return 0
 
@@ -87,6 +92,7 @@ class Keeper:
                 "PYTHONUNBUFFERED": "1",
                 **os.environ,
                 **surroundings(rank, self._n, theirs),
+                **self._lives[rank].variables,
                 "RING_MIN_NP": str(self._least),
             },
             stdin=None if rank == 0 else subprocess.DEVNULL,
@@ -131,9 +137,30 @@ class Keeper:
             # Whoever waits for it in init() must not wait for ever.
             self._lost = f"rank {rank} ended ({describe_exit(code)}) before all ranks had called init()"
             self._tell_all(lost=self._lost)
-        if not code or self._stopped_by:
+        if self._stopped_by:
             return
-        failure = RankFailure(rank, socket.gethostname(), code, time.time())
+        if code:
+            aborted = self._lives[rank].read().aborted
+            failures = [RankFailure(rank, socket.gethostname(), code, time.time(), aborted=aborted)]
+        else:
+            self._through.append(rank)
+            failures = []
+        self._look_who_is_missed(failures)
+        for failure in failures:
+            self._note_failure(failure)
+
+    def _look_who_is_missed(self, new: Sequence[RankFailure] = ()) -> None:
+        """Of the ranks that ended with 0, those that others waited for have failed like any that died."""
+        missed = frozenset[int]().union(*(life.read().without for life in self._lives))
+        failures = [*self._failures, *new]
+        if failures and all(failure.aborted for failure in failures):  # whom else would they have waited for?
+            missed |= set(self._through)
+        for rank in [rank for rank in self._through if rank in missed]:
+            self._through.remove(rank)
+            self._note_failure(RankFailure(rank, socket.gethostname(), 0, time.time()))
+
+    def _note_failure(self, failure: RankFailure) -> None:
+        rank, code = failure.rank, failure.code
         self._failures.append(failure)
         report(failure)
         left = self._n - len(self._failures)

@@ -84,6 +84,7 @@ def reference(n: int, then: int, resumed: int, seen: list[int]) -> torch.Tensor:
         pytest.param(3, "0", "SIGSEGV", marks=pytest.mark.slow),
         (2, "1", "raise"),
         (3, "0,1", "exit"),
+        (3, "1", "leave"),
         pytest.param(2, "0", "SIGKILL", marks=pytest.mark.slow),
     ],
 )
@@ -94,6 +95,7 @@ def test_the_living_train_on(n: int, victims: str, how: str) -> None:
         "SIGKILL": "killed by SIGKILL",
         "SIGSEGV": "killed by SIGSEGV",
         "exit": "exit code 3",
+        "leave": "exit code 0",
         "raise": "exit code 1",
     }
     assert f"is gone: {ends[how]}" in done.stderr

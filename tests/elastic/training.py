@@ -1,8 +1,9 @@
 """An elastic training some of whose ranks die; each rank that reaches the end says what became of it.
 
-``python training.py VICTIMS WHEN HOW [fused]``: the ranks of VICTIMS ("0,3") end by HOW (a signal's name, "exit" or
-"raise") at the moment WHEN: "step" (in the 8th, after two commits of three steps each), "commit" (while the others
-make the second one), or once another rank has died in step 8 "restore", "roll call", "open", "reset" and "sync".
+``python training.py VICTIMS WHEN HOW [fused]``: the ranks of VICTIMS ("0,3") end by HOW (a signal's name, "exit",
+"leave" with a code of 0, or "raise") at the moment WHEN: "step" (in the 8th, after two commits of three steps each),
+"commit" (while the others make the second one), or once another rank has died in step 8 "restore", "roll call", "open",
+"reset" and "sync".
 """
 
 import atexit
@@ -42,6 +43,8 @@ def end() -> None:
         raise ValueError("a bug of this rank")
     if how == "exit":
         os._exit(3)
+    if how == "leave":
+        sys.exit(0)
     os.kill(os.getpid(), signal.Signals[how])
 
 

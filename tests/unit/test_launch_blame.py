@@ -73,6 +73,21 @@ def test_the_rank_that_the_others_missed_is_named(how: str, code: int, words: st
     assert done.stderr.splitlines()[-1] == f"ringrun: rank 1 on {os.uname().nodename} failed first: {words}"
 
 
+@pytest.mark.parametrize("how", ["flee", "leave"])
+def test_nobody_has_finished_where_the_others_failed_for_want_of_one(how: str, program: str) -> None:
+    done = ringrun("--elastic", "-np", "3", "python", program, how)
+    assert done.returncode == 1
+    assert "ringrun: rank 1 is gone: exit code 0. " in done.stderr
+    assert "0 ranks of 3 left, fewer than the 1 of --min-np" in done.stderr
+
+
+def test_ranks_that_were_through_are_not_blamed_for_a_failure_after_them(program: str) -> None:
+    done = ringrun("--elastic", "-np", "3", "python", program, "late")
+    assert done.returncode == 0
+    said = [line for line in done.stderr.splitlines() if line.startswith("ringrun: ")]
+    assert said == ["ringrun: rank 1 is gone: exit code 1. Going on with 2 ranks of 3"]
+
+
 @pytest.mark.parametrize("elastic", [[], ["--elastic"]], ids=["mpi", "elastic"])
 @pytest.mark.parametrize("how", SILENT)
 def test_ranks_that_end_well_are_not_blamed(elastic: list[str], how: str, program: str) -> None:
