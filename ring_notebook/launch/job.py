@@ -118,8 +118,8 @@ class Job:
         first = self.first_failure
         if self.ended_by:
             code = -self.ended_by
-        elif first is not None and not self._elastic:
-            code = first.code or 1
+        elif self.failures and not self._elastic:
+            code = 0 if first is None else first.code or 1
         return code if code >= 0 else 128 - code
 
     @property

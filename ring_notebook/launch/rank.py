@@ -130,6 +130,23 @@ def _leave_group(parent: int) -> None:
     bind_to_parent(parent, signal.SIGKILL)
 
 
+def _hang_up(manager: int) -> None:
+    """End the line to MPICH's process manager, where MPI has not, and let it end the other ranks and this one.
+
+    It does so when the line ends and it does not know yet that this process has. When both happen at an exit it depends
+    on luck which it sees first, and in the other order (MPICH 5.0) it leaves the others to wait for ever.
+    """
+    with contextlib.suppress(OSError), socket.socket(fileno=manager) as line:
+        try:
+            over = line.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        except BlockingIOError:
+            over = False
+        # Not only closed: what the program has started may have the line too.
+        line.shutdown(socket.SHUT_RDWR)
+        if not over:
+            time.sleep(LINGER)
+
+
 def main() -> None:
     """Run the program of ``sys.argv``, hand signals on to it, and end as it ends."""
     parent = os.getpid()
@@ -177,6 +194,8 @@ def main() -> None:
     output.join()
     if (fled or told.aborted) and not stopping:
         time.sleep(LINGER)
+    if (fled or code > 0) and not stopping and manager.isdigit():
+        _hang_up(int(manager))
     if code < 0:
         # End by the same signal, without a second core file, so that mpiexec reports what happened.
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ring_notebook.launch import job as jobs
+from ring_notebook.launch import rank
 from ring_notebook.launch.mpi import Mpiexec
 from ring_notebook.launch.rank import RankFailure
 from ring_notebook.life import Life
@@ -117,3 +119,20 @@ def test_what_a_rank_tells() -> None:
     subprocess.run([sys.executable, "-c", code], env=os.environ | life.variables, check=True)
     told = life.read()
     assert (told.unfinished, told.aborted, told.without, told.failed_at(1)) == (True, False, {2, 5}, 0.0)
+
+
+@pytest.mark.parametrize("finalized", [False, True])
+def test_the_process_manager_hears_of_an_end_before_it_sees_it(
+    finalized: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when something else still has the line; and nobody lingers whose MPI has ended it already."""
+    lingered: list[float] = []
+    monkeypatch.setattr(rank.time, "sleep", lingered.append)
+    theirs, ours = socket.socketpair()
+    with theirs, ours.dup():
+        if finalized:
+            theirs.shutdown(socket.SHUT_RDWR)
+        rank._hang_up(ours.detach())
+        theirs.setblocking(False)
+        assert theirs.recv(1) == b""
+    assert lingered == ([] if finalized else [rank.LINGER])
