@@ -83,8 +83,8 @@ def reference(n: int, then: int, resumed: int, seen: list[int]) -> torch.Tensor:
         (4, "0,1", "SIGKILL"),
         pytest.param(3, "0", "SIGSEGV", marks=pytest.mark.slow),
         (2, "1", "raise"),
-        (3, "0,1", "exit"),
-        (3, "1", "leave"),
+        pytest.param(3, "0,1", "exit", marks=pytest.mark.slow),
+        (2, "1", "leave"),
         pytest.param(2, "0", "SIGKILL", marks=pytest.mark.slow),
     ],
 )
@@ -107,9 +107,8 @@ def test_the_living_train_on(n: int, victims: str, how: str) -> None:
     ("when", "victim"),
     [
         ("open", "0"),
-        ("sync", "2"),
         *(pytest.param(*case, marks=pytest.mark.slow) for case in (("restore", "0"), ("open", "2"), ("reset", "0"))),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("sync", "0"), ("roll call", "2"))),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("sync", "0"), ("sync", "2"), ("roll call", "2"))),
     ],
 )
 def test_a_death_while_the_living_begin_anew(when: str, victim: str) -> None:

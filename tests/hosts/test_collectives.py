@@ -26,7 +26,7 @@ ring.shutdown()
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("per_host", [1, 2])
+@pytest.mark.parametrize("per_host", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_over_the_link(hosts: TwoHosts, per_host: int) -> None:
     said = hosts.run([str(PROGRAM), "over the link"], per_host=per_host)
     assert said.count("on 2 hosts: all is well") == 2 * per_host
@@ -46,7 +46,7 @@ def test_an_allreduce_sends_no_more_than_it_must(hosts: TwoHosts, wire: str, mib
     ("settings", "ranks", "hosts_seen"),
     [
         ({"MPIR_CVAR_NUM_CLIQUES": "2", "MPIR_CVAR_CLIQUES_BY_BLOCK": "1"}, 3, 2),  # hosts with 2 and 1 ranks
-        ({"MPIR_CVAR_NUM_CLIQUES": "3"}, 3, 3),
+        pytest.param({"MPIR_CVAR_NUM_CLIQUES": "3"}, 3, 3, marks=pytest.mark.slow),
         pytest.param({"RING_ALGORITHM": "ring"}, 3, 1, marks=pytest.mark.slow),
         ({"RING_ALGORITHM": "ring"}, 2, 1),
     ],
