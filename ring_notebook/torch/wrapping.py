@@ -179,8 +179,8 @@ def average_loss(loss: Any, process_set: ProcessSet) -> Any:
 
 def _overflowed(found_inf: Tensor, process_set: ProcessSet) -> bool:
     found = found_inf.detach().to("cpu", torch.float32).reshape(1)
-    if process_set.included():
-        found = allreduce(found, name="found inf", op=ReduceOp.MAX, process_set=process_set)
+    if process_set.included():  # a sum, in which ranks that have joined take part
+        found = allreduce(found, name="found inf", op=ReduceOp.SUM, process_set=process_set)
     return bool(found > 0)
 
 

@@ -90,17 +90,22 @@ def test_newest_wins_over_other_kinds(hvd: ModuleType, options: dict[str, Any]) 
     plain_step(model, new, (torch.ones(2, 7), torch.ones(2, 3)))
 
 
+@pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("overlap", ["inline", "thread"])
-def test_join_lets_the_others_make_more_steps(hvd: ModuleType, settings: Callable[..., None], overlap: str) -> None:
+def test_join_lets_the_others_make_more_steps(
+    hvd: ModuleType, settings: Callable[..., None], overlap: str, scaled: bool
+) -> None:
     """Rank r has data for r steps; the gradients of those that have joined are zeros."""
     settings(overlap=overlap)
     size, rank = hvd.size(), hvd.rank()
     w = nn.Parameter(torch.zeros(3))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([w], lr=1.0))
+    scaler = torch.amp.GradScaler("cpu", enabled=scaled)
     for _ in range(rank):
         optimizer.zero_grad()
-        (w.sum() * (rank + 1)).backward()
-        optimizer.step()
+        scaler.scale(w.sum() * (rank + 1)).backward()
+        scaler.step(optimizer)
+        scaler.update()
     assert hvd.join() == size - 1
     there = [[r + 1 for r in range(size) if r > step] for step in range(rank)]
     torch.testing.assert_close(w.detach(), torch.full((3,), -sum(sum(step) for step in there) / size))
