@@ -139,17 +139,16 @@ class Keeper:
             self._tell_all(lost=self._lost)
         if self._stopped_by:
             return
-        if code:
-            aborted = self._lives[rank].read().aborted
-            failures = [RankFailure(rank, socket.gethostname(), code, time.time(), aborted=aborted)]
-        else:
+        if not code:
             self._through.append(rank)
-            failures = []
-        self._look_who_is_missed(failures)
-        for failure in failures:
-            self._note_failure(failure)
+            self._look_who_is_missed()
+            return
+        aborted = self._lives[rank].read().aborted
+        failure = RankFailure(rank, socket.gethostname(), code, time.time(), aborted=aborted)
+        self._look_who_is_missed(failure)
+        self._note_failure(failure)
 
-    def _look_who_is_missed(self, new: Sequence[RankFailure] = ()) -> None:
+    def _look_who_is_missed(self, *new: RankFailure) -> None:
         """Of the ranks that ended with 0, those that others waited for have failed like any that died."""
         missed = frozenset[int]().union(*(life.read().without for life in self._lives))
         failures = [*self._failures, *new]
