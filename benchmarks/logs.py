@@ -23,10 +23,10 @@ from pathlib import Path
 
 import psutil
 
-from ring_notebook.machine import cores
-from ring_notebook.notebook import table
-from ring_notebook.notebook.cluster import Cluster
-from ring_notebook.notebook.run import Run
+from ring_notebook.hardware import cores
+from ring_notebook.notebook.cluster.cluster import Cluster
+from ring_notebook.notebook.panel import rank_table
+from ring_notebook.notebook.run.run import Run
 
 FLOOD = """
 import time
@@ -90,7 +90,7 @@ def flood(cluster: Cluster, seconds: float, rate: int) -> None:
     memory, draws = [], []
     while not run.done:
         started = time.perf_counter()
-        table.html(table.table(run.log.view()), colors=True)
+        rank_table.html(rank_table.table(run.log.view()), colors=True)
         draws.append(time.perf_counter() - started)
         memory.append(kernel.memory_info().rss)
         time.sleep(0.2)

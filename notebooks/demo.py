@@ -10,8 +10,8 @@ import nbformat
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 
-from ring_notebook.notebook.report import mime_bundle
-from ring_notebook.notebook.runlog import RunLog
+from ring_notebook.notebook.panel.report import mime_bundle
+from ring_notebook.notebook.record.run_log import RunLog
 
 NOTEBOOK = Path(__file__).with_name("01_quickstart.ipynb")
 SECONDS = 300  # for one cell, on a machine that is busy with other things

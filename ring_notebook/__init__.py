@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-    from ring_notebook.launch.run import run
-    from ring_notebook.notebook.cluster import Cluster
-    from ring_notebook.notebook.run import Run
+    from ring_notebook.launch.run_function import run
+    from ring_notebook.notebook.cluster.cluster import Cluster
+    from ring_notebook.notebook.run.run import Run
 
 __all__ = ["Cluster", "Run", "__version__", "load_ipython_extension", "run"]
 __version__ = "0.1.0"
 
 # Name -> module. Loaded on first use, so that `import ring_notebook` costs nothing on either island.
 _LAZY = {
-    "Cluster": "ring_notebook.notebook.cluster",
-    "Run": "ring_notebook.notebook.run",
-    "run": "ring_notebook.launch.run",
+    "Cluster": "ring_notebook.notebook.cluster.cluster",
+    "Run": "ring_notebook.notebook.run.run",
+    "run": "ring_notebook.launch.run_function",
 }
 
 
@@ -36,6 +36,6 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """``%load_ext ring_notebook``: register ``%%ringtrain``, ``%%ringscale`` and ``%ring``."""
-    from ring_notebook.notebook.magics import register
+    from ring_notebook.notebook.magics.magics import register
 
     register(shell)

@@ -1,5 +1,5 @@
 #include "register.hpp"
-#include "ring/reduce.hpp"
+#include "ring/kernels/reduce.hpp"
 
 PYBIND11_MODULE(_core, module) {
     module.doc() = "The native core of Ring Notebook: ring memory, communicators and their collectives.";

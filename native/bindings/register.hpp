@@ -3,7 +3,7 @@
 
 #include <pybind11/pybind11.h>
 
-#include "ring/host_group.hpp"
+#include "ring/group/host_group.hpp"
 
 void register_errors(pybind11::module_& module);
 void register_memory(pybind11::module_& module);

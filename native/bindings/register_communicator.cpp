@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "register.hpp"
-#include "ring/communicator.hpp"
+#include "ring/communicator/communicator.hpp"
 
 namespace py = pybind11;
 using ring::Communicator;

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "register.hpp"
-#include "ring/errors.hpp"
+#include "ring/base/errors.hpp"
 
 namespace py = pybind11;
 

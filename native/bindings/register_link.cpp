@@ -1,8 +1,8 @@
 #include <pybind11/stl.h>
 
 #include "register.hpp"
-#include "ring/link.hpp"
-#include "ring/ring_plan.hpp"
+#include "ring/collectives/inter_host/ring_plan.hpp"
+#include "ring/transport/link.hpp"
 
 namespace py = pybind11;
 

@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "fake_mpi.hpp"
-#include "ring/communicator.hpp"
+#include "ring/communicator/communicator.hpp"
 
 namespace ring::test {
 namespace {

@@ -13,7 +13,7 @@
 
 #include "faults.hpp"
 #include "rank.hpp"
-#include "ring/roll_call.hpp"
+#include "ring/group/membership.hpp"
 
 namespace {
 

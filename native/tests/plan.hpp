@@ -5,7 +5,7 @@
 #include <random>
 #include <vector>
 
-#include "ring/types.hpp"
+#include "ring/base/types.hpp"
 
 namespace ring::test {
 

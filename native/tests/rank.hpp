@@ -5,7 +5,7 @@
 #include <random>
 
 #include "plan.hpp"
-#include "ring/communicator.hpp"
+#include "ring/communicator/communicator.hpp"
 
 namespace ring::test {
 

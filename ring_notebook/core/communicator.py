@@ -13,7 +13,7 @@ from weakref import ref
 from ring_notebook.config import config
 from ring_notebook.core.buffers import Buffer
 from ring_notebook.core.native import core
-from ring_notebook.core.plan import layout_hash
+from ring_notebook.core.partition import layout_hash
 from ring_notebook.errors import CollectiveError
 
 __all__ = ["Communicator", "ReduceOp", "Work"]

@@ -14,7 +14,7 @@ from ring_notebook.config import config
 from ring_notebook.core.mpi_memory import unname_shared_memory
 from ring_notebook.core.native import core
 from ring_notebook.errors import MPIMissingError, RingError
-from ring_notebook.meeting import Meeting
+from ring_notebook.rendezvous import Meeting
 
 __all__ = ["Place", "Topology", "find_place", "launched_by_mpi"]
 

@@ -15,11 +15,11 @@ from typing import Any
 
 from ring_notebook.config import config
 from ring_notebook.core.communicator import Communicator
-from ring_notebook.core.members import agree, living, ranks_of
+from ring_notebook.core.membership import agree, living, ranks_of
 from ring_notebook.core.native import core
 from ring_notebook.core.topology import Place, Topology, find_place
 from ring_notebook.errors import CollectiveAborted, NotInitializedError, RingError
-from ring_notebook.life import tell, tell_end
+from ring_notebook.rank_status import tell, tell_end
 
 __all__ = [
     "World",

@@ -12,13 +12,13 @@ from typing import Any, Literal
 from ipyparallel.engine.datapub import publish_data
 from IPython.core.interactiveshell import InteractiveShell
 
-from ring_notebook.core import metrics, timeline, world
+from ring_notebook.core import metrics, trace, world
 from ring_notebook.engine import figures, setup
+from ring_notebook.engine.capture import Capture
 from ring_notebook.engine.cell import Cell
-from ring_notebook.engine.children import end_children
-from ring_notebook.engine.failure import describe
+from ring_notebook.engine.child_processes import end_children
+from ring_notebook.engine.failure_record import describe
 from ring_notebook.engine.interrupt import Interruptible
-from ring_notebook.engine.output import Capture
 from ring_notebook.engine.publisher import Publisher
 from ring_notebook.errors import CollectiveAborted
 from ring_notebook.records import RECORDS, Ended, Failure, Record, Status, Trace, encode
@@ -78,7 +78,7 @@ class _Execution:
             shell.user_ns.setdefault("ring", import_module("ring_notebook.torch"))
         world.open_run(self.run, self.epoch, self.size)
         if self.recorded:
-            timeline.record()
+            trace.record()
         self.cell.execute()
 
     def _leave(self, error: BaseException | None) -> None:
@@ -89,7 +89,7 @@ class _Execution:
 
     def _report(self, error: BaseException | None, seconds: float) -> None:
         records = self._collect(rows=True, status=True)
-        if events := timeline.take():
+        if events := trace.take():
             records.append(Trace(self.run, self.rank, json.dumps(events).encode()))
         if failure := self._failure(error):
             records.append(failure)

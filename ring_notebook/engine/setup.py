@@ -14,9 +14,9 @@ from typing import Any
 
 from ring_notebook.core import world
 from ring_notebook.core.native import core
-from ring_notebook.engine import figures, output
+from ring_notebook.engine import capture, figures
 from ring_notebook.engine.spool import Spool
-from ring_notebook.machine import cores, gpus
+from ring_notebook.hardware import cores, gpus
 
 __all__ = ["prepare", "rank", "wait_for_torch"]
 
@@ -40,8 +40,8 @@ def prepare(directory: str, keep: bool) -> dict[str, Any]:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // topology.local_size)))
     figures.prepare()
     # Before torch is loaded, whose loggers keep the stream that they find.
-    output.redirect()
-    sys.stdin = output.NoInput()
+    capture.redirect()
+    sys.stdin = capture.NoInput()
     # ipyparallel's handler waits for the cell to end; stopping a cluster must not.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     global _preload, spool

@@ -14,8 +14,8 @@ from typing import Literal
 
 from ring_notebook import config as settings
 from ring_notebook.errors import RingError
+from ring_notebook.hardware import cores, gpus
 from ring_notebook.launch.mpi import find_mpiexec, loaded_flavor
-from ring_notebook.machine import cores, gpus
 
 __all__ = ["Check", "diagnose", "render"]
 

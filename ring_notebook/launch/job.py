@@ -18,9 +18,9 @@ from ring_notebook.launch.deathsig import wrap
 from ring_notebook.launch.hosts import Host
 from ring_notebook.launch.keeper import STOPPING
 from ring_notebook.launch.lines import SOON, Carrier, pieces
+from ring_notebook.launch.merge_traces import Traces
 from ring_notebook.launch.mpi import find_mpiexec
 from ring_notebook.launch.rank import RankFailure, describe_exit, split_reports
-from ring_notebook.launch.traces import Traces
 
 __all__ = ["Job", "say"]
 

@@ -19,8 +19,8 @@ from ring_notebook.launch.deathsig import bind_to_parent
 from ring_notebook.launch.lines import Carrier, carry, outlet
 from ring_notebook.launch.rank import FORWARDED, RankFailure, describe_exit, report
 from ring_notebook.launch.refusal import refusal
-from ring_notebook.life import Life
-from ring_notebook.meeting import receive, say, surroundings
+from ring_notebook.rank_status import Life
+from ring_notebook.rendezvous import receive, say, surroundings
 
 __all__ = ["STOPPING", "Keeper", "command", "main"]
 

@@ -18,11 +18,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
+from ring_notebook.hardware import oom_kills
 from ring_notebook.launch.deathsig import bind_to_parent
 from ring_notebook.launch.lines import carry, outlet
 from ring_notebook.launch.refusal import refusal
-from ring_notebook.life import Life
-from ring_notebook.machine import oom_kills
+from ring_notebook.rank_status import Life
 
 __all__ = [
     "FORWARDED",

@@ -33,21 +33,13 @@ from ring_notebook.torch.basics import (
     start_timeline,
     stop_timeline,
 )
-from ring_notebook.torch.broadcasting import broadcast, broadcast_, broadcast_async, broadcast_async_
-from ring_notebook.torch.checkpoint import load, save
-from ring_notebook.torch.compression import Compression
-from ring_notebook.torch.drift import check
-from ring_notebook.torch.exchanging import alltoall, alltoall_async
-from ring_notebook.torch.functions import broadcast_optimizer_state, broadcast_parameters
-from ring_notebook.torch.gathering import allgather, allgather_async, grouped_allgather, grouped_allgather_async
-from ring_notebook.torch.handles import poll, synchronize
-from ring_notebook.torch.large_batch import LAMB, LARS
-from ring_notebook.torch.noise import noise_scale
-from ring_notebook.torch.objects import allgather_object, broadcast_object
-from ring_notebook.torch.optimizer import DistributedOptimizer
-from ring_notebook.torch.preparing import prepare
-from ring_notebook.torch.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from ring_notebook.torch.reducing import (
+from ring_notebook.torch.collectives.allgather import (
+    allgather,
+    allgather_async,
+    grouped_allgather,
+    grouped_allgather_async,
+)
+from ring_notebook.torch.collectives.allreduce import (
     allreduce,
     allreduce_,
     allreduce_async,
@@ -57,18 +49,32 @@ from ring_notebook.torch.reducing import (
     grouped_allreduce_async,
     grouped_allreduce_async_,
 )
-from ring_notebook.torch.ring_memory import empty
-from ring_notebook.torch.scattering import (
+from ring_notebook.torch.collectives.alltoall import alltoall, alltoall_async
+from ring_notebook.torch.collectives.barrier import barrier
+from ring_notebook.torch.collectives.broadcast import broadcast, broadcast_, broadcast_async, broadcast_async_
+from ring_notebook.torch.collectives.handles import poll, synchronize
+from ring_notebook.torch.collectives.join import join
+from ring_notebook.torch.collectives.objects import allgather_object, broadcast_object
+from ring_notebook.torch.collectives.reducescatter import (
     grouped_reducescatter,
     grouped_reducescatter_async,
     reducescatter,
     reducescatter_async,
 )
-from ring_notebook.torch.schedules import LinearScalingLR
-from ring_notebook.torch.sharding import DistributedSampler
-from ring_notebook.torch.sparse import sparse_allreduce_async
-from ring_notebook.torch.sync_batch_norm import SyncBatchNorm
-from ring_notebook.torch.waiting import barrier, join
+from ring_notebook.torch.collectives.ring_memory import empty
+from ring_notebook.torch.collectives.sparse_allreduce import sparse_allreduce_async
+from ring_notebook.torch.compression import Compression
+from ring_notebook.torch.optimizer.distributed import DistributedOptimizer
+from ring_notebook.torch.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from ring_notebook.torch.training.broadcast_state import broadcast_optimizer_state, broadcast_parameters
+from ring_notebook.torch.training.checkpoint import load, save
+from ring_notebook.torch.training.consistency import check
+from ring_notebook.torch.training.data import DistributedSampler
+from ring_notebook.torch.training.lars_lamb import LAMB, LARS
+from ring_notebook.torch.training.noise_scale import noise_scale
+from ring_notebook.torch.training.prepare import prepare
+from ring_notebook.torch.training.schedules import LinearScalingLR
+from ring_notebook.torch.training.sync_batch_norm import SyncBatchNorm
 
 __all__ = [
     "LAMB",

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from ring_notebook.config import config
-from ring_notebook.core import timeline, world
+from ring_notebook.core import trace, world
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.torch.process_sets import ProcessSet, add_process_set
 
@@ -61,8 +61,8 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | Literal["dynamic
     if isinstance(process_sets, str) and process_sets != "dynamic":
         raise ValueError(f'process_sets takes a list of process sets or "dynamic", got {process_sets!r}')
     world.init(comm)
-    if config().timeline and not timeline.active():
-        timeline.start(config().timeline)
+    if config().timeline and not trace.active():
+        trace.start(config().timeline)
     for process_set in () if process_sets is None or isinstance(process_sets, str) else process_sets:
         if not process_set.registered():
             add_process_set(process_set)
@@ -171,7 +171,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 
     ``mark_cycles`` is Horovod's; there are no cycles here to mark.
     """
-    timeline.start(file_path)
+    trace.start(file_path)
 
 
 def stop_timeline() -> None:
@@ -180,4 +180,4 @@ def stop_timeline() -> None:
     Rank 0 writes a Chrome trace of all ranks to the file that it was given (open it in https://ui.perfetto.dev), and
     every rank its own one beside, with ``.rank<N>`` before the suffix.
     """
-    timeline.stop()
+    trace.stop()

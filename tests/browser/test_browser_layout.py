@@ -14,8 +14,8 @@ SIMULATED = """
 import math, sys
 from array import array
 from pathlib import Path
-from ring_notebook.notebook.panel import Panel
-from ring_notebook.notebook.runlog import RunLog
+from ring_notebook.notebook.panel.panel import Panel
+from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.records import MetricBatch, Output, Status, encode
 
 log = RunLog(Path("simulated-{size}"), "simulated-{size}", "{size} ranks", {size}, "", {{}}, {{}})

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from ring_notebook.launch.run import run
+from ring_notebook.launch.run_function import run
 
 HERE = Path(__file__).parent
 LIMIT = 90.0

@@ -15,7 +15,7 @@ import sys
 import torch
 
 import ring_notebook.torch as hvd
-from ring_notebook.core import members, world
+from ring_notebook.core import membership, world
 
 FIRST_TO_DIE = 1
 """Whose death in step 8 makes the moments after it."""
@@ -100,7 +100,7 @@ def train(state):
 
 state = State(model, optimizer, sampler=sampler, batch=0, seen=[])
 state.register_reset_callbacks([on_reset])
-call_roll, open_epoch = members.agree, world._open
+call_roll, open_epoch = membership.agree, world._open
 
 
 def agree(*arguments):

@@ -11,9 +11,9 @@ import pytest
 from harness.two_hosts import NAMES
 from notebook.endure import SECONDS_TO_END
 from ring_notebook.errors import ClusterError, CollectiveAborted
-from ring_notebook.notebook.cluster import Cluster
-from ring_notebook.notebook.run import Run
-from ring_notebook.notebook.session import Session
+from ring_notebook.notebook.cluster.cluster import Cluster
+from ring_notebook.notebook.magics.session import Session
+from ring_notebook.notebook.run.run import Run
 
 HOSTS = f"{NAMES[0]}:2,{NAMES[1]}:2"
 TRAINS = """
@@ -97,7 +97,7 @@ def killed() -> None:
     """A kernel is killed while its ranks compute."""
     code = f"""
 import time
-from ring_notebook.notebook.cluster import Cluster
+from ring_notebook.notebook.cluster.cluster import Cluster
 cluster = Cluster(hosts={HOSTS!r}).start()
 run = cluster.run("while True: pass")
 while len(run.log.statuses()) < 4:

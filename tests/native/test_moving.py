@@ -12,7 +12,7 @@ from native.ranks import LAUNCHERS, Seat
 from native.values import Array, Tensor, decode, encode, expected, sample
 from ring_notebook.core.buffers import DType
 from ring_notebook.core.communicator import Communicator, ReduceOp, Work
-from ring_notebook.core.plan import row_split
+from ring_notebook.core.partition import row_split
 
 SIZES = (1, 2, 3, 4, 7)
 SEGMENT = 512 << 10  # native kSegmentBytesCrowded

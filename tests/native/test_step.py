@@ -11,7 +11,7 @@ import pytest
 from native.ranks import Seat, as_threads
 from native.values import Tensor
 from ring_notebook.core.buffers import DType
-from ring_notebook.core.plan import chunk_range, update_options
+from ring_notebook.core.partition import chunk_range, update_options
 
 COUNT = 5003
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ring_notebook.config import config
-from ring_notebook.notebook.cluster import Cluster
+from ring_notebook.notebook.cluster.cluster import Cluster
 
 
 @pytest.fixture(scope="module", autouse=True)

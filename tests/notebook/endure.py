@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import psutil
 
 from ring_notebook.errors import ClusterError, CollectiveAborted, CollectiveMismatch
-from ring_notebook.notebook.cluster import Cluster
-from ring_notebook.notebook.run import Run
+from ring_notebook.notebook.cluster.cluster import Cluster
+from ring_notebook.notebook.run.run import Run
 
 PRELUDE = (
     "from ring_notebook.core import world\nw = world.current()\nbarrier = w.communicator.barrier\nlast = w.size - 1\n"

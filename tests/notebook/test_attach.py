@@ -12,13 +12,12 @@ import psutil
 import pytest
 
 from ring_notebook.errors import ClusterError
-from ring_notebook.notebook import registry
-from ring_notebook.notebook.cluster import Cluster
+from ring_notebook.notebook.cluster.cluster import Cluster, discovery
 
 # The notebook that starts the cluster and a run, in a process of its own.
 FIRST = """
 import atexit, sys, time
-from ring_notebook.notebook.cluster import Cluster
+from ring_notebook.notebook.cluster.cluster import Cluster
 atexit.register(time.sleep, 0.5)  # a kernel has more to do when it exits, and its threads go on meanwhile
 cluster = Cluster(2, keep=sys.argv[1] == "keep").start()
 run = cluster.run('''
@@ -130,8 +129,8 @@ def held() -> tuple[int, int]:
 def test_a_cluster_that_does_not_answer_costs_nothing(
     first: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ring_notebook.notebook.cluster._ATTACH_TIMEOUT", 0.5)
-    controller = psutil.Process(registry.read(next(registry.running()))["controller"])
+    monkeypatch.setattr("ring_notebook.notebook.cluster.cluster._ATTACH_TIMEOUT", 0.5)
+    controller = psutil.Process(discovery.read(next(discovery.running()))["controller"])
     before = (0, 0)
     for attempt in range(3):
         controller.suspend()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ring_notebook.errors import ClusterError
-from ring_notebook.notebook.cluster import Cluster
+from ring_notebook.notebook.cluster.cluster import Cluster
 
 CELL = """
 import os, pathlib, signal

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from notebook.endure import ENDINGS, TRAINS, endure, holdings
-from ring_notebook.notebook.cluster import Cluster
+from ring_notebook.notebook.cluster.cluster import Cluster
 
 SURVIVED = [name for name, ending in ENDINGS.items() if not ending.deadly]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ring_notebook.notebook.cluster import Cluster
+from ring_notebook.notebook.cluster.cluster import Cluster
 
 SETUP = """
 import torch

@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from ring_notebook.errors import RunFailed
-from ring_notebook.notebook.failures import as_exception, brief, describe, rank_list
+from ring_notebook.notebook.run.failures import as_exception, brief, describe, rank_list
 from ring_notebook.records import Failure
 
 

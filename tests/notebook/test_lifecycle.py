@@ -18,12 +18,12 @@ from notebook.endure import SECONDS_TO_END
 from ring_notebook.config import config
 from ring_notebook.errors import ClusterError, MPIMissingError
 from ring_notebook.launch.mpi import find_mpiexec
-from ring_notebook.notebook.cluster import Cluster
+from ring_notebook.notebook.cluster.cluster import Cluster
 
 # A kernel as far as the cluster is concerned: it starts one, tells its processes, and lives on.
 KERNEL = """
 import json, sys, time, psutil
-from ring_notebook.notebook.cluster import Cluster
+from ring_notebook.notebook.cluster.cluster import Cluster
 cluster = Cluster(2).start()
 if sys.argv[1] == "busy":
     cluster.run("while True: pass")
@@ -77,7 +77,7 @@ def test_nothing_outlives_a_killed_kernel(kernel: tuple[subprocess.Popen[str], l
 def test_nothing_outlives_a_killed_controller(kernel: tuple[subprocess.Popen[str], list[int]]) -> None:
     process, pids = kernel
     controller = next(
-        pid for pid in pids if "ring_notebook.notebook.controller" in " ".join(psutil.Process(pid).cmdline())
+        pid for pid in pids if "ring_notebook.notebook.cluster.controller" in " ".join(psutil.Process(pid).cmdline())
     )
     os.kill(controller, signal.SIGKILL)
     assert_gone(pids)
@@ -129,7 +129,7 @@ def test_an_engine_that_does_not_start_says_why(
     (tmp_path / "mpi4py").mkdir()
     (tmp_path / "mpi4py" / "__init__.py").write_text(broken + "\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr("ring_notebook.notebook.cluster._START_TIMEOUT", 6.0)
+    monkeypatch.setattr("ring_notebook.notebook.cluster.cluster._START_TIMEOUT", 6.0)
     with pytest.raises(ClusterError, match=message) as caught:
         Cluster(2).start()
     shown = str(caught.value)

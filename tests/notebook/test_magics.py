@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from notebook.kernel import ANSI, Notebook
-from ring_notebook.notebook.gantt import MIME
+from ring_notebook.notebook.timeline.gantt import MIME
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from ring_notebook.errors import ClusterError
-from ring_notebook.notebook.cluster import Cluster
-from ring_notebook.notebook.run import Run
+from ring_notebook.notebook.cluster.cluster import Cluster
+from ring_notebook.notebook.run.run import Run
 from ring_notebook.records import Status
 
 SECONDS = 15.0

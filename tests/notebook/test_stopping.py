@@ -11,8 +11,8 @@ import pytest
 
 from notebook.endure import SECONDS_TO_END
 from ring_notebook.errors import CollectiveAborted, RunTimeout
-from ring_notebook.notebook.cluster import Cluster
-from ring_notebook.notebook.run import Run
+from ring_notebook.notebook.cluster.cluster import Cluster
+from ring_notebook.notebook.run.run import Run
 
 BARRIER = "from ring_notebook.core import world\nbarrier = world.current().communicator.barrier\n"
 WAITS = {

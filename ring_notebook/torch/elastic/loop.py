@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 from ring_notebook.core import world
 from ring_notebook.errors import HorovodInternalError, HostsUpdatedInterrupt
 from ring_notebook.torch.basics import init, rank, shutdown
-from ring_notebook.torch.elastic.base import State
-from ring_notebook.torch.elastic.place import commit_path, name_of
+from ring_notebook.torch.collectives.barrier import barrier
+from ring_notebook.torch.elastic.commits import commit_path, name_of
+from ring_notebook.torch.elastic.state import State
 from ring_notebook.torch.process_sets import register_again, registered_sets
-from ring_notebook.torch.waiting import barrier
 
 __all__ = ["run"]
 

@@ -1,99 +1,80 @@
-"""What an elastic training keeps: commits in memory and on disk, going back to the last one, sync from rank 0."""
+"""What elastic.run needs of a state, and what all states do alike: commits, host updates, resets."""
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from ring_notebook.torch import checkpoint
-from ring_notebook.torch.basics import rank
-from ring_notebook.torch.elastic.base import State
-from ring_notebook.torch.elastic.sampler import ElasticSampler
-from ring_notebook.torch.objects import broadcast_object
+from ring_notebook.core.communicator import ReduceOp
+from ring_notebook.errors import HostsUpdatedInterrupt
+from ring_notebook.torch.collectives.allreduce import allreduce_
 
-__all__ = ["TorchState"]
+__all__ = ["State"]
 
 
-class TorchState(State):
-    """The state of a training: ``model``, ``optimizer`` and whatever else is given, as attributes of those names.
+class State:
+    """Base of states (Horovod: ``State``): a subclass says what it is to `save`, `restore` and `sync`.
 
-    Values that have ``state_dict`` and ``load_state_dict`` (models, optimizers, schedulers, `ElasticSampler`) are kept
-    by these, all others by copies. Raises ValueError for a name that the state itself needs. (Horovod: ``TorchState``.)
+    A subclass that overrides ``__init__`` calls this one. Commits are in memory only, unless it also has `write` and
+    `keep_on_disk`, as `TorchState` does.
     """
 
-    def __init__(
-        self, model: torch.nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None, **kwargs: Any
-    ) -> None:
-        super().__init__()
-        taken = [name for name in kwargs if name.startswith("_") or hasattr(self, name)]
-        if taken:
-            raise ValueError(f"a TorchState needs {', '.join(taken)} itself; choose another name")
-        self.model = model
-        self.optimizer = optimizer
-        for name, value in kwargs.items():
-            setattr(self, name, value)
-        self._names = ["model", "optimizer", *kwargs]
-        self._path: Path | None = None
-        self.save()
+    def __init__(self) -> None:
+        self.commits = 0
+        self._reset_callbacks: list[Callable[[], None]] = []
+        self._hosts_updated = False
 
     def save(self) -> None:
         """Keep the present values in memory, as those to go back to."""
-        self._saved = {name: copy.deepcopy(_content(getattr(self, name))) for name in self._names}
+        raise NotImplementedError
 
     def restore(self) -> None:
-        """Go back to the values that were kept last."""
-        self._load(copy.deepcopy(self._saved))
+        """Go back to the values that were kept last. Must not call collectives: they have just failed."""
+        raise NotImplementedError
 
     def sync(self) -> None:
         """Take rank 0's values on all ranks, and keep them."""
-        own = {name: _content(getattr(self, name)) for name in self._names}
-        # The commits too: a rank may have made one that another, which a death kept from it, has not.
-        contents, self.commits = broadcast_object((own, self.commits), name="elastic state")
-        if rank() != 0:
-            self._load(contents)
-        self.save()
-
-    def write(self) -> None:
-        """Put what `save` has kept on disk too, where there is a folder for commits."""
-        if self._path is not None:
-            checkpoint.save(self._saved, self._path)
+        raise NotImplementedError
 
     def reset(self) -> None:
-        """Let samplers look anew at which ranks there are."""
-        for name in self._names:
-            value = getattr(self, name)
-            if isinstance(value, ElasticSampler):
-                value.reset()
+        """Look anew at which ranks there are."""
+
+    def commit(self) -> None:
+        """`save`, to disk too where there is a folder for commits, and `check_host_updates`. All ranks must call it."""
+        self.save()
+        self.commits += 1
+        self.write()
+        self.check_host_updates()
+
+    def check_host_updates(self) -> None:
+        """Raise HostsUpdatedInterrupt on all ranks when `on_hosts_updated` was called on one."""
+        updated = torch.tensor([int(self._hosts_updated)])
+        self._hosts_updated = False
+        if allreduce_(updated, op=ReduceOp.MAX, name="host updates").item():
+            raise HostsUpdatedInterrupt
+
+    def on_hosts_updated(self) -> None:
+        """Note that hosts have come or gone; the ranks learn of it at the next `commit`."""
+        self._hosts_updated = True
+
+    def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
+        """Functions to call whenever training starts again with another set of ranks."""
+        self._reset_callbacks += callbacks
+
+    def on_reset(self) -> None:
+        """`reset`, then the callbacks; `run` calls this when training starts again."""
+        self.reset()
+        for callback in self._reset_callbacks:
+            callback()
+
+    def write(self) -> None:
+        """Put what `save` has kept on disk too, where `keep_on_disk` has said to."""
 
     def keep_on_disk(self, path: Path) -> bool:
-        """Put commits into ``path`` too. True when rank 0 found one there, which now holds on all ranks."""
-        self._path = path
-        found = broadcast_object(path.exists(), name="elastic resume")
-        if found:
-            self._load(checkpoint.load(path, weights_only=False))
-            self.save()
-        return bool(found)
+        """Put commits into ``path`` too. True when one was there, which now holds on all ranks."""
+        return False
 
     def remove_from_disk(self) -> None:
         """Take the commit on disk away: the training has ended."""
-        if self._path is not None and rank() == 0:
-            self._path.unlink(missing_ok=True)
-
-    def _load(self, contents: dict[str, Any]) -> None:
-        for name, content in contents.items():
-            value = getattr(self, name)
-            if _is_stateful(value):
-                value.load_state_dict(content)
-            else:
-                setattr(self, name, content)
-
-
-def _is_stateful(value: Any) -> bool:
-    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
-
-
-def _content(value: Any) -> Any:
-    return value.state_dict() if _is_stateful(value) else value

@@ -1,0 +1,106 @@
+// How the data of one operation moves among the ranks of a host.
+//
+// Fixed terms: a *chunk* is the part of a tensor that one rank owns in a reduction; a *segment* is a piece of a tensor
+// in flight through ring memory. p ranks, S bytes each.
+//
+//   path      when                                     gates  bytes moved per rank
+//   one-shot  the payload fits the mailbox             1      (p+1)·S, in cache
+//   push      inputs and outputs lie in ring memory    2      2·S: read S/p from p inputs, write S/p to p outputs
+//   pull      inputs lie in ring memory; no allreduce  2      up to (p+1)·S
+//   staged    ordinary memory                          S/seg  2·S beyond the cache, the rest stays in it
+//
+// An algorithm is a number of steps; between two steps lies a gate that all ranks of the group pass. A step touches
+// memory and never waits.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ring/group/header.hpp"
+#include "ring/group/host_group.hpp"
+#include "ring/kernels/reduce.hpp"
+
+namespace ring {
+
+// One tensor of an operation. Operations other than allreduce have exactly one.
+struct Piece {
+    const std::byte* input = nullptr;
+    std::byte* output = nullptr;
+    std::uint64_t count = 0;
+};
+
+struct Request {
+    OpKind kind = OpKind::Barrier;
+    DType dtype = DType::UInt8;
+    ReduceOp op = ReduceOp::Sum;
+    double prescale = 1.0;
+    double postscale = 1.0;
+    int root = -1;  // index in the group
+    std::vector<Piece> pieces;
+    std::vector<std::int64_t> shape;
+    std::vector<std::int64_t> splits;  // alltoall: elements for each rank
+    std::vector<int> members;          // group: indices in this group
+    Update update;                     // step: what to do with the summed gradients
+    float* state[2] = {};              // step: this rank's shard of the optimizer's state
+    std::uint64_t layout = 0;
+    std::string name;
+
+    std::uint64_t count() const;
+};
+
+// What an operation produces beyond the tensors that the caller gave it.
+struct Result {
+    std::shared_ptr<std::byte> data;  // allgather, alltoall; a link may hold it too
+    std::size_t bytes = 0;
+    std::vector<std::int64_t> counts;  // elements from each rank
+    int last_joined = -1;
+    std::shared_ptr<HostGroup> group;  // group: its part on this host, where this rank is in it
+
+    void allocate(std::size_t size);
+};
+
+enum class Step {
+    Gate,  // go through a gate with the others of this host before the next step
+    Done,
+    Moved,  // something came or went over the link; more may
+    Stuck,  // the link has to deliver first
+};
+
+class Algorithm {
+   public:
+    virtual ~Algorithm() = default;
+    // Does what can be done without waiting; `gates` counts the gates passed since the first step.
+    virtual Step advance(std::uint64_t gates) = 0;
+};
+
+// On one host every step ends at a gate.
+class GatedAlgorithm : public Algorithm {
+   public:
+    Step advance(std::uint64_t gates) final { return step(gates) ? Step::Done : Step::Gate; }
+
+   protected:
+    // Does step k; true when it was the last.
+    virtual bool step(std::uint64_t k) = 0;
+};
+
+// What every rank can do before the first gate: copies a small payload into its mailbox. True when it fitted.
+// `index` is this rank's in the whole group.
+bool fill_inline(const HostGroup& group, const Request& request, int index, std::uint64_t sequence);
+
+// `headers` have passed find_mismatch. The choice is a pure function of them, so all ranks choose alike.
+std::unique_ptr<Algorithm> make_algorithm(HostGroup& group, const Request& request, const std::vector<Header>& headers,
+                                          Result& result);
+
+// Elements [begin, end) that rank `index` of `size` owns of `count`, on cache-line boundaries of `item` bytes each.
+struct Range {
+    std::uint64_t begin, end;
+    std::uint64_t size() const { return end - begin; }
+};
+Range chunk_range(std::uint64_t count, int size, int index, std::size_t item);
+// Elements that each rank owns after a reducescatter of `rows` rows: the first ones get one row more (Horovod).
+Range row_range(std::uint64_t count, std::int64_t rows, int size, int index);
+
+}  // namespace ring

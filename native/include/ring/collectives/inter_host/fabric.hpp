@@ -1,0 +1,197 @@
+// The hosts of a group that spans several: who is where, and what crosses between them besides tensors.
+//
+// Local ranks meet in their HostGroup; between hosts the *agents* work: the leader (local index 0) agrees with the
+// other leaders on what each operation is, and lane k (local index k) carries the k-th chunk of a tensor around the
+// ring of hosts, so that all links of a host work at once.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ring/group/host_group.hpp"
+#include "ring/transport/link.hpp"
+
+namespace ring {
+
+// A number that the tags of a group's messages are made of, for as long as it lives. Each member has one of its own and
+// is sent messages with that: so no two groups that a process is in share a tag, and nobody has to agree on one.
+class TagNumber {
+   public:
+    // Forgets what was sent with these tags to a group that is gone.
+    explicit TagNumber(std::shared_ptr<Link> link);
+    ~TagNumber();
+    TagNumber(const TagNumber&) = delete;
+    TagNumber& operator=(const TagNumber&) = delete;
+
+    int value() const;
+
+   private:
+    std::shared_ptr<Link> link_;
+    int taken_;
+};
+
+// What a host's part of an agreement begins with.
+struct MessageFront {
+    std::uint64_t id, sequence;  // of the group, and of the operation in it
+    std::uint64_t splits;        // bytes of them
+    std::uint64_t payload;       // bytes of it, or kNoPayload
+};
+
+class Fabric {
+   public:
+    enum Channel { kAgreement = 0, kData = 1, kNotice = 7 };
+
+    // What tells a group's messages from all others.
+    struct Identity {
+        std::uint64_t id = 0;                       // the same on all members, and no other group's
+        std::vector<int> numbers;                   // by group index: for the tags of what is sent to that member
+        std::shared_ptr<const TagNumber> own = {};  // null where the number is the epoch's
+    };
+    // The messages of the members' first group. Epochs have numbers that no other group has, and share one only with
+    // epochs that are long over.
+    static Identity epoch_identity(const Link& link, std::uint64_t epoch, std::size_t members);
+    // Of the group that the operation with that sequence makes.
+    std::uint64_t part_id(std::uint64_t sequence) const;
+
+    // `host_of[i]` is the host of group index i, `addresses[i]` its address on the link.
+    Fabric(std::shared_ptr<Link> link, std::vector<int> host_of, std::vector<int> addresses, int index,
+           Identity identity);
+    ~Fabric();
+
+    Link& link() const { return *link_; }
+    const std::shared_ptr<Link>& shared_link() const { return link_; }
+    int hosts() const { return static_cast<int>(members_.size()); }
+    int host() const { return host_of_[static_cast<std::size_t>(index_)]; }
+    const std::vector<int>& host_of() const { return host_of_; }
+    int host_of(int index) const { return host_of_[static_cast<std::size_t>(index)]; }
+    int size() const { return static_cast<int>(host_of_.size()); }
+    // Group indices of the members on a host, in order.
+    const std::vector<int>& members(int host) const { return members_[static_cast<std::size_t>(host)]; }
+    int local_index(int index) const;
+    int lanes() const;
+    int most_local() const;
+    // To or from a member on another host. Nothing travels where there are no bytes.
+    Link::Transfer send(Channel channel, int to, const void* data, std::size_t bytes) const;
+    Link::Transfer receive(Channel channel, int from, void* data, std::size_t bytes) const;
+    // What float32 gradients are rounded to while they travel between hosts: float16, bfloat16 or not at all
+    // (RING_WIRE).
+    DType wire() const { return wire_; }
+    std::uint64_t id() const { return identity_.id; }
+
+    // Bytes that a host's part of an agreement may take, and those of the block that holds all of them.
+    std::size_t message_bytes() const { return message_bytes_; }
+    std::size_t shared_bytes() const { return message_bytes() * static_cast<std::size_t>(hosts()); }
+
+    // Whether these members (group indices) are on more than one host.
+    bool spans(const std::vector<int>& members) const;
+    // The part of this fabric that `members` (group indices) make up; null when they share one host.
+    std::shared_ptr<Fabric> part(const std::vector<int>& members, Identity identity) const;
+
+    // --- notices: how an abort or a departure reaches the other hosts, where the link still works ---
+    void announce_abort(const std::string& reason) noexcept;
+    void announce_departure(std::uint64_t last_sequence) noexcept;
+    // Takes in what has come: aborts the group, or remembers that a host has left.
+    void read_notices(HostGroup& group);
+    // The members (group indices) of hosts that will not take part in the operation of that sequence.
+    std::vector<int> departed(std::uint64_t sequence) const;
+
+   private:
+    struct Notice;
+    void announce(const Notice& notice) noexcept;
+    void forget_sent();
+    int tag(Channel channel, int member) const;
+
+    std::shared_ptr<Link> link_;
+    std::vector<int> host_of_;
+    std::vector<int> addresses_;
+    int index_;
+    Identity identity_;
+    DType wire_;
+    std::size_t message_bytes_ = 0;
+    std::vector<std::vector<int>> members_;
+    std::vector<std::int64_t> left_at_;  // by host: last sequence it takes part in, -1 while it is there
+    mutable std::mutex mutex_;
+    std::vector<std::unique_ptr<Notice>> sent_;
+    std::vector<Link::Transfer> sending_;
+};
+
+// Transfers that belong together, cut to sizes that every link takes; given up when it is destroyed. `done` looks at
+// them in the order in which they began, so what takes longest should begin first.
+class Transfers {
+   public:
+    // `keep` owns the memory of what is received.
+    Transfers(const Fabric& fabric, Fabric::Channel channel, std::shared_ptr<const void> keep)
+        : fabric_(fabric), channel_(channel), keep_(std::move(keep)) {}
+    ~Transfers();
+    Transfers(const Transfers&) = delete;
+    Transfers& operator=(const Transfers&) = delete;
+
+    // To and from members (group indices) on other hosts.
+    void send(int to, const void* data, std::size_t bytes);
+    void receive(int from, void* data, std::size_t bytes);
+    bool done();
+
+   private:
+    const Fabric& fabric_;
+    Fabric::Channel channel_;
+    std::shared_ptr<const void> keep_;
+    std::vector<Link::Transfer> all_;
+    std::size_t ended_ = 0;
+};
+
+// The messages that a lane takes from the host before it and passes on to the next one: streams that need no numbers,
+// a few messages of each under way. They land in memory of this, so that they cannot reach a tensor that an operation
+// that was given up had.
+class Window {
+   public:
+    static constexpr std::size_t kMostBytes = 256 << 10;  // of a message
+    // In each direction: while one is reduced the next ones are on the wire.
+    static constexpr std::uint64_t kInFlight = 4;
+
+    Window(const Fabric& fabric, int previous, int next, std::uint64_t to_come, std::uint64_t to_send);
+    ~Window();
+    Window(const Window&) = delete;
+    Window& operator=(const Window&) = delete;
+
+    // Asks for the next messages; message m has bytes(m). True when there was one to ask for.
+    template <class Bytes>
+    bool ask(Bytes&& bytes) {
+        bool any = false;
+        for (; asked_ < to_come_ && asked_ < taken_ + kInFlight; ++asked_, any = true)
+            receives_[asked_ % kInFlight] =
+                fabric_.receive(Fabric::kData, previous_, landing(asked_), static_cast<std::size_t>(bytes(asked_)));
+        return any;
+    }
+    // Whether message taken() has come. It lies in landing() until it has been taken.
+    bool has_come() { return taken_ < asked_ && fabric_.link().done(receives_[taken_ % kInFlight]); }
+    std::byte* landing(std::uint64_t m) const { return landing_.get() + m % kInFlight * kMostBytes; }
+    void take() { ++taken_; }
+    bool may_send() const { return started_ < to_send_ && started_ < sent_ + kInFlight; }
+    // Message started(), from ring memory.
+    void send(const void* data, std::size_t bytes) {
+        sends_[started_ % kInFlight] = fabric_.send(Fabric::kData, next_, data, bytes);
+        ++started_;
+    }
+    // True when any has left since.
+    bool look_at_sends();
+
+    // Messages so far.
+    std::uint64_t taken() const { return taken_; }
+    std::uint64_t started() const { return started_; }
+    std::uint64_t sent() const { return sent_; }
+    bool done() const { return taken_ == to_come_ && sent_ == to_send_; }
+
+   private:
+    const Fabric& fabric_;
+    int previous_, next_;
+    std::uint64_t to_come_, to_send_;
+    std::shared_ptr<std::byte[]> landing_;  // not zeroed: that would cost as much as to receive
+    Link::Transfer sends_[kInFlight] = {};
+    Link::Transfer receives_[kInFlight] = {};
+    std::uint64_t asked_ = 0, taken_ = 0, started_ = 0, sent_ = 0;
+};
+
+}  // namespace ring

@@ -1,0 +1,160 @@
+// The collectives of one group: a queue of operations, served inline by the caller or by the progress thread.
+//
+// Operations of one group match by order of issue. An operation is a small state machine (`advance`) that never
+// waits, so one thread serves the heads of many groups and groups cannot deadlock one another.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ring/collectives/host/algorithm.hpp"
+#include "ring/collectives/inter_host/fabric.hpp"
+#include "ring/group/host_group.hpp"
+#include "ring/group/recorder.hpp"
+
+namespace ring {
+
+class Agreement;
+class Communicator;
+class Progress;
+
+// One operation under way, shared by whoever waits for it and whoever carries it out.
+class Work {
+   public:
+    Work();
+    ~Work();
+    bool done() const { return state_.load(std::memory_order_seq_cst) != State::Pending; }
+    // Valid once done. Rethrows the error of a failed operation.
+    void get() const;
+    Result& result() { return result_; }
+    std::string describe() const { return ring::describe(header_); }
+
+   private:
+    friend class Communicator;
+    enum class State : int { Pending, Done, Failed };
+    void finish(std::exception_ptr error);
+
+    Request request_;
+    Header header_;
+    std::optional<Region> bounce_;             // between hosts: the tensor's stay in ring memory
+    std::shared_ptr<const TagNumber> number_;  // group between hosts: for what this rank is sent in it
+    std::vector<int> numbers_;                 // and those of all its members
+    std::unique_ptr<Agreement> agreement_;
+    bool agreed_ = false;
+    std::unique_ptr<Algorithm> algorithm_;
+    std::uint64_t gate_ = 0;     // to wait for
+    std::uint64_t gates_ = 0;    // passed since the agreement or algorithm began
+    std::int64_t mark_ = 0;      // when the phase began that a timeline shows next; 0 when nobody records
+    bool polling_ = false;       // waits for the link and not for a gate
+    std::int64_t deadline_ = 0;  // monotonic ns, 0 for none
+    std::int64_t next_check_ = 0;
+    bool started_ = false;
+    Result result_;
+
+    std::atomic<State> state_{State::Pending};
+    std::exception_ptr error_;
+    Bell bell_;
+};
+
+class Communicator {
+   public:
+    struct Setup {
+        std::shared_ptr<Domain> domain;
+        std::vector<int> ranks;      // of all members, in the whole job
+        std::vector<int> local;      // local ranks in the domain of the members on this host, in group order
+        std::vector<int> host_of;    // of all members; empty when they share this host
+        std::vector<int> addresses;  // of all members on the link
+        std::shared_ptr<Link> link;
+        int index = 0;  // of this process in the group
+        std::uint64_t epoch = 0;
+        std::uint64_t run = 0;  // number of the run that the epoch belongs to; 0 for none
+    };
+    // Opens the epoch of that number, the same growing one on all members. Returns when all have come.
+    static std::shared_ptr<Communicator> open(Setup setup, double timeout, const Interruption& check);
+    ~Communicator();
+
+    int size() const { return static_cast<int>(ranks_.size()); }
+    int index() const { return index_; }
+    const std::vector<int>& ranks() const { return ranks_; }
+    // Of all members, by ring memory; empty when they share one.
+    std::vector<int> host_of() const { return fabric_ ? fabric_->host_of() : std::vector<int>{}; }
+    const std::shared_ptr<Domain>& domain() const { return group_->shared_domain(); }
+
+    // Carries the operation out in this thread when nothing is queued, else waits for the progress thread to do it.
+    // `timeout` in seconds, 0 for none; `check` is called while it waits and may throw.
+    std::shared_ptr<Work> run(Request request, double timeout, const Interruption& check);
+    std::shared_ptr<Work> start(Request request, double timeout);
+    // Ends when the work is done; an interruption aborts the epoch, because the work cannot be taken back.
+    void wait(Work& work, double timeout, const Interruption& check);
+
+    // The communicator of a group that a Group operation has made.
+    std::shared_ptr<Communicator> subgroup(Work& work) const;
+
+    void abort(const std::string& reason);
+    bool aborted() const { return group_->aborted(); }
+    // Lets own operations end, then leaves the group. Later operations throw.
+    void close(const Interruption& check);
+    bool closed() const { return closed_.load(std::memory_order_acquire); }
+    // Shared by all groups of the epoch.
+    Recorder& recorder() const { return *epoch_.recorder; }
+    std::vector<RankActivity> activity() const { return group_->activity(); }
+
+   private:
+    friend class Progress;
+    // Blocked: a gate or the link; Polling: the link, which rings no bell.
+    enum class Served { Idle, Blocked, Polling, Moved, Done };
+
+    // What the communicators of one epoch have in common.
+    struct Epoch {
+        std::shared_ptr<HostGroup> group;
+        std::shared_ptr<Fabric> fabric;  // null on one host
+        std::shared_ptr<Progress> progress;
+        std::shared_ptr<Recorder> recorder;
+    };
+
+    Communicator(std::vector<int> ranks, int index, std::shared_ptr<HostGroup> group, std::shared_ptr<Fabric> fabric,
+                 Epoch epoch);
+    std::shared_ptr<Work> make_work(Request request, double timeout) const;
+    void validate(const Request& request) const;
+    HostGroup::Members members_here(const std::vector<int>& indices) const;
+    std::uint64_t reserve_part(const std::vector<int>& indices) const;
+    std::unique_ptr<Algorithm> make_group(Work& work, const std::vector<Header>& headers) const;
+
+    // The state machine. Only one thread at a time is in it: the inline caller or the progress thread.
+    void begin(Work& work);
+    void move_to_ring(Work& work);
+    Served attempt(Work& work);
+    Served take_step(Work& work, Step step);
+    void note(Work& work, Phase phase);
+    void end(Work& work);
+    void check_waiting(Work& work, const Interruption& check);
+    void fail(Work& work, std::exception_ptr error) noexcept;
+    bool explain(const Work& work, std::exception_ptr& error);
+    void let_go(const Work& work);
+    void announce();
+    void leave();
+    Served serve();
+    std::string who() const { return "rank " + std::to_string(ranks_[static_cast<std::size_t>(index_)]); }
+    std::string locate(const Work& work) const;
+
+    std::vector<int> ranks_;
+    int index_;
+    std::shared_ptr<HostGroup> group_;
+    std::shared_ptr<Fabric> fabric_;
+    Epoch epoch_;
+    int number_;  // of this group in the epoch
+    std::uint64_t sequence_ = 0;
+    std::atomic<bool> closed_{false};
+
+    mutable std::mutex mutex_;
+    std::deque<std::shared_ptr<Work>> queue_;
+    bool inline_active_ = false;
+};
+
+}  // namespace ring

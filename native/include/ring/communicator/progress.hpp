@@ -1,0 +1,50 @@
+// The thread that carries out queued operations of all groups of one epoch. It starts with the first queued operation
+// and sleeps whenever there is none.
+#pragma once
+
+#include <sys/types.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "ring/base/wait.hpp"
+#include "ring/communicator/communicator.hpp"
+
+namespace ring {
+
+class Progress {
+   public:
+    // `bell` is the one that other ranks ring for this rank.
+    Progress(Bell& bell, const SpinPolicy& spin) : shared_(bell), spin_(spin), pid_(getpid()) {}
+    ~Progress();
+
+    void add(Communicator* communicator);
+    void remove(Communicator* communicator);
+    // Starts the thread if need be; before anything is queued for it, because it throws when there can be none.
+    void begin();
+    // Has the thread look at the queues if it runs.
+    void nudge();
+
+   private:
+    void main();
+    // Serves every group once; remembers whether any has work.
+    bool scan();
+
+    Bell& shared_;
+    SpinPolicy spin_;
+    pid_t pid_;
+    Bell own_;
+    std::mutex mutex_;
+    std::vector<Communicator*> communicators_;
+    std::once_flag started_;
+    std::thread thread_;
+    std::atomic<bool> stop_{false};
+    std::atomic<std::uint32_t> wishes_{0};  // nudge() calls so far
+    bool any_work_ = false;
+    bool any_polling_ = false;
+};
+
+}  // namespace ring

@@ -1,0 +1,76 @@
+// What a rank posts for each operation, so that the others can check that they are all doing the same thing.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "ring/base/types.hpp"
+#include "ring/memory/memory.hpp"
+
+namespace ring {
+
+constexpr int kMaxDims = 8;
+constexpr std::size_t kNameBytes = 72;
+
+struct Header {
+    std::uint64_t sequence = 0;
+    OpKind kind = OpKind::Barrier;
+    DType dtype = DType::UInt8;
+    ReduceOp op = ReduceOp::Sum;
+    std::uint8_t dims = 0;
+    std::uint8_t is_inline = 0;   // the payload travels in the mailbox
+    DType wire = DType::Float32;  // what float32 becomes between hosts, while it is on its way
+    std::uint16_t reserved = 0;
+    std::int32_t root = -1;
+    std::int32_t tensors = 1;
+    std::uint64_t count = 0;         // elements
+    std::uint64_t layout = 0;        // hash of the shapes of a fused group, or of the members of a new one
+    std::uint64_t input = kNowhere;  // offset in ring memory, where the tensor lies there
+    std::uint64_t output = kNowhere;
+    std::uint64_t joined_at = 0;  // sequence at which this rank joined
+    double prescale = 1.0;
+    double postscale = 1.0;
+    std::int64_t shape[kMaxDims] = {};
+    char name[kNameBytes] = {};
+};
+static_assert(sizeof(Header) % sizeof(std::uint64_t) == 0, "a header is copied as words");
+
+// A T that other processes may read while it is written: copied word by word with relaxed atomics. Readers that need
+// a consistent copy are ordered by the gate; diagnostics accept a torn one.
+template <class T>
+class SharedCopy {
+   public:
+    void store(const T& value) {
+        std::uint64_t raw[kWords];
+        std::memcpy(raw, &value, sizeof(T));
+        for (std::size_t i = 0; i < kWords; ++i) words_[i].store(raw[i], std::memory_order_relaxed);
+    }
+    T load() const {
+        std::uint64_t raw[kWords];
+        for (std::size_t i = 0; i < kWords; ++i) raw[i] = words_[i].load(std::memory_order_relaxed);
+        T value;
+        std::memcpy(&value, raw, sizeof(T));
+        return value;
+    }
+
+   private:
+    static constexpr std::size_t kWords = sizeof(T) / sizeof(std::uint64_t);
+    std::atomic<std::uint64_t> words_[kWords];
+};
+
+// Cuts a name that is too long where a character ends; a hash of all of it takes the place of the rest.
+void set_name(Header& header, const std::string& name);
+
+// "allreduce 'grad' (sequence 7)"
+std::string describe(const Header& header);
+// One line of a mismatch table: "allreduce sum 'grad' float32 [3, 4]"
+std::string describe_fully(const Header& header);
+
+// Empty when the ranks agree; else what differs, with a table of who called what. A joined rank agrees with any
+// allreduce. `ranks` are the global ranks of the headers.
+std::string find_mismatch(const std::vector<Header>& headers, const std::vector<int>& ranks);
+
+}  // namespace ring

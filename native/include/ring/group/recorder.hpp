@@ -1,0 +1,91 @@
+// What operations did and when, for a timeline. Off, it costs a load per step; on, a clock and a copy.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "ring/group/header.hpp"
+
+namespace ring {
+
+enum class Phase : std::uint32_t {
+    Queued = 0,   // until its turn came
+    Packing = 1,  // into the mailbox or ring memory
+    Waiting = 2,  // for other ranks; `last` is who came last
+    Moving = 3,   // reducing or copying
+    Sending = 4,  // the link was at work
+};
+const char* to_string(Phase phase);
+
+struct Event {
+    std::int64_t begin = 0;  // CLOCK_MONOTONIC, which all processes of a host share
+    std::int64_t end = 0;
+    Phase phase = Phase::Queued;
+    std::int32_t last = -1;  // global rank
+    std::uint64_t sequence = 0;
+    std::uint64_t bytes = 0;
+    std::int32_t group = 0;  // number of the group in its epoch
+    OpKind kind = OpKind::Barrier;
+    char name[kNameBytes + 3] = {};
+};
+static_assert(sizeof(Event) % sizeof(std::uint64_t) == 0, "an event is copied as words");
+
+// A ring buffer that any thread writes without a lock; the oldest events give way.
+class Recorder {
+   public:
+    bool on() const { return ring_.load(std::memory_order_relaxed) != nullptr; }
+    // Nanoseconds now, or 0 when off.
+    std::int64_t now() const { return on() ? monotonic_ns() : 0; }
+    // Ignores an event whose beginning was not seen.
+    void record(Phase phase, std::int64_t begin, std::int64_t end, const Header& header, int group, int last);
+    // Numbers the groups of an epoch as they come to be, alike on all ranks that are in the same groups.
+    int next_group() { return groups_.fetch_add(1, std::memory_order_relaxed); }
+
+    // Nanoseconds that callers have spent in operations, other ranks' lateness included; always counted.
+    std::int64_t spent() const { return spent_.load(std::memory_order_relaxed); }
+
+    // Keeps the newest `capacity` events. Leaves a recording that is under way as it is.
+    void start(std::size_t capacity);
+    // Ends the recording and gives its events in the order in which they ended.
+    std::vector<Event> stop();
+
+   private:
+    friend class Spending;
+    struct Slot {
+        std::atomic<std::uint64_t> filled{0};  // 1 + number of the event it holds
+        SharedCopy<Event> event;
+    };
+    struct Ring {
+        explicit Ring(std::size_t size) : capacity(size), slots(new Slot[size]) {}
+        const std::size_t capacity;
+        const std::unique_ptr<Slot[]> slots;
+        std::atomic<std::uint64_t> next{0};  // number of an event, never that of one in an earlier recording
+        std::uint64_t first = 0;             // of this recording; under the mutex
+    };
+    std::atomic<Ring*> ring_{nullptr};  // null when off
+    std::atomic<int> groups_{0};
+    std::atomic<std::int64_t> spent_{0};
+    std::mutex mutex_;
+    // One of each capacity that was asked for, kept when a recording ends: a thread may still be writing its last
+    // event.
+    std::vector<std::unique_ptr<Ring>> rings_;
+};
+
+// A caller is in an operation for as long as it lives.
+class Spending {
+   public:
+    explicit Spending(Recorder& recorder) : recorder_(recorder), begin_(monotonic_ns()) {}
+    ~Spending() { recorder_.spent_.fetch_add(monotonic_ns() - begin_, std::memory_order_relaxed); }
+    Spending(const Spending&) = delete;
+    Spending& operator=(const Spending&) = delete;
+
+   private:
+    Recorder& recorder_;
+    std::int64_t begin_;
+};
+
+}  // namespace ring

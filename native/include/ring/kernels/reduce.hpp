@@ -1,0 +1,61 @@
+// Typed reductions: any number of sources into any number of destinations in one pass.
+//
+//   dst[d][i] = post(reduce over s of pre(src[s][i]))       for every d, i in [0, count)
+//
+// A destination may be one of the sources. Sources are combined in the order given, so that every rank that reduces
+// the same sources gets the same bits. float16 and bfloat16 are computed in float32 and rounded once at the end, which
+// between hosts is the end of each host's part and of each addition of two of them. Integers are scaled in float64 and
+// truncated (Horovod), and saturate where the factor takes them out of range. A NaN among floats stays one, in minima
+// and maxima too.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "ring/base/types.hpp"
+#include "ring/kernels/update.hpp"
+
+namespace ring {
+
+struct Scale {
+    double pre = 1.0;
+    double post = 1.0;
+    // Average of integers: exact division that truncates, where post = 1/n would round 3/3 down to 0 for some n.
+    long long divisor = 1;
+
+    bool identity() const { return pre == 1.0 && post == 1.0 && divisor == 1; }
+};
+
+using ReduceFn = void (*)(void* const* dst, int dst_count, const void* const* src, int src_count, std::size_t count,
+                          const Scale& scale);
+
+// out = adasum(left, right); see src/adasum_impl.hpp. `out` is neither of the two.
+using AdasumFn = void (*)(void* out, const void* left, const void* right, std::size_t count);
+
+// Between float32 and a format of two bytes, rounded to nearest even. Neither may overlap the other.
+using NarrowFn = void (*)(void* out, const float* in, std::size_t count);
+using WidenFn = void (*)(float* out, const void* in, std::size_t count);
+
+struct KernelTable {
+    const char* isa;
+    ReduceFn reduce[kDTypes][kReduceOps];  // Average and Adasum are null: callers express them by Sum
+    UpdateFn update[2];                    // by Rule
+    AdasumFn adasum[kDTypes];              // null for integers and bool
+    NarrowFn narrow[kDTypes];              // null but for float16 and bfloat16
+    WidenFn widen[kDTypes];
+};
+
+const KernelTable& kernels_baseline();
+#if defined(__x86_64__)
+const KernelTable& kernels_avx2();
+const KernelTable& kernels_avx512();
+#endif
+
+// The best table that this processor runs, or the one that `RING_ISA` (baseline, avx2, avx512) asks for.
+const KernelTable& kernels();
+
+inline ReduceFn reduce_kernel(DType dtype, ReduceOp op) {
+    return kernels().reduce[static_cast<int>(dtype)][static_cast<int>(op)];
+}
+
+}  // namespace ring

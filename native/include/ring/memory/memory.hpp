@@ -1,0 +1,159 @@
+// Ring memory: one memfd that every rank of a host maps.
+//
+//   | control page(s): DomainHeader, RankSlot per rank | arena of rank 0 | arena of rank 1 | ...
+//
+// The file is sparse: an arena is as large as the machine's memory and takes pages only where a rank has allocated.
+// A place in ring memory is an offset from the start of the file, the same number for every rank; each process adds
+// its own base. The file has no name, so nobody else can open it and nothing is left when the last process ends.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ring/base/wait.hpp"
+
+namespace ring {
+
+constexpr std::uint64_t kNowhere = ~std::uint64_t{0};
+constexpr std::size_t kPage = 4096;
+// Of 64 processors each; 8192 is the most that Linux counts on x86-64.
+constexpr std::size_t kCoreWords = 128;
+
+// What one rank shows to the others of its host for as long as it lives.
+struct alignas(128) RankSlot {
+    Bell bell;
+    std::atomic<std::int64_t> pid{0};
+    std::atomic<std::uint64_t> began{0};  // when its process did, which tells it from a later one of the same number
+    // The epoch that this rank leads and where its group block lies.
+    std::atomic<std::uint64_t> epoch{0};
+    std::atomic<std::uint64_t> epoch_block{kNowhere};
+    // The last epoch that this rank has given up before it began: whoever waits there waits in vain.
+    std::atomic<std::uint64_t> given_up{0};
+    // The run that this rank has left: it comes to no further epoch of that.
+    std::atomic<std::uint64_t> left_run{0};
+    // What a roll call is held with (see roll_call.hpp). The oldest epoch that would do for this rank, which waits for
+    // one; 0 when it does not wait.
+    std::atomic<std::uint64_t> wants{0};
+    // The newest epoch that a leader has counted on this rank for, and that this rank has decided on as the leader.
+    std::atomic<std::uint64_t> invited{0};
+    std::atomic<std::uint64_t> decided{0};
+    // The processors that it may run on, a bit each.
+    std::atomic<std::uint64_t> cores[kCoreWords] = {};
+};
+
+class Domain {
+   public:
+    // The rank that creates it tells `pid`, `fd` and `token` to the others by whatever they have (MPI, inheritance).
+    // `arena` is the most that one rank may allocate, in bytes; 0 means the machine's memory.
+    static std::shared_ptr<Domain> create(int local_rank, int local_size, std::size_t arena = 0);
+    static std::shared_ptr<Domain> attach(int local_rank, int local_size, std::int64_t pid, int fd,
+                                          std::uint64_t token);
+    // For another rank of this process, which runs as a thread: over the same mapping, so that an address means the
+    // same to both.
+    std::shared_ptr<Domain> share(int local_rank) const;
+    ~Domain();
+    Domain(const Domain&) = delete;
+    Domain& operator=(const Domain&) = delete;
+
+    int local_rank() const { return local_rank_; }
+    int local_size() const { return local_size_; }
+    int fd() const { return mapping_->fd; }
+    std::uint64_t token() const { return token_; }
+    std::size_t arena_size() const { return arena_; }
+
+    RankSlot& slot(int rank) const;
+    // Whether a rank has said, by its `left_run`, that it comes to no epoch of this run any more. Never for run 0.
+    bool has_left_run(int rank, std::uint64_t run) const {
+        return run != 0 && slot(rank).left_run.load(std::memory_order_seq_cst) == run;
+    }
+    template <class T = void>
+    T* at(std::uint64_t offset) const {
+        return reinterpret_cast<T*>(mapping_->base + offset);
+    }
+    // Offset of `bytes` at `address` when all of it is ring memory, else kNowhere.
+    std::uint64_t offset_of(const void* address, std::size_t bytes) const;
+
+    // Pages are reserved here, so that a full machine is an error and not a crash later. Throws OutOfMemory.
+    std::uint64_t allocate(std::size_t bytes);
+    void release(std::uint64_t offset);
+    // Releases the block as soon as the condition holds; it is asked whenever this rank allocates.
+    void release_when(std::uint64_t offset, std::function<bool(Domain&)> condition);
+    // The block that this offset lies in, if this rank has allocated it, is not free before the condition holds.
+    void keep(std::uint64_t offset, std::function<bool(Domain&)> until);
+    // Gives the pages of free blocks back to the machine.
+    void trim();
+    std::size_t allocated() const;
+
+    // False in a process that was forked from the one that made this object: there it must not be used.
+    bool owned() const;
+    // Whether the process of that rank has ended (also when its parent has not yet reaped it).
+    bool dead(int rank);
+
+    // Shows the others what this thread may run on now.
+    void publish_cores();
+    // Processors that the ranks of this host may run on together. A launcher may have bound each to one of its own.
+    int cores() const;
+
+   private:
+    struct Mapping {
+        Mapping(int fd, std::size_t length);  // takes the descriptor, also when it throws
+        ~Mapping();
+        int fd;
+        std::size_t length;
+        std::byte* base = nullptr;
+    };
+
+    Domain(int local_rank, int local_size, std::shared_ptr<Mapping> mapping, std::size_t arena, std::uint64_t token);
+    void introduce();
+    std::uint64_t arena_start(int rank) const;
+    void expect_room(std::size_t bytes);
+    void release_deferred();
+    void punch_free();
+    void merge_free(std::uint64_t offset, std::size_t bytes);
+
+    int local_rank_;
+    int local_size_;
+    std::shared_ptr<Mapping> mapping_;
+    std::int64_t pid_;
+    std::uint32_t forks_;
+    std::size_t arena_;
+    std::uint64_t token_;
+
+    mutable std::mutex mutex_;
+    std::map<std::uint64_t, std::size_t> free_;  // offset -> bytes, neighbours merged
+    std::map<std::uint64_t, std::size_t> used_;
+    std::size_t used_bytes_ = 0;
+    std::size_t spare_ = 0;  // bytes that need no look at what memory is left
+    std::int64_t looked_at_ = 0;
+    std::vector<std::pair<std::uint64_t, std::function<bool(Domain&)>>> deferred_;
+    std::map<std::uint64_t, std::function<bool(Domain&)>> kept_;  // by their blocks
+    std::vector<int> pidfds_;
+};
+
+// A block of ring memory that frees itself; Python's view of it.
+class Region {
+   public:
+    Region(std::shared_ptr<Domain> domain, std::size_t bytes)
+        : domain_(std::move(domain)), bytes_(bytes), offset_(domain_->allocate(bytes)) {}
+    ~Region() { domain_->release(offset_); }
+    Region(const Region&) = delete;
+    Region& operator=(const Region&) = delete;
+
+    void* data() const { return domain_->at(offset_); }
+    std::size_t bytes() const { return bytes_; }
+
+   private:
+    std::shared_ptr<Domain> domain_;
+    std::size_t bytes_;
+    std::uint64_t offset_;
+};
+
+}  // namespace ring

@@ -1,0 +1,66 @@
+// Moves bytes between ranks that do not share ring memory.
+//
+// Messages between two ranks with one tag arrive in the order sent. Nothing here waits: `done` polls. One link serves
+// all groups of a process; tags keep groups, epochs and purposes apart.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <set>
+
+#include "ring/memory/memory.hpp"
+
+namespace ring {
+
+class Link {
+   public:
+    // A transfer under way. 0 is none.
+    using Transfer = std::uint64_t;
+
+    virtual ~Link() = default;
+    // Addresses are the link's own: ranks of its MPI communicator, or local ranks of its domain.
+    virtual Transfer send(int to, int tag, const void* data, std::size_t bytes) = 0;
+    virtual Transfer receive(int from, int tag, void* data, std::size_t bytes) = 0;
+    // True when the transfer has ended (and is forgotten: it becomes 0). A transfer of 0 is done.
+    virtual bool done(Transfer& transfer) = 0;
+    // Gives up a transfer, and never waits for the other side. A send may read its memory after this, so that has to
+    // be ring memory. A receive that cannot be taken back, because its message has begun to come, is left to end by
+    // itself; `keep` owns its memory until then.
+    virtual void cancel(Transfer& transfer, std::shared_ptr<const void> keep) noexcept = 0;
+    // Whether a message with this tag has come from anyone: its source and size.
+    virtual bool probe(int tag, int& source, std::size_t& bytes) = 0;
+    // Receives and forgets whatever has come that nobody asked for. For the end of a process, after all have met.
+    virtual void drain() = 0;
+    // Largest tag that may be used.
+    virtual int tag_limit() const = 0;
+
+    // Numbers below `limit` for what is to have tags of its own in this process: one that is in use by nobody, and
+    // has been for as long as possible.
+    int take_number(int limit);
+    void give_back(int number);
+
+   private:
+    std::mutex numbers_mutex_;
+    std::set<int> numbers_;  // in use
+    int last_number_ = -1;
+};
+
+// What has to be known of an MPI that is used without mpi.h.
+struct Mpi {
+    const char* module_path;   // of a module that has it loaded; null for the program itself
+    std::uint64_t comm, byte;  // handles as integers
+    std::size_t handle_bytes;  // size of a handle (4: MPICH and its kin, 8: Open MPI)
+    int any_source, any_tag;
+    int tag_limit;
+};
+// Through MPI point to point.
+std::shared_ptr<Link> make_mpi_link(const Mpi& mpi);
+
+// Through ring memory: for the ring within one host, and for tests that need no second host. `offset` is what
+// `reserve_memory_link` gave to one of the ranks, the same for all.
+std::uint64_t reserve_memory_link(Domain& domain);
+std::shared_ptr<Link> make_memory_link(std::shared_ptr<Domain> domain, std::uint64_t offset);
+
+}  // namespace ring

@@ -1,0 +1,144 @@
+#include "ring/collectives/host/algorithm.hpp"
+
+#include <cmath>
+#include <cstdlib>
+
+#include "collectives/host/algorithm_parts.hpp"
+
+namespace ring {
+namespace {
+
+// Barrier and join: passing the gate is all there is to do.
+class Nothing : public GatedAlgorithm {
+   public:
+    bool step(std::uint64_t) override { return true; }
+};
+
+bool is_integer(DType dtype) { return dtype <= DType::Int64; }
+
+bool is_rounded_between_hosts(const Header& header) {
+    return header.dtype == DType::Float16 || header.dtype == DType::BFloat16 || header.wire != DType::Float32;
+}
+
+}  // namespace
+
+std::uint64_t Request::count() const {
+    std::uint64_t total = 0;
+    for (const Piece& piece : pieces) total += piece.count;
+    return total;
+}
+
+void Result::allocate(std::size_t size) {
+    bytes = size;
+    void* memory = nullptr;
+    if (posix_memalign(&memory, 64, std::max<std::size_t>(size, 64)) != 0)
+        throw OutOfMemory("cannot allocate " + std::to_string(size) + " bytes for the result");
+    data.reset(static_cast<std::byte*>(memory), std::free);
+}
+
+Range chunk_range(std::uint64_t count, int size, int index, std::size_t item) {
+    const std::uint64_t line = 64 / item;
+    const std::uint64_t lines = (count + line - 1) / line;
+    const auto n = static_cast<std::uint64_t>(size);
+    const auto i = static_cast<std::uint64_t>(index);
+    return {std::min(count, lines * i / n * line), std::min(count, lines * (i + 1) / n * line)};
+}
+
+Range row_range(std::uint64_t count, std::int64_t rows, int size, int index) {
+    const std::uint64_t width = rows > 0 ? count / static_cast<std::uint64_t>(rows) : 0;
+    const std::int64_t base = rows / size;
+    const std::int64_t extra = rows % size;
+    const std::int64_t first = base * index + std::min<std::int64_t>(index, extra);
+    const std::int64_t own = base + (index < extra ? 1 : 0);
+    return {static_cast<std::uint64_t>(first) * width, static_cast<std::uint64_t>(first + own) * width};
+}
+
+Reduction::Reduction(const std::vector<Header>& headers, const Header& lead, std::size_t size, Share share)
+    : kernel_(reduce_kernel(lead.dtype, lead.op == ReduceOp::Average ? ReduceOp::Sum : lead.op)) {
+    for (std::size_t i = 0; i < headers.size(); ++i)
+        if (headers[i].kind != OpKind::Join) contributors_.push_back(static_cast<int>(i));
+    finish_.post = lead.postscale;
+    if (lead.op == ReduceOp::Average) {
+        if (is_integer(lead.dtype)) {
+            finish_.divisor = static_cast<long long>(size);
+        } else {
+            finish_.post /= static_cast<double>(size);
+        }
+    }
+    // A sum that is rounded to two bytes between hosts must not leave their range when its average stays in it. So what
+    // makes it smaller is applied before it is rounded for the first time, as far as it is a power of two: that part
+    // changes no digit.
+    double early = 1.0;
+    const bool sum = lead.op == ReduceOp::Average || lead.op == ReduceOp::Sum;
+    if (share != Share::Whole && sum && is_rounded_between_hosts(lead) && std::abs(finish_.post) < 1.0) {
+        int exponent = 0;
+        std::frexp(finish_.post, &exponent);
+        early = std::ldexp(0.5, exponent);  // at most the factor, and more than half of it
+        finish_.post /= early;
+    }
+    if (share == Share::OneHost) {
+        scale_.post = early;
+    } else {
+        scale_ = finish_;
+    }
+    if (share != Share::AllHosts) scale_.pre = lead.prescale;
+}
+
+void Reduction::combine(void* dst, const void* a, const void* b, std::uint64_t count) const {
+    const void* sources[] = {a, b};
+    kernel_(&dst, 1, sources, 2, count, Scale{});
+}
+
+void Reduction::finish(void* data, std::uint64_t count) const {
+    const void* source = data;
+    if (!finish_.identity()) kernel_(&data, 1, &source, 1, count, finish_);
+}
+
+const Header& lead_header(const std::vector<Header>& headers) {
+    for (const Header& header : headers)
+        if (header.kind != OpKind::Join) return header;
+    return headers.front();
+}
+
+bool fill_inline(const HostGroup& group, const Request& request, int index, std::uint64_t sequence) {
+    const std::size_t item = item_size(request.dtype);
+    const std::uint64_t count = request.count();
+    if (count * item > group.inline_bytes() || request.kind == OpKind::Step || request.op == ReduceOp::Adasum)
+        return false;
+    if (request.kind != OpKind::Broadcast || request.root == index)
+        copy_in(request.pieces, 0, count, group.inline_slot(group.index(), sequence), item);
+    return true;
+}
+
+std::unique_ptr<Algorithm> make_algorithm(HostGroup& group, const Request& request, const std::vector<Header>& headers,
+                                          Result& result) {
+    const Header& lead = lead_header(headers);
+    switch (lead.kind) {
+        case OpKind::Allreduce:
+            if (lead.op == ReduceOp::Adasum) return make_adasum(group, request, headers);
+            return make_allreduce(group, request, headers);
+        case OpKind::ReduceScatter:
+            return make_reducescatter(group, request, headers);
+        case OpKind::Broadcast:
+            return make_broadcast(group, request, headers);
+        case OpKind::Allgather:
+            return make_allgather(group, request, headers, result);
+        case OpKind::Alltoall:
+            return make_alltoall(group, request, headers, lead.sequence, result);
+        case OpKind::Join: {
+            std::size_t last = 0;
+            for (std::size_t i = 0; i < headers.size(); ++i)
+                if (headers[i].joined_at >= headers[last].joined_at) last = i;
+            result.last_joined = static_cast<int>(last);
+            break;
+        }
+        case OpKind::Step:
+            return make_step(group, request, headers);
+        case OpKind::Group:  // the communicator's own affair
+        case OpKind::Barrier:
+            break;
+    }
+    return std::make_unique<Nothing>();
+}
+
+}  // namespace ring

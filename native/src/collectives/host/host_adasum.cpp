@@ -1,0 +1,59 @@
+// Adasum among the ranks of one host: log2(p) rounds in which groups of ranks are combined in pairs.
+#include "collectives/host/algorithm_parts.hpp"
+
+namespace ring {
+namespace {
+
+// Every rank has two copies of the fused tensor in ring memory, one after the other. In round k the ranks whose numbers
+// agree but for the lowest k bits hold the same vector; each combines it with that of the rank which differs in bit k,
+// the lower group's first, so that all of them get the same bits. It reads from one copy and writes to the other.
+class AdasumAllreduce : public GatedAlgorithm {
+   public:
+    AdasumAllreduce(HostGroup& group, const Request& request, const std::vector<Header>& headers)
+        : group_(group),
+          request_(request),
+          headers_(headers),
+          item_(item_size(headers[0].dtype)),
+          combine_(kernels().adasum[static_cast<int>(headers[0].dtype)]) {}
+
+   protected:
+    bool step(std::uint64_t k) override {
+        const int distance = 1 << k;
+        if (distance >= group_.size()) {
+            copy_out(request_.pieces, 0, headers_[0].count, copy(group_.index(), k), item_);
+            scale_outputs(request_, headers_[0]);
+            return true;
+        }
+        const int lower = group_.index() & ~distance;
+        const std::byte* left = copy(lower, k);
+        const std::byte* right = copy(lower | distance, k);
+        std::byte* out = copy(group_.index(), k + 1);
+        // Each tensor of a fused operation has its own direction.
+        std::uint64_t begin = 0;
+        for (const Piece& piece : request_.pieces) {
+            combine_(out + begin * item_, left + begin * item_, right + begin * item_, piece.count);
+            begin += piece.count;
+        }
+        return false;
+    }
+
+   private:
+    std::byte* copy(int member, std::uint64_t round) const {
+        const std::uint64_t second = round % 2 * headers_[0].count * item_;
+        return group_.domain().at<std::byte>(headers_[static_cast<std::size_t>(member)].input + second);
+    }
+
+    HostGroup& group_;
+    const Request& request_;
+    std::vector<Header> headers_;
+    std::size_t item_;
+    AdasumFn combine_;
+};
+
+}  // namespace
+
+std::unique_ptr<Algorithm> make_adasum(HostGroup& group, const Request& request, const std::vector<Header>& headers) {
+    return std::make_unique<AdasumAllreduce>(group, request, headers);
+}
+
+}  // namespace ring

@@ -1,0 +1,267 @@
+// Broadcast, allgather and alltoall on one host: data that moves and is not combined.
+#include "collectives/host/algorithm_parts.hpp"
+
+namespace ring {
+namespace {
+
+// From the root's mailbox, or from its tensor where that lies in ring memory.
+class PullBroadcast : public GatedAlgorithm {
+   public:
+    PullBroadcast(HostGroup& group, const Request& request, const Header& root, bool is_inline)
+        : group_(group), request_(request), root_(root), inline_(is_inline) {}
+
+    bool step(std::uint64_t k) override {
+        if (k == 1) return true;
+        const Piece& piece = request_.pieces[0];
+        const bool is_root = request_.root == group_.index();
+        const std::byte* from = is_root   ? piece.input
+                                : inline_ ? group_.inline_slot(request_.root, root_.sequence)
+                                          : group_.domain().at<std::byte>(root_.input);
+        if (piece.output != from && piece.count > 0)
+            std::memcpy(piece.output, from, piece.count * item_size(root_.dtype));
+        return inline_;
+    }
+
+   private:
+    HostGroup& group_;
+    const Request& request_;
+    Header root_;
+    bool inline_;
+};
+
+// The root fills segments, the others empty them.   step k:  consume(k-1)  fill(k)
+class StagedBroadcast : public GatedAlgorithm {
+   public:
+    StagedBroadcast(HostGroup& group, const Request& request, const Header& root)
+        : group_(group),
+          request_(request),
+          count_(root.count),
+          item_(item_size(root.dtype)),
+          per_step_(group.segment_bytes() / item_),
+          steps_(steps_for(count_, per_step_)) {}
+
+    bool step(std::uint64_t k) override {
+        const Piece& piece = request_.pieces[0];
+        const bool is_root = request_.root == group_.index();
+        if (is_root) {
+            if (k < steps_) copy_in(request_.pieces, begin(k), end(k), group_.segment(request_.root, k), item_);
+            if (k == 0 && piece.output != piece.input) std::memcpy(piece.output, piece.input, count_ * item_);
+        } else if (k > 0) {
+            copy_out(request_.pieces, begin(k - 1), end(k - 1), group_.segment(request_.root, k - 1), item_);
+        }
+        return k == steps_;
+    }
+
+   private:
+    std::uint64_t begin(std::uint64_t k) const { return k * per_step_; }
+    std::uint64_t end(std::uint64_t k) const { return std::min(count_, begin(k + 1)); }
+
+    HostGroup& group_;
+    const Request& request_;
+    std::uint64_t count_;
+    std::size_t item_;
+    std::uint64_t per_step_, steps_;
+};
+
+// The result of an allgather or alltoall: the parts from each rank, one after another.
+class Gathering : public GatedAlgorithm {
+   protected:
+    Gathering(Result& result, std::vector<std::int64_t> counts, std::size_t item) : item_(item) {
+        std::uint64_t total = 0;
+        for (std::int64_t count : counts) {
+            starts_.push_back(total);
+            total += static_cast<std::uint64_t>(count);
+        }
+        result.counts = std::move(counts);
+        result.allocate(total * item_);
+        output_ = result.data.get();
+        counts_ = result.counts;
+    }
+
+    std::byte* part(int member) const { return output_ + starts_[static_cast<std::size_t>(member)] * item_; }
+    std::uint64_t count(int member) const {
+        return static_cast<std::uint64_t>(counts_[static_cast<std::size_t>(member)]);
+    }
+
+    std::size_t item_;
+
+   private:
+    std::byte* output_;
+    std::vector<std::uint64_t> starts_;
+    std::vector<std::int64_t> counts_;
+};
+
+std::vector<std::int64_t> header_counts(const std::vector<Header>& headers) {
+    std::vector<std::int64_t> counts;
+    for (const Header& header : headers) counts.push_back(static_cast<std::int64_t>(header.count));
+    return counts;
+}
+
+// Every rank takes its parts where they lie: `from[member]` elements into that member's tensor.
+class Pull : public Gathering {
+   public:
+    Pull(HostGroup& group, const std::vector<Header>& headers, std::vector<std::int64_t> counts,
+         std::vector<std::uint64_t> from, bool is_inline, Result& result)
+        : Gathering(result, std::move(counts), item_size(headers[0].dtype)),
+          group_(group),
+          headers_(headers),
+          from_(std::move(from)),
+          inline_(is_inline) {}
+
+    bool step(std::uint64_t k) override {
+        if (k == 1) return true;
+        for (int member = 0; member < group_.size(); ++member) {
+            if (count(member) == 0) continue;
+            const auto i = static_cast<std::size_t>(member);
+            const std::byte* tensor = inline_ ? group_.inline_slot(member, headers_[i].sequence)
+                                              : group_.domain().at<std::byte>(headers_[i].input);
+            std::memcpy(part(member), tensor + from_[i] * item_, count(member) * item_);
+        }
+        return inline_;
+    }
+
+   private:
+    HostGroup& group_;
+    std::vector<Header> headers_;
+    std::vector<std::uint64_t> from_;
+    bool inline_;
+};
+
+//   step k:  consume(k-1)  fill(k)
+class StagedAllgather : public Gathering {
+   public:
+    StagedAllgather(HostGroup& group, const Request& request, const std::vector<Header>& headers, Result& result)
+        : Gathering(result, header_counts(headers), item_size(headers[0].dtype)),
+          group_(group),
+          request_(request),
+          per_step_(group.segment_bytes() / item_) {
+        for (const Header& header : headers) steps_ = std::max(steps_, steps_for(header.count, per_step_));
+    }
+
+    bool step(std::uint64_t k) override {
+        for (int member = 0; k > 0 && member < group_.size(); ++member) {
+            const Range range = segment_range(member, k - 1);
+            if (range.size() > 0)
+                std::memcpy(part(member) + range.begin * item_, group_.segment(member, k - 1), range.size() * item_);
+        }
+        const Range own = segment_range(group_.index(), k);
+        copy_in(request_.pieces, own.begin, own.end, group_.segment(group_.index(), k), item_);
+        return k == steps_;
+    }
+
+   private:
+    Range segment_range(int member, std::uint64_t k) const {
+        return {std::min(count(member), k * per_step_), std::min(count(member), (k + 1) * per_step_)};
+    }
+
+    HostGroup& group_;
+    const Request& request_;
+    std::uint64_t per_step_;
+    std::uint64_t steps_ = 0;
+};
+
+// Who sends how many elements to whom: row `from`, column `to`.
+class SplitTable {
+   public:
+    SplitTable(const HostGroup& group, std::uint64_t sequence) : size_(group.size()) {
+        for (int from = 0; from < size_; ++from)
+            table_.insert(table_.end(), group.splits(from, sequence), group.splits(from, sequence) + size_);
+    }
+    std::uint64_t count(int from, int to) const { return static_cast<std::uint64_t>(table_[index(from, to)]); }
+    std::uint64_t start(int from, int to) const {
+        std::uint64_t sum = 0;
+        for (int i = 0; i < to; ++i) sum += count(from, i);
+        return sum;
+    }
+    std::vector<std::int64_t> column(int to) const {
+        std::vector<std::int64_t> counts;
+        for (int from = 0; from < size_; ++from) counts.push_back(table_[index(from, to)]);
+        return counts;
+    }
+    std::vector<std::uint64_t> column_starts(int to) const {
+        std::vector<std::uint64_t> starts;
+        for (int from = 0; from < size_; ++from) starts.push_back(start(from, to));
+        return starts;
+    }
+    std::uint64_t largest() const {
+        return static_cast<std::uint64_t>(*std::max_element(table_.begin(), table_.end()));
+    }
+
+   private:
+    std::size_t index(int from, int to) const { return static_cast<std::size_t>(from * size_ + to); }
+    int size_;
+    std::vector<std::int64_t> table_;
+};
+
+// A segment holds one piece for each rank.   step k:  consume(k-1)  fill(k)
+class StagedAlltoall : public Gathering {
+   public:
+    StagedAlltoall(HostGroup& group, const Request& request, const std::vector<Header>& headers, SplitTable splits,
+                   Result& result)
+        : Gathering(result, splits.column(group.index()), item_size(headers[0].dtype)),
+          group_(group),
+          request_(request),
+          splits_(std::move(splits)),
+          unit_(group.segment_bytes() / item_ / static_cast<std::size_t>(group.size())),
+          steps_(steps_for(splits_.largest(), unit_)) {}
+
+    bool step(std::uint64_t k) override {
+        const int own = group_.index();
+        for (int member = 0; k > 0 && member < group_.size(); ++member) {
+            const Range range = piece_range(member, own, k - 1);
+            if (range.size() > 0)
+                std::memcpy(part(member) + range.begin * item_, slot(member, own, k - 1), range.size() * item_);
+        }
+        for (int member = 0; k < steps_ && member < group_.size(); ++member) {
+            const Range range = piece_range(own, member, k);
+            const std::uint64_t start = splits_.start(own, member);
+            copy_in(request_.pieces, start + range.begin, start + range.end, slot(own, member, k), item_);
+        }
+        return k == steps_;
+    }
+
+   private:
+    Range piece_range(int from, int to, std::uint64_t k) const {
+        const std::uint64_t all = splits_.count(from, to);
+        return {std::min(all, k * unit_), std::min(all, (k + 1) * unit_)};
+    }
+    std::byte* slot(int from, int to, std::uint64_t k) const {
+        return group_.segment(from, k) + static_cast<std::size_t>(to) * unit_ * item_;
+    }
+
+    HostGroup& group_;
+    const Request& request_;
+    SplitTable splits_;
+    std::uint64_t unit_, steps_;
+};
+
+}  // namespace
+
+std::unique_ptr<Algorithm> make_broadcast(HostGroup& group, const Request& request,
+                                          const std::vector<Header>& headers) {
+    const Header& root = headers[static_cast<std::size_t>(request.root)];
+    const bool small = all_inline(headers);
+    if (small || root.input != kNowhere) return std::make_unique<PullBroadcast>(group, request, root, small);
+    return std::make_unique<StagedBroadcast>(group, request, root);
+}
+
+std::unique_ptr<Algorithm> make_allgather(HostGroup& group, const Request& request, const std::vector<Header>& headers,
+                                          Result& result) {
+    const bool small = all_inline(headers);
+    if (small || all_in_ring(headers, false))
+        return std::make_unique<Pull>(group, headers, header_counts(headers),
+                                      std::vector<std::uint64_t>(headers.size()), small, result);
+    return std::make_unique<StagedAllgather>(group, request, headers, result);
+}
+
+std::unique_ptr<Algorithm> make_alltoall(HostGroup& group, const Request& request, const std::vector<Header>& headers,
+                                         std::uint64_t sequence, Result& result) {
+    SplitTable splits(group, sequence);
+    const bool small = all_inline(headers);
+    if (small || all_in_ring(headers, false))
+        return std::make_unique<Pull>(group, headers, splits.column(group.index()), splits.column_starts(group.index()),
+                                      small, result);
+    return std::make_unique<StagedAlltoall>(group, request, headers, std::move(splits), result);
+}
+
+}  // namespace ring

@@ -1,0 +1,265 @@
+// Allreduce and reducescatter on one host.
+#include "collectives/host/algorithm_parts.hpp"
+
+namespace ring {
+namespace {
+
+// A group of one: only the scale factors are left to apply.
+class LocalAllreduce : public GatedAlgorithm {
+   public:
+    LocalAllreduce(const Request& request, const std::vector<Header>& headers)
+        : request_(request), reduction_(headers, headers[0], headers.size()) {}
+
+    bool step(std::uint64_t) override {
+        for (const Piece& piece : request_.pieces) {
+            void* dst = piece.output;
+            reduction_.run(&dst, 1, piece.count, [&](int) { return piece.input; });
+        }
+        return true;
+    }
+
+   private:
+    const Request& request_;
+    Reduction reduction_;
+};
+
+class OneShotAllreduce : public GatedAlgorithm {
+   public:
+    OneShotAllreduce(HostGroup& group, const Request& request, const std::vector<Header>& headers)
+        : group_(group), request_(request), lead_(lead_header(headers)), reduction_(headers, lead_, headers.size()) {}
+
+    bool step(std::uint64_t) override {
+        const std::size_t item = item_size(lead_.dtype);
+        for_range(request_.pieces, 0, lead_.count,
+                  [&](const Piece& piece, std::uint64_t offset, std::uint64_t at, std::uint64_t n) {
+                      void* dst = piece.output + offset * item;
+                      reduction_.run(&dst, 1, n, [&](int member) {
+                          return group_.inline_slot(member, lead_.sequence) + at * item;
+                      });
+                  });
+        return true;
+    }
+
+   private:
+    HostGroup& group_;
+    const Request& request_;
+    Header lead_;
+    Reduction reduction_;
+};
+
+// The owner of a chunk reads it from all inputs and writes the result to all outputs.
+class PushAllreduce : public GatedAlgorithm {
+   public:
+    PushAllreduce(HostGroup& group, const std::vector<Header>& headers)
+        : group_(group), headers_(headers), lead_(lead_header(headers)), reduction_(headers, lead_, headers.size()) {}
+
+    bool step(std::uint64_t k) override {
+        if (k == 1) return true;
+        const std::size_t item = item_size(lead_.dtype);
+        const Range own = chunk_range(lead_.count, group_.size(), group_.index(), item);
+        std::vector<void*> outputs;
+        in_parts(group_, own, item, [&](const Range& part) {
+            outputs.clear();
+            for (int member : reduction_.contributors())
+                outputs.push_back(place(member, &Header::output, part.begin * item));
+            reduction_.run(outputs.data(), static_cast<int>(outputs.size()), part.size(),
+                           [&](int member) { return place(member, &Header::input, part.begin * item); });
+        });
+        return false;
+    }
+
+   private:
+    void* place(int member, std::uint64_t Header::* where, std::uint64_t bytes) const {
+        return group_.domain().at(headers_[static_cast<std::size_t>(member)].*where + bytes);
+    }
+
+    HostGroup& group_;
+    std::vector<Header> headers_;
+    Header lead_;
+    Reduction reduction_;
+};
+
+// Each rank reduces its chunk of every segment. What it adds of its own it reads where it lies, so that only the
+// others' chunks pass through ring memory: 4(p-1)/p + 1 + 2/p bytes per byte, all but two of them in the cache.
+//   step k:  spread(k-2)  reduce(k-1)  fill(k)
+class StagedAllreduce : public GatedAlgorithm {
+   public:
+    StagedAllreduce(HostGroup& group, const Request& request, const std::vector<Header>& headers)
+        : group_(group),
+          request_(request),
+          lead_(lead_header(headers)),
+          reduction_(headers, lead_, headers.size()),
+          item_(item_size(lead_.dtype)),
+          per_step_(group.segment_bytes() / item_),
+          steps_(steps_for(lead_.count, per_step_)),
+          past_cache_(group.staging().past_cache(lead_.count * item_)) {}
+
+    bool step(std::uint64_t k) override {
+        if (k == 0) begin_ = monotonic_ns();
+        if (k >= 2) spread(k - 2);
+        if (k >= 1 && k <= steps_) reduce(k - 1);
+        if (k < steps_) fill(k);
+        if (k <= steps_) return false;
+        group_.staging().took(past_cache_, lead_.count * item_, monotonic_ns() - begin_);
+        return true;
+    }
+
+   private:
+    // In the whole tensor.
+    Range chunk(std::uint64_t k, int member) const {
+        const std::uint64_t begin = k * per_step_;
+        const Range part = chunk_range(std::min(lead_.count - begin, per_step_), group_.size(), member, item_);
+        return {begin + part.begin, begin + part.end};
+    }
+    std::byte* place(std::uint64_t k, int member, std::uint64_t element) const {
+        return group_.segment(member, k) + (element - k * per_step_) * item_;
+    }
+
+    void fill(std::uint64_t k) {
+        for (int member = 0; member < group_.size(); ++member) {
+            if (member == group_.index()) continue;
+            const Range part = chunk(k, member);
+            copy_in(request_.pieces, part.begin, part.end, place(k, group_.index(), part.begin), item_,
+                    past_cache_ ? stream_copy : std::memcpy);
+        }
+    }
+
+    void reduce(std::uint64_t k) {
+        const Range own = chunk(k, group_.index());
+        if (request_.pieces.empty()) {  // joined: it adds nothing, and works for the others
+            void* dst = place(k, group_.index(), own.begin);
+            reduction_.run(&dst, 1, own.size(), [&](int member) { return place(k, member, own.begin); });
+            return;
+        }
+        for_range(request_.pieces, own.begin, own.end,
+                  [&](const Piece& piece, std::uint64_t offset, std::uint64_t at, std::uint64_t n) {
+                      void* dst[] = {piece.output + offset * item_, place(k, group_.index(), own.begin + at)};
+                      reduction_.run(dst, past_cache_ ? 1 : 2, n, [&](int member) -> const std::byte* {
+                          return member == group_.index() ? piece.input + offset * item_
+                                                          : place(k, member, own.begin + at);
+                      });
+                      if (past_cache_) stream_copy(dst[1], dst[0], n * item_);
+                  });
+    }
+
+    void spread(std::uint64_t k) {
+        for (int member = 0; member < group_.size(); ++member) {
+            if (member == group_.index()) continue;
+            const Range part = chunk(k, member);
+            copy_out(request_.pieces, part.begin, part.end, place(k, member, part.begin), item_);
+        }
+    }
+
+    HostGroup& group_;
+    const Request& request_;
+    Header lead_;
+    Reduction reduction_;
+    std::size_t item_;
+    std::uint64_t per_step_, steps_;
+    bool past_cache_;
+    std::int64_t begin_ = 0;
+};
+
+// Each rank reduces its rows from all inputs, which lie in ring memory or in the mailboxes.
+class PullReduceScatter : public GatedAlgorithm {
+   public:
+    PullReduceScatter(HostGroup& group, const Request& request, const std::vector<Header>& headers, bool is_inline)
+        : group_(group),
+          request_(request),
+          headers_(headers),
+          lead_(lead_header(headers)),
+          reduction_(headers, lead_, headers.size()),
+          inline_(is_inline) {}
+
+    bool step(std::uint64_t k) override {
+        if (k == 1) return true;
+        const std::size_t item = item_size(lead_.dtype);
+        const Range own = row_range(lead_.count, lead_.shape[0], group_.size(), group_.index());
+        void* dst = request_.pieces[0].output;
+        reduction_.run(&dst, 1, own.size(), [&](int member) {
+            const std::byte* base =
+                inline_ ? group_.inline_slot(member, lead_.sequence)
+                        : group_.domain().at<std::byte>(headers_[static_cast<std::size_t>(member)].input);
+            return base + own.begin * item;
+        });
+        return inline_;
+    }
+
+   private:
+    HostGroup& group_;
+    const Request& request_;
+    std::vector<Header> headers_;
+    Header lead_;
+    Reduction reduction_;
+    bool inline_;
+};
+
+// A segment holds one sub-chunk for each rank.   step k:  reduce(k-1)  fill(k)
+class StagedReduceScatter : public GatedAlgorithm {
+   public:
+    StagedReduceScatter(HostGroup& group, const Request& request, const std::vector<Header>& headers)
+        : group_(group),
+          request_(request),
+          lead_(lead_header(headers)),
+          reduction_(headers, lead_, headers.size()),
+          item_(item_size(lead_.dtype)),
+          unit_(group.segment_bytes() / item_ / static_cast<std::size_t>(group.size())),
+          steps_(steps_for(rows(0).size(), unit_)) {}
+
+    bool step(std::uint64_t k) override {
+        if (k > 0) reduce(k - 1);
+        if (k < steps_) {
+            for (int member = 0; member < group_.size(); ++member) {
+                if (member == group_.index()) continue;
+                const Range part = sub_chunk(member, k);
+                copy_in(request_.pieces, part.begin, part.end, slot(group_.index(), member, k), item_);
+            }
+        }
+        return k == steps_;
+    }
+
+   private:
+    Range rows(int member) const { return row_range(lead_.count, lead_.shape[0], group_.size(), member); }
+    Range sub_chunk(int member, std::uint64_t k) const {
+        const Range all = rows(member);
+        return {std::min(all.end, all.begin + k * unit_), std::min(all.end, all.begin + (k + 1) * unit_)};
+    }
+    std::byte* slot(int from, int to, std::uint64_t k) const {
+        return group_.segment(from, k) + static_cast<std::size_t>(to) * unit_ * item_;
+    }
+
+    void reduce(std::uint64_t k) {
+        const Range part = sub_chunk(group_.index(), k);
+        void* dst = request_.pieces[0].output + (part.begin - rows(group_.index()).begin) * item_;
+        const std::byte* own = request_.pieces[0].input + part.begin * item_;
+        reduction_.run(&dst, 1, part.size(),
+                       [&](int member) { return member == group_.index() ? own : slot(member, group_.index(), k); });
+    }
+
+    HostGroup& group_;
+    const Request& request_;
+    Header lead_;
+    Reduction reduction_;
+    std::size_t item_;
+    std::uint64_t unit_, steps_;
+};
+
+}  // namespace
+
+std::unique_ptr<Algorithm> make_allreduce(HostGroup& group, const Request& request,
+                                          const std::vector<Header>& headers) {
+    if (group.size() == 1) return std::make_unique<LocalAllreduce>(request, headers);
+    if (all_inline(headers)) return std::make_unique<OneShotAllreduce>(group, request, headers);
+    if (all_in_ring(headers, true)) return std::make_unique<PushAllreduce>(group, headers);
+    return std::make_unique<StagedAllreduce>(group, request, headers);
+}
+
+std::unique_ptr<Algorithm> make_reducescatter(HostGroup& group, const Request& request,
+                                              const std::vector<Header>& headers) {
+    const bool small = all_inline(headers);
+    if (small || all_in_ring(headers, false))
+        return std::make_unique<PullReduceScatter>(group, request, headers, small);
+    return std::make_unique<StagedReduceScatter>(group, request, headers);
+}
+
+}  // namespace ring

@@ -1,0 +1,266 @@
+#include "ring/collectives/inter_host/fabric.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <utility>
+
+namespace ring {
+namespace {
+
+constexpr std::int64_t kAbort = -1;
+constexpr int kChannels = 8;
+// What one message may have: MPI counts with int.
+constexpr std::size_t kMostPerMessage = std::size_t{64} << 20;
+constexpr std::int64_t kLinger = 100'000'000;  // ns
+
+DType wire_asked_for() {
+    const char* text = std::getenv("RING_WIRE");
+    if (text != nullptr && std::strcmp(text, "float16") == 0) return DType::Float16;
+    if (text != nullptr && std::strcmp(text, "bfloat16") == 0) return DType::BFloat16;
+    return DType::Float32;
+}
+
+// Half of the numbers are for epochs, which come in turn, the odd ones for groups.
+int numbers_of_a_kind(const Link& link) { return link.tag_limit() / kChannels / 2; }
+
+std::uint64_t mix(std::uint64_t value) {  // splitmix64
+    value += 0x9e3779b97f4a7c15ull;
+    value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9ull;
+    value = (value ^ (value >> 27)) * 0x94d049bb133111ebull;
+    return value ^ (value >> 31);
+}
+
+void forget(Link& link, int tag) {
+    int source = 0;
+    std::size_t bytes = 0;
+    while (link.probe(tag, source, bytes)) {
+        const auto nobody = std::make_shared<std::vector<std::byte>>(bytes);
+        Link::Transfer transfer = link.receive(source, tag, nobody->data(), bytes);
+        if (!link.done(transfer)) link.cancel(transfer, nobody);
+    }
+}
+
+}  // namespace
+
+TagNumber::TagNumber(std::shared_ptr<Link> link)
+    : link_(std::move(link)), taken_(link_->take_number(numbers_of_a_kind(*link_))) {
+    for (int channel : {Fabric::kAgreement, Fabric::kData, Fabric::kNotice})
+        forget(*link_, value() * kChannels + channel);
+}
+
+TagNumber::~TagNumber() { link_->give_back(taken_); }
+
+int TagNumber::value() const { return 2 * taken_ + 1; }
+
+struct Fabric::Notice {
+    std::uint64_t id;            // of the group that it is for
+    std::int64_t last_sequence;  // kAbort: the epoch has ended
+    std::int32_t host;
+    char reason[kReasonBytes];
+};
+
+Fabric::Identity Fabric::epoch_identity(const Link& link, std::uint64_t epoch, std::size_t members) {
+    const auto number = static_cast<int>(2 * (epoch % static_cast<std::uint64_t>(numbers_of_a_kind(link))));
+    return {mix(epoch), std::vector<int>(members, number)};
+}
+
+std::uint64_t Fabric::part_id(std::uint64_t sequence) const { return mix(id() ^ mix(sequence)); }
+
+Fabric::Fabric(std::shared_ptr<Link> link, std::vector<int> host_of, std::vector<int> addresses, int index,
+               Identity identity)
+    : link_(std::move(link)),
+      host_of_(std::move(host_of)),
+      addresses_(std::move(addresses)),
+      index_(index),
+      identity_(std::move(identity)),
+      wire_(wire_asked_for()) {
+    members_.resize(static_cast<std::size_t>(*std::max_element(host_of_.begin(), host_of_.end())) + 1);
+    for (int i = 0; i < size(); ++i) members_[static_cast<std::size_t>(this->host_of(i))].push_back(i);
+    left_at_.assign(members_.size(), kAbort);
+    const std::size_t splits = host_of_.size() * sizeof(std::int64_t);
+    message_bytes_ = sizeof(MessageFront) +
+                     static_cast<std::size_t>(most_local()) * (sizeof(Header) + splits + inline_bytes(hosts()));
+    // Who receives it does not know how long it is, so it cannot come in parts.
+    if (message_bytes_ > kMostPerMessage)
+        throw InvalidArgument("what a host's " + std::to_string(most_local()) + " ranks may tell the other hosts at " +
+                              "once would take " + std::to_string(message_bytes_ >> 20) + " MiB, and at most " +
+                              std::to_string(kMostPerMessage >> 20) + " can travel: lower RING_INLINE");
+}
+
+Fabric::~Fabric() {
+    // Notices must arrive although their sender goes, and the link reads them until they have. One that nobody takes
+    // in time is left to it.
+    const std::int64_t deadline = monotonic_ns() + kLinger;
+    bool sent = false;
+    do {
+        forget_sent();
+        sent = sending_.empty();
+        if (!sent) cpu_yield();
+    } while (!sent && monotonic_ns() < deadline);
+    for (auto& notice : sent_)
+        if (!sent) static_cast<void>(notice.release());
+}
+
+int Fabric::local_index(int index) const {
+    const std::vector<int>& own = members(host_of(index));
+    return static_cast<int>(std::find(own.begin(), own.end(), index) - own.begin());
+}
+
+int Fabric::lanes() const {
+    std::size_t least = members_.front().size();
+    for (const auto& host : members_) least = std::min(least, host.size());
+    return static_cast<int>(least);
+}
+
+int Fabric::most_local() const {
+    std::size_t most = 0;
+    for (const auto& host : members_) most = std::max(most, host.size());
+    return static_cast<int>(most);
+}
+
+int Fabric::tag(Channel channel, int member) const {
+    return identity_.numbers[static_cast<std::size_t>(member)] * kChannels + channel;
+}
+
+Link::Transfer Fabric::send(Channel channel, int to, const void* data, std::size_t bytes) const {
+    if (bytes == 0) return 0;
+    return link_->send(addresses_[static_cast<std::size_t>(to)], tag(channel, to), data, bytes);
+}
+
+Link::Transfer Fabric::receive(Channel channel, int from, void* data, std::size_t bytes) const {
+    if (bytes == 0) return 0;
+    return link_->receive(addresses_[static_cast<std::size_t>(from)], tag(channel, index_), data, bytes);
+}
+
+bool Fabric::spans(const std::vector<int>& members) const {
+    return std::any_of(members.begin(), members.end(),
+                       [&](int member) { return host_of(member) != host_of(members.front()); });
+}
+
+std::shared_ptr<Fabric> Fabric::part(const std::vector<int>& members, Identity identity) const {
+    if (!spans(members)) return nullptr;
+    std::vector<int> hosts, addresses, seen;
+    int own = 0;
+    for (std::size_t i = 0; i < members.size(); ++i) {
+        const int host = host_of(members[i]);
+        auto found = std::find(seen.begin(), seen.end(), host);
+        if (found == seen.end()) found = seen.insert(seen.end(), host);
+        hosts.push_back(static_cast<int>(found - seen.begin()));
+        addresses.push_back(addresses_[static_cast<std::size_t>(members[i])]);
+        if (members[i] == index_) own = static_cast<int>(i);
+    }
+    return std::make_shared<Fabric>(link_, std::move(hosts), std::move(addresses), own, std::move(identity));
+}
+
+// A link that fails has failed whatever waits for it already, and nothing can be done about notices.
+void Fabric::forget_sent() {
+    const auto over = [&](Link::Transfer& one) {
+        try {
+            return link_->done(one);
+        } catch (const Error&) {
+            return true;
+        }
+    };
+    sending_.erase(std::remove_if(sending_.begin(), sending_.end(), over), sending_.end());
+}
+
+void Fabric::announce(const Notice& notice) noexcept try {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    forget_sent();
+    if (sending_.empty()) sent_.clear();
+    sent_.push_back(std::make_unique<Notice>(notice));
+    sending_.reserve(sending_.size() + host_of_.size());
+    // No longer than it must be: an MPI sends short messages without the receiver's help.
+    const std::size_t bytes = offsetof(Notice, reason) + std::strlen(notice.reason) + 1;
+    for (int i = 0; i < size(); ++i) {
+        if (host_of(i) == host()) continue;
+        try {
+            sending_.push_back(send(kNotice, i, sent_.back().get(), bytes));
+        } catch (const Error&) {  // the others may still hear of it
+        }
+    }
+} catch (const std::bad_alloc&) {  // they will learn it by their deadline
+}
+
+void Fabric::announce_abort(const std::string& reason) noexcept {
+    Notice notice{id(), kAbort, host(), {}};
+    std::strncpy(notice.reason, reason.c_str(), kReasonBytes - 1);
+    announce(notice);
+}
+
+void Fabric::announce_departure(std::uint64_t last_sequence) noexcept {
+    announce({id(), static_cast<std::int64_t>(last_sequence), host(), {}});
+}
+
+void Fabric::read_notices(HostGroup& group) {
+    int source = 0;
+    std::size_t bytes = 0;
+    // One thread at a time, or two would see the same message and the second wait for it for ever.
+    const std::lock_guard<std::mutex> lock(mutex_);
+    while (link_->probe(tag(kNotice, index_), source, bytes)) {
+        Notice notice{};
+        Link::Transfer transfer = link_->receive(source, tag(kNotice, index_), &notice, sizeof notice);
+        while (!link_->done(transfer)) cpu_pause();  // it has come already
+        if (notice.id != id()) continue;             // an epoch's of long ago
+        if (notice.last_sequence == kAbort) {
+            group.abort_from_afar(notice.reason);
+        } else {
+            left_at_[static_cast<std::size_t>(notice.host)] = notice.last_sequence;
+        }
+    }
+}
+
+std::vector<int> Fabric::departed(std::uint64_t sequence) const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<int> gone;
+    for (std::size_t host = 0; host < members_.size(); ++host)
+        if (left_at_[host] != kAbort && static_cast<std::int64_t>(sequence) > left_at_[host])
+            gone.insert(gone.end(), members_[host].begin(), members_[host].end());
+    return gone;
+}
+
+Transfers::~Transfers() {
+    for (Link::Transfer& transfer : all_) fabric_.link().cancel(transfer, keep_);
+}
+
+void Transfers::send(int to, const void* data, std::size_t bytes) {
+    for (std::size_t done = 0; done < bytes; done += kMostPerMessage)
+        all_.push_back(fabric_.send(channel_, to, static_cast<const std::byte*>(data) + done,
+                                    std::min(kMostPerMessage, bytes - done)));
+}
+
+void Transfers::receive(int from, void* data, std::size_t bytes) {
+    for (std::size_t done = 0; done < bytes; done += kMostPerMessage)
+        all_.push_back(fabric_.receive(channel_, from, static_cast<std::byte*>(data) + done,
+                                       std::min(kMostPerMessage, bytes - done)));
+}
+
+bool Transfers::done() {
+    // One look a call: it costs a system call, and drives all transfers of the link.
+    while (ended_ < all_.size() && fabric_.link().done(all_[ended_])) ++ended_;
+    return ended_ == all_.size();
+}
+
+Window::Window(const Fabric& fabric, int previous, int next, std::uint64_t to_come, std::uint64_t to_send)
+    : fabric_(fabric),
+      previous_(previous),
+      next_(next),
+      to_come_(to_come),
+      to_send_(to_send),
+      landing_(new std::byte[std::min(to_come, kInFlight) * kMostBytes]) {}
+
+Window::~Window() {
+    for (Link::Transfer& transfer : sends_) fabric_.link().cancel(transfer, nullptr);
+    for (Link::Transfer& transfer : receives_) fabric_.link().cancel(transfer, landing_);
+}
+
+bool Window::look_at_sends() {
+    const std::uint64_t before = sent_;
+    while (sent_ < started_ && fabric_.link().done(sends_[sent_ % kInFlight])) ++sent_;
+    return sent_ != before;
+}
+
+}  // namespace ring

@@ -1,0 +1,144 @@
+#include "collectives/inter_host/header_exchange.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "collectives/host/algorithm_parts.hpp"
+
+namespace ring {
+namespace {
+
+constexpr std::uint64_t kNoPayload = ~std::uint64_t{0};
+
+bool is_reduction(const Header& header) {
+    return header.kind == OpKind::Allreduce || header.kind == OpKind::ReduceScatter;
+}
+
+std::size_t bytes_of(const Header& header) { return header.count * item_size(header.dtype); }
+
+}  // namespace
+
+std::uint64_t* landing_places(const HostGroup& group) { return reinterpret_cast<std::uint64_t*>(group.extra()); }
+
+std::size_t extra_bytes(const Fabric& fabric) {
+    return static_cast<std::size_t>(fabric.size()) * sizeof(std::uint64_t) + fabric.shared_bytes();
+}
+
+// Messages land in the group's block, which is not freed while the group is kept.
+Agreement::Agreement(std::shared_ptr<HostGroup> group, const Fabric& fabric, std::uint64_t sequence)
+    : group_(*group), fabric_(fabric), sequence_(sequence), transfers_(fabric, Fabric::kAgreement, std::move(group)) {}
+
+std::byte* Agreement::message(int host) const {
+    return group_.extra() + static_cast<std::size_t>(fabric_.size()) * sizeof(std::uint64_t) +
+           static_cast<std::size_t>(host) * fabric_.message_bytes();
+}
+
+MessageFront Agreement::front(int host) const {
+    MessageFront front;
+    std::memcpy(&front, message(host), sizeof front);
+    return front;
+}
+
+std::size_t Agreement::payload_offset(int host) const {
+    return sizeof(MessageFront) + fabric_.members(host).size() * sizeof(Header) + front(host).splits;
+}
+
+Step Agreement::advance(std::uint64_t gates) {
+    if (gates == 1) {
+        read_all();
+        return Step::Done;
+    }
+    if (group_.index() != 0) return Step::Gate;
+    if (!started_) {
+        started_ = true;
+        write_own();
+        const std::uint64_t payload = front(fabric_.host()).payload;
+        const std::size_t bytes = payload_offset(fabric_.host()) + (payload == kNoPayload ? 0 : payload);
+        for (int host = 0; host < fabric_.hosts(); ++host) {
+            if (host == fabric_.host()) continue;
+            const int leader = fabric_.members(host).front();
+            transfers_.receive(leader, message(host), fabric_.message_bytes());
+            transfers_.send(leader, message(fabric_.host()), bytes);
+        }
+    }
+    return transfers_.done() ? Step::Gate : Step::Stuck;
+}
+
+void Agreement::write_own() {
+    const std::vector<Header> headers = group_.headers(sequence_);
+    MessageFront front{fabric_.id(), sequence_, 0, kNoPayload};
+    std::byte* out = message(fabric_.host()) + sizeof front;
+    std::memcpy(out, headers.data(), headers.size() * sizeof(Header));
+    out += headers.size() * sizeof(Header);
+    if (std::any_of(headers.begin(), headers.end(), [](const Header& one) { return one.kind == OpKind::Alltoall; })) {
+        const auto row = static_cast<std::size_t>(fabric_.size()) * sizeof(std::int64_t);
+        for (int i = 0; i < group_.size(); ++i, front.splits += row)
+            std::memcpy(out + front.splits, group_.splits(i, sequence_), row);
+        out += front.splits;
+    }
+
+    std::uint64_t& payload = front.payload;
+    if (all_inline(headers) && find_mismatch(headers, group_.ranks()).empty()) {
+        const Header& lead = lead_header(headers);
+        payload = 0;
+        if (is_reduction(lead)) {
+            const Reduction reduction(headers, lead, static_cast<std::size_t>(fabric_.size()), Share::OneHost);
+            void* dst = out;
+            reduction.run(&dst, 1, lead.count, [&](int member) { return group_.inline_slot(member, sequence_); });
+            payload = bytes_of(lead);
+        } else {
+            for (int i = 0; i < group_.size(); ++i) {
+                const auto at = static_cast<std::size_t>(i);
+                if (lead.kind == OpKind::Broadcast && group_.ranks()[at] != lead.root) continue;
+                const std::size_t bytes = bytes_of(headers[at]);
+                std::memcpy(out + payload, group_.inline_slot(i, sequence_), bytes);
+                payload += bytes;
+            }
+        }
+    }
+    std::memcpy(message(fabric_.host()), &front, sizeof front);
+}
+
+void Agreement::read_all() {
+    headers_.resize(static_cast<std::size_t>(fabric_.size()));
+    for (int host = 0; host < fabric_.hosts(); ++host) {
+        const MessageFront front = this->front(host);
+        if (front.id != fabric_.id() || front.sequence != sequence_)
+            throw Error("the message of another group or operation came from host " + std::to_string(host) +
+                        " (its sequence is " + std::to_string(front.sequence) + ")");
+        if (front.payload == kNoPayload) all_small_ = false;
+        const std::byte* at = message(host) + sizeof front;
+        for (int member : fabric_.members(host)) {
+            std::memcpy(&headers_[static_cast<std::size_t>(member)], at, sizeof(Header));
+            at += sizeof(Header);
+        }
+    }
+}
+
+const std::byte* Agreement::partial(int host) const {
+    for (int member : fabric_.members(host))
+        if (headers_[static_cast<std::size_t>(member)].kind != OpKind::Join)
+            return message(host) + payload_offset(host);
+    return nullptr;
+}
+
+const std::byte* Agreement::payload(int index) const {
+    const int host = fabric_.host_of(index);
+    const std::byte* at = message(host) + payload_offset(host);
+    for (int member : fabric_.members(host)) {
+        const Header& header = headers_[static_cast<std::size_t>(member)];
+        if (member == index || header.kind == OpKind::Broadcast) break;  // of a broadcast there is the root's only
+        at += bytes_of(header);
+    }
+    return at;
+}
+
+const std::int64_t* Agreement::splits(int index) const {
+    const int host = fabric_.host_of(index);
+    const std::size_t row =
+        fabric_.members(host).size() * sizeof(Header) +
+        static_cast<std::size_t>(fabric_.local_index(index) * fabric_.size()) * sizeof(std::int64_t);
+    return reinterpret_cast<const std::int64_t*>(message(host) + sizeof(MessageFront) + row);
+}
+
+}  // namespace ring

@@ -1,0 +1,56 @@
+// What the hosts of a group tell one another before each operation: every rank's header, and small payloads with it.
+#pragma once
+
+#include <vector>
+
+#include "ring/collectives/host/algorithm.hpp"
+#include "ring/collectives/inter_host/fabric.hpp"
+
+namespace ring {
+
+// The leaders exchange one message each and lay all of them, their own too, into memory that their host shares. After
+// the gate every rank reads the same headers and so comes to the same verdict.
+//
+//   message: | MessageFront | Header x local ranks | splits x local ranks x all ranks | payload |
+//
+// Splits are there for an alltoall only. The payload of an allreduce or reducescatter is the sum over the host; of a
+// broadcast, the root's tensor; of the others, the ranks' tensors in turn. It is there only when all tensors of the
+// host fit their mailboxes.
+class Agreement : public Algorithm {
+   public:
+    Agreement(std::shared_ptr<HostGroup> group, const Fabric& fabric, std::uint64_t sequence);
+    Step advance(std::uint64_t gates) override;
+
+    // The rest is valid when it is done. Indices are those of the whole group.
+    const std::vector<Header>& headers() const { return headers_; }
+    bool all_small() const { return all_small_; }
+    // The sum over a host's ranks, or null where all of them have joined.
+    const std::byte* partial(int host) const;
+    // Of that rank, which is the root where it is a broadcast.
+    const std::byte* payload(int index) const;
+    const std::int64_t* splits(int index) const;
+
+   private:
+    std::byte* message(int host) const;
+    MessageFront front(int host) const;
+    std::size_t payload_offset(int host) const;
+    void write_own();
+    void read_all();
+
+    HostGroup& group_;
+    const Fabric& fabric_;
+    std::uint64_t sequence_;
+    Transfers transfers_;
+    bool started_ = false;
+    std::vector<Header> headers_;
+    bool all_small_ = true;
+};
+
+// Where the ranks of a host find tensors that came from other hosts: an offset in ring memory for each group index.
+std::uint64_t* landing_places(const HostGroup& group);
+std::size_t extra_bytes(const Fabric& fabric);
+
+std::unique_ptr<Algorithm> make_fabric_algorithm(HostGroup& group, Fabric& fabric, const Request& request,
+                                                 const Agreement& agreement, Result& result);
+
+}  // namespace ring

@@ -1,0 +1,308 @@
+// Broadcast, reducescatter, allgather and alltoall between hosts, for tensors too large to travel with the agreement.
+// All inputs lie in ring memory: the communicator copies ordinary tensors there before it posts the operation, those
+// that are small go to the mailbox. What is sent lies there too, because a link may read it after an abort.
+#include <cstring>
+#include <deque>
+
+#include "collectives/host/algorithm_parts.hpp"
+#include "collectives/inter_host/fabric_parts.hpp"
+#include "collectives/inter_host/header_exchange.hpp"
+
+namespace ring {
+namespace {
+
+// Common to all: who I am in the group, and where tensors lie.
+class BetweenHosts : public Algorithm {
+   protected:
+    // `all` are the agreement's, which outlives this.
+    BetweenHosts(HostGroup& group, const Fabric& fabric, const std::vector<Header>& all)
+        : group_(group), fabric_(fabric), headers_(all), lead_(lead_header(all)), item_(item_size(lead_.dtype)) {
+        index_ = here()[static_cast<std::size_t>(group.index())];
+    }
+
+    const std::vector<int>& here() const { return fabric_.members(fabric_.host()); }
+    const Header& header(int index) const { return headers_[static_cast<std::size_t>(index)]; }
+    // Of a rank of this host. Where sizes differ by rank, some are small.
+    std::byte* input(int index) const {
+        const Header& own = header(index);
+        return own.is_inline != 0 ? group_.inline_slot(fabric_.local_index(index), own.sequence)
+                                  : group_.domain().at<std::byte>(own.input);
+    }
+    std::byte* output(int index) const { return group_.domain().at<std::byte>(header(index).output); }
+    // The rank of `host` that handles what belongs to a rank of another host.
+    int agent(int host, int index) const {
+        const std::vector<int>& members = fabric_.members(host);
+        return members[static_cast<std::size_t>(fabric_.local_index(index)) % members.size()];
+    }
+    HostGroup& group_;
+    const Fabric& fabric_;
+    const std::vector<Header>& headers_;
+    Header lead_;
+    std::size_t item_;
+    int index_ = 0;
+};
+
+// A chain of hosts that begins at the root's. Every lane passes its chunk on segment by segment, so the last host gets
+// its first segment h-1 segments late and the whole after S/link + (h-1) segments.
+class ChainBroadcast : public BetweenHosts {
+   public:
+    ChainBroadcast(HostGroup& group, Fabric& fabric, const Request& request, const std::vector<Header>& all)
+        : BetweenHosts(group, fabric, all), root_(request.root) {
+        if (group.index() >= fabric.lanes()) return;
+        const int hosts = fabric.hosts();
+        const int position = (fabric.host() - fabric.host_of(root_) + hosts) % hosts;
+        is_first_ = position == 0;
+        chunk_ = chunk_range(lead_.count, fabric.lanes(), group.index(), item_);
+        segments_ = steps_for(chunk_.size(), Window::kMostBytes / item_);
+        window_.emplace(fabric, neighbour(fabric, group, -1), neighbour(fabric, group, 1), is_first_ ? 0 : segments_,
+                        position == hosts - 1 ? 0 : segments_);
+    }
+
+    Step advance(std::uint64_t gates) override {
+        if (gates == 1) return Step::Done;
+        if (!window_) return Step::Gate;
+        bool moved = false;
+        while (round()) moved = true;
+        if (window_->done() && spread_ == segments_) return Step::Gate;
+        return moved ? Step::Moved : Step::Stuck;
+    }
+
+   private:
+    std::byte* source() const { return is_first_ ? input(root_) : output(index_); }
+    std::uint64_t here_so_far() const { return is_first_ ? segments_ : window_->taken(); }
+    Range segment(std::uint64_t s) const {
+        const std::uint64_t n = Window::kMostBytes / item_;
+        return {std::min(chunk_.end, chunk_.begin + s * n), std::min(chunk_.end, chunk_.begin + (s + 1) * n)};
+    }
+
+    bool round() {
+        bool moved = window_->ask([this](std::uint64_t m) { return segment(m).size() * item_; });
+        if (window_->has_come()) {
+            const Range range = segment(window_->taken());
+            std::memcpy(source() + range.begin * item_, window_->landing(window_->taken()), range.size() * item_);
+            window_->take();
+            moved = true;
+        }
+        for (; window_->may_send() && window_->started() < here_so_far(); moved = true) {
+            const Range range = segment(window_->started());
+            window_->send(source() + range.begin * item_, range.size() * item_);
+        }
+        moved |= window_->look_at_sends();
+        if (spread_ < here_so_far()) {
+            spread(segment(spread_++));
+            moved = true;
+        }
+        return moved;
+    }
+
+    void spread(const Range& range) {
+        const std::byte* from = source() + range.begin * item_;
+        for (int member : here()) {
+            std::byte* to = output(member) + range.begin * item_;
+            if (to != from) std::memcpy(to, from, range.size() * item_);
+        }
+    }
+
+    int root_;
+    bool is_first_ = false;  // of the chain
+    Range chunk_{0, 0};
+    std::uint64_t segments_ = 0, spread_ = 0;
+    std::optional<Window> window_;  // where this rank is a lane
+};
+
+// For every rank, one rank of each other host sums that rank's rows over its host and sends the sum.
+class PairwiseReduceScatter : public BetweenHosts {
+   public:
+    PairwiseReduceScatter(HostGroup& group, Fabric& fabric, const Request& request, const std::vector<Header>& all)
+        : BetweenHosts(group, fabric, all),
+          request_(request),
+          host_sum_(local_headers(fabric, all), lead_, all.size(), Share::OneHost),
+          transfers_(fabric, Fabric::kData, sums_) {}
+
+    Step advance(std::uint64_t gates) override {
+        if (gates == 1) return Step::Done;
+        if (!started_) start();
+        if (!transfers_.done()) return Step::Stuck;
+        combine();
+        return Step::Gate;
+    }
+
+   private:
+    Range rows(int index) const { return row_range(lead_.count, lead_.shape[0], fabric_.size(), index); }
+
+    std::byte* sum_host(const Range& range) {
+        std::byte* sum = add_sum(range.size() * item_);
+        in_parts(group_, range, item_, [&](const Range& part) {
+            void* dst = sum + (part.begin - range.begin) * item_;
+            host_sum_.run(&dst, 1, part.size(), [&](int member) {
+                return input(here()[static_cast<std::size_t>(member)]) + part.begin * item_;
+            });
+        });
+        return sum;
+    }
+
+    std::byte* add_sum(std::size_t bytes) {
+        sums_->emplace_back(group_.shared_domain(), bytes);
+        return static_cast<std::byte*>(sums_->back().data());
+    }
+
+    void start() {
+        started_ = true;
+        for (int host = 0; host < fabric_.hosts(); ++host) {
+            if (host == fabric_.host()) {
+                partials_.push_back(sum_host(rows(index_)));
+                continue;
+            }
+            partials_.push_back(add_sum(rows(index_).size() * item_));
+            transfers_.receive(agent(host, index_), partials_.back(), rows(index_).size() * item_);
+            for (int target : fabric_.members(host))
+                if (agent(fabric_.host(), target) == index_)
+                    transfers_.send(target, sum_host(rows(target)), rows(target).size() * item_);
+        }
+    }
+
+    void combine() {
+        const std::vector<Header> with_data(partials_.size(), lead_);
+        const Reduction reduction(with_data, lead_, headers_.size(), Share::AllHosts);
+        void* dst = request_.pieces[0].output;
+        reduction.run(&dst, 1, rows(index_).size(),
+                      [&](int host) { return partials_[static_cast<std::size_t>(host)]; });
+    }
+
+    const Request& request_;
+    Reduction host_sum_;
+    bool started_ = false;
+    std::shared_ptr<std::deque<Region>> sums_ = std::make_shared<std::deque<Region>>();
+    std::vector<std::byte*> partials_;
+    Transfers transfers_;  // last, so that it is given up before the memory goes
+};
+
+// Every rank sends its tensor to one rank of each other host, which lands it in ring memory for all of its host.
+class LandingAllgather : public BetweenHosts {
+   public:
+    LandingAllgather(HostGroup& group, Fabric& fabric, const std::vector<Header>& all, Result& result)
+        : BetweenHosts(group, fabric, all), result_(result), transfers_(fabric, Fabric::kData, landed_) {}
+
+    Step advance(std::uint64_t gates) override {
+        if (gates == 2) return Step::Done;
+        if (gates == 1) {
+            copy_all();
+            return Step::Gate;  // what has landed is freed when all have copied it
+        }
+        if (!started_) start();
+        return transfers_.done() ? Step::Gate : Step::Stuck;
+    }
+
+   private:
+    std::size_t bytes(int index) const { return header(index).count * item_; }
+
+    void start() {
+        started_ = true;
+        for (int host = 0; host < fabric_.hosts(); ++host) {
+            if (host == fabric_.host()) continue;
+            transfers_.send(agent(host, index_), input(index_), bytes(index_));
+            for (int from : fabric_.members(host)) {
+                if (agent(fabric_.host(), from) != index_ || bytes(from) == 0) continue;
+                landed_->emplace_back(group_.shared_domain(), bytes(from));
+                landing_places(group_)[from] = group_.domain().offset_of(landed_->back().data(), bytes(from));
+                transfers_.receive(from, landed_->back().data(), bytes(from));
+            }
+        }
+    }
+
+    void copy_all() {
+        std::size_t total = 0;
+        for (int from = 0; from < fabric_.size(); ++from) {
+            result_.counts.push_back(static_cast<std::int64_t>(header(from).count));
+            total += bytes(from);
+        }
+        result_.allocate(total);
+        std::byte* out = result_.data.get();
+        for (int from = 0; from < fabric_.size(); ++from) {
+            const bool is_here = fabric_.host_of(from) == fabric_.host();
+            if (bytes(from) == 0) continue;
+            const std::byte* tensor =
+                is_here ? input(from) : group_.domain().at<std::byte>(landing_places(group_)[from]);
+            in_parts(group_, {0, bytes(from)}, 1,
+                     [&](const Range& part) { std::memcpy(out + part.begin, tensor + part.begin, part.size()); });
+            out += bytes(from);
+        }
+    }
+
+    Result& result_;
+    bool started_ = false;
+    std::shared_ptr<std::deque<Region>> landed_ = std::make_shared<std::deque<Region>>();
+    Transfers transfers_;
+};
+
+// Every rank sends to every rank of the other hosts, and reads from those of its own.
+class PairwiseAlltoall : public BetweenHosts {
+   public:
+    PairwiseAlltoall(HostGroup& group, Fabric& fabric, const Agreement& agreement, Result& result)
+        : BetweenHosts(group, fabric, agreement.headers()), agreement_(agreement), result_(result) {}
+
+    Step advance(std::uint64_t gates) override {
+        if (gates == 1) return Step::Done;
+        if (!started_) start();
+        return transfers_->done() ? Step::Gate : Step::Stuck;
+    }
+
+   private:
+    std::size_t bytes(int from, int to) const { return static_cast<std::size_t>(agreement_.splits(from)[to]) * item_; }
+    std::size_t start_of(int from, int to) const {
+        std::size_t sum = 0;
+        for (int i = 0; i < to; ++i) sum += bytes(from, i);
+        return sum;
+    }
+
+    void start() {
+        started_ = true;
+        std::size_t total = 0;
+        for (int from = 0; from < fabric_.size(); ++from) {
+            result_.counts.push_back(agreement_.splits(from)[index_]);
+            total += bytes(from, index_);
+        }
+        result_.allocate(total);
+        transfers_.emplace(fabric_, Fabric::kData, result_.data);
+        std::byte* out = result_.data.get();
+        for (int peer = 0; peer < fabric_.size(); ++peer) {
+            const std::size_t incoming = bytes(peer, index_);
+            if (fabric_.host_of(peer) == fabric_.host()) {
+                if (incoming > 0) std::memcpy(out, input(peer) + start_of(peer, index_), incoming);
+            } else {
+                transfers_->receive(peer, out, incoming);
+                transfers_->send(peer, input(index_) + start_of(index_, peer), bytes(index_, peer));
+            }
+            out += incoming;
+        }
+    }
+
+    const Agreement& agreement_;
+    Result& result_;
+    bool started_ = false;
+    std::optional<Transfers> transfers_;
+};
+
+}  // namespace
+
+std::unique_ptr<Algorithm> make_chain_broadcast(HostGroup& group, Fabric& fabric, const Request& request,
+                                                const std::vector<Header>& all) {
+    return std::make_unique<ChainBroadcast>(group, fabric, request, all);
+}
+
+std::unique_ptr<Algorithm> make_pairwise_reducescatter(HostGroup& group, Fabric& fabric, const Request& request,
+                                                       const std::vector<Header>& all) {
+    return std::make_unique<PairwiseReduceScatter>(group, fabric, request, all);
+}
+
+std::unique_ptr<Algorithm> make_landing_allgather(HostGroup& group, Fabric& fabric, const std::vector<Header>& all,
+                                                  Result& result) {
+    return std::make_unique<LandingAllgather>(group, fabric, all, result);
+}
+
+std::unique_ptr<Algorithm> make_pairwise_alltoall(HostGroup& group, Fabric& fabric, const Agreement& agreement,
+                                                  Result& result) {
+    return std::make_unique<PairwiseAlltoall>(group, fabric, agreement, result);
+}
+
+}  // namespace ring

@@ -1,0 +1,195 @@
+// The hierarchical ring: every lane reduces its chunk over the ranks of its host, sends it around the ring of hosts,
+// and writes what is complete to all ranks of its host, all of it segment by segment.
+//
+// Message m = (hop t, segment j) with m = t·n + j. Messages leave and come in this order, so a stream of them needs no
+// numbering; segment j of hop t+1 can leave as soon as segment j of hop t has come and been added, n segments later.
+//
+// Where float32 is rounded on the wire it is added in float32 all the same. The host that finishes a piece rounds its
+// own copy too, so that all ranks end with the same bits.
+#include "collectives/host/algorithm_parts.hpp"
+#include "collectives/inter_host/fabric_parts.hpp"
+#include "collectives/inter_host/header_exchange.hpp"
+#include "ring/collectives/inter_host/ring_plan.hpp"
+
+namespace ring {
+namespace {
+
+class RingAllreduce : public Algorithm {
+   public:
+    RingAllreduce(HostGroup& group, Fabric& fabric, const std::vector<Header>& all)
+        : group_(group),
+          fabric_(fabric),
+          local_(local_headers(fabric, all)),
+          lead_(lead_header(all)),
+          reduction_(local_, lead_, all.size(), Share::OneHost),
+          item_(item_size(lead_.dtype)),
+          wire_item_(lead_.dtype == DType::Float32 ? item_size(lead_.wire) : item_),
+          plan_(ring_plan(fabric.hosts(), fabric.host())) {
+        if (group.index() >= fabric.lanes()) return;
+        const int hosts = fabric.hosts();
+        chunk_ = chunk_range(lead_.count, fabric.lanes(), group.index(), item_);
+        per_segment_ = Window::kMostBytes / item_;
+        std::uint64_t longest = 0;
+        for (int piece = 0; piece < hosts; ++piece) longest = std::max(longest, piece_range(piece).size());
+        segments_ = std::max<std::uint64_t>(1, steps_for(longest, per_segment_));
+        const std::uint64_t messages = plan_.size() * segments_;
+        window_.emplace(fabric, neighbour(fabric, group, -1), neighbour(fabric, group, 1), messages, messages);
+        if (narrows()) {
+            outgoing_.emplace(group.shared_domain(), Window::kInFlight * Window::kMostBytes);
+            widened_.resize(per_segment_);
+        }
+        // A joined rank has no tensor of its own, but works for those of its host that have.
+        if (own_header().output == kNowhere) scratch_.emplace(group.shared_domain(), lead_.count * item_);
+    }
+
+    Step advance(std::uint64_t gates) override {
+        if (gates == 1) return Step::Done;
+        if (!window_) return Step::Gate;
+        bool moved = false;
+        while (round()) moved = true;
+        if (window_->done()) return Step::Gate;
+        return moved ? Step::Moved : Step::Stuck;
+    }
+
+   private:
+    const Header& own_header() const { return local_[static_cast<std::size_t>(group_.index())]; }
+    std::byte* own() const {
+        return scratch_ ? static_cast<std::byte*>(scratch_->data())
+                        : group_.domain().at<std::byte>(own_header().output);
+    }
+
+    Range piece_range(int piece) const {
+        const Range part = chunk_range(chunk_.size(), fabric_.hosts(), piece, item_);
+        return {chunk_.begin + part.begin, chunk_.begin + part.end};
+    }
+    Range segment_range(int piece, std::uint64_t segment) const {
+        const Range all = piece_range(piece);
+        return {std::min(all.end, all.begin + segment * per_segment_),
+                std::min(all.end, all.begin + (segment + 1) * per_segment_)};
+    }
+    Range sends(std::uint64_t m) const { return segment_range(plan_[m / segments_].send, m % segments_); }
+    Range receives(std::uint64_t m) const { return segment_range(plan_[m / segments_].receive, m % segments_); }
+
+    bool narrows() const { return wire_item_ != item_; }
+    void narrow(const Range& range, void* to) const {
+        kernels().narrow[static_cast<int>(lead_.wire)](to, floats(range), range.size());
+    }
+    void widen(const void* from, const Range& range, float* to) const {
+        kernels().widen[static_cast<int>(lead_.wire)](to, from, range.size());
+    }
+    float* floats(const Range& range) const { return reinterpret_cast<float*>(own() + range.begin * item_); }
+
+    // One pass over everything that may be possible; false when nothing was.
+    bool round() {
+        bool moved = window_->ask([this](std::uint64_t m) { return receives(m).size() * wire_item_; });
+        if (may_take(window_->taken()) && window_->has_come()) {
+            take(window_->taken());
+            window_->take();
+            moved = true;
+        }
+        moved |= send();
+        moved |= window_->look_at_sends();
+        return moved;
+    }
+
+    // A finished piece replaces what this host sent of it; that must have left.
+    bool may_take(std::uint64_t m) const {
+        const Hop& hop = plan_[std::min(m / segments_, plan_.size() - 1)];
+        return hop.reduce || narrows() || has_left(hop.receive, m % segments_);
+    }
+
+    bool has_left(int piece, std::uint64_t segment) const {
+        for (std::uint64_t hop = 0; hop < plan_.size() / 2; ++hop)
+            if (plan_[hop].send == piece) return window_->sent() > hop * segments_ + segment;
+        return true;
+    }
+
+    bool send() {
+        bool any = false;
+        for (; window_->may_send(); any = true) {
+            const std::uint64_t m = window_->started();
+            const std::uint64_t hop = m / segments_;
+            if (hop > 0 && window_->taken() <= m - segments_) break;  // what this hop passes on has not come
+            const Range range = sends(m);
+            if (hop == 0) sum_host(range);
+            std::byte* from = own() + range.begin * item_;
+            if (narrows()) {
+                from = static_cast<std::byte*>(outgoing_->data()) + m % Window::kInFlight * Window::kMostBytes;
+                narrow(range, from);
+            }
+            window_->send(from, range.size() * wire_item_);
+        }
+        return any;
+    }
+
+    void take(std::uint64_t m) {
+        const std::uint64_t hop = m / segments_;
+        const Range range = receives(m);
+        if (range.size() == 0) return;
+        if (plan_[hop].reduce) {
+            sum_host(range);
+            std::byte* place = own() + range.begin * item_;
+            const void* theirs = window_->landing(m);
+            if (narrows()) {
+                widen(theirs, range, widened_.data());
+                theirs = widened_.data();
+            }
+            reduction_.combine(place, place, theirs, range.size());
+            if (hop + 1 < plan_.size() / 2) return;
+            reduction_.finish(place, range.size());  // the last host to add has the sum over all
+            if (narrows()) {
+                narrow(range, window_->landing(m));
+                widen(window_->landing(m), range, floats(range));
+            }
+        } else if (narrows()) {
+            widen(window_->landing(m), range, floats(range));
+        } else {
+            std::memcpy(own() + range.begin * item_, window_->landing(m), range.size() * item_);
+        }
+        spread(range);
+    }
+
+    // Leaves the sum over this host's ranks in this rank's output.
+    void sum_host(const Range& range) {
+        void* place = own() + range.begin * item_;
+        if (reduction_.contributors().empty()) {
+            std::memset(place, 0, range.size() * item_);
+            return;
+        }
+        reduction_.run(&place, 1, range.size(), [&](int member) {
+            return group_.domain().at<std::byte>(local_[static_cast<std::size_t>(member)].input) + range.begin * item_;
+        });
+    }
+
+    void spread(const Range& range) {
+        for (int member : reduction_.contributors())
+            if (member != group_.index())
+                std::memcpy(group_.domain().at<std::byte>(local_[static_cast<std::size_t>(member)].output) +
+                                range.begin * item_,
+                            own() + range.begin * item_, range.size() * item_);
+    }
+
+    HostGroup& group_;
+    const Fabric& fabric_;
+    std::vector<Header> local_;
+    Header lead_;
+    Reduction reduction_;
+    std::size_t item_;
+    std::size_t wire_item_;
+    std::vector<Hop> plan_;
+    Range chunk_{0, 0};
+    std::uint64_t per_segment_ = 1;
+    std::uint64_t segments_ = 0;
+    std::optional<Region> scratch_;
+    std::optional<Region> outgoing_;  // of what is rounded; in ring memory, because a link may read it after an abort
+    std::vector<float> widened_;
+    std::optional<Window> window_;  // where this rank is a lane; last, so that it is given up first
+};
+
+}  // namespace
+
+std::unique_ptr<Algorithm> make_ring_allreduce(HostGroup& group, Fabric& fabric, const std::vector<Header>& all) {
+    return std::make_unique<RingAllreduce>(group, fabric, all);
+}
+
+}  // namespace ring

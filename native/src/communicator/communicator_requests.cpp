@@ -1,0 +1,125 @@
+// From what a caller asks for to a work with its header: what can be checked without the other ranks is checked here.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "ring/communicator/communicator.hpp"
+
+namespace ring {
+namespace {
+
+std::uint64_t hash_words(const std::vector<int>& values) {
+    std::uint64_t hash = 1469598103934665603ull;  // FNV-1a
+    for (int value : values) hash = (hash ^ static_cast<std::uint64_t>(value)) * 1099511628211ull;
+    return hash;
+}
+
+// Whether two of the tensors are written to one memory: each would be reduced with what the other has left there.
+bool written_twice(const std::vector<Piece>& pieces, std::size_t item) {
+    std::vector<std::pair<const std::byte*, const std::byte*>> spans;
+    spans.reserve(pieces.size());
+    for (const Piece& piece : pieces)
+        if (piece.count > 0) spans.emplace_back(piece.output, piece.output + piece.count * item);
+    std::sort(spans.begin(), spans.end());
+    return std::adjacent_find(spans.begin(), spans.end(),
+                              [](const auto& a, const auto& b) { return b.first < a.second; }) != spans.end();
+}
+
+}  // namespace
+
+void Communicator::validate(const Request& request) const {
+    const auto invalid = [&](const std::string& why) {
+        return InvalidArgument(who() + ": " + to_string(request.kind) +
+                               (request.name.empty() ? "" : " '" + request.name + "'") + ": " + why);
+    };
+    if (!domain()->owned()) throw invalid("a forked process cannot use its parent's communicator");
+    if (closed() || epoch_.group->left()) throw invalid("this communicator is closed");
+    if (request.shape.size() > kMaxDims)
+        throw invalid("a tensor has " + std::to_string(request.shape.size()) +
+                      " dimensions; at most 8 travel. Flatten it.");
+    if (request.kind == OpKind::Broadcast && (request.root < 0 || request.root >= size()))
+        throw invalid("root " + std::to_string(request.root) + " is not in this group of " + std::to_string(size()));
+    if (request.kind == OpKind::ReduceScatter && request.shape.empty())
+        throw invalid("a tensor without dimensions has no rows to scatter");
+    if (request.kind == OpKind::Step) {
+        const Piece& piece = request.pieces.front();
+        const std::size_t bytes = piece.count * sizeof(float);
+        if (fabric_) throw invalid("a fused step works among the ranks of one host");
+        if (request.dtype != DType::Float32 || domain()->offset_of(piece.input, bytes) == kNowhere ||
+            domain()->offset_of(piece.output, bytes) == kNowhere)
+            throw invalid("gradients and parameters must be float32 in ring memory");
+        // A rank that owns nothing of so short a tensor has no memory for its state either.
+        const bool owns = chunk_range(piece.count, size(), index(), sizeof(float)).size() > 0;
+        for (int i = 0; owns && i < state_tensors(request.update); ++i)
+            if (request.state[i] == nullptr)
+                throw invalid("the rule has " + std::to_string(state_tensors(request.update)) +
+                              " state tensors (Adam two, SGD with momentum one), and " + std::to_string(i) +
+                              " were given. Wrap the optimizer again where its options have changed.");
+    }
+    if (request.pieces.size() > 1 && written_twice(request.pieces, item_size(request.dtype)))
+        throw invalid("two of its tensors share memory; give each memory once, or clone one of them");
+    if (request.op == ReduceOp::Adasum) {
+        const bool power_of_two = (size() & (size() - 1)) == 0;
+        if (request.kind != OpKind::Allreduce) throw invalid("adasum is an allreduce only");
+        if (!power_of_two)
+            throw invalid("adasum works among a power of two of ranks, and this group has " + std::to_string(size()));
+        if (kernels().adasum[static_cast<int>(request.dtype)] == nullptr)
+            throw invalid(std::string("adasum takes floating point tensors, not ") + to_string(request.dtype));
+    }
+    if (request.kind == OpKind::Alltoall) {
+        std::int64_t sum = 0;
+        for (std::int64_t split : request.splits) {
+            if (split < 0) throw invalid("a split is negative");
+            sum += split;
+        }
+        if (request.splits.size() != static_cast<std::size_t>(size()) ||
+            static_cast<std::uint64_t>(sum) != request.count())
+            throw invalid("splits must be one per rank and add up to the tensor's " + std::to_string(request.count()) +
+                          " elements");
+    }
+}
+
+std::shared_ptr<Work> Communicator::make_work(Request request, double timeout) const {
+    validate(request);
+    auto work = std::make_shared<Work>();
+    work->deadline_ = deadline_after(timeout);
+    work->mark_ = epoch_.recorder->now();
+    Header& header = work->header_;
+    header.kind = request.kind;
+    header.dtype = request.dtype;
+    header.op = request.op;
+    header.prescale = request.prescale;
+    header.postscale = request.postscale;
+    if (request.root >= 0) header.root = ranks()[static_cast<std::size_t>(request.root)];
+    // Sums lose little by it. A maximum would not be one of the ranks' numbers any more, and a product leaves the
+    // range.
+    const bool sum = request.op == ReduceOp::Sum || request.op == ReduceOp::Average;
+    if (fabric_ && request.kind == OpKind::Allreduce && request.dtype == DType::Float32 && sum)
+        header.wire = fabric_->wire();
+    header.tensors = static_cast<std::int32_t>(request.pieces.size());
+    header.count = request.count();
+    header.layout = request.layout;
+    header.dims = static_cast<std::uint8_t>(request.shape.size());
+    std::copy(request.shape.begin(), request.shape.end(), header.shape);
+    set_name(header, request.name);
+    if (request.pieces.size() == 1) {
+        const Piece& piece = request.pieces.front();
+        const std::size_t bytes = piece.count * item_size(request.dtype);
+        header.input = domain()->offset_of(piece.input, bytes);
+        header.output = domain()->offset_of(piece.output, bytes);
+    }
+    if (request.kind == OpKind::Group) {
+        header.count = request.members.size();
+        header.layout = hash_words(request.members);
+        if (fabric_ && fabric_->spans(request.members) &&
+            std::find(request.members.begin(), request.members.end(), index()) != request.members.end()) {
+            work->number_ = std::make_shared<TagNumber>(fabric_->shared_link());
+            header.output = static_cast<std::uint64_t>(work->number_->value());
+        }
+        header.input = reserve_part(request.members);
+    }
+    work->request_ = std::move(request);
+    return work;
+}
+
+}  // namespace ring

@@ -1,0 +1,105 @@
+#include "ring/communicator/progress.hpp"
+
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <string>
+#include <system_error>
+
+#include "ring/base/errors.hpp"
+
+namespace ring {
+namespace {
+
+// Signals belong to the main thread, where Python handles them; but a thread's own crashes are told by that thread.
+class NoSignals {
+   public:
+    NoSignals() {
+        sigset_t others;
+        sigfillset(&others);
+        for (int crash : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP, SIGSYS}) sigdelset(&others, crash);
+        pthread_sigmask(SIG_SETMASK, &others, &before_);
+    }
+    ~NoSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+    NoSignals(const NoSignals&) = delete;
+    NoSignals& operator=(const NoSignals&) = delete;
+
+   private:
+    sigset_t before_;
+};
+
+}  // namespace
+
+Progress::~Progress() {
+    if (pid_ != getpid()) {
+        if (thread_.joinable()) thread_.detach();  // a forked process has no such thread
+        return;
+    }
+    stop_.store(true, std::memory_order_seq_cst);
+    nudge();
+    if (thread_.joinable()) thread_.join();
+}
+
+void Progress::add(Communicator* communicator) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    communicators_.push_back(communicator);
+}
+
+void Progress::remove(Communicator* communicator) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    communicators_.erase(std::remove(communicators_.begin(), communicators_.end(), communicator), communicators_.end());
+}
+
+void Progress::nudge() {
+    wishes_.fetch_add(1, std::memory_order_seq_cst);
+    own_.ring();
+    shared_.ring();
+}
+
+void Progress::begin() {
+    // Not under the mutex: the thread holds that while it moves data, and whoever queues an operation has better to do.
+    std::call_once(started_, [this] {
+        const NoSignals inherited;
+        try {
+            thread_ = std::thread([this] { main(); });
+        } catch (const std::system_error& error) {
+            throw Error(std::string("no thread can be started for queued operations: ") + error.what());
+        }
+    });
+}
+
+bool Progress::scan() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    any_work_ = any_polling_ = false;
+    bool moved = false;
+    for (Communicator* communicator : communicators_) {
+        const auto served = communicator->serve();
+        any_work_ |= served != Communicator::Served::Idle;
+        any_polling_ |= served == Communicator::Served::Polling;
+        moved |= served == Communicator::Served::Moved || served == Communicator::Served::Done;
+    }
+    return moved;
+}
+
+void Progress::main() {
+    const auto stopped = [this] { return stop_.load(std::memory_order_seq_cst); };
+    while (!stopped()) {
+        const std::uint32_t wishes = wishes_.load(std::memory_order_seq_cst);
+        const auto wished = [&] { return stopped() || wishes_.load(std::memory_order_seq_cst) != wishes; };
+        if (scan()) continue;
+        if (any_work_) {
+            // Another rank, or a new wish, makes the next step possible; either rings the shared bell.
+            const bool polling = any_polling_;
+            wait_until(
+                shared_, polling ? spin_.polling() : spin_,
+                [&] { return wished() || scan() || !any_work_ || any_polling_ != polling; }, [] {},
+                polling ? kPoll : kSleep);
+        } else {
+            wait_until(own_, spin_, wished, [] {}, kForever);
+        }
+    }
+}
+
+}  // namespace ring

@@ -1,0 +1,129 @@
+#include "ring/group/membership.hpp"
+
+#include <algorithm>
+#include <optional>
+#include <string>
+
+#include "ring/base/errors.hpp"
+
+namespace ring {
+namespace {
+
+class Caller {
+   public:
+    Caller(Domain& domain, const RollCall& call)
+        : domain_(domain), call_(call), own_(domain.slot(me())), last_(call.last) {
+        // Counted on in an earlier call that this rank was interrupted in: the others may wait for it there.
+        const std::uint64_t missed = own_.invited.load(std::memory_order_seq_cst);
+        if (missed > last_) {
+            last_ = missed;
+            own_.given_up.store(std::max(own_.given_up.load(), missed), std::memory_order_seq_cst);
+        }
+        own_.wants.store(last_ + 1, std::memory_order_seq_cst);
+        ring_bells();
+    }
+    // Whoever leads from now on must not count on this rank: it has its answer, or has given up.
+    ~Caller() { own_.wants.store(0, std::memory_order_seq_cst); }
+    Caller(const Caller&) = delete;
+    Caller& operator=(const Caller&) = delete;
+
+    bool settled() {
+        const int leader = first_alive();
+        if (leader == me()) {
+            if (!all_here()) return false;
+            decide();
+        }
+        answer_ = read(domain_.slot(leader));
+        return answer_.has_value();
+    }
+    const Answer& answer() const { return *answer_; }
+
+    // Looks for what ends the wait in vain.
+    void check() const {
+        for (int rank : call_.candidates) {
+            if (rank == me()) continue;
+            if (!call_.without_dead && domain_.dead(rank)) throw Aborted(name(rank) + " has died" + waited());
+            if (domain_.has_left_run(rank, call_.run)) throw Aborted(name(rank) + " has ended its cell" + waited());
+        }
+    }
+    std::string missing() const {
+        std::string text;
+        for (int rank : call_.candidates)
+            if (rank != me() && !domain_.dead(rank) && !is_here(rank)) text += (text.empty() ? "" : ", ") + name(rank);
+        return text.empty() ? "the rank that leads" : text;
+    }
+
+   private:
+    int me() const { return domain_.local_rank(); }
+    static std::string name(int rank) { return "rank " + std::to_string(rank); }
+    std::string waited() const { return " while " + name(me()) + " waits for it to begin"; }
+    bool is_here(int rank) const { return domain_.slot(rank).wants.load(std::memory_order_seq_cst) != 0; }
+
+    int first_alive() const {
+        for (int rank : call_.candidates)
+            if (rank == me() || !domain_.dead(rank)) return rank;
+        return me();
+    }
+
+    bool all_here() const {
+        return std::all_of(call_.candidates.begin(), call_.candidates.end(), [&](int rank) {
+            return rank == me() || is_here(rank) || (call_.without_dead && domain_.dead(rank));
+        });
+    }
+
+    void decide() {
+        std::uint64_t epoch = 0;
+        for (int rank : call_.candidates) {
+            const RankSlot& slot = domain_.slot(rank);
+            epoch = std::max(
+                {epoch, slot.wants.load(std::memory_order_seq_cst), slot.invited.load(std::memory_order_seq_cst) + 1});
+        }
+        own_.decided.store(0, std::memory_order_seq_cst);  // nobody takes half of this decision for the one before
+        for (int rank : call_.candidates)
+            if (rank == me() || !domain_.dead(rank)) domain_.slot(rank).invited.store(epoch, std::memory_order_seq_cst);
+        own_.decided.store(epoch, std::memory_order_seq_cst);
+        ring_bells();
+    }
+
+    std::optional<Answer> read(const RankSlot& leader) const {
+        const std::uint64_t epoch = leader.decided.load(std::memory_order_seq_cst);
+        if (epoch <= last_ || own_.invited.load(std::memory_order_seq_cst) != epoch) return std::nullopt;
+        Answer answer{epoch, {}};
+        for (int rank : call_.candidates)
+            if (domain_.slot(rank).invited.load(std::memory_order_seq_cst) == epoch) answer.members.push_back(rank);
+        // Where the leader died and another one was writing meanwhile, the list has holes; the epoch then does not
+        // open, because a group counts its members against its block.
+        if (leader.decided.load(std::memory_order_seq_cst) != epoch) return std::nullopt;
+        return answer;
+    }
+
+    void ring_bells() const {
+        for (int rank : call_.candidates) domain_.slot(rank).bell.ring();
+    }
+
+    Domain& domain_;
+    const RollCall& call_;
+    RankSlot& own_;
+    std::uint64_t last_;  // newest epoch that does not do
+    std::optional<Answer> answer_;
+};
+
+}  // namespace
+
+Answer call_roll(Domain& domain, const RollCall& call, double timeout, const Interruption& check) {
+    Caller caller(domain, call);
+    const std::int64_t deadline = deadline_after(timeout);
+    // Deaths ring no bell, so that `settled` is also asked at each tick.
+    wait_until(
+        domain.slot(domain.local_rank()).bell, SpinPolicy{}, [&] { return caller.settled(); },
+        [&] {
+            if (check) check();
+            caller.check();
+            if (deadline != 0 && monotonic_ns() > deadline)
+                throw Timeout("rank " + std::to_string(domain.local_rank()) + " waited " + seconds_text(timeout) +
+                              " for " + caller.missing() + " to begin");
+        });
+    return caller.answer();
+}
+
+}  // namespace ring

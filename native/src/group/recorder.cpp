@@ -1,0 +1,65 @@
+#include "ring/group/recorder.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "ring/base/errors.hpp"
+
+namespace ring {
+
+const char* to_string(Phase phase) {
+    static constexpr const char* names[] = {"queued", "packing", "waiting", "moving", "sending"};
+    return names[static_cast<int>(phase)];
+}
+
+void Recorder::record(Phase phase, std::int64_t begin, std::int64_t end, const Header& header, int group, int last) {
+    Ring* ring = ring_.load(std::memory_order_acquire);
+    if (ring == nullptr || begin == 0 || end == 0) return;
+    Event event;
+    event.begin = begin;
+    event.end = end;
+    event.phase = phase;
+    event.last = last;
+    event.sequence = header.sequence;
+    event.group = group;
+    event.bytes = header.count * item_size(header.dtype);
+    event.kind = header.kind;
+    std::memcpy(event.name, header.name, kNameBytes);
+    const std::uint64_t number = ring->next.fetch_add(1, std::memory_order_relaxed);
+    Slot& slot = ring->slots[number % ring->capacity];
+    slot.filled.store(0, std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_release);  // who reads a word of this event sees that the old one went
+    slot.event.store(event);
+    slot.filled.store(number + 1, std::memory_order_release);
+}
+
+void Recorder::start(std::size_t capacity) {
+    if (capacity == 0) throw InvalidArgument("a recording keeps at least one event; its capacity is 0");
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (on()) return;
+    auto known =
+        std::find_if(rings_.begin(), rings_.end(), [&](const auto& ring) { return ring->capacity == capacity; });
+    if (known == rings_.end()) known = rings_.insert(known, std::make_unique<Ring>(capacity));
+    Ring& ring = **known;
+    ring.first = ring.next.load(std::memory_order_relaxed);
+    ring_.store(&ring, std::memory_order_release);
+}
+
+std::vector<Event> Recorder::stop() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<Event> events;
+    Ring* ring = ring_.exchange(nullptr, std::memory_order_acq_rel);
+    if (ring == nullptr) return events;
+    const std::uint64_t end = ring->next.load(std::memory_order_acquire);
+    const std::uint64_t oldest = end > ring->capacity ? end - ring->capacity : 0;
+    for (std::uint64_t number = std::max(ring->first, oldest); number < end; ++number) {
+        const Slot& slot = ring->slots[number % ring->capacity];
+        if (slot.filled.load(std::memory_order_acquire) != number + 1) continue;
+        const Event event = slot.event.load();
+        std::atomic_thread_fence(std::memory_order_acquire);
+        if (slot.filled.load(std::memory_order_relaxed) == number + 1) events.push_back(event);
+    }
+    return events;
+}
+
+}  // namespace ring

@@ -1,0 +1,16 @@
+#if defined(__x86_64__)
+
+#include "kernels/adasum_impl.hpp"
+#include "kernels/kernels_impl.hpp"
+#include "kernels/update_impl.hpp"
+
+namespace ring {
+
+const KernelTable& kernels_avx2() {
+    static constexpr KernelTable table = RING_KERNEL_TABLE("avx2");
+    return table;
+}
+
+}  // namespace ring
+
+#endif

@@ -1,0 +1,309 @@
+// The kernels of one instruction set. Each kernels_<isa>.cpp includes this once, compiled with its own flags.
+//
+// Everything is in an unnamed namespace and calls no inline function of the standard library: a shared instantiation
+// compiled for AVX-512 could otherwise be the one that the linker keeps for all.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+#include "ring/kernels/reduce.hpp"
+
+namespace {
+
+using ring::Scale;
+
+constexpr size_t kBlock = 1024;  // elements: the accumulators of a block stay in the first-level cache
+
+inline size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
+
+struct Half {
+    uint16_t bits;
+};
+struct BFloat {
+    uint16_t bits;
+};
+
+inline float bits_to_float(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+inline uint32_t float_to_bits(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+inline float half_to_float(uint16_t h) {
+    const uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16;
+    const uint32_t magnitude = h & 0x7fffu;
+    if (magnitude >= 0x7c00u) return bits_to_float(sign | 0x7f800000u | ((magnitude & 0x3ffu) << 13));
+    if (magnitude >= 0x0400u) return bits_to_float(sign | ((magnitude << 13) + 0x38000000u));
+    // Subnormal: the value is magnitude * 2^-24, which float32 holds exactly.
+    const float value = static_cast<float>(magnitude) * 5.9604644775390625e-8f;
+    return bits_to_float(sign | float_to_bits(value));
+}
+
+inline uint16_t float_to_half(float value) {
+    const uint32_t bits = float_to_bits(value);
+    const uint32_t sign = (bits >> 16) & 0x8000u;
+    const uint32_t magnitude = bits & 0x7fffffffu;
+    if (magnitude > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u);
+    if (magnitude >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);
+    if (magnitude < 0x38800000u) {
+        // Adding 0.5 shifts the mantissa so that the float unit rounds it to a multiple of 2^-24, to nearest even.
+        const float shifted = bits_to_float(magnitude) + 0.5f;
+        return static_cast<uint16_t>(sign | (float_to_bits(shifted) - 0x3f000000u));
+    }
+    const uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u);
+    return static_cast<uint16_t>(sign | ((rounded - 0x38000000u) >> 13));
+}
+
+inline void load(float* out, const Half* in, size_t n) {
+    size_t i = 0;
+#if defined(__F16C__)
+    for (; i + 8 <= n; i += 8)
+        _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i))));
+#endif
+    for (; i < n; ++i) out[i] = half_to_float(in[i].bits);
+}
+
+inline void store(Half* out, const float* in, size_t n) {
+    size_t i = 0;
+#if defined(__F16C__)
+    for (; i + 8 <= n; i += 8)
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i),
+                         _mm256_cvtps_ph(_mm256_loadu_ps(in + i), _MM_FROUND_TO_NEAREST_INT));
+#endif
+    for (; i < n; ++i) out[i].bits = float_to_half(in[i]);
+}
+
+inline void load(float* out, const BFloat* in, size_t n) {
+    for (size_t i = 0; i < n; ++i) out[i] = bits_to_float(static_cast<uint32_t>(in[i].bits) << 16);
+}
+
+inline void store(BFloat* out, const float* in, size_t n) {
+    for (size_t i = 0; i < n; ++i) {
+        const uint32_t bits = float_to_bits(in[i]);
+        const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+        const uint32_t nan = (bits >> 16) | 0x40u;
+        out[i].bits = static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
+    }
+}
+
+template <class T>
+inline void load(T* out, const T* in, size_t n) {
+    memcpy(out, in, n * sizeof(T));
+}
+
+template <class T>
+inline void store(T* out, const T* in, size_t n) {
+    memcpy(out, in, n * sizeof(T));
+}
+
+// What values of type T are computed in, and the unsigned type whose overflow is defined.
+template <class T>
+struct Compute {
+    using Type = T;
+};
+template <>
+struct Compute<Half> {
+    using Type = float;
+};
+template <>
+struct Compute<BFloat> {
+    using Type = float;
+};
+
+template <class T>
+struct Wrapping {
+    using Type = T;
+};
+template <>
+struct Wrapping<int16_t> {
+    using Type = uint32_t;  // int16 * int16 is computed in int and would overflow
+};
+template <>
+struct Wrapping<int32_t> {
+    using Type = uint32_t;
+};
+template <>
+struct Wrapping<int64_t> {
+    using Type = uint64_t;
+};
+
+struct Sum {
+    template <class A>
+    static A apply(A a, A b) {
+        using W = typename Wrapping<A>::Type;
+        return static_cast<A>(static_cast<W>(a) + static_cast<W>(b));
+    }
+    static bool apply(bool a, bool b) { return a | b; }
+};
+struct Product {
+    template <class A>
+    static A apply(A a, A b) {
+        using W = typename Wrapping<A>::Type;
+        return static_cast<A>(static_cast<W>(a) * static_cast<W>(b));
+    }
+    static bool apply(bool a, bool b) { return a & b; }
+};
+// A NaN wins whichever of the two it is, as in torch and NumPy: `a` because no comparison with it holds.
+struct Min {
+    template <class A>
+    static A apply(A a, A b) {
+        return b < a || b != b ? b : a;
+    }
+};
+struct Max {
+    template <class A>
+    static A apply(A a, A b) {
+        return a < b || b != b ? b : a;
+    }
+};
+
+// Truncates. What lies beyond the integer's range becomes its end and NaN zero, where a cast would be undefined.
+template <class A>
+inline A to_integer(double value) {
+    constexpr bool is_signed = static_cast<A>(-1) < static_cast<A>(0);
+    constexpr uint64_t top =
+        uint64_t{1} << (8 * sizeof(A) - (is_signed ? 1 : 0));  // beyond the largest, in float64 too
+    constexpr A most = static_cast<A>(top - 1);
+    constexpr A least = is_signed ? static_cast<A>(-most - 1) : static_cast<A>(0);
+    if (value >= static_cast<double>(top)) return most;
+    if (value <= static_cast<double>(least) - 1.0) return least;
+    return value == value ? static_cast<A>(value) : static_cast<A>(0);
+}
+
+template <class A>
+inline void multiply(A* values, size_t n, double factor) {
+    for (size_t i = 0; i < n; ++i) values[i] = to_integer<A>(static_cast<double>(values[i]) * factor);
+}
+inline void multiply(double* values, size_t n, double factor) {
+    for (size_t i = 0; i < n; ++i) values[i] *= factor;
+}
+inline void multiply(float* values, size_t n, double factor) {
+    const float f = static_cast<float>(factor);
+    for (size_t i = 0; i < n; ++i) values[i] *= f;
+}
+inline void multiply(bool*, size_t, double) {}
+
+template <class A>
+inline void divide(A* values, size_t n, long long divisor) {
+    for (size_t i = 0; i < n; ++i) values[i] = static_cast<A>(values[i] / static_cast<A>(divisor));
+}
+inline void divide(int8_t* values, size_t n, long long divisor) {
+    for (size_t i = 0; i < n; ++i) values[i] = static_cast<int8_t>(values[i] / divisor);
+}
+inline void divide(uint8_t* values, size_t n, long long divisor) {
+    for (size_t i = 0; i < n; ++i) values[i] = static_cast<uint8_t>(values[i] / divisor);
+}
+inline void divide(bool*, size_t, long long) {}
+
+template <class Op, class A>
+inline void combine(A* acc, const A* in, size_t n) {
+    for (size_t i = 0; i < n; ++i) acc[i] = Op::apply(acc[i], in[i]);
+}
+
+template <class T, class Op>
+void reduce_blocks(void* const* dst, int dst_count, const void* const* src, int src_count, size_t count,
+                   const Scale& scale) {
+    using A = typename Compute<T>::Type;
+    for (size_t begin = 0; begin < count; begin += kBlock) {
+        const size_t n = smaller(kBlock, count - begin);
+        alignas(64) A acc[kBlock];
+        alignas(64) A next[kBlock];
+        load(acc, static_cast<const T*>(src[0]) + begin, n);
+        if (scale.pre != 1.0) multiply(acc, n, scale.pre);
+        for (int s = 1; s < src_count; ++s) {
+            load(next, static_cast<const T*>(src[s]) + begin, n);
+            if (scale.pre != 1.0) multiply(next, n, scale.pre);
+            combine<Op>(acc, next, n);
+        }
+        if (scale.divisor != 1) divide(acc, n, scale.divisor);
+        if (scale.post != 1.0) multiply(acc, n, scale.post);
+        for (int d = 0; d < dst_count; ++d) store(static_cast<T*>(dst[d]) + begin, acc, n);
+    }
+}
+
+// Two sources into one or two destinations, the commonest case, without going through accumulators in memory.
+// A destination may be a source, but only at the same index, hence ivdep.
+template <class T, class Op>
+void reduce_pair(void* const* dst, int dst_count, const void* const* src, size_t count, double post) {
+    const T* a = static_cast<const T*>(src[0]);
+    const T* b = static_cast<const T*>(src[1]);
+    T* x = static_cast<T*>(dst[0]);
+    T* y = static_cast<T*>(dst[dst_count - 1]);
+    const T factor = static_cast<T>(post);
+    if (dst_count == 1) {
+#pragma GCC ivdep
+        for (size_t i = 0; i < count; ++i) x[i] = Op::apply(a[i], b[i]) * factor;
+    } else {
+#pragma GCC ivdep
+        for (size_t i = 0; i < count; ++i) {
+            const T value = Op::apply(a[i], b[i]) * factor;
+            x[i] = value;
+            y[i] = value;
+        }
+    }
+}
+
+template <class T, class Op>
+void reduce(void* const* dst, int dst_count, const void* const* src, int src_count, size_t count, const Scale& scale) {
+    reduce_blocks<T, Op>(dst, dst_count, src, src_count, count, scale);
+}
+
+template <class T, class Op>
+void reduce_float(void* const* dst, int dst_count, const void* const* src, int src_count, size_t count,
+                  const Scale& scale) {
+    if (src_count == 2 && dst_count <= 2 && scale.pre == 1.0 && scale.divisor == 1) {
+        reduce_pair<T, Op>(dst, dst_count, src, count, scale.post);
+    } else {
+        reduce_blocks<T, Op>(dst, dst_count, src, src_count, count, scale);
+    }
+}
+
+template <class T>
+void narrow(void* out, const float* in, size_t count) {
+    store(static_cast<T*>(out), in, count);
+}
+
+template <class T>
+void widen(float* out, const void* in, size_t count) {
+    load(out, static_cast<const T*>(in), count);
+}
+
+#define RING_ROW(T) {nullptr, reduce<T, Sum>, nullptr, reduce<T, Min>, reduce<T, Max>, reduce<T, Product>}
+#define RING_FLOAT_ROW(T) \
+    {nullptr, reduce_float<T, Sum>, nullptr, reduce_float<T, Min>, reduce_float<T, Max>, reduce_float<T, Product>}
+
+#define RING_KERNEL_TABLE(isa)                                                                                     \
+    {                                                                                                              \
+        isa,                                                                                                       \
+        {                                                                                                          \
+            RING_ROW(uint8_t),                                                                                     \
+            RING_ROW(int8_t),                                                                                      \
+            RING_ROW(int16_t),                                                                                     \
+            RING_ROW(int32_t),                                                                                     \
+            RING_ROW(int64_t),                                                                                     \
+            RING_ROW(Half),                                                                                        \
+            RING_ROW(BFloat),                                                                                      \
+            RING_FLOAT_ROW(float),                                                                                 \
+            RING_FLOAT_ROW(double),                                                                                \
+            RING_ROW(bool),                                                                                        \
+        },                                                                                                         \
+        {update_sgd, update_adam},                                                                                 \
+        {nullptr, nullptr, nullptr, nullptr, nullptr, adasum<Half>, adasum<BFloat>, adasum<float>, adasum<double>, \
+         nullptr},                                                                                                 \
+        {nullptr, nullptr, nullptr, nullptr, nullptr, narrow<Half>, narrow<BFloat>, nullptr, nullptr, nullptr},    \
+        {nullptr, nullptr, nullptr, nullptr, nullptr, widen<Half>, widen<BFloat>, nullptr, nullptr, nullptr},      \
+    }
+
+}  // namespace

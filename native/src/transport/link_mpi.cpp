@@ -1,0 +1,210 @@
+// MPI point to point, found in whatever MPI mpi4py has loaded, so that one binary serves MPICH, Open MPI and a site's
+// own. The types below are those of the two ABIs: handles are int (MPICH) or pointers (Open MPI).
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "ring/base/errors.hpp"
+#include "ring/transport/link.hpp"
+
+namespace ring {
+namespace {
+
+constexpr int kSuccess = 0;
+constexpr std::int64_t kLinger = 100'000'000;  // ns
+// Large enough for the MPI_Status of every implementation.
+struct Status {
+    alignas(16) unsigned char bytes[256];
+};
+
+template <class Handle>
+class MpiLink : public Link {
+   public:
+    explicit MpiLink(const Mpi& mpi)
+        : comm_(from_bits(mpi.comm)),
+          byte_(from_bits(mpi.byte)),
+          any_source_(mpi.any_source),
+          any_tag_(mpi.any_tag),
+          tag_limit_(mpi.tag_limit) {
+        // RTLD_DEFAULT would not find it: Python loads extension modules RTLD_LOCAL.
+        library_ = dlopen(mpi.module_path, RTLD_LAZY | RTLD_NOLOAD);
+        if (library_ == nullptr) throw Error(std::string("link: MPI is not loaded by ") + mpi.module_path);
+        load("MPI_Isend", isend_);
+        load("MPI_Irecv", irecv_);
+        load("MPI_Test", test_);
+        load("MPI_Iprobe", iprobe_);
+        load("MPI_Get_count", get_count_);
+        load("MPI_Cancel", cancel_);
+        load("MPI_Request_free", request_free_);
+    }
+    ~MpiLink() override {
+        // MPI may write there for as long as the process lives.
+        if (!parked_.empty()) static_cast<void>(new std::vector<Parked>(std::move(parked_)));
+        dlclose(library_);
+    }
+
+    Transfer send(int to, int tag, const void* data, std::size_t bytes) override {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        Handle request{};
+        check(isend_(data, static_cast<int>(bytes), byte_, to, tag, comm_, &request), "MPI_Isend");
+        return remember(request, true);
+    }
+
+    Transfer receive(int from, int tag, void* data, std::size_t bytes) override {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        look_at_parked();
+        Handle request{};
+        check(irecv_(data, static_cast<int>(bytes), byte_, from, tag, comm_, &request), "MPI_Irecv");
+        return remember(request, false);
+    }
+
+    bool done(Transfer& transfer) override {
+        if (transfer == 0) return true;
+        const std::lock_guard<std::mutex> lock(mutex_);
+        const auto found = pending_.find(transfer);
+        int flag = 0;
+        Status status;
+        check(test_(&found->second.request, &flag, &status), "MPI_Test");
+        if (flag == 0) return false;
+        pending_.erase(found);
+        transfer = 0;
+        return true;
+    }
+
+    void cancel(Transfer& transfer, std::shared_ptr<const void> keep) noexcept override {
+        if (transfer == 0) return;
+        const std::lock_guard<std::mutex> lock(mutex_);
+        const auto found = pending_.find(transfer);
+        Handle request = found->second.request;
+        if (found->second.is_send) {
+            // Sends cannot be cancelled everywhere; nobody will receive this one, whose tag belongs to a dead epoch.
+            request_free_(&request);
+        } else {
+            // A receive that a large message has been matched with cannot be cancelled in Open MPI: it ends when the
+            // sender enters MPI again, which may be never.
+            cancel_(&request);
+            if (!over(request)) parked_.push_back({request, std::move(keep)});
+        }
+        pending_.erase(found);
+        transfer = 0;
+    }
+
+    bool probe(int tag, int& source, std::size_t& bytes) override {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        return probe_locked(tag, source, tag, bytes);
+    }
+
+    void drain() override {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        int source = 0, tag = 0;
+        std::size_t bytes = 0;
+        while (probe_locked(any_tag_, source, tag, bytes)) {
+            const auto nobody = std::make_shared<std::vector<std::byte>>(bytes);
+            Handle request{};
+            check(irecv_(nobody->data(), static_cast<int>(bytes), byte_, source, tag, comm_, &request), "MPI_Irecv");
+            parked_.push_back({request, nobody});
+        }
+        const std::int64_t deadline = monotonic_ns() + kLinger;
+        for (look_at_parked(); !parked_.empty() && monotonic_ns() < deadline; look_at_parked()) cpu_yield();
+    }
+
+    int tag_limit() const override { return tag_limit_; }
+
+   private:
+    struct Pending {
+        Handle request;
+        bool is_send;
+    };
+
+    // A receive that nobody waits for any more, and what owns its memory.
+    struct Parked {
+        Handle request;
+        std::shared_ptr<const void> keep;
+    };
+
+    // Whether MPI has done with a request; one that it does not know any more counts as such.
+    bool over(Handle& request) const noexcept {
+        int flag = 0;
+        Status status;
+        return test_(&request, &flag, &status) != kSuccess || flag != 0;
+    }
+
+    void look_at_parked() {
+        parked_.erase(
+            std::remove_if(parked_.begin(), parked_.end(), [this](Parked& parked) { return over(parked.request); }),
+            parked_.end());
+    }
+
+    static Handle from_bits(std::uint64_t bits) {
+        Handle handle;
+        std::memcpy(&handle, &bits, sizeof handle);  // MPICH's arrive sign-extended: the low half is the handle
+        return handle;
+    }
+
+    // The status differs by ABI:
+    // MPICH {int count_lo, count_hi_and_cancelled, MPI_SOURCE, MPI_TAG, ...}; Open MPI {int MPI_SOURCE, MPI_TAG, ...}.
+    static constexpr bool kMpich = sizeof(Handle) == sizeof(int);
+
+    bool probe_locked(int wanted, int& source, int& tag, std::size_t& bytes) {
+        int flag = 0;
+        Status status;
+        check(iprobe_(any_source_, wanted, comm_, &flag, &status), "MPI_Iprobe");
+        if (flag == 0) return false;
+        int count = 0;
+        check(get_count_(&status, byte_, &count), "MPI_Get_count");
+        bytes = static_cast<std::size_t>(count);
+        int words[4];
+        std::memcpy(words, status.bytes, sizeof words);
+        source = words[kMpich ? 2 : 0];
+        tag = words[kMpich ? 3 : 1];
+        return true;
+    }
+
+    template <class Function>
+    void load(const char* name, Function& function) {
+        function = reinterpret_cast<Function>(dlsym(library_, name));
+        if (function == nullptr) throw Error(std::string("link: the loaded MPI has no ") + name);
+    }
+
+    static void check(int code, const char* what) {
+        if (code != kSuccess) throw Error(std::string("link: ") + what + " failed with code " + std::to_string(code));
+    }
+
+    Transfer remember(Handle request, bool is_send) {
+        pending_.emplace(++last_, Pending{request, is_send});
+        return last_;
+    }
+
+    void* library_ = nullptr;
+    Handle comm_;
+    Handle byte_;
+    int any_source_, any_tag_;
+    int tag_limit_;
+    std::mutex mutex_;
+    std::unordered_map<Transfer, Pending> pending_;
+    std::vector<Parked> parked_;
+    Transfer last_ = 0;
+
+    int (*isend_)(const void*, int, Handle, int, int, Handle, Handle*) = nullptr;
+    int (*irecv_)(void*, int, Handle, int, int, Handle, Handle*) = nullptr;
+    int (*test_)(Handle*, int*, Status*) = nullptr;
+    int (*iprobe_)(int, int, Handle, int*, Status*) = nullptr;
+    int (*get_count_)(const Status*, Handle, int*) = nullptr;
+    int (*cancel_)(Handle*) = nullptr;
+    int (*request_free_)(Handle*) = nullptr;
+};
+
+}  // namespace
+
+std::shared_ptr<Link> make_mpi_link(const Mpi& mpi) {
+    if (mpi.handle_bytes == sizeof(int)) return std::make_shared<MpiLink<int>>(mpi);
+    if (mpi.handle_bytes == sizeof(void*)) return std::make_shared<MpiLink<void*>>(mpi);
+    throw Error("link: MPI handles of " + std::to_string(mpi.handle_bytes) + " bytes are not known");
+}
+
+}  // namespace ring

@@ -1,0 +1,197 @@
+"""Captures what a rank prints and shows during a run, as deltas in the order in which they came."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import groupby
+from typing import Any, Literal, TextIO
+
+from IPython.core.displaypub import DisplayPublisher
+from IPython.core.interactiveshell import InteractiveShell
+
+from ring_notebook.engine.mime_bundle import portable
+from ring_notebook.records import Cleared, Display, Output
+
+__all__ = ["Capture", "NoInput", "Piece", "redirect"]
+
+Piece = Output | Display | Cleared
+_Stream = Literal["stdout", "stderr"]
+_current: Capture | None = None  # of the run that goes on
+
+
+class Capture:
+    """What the rank has printed and shown since it was last drained. Any thread may add to it and drain it."""
+
+    def __init__(self, run: str, rank: int) -> None:
+        self._run = run
+        self._rank = rank
+        self._pieces: deque[Piece] = deque()
+        self._clears_next = False  # the next piece takes the place of all before it
+
+    @contextmanager
+    def active(self, shell: InteractiveShell) -> Iterator[None]:
+        """Within the block sys.stdout, sys.stderr, ``display`` and what IPython itself shows come here."""
+        global _current
+        before, streams, publisher = _current, (sys.stdout, sys.stderr), shell.display_pub
+        redirect()
+        _current = self
+        shell.display_pub = _Publisher(self)
+        # IPython shows the traceback of an object that fails to show itself, and goes on. An engine's shell would
+        # send it to a client that nobody reads.
+        shell._showtraceback = _show_traceback  # type: ignore[method-assign, assignment]
+        try:
+            yield
+        finally:
+            del shell._showtraceback
+            shell.display_pub = publisher
+            _current = before
+            sys.stdout, sys.stderr = streams
+
+    def write(self, stream: _Stream, text: str) -> None:
+        """Take in what was printed."""
+        self._add(Output(self._run, self._rank, stream, text))
+
+    def show(self, data: dict[str, Any], metadata: dict[str, Any], name: str = "", update: bool = False) -> None:
+        """Take in a MIME bundle. One that is but text is printed, unless a later one may take its place."""
+        if data.keys() == {"text/plain"} and not name:
+            self.write("stdout", data["text/plain"] + "\n")
+        elif data:
+            self._add(Display(self._run, self._rank, data, metadata, name, update))
+
+    def clear(self, wait: bool) -> None:
+        """Take back what was printed and shown: at once, or with ``wait`` when there is something new."""
+        self._clears_next = wait
+        if not wait:
+            self._pieces.append(Cleared(self._run, self._rank))
+
+    def _add(self, piece: Piece) -> None:
+        if self._clears_next:
+            self.clear(wait=False)
+        self._pieces.append(piece)
+
+    def drain(self) -> list[Piece]:
+        """Take what has come: text joined up to a change of stream, displays without those that were replaced."""
+        taken = [self._pieces.popleft() for _ in range(len(self._pieces))]
+        pieces: list[Piece] = []
+        for stream, group in groupby(_not_replaced(taken), key=lambda piece: getattr(piece, "stream", None)):
+            if stream is None:
+                pieces += group
+            else:
+                text = "".join(piece.text for piece in group if isinstance(piece, Output))
+                pieces.append(Output(self._run, self._rank, stream, text))
+        return pieces
+
+
+def _not_replaced(pieces: list[Piece]) -> list[Piece]:
+    """Without the displays that a later piece updates or takes back: a plot that is drawn a hundred times a second
+    is seen five times. Text stays in the record.
+    """
+    kept: list[Piece] = []
+    updated: set[str] = set()
+    cleared = False
+    for piece in reversed(pieces):
+        if isinstance(piece, Display):
+            if cleared or (piece.update and piece.id in updated):
+                continue
+            if piece.update:
+                updated.add(piece.id)
+        cleared = cleared or isinstance(piece, Cleared)
+        kept.append(piece)
+    return kept[::-1]
+
+
+def _show_traceback(_kind: Any, _error: Any, lines: list[str]) -> None:
+    sys.stderr.write("\n".join(lines) + "\n")
+
+
+class _Publisher(DisplayPublisher):
+    """What ``display``, ``update_display`` and ``clear_output`` call."""
+
+    def __init__(self, capture: Capture) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._capture = capture
+
+    def publish(
+        self,
+        data: dict[str, Any],
+        metadata: dict[str, Any] | None = None,
+        *_: Any,
+        transient: dict[str, Any] | None = None,
+        update: bool = False,
+        **_more: Any,
+    ) -> None:
+        name = str((transient or {}).get("display_id") or "")
+        self._capture.show(*portable(data, metadata or {}), name, update)
+
+    def clear_output(self, wait: bool = False) -> None:
+        self._capture.clear(wait)
+
+
+class NoInput(io.TextIOBase):
+    """What ``input()`` reads from on a rank: nothing, and it says so instead of waiting."""
+
+    encoding = "utf-8"
+    name = "<stdin>"
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, _size: int | None = -1, /) -> str:
+        raise io.UnsupportedOperation(
+            "ranks cannot read input: nobody can type there; set a variable in the notebook and `%ring push` it"
+        )
+
+    def readline(self, _size: int = -1, /) -> str:  # type: ignore[override]
+        return self.read()
+
+
+class _Writer(io.TextIOBase):
+    """A text stream for all runs of this engine: to the one that goes on, and between runs to the engine's log."""
+
+    encoding = "utf-8"
+    errors = "replace"
+
+    def __init__(self, stream: _Stream) -> None:
+        self.name = f"<{stream}>"
+        self._stream: _Stream = stream
+        self._process = os.getpid()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        if not isinstance(text, str):
+            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        capture = _current  # once: another thread may be here when the run ends
+        # In a forked data loader worker the capture is a copy that goes nowhere.
+        if capture is None or os.getpid() != self._process:
+            print(text, end="", file=self._log(), flush=True)
+        else:
+            capture.write(self._stream, text)
+        return len(text)
+
+    def fileno(self) -> int:
+        """The engine's log, where processes that the cell starts may write."""
+        return self._log().fileno()
+
+    def close(self) -> None:
+        """Does nothing: the cells to come write here too."""
+
+    def _log(self) -> TextIO:
+        log = sys.__stdout__ if self._stream == "stdout" else sys.__stderr__
+        assert log is not None
+        return log
+
+
+# The same ones in all runs: a logging handler keeps the stream that it has found in the cell which made it.
+_streams = _Writer("stdout"), _Writer("stderr")
+
+
+def redirect() -> None:
+    """From now on what is written to sys.stdout and sys.stderr comes to the run that goes on at that time."""
+    sys.stdout, sys.stderr = _streams

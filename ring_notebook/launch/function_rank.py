@@ -1,0 +1,81 @@
+"""One rank of ``run``: fetches the function, calls it, sends back what became of it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from multiprocessing.connection import Client
+
+import cloudpickle
+
+from ring_notebook.errors import CollectiveAborted
+from ring_notebook.launch.rank import rank_in
+from ring_notebook.rank_status import tell_end
+
+__all__ = ["ADDRESS", "KEY", "LAST", "Outcome", "main"]
+
+ADDRESS = "RING_RUN_ADDRESS"
+KEY = "RING_RUN_KEY"
+LAST = -1
+"""In place of a rank: nobody else will call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of the function on one rank.
+
+    ``value`` is the pickled result, or the pickled exception when ``traceback`` is not empty. ``aborted`` is
+    true when this rank only stopped because another one failed.
+    """
+
+    rank: int
+    value: bytes
+    traceback: str = ""
+    aborted: bool = False
+    time: float = 0.0
+
+
+def main() -> int:
+    """Entry point in each rank. Returns the exit code."""
+    address, key = os.environ.pop(ADDRESS), os.environ.pop(KEY)
+    host, colon, port = address.rpartition(":")
+    with Client((host, int(port)) if colon else address, authkey=key.encode()) as launcher:
+        launcher.send(rank_in())
+        path, function = launcher.recv()
+        sys.path += [folder for folder in path if folder not in sys.path]
+        outcome = _call(function)
+        launcher.send(outcome)
+    return 1 if outcome.traceback else 0
+
+
+def _call(function: bytes) -> Outcome:
+    rank = rank_in()
+    try:
+        fn, args, kwargs = pickle.loads(function)
+        return Outcome(rank, cloudpickle.dumps(fn(*args, **kwargs)))
+    except BaseException as error:
+        return _failure(rank, error)
+
+
+def _failure(rank: int, error: BaseException) -> Outcome:
+    ended = time.time()
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    try:
+        value = cloudpickle.dumps(error)
+    except Exception:
+        value = b""
+    tell_end(error)
+    _tell_others(error)
+    return Outcome(rank, value, text, isinstance(error, CollectiveAborted), ended)
+
+
+def _tell_others(error: BaseException) -> None:
+    """End the epoch that the function opened, if it opened one, so that no rank waits for this one."""
+    if "ring_notebook.core.world" in sys.modules:
+        from ring_notebook.core import world
+
+        world.fail(error)

@@ -1,0 +1,160 @@
+"""``run(fn, n=4)``: call a function on several ranks, results by rank (Horovod: ``horovod.run``)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Listener
+from typing import Any
+
+import cloudpickle
+
+from ring_notebook.errors import RunFailed
+from ring_notebook.hardware import cores, gpus
+from ring_notebook.launch.function_rank import ADDRESS, KEY, LAST, Outcome
+from ring_notebook.launch.hosts import Host, allocation, check_slots, named
+from ring_notebook.launch.job import Job
+from ring_notebook.launch.mpi import is_local, only_here
+
+__all__ = ["run"]
+
+
+def run(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    n: int | None = None,
+    *,
+    num_proc: int | None = None,
+    hosts: str | None = None,
+    hostfile: str | None = None,
+    env: Mapping[str, str] | None = None,
+    mpi_args: Sequence[str] = (),
+    min_np: int | None = None,
+) -> list[Any]:
+    """Call ``fn(*args, **kwargs)`` on ranks 0..n-1, each a fresh process; what each returned, by rank.
+
+    ``fn`` may be a lambda or defined in a notebook; it, its arguments and results travel by cloudpickle.
+    ``n`` (Horovod: ``num_proc``) defaults to the slots of the hosts, which are ``hosts`` ("a:2,b:2"),
+    ``hostfile``, or the allocation of a batch system; without any of them it is the number of GPUs, or of cores.
+    ``env`` adds variables, ``mpi_args`` options for mpiexec. With ``min_np`` the ranks, which must be on this host,
+    are elastic: they go on without those that die or raise, as long as so many are left, and the results are those of
+    the ranks that returned.
+
+    Raises the exception that the first failing rank raised, caused by a RunFailed that holds the rank and its
+    traceback; RunFailed alone when a rank died; MPIMissingError when there is no MPI; ValueError for a ``min_np``
+    that cannot be, and for hosts with too few slots.
+    """
+    wanted = named(hosts, hostfile)
+    where = wanted or allocation()
+    size = n or num_proc or sum(host.slots for host in where) or len(gpus()) or cores()
+    if min_np is not None and not (1 <= min_np <= size and only_here(where)):
+        raise ValueError(f"min_np={min_np}: takes 1 to {size} ranks, all on this host")
+    if wanted:
+        check_slots(size, wanted)
+    work = (sys.path, cloudpickle.dumps((fn, tuple(args), dict(kwargs or {}))))
+    key = secrets.token_hex(32)  # text, because an environment variable carries it to the ranks
+    with tempfile.TemporaryDirectory(prefix="ring-run-") as folder:
+        inbox = _Inbox(_address(where, folder), key.encode(), work)
+        try:
+            job = Job(
+                [
+                    sys.executable,
+                    "-c",
+                    "import sys; from ring_notebook.launch.function_rank import main; sys.exit(main())",
+                ],
+                size,
+                where,
+                {**(env or {}), ADDRESS: inbox.address, KEY: key},
+                mpi_args,
+                subprocess.DEVNULL,
+                min_np or 0,
+            )
+            code = job.wait()
+        finally:
+            inbox.close()
+    if min_np is not None and code == 0:
+        return [pickle.loads(outcome.value) for _, outcome in sorted(inbox.outcomes.items()) if not outcome.traceback]
+    return _results(inbox.outcomes, size, code, job)
+
+
+class _Inbox:
+    """Gives each rank that calls its work and takes its outcome, on threads of its own."""
+
+    def __init__(self, address: str | tuple[str, int], key: bytes, work: tuple[list[str], bytes]) -> None:
+        self.outcomes: dict[int, Outcome] = {}
+        self._key = key
+        self._work = work
+        self._listener = Listener(address, authkey=key)
+        self._receivers: list[threading.Thread] = []
+        self._acceptor = threading.Thread(target=self._accept, name="ring-run-inbox", daemon=True)
+        self._acceptor.start()
+
+    @property
+    def address(self) -> str:
+        """The path of the socket file, or ``host:port``."""
+        at = self._listener.address
+        return at if isinstance(at, str) else f"{at[0]}:{at[1]}"
+
+    def close(self) -> None:
+        """Take what the ranks, which have all ended, have sent, and stop."""
+        with Client(self._listener.address, authkey=self._key) as last:
+            last.send(LAST)
+        self._acceptor.join()
+        for receiver in self._receivers:
+            receiver.join()
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                caller = self._listener.accept()
+                rank = caller.recv()
+            except (AuthenticationError, EOFError, OSError):
+                continue  # someone without the key, or a rank that died half way
+            if rank == LAST:
+                caller.close()
+                return
+            receiver = threading.Thread(target=self._serve, args=(rank, caller), daemon=True)
+            receiver.start()
+            self._receivers.append(receiver)
+
+    def _serve(self, rank: int, caller: Any) -> None:
+        with caller, contextlib.suppress(EOFError, OSError):  # a rank that dies: the job reports how
+            caller.send(self._work)
+            self.outcomes[rank] = caller.recv()
+
+
+def _results(outcomes: Mapping[int, Outcome], size: int, code: int, job: Job) -> list[Any]:
+    failed = sorted((o for o in outcomes.values() if o.traceback), key=lambda o: (o.aborted, o.time))
+    if failed:
+        first = failed[0]
+        cause = RunFailed(f"rank {first.rank} of {size} raised:\n{first.traceback}")
+        try:
+            error = pickle.loads(first.value)
+        except Exception:
+            raise cause from None
+        raise error from cause
+    if code or len(outcomes) < size:
+        missing = sorted(set(range(size)) - set(outcomes))
+        raise RunFailed(f"{job.describe_failure()}; no result from ranks {missing}")
+    return [pickle.loads(outcomes[rank].value) for rank in range(size)]
+
+
+def _address(hosts: Sequence[Host], folder: str) -> str | tuple[str, int]:
+    """Where ranks reach this process: a socket file only this user can open, or an address the hosts see."""
+    remote = [host.name for host in hosts if not is_local(host.name)]
+    if not remote:
+        return os.path.join(folder, "inbox")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((remote[0], 9))  # sends nothing; the kernel picks the route, and with it our address
+        return probe.getsockname()[0], 0

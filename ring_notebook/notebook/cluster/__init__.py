@@ -1,0 +1,1 @@
+"""The cluster: started, asked, found again, ended."""

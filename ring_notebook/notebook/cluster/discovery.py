@@ -1,0 +1,73 @@
+"""Where running clusters are written down, so that another kernel finds them and nothing stale stays."""
+
+from __future__ import annotations
+
+import glob
+import os
+import shutil
+import socket
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ring_notebook.config import config
+from ring_notebook.notebook.record.run_files import read_json, write_json
+
+__all__ = ["is_alive", "new_directory", "read", "running", "write"]
+
+_FILE = "cluster.json"
+
+
+def new_directory() -> Path:
+    """A folder for the files of a new cluster of this kernel; folders of clusters that are gone are removed."""
+    for directory in _directories():
+        if not _in_use(directory):
+            shutil.rmtree(directory, ignore_errors=True)
+    directory = _root() / f"{os.getpid()}-{uuid.uuid4().hex[:8]}-{socket.gethostname()}"
+    directory.mkdir(mode=0o700, parents=True)
+    return directory
+
+
+def write(directory: Path, about: dict[str, Any]) -> None:
+    """Write down what there is to know of the cluster in ``directory``, with the ``controller``'s process id."""
+    write_json(directory / _FILE, {**about, "kernel": os.getpid()})
+
+
+def read(directory: Path) -> dict[str, Any]:
+    """What `write` wrote, with the ``kernel``'s process id."""
+    return read_json(directory / _FILE)
+
+
+def running() -> Iterator[Path]:
+    """The folders of the clusters that seem to run, the newest first."""
+    found = []
+    for directory in _directories():
+        with suppress(FileNotFoundError):  # starting, or removed meanwhile by the kernel that has ended it
+            written = (directory / _FILE).stat().st_mtime
+            if _in_use(directory):
+                found.append((written, directory))
+    yield from (directory for _, directory in sorted(found, reverse=True))
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process of this host exists and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _root() -> Path:
+    return Path(config().runs_dir).absolute().parent / "clusters"
+
+
+def _directories() -> list[Path]:
+    """The folders of this host's clusters: another host that shares the disk has process ids of its own."""
+    return [path for path in _root().glob(f"*-*-{glob.escape(socket.gethostname())}") if path.is_dir()]
+
+
+def _in_use(directory: Path) -> bool:
+    kernel = int(directory.name.partition("-")[0])
+    return is_alive(kernel) or is_alive(read(directory).get("controller", 0))

@@ -1,0 +1,276 @@
+"""The processes of a cluster, controller and engines: started, watched and ended together."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import sys
+from pathlib import Path
+from threading import Event, Thread
+from time import monotonic, sleep
+from typing import Any
+
+import ipyparallel
+from ipyparallel.cluster.launcher import LocalControllerLauncher, MPIEngineSetLauncher
+from traitlets import Bool, List, default
+from traitlets.config import Config
+
+from ring_notebook.errors import ClusterError
+from ring_notebook.launch.deathsig import wrap
+from ring_notebook.launch.hosts import Host
+from ring_notebook.launch.mpi import find_mpiexec
+from ring_notebook.notebook.cluster.death import Death, explain, not_started, tail
+from ring_notebook.notebook.record.run_files import read_json, read_text
+
+__all__ = ["ControllerLauncher", "EngineLauncher", "Processes"]
+
+# A heartbeat registers an engine, so a short period starts a cluster sooner. Deaths are learnt from the
+# processes themselves; the many misses let ranks compute for minutes without being given up.
+_HEARTBEAT_MS = 100
+_HEARTBEAT_MISSES = 3000
+_CONTROLLER_ARGS = [
+    "--nodb",
+    # Schedulers as threads: one process instead of eight, which start sooner and die with it.
+    "--usethreads",
+    "--IPController.broadcast_scheduler_depth=0",
+    f"--HeartMonitor.period={_HEARTBEAT_MS}",
+    f"--HeartMonitor.max_heartmonitor_misses={_HEARTBEAT_MISSES}",
+]
+_ENGINE_ARGS = ["--log-level=WARN", "--IPEngine.timeout=60", "--IPEngine.wait_for_url_file=60"]
+_SECONDS_TO_TERMINATE = 2
+_SECONDS_TO_FORGET = 1  # until the threads that wait for processes note that nobody asks for these any more
+_POLL = 0.02
+
+
+class ControllerLauncher(LocalControllerLauncher):  # type: ignore[misc]
+    """Starts the controller so that it ends with the kernel."""
+
+    keep = Bool(False, config=True, help="outlive the kernel")
+
+    @default("controller_cmd")
+    def _controller_cmd(self) -> list[str]:
+        return [sys.executable, "-m", "ring_notebook.notebook.cluster.controller"]
+
+    def find_args(self) -> list[str]:
+        command: list[str] = super().find_args()
+        return command if self.keep else wrap(command)
+
+    def get_output(self, remove: bool = False) -> str:
+        return _kept_output(self)
+
+
+class EngineLauncher(MPIEngineSetLauncher):  # type: ignore[misc]
+    """Starts the engines with the mpiexec of this Python's MPI, so that they end with the kernel."""
+
+    keep = Bool(False, config=True, help="outlive the kernel")
+    hosts: Any = List([], config=True, help="(name, slots) of the hosts, empty for this one")
+
+    def find_args(self) -> list[str]:
+        # The supervisor of `launch.rank` writes down which rank died first, and of what.
+        program = [*self.engine_cmd[:1], "-m", "ring_notebook.launch.rank", *self.program, *self.program_args]
+        command = find_mpiexec().command(self.n, program, [Host(*host) for host in self.hosts])
+        return command if self.keep else wrap(command)
+
+    def get_env(self) -> dict[str, str]:
+        return {**super().get_env(), **find_mpiexec().environment()}
+
+    def get_output(self, remove: bool = False) -> str:
+        return _kept_output(self)
+
+
+def _kept_output(launcher: Any) -> str:
+    """A launcher's log. ipyparallel removes it when the process ends, which is when it is needed."""
+    return read_text(Path(launcher.output_file))
+
+
+class Processes:
+    """A controller and engines, and the directory that holds their connection files and logs.
+
+    One thread starts, watches and ends them: the Linux kernel ends a child of ours with the thread that
+    started it, so this thread has to live as long as they do. When one of them ends by itself the other is
+    ended too. ``death`` is then why.
+    """
+
+    def __init__(self, cluster: ipyparallel.Cluster, n: int) -> None:
+        self.death: Death | None = None
+        self._cluster = cluster
+        self._n = n  # engines to start, 0 when they run already
+        self._started = Event()
+        self._error: BaseException | None = None
+        self._output = ""  # what the engines have written, when they have ended
+        self._asked = ""  # what `stop` or `leave` asked of the thread
+        self._wake = os.eventfd(0)
+        self._thread = Thread(target=self._live, name="ring-cluster", daemon=True)
+        self._thread.start()
+        try:
+            self._started.wait()
+        except BaseException:  # an interrupt: nobody else knows of what has been started
+            self.stop()
+            raise
+        if self._error is not None:
+            os.close(self._wake)
+            raise self._error
+
+    @classmethod
+    def launch(cls, directory: Path, n: int, hosts: list[Host], keep: bool) -> Processes:
+        """Start ``n`` engines; returns when they run, which is before they can be talked to.
+
+        Raises MPIMissingError before it starts anything.
+        """
+        find_mpiexec()
+        return cls(_cluster(directory, hosts, keep), n)
+
+    @classmethod
+    def attach(cls, directory: Path) -> Processes:
+        """Those that another kernel has started in ``directory``. Raises ClusterError when they have ended."""
+        file = directory / "security" / f"cluster-{directory.name}.json"
+        about = read_json(file)
+        if not about:
+            raise ClusterError(f"no cluster runs in {directory}")
+        for kind in ("controller", "engines"):
+            # ipyparallel writes "module:Class" for a launcher that is not its own, and reads "module.Class".
+            about[kind]["class"] = about[kind]["class"].replace(":", ".")
+        cluster = ipyparallel.Cluster.from_dict(
+            about, cluster_file=str(file), load_profile=False, config=_config(), log=_silent()
+        )
+        if not cluster.controller or not cluster.engines:
+            raise ClusterError(f"the cluster in {directory} has ended")
+        return cls(cluster, 0)
+
+    def connect(self, timeout: float) -> Any:
+        """An ipyparallel client. Raises ClusterError when the controller does not answer in time."""
+        connection = Path(self._cluster.controller.connection_files["client"])
+        deadline = monotonic() + timeout
+        while not self.trouble() and monotonic() < deadline:
+            try:
+                return ipyparallel.Client(str(connection), timeout=max(1.0, deadline - monotonic()))
+            except TimeoutError:
+                break
+            except (OSError, ValueError):  # not there yet, or half written
+                sleep(_POLL)
+        raise ClusterError(f"the controller does not answer: {tail(self.log('controller')) or 'its log is empty'}")
+
+    def trouble(self) -> str:
+        """Why nothing can be expected of these processes any more; empty while both run."""
+        if self._thread.is_alive():
+            return ""
+        return str(self.death or "the cluster was stopped")
+
+    @property
+    def controller(self) -> int:
+        """The controller's process id; it runs on this host."""
+        return int(self._cluster.controller.pid)
+
+    def not_started(self, reason: str) -> str:
+        """What to say of a start that failed for this ``reason``, or because one of both has ended."""
+        return not_started(self.death.reason if self.death else reason, self._output or self.log("engines"))
+
+    def stop(self) -> None:
+        """End both and return when they have ended."""
+        self._ask("stop")
+
+    def leave(self) -> None:
+        """Let them run, and watch them no longer."""
+        self._ask("leave")
+
+    def _ask(self, what: str) -> None:
+        self._asked = self._asked or what
+        if self._wake >= 0:
+            os.eventfd_write(self._wake, 1)
+            self._thread.join()
+            os.close(self._wake)
+            self._wake = -1
+
+    def log(self, which: str) -> str:
+        """What ``controller`` or ``engines`` have written to their standard output and error so far."""
+        launcher = self._cluster.controller if which == "controller" else self._cluster.engine_set
+        return _kept_output(launcher) if launcher else ""
+
+    def _live(self) -> None:
+        try:
+            if self._n:
+                self._cluster.start_controller_sync()
+                self._cluster.start_engines_sync(self._n)
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._started.set()
+        ended = self._wait() if self._error is None else ""
+        output = self._output = self.log("engines")
+        if ended == "controller":
+            # Its heart monitor is a child that only the controller itself would have ended.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._cluster.controller.pid, signal.SIGKILL)
+        if self._asked != "leave":
+            self._end()
+        elif not self._n:
+            # Each launcher has a thread that waits for its process as long as this seems to run.
+            for launcher in (self._cluster.controller, self._cluster.engine_set):
+                launcher.state = "after"
+        if ended:
+            self.death = explain(ended, output, Path(self._cluster.profile_dir) / "log")
+
+    def _wait(self) -> str:
+        """Return when one of both has ended (its name), or `stop` or `leave` was called (nothing)."""
+        watched = {self._wake: ""}
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        try:
+            for name, launcher in (("controller", self._cluster.controller), ("engines", self._cluster.engine_set)):
+                try:
+                    descriptor = os.pidfd_open(launcher.pid)
+                except ProcessLookupError:
+                    return name
+                watched[descriptor] = name
+                poll.register(descriptor, select.POLLIN)
+            return watched[poll.poll()[0][0]]
+        finally:
+            for descriptor in watched.keys() - {self._wake}:
+                os.close(descriptor)
+
+    def _end(self) -> None:
+        if self._cluster.engines:
+            self._cluster.stop_engines_sync()
+        self._cluster.stop_controller_sync()
+
+
+def _config() -> Config:
+    """What holds for clusters of this kernel and of others."""
+    config = Config()
+    config.LocalProcessLauncher.stop_seconds_until_kill = _SECONDS_TO_TERMINATE
+    config.LocalProcessLauncher.poll_seconds = _SECONDS_TO_FORGET
+    return config
+
+
+def _cluster(directory: Path, hosts: list[Host], keep: bool) -> ipyparallel.Cluster:
+    config = _config()
+    config.ControllerLauncher.keep = config.EngineLauncher.keep = keep
+    config.EngineLauncher.hosts = [(host.name, host.slots) for host in hosts]
+    # A nanny relays signals to an engine. On this host we send them ourselves and save a process per rank.
+    config.EngineLauncher.engine_args = [*_ENGINE_ARGS, f"--IPEngine.enable_nanny={bool(hosts)}"]
+    return ipyparallel.Cluster(
+        controller=ControllerLauncher,
+        engines=EngineLauncher,
+        cluster_id=directory.name,
+        profile_dir=str(directory),
+        load_profile=False,
+        shutdown_atexit=False,
+        delay=0,
+        controller_args=[*_CONTROLLER_ARGS, *(["--ip=*"] if hosts else [])],
+        # Both start at the same time: engines wait for the controller's connection file, except on other
+        # hosts, which may not see it and get its content instead.
+        send_engines_connection_env=bool(hosts),
+        config=config,
+        log=_silent(),
+    )
+
+
+def _silent() -> logging.Logger:
+    """ipyparallel logs every start and stop to the notebook; what matters of it we report ourselves."""
+    log = logging.getLogger("ring_notebook.cluster")
+    log.addHandler(logging.NullHandler())
+    log.propagate = False
+    return log

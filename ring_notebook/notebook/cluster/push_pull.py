@@ -1,0 +1,55 @@
+"""Variables on their way between the notebook and its ranks."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from typing import Any
+
+import cloudpickle
+
+from ring_notebook.errors import ClusterError
+from ring_notebook.notebook.engines import Engines
+
+__all__ = ["describe", "names", "pull", "push"]
+
+_RANK_SIDE = "ring_notebook.engine.namespace"
+_SECONDS_TO_NAME = 2.0  # somebody waits with a finger on the Tab key
+
+
+def push(engines: Engines, variables: Mapping[str, Any]) -> None:
+    """Give every rank a copy of ``variables``. Raises ClusterError that names one that cannot be pickled."""
+    try:
+        pickled = cloudpickle.dumps(dict(variables))
+    except Exception as error:
+        raise ClusterError(f"{_culprit(variables)} cannot be sent to the ranks: {error}") from None
+    engines.call(f"{_RANK_SIDE}:put", pickled)
+
+
+def _culprit(variables: Mapping[str, Any]) -> str:
+    """The first of ``variables`` that cannot be pickled."""
+    for name, value in variables.items():
+        try:
+            cloudpickle.dumps(value)
+        except Exception:
+            return f"{name} ({type(value).__name__})"
+    return ", ".join(variables)
+
+
+def pull(engines: Engines, name: str, rank: int) -> Any:
+    """The value of ``name`` on ``rank``. Raises ClusterError when it is missing or cannot be pickled."""
+    if not 0 <= rank < len(engines.all):
+        raise ClusterError(f"there is no rank {rank}; the cluster has ranks 0-{len(engines.all) - 1}")
+    (data,) = engines.call(f"{_RANK_SIDE}:get", name, ranks=[rank])
+    return pickle.loads(data)
+
+
+def describe(engines: Engines, name: str = "") -> list[dict[str, str]]:
+    """What each rank has under ``name`` (under all its names): descriptions by name, in order of rank."""
+    return engines.call(f"{_RANK_SIDE}:describe", name)
+
+
+def names(engines: Engines, path: str = "") -> list[str]:
+    """The names that rank 0 has, or those behind ``path`` and a dot. Raises ClusterError also when it is slow."""
+    found: list[str] = engines.call(f"{_RANK_SIDE}:names", path, ranks=[0], timeout=_SECONDS_TO_NAME)[0]
+    return found

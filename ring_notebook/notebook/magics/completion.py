@@ -1,0 +1,52 @@
+"""Tab completion: commands and options on the lines of the magics, the ranks' names in the cells that run on them."""
+
+from __future__ import annotations
+
+import re
+
+from IPython.core.completer import CompletionContext, SimpleCompletion
+from IPython.core.interactiveshell import InteractiveShell
+
+from ring_notebook.notebook.magics import options
+from ring_notebook.notebook.magics.session import Session
+
+__all__ = ["register"]
+
+_CELL = re.compile(r"\s*%%ring(train|scale)\b.*\n")  # behind its first line a cell is the ranks'
+_PULL = re.compile(r"\s*%ring\s+pull\s")
+_NAME = re.compile(r"[^\W\d]\w*(\.\w*)*$")
+
+
+def register(shell: InteractiveShell, session: Session) -> None:
+    """Add what the magics take, and the names of the ranks, to the completer of ``shell``."""
+
+    def complete_ring(context: CompletionContext) -> dict[str, object]:
+        line, token = context.text_until_cursor, context.token
+        words = options.completions(line.lstrip())
+        pull = _PULL.match(line) is not None
+        ranks = (pull and not token) or (_NAME.match(token) and (pull or _in_cell(context)))
+        names = _names(session, token) if ranks else []
+        return {
+            "completions": [
+                *(SimpleCompletion(word, type="option") for word in words),
+                *(SimpleCompletion(name, type="rank") for name in names),
+            ],
+            # Behind a magic no Python name of this notebook has its place.
+            "suppress": bool(words) or pull,
+        }
+
+    complete_ring.matcher_api_version = 2  # type: ignore[attr-defined]
+    shell.Completer.custom_matchers.append(complete_ring)
+
+
+def _in_cell(context: CompletionContext) -> bool:
+    before = context.full_text.split("\n")[: context.cursor_line]
+    return _CELL.match("\n".join([*before, ""])) is not None
+
+
+def _names(session: Session, token: str) -> list[str]:
+    """What the ranks have that begins with ``token``, a name or a path of names with dots."""
+    path, dot, begun = token.rpartition(".")
+    names = session.names(path)
+    shown = names if begun.startswith("_") else [name for name in names if not name.startswith("_")]
+    return [f"{path}{dot}{name}" for name in shown if name.startswith(begun)]

@@ -1,0 +1,149 @@
+"""`%ring`, `%%ringtrain` and `%%ringscale`: parse their lines, then delegate."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
+
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
+
+from ring_notebook.errors import RingError
+from ring_notebook.notebook.magics import completion, options
+from ring_notebook.notebook.magics.session import Session
+from ring_notebook.notebook.run import catalogue
+from ring_notebook.notebook.run.failures import brief
+
+__all__ = ["RingMagics", "register"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_ASKS_FOR_HELP = re.compile(r"%%ring(train|scale)\s(.*\s)?(-h|--help)\s*$")
+
+
+def _one_line(method: F) -> F:
+    """Show our own errors, files that cannot be written and interrupts as one line, without a traceback through us."""
+
+    @wraps(method)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(*args, **kwargs)
+        except (RingError, OSError, KeyboardInterrupt) as error:
+            if not hasattr(error, "_render_traceback_"):
+                brief(error, f"{type(error).__name__}: {str(error) or 'interrupted'}")
+            raise
+
+    return wrapped  # type: ignore[return-value]
+
+
+def _explained_by(parser: options.LineParser) -> Callable[[F], F]:
+    """Give a magic the help of its parser for a docstring."""
+
+    def explain(method: F) -> F:
+        method.__doc__ = parser.format_help()
+        return method
+
+    return explain
+
+
+@magics_class
+class RingMagics(Magics):
+    """The magics of one notebook."""
+
+    shell: InteractiveShell
+
+    def __init__(self, shell: InteractiveShell, session: Session) -> None:
+        super().__init__(shell)
+        self._session = session
+
+    @cell_magic
+    @_one_line
+    @_explained_by(options.TRAIN)
+    def ringtrain(self, line: str, cell: str) -> None:
+        given = options.TRAIN.parse(line)
+        if given is None:
+            return
+        out = given.pop("out")
+        try:
+            self._session.train(cell, **given, cell_id=self._cell_id())
+        finally:
+            if out:
+                self.shell.user_ns[out] = self._session.run
+
+    def _cell_id(self) -> str:
+        """The id of the cell that is executed, where the notebook tells its kernel; empty elsewhere."""
+        parent: dict[str, Any] = getattr(self.shell, "get_parent", dict)()
+        return str(parent.get("metadata", {}).get("cellId", ""))
+
+    @cell_magic
+    @_one_line
+    @_explained_by(options.SCALE)
+    def ringscale(self, line: str, cell: str) -> Any:
+        given = options.SCALE.parse(line)
+        return None if given is None else self._session.scale(cell, **given)
+
+    @line_magic
+    @_one_line
+    @_explained_by(options.RING)
+    def ring(self, line: str) -> Any:
+        given = options.RING.parse(line)
+        return None if given is None else getattr(self, f"_{given.pop('command')}")(**given)
+
+    def _start(self, n: int | None, hosts: str, keep: bool) -> None:
+        print(self._session.start(n, hosts, keep))  # noqa: T201
+
+    def _attach(self) -> None:
+        print(self._session.attach())  # noqa: T201
+
+    def _interrupt(self) -> None:
+        print(self._session.interrupt())  # noqa: T201
+
+    def _stop(self) -> None:
+        print(self._session.stop())  # noqa: T201
+
+    def _doctor(self) -> None:
+        from ring_notebook.launch import doctor
+
+        print(doctor.render(doctor.diagnose()))  # noqa: T201
+
+    def _restart(self, n: int | None, rerun: bool) -> None:
+        print(self._session.restart(n, rerun))  # noqa: T201
+
+    def _status(self) -> Any:
+        return self._session.status()
+
+    def _push(self, names: list[str]) -> None:
+        missing = [name for name in names if name not in self.shell.user_ns]
+        if missing:
+            raise UsageError(f"no variable {', '.join(missing)} in this notebook")
+        self._session.require().push({name: self.shell.user_ns[name] for name in names})
+
+    def _pull(self, names: list[str], rank: int) -> Any:
+        values, table = self._session.pull(names, rank)
+        self.shell.user_ns.update(values)
+        return table
+
+    def _export(self, path: str, name: str) -> None:
+        print(self._session.export(path, name))  # noqa: T201
+
+    def _runs(self, action: str | None, names: list[str]) -> Any:
+        if action == "compare":
+            return catalogue.compare(names)
+        return catalogue.listing()
+
+
+def register(shell: InteractiveShell) -> None:
+    """Register the magics in ``shell``, once."""
+    if "ringtrain" not in shell.magics_manager.magics["cell"]:
+        session = Session()
+        shell.register_magics(RingMagics(shell, session))
+        completion.register(shell, session)
+        shell.input_transformers_cleanup.append(_with_a_body)
+
+
+def _with_a_body(lines: list[str]) -> list[str]:
+    """Give a cell that only asks for help a body: IPython refuses to call a cell magic without one."""
+    return [*lines, "\n"] if len(lines) == 1 and _ASKS_FOR_HELP.match(lines[0]) else lines

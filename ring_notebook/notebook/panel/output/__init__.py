@@ -1,0 +1,1 @@
+"""What ranks print and display, as the panel and the report show it."""

@@ -1,0 +1,183 @@
+"""What stays of a run in the saved notebook: a still page without widgets, and text for terminals."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from IPython.display import HTML
+
+from ring_notebook.notebook.panel import hints, rank_table
+from ring_notebook.notebook.panel.charts.curves import MOST_LINES, Curves, many, per_rank
+from ring_notebook.notebook.panel.charts.svg_chart import line_chart
+from ring_notebook.notebook.panel.output import displays_html, labelled_lines
+from ring_notebook.notebook.record.run_log import RunRecord
+from ring_notebook.notebook.record.run_view import RunView
+from ring_notebook.notebook.style import CSS, STATUS_COLORS, duration, plural, rank_list, whole
+
+__all__ = ["compare", "figure", "headline", "lint", "mime_bundle", "outputs", "under_way"]
+
+LONG_ENOUGH = 1.0  # seconds, for shares of a run's time to mean something
+MOST_PRINTED = 200  # lines of output in the page; the whole of it is on disk
+
+
+def mime_bundle(log: RunRecord, plot: Sequence[str] = (), displays: bool = False) -> dict[str, str]:
+    """The report of a run as ``text/html`` and ``text/plain``. ``plot`` names the metrics to chart.
+
+    With ``displays`` it holds what the ranks have displayed; without, that becomes outputs of its own.
+    """
+    view = log.view()
+    page, text = _page(log, view, plot), _text(log, view, plot)
+    if displays and view.displays:
+        page += f"<div>{displays_html.html(view.displays)}</div>{escape(_earlier(log, view))}"
+        text = "\n".join(filter(None, [text, displays_html.text(view.displays) + _earlier(log, view)]))
+    return {"text/html": page, "text/plain": text}
+
+
+def under_way(log: RunRecord) -> dict[str, str]:
+    """What stands for the live panel where it cannot be drawn, as ``text/html`` and ``text/plain``."""
+    text = (
+        f"Run {log.name or log.run} on {plural(log.size, 'rank')} was under way when this was saved. "
+        f"%ring attach, here or in another notebook, shows it from its start; its record is in {log.directory}"
+    )
+    return {"text/html": f"<div>{escape(text)}</div>", "text/plain": text}
+
+
+def outputs(log: RunRecord) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """What the ranks have displayed as outputs of a notebook: data and metadata of each, behind its ranks."""
+    view = log.view()
+    bundles: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    for one in view.displays:
+        ranks = {"text/html": displays_html.label(one), "text/plain": f"[{rank_list(one.ranks)}]"}
+        bundles += [(ranks, {}), (one.data, one.metadata)]
+    return [({"text/plain": note}, {}) for note in [_earlier(log, view)] if note] + bundles
+
+
+def _earlier(log: RunRecord, view: RunView) -> str:
+    """Where the displays are that are not among the newest; empty when all are."""
+    return f"{view.dropped} earlier displays: see Run.displays, or {log.directory}" if view.dropped else ""
+
+
+def figure(log: RunRecord, names: Sequence[str] = ()) -> HTML:
+    """Charts of the named metrics (of all when there is none) as something that a notebook shows.
+
+    Raises KeyError that lists the metrics of the run when one is not among them.
+    """
+    view = log.view()
+    for name in names:
+        if name not in view.curves:
+            raise KeyError(f"run {log.run} has no metric {name!r}; it logged {', '.join(view.charted) or 'none'}")
+    return HTML(CSS + _charts(view, names or view.charted))
+
+
+def compare(logs: Sequence[RunRecord], names: Sequence[str] = ()) -> HTML:
+    """Runs laid over one another: a chart per metric with the mean over ranks of each run."""
+    views = {label: log.view() for label, log in zip(_labels(logs), logs, strict=True)}
+    shared = names or tuple(dict.fromkeys(name for view in views.values() for name in view.charted))
+    charts = []
+    for name in shared:
+        curves = {run: view.curves[name] for run, view in views.items() if name in view.curves}
+        charts.append(_image(name, many(curves), "step"))
+    rates = {run: view.throughput for run, view in views.items() if view.throughput}
+    if rates:
+        charts.append(_image("samples/s per rank", many(rates), "seconds", from_zero=True))
+    return HTML(f"{CSS}<div class='ring-charts'>{''.join(charts)}</div>")
+
+
+def _labels(logs: Sequence[RunRecord]) -> list[str]:
+    """What each run is called in a legend: its name or time of day, both or a number where that is not enough."""
+    times = [time.strftime("%H:%M:%S", time.localtime(log.started)) for log in logs]
+    short = [log.name or now for log, now in zip(logs, times, strict=True)]
+    longer = [
+        one if short.count(one) == 1 else f"{log.name} {now}".strip()
+        for one, log, now in zip(short, logs, times, strict=True)
+    ]
+    return [one if longer.count(one) == 1 else f"{one} #{index}" for index, one in enumerate(longer, start=1)]
+
+
+def lint(log: RunRecord) -> hints.Lint:
+    """What to look out for in the cell of a run."""
+    return hints.Lint(log.source, log.options.get("first_line", 1), gpus=bool(log.environment.get("gpus")))
+
+
+def headline(log: RunRecord, view: RunView) -> list[str]:
+    """What the first line says of a run: its name, ranks, time, throughput, and how well it can have scaled."""
+    parts = [log.name or log.run, plural(view.size, "rank"), duration(view.elapsed)]
+    if view.samples_per_s:
+        parts.append(f"{whole(view.samples_per_s)} samples/s")
+    return [*parts, *_bound(log, view)]
+
+
+def _bound(log: RunRecord, view: RunView) -> list[str]:
+    """The most that a run in the course of training, or one that ended well, can have gained over one rank.
+
+    Ranks that never wait for one another do as many times the work of one as there are ranks, if each works as fast
+    as one would alone. Whether it does, memory that they share decides, which only `%%ringscale` measures; ranks that
+    share cores never do.
+    """
+    trained = log.status in ("running", "ok") and view.elapsed >= LONG_ENOUGH and any(r.samples for r in view.ranks)
+    about = log.environment
+    own_cores = bool(about.get("gpus")) or view.size <= about.get("cores", 0) * len(about.get("hosts", ()))
+    if not (trained and own_cores and view.size > 1 and (work := rank_table.work(view))):
+        return []
+    return [f"at most {sum(work.values()):.2g}x one rank, by the time in communication"]
+
+
+def _page(log: RunRecord, view: RunView, plot: Sequence[str]) -> str:
+    color = STATUS_COLORS.get(log.status, "inherit")
+    name, *rest = (escape(part) for part in headline(log, view))
+    notice = "".join(f"<div class='ring-notice'>{escape(one)}</div>" for one in _notices(log, view, plot))
+    content = rank_table.table(view, still=True)
+    logged = rank_table.html(content, colors=view.size <= MOST_LINES) if view.names else ""
+    return (
+        f"{CSS}<div class='ring-report'><div class='ring-head'>"
+        f"<span style='color:{color}'>● {log.status}</span><b>{name}</b>"
+        f"{''.join(f'<span>{part}</span>' for part in rest)}</div>"
+        f"{notice}{_charts(view, plot or view.charted)}<div class='ring-rows'>{logged}</div>"
+        f"{hints.html(lint(log).hints(view))}{_output(log, view)}</div>"
+    )
+
+
+def _notices(log: RunRecord, view: RunView, plot: Sequence[str]) -> list[str]:
+    """What went wrong: the run's error, and metrics that were to be charted and never came."""
+    missing = [name for name in plot if name not in view.names]
+    logged = ", ".join(view.charted)
+    note = f"No metric {', '.join(missing)} was logged, " + (f"only {logged}." if logged else "and no other one.")
+    return [*filter(None, [log.summary.get("error", "")]), *([note] if missing and log.summary else [])]
+
+
+def _charts(view: RunView, names: Sequence[str]) -> str:
+    charts = [_image(name, per_rank(view.curves[name]), "step") for name in names if name in view.curves]
+    if any(len(points.x) > 1 for points in view.throughput.values()):
+        charts.append(_image("samples/s", per_rank(view.throughput), "seconds", from_zero=True))
+    return f"<div class='ring-charts'>{''.join(charts)}</div>" if charts else ""
+
+
+def _image(title: str, curves: Curves, xlabel: str, from_zero: bool = False) -> str:
+    # As an image: a notebook that is not trusted yet is shown without inline SVG.
+    data = base64.b64encode(line_chart(title, curves, xlabel, from_zero).encode()).decode()
+    return f"<img alt='{escape(title, quote=True)} over {xlabel}' src='data:image/svg+xml;base64,{data}'>"
+
+
+def _output(log: RunRecord, view: RunView) -> str:
+    lines = labelled_lines.Lines().take(view.output, last=True)
+    if not lines:
+        return ""
+    where = f"<div>The first lines are in {escape(str(log.directory))}</div>" if len(lines) > MOST_PRINTED else ""
+    return (
+        f"<details{' open' * (len(lines) <= 12)}><summary>Output</summary>{where}"
+        f"<div class='ring-lines'>{labelled_lines.html(lines[-MOST_PRINTED:])}</div></details>"
+    )
+
+
+def _text(log: RunRecord, view: RunView, plot: Sequence[str]) -> str:
+    parts = [", ".join([log.status, *headline(log, view)])]
+    parts += _notices(log, view, plot)
+    if view.names:
+        parts.append(rank_table.text(rank_table.table(view, still=True)))
+    parts += map(hints.text, lint(log).hints(view))
+    parts.append(labelled_lines.text(labelled_lines.Lines().take(view.output, last=True)[-MOST_PRINTED:]).rstrip("\n"))
+    return "\n".join(part for part in parts if part)

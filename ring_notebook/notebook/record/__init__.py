@@ -1,0 +1,1 @@
+"""What is kept of a run: its log, its files, and how it looks at one moment."""

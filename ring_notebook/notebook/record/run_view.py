@@ -1,0 +1,246 @@
+"""What a run looks like at one moment, and how every record changes that."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ring_notebook.notebook.record.displays import Displayed, Displays
+from ring_notebook.notebook.record.series import Points, Rate, Series
+from ring_notebook.records import Cleared, Display, Ended, Failure, MetricBatch, Output, Record, Status
+
+__all__ = ["SAMPLES", "Printed", "RankView", "RunState", "RunView"]
+
+SAMPLES = "samples"  # the metric that becomes throughput instead of a chart of its own
+OUTPUT_CHARACTERS = 100_000  # what is kept in memory of the printed output; the whole of it is on disk
+
+
+class Printed(NamedTuple):
+    """A piece of output, numbered from 1 in the order in which it came."""
+
+    number: int
+    rank: int
+    stream: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankView:
+    """One rank at one moment. Times are in seconds; ``left`` is None while it cannot be told.
+
+    ``quiet`` counts from its last metrics or output, ``idle`` from the last thing that moved at all (also its
+    progress, its line of the cell, its collective). ``samples_per_s`` is the current rate, that of the whole run
+    for a rank that has ended.
+    """
+
+    rank: int
+    step: int
+    last: Mapping[str, float]
+    samples: float
+    samples_per_s: float
+    quiet: float
+    idle: float
+    left: float | None
+    status: Status | None
+    ended: Ended | None
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Steps done and to do; (0, 0) when unknown."""
+        return self.status.progress if self.status else (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """A run at one moment: immutable, bounded, cheap to draw.
+
+    ``curves`` holds points over steps by metric and rank, ``throughput`` samples/s over seconds since the
+    start by rank. ``output`` is the end of what the ranks printed, ``displays`` the newest of what they displayed
+    (``dropped`` earlier ones gave way). ``cleared`` counts how often a rank took back what it had printed.
+    """
+
+    size: int
+    elapsed: float
+    names: tuple[str, ...]
+    curves: Mapping[str, Mapping[int, Points]]
+    throughput: Mapping[int, Points]
+    ranks: tuple[RankView, ...]
+    output: tuple[Printed, ...]
+    failures: tuple[Failure, ...]
+    displays: tuple[Displayed, ...] = ()
+    dropped: int = 0
+    cleared: int = 0
+
+    @property
+    def charted(self) -> tuple[str, ...]:
+        """The metrics that have a chart of their own."""
+        return tuple(name for name in self.names if name != SAMPLES)
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples per second of all ranks together."""
+        return sum(rank.samples_per_s for rank in self.ranks)
+
+    @property
+    def progress(self) -> float | None:
+        """Share done of the rank that is furthest behind, 0 to 1."""
+        shares = [done / total for done, total in (rank.progress for rank in self.ranks) if total]
+        return min(shares) if shares else None
+
+    @property
+    def left(self) -> float | None:
+        """Seconds that the slowest rank still needs."""
+        return max((rank.left for rank in self.ranks if rank.left is not None), default=None)
+
+    def stuck(self, after: float) -> tuple[RankView, ...]:
+        """The ranks that have not ended when none of these has moved for ``after`` seconds, else nothing."""
+        alive = tuple(rank for rank in self.ranks if rank.ended is None)
+        return alive if all(rank.idle >= after for rank in alive) else ()
+
+
+@dataclass(slots=True)
+class _Rank:
+    rate: Rate
+    moved: float
+    heard: float
+    step: int = 0
+    last: dict[str, float] = field(default_factory=dict)
+    status: Status | None = None
+    ended: Ended | None = None
+    progress_start: tuple[float, int, int] = (0.0, 0, 0)
+
+    def set_status(self, status: Status, now: float) -> None:
+        before, self.status = self.status, status
+        if before is None or _position(before) != _position(status):
+            self.moved = now
+        done, total = status.progress
+        _, start_done, start_total = self.progress_start
+        if total != start_total or done < start_done:
+            self.progress_start = (now, done, total)
+
+    def left(self, now: float) -> float | None:
+        start, start_done, _ = self.progress_start
+        done, total = self.status.progress if self.status else (0, 0)
+        if self.ended or done <= start_done:
+            return None
+        return (now - start) / (done - start_done) * (total - done)
+
+
+def _position(status: Status) -> tuple[object, ...]:
+    waiting = status.waiting or {}
+    return status.progress, status.line, waiting.get("sequence"), waiting.get("operation")
+
+
+class RunState:
+    """Takes in the records of a run and shows what they add up to. Not locked: its owner does that.
+
+    ``started`` and every ``now`` are seconds since the epoch on the kernel's clock.
+    """
+
+    def __init__(self, size: int, started: float) -> None:
+        self.size = size
+        self.started = started
+        self.failures: list[Failure] = []
+        self.names: dict[str, None] = {}
+        self._ranks = {rank: _Rank(Rate(started), moved=started, heard=started) for rank in range(size)}
+        self._curves: dict[str, dict[int, Series]] = {}
+        self._output: deque[Printed] = deque()
+        self._output_characters = 0
+        self._printed = 0
+        self._displays = Displays()
+        self._cleared = 0
+
+    def apply(self, record: Record, now: float) -> None:
+        """Take in one record. Raises ValueError when it comes from a rank that this run has not got."""
+        rank = self._ranks.get(record.rank)
+        if rank is None:
+            raise ValueError(f"a record of rank {record.rank} in a run of {self.size} ranks")
+        if isinstance(record, Status):
+            rank.set_status(record, now)
+            return
+        rank.moved = rank.heard = now
+        if isinstance(record, MetricBatch):
+            self._metrics(rank, record)
+        elif isinstance(record, Output):
+            self._print(record)
+        elif isinstance(record, Display):
+            self._displays.add(record)
+        elif isinstance(record, Cleared):
+            self._clear(record.rank)
+        elif isinstance(record, Failure):
+            self.failures.append(record)
+        elif isinstance(record, Ended):
+            rank.ended = record
+
+    def _metrics(self, rank: _Rank, batch: MetricBatch) -> None:
+        width = len(batch.columns)
+        columns = {name: batch.values[i::width] for i, name in enumerate(batch.columns)}
+        times, steps = columns.pop("time"), columns.pop("step")
+        if not steps:
+            return
+        rank.step = int(steps[-1])
+        for name, values in columns.items():
+            rank.last[name] = values[-1]
+            self.names.setdefault(name)
+            if name == SAMPLES:
+                rank.rate.extend(times, values)
+            else:
+                curve = self._curves.setdefault(name, {})
+                curve.setdefault(batch.rank, Series()).extend(steps, values)
+
+    def _print(self, output: Output) -> None:
+        self._printed += 1
+        self._output.append(Printed(self._printed, output.rank, output.stream, output.text[-OUTPUT_CHARACTERS:]))
+        self._output_characters += len(self._output[-1].text)
+        while self._output_characters > OUTPUT_CHARACTERS:
+            self._output_characters -= len(self._output.popleft().text)
+
+    def _clear(self, rank: int) -> None:
+        self._displays.clear(rank)
+        self._output = deque(piece for piece in self._output if piece.rank != rank)
+        self._output_characters = sum(len(piece.text) for piece in self._output)
+        self._cleared += 1
+
+    def ended(self) -> dict[int, Ended]:
+        """How the ranks that have ended did so."""
+        return {number: rank.ended for number, rank in self._ranks.items() if rank.ended}
+
+    def statuses(self) -> dict[int, Status]:
+        """The newest status of every rank that has sent one."""
+        return {number: rank.status for number, rank in self._ranks.items() if rank.status}
+
+    def view(self, now: float) -> RunView:
+        """The run at this moment, as a copy that later records do not change."""
+        displays, dropped = self._displays.visible()
+        return RunView(
+            size=self.size,
+            elapsed=now - self.started,
+            names=tuple(self.names),
+            curves={
+                name: {rank: series.points() for rank, series in sorted(curves.items())}
+                for name, curves in self._curves.items()
+            },
+            throughput={number: rank.rate.points() for number, rank in self._ranks.items() if rank.rate.total},
+            ranks=tuple(
+                RankView(
+                    rank=number,
+                    step=rank.step,
+                    last=dict(rank.last),
+                    samples=rank.rate.total,
+                    samples_per_s=rank.rate.mean() if rank.ended else rank.rate.current(),
+                    quiet=now - rank.heard,
+                    idle=now - rank.moved,
+                    left=rank.left(now),
+                    status=rank.status,
+                    ended=rank.ended,
+                )
+                for number, rank in self._ranks.items()
+            ),
+            output=tuple(self._output),
+            failures=tuple(self.failures),
+            displays=displays,
+            dropped=dropped,
+            cleared=self._cleared,
+        )

@@ -1,0 +1,1 @@
+"""One execution of a cell on the ranks, and the runs before it."""

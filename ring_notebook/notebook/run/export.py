@@ -1,0 +1,147 @@
+"""A cell and the set-up cells before it as one script: the way from a notebook to ``ringrun`` and a batch system."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from IPython.core.inputtransformer2 import TransformerManager
+
+from ring_notebook.errors import RingError
+from ring_notebook.notebook.record.run_files import RUN, read_json
+from ring_notebook.notebook.record.run_log import RunRecord
+
+__all__ = ["Script", "export", "script", "set_up_cells"]
+
+_MARK = "Exported from a notebook by Ring Notebook"
+# What a cell finds without having made it. IPython's `get_ipython` stands behind ``!ls`` and ``%timeit``.
+_GIVEN = {"ring", "display", "get_ipython", "__name__", "__file__"}
+_IPYTHON = """
+import sys
+
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
+
+InteractiveShell.instance(user_module=sys.modules[__name__], config=Config({"HistoryManager": {"enabled": False}}))
+"""
+_DISPLAY = "\nfrom IPython.display import display\n"
+# In an engine the first GPU is the rank's own.
+_GPU = """
+import torch
+
+if torch.cuda.is_available():
+    torch.cuda.set_device(ring.local_rank() % torch.cuda.device_count())
+"""
+
+
+@dataclass(frozen=True)
+class Script:
+    """A script of ``cells`` cells for ``size`` ranks. ``missing`` are names that it uses and no cell makes."""
+
+    text: str
+    size: int
+    cells: int
+    missing: tuple[str, ...]
+    path: Path | None = None
+
+    def __repr__(self) -> str:
+        where = f" to {self.path}" if self.path else ""
+        name = self.path.name if self.path else "SCRIPT.py"
+        lines = [
+            f"Wrote {self.cells} cell{'s' * (self.cells > 1)}{where}. Run it: ringrun -np {self.size} python {name}"
+        ]
+        if self.missing:
+            lines.append(
+                f"These cells use {', '.join(self.missing)} and do not make it: mark the cell that does "
+                "`%%ringtrain --setup`, run it and this one again, and export anew."
+            )
+        return "\n".join(lines)
+
+
+def export(record: RunRecord, path: str | Path) -> Script:
+    """Write the cell of a run, behind the set-up cells that ran before it in the same cluster, to ``path``.
+
+    Raises RingError when ``path`` is a file that was not exported, and OSError when it cannot be written.
+    """
+    target = Path(path)
+    if target.exists() and _MARK not in target.read_text(errors="replace")[:200]:
+        raise RingError(f"{target} exists and was not exported from a notebook; choose another name")
+    made = script(record, _set_up(record), target.name)
+    target.write_text(made.text, encoding="utf-8")
+    return Script(made.text, made.size, made.cells, made.missing, target)
+
+
+def script(record: RunRecord, before: Sequence[RunRecord], name: str) -> Script:
+    """The script that does what the cells of the runs ``before`` and then that of ``record`` do."""
+    parts = []
+    for one in (*before, record):
+        title = f"{one.name or one.run}{', a set-up cell' if one is not record else ''}"
+        parts.append(f"# %% {title}\n{TransformerManager().transform_cell(one.source).strip()}\n")
+    body = "\n".join(parts)
+    tree = ast.parse(body)
+    futures = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
+    head = f'"""{_MARK}, run {record.run}.\n\n    ringrun -np {record.size} python {name}\n"""\n'
+    head += "".join(f"\n{ast.unparse(node)}\n" for node in futures)
+    for node in reversed(futures):  # they have to come first
+        lines = body.split("\n")
+        lines[node.lineno - 1] = f"# {lines[node.lineno - 1]}"
+        body = "\n".join(lines)
+    head += "\nimport ring_notebook.torch as ring\n"
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    head += (_IPYTHON if "get_ipython" in used else "") + (_DISPLAY if "display" in used else "")
+    head += "\nring.init()\n" + (_GPU if "cuda" in body else "")
+    text = f"{head}\n{body}"
+    compile(text, name, "exec")
+    return Script(text, record.size, len(parts), tuple(_missing(tree)))
+
+
+def set_up_cells(runs: Iterable[RunRecord]) -> list[RunRecord]:
+    """Those of ``runs``, in order of time, that ended well. A cell that ran twice counts once, as what it was last.
+
+    It keeps its first place: cells after it may need what it makes. A cell that was edited in between is the same one
+    where the notebook has told its id, ``cell_id`` of the options.
+    """
+    return list({_cell(run): run for run in runs if run.status == "ok"}.values())
+
+
+def _cell(record: RunRecord) -> str:
+    return str(record.options.get("cell_id") or record.source)
+
+
+def _set_up(record: RunRecord) -> list[RunRecord]:
+    """The set-up cells that ran in the cluster of ``record`` before it."""
+    found = []
+    for file in sorted(record.directory.parent.glob(f"*/{RUN}")):
+        about = read_json(file)
+        same = about["environment"].get("cluster") == record.environment.get("cluster")
+        if not same or not about["options"].get("setup") or about["started"] >= record.started:
+            continue
+        one = RunRecord(file.parent, about)
+        if _cell(one) != _cell(record):
+            found.append(one)
+    return set_up_cells(found)
+
+
+def _missing(tree: ast.Module) -> Iterator[str]:
+    """The names that are read and never made, in order of appearance."""
+    made = _GIVEN | set(dir(builtins))
+    read: dict[str, None] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            if isinstance(node.ctx, ast.Load):
+                read.setdefault(node.id)
+            else:
+                made.add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            made.add(node.name)
+        elif isinstance(node, ast.arg):
+            made.add(node.arg)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            made.update((alias.asname or alias.name.partition(".")[0]) for alias in node.names)
+        elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
+            made.add(node.name)
+    if "*" not in made:  # `from module import *` makes who knows what
+        yield from (name for name in read if name not in made)

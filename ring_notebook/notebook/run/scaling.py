@@ -1,0 +1,77 @@
+"""The same cell at several sizes: how throughput grows with the ranks."""
+
+from __future__ import annotations
+
+import base64
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ring_notebook.notebook.panel.charts.curves import many
+from ring_notebook.notebook.panel.charts.svg_chart import line_chart
+from ring_notebook.notebook.record.series import Points
+from ring_notebook.notebook.table import Listing
+
+__all__ = ["Scaling", "measure"]
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """One size: ranks, ``seconds`` of the run, samples/s of all ranks, and what both are worth.
+
+    ``speedup`` is against the smallest size, by samples/s, or by time when the cell logs no samples; ``efficiency``
+    is the speedup over that of ideal scaling (1.0).
+    """
+
+    ranks: int
+    seconds: float
+    rate: float
+    speedup: float
+    efficiency: float
+
+
+def measure(summaries: Sequence[dict[str, Any]]) -> list[Scaling]:
+    """The scaling of runs of one cell, from their summaries, in order of size."""
+    ordered = sorted(summaries, key=lambda summary: int(summary["size"]))
+    rates = [summary["samples"] / summary["seconds"] for summary in ordered]
+    # Without samples every run did the same work: the time alone counts.
+    pace = rates if all(rates) else [1 / summary["seconds"] for summary in ordered]
+    first = ordered[0]["size"]
+    return [
+        Scaling(
+            ranks=summary["size"],
+            seconds=summary["seconds"],
+            rate=rate,
+            speedup=speed / pace[0],
+            efficiency=speed / pace[0] / (summary["size"] / first),
+        )
+        for summary, rate, speed in zip(ordered, rates, pace, strict=True)
+    ]
+
+
+class ScalingReport(Listing):
+    """The table of a scaling measurement, with a plot against ideal scaling."""
+
+    def __init__(self, points: Sequence[Scaling]) -> None:
+        rows = [
+            [
+                str(point.ranks),
+                f"{point.seconds:.2f}",
+                f"{point.rate:.0f}" if point.rate else "",
+                f"{point.speedup:.2f}",
+                f"{point.efficiency:.0%}",
+            ]
+            for point in points
+        ]
+        super().__init__(("ranks", "seconds", "samples/s", "speedup", "efficiency"), rows)
+        self.points = list(points)
+
+    def _repr_html_(self) -> str:
+        ranks = array("d", (point.ranks for point in self.points))
+        lines = {
+            "measured": {0: Points(ranks, array("d", (point.speedup for point in self.points)))},
+            "ideal": {0: Points(ranks, array("d", (rank / ranks[0] for rank in ranks)))},
+        }
+        chart = base64.b64encode(line_chart("speedup", many(lines), "ranks", from_zero=True).encode()).decode()
+        return f"{super()._repr_html_()}<img alt='speedup over ranks' src='data:image/svg+xml;base64,{chart}'>"

@@ -1,0 +1,122 @@
+"""The log of a run that this kernel did not start: followed on disk, or taken over from the ranks' own files."""
+
+from __future__ import annotations
+
+import struct
+import time
+from contextlib import suppress
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+from ring_notebook.notebook.record.run_files import RUN, SUMMARY, read_json, read_records
+from ring_notebook.notebook.record.run_log import RunLog, RunRecord
+
+__all__ = ["FollowedLog", "TakenOverLog", "run_in_progress"]
+
+_PERIOD = 0.1
+# The notebook that writes the run has this long to write its summary after the last rank has ended.
+_SECONDS_TO_SUMMARY = 2.0
+_LENGTH = struct.Struct("<I")
+
+
+def run_in_progress(runs: Path, cluster: str) -> Path | None:
+    """The folder of the run that goes on in the cluster of this name, if there is one."""
+    for directory in sorted((file.parent for file in runs.glob(f"*/{RUN}")), reverse=True):
+        if read_json(directory / RUN).get("environment", {}).get("cluster") == cluster:
+            return None if (directory / SUMMARY).exists() else directory
+    return None
+
+
+class FollowedLog(RunRecord):
+    """A run that a living notebook writes: what it has written so far, and from now on as it comes."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, read_json(directory / RUN))
+        self._seen: dict[str, int] = {}
+        self._stop = Event()
+        self._read()
+        self._reader = Thread(target=self._follow, name=f"ring-follow-{self.run}", daemon=True)
+        self._reader.start()
+
+    def finish(self, status: str, error: str = "") -> dict[str, Any]:
+        """Stop following. The summary is the writer's own; without one it is made of what was read."""
+        deadline = time.monotonic() + _SECONDS_TO_SUMMARY
+        while not (self.directory / SUMMARY).exists() and time.monotonic() < deadline:
+            time.sleep(_PERIOD)
+        self.close()
+        self.summary = read_json(self.directory / SUMMARY) or {
+            "status": status,
+            "error": error,
+            "seconds": time.time() - self.started,
+        }
+        return self.summary
+
+    def close(self) -> None:
+        """Stop following."""
+        self._stop.set()
+        self._reader.join()
+
+    def _follow(self) -> None:
+        while not self._stop.wait(_PERIOD):
+            self._read()
+
+    def _read(self) -> None:
+        for record, now in read_records(self.directory, self.run, self._seen):
+            with self._changed:
+                self._state.apply(record, now)
+                self._changed.notify_all()
+
+
+class TakenOverLog(RunLog):
+    """A run whose notebook is gone: written anew from what its ranks have kept in ``spool``, and on from there."""
+
+    def __init__(self, directory: Path, spool: Path) -> None:
+        super().__init__(directory, **read_json(directory / RUN))
+        self._spool = spool
+        self._seen: dict[Path, int] = {}
+        self._stop = Event()
+        self._reader = Thread(target=self._follow, name=f"ring-spool-{self.run}", daemon=True)
+        self._reader.start()
+
+    def close(self) -> None:
+        """Take in what the ranks have written last, and close as any log does."""
+        self._stop.set()
+        self._reader.join()
+        super().close()
+
+    def _now(self) -> float:
+        """When the last rank wrote its last record, once all have: nobody may have been here to see that."""
+        if len(self.ended()) < self.size:
+            return super()._now()
+        written = []
+        for file in self._spool.glob(f"{self.run}.*"):
+            with suppress(FileNotFoundError):  # another kernel has ended the cluster
+                written.append(file.stat().st_mtime)
+        return max(written, default=super()._now())
+
+    def _follow(self) -> None:
+        while True:
+            last = self._stop.is_set()
+            for file in sorted(self._spool.glob(f"{self.run}.*")):
+                self._take(file)
+            if last:
+                return
+            self._stop.wait(_PERIOD)
+
+    def _take(self, file: Path) -> None:
+        try:
+            source = file.open("rb")
+        except FileNotFoundError:  # another kernel has ended the cluster
+            return
+        with source:
+            source.seek(self._seen.get(file, 0))
+            data = source.read()
+        position = 0
+        while position + _LENGTH.size <= len(data):
+            (length,) = _LENGTH.unpack_from(data, position)
+            if position + _LENGTH.size + length > len(data):
+                break
+            self.put(data[position + _LENGTH.size : position + _LENGTH.size + length])
+            position += _LENGTH.size + length
+        self._seen[file] = self._seen.get(file, 0) + position

@@ -1,0 +1,1 @@
+"""A recorded run: read, summed up, explained, drawn."""

@@ -1,0 +1,1 @@
+"""The collectives under Horovod's names, one file an operation."""

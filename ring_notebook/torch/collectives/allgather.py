@@ -1,0 +1,99 @@
+"""allgather in all its forms: one tensor or a group, synchronous or not, differentiable."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ring_notebook.core.communicator import ReduceOp
+from ring_notebook.torch.collectives.allreduce import allreduce
+from ring_notebook.torch.collectives.arguments import check_process_set, check_tensors
+from ring_notebook.torch.collectives.handles import Handle, check_name, member_name, together
+from ring_notebook.torch.process_sets import ProcessSet, global_process_set
+from ring_notebook.torch.tensors import buffer_of, check_tensor, from_bytes, on_host
+
+__all__ = ["allgather", "allgather_async", "gather", "grouped_allgather", "grouped_allgather_async"]
+
+
+def _start(tensor: Tensor, name: str | None, process_set: ProcessSet, *, blocking: bool) -> Handle:
+    """Begin an allgather; `Handle.wait` gives the tensor and how many rows came from each rank."""
+    check_tensor(tensor, "allgather")
+    check_process_set(process_set)
+    communicator = process_set.communicator
+    name = check_name(communicator, name)
+    if tensor.dim() == 0:
+        tensor = tensor.reshape(1)
+    row = tensor.shape[1:]
+    # Rows without elements do not show in what arrives: gather how many there are instead.
+    sent = on_host(tensor) if prod(row) else torch.tensor([tensor.shape[0]])
+    work = communicator.allgather(buffer_of(sent), name=name, blocking=blocking)
+
+    def finish() -> tuple[Tensor, list[int]]:
+        if not prod(row):
+            rows = from_bytes(work.output(), torch.int64, [communicator.size]).tolist()
+            return tensor.new_empty(sum(rows), *row), rows
+        rows = [count // prod(row) for count in work.counts()]
+        return from_bytes(work.output(), tensor.dtype, [sum(rows), *row]).to(tensor.device), rows
+
+    return Handle(communicator, name, [work], finish)
+
+
+def gather(tensor: Tensor, name: str | None, process_set: ProcessSet) -> tuple[Tensor, list[int]]:
+    """`allgather` without gradient, with the number of rows from each rank."""
+    result: tuple[Tensor, list[int]] = _start(tensor, name, process_set, blocking=True).wait()
+    return result
+
+
+def allgather_async(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle:
+    """Start `allgather`; `synchronize` returns the concatenation. Leave ``tensor`` alone until then."""
+    return _start(tensor, name, process_set, blocking=False).only()
+
+
+class _Allgather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, name: str | None, process_set: ProcessSet) -> Tensor:
+        gathered, rows = gather(tensor, name, process_set)
+        ctx.process_set, ctx.shape = process_set, tensor.shape
+        ctx.start = sum(rows[: process_set.rank()])
+        ctx.rows = rows[process_set.rank()]
+        return gathered
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        # Horovod's rule: all ranks go on to one loss, so what they say about this rank's rows is averaged.
+        reduced = allreduce(grads[0], op=ReduceOp.AVERAGE, process_set=ctx.process_set)
+        return reduced.narrow(0, ctx.start, ctx.rows).reshape(ctx.shape), None, None
+
+
+def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> Tensor:
+    """The tensors of all ranks, concatenated along the first dimension in rank order.
+
+    The first dimension may differ by rank, the others and the dtype may not; a tensor without dimensions counts as
+    one row. Differentiable: each rank gets the average of all ranks' gradients of its own rows (as in Horovod).
+    """
+    if torch.is_grad_enabled() and isinstance(tensor, Tensor) and tensor.requires_grad:
+        result: Tensor = _Allgather.apply(tensor, name, process_set)  # type: ignore[no-untyped-call]
+        return result
+    return gather(tensor, name, process_set)[0]
+
+
+def grouped_allgather_async(
+    tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
+    """Start `grouped_allgather`; `synchronize` returns the list."""
+    check_tensors(tensors, "grouped_allgather")
+    return together(
+        [allgather_async(tensor, member_name(name, index), process_set) for index, tensor in enumerate(tensors)]
+    )
+
+
+def grouped_allgather(
+    tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Tensor]:
+    """`allgather` of each of ``tensors``, as a list."""
+    check_tensors(tensors, "grouped_allgather")
+    return [allgather(tensor, member_name(name, index), process_set) for index, tensor in enumerate(tensors)]

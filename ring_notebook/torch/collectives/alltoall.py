@@ -1,0 +1,113 @@
+"""alltoall: every rank sends a slice of its tensor to every rank; synchronous or not, differentiable."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from operator import index
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ring_notebook.torch.collectives.arguments import check_process_set
+from ring_notebook.torch.collectives.handles import Handle, check_name
+from ring_notebook.torch.process_sets import ProcessSet, global_process_set
+from ring_notebook.torch.tensors import buffer_of, check_tensor, from_bytes, on_host
+
+__all__ = ["alltoall", "alltoall_async"]
+
+Splits = Sequence[int] | Tensor | None
+
+
+def _rows_to_send(tensor: Tensor, splits: Splits, rank: int, size: int) -> list[int]:
+    """Rows for each rank. Raises ValueError when ``splits`` does not fit ``tensor`` and the group."""
+    if tensor.dim() == 0:
+        raise ValueError(f"rank {rank}: alltoall splits along the first dimension, but the tensor has none")
+    rows = tensor.shape[0]
+    if splits is not None and not hasattr(splits, "__len__"):
+        raise TypeError(f"rank {rank}: splits={splits!r}: takes one number per rank")
+    if splits is None or len(splits) == 0:
+        if rows % size:
+            raise ValueError(
+                f"rank {rank}: alltoall without splits needs a first dimension that {size} ranks divide, got {rows}; "
+                "give splits"
+            )
+        return [rows // size] * size
+    try:
+        counts = [index(count) for count in splits]
+    except TypeError:
+        raise ValueError(f"rank {rank}: splits={splits} must be whole numbers, one per rank") from None
+    if len(counts) != size or min(counts) < 0 or sum(counts) != rows:
+        raise ValueError(
+            f"rank {rank}: splits={counts} must be {size} counts, none negative, that add up to the {rows} rows of "
+            "the tensor"
+        )
+    return counts
+
+
+def _start(tensor: Tensor, splits: Splits, name: str | None, process_set: ProcessSet, *, blocking: bool) -> Handle:
+    """Begin an alltoall; `Handle.wait` gives the tensor and how many rows came from each rank (int32)."""
+    check_tensor(tensor, "alltoall")
+    check_process_set(process_set)
+    communicator = process_set.communicator
+    send = _rows_to_send(tensor, splits, communicator.rank, communicator.size)
+    name = check_name(communicator, name)
+    row = tensor.shape[1:]
+    # Rows without elements do not show in what arrives: exchange how many there are instead.
+    if prod(row):
+        work = communicator.alltoall(buffer_of(on_host(tensor)), send, name=name, blocking=blocking)
+    else:
+        ones = [1] * communicator.size
+        work = communicator.alltoall(buffer_of(torch.tensor(send)), ones, name=name, blocking=blocking)
+
+    def finish() -> tuple[Tensor, Tensor]:
+        if prod(row):
+            received = [count // prod(row) for count in work.counts()]
+            output = from_bytes(work.output(), tensor.dtype, [sum(received), *row]).to(tensor.device)
+        else:
+            received = from_bytes(work.output(), torch.int64, [communicator.size]).tolist()
+            output = tensor.new_empty(sum(received), *row)
+        return output, torch.tensor(received, dtype=torch.int32)
+
+    return Handle(communicator, name, [work], finish)
+
+
+def alltoall_async(
+    tensor: Tensor, splits: Splits = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
+    """Start `alltoall`; `synchronize` returns what `alltoall` does. Leave ``tensor`` alone until then."""
+    handle = _start(tensor, splits, name, process_set, blocking=False)
+    return handle.only() if splits is None else handle
+
+
+class _Alltoall(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: Tensor, splits: Splits, name: str | None, process_set: ProcessSet
+    ) -> tuple[Tensor, Tensor]:
+        output, received = _start(tensor, splits, name, process_set, blocking=True).wait()
+        ctx.process_set, ctx.received = process_set, received
+        ctx.mark_non_differentiable(received)
+        return output, received
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        grad, _ = alltoall(grads[0], ctx.received, process_set=ctx.process_set)
+        return grad, None, None, None
+
+
+def alltoall(
+    tensor: Tensor, splits: Splits = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Send ``splits[r]`` rows of ``tensor`` to each rank r, in order, and return the rows received, in rank order.
+
+    Without ``splits`` every rank gets an equal share and the result is the tensor alone; with them it is
+    ``(tensor, received_splits)``, the latter int32. All dimensions but the first agree on all ranks. Differentiable:
+    gradients travel back the way the rows came. Raises ValueError when ``splits`` does not fit.
+    """
+    if torch.is_grad_enabled() and isinstance(tensor, Tensor) and tensor.requires_grad:
+        result = _Alltoall.apply(tensor, splits, name, process_set)  # type: ignore[no-untyped-call]
+    else:
+        result = _start(tensor, splits, name, process_set, blocking=True).wait()
+    return result[0] if splits is None else result

@@ -1,0 +1,14 @@
+"""barrier: returns when all ranks have called it."""
+
+from __future__ import annotations
+
+from ring_notebook.torch.collectives.arguments import check_process_set
+from ring_notebook.torch.process_sets import ProcessSet, global_process_set
+
+__all__ = ["barrier"]
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Return when all ranks of the set have called it (Horovod: ``barrier``)."""
+    check_process_set(process_set)
+    process_set.communicator.barrier().wait()

@@ -1,0 +1,91 @@
+"""broadcast in all its forms: synchronous or not, in place or not, differentiable."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ring_notebook.core.communicator import ReduceOp
+from ring_notebook.torch.collectives.allreduce import allreduce
+from ring_notebook.torch.collectives.arguments import check_process_set
+from ring_notebook.torch.collectives.handles import Handle, check_name
+from ring_notebook.torch.process_sets import ProcessSet, global_process_set
+from ring_notebook.torch.tensors import buffer_of, check_tensor, copy_back, on_host
+
+__all__ = ["broadcast", "broadcast_", "broadcast_async", "broadcast_async_"]
+
+
+def _start(
+    tensor: Tensor, root_rank: int, name: str | None, process_set: ProcessSet, *, in_place: bool, blocking: bool
+) -> Handle:
+    check_tensor(tensor, "broadcast")
+    check_process_set(process_set)
+    output = tensor if in_place else torch.empty_like(tensor)
+    communicator = process_set.communicator
+    root = process_set.group_rank(root_rank)
+    name = check_name(communicator, name)
+    source = on_host(tensor)
+    target = source if in_place else on_host(output)
+    work = communicator.broadcast(buffer_of(source), buffer_of(target), root, name=name, blocking=blocking)
+
+    def finish() -> Tensor:
+        copy_back(target, output)
+        return output
+
+    return Handle(communicator, name, [work], finish)
+
+
+def broadcast_async_(
+    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
+    """Start to overwrite ``tensor`` with the one of ``root_rank``. `synchronize` returns ``tensor``.
+
+    ``root_rank`` is a global rank, also within a process set. Raises ValueError when it is no member.
+    """
+    return _start(tensor, root_rank, name, process_set, in_place=True, blocking=False)
+
+
+def broadcast_(
+    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Tensor:
+    """Overwrite ``tensor`` with the one of ``root_rank`` (same shape and dtype on all ranks); returns ``tensor``."""
+    result: Tensor = _start(tensor, root_rank, name, process_set, in_place=True, blocking=True).wait()
+    return result
+
+
+def broadcast_async(
+    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
+    """Start a broadcast into a new tensor; ``tensor`` is not changed. `synchronize` returns the new one."""
+    return _start(tensor, root_rank, name, process_set, in_place=False, blocking=False)
+
+
+class _Broadcast(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, root_rank: int, name: str | None, process_set: ProcessSet) -> Tensor:
+        ctx.root_rank, ctx.process_set = root_rank, process_set
+        result: Tensor = _start(tensor, root_rank, name, process_set, in_place=False, blocking=True).wait()
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        # Horovod's rule: all ranks go on to one loss, so what they say about the root's tensor is averaged.
+        grad = allreduce(grads[0], op=ReduceOp.AVERAGE, process_set=ctx.process_set)
+        is_root = ctx.process_set.group_rank(ctx.root_rank) == ctx.process_set.rank()
+        return grad if is_root else torch.zeros_like(grad), None, None, None
+
+
+def broadcast(
+    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Tensor:
+    """A new tensor with the values of ``root_rank``'s ``tensor`` (same shape and dtype on all ranks).
+
+    Differentiable: the root gets the average of all ranks' gradients, the others zeros (as in Horovod).
+    """
+    if torch.is_grad_enabled() and isinstance(tensor, Tensor) and tensor.requires_grad:
+        result: Tensor = _Broadcast.apply(tensor, root_rank, name, process_set)  # type: ignore[no-untyped-call]
+        return result
+    result = _start(tensor, root_rank, name, process_set, in_place=False, blocking=True).wait()
+    return result

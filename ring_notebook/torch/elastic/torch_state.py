@@ -1,0 +1,99 @@
+"""What an elastic training keeps: commits in memory and on disk, going back to the last one, sync from rank 0."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ring_notebook.torch.basics import rank
+from ring_notebook.torch.collectives.objects import broadcast_object
+from ring_notebook.torch.elastic.elastic_sampler import ElasticSampler
+from ring_notebook.torch.elastic.state import State
+from ring_notebook.torch.training import checkpoint
+
+__all__ = ["TorchState"]
+
+
+class TorchState(State):
+    """The state of a training: ``model``, ``optimizer`` and whatever else is given, as attributes of those names.
+
+    Values that have ``state_dict`` and ``load_state_dict`` (models, optimizers, schedulers, `ElasticSampler`) are kept
+    by these, all others by copies. Raises ValueError for a name that the state itself needs. (Horovod: ``TorchState``.)
+    """
+
+    def __init__(
+        self, model: torch.nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__()
+        taken = [name for name in kwargs if name.startswith("_") or hasattr(self, name)]
+        if taken:
+            raise ValueError(f"a TorchState needs {', '.join(taken)} itself; choose another name")
+        self.model = model
+        self.optimizer = optimizer
+        for name, value in kwargs.items():
+            setattr(self, name, value)
+        self._names = ["model", "optimizer", *kwargs]
+        self._path: Path | None = None
+        self.save()
+
+    def save(self) -> None:
+        """Keep the present values in memory, as those to go back to."""
+        self._saved = {name: copy.deepcopy(_content(getattr(self, name))) for name in self._names}
+
+    def restore(self) -> None:
+        """Go back to the values that were kept last."""
+        self._load(copy.deepcopy(self._saved))
+
+    def sync(self) -> None:
+        """Take rank 0's values on all ranks, and keep them."""
+        own = {name: _content(getattr(self, name)) for name in self._names}
+        # The commits too: a rank may have made one that another, which a death kept from it, has not.
+        contents, self.commits = broadcast_object((own, self.commits), name="elastic state")
+        if rank() != 0:
+            self._load(contents)
+        self.save()
+
+    def write(self) -> None:
+        """Put what `save` has kept on disk too, where there is a folder for commits."""
+        if self._path is not None:
+            checkpoint.save(self._saved, self._path)
+
+    def reset(self) -> None:
+        """Let samplers look anew at which ranks there are."""
+        for name in self._names:
+            value = getattr(self, name)
+            if isinstance(value, ElasticSampler):
+                value.reset()
+
+    def keep_on_disk(self, path: Path) -> bool:
+        """Put commits into ``path`` too. True when rank 0 found one there, which now holds on all ranks."""
+        self._path = path
+        found = broadcast_object(path.exists(), name="elastic resume")
+        if found:
+            self._load(checkpoint.load(path, weights_only=False))
+            self.save()
+        return bool(found)
+
+    def remove_from_disk(self) -> None:
+        """Take the commit on disk away: the training has ended."""
+        if self._path is not None and rank() == 0:
+            self._path.unlink(missing_ok=True)
+
+    def _load(self, contents: dict[str, Any]) -> None:
+        for name, content in contents.items():
+            value = getattr(self, name)
+            if _is_stateful(value):
+                value.load_state_dict(content)
+            else:
+                setattr(self, name, content)
+
+
+def _is_stateful(value: Any) -> bool:
+    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+
+
+def _content(value: Any) -> Any:
+    return value.state_dict() if _is_stateful(value) else value

@@ -1,0 +1,1 @@
+"""DistributedOptimizer and what it is made of."""

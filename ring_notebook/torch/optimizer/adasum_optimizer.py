@@ -1,0 +1,53 @@
+"""The optimizer for Adasum: every rank steps on its own, and the steps are combined instead of the gradients.
+
+Adasum (Maleki et al. 2020) adds what is orthogonal in two ranks' updates and averages what is parallel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from ring_notebook.core.communicator import ReduceOp
+from ring_notebook.torch.collectives.reduction import Reduction, start
+from ring_notebook.torch.compression import Compressor
+from ring_notebook.torch.optimizer.wrapper import Wrapper, once
+from ring_notebook.torch.process_sets import ProcessSet
+
+__all__ = ["AdasumOptimizer"]
+
+
+class AdasumOptimizer(Wrapper):
+    """Mixed into the class of the wrapped optimizer by `DistributedOptimizer` for ``op=Adasum``."""
+
+    _compression: Compressor
+    _process_set: ProcessSet
+
+    def synchronize(self) -> None:
+        """Does nothing: ranks combine their steps in `step`, not their gradients."""
+
+    def skip_synchronize(self) -> AbstractContextManager[None]:
+        """Raises RuntimeError: an Adasum step cannot be made without the other ranks."""
+        raise RuntimeError("skip_synchronize() has no meaning with op=Adasum; call step() alone")
+
+    @once
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """A step of the wrapped optimizer on this rank's gradients, combined with the steps of the others."""
+        self._check_newest()
+        parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+        starts = [p.detach().clone() for p in parameters]
+        with self._unscaled(self._process_set) as overflow:
+            loss = None if overflow else super().step(closure)
+        self._tell_scheduler()
+        if overflow or not self._process_set.included() or self._process_set.size() == 1:
+            return loss
+        pairs = [self._compression.compress(p - begin) for p, begin in zip(parameters, starts, strict=True)]
+        how = Reduction(ReduceOp.ADASUM, 1.0, 1.0, self._process_set)
+        deltas = start([wire for wire, _ in pairs], how, "Adasum steps", blocking=True).wait()
+        for p, begin, delta, (_, ctx) in zip(parameters, starts, deltas, pairs, strict=True):
+            p.copy_(begin + self._compression.decompress(delta, ctx))
+        return loss

@@ -1,0 +1,278 @@
+"""DistributedOptimizer: an optimizer whose steps use the gradients of all ranks."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ring_notebook.core.communicator import ReduceOp
+from ring_notebook.torch.collectives.arguments import (
+    check_compression,
+    check_optimizer,
+    check_passes,
+    check_process_set,
+    check_scale,
+    check_whole,
+)
+from ring_notebook.torch.collectives.reduction import Reduction
+from ring_notebook.torch.compression import Compression, Compressor
+from ring_notebook.torch.optimizer.adasum_optimizer import AdasumOptimizer
+from ring_notebook.torch.optimizer.fused import FusedOptimizer, check_fusable
+from ring_notebook.torch.optimizer.gradient_reducer import GradientReducer
+from ring_notebook.torch.optimizer.wrapper import Wrapper, average_loss, claim, once, wrap
+from ring_notebook.torch.process_sets import ProcessSet, global_process_set
+
+__all__ = ["DistributedOptimizer", "ReducingOptimizer"]
+
+
+class ReducingOptimizer(Wrapper):
+    """Mixed into the class of the wrapped optimizer by `DistributedOptimizer`."""
+
+    _reducer: GradientReducer
+    _names: dict[Tensor, str]
+    _skipping = False
+    _synchronized = False
+    _warned = False
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        """Backward passes whose gradients are added up before they are reduced."""
+        return self._reducer.passes
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Change how many backward passes are added up before they are reduced."""
+        self._reducer.passes = check_passes(passes)
+
+    def synchronize(self) -> None:
+        """Replace every gradient by its reduction over all ranks; all ranks must call this.
+
+        For what has to happen between reduction and step, as clipping: ``synchronize()``, clip, then ``step()``
+        within `skip_synchronize`.
+        """
+        self._check_newest()
+        self._reducer.synchronize(
+            [
+                (self._names.get(p) or f"group {g} parameter {i}", p)
+                for g, group in enumerate(self.param_groups)
+                for i, p in enumerate(group["params"])
+            ]
+        )
+        self._synchronized = True
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """``step()`` within does not reduce: `synchronize` has done it."""
+        self._skipping = True
+        try:
+            yield
+        finally:
+            self._skipping = False
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Gradients of backward passes within only add up; the first pass after it sends what has come together."""
+        return self._reducer.paused()
+
+    @once
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Reduce the gradients and make a step of the wrapped optimizer.
+
+        With a ``closure`` the gradients are reduced after each of its calls, and the loss that it returns is averaged
+        over all ranks, so that optimizers that search by it take the same turns everywhere.
+        """
+        self._check_newest()
+        if hasattr(self, "found_inf") and closure is None:
+            result = self._step_for_scaler()
+        elif self._skipping:
+            self._synchronized = False
+            result = super().step(closure)
+        elif closure is not None:
+            result = super().step(self._reducing(closure))
+        else:
+            if self._synchronized and not self._warned:
+                self._warned = True
+                warnings.warn(
+                    "step() after synchronize() reduces the gradients a second time; call it within "
+                    "optimizer.skip_synchronize()",
+                    stacklevel=2,
+                )
+            self.synchronize()
+            self._synchronized = False
+            result = super().step()
+        self._tell_scheduler()
+        return result
+
+    def _step_for_scaler(self) -> Any:
+        """A step that a GradScaler calls: unscale, reduce, and update unless there is an inf on some rank."""
+        if not self._skipping:
+            if self._reducer.pending():
+                raise RuntimeError(
+                    "a GradScaler has come in the middle of a training, and scaled gradients are being reduced; the "
+                    "first time call optimizer.synchronize(), and scaler.step(optimizer) within "
+                    "optimizer.skip_synchronize()"
+                )
+            self._reducer.waits_for_step = True
+        with self._unscaled(self._reducer.how.process_set) as overflow:
+            if not self._skipping:
+                self.synchronize()  # also when it is for nothing, so that all ranks go on with the next round
+            self._synchronized = False
+            return None if overflow else super().step()
+
+    def _reducing(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        def reducing() -> Any:
+            with torch.enable_grad():
+                loss = closure()
+            self.synchronize()
+            self._synchronized = False
+            return average_loss(loss, self._reducer.how.process_set)
+
+        return reducing
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As the wrapped optimizer's. Raises RuntimeError while gradients are being reduced."""
+        if self._reducer.pending():
+            raise RuntimeError(
+                "zero_grad() between backward() and step() or synchronize() would drop gradients that are being "
+                "reduced; call it before backward() or after step(). The backward of another model's loss that passes "
+                "through these parameters brings gradients too (RING_OVERLAP=inline reduces none before step())"
+            )
+        super().zero_grad(set_to_none)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As the wrapped optimizer's; a round of gradients that has begun begins anew."""
+        self._reducer.forget_round()
+        self._synchronized = False
+        super().load_state_dict(state_dict)
+
+    def _give_up(self) -> None:
+        super()._give_up()
+        self._reducer.close()
+
+
+def _names_of(
+    optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, Tensor]] | None
+) -> dict[Tensor, str]:
+    """Name of each parameter. Raises ValueError for names that are doubled, missing or no pairs."""
+    places = {
+        p: f"group {g} parameter {i}"
+        for g, group in enumerate(optimizer.param_groups)
+        for i, p in enumerate(group["params"])
+    }
+    if named_parameters is None:
+        return places
+    named = list(named_parameters)
+    if not all(isinstance(entry, tuple) and len(entry) == 2 for entry in named):
+        raise ValueError("named_parameters takes pairs (name, parameter), as model.named_parameters() gives them")
+    doubled = [name for name, count in Counter(name for name, _ in named).items() if count > 1]
+    if doubled:
+        raise ValueError(f"named_parameters has names that occur more than once: {', '.join(doubled)}")
+    names = {p: name for name, p in named}
+    missing = [f"{place} of shape {tuple(p.shape)}" for p, place in places.items() if p not in names]
+    if missing:
+        raise ValueError(f"named_parameters lacks parameters of the optimizer: {', '.join(missing)}")
+    return names
+
+
+def _grouping(
+    num_groups: int, groups: Sequence[Sequence[Tensor]] | int | None
+) -> Callable[[Sequence[Tensor]], list[list[int]]]:
+    """A function from the parameters to the indices of those that are to be reduced together."""
+    if isinstance(groups, int):
+        num_groups, groups = groups, None
+    if check_whole(num_groups, "num_groups") < 0:
+        raise ValueError(f"num_groups={num_groups}: must not be negative")
+    if groups is not None:
+        for entry in groups:
+            if not isinstance(entry, Sequence) or not all(isinstance(p, Tensor) for p in entry):
+                raise ValueError("groups takes a number, or a list of lists of parameters")
+        ids = [[id(p) for p in group] for group in groups]
+        return lambda parameters: [[i for i, p in enumerate(parameters) if id(p) in group] for group in ids]
+    if num_groups == 0:
+        return lambda parameters: []
+
+    def split(parameters: Sequence[Tensor]) -> list[list[int]]:
+        base, extra = divmod(len(parameters), num_groups)
+        indices = iter(range(len(parameters)))
+        return [[next(indices) for _ in range(base + (number < extra))] for number in range(num_groups)]
+
+    return split
+
+
+def DistributedOptimizer(  # noqa: N802 - Horovod's name
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, Tensor]] | None = None,
+    compression: Compressor = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: int = ReduceOp.AVERAGE,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Sequence[Sequence[Tensor]] | int | None = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+    fused: bool = False,
+) -> ReducingOptimizer | AdasumOptimizer | FusedOptimizer:
+    """An optimizer of the same class as ``optimizer`` that steps on the gradients of all ranks.
+
+    Gradients are put together in buckets while backward makes them, and reduced where they lie. Parameter groups and
+    state are shared with ``optimizer``, which is not to be stepped any more. Of several optimizers over a parameter the
+    newest counts, and the others raise RuntimeError at ``step()``.
+
+    named_parameters: ``model.named_parameters()``; the names appear in errors. Parameters have their place as their
+        name without it. Raises ValueError for names that are doubled or missing.
+    compression: what to send instead of the gradients, see `Compression`.
+    backward_passes_per_step: backward passes whose gradients are added up locally before they are reduced.
+    op: Average, Sum, or Adasum, which combines the ranks' steps instead of their gradients.
+    gradient_predivide_factor: part of Average's division that is done before the sum, against overflow.
+    num_groups, groups: parameters to reduce together: so many equal parts, or lists of parameters. Others are put
+        together up to ``RING_FUSION_THRESHOLD`` bytes.
+    sparse_as_dense: reduce sparse gradients as dense ones, instead of gathering their entries.
+    process_set: the ranks that take part; an optimizer of another rank steps on its own.
+    fused: reduce, update and send in one native pass (SGD, Adam, AdamW; float32 on the CPU), see
+        `FusedOptimizer`. Beyond Horovod. Takes neither compression nor gradient_predivide_factor. It and Adasum make
+        every group or step one dense operation, whatever num_groups, groups and sparse_as_dense say, in which ranks
+        that have joined cannot take part.
+
+    Raises NotInitializedError before ``init()``, and TypeError or ValueError for arguments that cannot be right.
+    """
+    if op not in (ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM):
+        raise ValueError(f"op={op!r}: DistributedOptimizer takes Average, Sum or Adasum")
+    if gradient_predivide_factor != 1.0 and op != ReduceOp.AVERAGE:
+        raise ValueError("gradient_predivide_factor is part of an average; leave it out or use op=Average")
+    if not 0 < check_scale(gradient_predivide_factor, "gradient_predivide_factor") < math.inf:
+        raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor}: must be positive")
+    check_optimizer(optimizer, "DistributedOptimizer")
+    check_compression(compression)
+    check_process_set(process_set)
+    process_set.included()
+    check_passes(backward_passes_per_step)
+    names = _names_of(optimizer, named_parameters)
+    grouping = _grouping(num_groups, groups)
+    if fused and process_set.included():
+        if compression is not Compression.none or gradient_predivide_factor != 1.0 or op == ReduceOp.ADASUM:
+            raise ValueError("fused=True takes neither compression, gradient_predivide_factor nor op=Adasum")
+        check_fusable(optimizer)
+        fused_optimizer = wrap(FusedOptimizer, optimizer)
+        fused_optimizer.set_backward_passes_per_step(backward_passes_per_step)
+        fused_optimizer._prepare(process_set, ReduceOp(op))
+        return claim(fused_optimizer)
+    if op == ReduceOp.ADASUM:
+        adasum = wrap(AdasumOptimizer, optimizer)
+        adasum.set_backward_passes_per_step(backward_passes_per_step)
+        adasum._compression, adasum._process_set = compression, process_set
+        return claim(adasum)
+    distributed = wrap(ReducingOptimizer, optimizer)
+    distributed._names = names
+    distributed._reducer = GradientReducer(
+        Reduction(ReduceOp(op), 1.0 / gradient_predivide_factor, gradient_predivide_factor, process_set),
+        compression,
+        grouping,
+        sparse_as_dense,
+        backward_passes_per_step,
+    )
+    return claim(distributed)

@@ -1,0 +1,256 @@
+"""Reduces the gradients of an optimizer's parameters over a group, in rounds.
+
+A round goes from the first gradient after a `synchronize` to the next `synchronize`:
+
+1. A hook notes each gradient as soon as autograd has it.
+2. Full buckets are reduced in the order of the plan: during backward on the progress thread, or in `synchronize`. The
+   gradients stay where they are; moving them into one buffer costs more than the core saves by it.
+3. `synchronize` reduces what is left, with zeros for gradients that this rank does not have, and waits.
+
+In the first round of a plan the hooks are idle: only `synchronize`, which all ranks call, can settle the plan.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from ring_notebook.config import config
+from ring_notebook.core import world
+from ring_notebook.core.communicator import Communicator
+from ring_notebook.torch.collectives.join import joins
+from ring_notebook.torch.collectives.reduction import Reduction
+from ring_notebook.torch.collectives.sparse_allreduce import sparse_allreduce_async, sparse_gradient
+from ring_notebook.torch.compression import Compressor
+from ring_notebook.torch.optimizer.bucket_plan import ParameterSpec, plan_buckets
+from ring_notebook.torch.optimizer.bucket_runtime import Bucket
+from ring_notebook.torch.optimizer.negotiation import agree
+from ring_notebook.torch.optimizer.noise_meter import NoiseMeter
+
+__all__ = ["GradientReducer", "Named"]
+
+Named = Sequence[tuple[str, Tensor]]
+
+
+@dataclass(slots=True)
+class _Layout:
+    """A plan at work, bound to the communicator that its ranks agreed on it with.
+
+    Ranks that had joined were not among them, so that it does not outlive a `join`.
+    """
+
+    communicator: weakref.ref[Communicator]
+    threaded: bool
+    joins: int = field(default_factory=joins)
+    buckets: list[Bucket] = field(default_factory=list)
+    sparse: list[tuple[str, Tensor]] = field(default_factory=list)
+    places: dict[Tensor, tuple[Bucket, int] | None] = field(default_factory=dict)  # None: sparse
+    started: int = 0  # buckets of this round that are being reduced
+
+
+class GradientReducer:
+    """See the module. ``groups`` gives, for a list of parameters, the indices of those to reduce together."""
+
+    def __init__(
+        self,
+        how: Reduction,
+        compression: Compressor,
+        groups: Callable[[Sequence[Tensor]], list[list[int]]],
+        sparse_as_dense: bool,
+        passes: int,
+    ) -> None:
+        self.passes = passes
+        self.waits_for_step = False  # something has to be done to the gradients before they are reduced
+        self.meter: NoiseMeter | None = None
+        self.batch_size: float | None = None  # samples of this rank in a backward pass, where it is known
+        # Squares summed over this rank's and over the reduced gradients of the round.
+        self._here = self._reduced = 0.0
+        self._passes: dict[Tensor, int] = {}  # backward passes of the round that have reached a parameter
+        self.how = how
+        self._compression = compression
+        self._groups = groups
+        self._sparse_as_dense = sparse_as_dense
+        self._layout: _Layout | None = None
+        self._fired: dict[Tensor, int] = {}
+        self._paused = False
+        self._hooks: dict[Tensor, RemovableHandle] = {}
+        weakref.finalize(self, _remove, self._hooks)
+
+    def close(self) -> None:
+        """Stop listening to the parameters; another reducer has taken them."""
+        self._layout = None
+        _remove(self._hooks)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Gradients that come within only add up in ``p.grad``."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    def pending(self) -> bool:
+        """Whether buckets are being reduced while backward goes on."""
+        return self._layout is not None and self._layout.started > 0
+
+    def reset(self) -> None:
+        """Forget round and plan: gradients are left as they are, the next `synchronize` settles a new plan."""
+        self._layout = None
+        self._forget_round()
+
+    def forget_round(self) -> None:
+        """Forget which gradients have come; they are left as they are.
+
+        The plan stays, since other ranks may not forget theirs, unless buckets of it are being reduced.
+        """
+        if self.pending():
+            self.reset()
+        elif self._layout is not None:
+            for bucket in self._layout.buckets:
+                bucket.forget()
+        self._forget_round()
+
+    def _forget_round(self) -> None:
+        self._fired.clear()
+        self._passes.clear()
+        self._here = self._reduced = 0.0
+
+    def synchronize(self, named: Named) -> None:
+        """Replace the gradients of ``named`` parameters by their reduction; all ranks of the group must call this."""
+        process_set = self.how.process_set
+        if not process_set.included() or process_set.size() == 1:
+            return
+        trainable = [(name, p) for name, p in named if p.requires_grad]
+        if self._layout is not None and not self._holds(self._layout):
+            self._layout = None
+        try:
+            layout = self._layout = self._layout or self._plan(trainable)
+            self._reduce(layout)
+            late = [(name, p) for name, p in trainable if p not in layout.places]
+            if late:
+                self._reduce(self._plan(late))
+        except BaseException:
+            self.reset()
+            raise
+        if self.meter is not None:
+            self.meter.end_round(self._here, self._reduced, max(self._passes.values(), default=0), self.how)
+        self._forget_round()
+        if late or len(trainable) != len(layout.places) or any(bucket.turned_sparse for bucket in layout.buckets):
+            # Parameters were added, frozen or unfrozen: plan again, so that frozen ones cost nothing.
+            self._layout = None
+
+    def _holds(self, layout: _Layout) -> bool:
+        """Whether all ranks still have this plan."""
+        return layout.communicator() is self.how.process_set.communicator and layout.joins == joins()
+
+    def _plan(self, trainable: Named) -> _Layout:
+        """Settle with the other ranks how to reduce ``trainable``, and hook what is not hooked yet."""
+        parameters = [p for _, p in trainable]
+        process_set = self.how.process_set
+        communicator = process_set.communicator
+        specs = [ParameterSpec(name, tuple(p.shape), p.dtype) for name, p in trainable]
+        sparse_here = [p.grad is not None and p.grad.is_sparse and not self._sparse_as_dense for p in parameters]
+        division = (config().fusion_threshold, self._groups(parameters))
+        sparse, threaded = agree(specs, division, sparse_here, _wants_thread(parameters), process_set)
+        layout = _Layout(weakref.ref(communicator), threaded)
+        layout.sparse = [pair for pair, is_sparse in zip(trainable, sparse, strict=True) if is_sparse]
+        layout.places = {p: None for _, p in layout.sparse}
+        dense = [index for index, is_sparse in enumerate(sparse) if not is_sparse]
+        chosen = [parameters[index] for index in dense]
+        plans = plan_buckets([specs[index] for index in dense], config().fusion_threshold, self._groups(chosen))
+        for number, plan in enumerate(plans):
+            members = [chosen[index] for index in plan.parameters]
+            bucket = Bucket(members, plan.dtype, f"bucket {number}", self.how, self._compression, self._sparse_as_dense)
+            layout.buckets.append(bucket)
+            layout.places.update({p: (bucket, position) for position, p in enumerate(members)})
+        for parameter in parameters:
+            if parameter not in self._hooks:
+                self._hooks[parameter] = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    _hook(weakref.ref(self))
+                )
+        return layout
+
+    def _on_gradient(self, parameter: Tensor) -> None:
+        if self.meter is not None:
+            self._passes[parameter] = self._passes.get(parameter, 0) + 1
+        layout = self._layout
+        if layout is None or self._paused:
+            return
+        fired = self._fired[parameter] = self._fired.get(parameter, 0) + 1
+        place = layout.places.get(parameter)
+        if fired < self.passes or place is None:
+            return
+        bucket, position = place
+        if bucket.started:
+            raise RuntimeError(
+                f"rank {self.how.process_set.rank()}: a gradient came again after its bucket had been sent; call "
+                f"step() after each {self.passes} backward passes, or accumulate with backward_passes_per_step or "
+                "within optimizer.no_sync()"
+            )
+        bucket.come(position)
+        if layout.threaded and not self.waits_for_step and self._holds(layout):
+            # In the order of the plan only, whatever order backward takes: operations match by order.
+            while layout.started < len(layout.buckets) and layout.buckets[layout.started].full:
+                self._start(layout, blocking=False)
+
+    def _measuring(self) -> bool:
+        return self.meter is not None and self.meter.wanted
+
+    def _start(self, layout: _Layout, *, blocking: bool) -> None:
+        bucket = layout.buckets[layout.started]
+        if self._measuring():
+            self._here += bucket.square()
+        bucket.start(blocking=blocking)
+        layout.started += 1
+
+    def _reduce(self, layout: _Layout) -> None:
+        """Do the rest of a round."""
+        for bucket in layout.buckets[layout.started :]:
+            bucket.fill()
+            self._start(layout, blocking=not layout.threaded)
+        for bucket in layout.buckets:
+            bucket.finish()
+            if self._measuring():
+                self._reduced += bucket.square()
+        layout.started = 0
+        process_set = self.how.process_set
+        results = [
+            sparse_allreduce_async(sparse_gradient(p), name, self.how.op, process_set) for name, p in layout.sparse
+        ]
+        for (_, parameter), result in zip(layout.sparse, results, strict=True):
+            grad = result()
+            if parameter.grad is not None or grad._nnz():
+                parameter.grad = grad
+
+
+def _wants_thread(parameters: Sequence[Tensor]) -> bool:
+    """Whether there is a core to reduce on while backward computes."""
+    overlap = config().overlap
+    if overlap != "auto":
+        return overlap == "thread"
+    busy = world.current().local_size * torch.get_num_threads()
+    return any(not p.is_cpu for p in parameters) or busy < len(os.sched_getaffinity(0))
+
+
+def _remove(hooks: dict[Tensor, RemovableHandle]) -> None:
+    while hooks:
+        hooks.popitem()[1].remove()
+
+
+def _hook(reducer: weakref.ref[GradientReducer]) -> Callable[[Tensor], None]:
+    """A hook that does not keep its reducer alive."""
+
+    def on_gradient(parameter: Tensor) -> None:
+        listening = reducer()
+        if listening is not None:
+            listening._on_gradient(parameter)
+
+    return on_gradient

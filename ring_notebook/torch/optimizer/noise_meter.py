@@ -1,0 +1,70 @@
+"""Measures the gradient noise scale on the gradients that are being reduced (McCandlish et al. 2018)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ring_notebook.core import metrics
+from ring_notebook.core.communicator import ReduceOp
+from ring_notebook.torch.collectives.allreduce import allreduce_
+from ring_notebook.torch.collectives.reduction import Reduction
+
+__all__ = ["NoiseMeter"]
+
+
+class NoiseMeter:
+    """Measures in every ``every``-th round of a reducer; with ``carry`` all rows that are logged have the result.
+
+    ``batch_size`` is how many samples one rank has in a backward pass, None where nobody has said so yet.
+    """
+
+    def __init__(self, every: int, batch_size: float | None, *, carry: bool) -> None:
+        self.batch_size = batch_size
+        self.smoothing = 0.9
+        self._every = every
+        self._carry = carry
+        self._rounds = 0
+        # |G|² and tr(S) in backward passes of one rank, smoothed apart: their ratio is no average of ratios.
+        self._estimates: tuple[float, float] | None = None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the round that is under way is to be measured."""
+        return (self._rounds + 1) % self._every == 0
+
+    def end_round(self, here: float, reduced: float, passes: int, how: Reduction) -> None:
+        """Take in a round: the squared norms of this rank's and of the reduced gradient, and its backward passes.
+
+        All ranks call this; when the round was wanted it exchanges 16 bytes. A round whose gradients overflowed, as
+        they may under a GradScaler, does not count.
+        """
+        wanted = self.wanted
+        self._rounds += 1
+        if not wanted:
+            return
+        size = how.process_set.size()
+        shared = torch.tensor([here, float(passes)], dtype=torch.float64)
+        allreduce_(shared, op=ReduceOp.AVERAGE, name="noise scale", process_set=how.process_set)
+        small, accumulated = shared.tolist()
+        large = reduced / (size**2 if how.op is ReduceOp.SUM else 1)
+        if not (math.isfinite(small) and math.isfinite(large) and accumulated > 0):
+            return
+        # Equations A.2 and A.3 with batches of 1 and `size` times what a rank has in a round. The gradients of a round
+        # are the sum over its backward passes: divided by their number, they are those of a batch that is larger.
+        signal = (size * large - small) / (size - 1) / accumulated**2
+        noise = (small - large) / (1.0 - 1.0 / size) / accumulated
+        before = self._estimates or (signal, noise)
+        keep = self.smoothing
+        self._estimates = (keep * before[0] + (1 - keep) * signal, keep * before[1] + (1 - keep) * noise)
+        value = self.value()
+        if self._carry and math.isfinite(value):
+            metrics.carry(noise_scale=value)
+
+    def value(self) -> float:
+        """B_simple in samples. NaN before the first measurement, and while an estimate is not positive."""
+        if self._estimates is None or self.batch_size is None:
+            return math.nan
+        signal, noise = self._estimates
+        return noise / signal * self.batch_size if signal > 0 and noise > 0 else math.nan

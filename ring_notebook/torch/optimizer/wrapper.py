@@ -1,0 +1,190 @@
+"""A second optimizer object over the first one's parameters, options and state, of a subclass of its class."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from ring_notebook.core.communicator import ReduceOp
+from ring_notebook.torch.collectives.allreduce import allreduce
+from ring_notebook.torch.collectives.arguments import check_passes
+from ring_notebook.torch.process_sets import ProcessSet
+
+__all__ = ["Wrapper", "average_loss", "claim", "once", "original_of", "wrap"]
+
+_SHARED = ("param_groups", "state")
+
+# The wrapper that has a parameter.
+_owners: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+class Wrapper(torch.optim.Optimizer):
+    """Base of the classes that are mixed into a wrapped optimizer's class.
+
+    Groups and state are those of the wrapped optimizer, not copies, and stay so whichever of the two loads a
+    state_dict: a schedule that was made before wrapping goes on to set the rates that are used.
+    """
+
+    _step_supports_amp_scaling = True
+    """Tells a GradScaler to leave it to `step` to unscale, and to call it also for an inf, which others may not have.
+    It sets ``grad_scale`` meanwhile, None when its user has unscaled, and ``found_inf``."""
+
+    _wrapped: torch.optim.Optimizer
+    _superseded = False
+    _passes = 1
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Parameter groups of the wrapped optimizer."""
+        return self._wrapped.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self._wrapped.param_groups = groups
+
+    @property
+    def state(self) -> Any:
+        """State of the wrapped optimizer."""
+        return self._wrapped.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self._wrapped.state = state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """As torch's own, with which ``load_state_dict`` ends."""
+        for name in _SHARED:
+            if name in state:
+                setattr(self, name, state[name])
+        super().__setstate__({name: value for name, value in state.items() if name not in _SHARED})
+
+    def __reduce__(self) -> Any:
+        """Copied and pickled as the wrapped class: another process, or the notebook, has no part in the reduction."""
+        return object.__new__, (type(self._wrapped),), self.__getstate__()
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        """Backward passes whose gradients are added up before a step."""
+        return self._passes
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Change how many backward passes are added up before a step. Raises ValueError below 1."""
+        self._passes = check_passes(passes)
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Gradients of backward passes within only add up; nothing is sent."""
+        return nullcontext()
+
+    def _settle(self) -> None:
+        """Bring state that is kept elsewhere back into ``state``."""
+
+    def _give_up(self) -> None:
+        """Do nothing more to the parameters: another wrapper has them."""
+        self._superseded = True
+
+    def _check_newest(self) -> None:
+        if self._superseded:
+            raise RuntimeError(
+                "a newer DistributedOptimizer has taken over these parameters; use that one, or build separate models"
+            )
+
+    @contextmanager
+    def _unscaled(self, process_set: ProcessSet) -> Iterator[bool]:
+        """Unscale the gradients for the GradScaler that calls, if one does; whether some rank has found an inf or nan.
+
+        Ranks may have scales of their own. The wrapped step, which may look for the scaler too, does not find it here.
+        """
+        said: dict[str, Any] = {
+            name: self.__dict__.pop(name) for name in ("grad_scale", "found_inf") if name in self.__dict__
+        }
+        scale, found_inf = said.get("grad_scale"), said.get("found_inf")
+        if scale is not None:
+            for parameter in _parameters(self):
+                if parameter.grad is not None:
+                    parameter.grad.div_(scale.to(parameter.grad.device))
+        try:
+            yield found_inf is not None and _overflowed(found_inf, process_set)
+        finally:
+            self.__dict__.update(said)
+
+    def _tell_scheduler(self) -> None:
+        # A scheduler that was made before wrapping watches the wrapped optimizer for steps.
+        self._wrapped._opt_called = True  # type: ignore[attr-defined]
+
+
+W = TypeVar("W", bound=Wrapper)
+
+
+def original_of(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """What ``optimizer`` wraps; itself when it wraps nothing."""
+    return optimizer._wrapped if isinstance(optimizer, Wrapper) else optimizer
+
+
+def wrap(mixin: type[W], optimizer: torch.optim.Optimizer) -> W:
+    """``optimizer`` as an instance of a class that is both ``mixin`` and its own class.
+
+    An optimizer that is wrapped already is wrapped anew, with the state that its wrapper has kept: all ranks must call
+    this for one that is fused. `claim` makes the result the one that counts.
+    """
+    original = original_of(optimizer)
+    for owner in _owners_of(original):
+        if owner._wrapped is original:
+            owner._settle()
+    base = type(original)
+    both = type(base.__name__, (mixin, base), {"__module__": base.__module__, "__doc__": base.__doc__})
+    wrapped: W = object.__new__(both)
+    wrapped._wrapped = original
+    # A step in the instance is the one that an LR scheduler has patched for the original.
+    wrapped.__dict__.update(
+        {key: value for key, value in original.__dict__.items() if key != "step" and key not in _SHARED}
+    )
+    return wrapped
+
+
+def claim(wrapper: W) -> W:
+    """Make ``wrapper`` the one that has its parameters; one that a re-run cell has left behind raises at ``step()``."""
+    for owner in _owners_of(wrapper):
+        owner._give_up()
+    for parameter in _parameters(wrapper):
+        _owners[parameter] = weakref.ref(wrapper)
+    return wrapper
+
+
+def _owners_of(optimizer: torch.optim.Optimizer) -> list[Wrapper]:
+    found = {id(owner): owner for p in _parameters(optimizer) if (owner := _owners.get(p, _nobody)()) is not None}  # type: ignore[no-untyped-call]
+    return list(found.values())
+
+
+def _nobody() -> None:
+    return None
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+def average_loss(loss: Any, process_set: ProcessSet) -> Any:
+    """What a closure has returned, averaged over the ranks; None, and that of a rank that takes no part, as it is."""
+    if loss is None or not process_set.included():
+        return loss
+    shared = allreduce(torch.as_tensor(loss).detach(), op=ReduceOp.AVERAGE, process_set=process_set)
+    return shared if isinstance(loss, Tensor) else shared.item()
+
+
+def _overflowed(found_inf: Tensor, process_set: ProcessSet) -> bool:
+    found = found_inf.detach().to("cpu", torch.float32).reshape(1)
+    if process_set.included():  # a sum, in which ranks that have joined take part
+        found = allreduce(found, name="found inf", op=ReduceOp.SUM, process_set=process_set)
+    return bool(found > 0)
+
+
+def once(step: Any) -> Any:
+    """Keep torch from adding its step hooks to ``step``: the step of the wrapped class, which it calls, has them."""
+    step.hooked = True
+    return step

@@ -1,0 +1,1 @@
+"""What a training loop needs besides collectives: prepare, data, checkpoints, schedules."""

@@ -1,0 +1,56 @@
+"""One rank's parameters and optimizer state to all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ring_notebook.torch.collectives.arguments import check_optimizer
+from ring_notebook.torch.collectives.broadcast import broadcast_
+from ring_notebook.torch.collectives.objects import broadcast_object
+from ring_notebook.torch.process_sets import global_process_set
+
+__all__ = ["broadcast_optimizer_state", "broadcast_parameters"]
+
+Parameters = Mapping[str, Any] | Iterable[Any]
+
+
+def broadcast_parameters(params: Parameters, root_rank: int) -> None:
+    """Overwrite ``params`` with those of ``root_rank``, in place (Horovod: ``broadcast_parameters``).
+
+    ``params`` is a ``state_dict()``, or named or plain tensors (``named_parameters()``, ``parameters()``). All ranks
+    give the same names and shapes. Entries that are None are left out. Raises ValueError for anything that is no
+    tensor.
+    """
+    if isinstance(params, Mapping):
+        # Sorted: a dict may have been filled in another order on another rank.
+        named = sorted(params.items())
+    elif isinstance(params, Iterable) and not isinstance(params, Tensor):
+        named = [entry if isinstance(entry, tuple) else (f"parameter {i}", entry) for i, entry in enumerate(params)]
+    else:
+        raise ValueError(f"broadcast_parameters takes a dict or a list of tensors, got {type(params).__name__}")
+    for name, tensor in named:
+        if tensor is None:
+            continue
+        if not isinstance(tensor, Tensor):
+            raise ValueError(
+                f"broadcast_parameters: {name!r} is a {type(tensor).__name__}; use broadcast_object for it"
+            )
+        broadcast_(tensor, root_rank, name)
+
+
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None
+) -> None:
+    """Give ``optimizer`` the state and options of ``root_rank``'s (Horovod: ``broadcast_optimizer_state``).
+
+    The other ranks need not have made a step yet; what state they have is replaced. ``model`` is Horovod's and has no
+    use here. Raises TypeError for anything but an optimizer.
+    """
+    check_optimizer(optimizer, "broadcast_optimizer_state")
+    state = broadcast_object(optimizer.state_dict(), root_rank, "optimizer state")
+    if global_process_set.rank() != root_rank:
+        optimizer.load_state_dict(state)

@@ -1,0 +1,57 @@
+"""Checkpoints: rank 0 writes them whole or not at all, and reads them for everybody."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ring_notebook.errors import RingError
+from ring_notebook.torch.basics import rank
+from ring_notebook.torch.collectives.objects import broadcast_object
+
+__all__ = ["load", "save"]
+
+
+def save(obj: Any, path: str | os.PathLike[str]) -> None:
+    """Write ``obj`` (as `torch.save`) to ``path`` on rank 0; the other ranks go on at once.
+
+    The file appears complete or not at all: it is written beside ``path``, synced to disk and renamed.
+    """
+    if rank() != 0:
+        return
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        with partial.open("wb") as file:
+            torch.save(obj, file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def load(path: str | os.PathLike[str], weights_only: bool = True) -> Any:
+    """What `save` wrote, on every rank, with its tensors in CPU memory; only rank 0 needs to see the file.
+
+    All ranks must call this, and all raise when rank 0 cannot read the file. ``weights_only`` is `torch.load`'s: with
+    False the file may run code when it is read.
+    """
+    loaded: tuple[Any, str] = (None, "")
+    failure: Exception | None = None
+    if rank() == 0:
+        try:
+            loaded = (torch.load(path, map_location="cpu", weights_only=weights_only), "")
+        except Exception as error:
+            failure = error
+            loaded = (None, f"{type(error).__name__}: {error}")
+    obj, reason = broadcast_object(loaded, name="checkpoint")
+    if failure is not None:
+        raise failure
+    if reason:
+        raise RingError(f"rank {rank()}: rank 0 cannot load {path}: {reason}")
+    return obj

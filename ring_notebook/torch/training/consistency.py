@@ -1,0 +1,82 @@
+"""check: finds parameters and optimizer state that are not equal on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from hashlib import blake2b
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ring_notebook.core.communicator import ReduceOp
+from ring_notebook.errors import DriftError
+from ring_notebook.torch.basics import rank
+from ring_notebook.torch.collectives.allreduce import allreduce
+from ring_notebook.torch.collectives.arguments import check_module, check_optimizer
+from ring_notebook.torch.collectives.objects import allgather_object
+
+__all__ = ["check"]
+
+
+def check(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
+    """Raise DriftError on every rank when parameters or optimizer state differ between ranks, to the last bit.
+
+    The error names the first tensor that differs and by how much. Buffers of the model are left out: running
+    statistics differ by rank unless they are synchronised. All ranks must call this; equal ranks exchange 8 bytes per
+    tensor.
+    """
+    check_module(model, "check")
+    if optimizer is not None:
+        check_optimizer(optimizer, "check")
+    tensors = dict(_tensors(model, optimizer))
+    digests = torch.tensor([_digest(name, tensor) for name, tensor in tensors.items()], dtype=torch.int64)
+    counts = allgather_object(len(tensors), name="drift check")
+    if len(set(counts)) > 1:
+        raise DriftError(
+            f"rank {rank()}: the ranks hold different numbers of tensors, by rank: {counts}; build the same model "
+            "and optimizer everywhere, and step everywhere"
+        )
+    lowest = allreduce(digests, op=ReduceOp.MIN, name="drift check")
+    highest = allreduce(digests, op=ReduceOp.MAX, name="drift check")
+    for (name, tensor), equal in zip(tensors.items(), (lowest == highest).tolist(), strict=True):
+        if not equal:
+            raise DriftError(_describe(name, tensor))
+
+
+def _describe(name: str, tensor: Tensor) -> str:
+    forms = allgather_object((name, tuple(tensor.shape), str(tensor.dtype)), name="drift check")
+    if len(set(forms)) > 1:
+        listed = "; ".join(f"rank {r}: {n} {shape} {dtype}" for r, (n, shape, dtype) in enumerate(forms))
+        return f"rank {rank()}: the ranks hold different tensors ({listed}); build the same model everywhere"
+    values = tensor.detach().double()
+    spread = allreduce(values, op=ReduceOp.MAX, name="drift") - allreduce(values, op=ReduceOp.MIN, name="drift")
+    return (
+        f"rank {rank()}: {name} {tuple(tensor.shape)} differs between ranks by up to {spread.max().item():.3g}; start "
+        "all ranks from the same values with broadcast_parameters and broadcast_optimizer_state, and step with a "
+        "DistributedOptimizer (or use prepare)"
+    )
+
+
+def _digest(name: str, tensor: Tensor) -> int:
+    """63 bits that stand for a tensor and its name."""
+    digest = blake2b(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode(), digest_size=8)
+    digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return int.from_bytes(digest.digest(), "big") >> 1
+
+
+def _tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[tuple[str, Tensor]]:
+    """Name and value of all that has to be equal."""
+    names: dict[Tensor, str] = {}
+    for name, parameter in model.named_parameters():
+        names[parameter] = name
+        yield f"parameter {name}", parameter
+    if optimizer is None:
+        return
+    for g, group in enumerate(optimizer.param_groups):
+        for i, parameter in enumerate(group["params"]):
+            owner = names.get(parameter, f"group {g} parameter {i}")
+            state: dict[str, Any] = optimizer.state.get(parameter, {})
+            for key, value in sorted(state.items()):
+                if isinstance(value, (Tensor, int, float)):
+                    yield f"optimizer state {key} of {owner}", torch.as_tensor(value)

@@ -1,0 +1,156 @@
+"""Each rank's share of a data set: samplers and iterables that give every rank equally many samples."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import cycle, islice
+from typing import Any, TypeVar
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler, SequentialSampler
+from torch.utils.data.distributed import DistributedSampler as TorchDistributedSampler
+
+from ring_notebook.core.world import communication
+from ring_notebook.torch.basics import is_initialized, rank, size
+from ring_notebook.torch.collectives.objects import broadcast_object
+
+__all__ = ["DistributedSampler", "ShardedIterable", "ShardedSampler", "batch_size_of", "shard", "share_of"]
+
+T = TypeVar("T")
+
+_DRAWN = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
+
+
+def share_of(order: Sequence[T]) -> Iterator[T]:
+    """Every p-th element for this rank of p, made up with the first elements so that all ranks get as many."""
+    made_up = -(-len(order) // size()) * size()
+    return islice(cycle(order), rank(), made_up, size())
+
+
+class DistributedSampler(TorchDistributedSampler[Any]):
+    """torch's DistributedSampler for this rank, which shuffles anew in every pass without ``set_epoch``.
+
+    Rank r of p gets elements r, r + p, ... of the order of an epoch, so that the ranks' i-th batches together are the
+    i-th batch of p times the size. The order is made up to a multiple of p with its first elements, or cut with
+    ``drop_last``. ``seed`` is equal on all ranks. `set_epoch` still says which epoch the next pass is. A pass is over
+    the ranks that are there when it begins: a loader of an earlier cell serves one on fewer ranks too.
+
+    A pass counts when it comes to its end, or goes on after a collective. So one rank alone may look at a batch
+    without leaving the order of the others; it may not go through all of them alone.
+    """
+
+    def __init__(self, dataset: Dataset[Any], shuffle: bool = True, seed: int = 0, drop_last: bool = False) -> None:
+        super().__init__(dataset, size(), rank(), shuffle, seed, drop_last)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._follow_ranks()
+        epoch, spent = self.epoch, communication()
+        for index in super().__iter__():
+            # Known to every rank without asking the others: only a pass in which all ranks take part has collectives.
+            if self.epoch == epoch and (self.num_replicas == 1 or communication() != spent):
+                self.epoch += 1
+            yield index
+        if self.epoch == epoch:  # not counted yet, nor set
+            self.epoch += 1
+
+    def __len__(self) -> int:
+        self._follow_ranks()
+        return super().__len__()
+
+    def _follow_ranks(self) -> None:
+        if is_initialized() and (size(), rank()) != (self.num_replicas, self.rank):
+            epoch = self.epoch
+            super().__init__(self.dataset, size(), rank(), self.shuffle, self.seed, self.drop_last)
+            self.epoch = epoch
+
+
+class ShardedSampler(Sampler[Any]):
+    """This rank's share of what any sampler (or batch sampler) of rank 0 draws.
+
+    Random samplers draw differently on every rank, so rank 0's draw is sent to all in each pass: all ranks must
+    iterate. Made up to a multiple of the number of ranks with its first elements.
+    """
+
+    def __init__(self, sampler: Iterable[Any]) -> None:
+        self.sampler = sampler
+
+    def __iter__(self) -> Iterator[Any]:
+        return share_of(broadcast_object(list(self.sampler) if rank() == 0 else None, name="sampler"))
+
+    def __len__(self) -> int:
+        return -(-len(self.sampler) // size())  # type: ignore[arg-type]
+
+
+class ShardedIterable(IterableDataset[Any]):
+    """Every p-th element of an iterable data set, which yields the same on all p ranks.
+
+    A last incomplete turn of fewer than p elements is left out, so that all ranks make the same number of steps.
+    """
+
+    def __init__(self, dataset: Iterable[Any]) -> None:
+        self.dataset = dataset
+        self._follow_ranks()
+
+    def __iter__(self) -> Iterator[Any]:
+        self._follow_ranks()
+        elements = iter(self.dataset)
+        while len(turn := list(islice(elements, self.size))) == self.size:
+            yield turn[self.rank]
+
+    def __len__(self) -> int:
+        self._follow_ranks()
+        return len(self.dataset) // self.size  # type: ignore[arg-type]
+
+    def _follow_ranks(self) -> None:
+        if is_initialized():  # a worker of a DataLoader that was spawned is no rank, and has been told
+            self.rank, self.size = rank(), size()
+
+
+def shard(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """A DataLoader like ``loader`` that yields this rank's share, in batches of the same size.
+
+    A loader that shuffles goes on to shuffle, with a seed that rank 0 takes from torch's. One that yields a share
+    already, of this function's or torch's own DistributedSampler, is returned as it is. Raises TypeError for anything
+    but a DataLoader.
+    """
+    if not isinstance(loader, DataLoader):
+        raise TypeError(
+            f"expected a torch DataLoader, got {type(loader).__name__}; shard other data by rank() and size()"
+        )
+    if _is_share(loader):
+        return loader
+    # Whatever this version of torch can be told, but what to draw, which follows.
+    same = {name: getattr(loader, name) for name in inspect.signature(DataLoader).parameters if name not in _DRAWN}
+    if isinstance(loader.dataset, IterableDataset):
+        dataset = ShardedIterable(loader.dataset)
+        return DataLoader(dataset, batch_size=loader.batch_size, drop_last=loader.drop_last, **same)
+    if loader.batch_sampler is not None and type(loader.batch_sampler) is not torch.utils.data.BatchSampler:
+        return DataLoader(loader.dataset, batch_sampler=ShardedSampler(loader.batch_sampler), **same)
+    sampler: Sampler[Any] = ShardedSampler(loader.sampler)
+    if _is_plain(loader.sampler):
+        seed = broadcast_object(torch.initial_seed() % (1 << 32), name="seed")
+        sampler = DistributedSampler(loader.dataset, isinstance(loader.sampler, RandomSampler), seed)
+    return DataLoader(loader.dataset, batch_size=loader.batch_size, drop_last=loader.drop_last, sampler=sampler, **same)
+
+
+def batch_size_of(loader: Any) -> int | None:
+    """How many samples a batch of ``loader`` has; None where it, or its batch sampler, does not say."""
+    size = getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+    if size is None and isinstance(getattr(loader, "batch_sampler", None), ShardedSampler):
+        size = getattr(loader.batch_sampler.sampler, "batch_size", None)
+    return size if isinstance(size, int) else None
+
+
+def _is_share(loader: DataLoader[Any]) -> bool:
+    samplers = (loader.sampler, loader.batch_sampler)
+    return isinstance(loader.dataset, ShardedIterable) or any(
+        isinstance(sampler, (TorchDistributedSampler, ShardedSampler)) for sampler in samplers
+    )
+
+
+def _is_plain(sampler: Any) -> bool:
+    """Whether it draws each sample once, in order or shuffled, as DistributedSampler can."""
+    if type(sampler) is RandomSampler:
+        return not sampler.replacement and sampler.num_samples == len(sampler.data_source)
+    return type(sampler) is SequentialSampler

@@ -1,0 +1,67 @@
+"""The gradient noise scale: how large a batch still pays (McCandlish et al. 2018)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ring_notebook.torch.optimizer.distributed import ReducingOptimizer
+from ring_notebook.torch.optimizer.noise_meter import NoiseMeter
+
+__all__ = ["NOISE_EVERY", "measure_noise", "noise_scale"]
+
+NOISE_EVERY = 10
+"""Steps between two measurements that `prepare` begins: they cost a pass over the gradients and one over their sum."""
+
+
+def noise_scale(optimizer: torch.optim.Optimizer, batch_size: float | None = None, smoothing: float = 0.9) -> float:
+    """B_simple of the gradients that ``optimizer`` reduces, in samples: the batch size beyond which more hardly pays.
+
+    B_simple = tr(S) / |G|² (McCandlish et al. 2018, appendix A.1): batches much smaller waste no sample, much larger
+    ones waste most. Both parts are estimated from the squared norms of the ranks' gradients (small batch) and of their
+    average (large batch), and smoothed over the measurements, of whose past each keeps ``smoothing``.
+
+    ``batch_size`` is how many samples one rank has in a backward pass; `prepare` takes it from the loader. Accumulated
+    passes are counted. ``prepare(..., noise_scale=True)`` measures in every 10th step and puts the value into the rows
+    of `log`; else the first call of this, on all ranks, begins to measure in every step. It waits for nobody.
+
+    NaN before the first measurement, at size 1, and while the estimates are not positive. Raises TypeError when
+    ``optimizer`` is no DistributedOptimizer (or a fused or Adasum one, which reduces no gradients to measure), and
+    ValueError when the batch size is not known.
+    """
+    reducer = _reducing(optimizer)._reducer
+    meter = reducer.meter
+    if meter is None:
+        meter = reducer.meter = NoiseMeter(1, reducer.batch_size, carry=False)
+    if batch_size is not None:
+        meter.batch_size = batch_size
+    meter.smoothing = smoothing
+    if meter.batch_size is None:
+        raise ValueError(
+            "noise_scale needs to know how many samples a rank has in a backward pass: pass batch_size, or give the "
+            "loader to prepare()"
+        )
+    process_set = reducer.how.process_set
+    return meter.value() if process_set.included() else math.nan
+
+
+def measure_noise(optimizer: torch.optim.Optimizer, every: int) -> None:
+    """Measure in every ``every``-th step of ``optimizer``, and put the value into the rows of `log`.
+
+    Raises as `noise_scale` does, and ValueError for ``every`` below 1.
+    """
+    if every < 1:
+        raise ValueError(f"noise_scale={every}: steps between two measurements, at least 1")
+    noise_scale(optimizer)
+    reducer = _reducing(optimizer)._reducer
+    reducer.meter = NoiseMeter(every, reducer.batch_size, carry=True)
+
+
+def _reducing(optimizer: torch.optim.Optimizer) -> ReducingOptimizer:
+    if not isinstance(optimizer, ReducingOptimizer):
+        raise TypeError(
+            "noise_scale takes an optimizer that DistributedOptimizer or prepare made, without fused=True and "
+            f"op=Adasum; this is a plain or other {type(optimizer).__name__}"
+        )
+    return optimizer

@@ -1,0 +1,73 @@
+"""Learning rates for large batches: linear scaling with a gradual warm-up (Goyal et al. 2017)."""
+
+from __future__ import annotations
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from ring_notebook.torch.basics import size
+from ring_notebook.torch.collectives.arguments import check_optimizer
+
+__all__ = ["LinearScalingLR"]
+
+_FACTOR = "linear_scaling"
+"""Key of a group for the factor that is in its rate: where an older state is loaded, both are."""
+
+
+class LinearScalingLR(LRScheduler):
+    """Raise the learning rate from its own value to ``scale`` times that over ``warmup_steps`` steps, then keep it.
+
+    Goyal et al. 2017, section 2: with a batch ``scale`` times as large (by default ``size()``, which it follows when
+    an elastic training loses ranks) take ``scale`` times the learning rate, but get there gradually. ``step()`` it
+    after every optimizer step. It multiplies the rate that it finds by what its own factor has changed by, so other
+    schedules that do the same (``ExponentialLR``, ``MultiStepLR``, ``CosineAnnealingLR``), and changes by hand, go on
+    beside it: step both, or put them into a ``ChainedScheduler``. ``SequentialLR`` does not fit, because it starts the
+    second schedule from the rate that was not scaled.
+
+    ``momentum_correction``: an optimizer whose momentum buffer holds the learning rate (``v = m v + lr g``, as the
+    paper's equation 10 and `LARS`) has to scale that buffer with every change of the rate, which is done for the step
+    of the change by scaling ``momentum``. `torch.optim.SGD` keeps the rate out of the buffer (equation 9) and needs
+    none. By default it is done for optimizers that say so with ``momentum_holds_lr = True``.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        warmup_steps: int,
+        scale: float | None = None,
+        momentum_correction: bool | None = None,
+        last_epoch: int = -1,
+    ) -> None:
+        check_optimizer(optimizer, "LinearScalingLR")
+        if warmup_steps < 0:
+            raise ValueError(f"warmup_steps={warmup_steps}: must not be negative")
+        self.warmup_steps = warmup_steps
+        self._scale = None if scale is None else float(scale)
+        if momentum_correction is None:
+            momentum_correction = getattr(optimizer, "momentum_holds_lr", False)
+        self.momentum_correction = momentum_correction
+        self._momenta = [group.get("momentum", 0.0) for group in optimizer.param_groups]
+        super().__init__(optimizer, last_epoch)
+
+    @property
+    def scale(self) -> float:
+        """What the learning rate is multiplied by after the warm-up."""
+        return float(size()) if self._scale is None else self._scale
+
+    def get_lr(self) -> list[float | torch.Tensor]:
+        """Learning rate of each group for the step to come."""
+        done = min(1.0, self.last_epoch / self.warmup_steps) if self.warmup_steps else 1.0
+        factor = 1.0 + (self.scale - 1.0) * done
+        rates = []
+        for group in self.optimizer.param_groups:
+            rates.append(group["lr"] * (factor / group.get(_FACTOR, 1.0)))
+            group[_FACTOR] = factor
+        return rates
+
+    def step(self, epoch: int | None = None) -> None:
+        """Go on by one step."""
+        before = [float(group["lr"]) for group in self.optimizer.param_groups]
+        super().step(epoch)
+        if self.momentum_correction:
+            for group, momentum, lr in zip(self.optimizer.param_groups, self._momenta, before, strict=True):
+                group["momentum"] = momentum * float(group["lr"]) / lr if lr else momentum

@@ -1,0 +1,71 @@
+"""Batch normalisation over the samples of all ranks."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ring_notebook.core.communicator import ReduceOp
+from ring_notebook.torch.basics import size
+from ring_notebook.torch.collectives.allreduce import allreduce
+
+__all__ = ["SyncBatchNorm"]
+
+
+class SyncBatchNorm(_BatchNorm):
+    """Batch normalisation whose mean and variance are those of the batches of all ranks together.
+
+    Takes ``(N, C)`` or ``(N, C, ...)``; N may differ by rank. As torch's BatchNorm in evaluation and at size 1.
+    Gradients flow through the statistics of all ranks. All ranks must run it in training, each step two small
+    allreduces. (Horovod: ``SyncBatchNorm``, which needs a GPU; this one does not.)
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats)
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() < 2:
+            raise ValueError(f"expected an input of at least 2 dimensions, got {input.dim()}")
+        if input.shape[1] != self.num_features:
+            raise ValueError(f"expected an input of {self.num_features} channels, got {input.shape[1]}")
+
+    def forward(self, input: Tensor) -> Tensor:
+        """``input`` normalised per channel (dimension 1), same shape and dtype."""
+        if not self.training or size() == 1:
+            return super().forward(input)
+        self._check_input_dim(input)
+        dims = [0, *range(2, input.dim())]
+        shape = [1, -1, *[1] * (input.dim() - 2)]
+        # Half precision cannot hold the sums.
+        values = input if input.dtype.itemsize >= 4 else input.float()
+        count = values.new_tensor([values.numel() // values.shape[1]])
+        # Two passes over the data: the difference of two sums of squares would lose what it is to find.
+        sums = allreduce(torch.cat([values.sum(dims), count]), op=ReduceOp.SUM, name="batch norm mean")
+        total = sums[-1].detach()
+        mean = sums[:-1] / total
+        centred = values - mean.view(shape)
+        squares = allreduce(centred.square().sum(dims), op=ReduceOp.SUM, name="batch norm variance")
+        variance = squares / total
+        self._track(mean.detach(), (squares / (total - 1).clamp(min=1)).detach())
+        normal = centred * torch.rsqrt(variance + self.eps).view(shape)
+        if self.affine:
+            normal = normal * self.weight.view(shape) + self.bias.view(shape)
+        return normal.to(input.dtype)
+
+    @torch.no_grad()
+    def _track(self, mean: Tensor, unbiased_variance: Tensor) -> None:
+        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
+            return
+        self.num_batches_tracked.add_(1)
+        # Without momentum the running values are plain averages over all batches.
+        weight = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), weight)
+        self.running_var.lerp_(unbiased_variance.to(self.running_var.dtype), weight)

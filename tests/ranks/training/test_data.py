@@ -1,0 +1,313 @@
+"""Shares of data, prepare, and what is measured on the way: the gradient noise scale."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from ranks.training import make_model, momentum
+from ring_notebook.core import metrics
+from ring_notebook.torch.training.data import shard
+
+
+def everyone(hvd: ModuleType, loader: Any) -> list[list[Any]]:
+    """What each rank's loader yields in one pass."""
+    return hvd.allgather_object([batch.tolist() if isinstance(batch, Tensor) else batch for batch in loader])  # type: ignore[no-any-return]
+
+
+class Numbers(IterableDataset[int]):
+    """0, 1, ... count - 1."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.count))
+
+
+def test_sampler_joins_to_the_batches_of_one_process_and_shuffles_anew(hvd: ModuleType) -> None:
+    size = hvd.size()
+    data = list(range(12 * size))
+    plain = everyone(hvd, DataLoader(data, 4, sampler=hvd.DistributedSampler(data, shuffle=False)))  # type: ignore[arg-type]
+    for step in range(3):
+        joined = sorted(number for batches in plain for number in batches[step])
+        assert joined == data[step * 4 * size : (step + 1) * 4 * size]
+    sampler = hvd.DistributedSampler(data, seed=3)
+    passes = [list(sampler) for _ in range(3)]
+    assert passes[0] != passes[1] != passes[2]
+    sampler.set_epoch(1)
+    assert list(sampler) == passes[1]
+    for one in passes:
+        assert sorted(number for part in hvd.allgather_object(one) for number in part) == data
+
+
+def test_sampler_makes_up_or_drops_the_rest(hvd: ModuleType) -> None:
+    size = hvd.size()
+    data = list(range(3 * size + 1))
+    made_up = hvd.allgather_object(list(hvd.DistributedSampler(data, shuffle=False)))
+    assert {len(part) for part in made_up} == {4 if size > 1 else len(data)}
+    assert {number for part in made_up for number in part} == set(data)
+    cut = hvd.allgather_object(list(hvd.DistributedSampler(data, shuffle=False, drop_last=True)))
+    assert {len(part) for part in cut} == {3 if size > 1 else len(data)}
+
+
+@pytest.mark.parametrize("kind", ["sequential", "shuffled", "weighted", "batches", "iterable", "unbatched"])
+def test_shard_of_every_kind_of_loader(hvd: ModuleType, kind: str) -> None:
+    size = hvd.size()
+    data: Any = list(range(8 * size))
+    loaders = {
+        "sequential": lambda: DataLoader(data, 4),
+        "shuffled": lambda: DataLoader(data, 4, shuffle=True),
+        "weighted": lambda: DataLoader(data, 4, sampler=WeightedRandomSampler([1.0] * len(data), 8 * size)),
+        "batches": lambda: DataLoader(data, batch_sampler=Reversed(SequentialSampler(data), 4, False)),
+        "iterable": lambda: DataLoader(Numbers(8 * size + size - 1), 4),
+        "unbatched": lambda: DataLoader(data, batch_size=None),
+    }
+    torch.manual_seed(hvd.rank())  # ranks that are seeded differently still draw alike
+    loader = shard(loaders[kind]())
+    parts = everyone(hvd, loader)
+    assert {len(part) for part in parts} == {8 if kind == "unbatched" else 2}
+    if kind != "iterable":
+        assert len(loader) == len(parts[0])
+    seen = [number for part in parts for batch in part for number in (batch if isinstance(batch, list) else [batch])]
+    if kind != "weighted":
+        assert sorted(seen) == data
+    if kind in ("shuffled", "weighted"):
+        assert everyone(hvd, loader) != parts
+    assert shard(loader) is loader
+
+
+def test_one_rank_may_look_at_a_batch(hvd: ModuleType) -> None:
+    data = list(range(8 * hvd.size()))
+    loader = shard(DataLoader(data, 2, shuffle=True))  # type: ignore[arg-type]
+    last = hvd.rank() == hvd.size() - 1
+
+    def look() -> None:
+        if last:
+            next(iter(loader))
+
+    orders = []
+    for _ in range(3):
+        look()
+        orders.append(everyone(hvd, loader))
+        assert sorted(number for part in orders[-1] for batch in part for number in batch) == data
+    starts = []
+    for _ in range(3):  # passes that are not ended are shuffled anew too
+        batches = iter(loader)
+        starts.append(next(batches).tolist())
+        look()
+        hvd.allreduce(torch.ones(1))
+        starts[-1] += next(batches).tolist()
+        look()
+    order = everyone(hvd, loader)
+    assert sorted(number for part in order for batch in part for number in batch) == data
+    everything = [repr(part[hvd.rank()][:2]) for part in (*orders, order)] + [repr([s[:2], s[2:]]) for s in starts]
+    assert len(set(everything)) > 5, "7 passes, of which two may begin alike by chance"
+
+
+class Reversed(BatchSampler):
+    """A batch sampler that is not torch's own."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(list(super().__iter__())[::-1])
+
+
+@pytest.mark.parametrize("kind", ["sampler", "iterable"])
+def test_a_loader_of_an_earlier_epoch_serves_fewer_ranks(hvd: ModuleType, kind: str) -> None:
+    data: Any = list(range(24)) if kind == "sampler" else Numbers(24)
+    loader = shard(DataLoader(data, 2))
+    everyone(hvd, loader)
+    size, rank = hvd.size(), hvd.rank()
+    hvd.shutdown()
+    fewer = list(range(max(1, size - 1)))
+    if rank in fewer:
+        hvd.init(fewer)
+        seen = [number for batches in everyone(hvd, loader) for batch in batches for number in batch]
+        assert sorted(seen) == list(range(24))
+        if kind == "sampler":
+            assert len(loader) == 24 // len(fewer) // 2
+        hvd.shutdown()
+    hvd.init()
+
+
+def test_shard_keeps_what_the_loader_was_made_with(hvd: ModuleType) -> None:
+    def collate(batch: list[int]) -> int:
+        return len(batch)
+
+    newer = {"in_order": False} if "in_order" in inspect.signature(DataLoader).parameters else {}
+    given: Any = DataLoader(list(range(4 * hvd.size())), 3, collate_fn=collate, drop_last=True, **newer)  # type: ignore[arg-type]
+    loader = shard(given)
+    assert loader.collate_fn is collate
+    assert vars(loader).get("in_order") == vars(given).get("in_order")
+    assert list(loader) == [3]
+    with pytest.raises(TypeError, match="got list"):
+        shard([1, 2])  # type: ignore[arg-type]
+
+
+def test_prepare_is_the_whole_port(hvd: ModuleType) -> None:
+    """A single-process loop on batches of 4p, and the same loop prepared on batches of 4, give the same model."""
+    size = hvd.size()
+    generator = torch.Generator().manual_seed(5)
+    data = TensorDataset(torch.randn(12 * size, 7, generator=generator), torch.randn(12 * size, 3, generator=generator))
+
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader[Any]) -> None:
+        for _ in range(3):
+            for x, y in loader:
+                optimizer.zero_grad()
+                nn.functional.mse_loss(model(x), y).backward()
+                optimizer.step()
+
+    alone = make_model(seed=0)
+    train(alone, momentum(alone), DataLoader(data, 4 * size))
+    model = make_model(seed=hvd.rank())
+    prepared = hvd.prepare(model, momentum(model), DataLoader(data, 4))
+    assert prepared[0] is model
+    train(*prepared)
+    hvd.check(model, prepared[1])
+    for mine, theirs in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_prepare_scales_the_learning_rate_once(hvd: ModuleType) -> None:
+    model = make_model()
+    optimizer = momentum(model)
+    for _ in range(2):  # as a cell that is run again
+        _, prepared, loader = hvd.prepare(model, optimizer, scale_lr=True, compression=hvd.Compression.fp16)
+        assert prepared.param_groups[0]["lr"] == pytest.approx(0.05 * hvd.size())
+        assert loader is None
+    unscaled = hvd.prepare(model, momentum(model))[1]
+    assert unscaled.param_groups[0]["lr"] == 0.05
+
+
+@pytest.mark.parametrize("op", ["Average", "Sum"])
+def test_noise_scale_of_gradients_with_known_noise(hvd: ModuleType, op: str) -> None:
+    size, batch, sigma, length = hvd.size(), 16, 2.0, 400
+    w = nn.Parameter(torch.zeros(length))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([w], lr=0.0), op=getattr(hvd, op))
+    generator = torch.Generator().manual_seed(hvd.rank())
+    value = math.nan
+    for _ in range(60):
+        optimizer.zero_grad()
+        # Per sample: gradient 0.5 plus noise of variance sigma^2 in each of 400 directions.
+        noise = torch.randn(length, generator=generator) * sigma / math.sqrt(batch)
+        (w * (0.5 + noise)).sum().backward()
+        optimizer.step()
+        value = hvd.noise_scale(optimizer, batch_size=batch, smoothing=0.95)
+    if size == 1:
+        assert math.isnan(value)
+    else:
+        assert value == pytest.approx(length * sigma**2 / (length * 0.25), rel=0.15)
+    with pytest.raises(TypeError, match="DistributedOptimizer"):
+        hvd.noise_scale(torch.optim.SGD([w], lr=0.1))
+
+
+def noisy_training(
+    hvd: ModuleType, optimizer: Any, w: Tensor, steps: int, *, passes: int = 1, no_sync: bool = False
+) -> None:
+    """Per sample a gradient of 0.5 plus noise of variance 4 in every direction, in batches of 16: B_simple is 16."""
+    generator = torch.Generator().manual_seed(hvd.rank())
+    for step in range(steps):
+        optimizer.zero_grad()
+        for number in range(passes):
+            noise = torch.randn(len(w), generator=generator) * 2.0 / math.sqrt(16)
+            with optimizer.no_sync() if no_sync and number < passes - 1 else nullcontext():
+                (w * (0.5 + noise)).sum().backward()
+        optimizer.step()
+        hvd.log(step=step)
+
+
+@pytest.mark.parametrize("overlap", ["inline", "thread"])
+@pytest.mark.parametrize(("passes", "no_sync"), [(1, False), (4, False), (3, True)])
+def test_prepare_puts_the_noise_scale_into_the_rows(
+    hvd: ModuleType, settings: Callable[..., None], overlap: str, passes: int, no_sync: bool
+) -> None:
+    settings(overlap=overlap)
+    w = nn.Parameter(torch.zeros(2000))
+    loader = DataLoader(list(range(640)), 16)  # type: ignore[arg-type]
+    _, optimizer, _ = hvd.prepare(
+        nn.ParameterList([w]),
+        torch.optim.SGD([w], lr=0.0),
+        loader,
+        noise_scale=5,
+        backward_passes_per_step=1 if no_sync else passes,
+    )
+    metrics.begin()
+    try:
+        noisy_training(hvd, optimizer, w, 80, passes=passes, no_sync=no_sync)
+        rows = [dict(zip(b.columns, row, strict=True)) for b in metrics.drain("run", 0) for row in b.rows()]
+    finally:
+        metrics.end()
+    values = [row.get("noise_scale", math.nan) for row in rows]
+    if hvd.size() == 1:
+        assert all(math.isnan(value) for value in values)
+        return
+    assert all(math.isnan(value) for value in values[:4])
+    assert len(set(values[4:])) == 16, "measured in every 5th step, and in all rows"
+    assert values[-1] == hvd.noise_scale(optimizer) == pytest.approx(16.0, rel=0.15)
+    assert hvd.allgather_object(values[-1]) == [values[-1]] * hvd.size()
+
+
+def test_noise_scale_needs_a_batch_size_and_leaves_out_overflows(hvd: ModuleType) -> None:
+    w = nn.Parameter(torch.zeros(2000))
+    model = nn.ParameterList([w])
+    _, optimizer, _ = hvd.prepare(model, torch.optim.SGD([w], lr=0.0))
+    with pytest.raises(ValueError, match="pass batch_size, or give the loader to prepare"):
+        hvd.noise_scale(optimizer)
+    assert math.isnan(hvd.noise_scale(optimizer, 16))
+    noisy_training(hvd, optimizer, w, 40)
+    before = hvd.noise_scale(optimizer)
+    assert (before == pytest.approx(16.0, rel=0.2)) is (hvd.size() > 1)
+    optimizer.zero_grad()
+    (w * math.inf).sum().backward()
+    optimizer.step()
+    with torch.no_grad():
+        w.zero_()
+    noisy_training(hvd, optimizer, w, 1)
+    after = hvd.noise_scale(optimizer)
+    assert (after == pytest.approx(before, rel=0.2)) is (hvd.size() > 1)
+    data = TensorDataset(torch.zeros(8, 2))
+    for loader in (
+        DataLoader(data, batch_sampler=BatchSampler(SequentialSampler(data), 4, False)),
+        DataLoader(data, 4),
+    ):
+        optimizer = hvd.prepare(model, torch.optim.SGD([w], lr=0.0), loader)[1]
+        assert optimizer._reducer.batch_size == 4
+    with pytest.raises(ValueError, match="noise_scale=-1: steps between two measurements"):
+        hvd.prepare(model, torch.optim.SGD([w], lr=0.0), loader, noise_scale=-1)
+    with pytest.raises(TypeError, match="without fused=True and op=Adasum"):
+        hvd.prepare(model, torch.optim.SGD([w], lr=0.0), loader, noise_scale=True, op=hvd.Adasum)
+
+
+def test_random_sampler_with_replacement_is_left_to_the_sampler(hvd: ModuleType) -> None:
+    data: Any = list(range(4))
+    loader = shard(DataLoader(data, 2, sampler=RandomSampler(data, replacement=True, num_samples=8 * hvd.size())))
+    assert sum(len(batch) for batch in loader) == 8
+
+
+def test_empty_is_a_tensor_in_ring_memory(hvd: ModuleType) -> None:
+    for tensor, shape, dtype in (
+        (hvd.empty(5), (5,), torch.float32),
+        (hvd.empty(2, 3, dtype=torch.int64), (2, 3), torch.int64),
+        (hvd.empty((4, 1), dtype=torch.bfloat16), (4, 1), torch.bfloat16),
+        (hvd.empty(0, 3), (0, 3), torch.float32),
+    ):
+        assert (tuple(tensor.shape), tensor.dtype) == (shape, dtype)
+        tensor.fill_(2)
+        assert torch.equal(hvd.allreduce_(tensor, op=hvd.Sum), torch.full(shape, 2 * hvd.size(), dtype=dtype))

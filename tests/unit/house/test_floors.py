@@ -1,0 +1,196 @@
+"""The house of docs/architecture.md, proven by reading every import: down only, and the islands apart."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PACKAGE = ROOT / "ring_notebook"
+# Each room and the rooms below it that it may import; a room is a folder, named by its path in the package. `ground` is
+# the modules that lie in the package itself.
+MAY_IMPORT = {
+    "ground": {"ground"},
+    "core": {"ground"},
+    "torch": {"core", "ground"},
+    "torch/collectives": {"torch", "core", "ground"},
+    "torch/optimizer": {"torch/collectives", "torch", "core", "ground"},
+    "torch/training": {"torch/optimizer", "torch/collectives", "torch", "core", "ground"},
+    "torch/elastic": {"torch/training", "torch/collectives", "torch", "core", "ground"},
+    "engine": {"core", "ground"},
+    "launch": {"ground"},
+    "notebook": {"ground"},
+    "notebook/record": {"notebook", "ground"},
+    "notebook/panel/charts": {"notebook/record", "notebook", "ground"},
+    "notebook/panel/output": {"notebook/record", "notebook", "ground"},
+    "notebook/panel": {"notebook/panel/charts", "notebook/panel/output", "notebook/record", "notebook", "ground"},
+    "notebook/timeline": {"notebook/record", "notebook", "ground"},
+    "notebook/run": {
+        "notebook/panel",
+        "notebook/panel/charts",
+        "notebook/timeline",
+        "notebook/record",
+        "notebook",
+        "ground",
+    },
+    "notebook/cluster": {"notebook/run", "notebook/record", "notebook", "launch", "ground"},
+    "notebook/magics": {
+        "notebook/cluster",
+        "notebook/run",
+        "notebook/panel",
+        "notebook/record",
+        "notebook",
+        "launch",
+        "ground",
+    },
+}
+# Files that may import one room more: the face of a package shows what lies in the rooms above its own, and what `run`
+# starts inside ranks is rank side.
+EXCEPTIONS = {
+    "ring_notebook/torch/__init__.py": {"torch/collectives", "torch/optimizer", "torch/training", "torch/elastic"},
+    "ring_notebook/launch/function_rank.py": {"core"},
+}
+# Frameworks and the only rooms that may import them, with the rooms in these.
+FRAMEWORKS = {
+    "torch": {"torch"},
+    "mpi4py": {"core", "engine"},
+    "ipyparallel": {"engine", "notebook"},
+    "ipywidgets": {"notebook"},
+    "bqplot": {"notebook"},
+}
+FILES = sorted(PACKAGE.rglob("*.py"))
+# It names every room and loads none, which test_import_weight proves.
+FACE = "ring_notebook"
+
+
+def modules_imported(source: str) -> Iterator[str]:
+    """Every module that the source imports, wherever it does; ``from a import b`` gives a and a.b."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative imports hide the floor they come from"
+            assert node.module is not None
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def room_of(module: str) -> str:
+    """The room of a module or package of this package; its public face and what lies beside it is ground."""
+    parts = module.split(".")[1:]
+    while parts and "/".join(parts) not in MAY_IMPORT:
+        parts.pop()
+    return "/".join(parts) or "ground"
+
+
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def violations(path: str, source: str) -> list[str]:
+    """What a file at ``path`` (from the repository's root) imports and may not."""
+    room = room_of(path.removesuffix(".py").replace("/", "."))
+    allowed = MAY_IMPORT[room] | {room} | EXCEPTIONS.get(path, set())
+    floor = room.split("/")[0]
+    bad = []
+    for module in modules_imported(source):
+        top = module.split(".")[0]
+        if (top == "ring_notebook" and room_of(module) not in allowed) or floor not in FRAMEWORKS.get(top, {floor}):
+            bad.append(f"{path} ({room}) imports {module}")
+    return bad
+
+
+def test_imports_go_down_only() -> None:
+    files = [path for path in FILES if path != PACKAGE / "__init__.py"]
+    assert [line for path in files for line in violations(str(path.relative_to(ROOT)), path.read_text())] == []
+
+
+def test_rooms_lie_above_one_another() -> None:
+    """A room never imports one that may import it, however many rooms are in between."""
+    TopologicalSorter({room: below - {room} for room, below in MAY_IMPORT.items()}).prepare()  # raises CycleError
+
+
+def test_no_circles() -> None:
+    """Of any two modules, one is above the other: imports within functions and for type checkers count too."""
+    TopologicalSorter(graph({name_of(path): path.read_text() for path in FILES})).prepare()  # raises CycleError
+
+
+def graph(sources: dict[str, str]) -> dict[str, set[str]]:
+    """The modules of this package that each of ``sources`` (module: text) imports anywhere."""
+    names = set(sources) - {FACE}
+    return {name: names_imported(text, names) - {name} for name, text in sources.items() if name != FACE}
+
+
+def names_imported(source: str, names: set[str]) -> set[str]:
+    """Those of ``names`` that the source needs; ``from a import b`` needs a.b where that is a module, and else a."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            members = [f"{node.module}.{alias.name}" for alias in node.names]
+            found |= {member if member in names else str(node.module) for member in members}
+    return found & names
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        "from ring_notebook.torch.a import thing",
+        "def f():\n    from ring_notebook.torch import a",
+        "if TYPE_CHECKING:\n    import ring_notebook.torch.a",
+    ],
+)
+def test_a_circle_is_noticed(last: str) -> None:
+    sources = {
+        "ring_notebook.torch": "from ring_notebook.torch.a import thing",
+        "ring_notebook.torch.a": "from ring_notebook.torch import b",
+        "ring_notebook.torch.b": "from ring_notebook.torch.c import other",
+        "ring_notebook.torch.c": "import os",
+    }
+    TopologicalSorter(graph(sources)).prepare()
+    with pytest.raises(CycleError):
+        TopologicalSorter(graph(sources | {"ring_notebook.torch.c": last})).prepare()
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        ("ring_notebook/notebook/run/run.py", "from ring_notebook.core import world"),
+        ("ring_notebook/notebook/run/run.py", "import ring_notebook.engine.runner"),
+        ("ring_notebook/engine/runner.py", "from ring_notebook.notebook.run.run import Run"),
+        ("ring_notebook/core/world.py", "def f():\n    import torch"),
+        ("ring_notebook/core/world.py", "from ring_notebook import torch"),
+        ("ring_notebook/launch/cli.py", "from ring_notebook.core import world"),
+        ("ring_notebook/records.py", "from ring_notebook.core.buffers import Buffer"),
+        ("ring_notebook/launch/run_function.py", "import mpi4py"),
+        ("ring_notebook/notebook/panel/panel.py", "from ring_notebook.notebook.run.run import Run"),
+        ("ring_notebook/notebook/style.py", "from ring_notebook.notebook.panel import panel"),
+        ("ring_notebook/torch/collectives/allreduce.py", "from ring_notebook.torch.optimizer.fused import x"),
+        ("ring_notebook/engine/runner.py", "import torch"),
+        ("ring_notebook/notebook/run/run.py", "import torch"),
+    ],
+)
+def test_a_wrong_import_is_noticed(path: str, line: str) -> None:
+    assert violations(path, line)
+
+
+def test_every_room_is_known() -> None:
+    rooms = {path.parent.relative_to(PACKAGE).as_posix() for path in FILES} - {"."}
+    assert rooms == set(MAY_IMPORT) - {"ground"}
+
+
+def test_no_room_is_crowded() -> None:
+    crowded = {room: n for room in MAY_IMPORT if (n := len(list((PACKAGE / room).glob("*.py")))) > 14}
+    assert crowded == {}
+
+
+def test_no_two_files_share_a_name() -> None:
+    """A name says what a file does, so two files of one name would do the same."""
+    names = Counter(path.stem for path in FILES if path.stem != "__init__")
+    assert [name for name, count in names.items() if count > 1] == []

@@ -1,0 +1,73 @@
+"""What importing the package costs: nothing heavy is loaded until it is used."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ["torch", "ipyparallel", "ipywidgets", "bqplot", "mpi4py", "numpy", "IPython", "ring_notebook._core"]
+
+
+def loaded_after(code: str) -> set[str]:
+    """Which of HEAVY a fresh Python has loaded after ``code``."""
+    ask = f"{code}\nimport sys; print(*(name for name in {HEAVY} if name in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "ring_notebook",
+        "ring_notebook.config",
+        "ring_notebook.errors",
+        "ring_notebook.records",
+        "ring_notebook.launch.cli",
+        "ring_notebook.launch.rank",
+    ],
+)
+def test_loads_nothing_heavy(module: str) -> None:
+    assert loaded_after(f"import {module}") == set()
+
+
+def test_the_public_names_load_on_first_use() -> None:
+    assert loaded_after("import ring_notebook; ring_notebook.run") == set()
+    assert "ipyparallel" in loaded_after("import ring_notebook; ring_notebook.Cluster")
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    import ring_notebook
+
+    with pytest.raises(AttributeError, match=r"ring_notebook.*no attribute 'nothing'"):
+        _ = ring_notebook.nothing
+    assert set(dir(ring_notebook)) == set(ring_notebook.__all__)
+
+
+def test_rank_side_does_not_load_the_kernel_side() -> None:
+    assert not loaded_after("import ring_notebook.torch") & {"ipyparallel", "ipywidgets", "bqplot"}
+
+
+PANEL = """
+import contextlib, io, tempfile, time
+from array import array
+from pathlib import Path
+from ring_notebook.notebook.panel.panel import PERIOD, Panel
+from ring_notebook.notebook.record.run_log import RunLog
+from ring_notebook.records import MetricBatch, encode
+log = RunLog(Path(tempfile.mkdtemp()), "r1", "", 1, "", {}, {})
+rows = array("d", [1, 1, 0.5, 2, 2, 0.25][: 3 * ROWS])
+log.put(encode([MetricBatch("r1", 0, ("time", "step", "loss"), rows)]))
+panel = Panel(log)
+with contextlib.redirect_stdout(io.StringIO()):
+    panel.show()
+    time.sleep(2 * PERIOD)
+    panel.close()
+log.finish("ok")
+"""
+
+
+def test_the_panel_of_a_run_without_metrics_does_not_load_what_draws_charts() -> None:
+    assert "bqplot" not in loaded_after(PANEL.replace("ROWS", "0"))
+    assert "bqplot" in loaded_after(PANEL.replace("ROWS", "2"))

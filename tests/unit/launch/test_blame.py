@@ -1,0 +1,138 @@
+"""Which rank a job that has failed names, with real processes, and that one whose ranks end well names none."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ring_notebook.launch import job as jobs
+from ring_notebook.launch import rank
+from ring_notebook.launch.mpi import Mpiexec
+from ring_notebook.launch.rank import RankFailure
+from ring_notebook.rank_status import Life
+
+PROGRAM = """
+import atexit, os, signal, sys, time
+from ring_notebook.core import world
+how = sys.argv[1]
+world.init()
+rank, size = world.current().rank, world.current().size
+barrier = world.current().communicator.barrier
+barrier()
+def handled():
+    try:
+        barrier()
+    except RuntimeError:
+        sys.exit(1)
+if rank == 1:
+    if how in ("flee", "flee while it computes"): os._exit(0)
+    if how in ("exit", "exit, handled"): sys.exit(3)
+    if how == "leave": sys.exit(0)
+    if how == "late":  # the others wait for it, who have left
+        time.sleep(0.5)
+        raise ValueError
+if how == "flee while it computes": time.sleep(60)
+if how == "exit, handled": handled()
+if how in ("flee", "exit", "leave"): barrier()
+if how == "all flee": os._exit(0)
+if how == "shutdown": world.close()
+if how == "sys.exit": sys.exit(0)
+if how == "child" and os.fork() == 0: os._exit(0)
+"""
+SILENT = ["end", "shutdown", "sys.exit", "all flee", "child"]
+
+
+def ringrun(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ring_notebook.launch.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> str:
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "words"),
+    [
+        ("flee", 1, "exit code 0 in the middle of the job"),
+        ("flee while it computes", 1, "exit code 0 in the middle of the job"),
+        ("exit", 3, "exit code 3"),
+        ("exit, handled", 3, "exit code 3"),
+        ("late", 1, "exit code 1"),
+    ],
+)
+def test_the_rank_that_the_others_missed_is_named(how: str, code: int, words: str, program: str) -> None:
+    done = ringrun("-np", "3", "python", program, how)
+    assert done.returncode == code, done.stderr
+    assert done.stderr.splitlines()[-1] == f"ringrun: rank 1 on {os.uname().nodename} failed first: {words}"
+
+
+@pytest.mark.parametrize("how", ["flee", "leave"])
+def test_nobody_has_finished_where_the_others_failed_for_want_of_one(how: str, program: str) -> None:
+    done = ringrun("--elastic", "-np", "3", "python", program, how)
+    assert done.returncode == 1
+    assert "ringrun: rank 1 is gone: exit code 0. " in done.stderr
+    assert "0 ranks of 3 left, fewer than the 1 of --min-np" in done.stderr
+
+
+def test_ranks_that_were_through_are_not_blamed_for_a_failure_after_them(program: str) -> None:
+    done = ringrun("--elastic", "-np", "3", "python", program, "late")
+    assert done.returncode == 0
+    said = [line for line in done.stderr.splitlines() if line.startswith("ringrun: ")]
+    assert said == ["ringrun: rank 1 is gone: exit code 1. Going on with 2 ranks of 3"]
+
+
+@pytest.mark.parametrize("elastic", [[], ["--elastic"]], ids=["mpi", "elastic"])
+@pytest.mark.parametrize("how", SILENT)
+def test_ranks_that_end_well_are_not_blamed(elastic: list[str], how: str, program: str) -> None:
+    done = ringrun(*elastic, "-np", "2", "python", program, how)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_rank_that_others_have_aborted_is_not_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the clocks of two hosts say."""
+    monkeypatch.setattr(jobs, "find_mpiexec", lambda: Mpiexec("true", "mpich"))
+    job = jobs.Job(["p"], 2)
+    assert job.wait() == 0
+    job.failures = [RankFailure(0, "a", 1, 1.0, aborted=True), RankFailure(1, "b", 3, 2.0)]
+    assert job.describe_failure() == "rank 1 on b failed first: exit code 3"
+
+
+def test_what_a_rank_tells() -> None:
+    life = Life()
+    assert not life.read().unfinished
+    module = "from ring_notebook.rank_status import tell, tell_end\n"
+    child = f"{module}tell('left'); tell_end(ValueError())"
+    code = (
+        f"{module}import subprocess, sys; tell('begun'); tell('without', 2, 5)\n"
+        # Of what it starts nothing is heard, though it has its environment.
+        f"subprocess.run([sys.executable, '-c', {child!r}], check=True)"
+    )
+    subprocess.run([sys.executable, "-c", code], env=os.environ | life.variables, check=True)
+    told = life.read()
+    assert (told.unfinished, told.aborted, told.without, told.failed_at(1)) == (True, False, {2, 5}, 0.0)
+
+
+@pytest.mark.parametrize("finalized", [False, True])
+def test_the_process_manager_hears_of_an_end_before_it_sees_it(
+    finalized: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when something else still has the line; and nobody lingers whose MPI has ended it already."""
+    lingered: list[float] = []
+    monkeypatch.setattr(rank.time, "sleep", lingered.append)
+    theirs, ours = socket.socketpair()
+    with theirs, ours.dup():
+        if finalized:
+            theirs.shutdown(socket.SHUT_RDWR)
+        rank._hang_up(ours.detach())
+        theirs.setblocking(False)
+        assert theirs.recv(1) == b""
+    assert lingered == ([] if finalized else [rank.LINGER])

@@ -1,0 +1,352 @@
+"""ringrun and run() with real processes: results, who failed first, signals, and nothing left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ring_notebook import __version__
+from ring_notebook import config as settings
+from ring_notebook.errors import MPIMissingError, RunFailed
+from ring_notebook.launch import job as jobs
+from ring_notebook.launch.cli import main
+from ring_notebook.launch.hosts import Host
+from ring_notebook.launch.mpi import Mpiexec, find_mpiexec
+from ring_notebook.launch.rank import RankFailure, describe_exit, rank_in, split_reports
+from ring_notebook.launch.run_function import run
+
+PROGRAM = r"""
+import os, signal, sys, time
+rank = int(os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
+what = sys.argv[1]
+os.write(1, f"rank {rank} got {sys.argv[2:]}\n".encode())  # in one piece, whatever Python's buffering
+if what == "exit" and rank == 1: sys.exit(3)
+if what == "raise" and rank == 2: raise ValueError("no luck")
+if what == "kill" and rank == 1: os.kill(os.getpid(), signal.SIGKILL)
+if what == "sleep": time.sleep(60)
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> str:
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    return str(path)
+
+
+def ringrun(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ring_notebook.launch.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_every_rank_runs_the_program(program: str) -> None:
+    done = ringrun("-np", "3", "python", program, "ok", "--flag", "a b")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"rank {rank} got ['--flag', 'a b']" for rank in range(3)]
+
+
+def test_two_dashes_end_the_options(program: str) -> None:
+    done = ringrun("-np", "1", "--", "python", program, "ok", "--")
+    assert (done.returncode, done.stdout) == (0, "rank 0 got ['--']\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("what", "code", "words"),
+    [
+        ("exit", 3, "rank 1 on {host} failed first: exit code 3"),
+        ("raise", 1, "rank 2 on {host} failed first: exit code 1"),
+        ("kill", 137, "rank 1 on {host} failed first: killed by SIGKILL"),
+    ],
+)
+def test_the_rank_that_failed_first_is_named(program: str, what: str, code: int, words: str) -> None:
+    done = ringrun("-np", "3", "python", program, what)
+    assert done.returncode == code
+    assert "ringrun: " + words.format(host=os.uname().nodename) in done.stderr
+    assert "\x1e" not in done.stderr
+    assert ("ValueError: no luck" in done.stderr) == (what == "raise")
+
+
+def test_the_others_learn_what_a_rank_raised(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch, ring_notebook.torch as hvd\n"
+        "hvd.init()\n"
+        "if hvd.rank() == 1: raise ValueError('batch 7\\nis bad')\n"
+        "hvd.allreduce(torch.ones(3))\n"
+    )
+    done = ringrun("-np", "3", "python", str(script))
+    assert done.returncode == 1
+    assert done.stderr.count("stopped because rank 1 raised ValueError: batch 7 is bad") == 2
+    assert "rank 1 on" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_a_signal_ends_every_rank(program: str, signum: signal.Signals, code: int) -> None:
+    command = [sys.executable, "-m", "ring_notebook.launch.cli", "-np", "2", "python", program, "sleep"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        for _ in range(2):
+            assert process.stdout.readline().startswith("rank")
+        process.send_signal(signum)
+        assert process.wait(10) == code
+    # That no rank is left is proven for the whole file, by the fixture that looks for leftovers.
+
+
+def test_settings_reach_the_ranks() -> None:
+    code = "import os; print(os.environ['RING_TIMELINE'], os.environ['RING_FUSION_THRESHOLD'])"
+    done = ringrun("-np", "1", "--timeline-filename", "t.json", "--fusion-threshold-mb", "2", "python", "-c", code)
+    assert done.stdout.split() == ["t.json", "2097152"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["-np", "2"], "nothing to run; for example: ringrun -np 4 python train.py"),
+        (["-np", "2", "--"], "nothing to run"),
+        (["python", "x.py"], "say how many ranks: -np N"),
+        (["-np", "2", "-H", "a:x", "python", "x.py"], "cannot read host 'a:x'"),
+        (["-np", "3", "-H", "a:1,b:1", "python", "x.py"], "3 ranks were asked for, the hosts have 2 slots"),
+        (["-np", "2", "-H", "localhost:1", "python", "x.py"], "2 ranks were asked for, the hosts have 1 slot;"),
+        (["-np", "2", "-H", "localhost:1", "--elastic", "python", "x.py"], "2 ranks were asked for"),
+        (["-np", "0", "python", "x.py"], "-np 0: at least 1"),
+        (["-np", "-1", "python", "x.py"], "-np -1: at least 1"),
+        (["-np", "2", "--hostfile", "/no/such", "python", "x.py"], "No such file"),
+        (["-np", "2", "--gpus", "python", "x.py"], "unrecognized arguments: --gpus"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    message = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
+    assert len(message) == 1
+    assert words in message[0]
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert (ended.value.code, capsys.readouterr().out) == (0, f"ringrun {__version__}\n")
+
+
+@pytest.mark.parametrize("elastic", [[], ["--elastic"]], ids=["mpi", "elastic"])
+@pytest.mark.parametrize(
+    ("command", "code", "words"),
+    [
+        (["./trian.py"], 127, "there is no program './trian.py'"),
+        (["trian"], 127, "there is no program 'trian'"),
+        (["train.py", "--lr", "1"], 126, "train.py is not executable; did you mean: {typed} python train.py --lr 1"),
+        (["./train.py"], 126, "./train.py is not executable; did you mean: {typed} python ./train.py"),
+        (["begun.py"], 127, "there is no program 'begun.py' on the PATH; did you mean: {typed} python begun.py"),
+        (["./data"], 126, "./data is not executable"),
+        (["./folder"], 126, "./folder is a directory"),
+        (["./begun.py"], 126, "./begun.py cannot be started: Exec format error; did you mean: python ./begun.py"),
+        (["./bang"], 126, "the first line of ./bang names an interpreter that does not exist"),
+    ],
+)
+def test_a_program_that_cannot_be_started(
+    elastic: list[str], command: list[str], code: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line of why, with the exit code of a shell; each rank has its own where only the start itself can tell."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    for name, mode in (("train.py", 0o644), ("data", 0o644), ("begun.py", 0o755), ("bang", 0o755)):
+        (tmp_path / name).write_text("#!/no/such/interpreter\n" if name == "bang" else "1\n")
+        (tmp_path / name).chmod(mode)
+    done = ringrun(*elastic, "-np", "2", *command)
+    typed = " ".join(["ringrun", *elastic, "-np", "2"])
+    assert done.returncode == code
+    said = done.stderr.splitlines()
+    assert said[0] == "ringrun: " + words.format(typed=typed)
+    if "start" in words or "line" in words:
+        assert set(said[1:-1]) <= {said[0]}
+        assert said[-1].endswith(f"failed first: exit code {code}") or f"failed (exit code {code})" in said[-1]
+    else:
+        assert len(said) == 1
+
+
+def test_flags_for_each_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("RING_TIMEOUT", "1")
+    monkeypatch.setenv("SECRET", "1")
+    hosts = [Host("a", 2), Host("b", 1)]
+    assert Mpiexec("m", "mpich").command(3, ["p"], hosts, ["-v"]) == [*("m", "-n", "3", "-hosts", "a:2,b:1", "-v", "p")]
+    assert Mpiexec("m", "openmpi").command(3, ["p"], hosts) == [
+        *("m", "-n", "3", "--host", "a:2,b:1", "-x", "RING_TIMEOUT", "p")
+    ]
+    assert Mpiexec("m", "openmpi").command(3, ["p"], hosts, exported={"RING_TIMEOUT": "", "OWN": ""})[5:-1] == [
+        *("-x", "OWN", "-x", "RING_TIMEOUT")
+    ]
+    assert Mpiexec("m", "mpich").command(3, ["p"], [Host("localhost", 1)]) == ["m", "-n", "3", "p"]
+    assert Mpiexec("m", "mpich").environment() == {}
+    assert Mpiexec("m", "openmpi").environment()["OMPI_ALLOW_RUN_AS_ROOT"] == "1"
+
+
+def test_a_job_exports_all_that_it_adds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "find_mpiexec", lambda: Mpiexec("true", "openmpi"))
+    job = jobs.Job(["p"], 2, [Host("a", 1), Host("b", 1)], {"RING_RUN_KEY": "secret", "OWN": "1"})
+    assert job.wait() == 0
+    exported = {name for flag, name in zip(job.command, job.command[1:], strict=False) if flag == "-x"}
+    assert {"RING_RUN_KEY", "OWN"} <= exported
+    assert "secret" not in " ".join(job.command), "all users of a host see command lines"
+
+
+def test_an_mpiexec_that_does_not_run_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RING_MPIEXEC", "/no/such/mpiexec")
+    settings.config.cache_clear()
+    try:
+        with pytest.raises(MPIMissingError, match="/no/such/mpiexec does not run"):
+            find_mpiexec()
+    finally:
+        settings.config.cache_clear()
+
+
+def test_an_mpiexec_of_another_mpi_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    other = tmp_path / "mpiexec"
+    other.write_text("#!/bin/sh\necho 'mpiexec (Open MPI) 5.0.11'\n")
+    other.chmod(0o755)
+    monkeypatch.setenv("RING_MPIEXEC", str(other))
+    settings.config.cache_clear()
+    try:
+        with pytest.raises(MPIMissingError, match="is openmpi's and mpi4py loads mpich"):
+            find_mpiexec()
+    finally:
+        settings.config.cache_clear()
+
+
+def test_reports_are_taken_out_of_the_output() -> None:
+    report = b'\x1e{"rank": 1, "host": "a", "code": -11, "time": 2.0}\x1e\n'
+    failure = RankFailure(1, "a", -11, 2.0)
+    assert split_reports(b"one\n" + report + b"two\n") == (b"one\ntwo\n", [failure], b"")
+    assert split_reports(b"one\n" + report[:20]) == (b"one\n", [], report[:20])
+    assert split_reports(report[:20] + report[20:]) == (b"", [failure], b"")
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (3, "exit code 3"),
+        (-signal.SIGSEGV, "killed by SIGSEGV"),
+        (-signal.SIGRTMIN, "killed by SIGRTMIN"),
+        (-signal.SIGRTMIN - 1, "killed by SIGRTMIN+1"),
+        (-signal.SIGRTMAX, "killed by SIGRTMAX"),
+        (2 - signal.SIGRTMIN, f"killed by signal {signal.SIGRTMIN - 2}"),
+    ],
+)
+def test_how_a_rank_ended_in_words(code: int, words: str) -> None:
+    assert describe_exit(code) == words
+
+
+@pytest.mark.parametrize(
+    "printed",
+    [
+        b'\x1e{"a": 1}',
+        b'\x1e{"rank": "1", "host": "a", "code": 1, "time": 0}',
+        b"\x1e{not json}",
+        b"\x1e{" + b'"a":[' * 800 + b"}",
+        b"\x1e{\n",
+        b"\x1e",
+    ],
+    ids=lambda printed: repr(printed[:12]),
+)
+def test_what_only_looks_like_a_report_is_output(printed: bytes) -> None:
+    report = b'\x1e{"rank": 1, "host": "a", "code": 2, "time": 2.0}\x1e\n'
+    assert split_reports(printed + b"\x1e\n") == (printed + b"\x1e\n", [], b"")
+    assert split_reports(printed + report + b"!") == (printed + b"!", [RankFailure(1, "a", 2, 2.0)], b"")
+
+
+def test_separators_in_the_output_do_no_harm() -> None:
+    code = r"import os; os.write(2, b'\x1e{\"a\": 1}\x1e')"
+    done = ringrun("-np", "1", "python", "-c", code)
+    assert (done.returncode, done.stderr) == (0, '\x1e{"a": 1}\x1e')
+
+
+TRACED = """
+import os, resource, sys
+import torch
+import ring_notebook.torch as hvd
+hvd.init()
+hvd.allreduce(torch.ones(1))
+if sys.argv[1].startswith("full"): resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+if sys.argv[1].endswith("stop"): hvd.stop_timeline()
+if sys.argv[1] == "die" and hvd.rank() == 1: os._exit(3)
+"""
+
+
+def test_the_timeline_is_one_file(tmp_path: Path) -> None:
+    """Of all ranks that have left their part of it: also after a failure, and without the parts of earlier jobs."""
+    (tmp_path / "traced.py").write_text(TRACED)
+    trace = tmp_path / "trace.json"
+    for how, code, ranks in (("end", 0, {0, 1}), ("die", 3, {0}), ("stop", 0, {0, 1})):
+        flags = ["-np", "2", "--timeline-filename", str(trace)]
+        done = ringrun(*flags, "python", str(tmp_path / "traced.py"), how)
+        assert done.returncode == code, done.stderr
+        events = json.loads(trace.read_text())["traceEvents"]
+        assert {event["pid"] for event in events} == ranks
+        assert any(event["name"].startswith("allreduce") for event in events)
+        assert (f"ringrun: {trace} shows 1 of 2 ranks" in done.stderr) is (how == "die")
+    done = ringrun(*flags, "true")
+    assert (done.returncode, done.stderr) == (0, f"ringrun: no rank has left a timeline for {trace} on this host\n")
+
+
+@pytest.mark.parametrize("how", ["full", "full, stop"])
+def test_a_timeline_that_the_disk_does_not_take(how: str, tmp_path: Path) -> None:
+    """A line for each file and no traceback, and nothing of the file is left; a limit stands for the full disk."""
+    (tmp_path / "traced.py").write_text(TRACED)
+    trace = tmp_path / "trace.json"
+    done = ringrun("-np", "2", "--timeline-filename", str(trace), "python", str(tmp_path / "traced.py"), how)
+    assert done.returncode == 0
+    files = [trace.with_suffix(f".rank{rank}.json") for rank in range(2)] + [trace] * ("stop" in how)
+    said = [f"the timeline {path} cannot be written: File too large" for path in files]
+    assert sorted(done.stderr.splitlines()) == sorted(
+        [*said, f"ringrun: no rank has left a timeline for {trace} on this host"]
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["traced.py"]
+
+
+def rank_times(factor: int, plus: int = 0) -> int:
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD.rank * factor + plus
+
+
+def test_run_gives_results_by_rank(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(rank_times, (10,), {"plus": 1}, n=3) == [1, 11, 21]
+    assert run(lambda: sys.stdout.write("hello"), n=1) == [5]
+    assert capsys.readouterr().out == "hello"
+
+
+def test_run_raises_what_the_rank_raised() -> None:
+    def fail() -> None:
+        if rank_times(1) == 1:
+            raise LookupError("nothing at rank 1")
+
+    with pytest.raises(LookupError, match="nothing at rank 1") as caught:
+        run(fail, num_proc=2)
+    assert isinstance(caught.value.__cause__, RunFailed)
+    assert "rank 1 of 2 raised:\nTraceback" in str(caught.value.__cause__)
+
+
+def test_run_says_which_rank_died() -> None:
+    def die() -> None:
+        if rank_in() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(60)
+
+    began = time.monotonic()
+    with pytest.raises(RunFailed, match=r"rank 1 on .* failed first: killed by SIGKILL.*no result from ranks"):
+        run(die, n=2)
+    assert time.monotonic() - began < 20
+
+
+def test_run_moves_large_results() -> None:
+    sizes = [len(part) for part in run(lambda: bytes(30 << 20), n=2)]
+    assert sizes == [30 << 20] * 2

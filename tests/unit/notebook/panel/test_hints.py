@@ -1,0 +1,142 @@
+"""Hints are given when they are true, name the line to change, and are silent otherwise."""
+
+from __future__ import annotations
+
+from array import array
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from ring_notebook.notebook.panel.hints import Hint, Lint, html, text
+from ring_notebook.notebook.record.run_view import RunState, RunView
+from ring_notebook.records import Ended, MetricBatch, Output, Record
+
+LOOP = """loader = DataLoader(data, batch_size=8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+{wrap}
+for x, y in loader:
+    loss(model(x), y).backward()
+    optimizer.step()
+"""
+WRAPPED = LOOP.format(wrap="optimizer = ring.DistributedOptimizer(optimizer)")
+PREPARED = LOOP.format(wrap="model, optimizer, loader = ring.prepare(model, optimizer, loader)")
+
+
+def view(size: int, *records: Record) -> RunView:
+    state = RunState(size, started=0.0)
+    for record in records:
+        state.apply(record, 1.0)
+    return state.view(2.0)
+
+
+def found(source: str, seen: RunView | None = None, first_line: int = 2) -> dict[int, str]:
+    return {hint.line: hint.text for hint in Lint(source, first_line).hints(seen or view(2))}
+
+
+def steps(rank: int, count: int) -> list[Record]:
+    values = array("d", [value for step in range(count) for value in (step, step, 0.5)])
+    return [MetricBatch("r", rank, ("time", "step", "loss"), values), Ended("r", rank, "ok", 1.0)]
+
+
+def test_a_cell_that_is_right_gets_no_hint() -> None:
+    assert found(PREPARED) == {}
+
+
+def test_the_quickstart_gets_no_hint() -> None:
+    notebook = nbformat.read(Path(__file__).parents[3] / "notebooks" / "01_quickstart.ipynb", as_version=4)
+    cell = next(cell.source for cell in notebook.cells if cell.source.startswith("%%ringtrain"))
+    assert found(cell.partition("\n")[2]) == {}
+
+
+def test_one_rank_gets_no_hint() -> None:
+    assert found(LOOP.format(wrap=""), view(1)) == {}
+
+
+def test_an_optimizer_that_is_not_wrapped() -> None:
+    hints = found(LOOP.format(wrap=""))
+    assert "never averaged" in hints[3]
+    assert "whole data set" in hints[2]
+
+
+def test_an_optimizer_of_an_earlier_cell_may_be_wrapped() -> None:
+    assert found("loss(model(x), y).backward()\noptimizer.step()\n") == {}
+
+
+def test_no_broadcast_and_a_rate_for_one_process() -> None:
+    hints = found(WRAPPED)
+    assert "broadcast_parameters" in hints[4]
+    assert "lr=0.1 * ring.size()" in hints[3]
+
+
+@pytest.mark.parametrize("start", ["ring.broadcast_parameters(model.state_dict(), 0)", "torch.manual_seed(1)"])
+def test_the_same_start_by_other_means(start: str) -> None:
+    assert 5 not in found(f"{start}\n{WRAPPED}")
+
+
+def test_a_loader_with_a_sampler_is_sharded() -> None:
+    source = WRAPPED.replace("batch_size=8", "sampler=DistributedSampler(data, ring.size(), ring.rank())")
+    assert 2 not in found(source)
+
+
+def test_a_checkpoint_that_every_rank_writes() -> None:
+    source = "if ring.rank() == 0:\n    torch.save(a, f)\nif last:\n    torch.save(b, f)\n"
+    assert list(found(source)) == [5]
+
+
+def devices(source: str) -> dict[int, str]:
+    return {hint.line: hint.text for hint in Lint(source, 2, gpus=True).hints(view(2))}
+
+
+def test_a_model_that_stays_on_the_cpu_beside_a_gpu() -> None:
+    assert "model.to('cuda')" in devices(WRAPPED)[3]
+    on_gpu = devices(f"model = model.to('cuda')\n{WRAPPED}")
+    assert not [said for said in on_gpu.values() if "CPU" in said]
+    assert found(PREPARED) == {}
+
+
+def test_batches_that_stay_on_the_cpu_while_prepare_moves_the_model() -> None:
+    hints = devices(PREPARED)
+    assert list(hints) == [2]
+    assert "the batches stay on the CPU" in hints[2]
+    assert devices(PREPARED.replace("    loss(", "    x, y = x.to('cuda'), y.to('cuda')\n    loss(")) == {}
+    assert devices(f"with torch.device('cuda'):\n    data = make()\n{PREPARED}") == {}
+    assert devices(PREPARED.replace("loader = DataLoader(data, batch_size=8)\n", "")) == {}  # made in an earlier cell
+
+
+@pytest.mark.parametrize(
+    "choice", ["torch.cuda.set_device(ring.local_rank())", "model.to(f'cuda:{ring.local_rank()}')"]
+)
+def test_a_gpu_chosen_among_those_that_a_rank_does_not_see(choice: str) -> None:
+    assert "its own GPU as `cuda:0`" in devices(f"model.cuda()\n{choice}\n{PREPARED}")[3]
+
+
+def test_other_numbers_of_steps() -> None:
+    assert "rank 1 ended at step 3 and rank 0 at step 4" in found(PREPARED, view(2, *steps(0, 5), *steps(1, 4)))[2]
+    assert found(PREPARED, view(2, *steps(0, 5), *steps(1, 5))) == {}
+
+
+def test_every_rank_prints_the_same() -> None:
+    source = "for epoch in range(9):\n    print('epoch', epoch)\n"
+    said = "".join(f"epoch {epoch}\n" for epoch in range(9))
+    alike = [Output("r", rank, "stdout", said) for rank in range(2)]
+    assert "print the same 9 lines" in found(source, view(2, *alike))[3]
+    assert found(source, view(2, alike[0])) == {}
+    assert found(source.replace("    print", "    if ring.rank() == 0: print"), view(2, *alike)) == {}
+
+
+def test_magics_in_the_cell_do_not_confuse_it() -> None:
+    assert found("%matplotlib inline\n!ls\n" + PREPARED) == {}
+
+
+def test_a_share_picked_by_hand_and_a_cell_that_is_no_python() -> None:
+    by_hand = WRAPPED.replace("(data", "(data[ring.rank() :: ring.size()]")
+    assert 2 not in found(by_hand)
+    assert found("def (") == {}
+
+
+def test_how_hints_look() -> None:
+    hint = Hint(7, "use `a < b`")
+    assert text(hint) == "Hint, line 7: use `a < b`."
+    assert "<code>a &lt; b</code>" in html((hint,))
+    assert text(Hint(0, "x")) == "Hint: x."

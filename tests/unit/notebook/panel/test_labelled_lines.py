@@ -1,0 +1,53 @@
+"""Output of many ranks as labelled lines."""
+
+from ring_notebook.notebook.panel.output.labelled_lines import Line, Lines, html, text
+from ring_notebook.notebook.record.run_view import Printed
+
+
+def out(number: int, rank: int, said: str, stream: str = "stdout") -> Printed:
+    return Printed(number, rank, stream, said)
+
+
+def test_equal_lines_of_several_ranks_become_one() -> None:
+    lines = Lines().take([out(1, 0, "epoch 1\na\n"), out(2, 2, "epoch 1\n"), out(3, 1, "epoch 1\nb\n")])
+    assert text(lines) == "[0-2] epoch 1\n[0] a\n[1] b\n"
+
+
+def test_what_one_rank_repeats_is_kept() -> None:
+    lines = Lines().take([out(1, 0, "x\nx\n"), out(2, 1, "x\n")])
+    assert text(lines) == "[0-1] x\n[0] x\n"
+
+
+def test_pieces_come_once() -> None:
+    lines = Lines()
+    pieces = [out(1, 0, "a\n"), out(2, 0, "b\n")]
+    assert text(lines.take(pieces[:1])) == "[0] a\n"
+    assert text(lines.take(pieces)) == "[0] b\n"
+    assert lines.take(pieces) == []
+
+
+def test_an_unfinished_line_comes_when_it_stops_growing() -> None:
+    lines = Lines()
+    assert lines.take([out(1, 0, "load")]) == []
+    assert lines.take([out(2, 0, "ing")]) == []
+    assert text(lines.take([])) == "[0] loading\n"
+    assert text(lines.take([out(3, 0, " done\n")])) == "[0]  done\n"
+
+
+def test_an_unfinished_line_comes_at_the_end() -> None:
+    assert text(Lines().take([out(1, 3, "no newline")], last=True)) == "[3] no newline\n"
+
+
+def test_a_progress_bar_leaves_its_last_state() -> None:
+    said = "\r 10%\r 50%\r\x1b[32m100%\x1b[0m\n"
+    assert Lines().take([out(1, 0, said, "stderr")]) == [Line((0,), "stderr", "100%")]
+
+
+def test_windows_line_ends() -> None:
+    assert text(Lines().take([out(1, 0, "a\r\n")])) == "[0] a\n"
+
+
+def test_html_shows_what_was_printed_and_runs_none_of_it() -> None:
+    page = html(Lines().take([out(1, 0, "<script>x</script>\n")]))
+    assert "&lt;script&gt;x&lt;/script&gt;" in page
+    assert "<script>" not in page

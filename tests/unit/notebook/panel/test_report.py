@@ -1,0 +1,229 @@
+"""The still report, the table of ranks and the stuck notice, from real records."""
+
+from __future__ import annotations
+
+import base64
+import re
+import time
+from array import array
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from ring_notebook.notebook.panel import rank_table, report, stall_notice
+from ring_notebook.notebook.record.run_log import RunLog
+from ring_notebook.notebook.style import ago, duration, rank_list, whole
+from ring_notebook.records import Display, Ended, MetricBatch, Output, Record, Status, encode
+
+
+def run(directory: Path, size: int, *more: Record, steps: int = 60, status: str = "ok", error: str = "") -> RunLog:
+    log = RunLog(directory, directory.name, "digits <1>", size, "", {}, {})
+    for rank in range(size):
+        values = array("d")
+        for step in range(steps):
+            values.extend((log.started + step / 20, step, 1 / (step + 1) + rank, 32.0))
+        batch = MetricBatch(log.run, rank, ("time", "step", "loss", "samples"), values)
+        log.put(encode([batch, Output(log.run, rank, "stdout", "epoch 1\n")]))
+    log.put(encode(more))
+    if not any(isinstance(record, Ended) for record in more):
+        log.put(encode([Ended(log.run, rank, "ok", 3.0) for rank in range(size)]))
+    log.finish(status, error)
+    return log
+
+
+def images(page: str) -> list[ElementTree.Element]:
+    found = re.findall(r"src='data:image/svg\+xml;base64,([^']+)'", page)
+    return [ElementTree.fromstring(base64.b64decode(data)) for data in found]
+
+
+def texts(image: ElementTree.Element) -> list[str]:
+    return [element.text or "" for element in image.iter("{http://www.w3.org/2000/svg}text")]
+
+
+def test_the_page_has_charts_table_and_output(tmp_path: Path) -> None:
+    page = report.mime_bundle(run(tmp_path / "r1", 2))["text/html"]
+    loss, rate = images(page)
+    assert {"loss", "rank 0", "rank 1", "step"} <= set(texts(loss))
+    assert "samples/s" in texts(rate)
+    assert page.count("<tr>") == 3
+    assert "[0-1]</span> <span>epoch 1</span>" in page
+    assert "digits &lt;1&gt;" in page
+    assert "<1>" not in page
+
+
+def test_no_widget_is_left_in_the_bundle(tmp_path: Path) -> None:
+    assert set(report.mime_bundle(run(tmp_path / "r1", 1))) == {"text/html", "text/plain"}
+
+
+def test_the_curve_is_drawn_where_the_numbers_are(tmp_path: Path) -> None:
+    image = images(report.mime_bundle(run(tmp_path / "r1", 1))["text/html"])[0]
+    lines = [one for one in image.iter("{http://www.w3.org/2000/svg}path") if one.get("fill") == "none"]
+    assert len(lines) == 1
+    corners = re.findall(r"[ML]([\d.]+) ([\d.]+)", lines[0].get("d", ""))
+    heights = [float(y) for _, y in corners]
+    assert len(corners) == 60
+    assert heights == sorted(heights)  # the loss falls; on the page y grows downwards
+
+
+def test_text_for_a_terminal(tmp_path: Path) -> None:
+    lines = report.mime_bundle(run(tmp_path / "r1", 2))["text/plain"].splitlines()
+    assert lines[0].startswith("ok, digits <1>, 2 ranks")
+    assert lines[1].split() == ["rank", "status", "step", "loss", "samples/s"]
+    assert lines[2].split() == ["0", "ok", "59", "0.01667", "640"]
+    assert lines[-1] == "[0-1] epoch 1"
+
+
+def test_many_ranks_are_a_band_and_a_short_text(tmp_path: Path) -> None:
+    bundle = report.mime_bundle(run(tmp_path / "r1", 20))
+    assert "mean of 20 ranks" in texts(images(bundle["text/html"])[0])
+    assert bundle["text/html"].count("<tr>") == 21
+    assert len(bundle["text/plain"].splitlines()) < 25
+
+
+def test_a_failed_run_says_why_and_a_lost_rank_is_named(tmp_path: Path) -> None:
+    ended = Ended("r1", 0, "failed", 1.0)
+    bundle = report.mime_bundle(run(tmp_path / "r1", 2, ended, status="failed", error="ValueError: <no>"))
+    assert "● failed" in bundle["text/html"]
+    assert "ValueError: &lt;no&gt;" in bundle["text/html"]
+    assert "ValueError: <no>" in bundle["text/plain"]
+    statuses = [line.split()[1] for line in bundle["text/plain"].splitlines() if re.match(r" *\d+ ", line)]
+    assert statuses == ["failed", "lost"]
+
+
+def test_a_run_without_metrics_is_one_line_and_its_output(tmp_path: Path) -> None:
+    bundle = report.mime_bundle(run(tmp_path / "r1", 2, steps=0))
+    assert images(bundle["text/html"]) == []
+    assert "<table" not in bundle["text/html"]
+    assert len(bundle["text/plain"].splitlines()) == 2
+
+
+def test_the_page_stays_small_in_a_long_run(tmp_path: Path) -> None:
+    log = run(
+        tmp_path / "r1",
+        8,
+        *[Output("r1", 0, "stdout", f"{n} {'x' * 80}\n") for n in range(3000)],
+        steps=20_000,
+    )
+    assert sum(map(len, report.mime_bundle(log).values())) < 250_000
+
+
+def test_displays_are_in_the_page_or_outputs_of_their_own(tmp_path: Path) -> None:
+    picture = {"image/png": "iVBO", "text/plain": "<Figure>"}
+    table = {"text/html": "<table></table>", "text/plain": "a b"}
+    shown = [Display("r1", 0, picture, {"image/png": {"width": 30}}), Display("r1", 0, table), Display("r1", 1, table)]
+    log = run(tmp_path / "r1", 2, *shown)
+    without = report.mime_bundle(log)
+    assert "iVBO" not in without["text/html"]
+    assert "<Figure>" not in without["text/plain"]
+    bundle = report.mime_bundle(log, displays=True)
+    assert (
+        "[0]</span><div><img alt='&lt;Figure&gt;' width='30' src='data:image/png;base64,iVBO'>" in bundle["text/html"]
+    )
+    assert "[0-1]</span><div><table></table>" in bundle["text/html"]
+    assert bundle["text/plain"].endswith("[0] <Figure>\n[0-1] a b\n")
+    outputs = report.outputs(log)
+    assert [data for data, _ in outputs[1::2]] == [picture, table]
+    assert outputs[1][1] == {"image/png": {"width": 30}}
+    assert [data["text/plain"] for data, _ in outputs[::2]] == ["[0]", "[0-1]"]
+
+
+def test_of_many_displays_the_newest_stay_and_it_is_said_where_the_others_are(tmp_path: Path) -> None:
+    log = run(tmp_path / "r1", 2, *(Display("r1", 0, {"text/html": f"number {i} " + 50_000 * "x"}) for i in range(100)))
+    page = report.mime_bundle(log, displays=True)["text/html"]
+    assert len(page) < 700_000
+    assert "number 99 " in page
+    assert "number 50 " not in page
+    kept = len(log.view().displays)
+    assert kept >= 10
+    assert f"{100 - kept} earlier displays: see Run.displays, or {log.directory}" in page
+    assert report.outputs(log)[0][0]["text/plain"].startswith(f"{100 - kept} earlier displays")
+    assert len(log.displays()) == 100
+
+
+def test_figure_of_chosen_metrics(tmp_path: Path) -> None:
+    log = run(tmp_path / "r1", 2)
+    assert texts(images(report.figure(log, ["loss"]).data)[0])[0] == "loss"
+    with pytest.raises(KeyError, match="no metric 'los'; it logged loss"):
+        report.figure(log, ["los"])
+
+
+def test_runs_are_laid_over_one_another(tmp_path: Path) -> None:
+    logs = [run(tmp_path / name, 2) for name in ("r1", "r2")]
+    logs[1].name = ""
+    loss, rate = images(report.compare(logs).data)
+    assert {"digits <1>", time.strftime("%H:%M:%S", time.localtime(logs[1].started))} <= set(texts(loss))
+    assert "samples/s per rank" in texts(rate)
+
+
+def test_runs_in_a_legend_have_short_names_that_differ(tmp_path: Path) -> None:
+    logs = [run(tmp_path / f"20261121-210706-{index}", 1, steps=2) for index in range(5)]
+    for index, (log, name) in enumerate(zip(logs, ("a", "b", "b", "", ""), strict=True)):
+        log.name = name
+        log.started = time.mktime((2026, 11, 21, 21, 7, min(index, 3), 0, 0, -1))
+    loss = images(report.compare(logs).data)[0]
+    assert {"a", "b 21:07:01", "b 21:07:02", "21:07:03 #4", "21:07:03 #5"} <= set(texts(loss))
+
+
+def test_a_metric_that_was_to_be_charted_and_never_came(tmp_path: Path) -> None:
+    bundle = report.mime_bundle(run(tmp_path / "r1", 1), ["los", "loss", "samples"])
+    for shown in bundle.values():
+        assert "No metric los was logged, only loss." in shown
+    assert "and no other one." in report.mime_bundle(run(tmp_path / "r2", 1, steps=0), ["loss"])["text/plain"]
+
+
+@pytest.mark.parametrize(
+    ("status", "seconds", "steps", "cores", "said"),
+    [
+        ("ok", 3.0, 60, 2, True),
+        ("failed", 3.0, 60, 2, False),
+        ("interrupted", 3.0, 60, 2, False),
+        ("ok", 0.3, 60, 2, False),
+        ("ok", 3.0, 0, 2, False),  # nothing was trained
+        ("ok", 3.0, 60, 1, False),  # the ranks share a core
+    ],
+)
+def test_what_ranks_can_have_gained_is_said_of_trainings_only(
+    tmp_path: Path, status: str, seconds: float, steps: int, cores: int, said: bool
+) -> None:
+    ended = [Ended("r1", rank, "ok", seconds, {"communication": seconds / 10}) for rank in range(2)]
+    log = run(tmp_path / "r1", 2, *ended, steps=steps, status=status)
+    log.summary["seconds"] = seconds
+    log.environment |= {"cores": cores, "hosts": ["here"]}
+    bound = "at most 1.8x one rank, by the time in communication"
+    assert (bound in report.headline(log, log.view())) is said
+
+
+def test_the_slow_rank_is_the_one_that_hardly_waits(tmp_path: Path) -> None:
+    waits = {0: 1.2, 1: 0.1, 2: 1.1}
+    ended = [Ended("r1", rank, "ok", 3.0, {"communication": waits[rank]}) for rank in range(3)]
+    content = rank_table.table(run(tmp_path / "r1", 3, *ended).view(), still=True)
+    assert content.stragglers == {1}
+    column = content.columns.index("communication")
+    assert [row[column] for row in content.rows] == ["40%", "3%", "37%"]
+
+
+def test_stuck_names_who_is_missing_and_where_each_rank_is(tmp_path: Path) -> None:
+    log = RunLog(tmp_path / "r1", "r1", "", 3, "", {}, {})
+    waiting = {"operation": "allreduce", "name": "bucket 3", "sequence": 17, "seconds": 12.0, "missing": [1]}
+    log.put(encode([Status("r1", rank, 0.0, line=9, waiting=waiting) for rank in (0, 2)]))
+    log.put(encode([Status("r1", 1, 0.0, line=4)]))
+    deadline = time.monotonic() + 5
+    while len(log.statuses()) < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    ranks = log.view().stuck(after=0.0)
+    assert stall_notice.sentence(ranks) == "Ranks 0, 2 wait for rank 1."
+    page = stall_notice.html(ranks)
+    cells = [re.findall(r"<td>(.*?)</td>", row) for row in page.split("<tr>")[2:]]
+    assert cells[0] == ["0", "allreduce bucket 3", "17", "12 s", "9", "1"]
+    assert [cells[1][index] for index in (0, 1, 4)] == ["1", "its own code", "4"]
+    log.finish("interrupted")
+    assert stall_notice.html(()) == ""
+
+
+def test_how_numbers_are_said() -> None:
+    assert [duration(value) for value in (0.04, 12, 185, 7385)] == ["0.0 s", "12 s", "3:05", "2:03:05"]
+    assert duration(float("inf")) == "?"
+    assert [ago(value) for value in (0.3, 5)] == ["now", "5.0 s ago"]
+    assert [whole(value) for value in (1234567, 99.5, 0.25)] == ["1,234,567", "99.5", "0.25"]
+    assert rank_list([7, 0, 2, 1]) == "0-2, 7"

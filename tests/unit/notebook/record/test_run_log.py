@@ -1,0 +1,267 @@
+"""The log of a run, fed with real records: nothing lost on disk, bounded in memory, readable again."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from array import array
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from ring_notebook.engine.spool import Spool
+from ring_notebook.notebook.record.run_files import metric_lines, read_json, read_metrics, read_text, write_json
+from ring_notebook.notebook.record.run_log import RunLog, RunRecord
+from ring_notebook.notebook.record.run_view import OUTPUT_CHARACTERS
+from ring_notebook.notebook.run.takeover import TakenOverLog
+from ring_notebook.records import Cleared, Display, Ended, Failure, MetricBatch, Output, Record, Status, encode
+
+
+def batch(rank: int, steps: range, **metrics: list[float]) -> MetricBatch:
+    rows = zip(steps, *metrics.values(), strict=True)
+    values = array("d", (value for row in rows for value in (1000.0 + row[0] / 10, *row)))
+    return MetricBatch("r1", rank, ("time", "step", *metrics), values)
+
+
+def ended(rank: int, status: Any = "ok") -> Ended:
+    return Ended("r1", rank, status, 1.0)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> RunLog:
+    return RunLog(tmp_path / "r1", "r1", "first", 2, "train()\n", {"plot": ["loss"]}, {"torch": "2"})
+
+
+def feed(log: RunLog, *records: Record) -> None:
+    log.put(encode(records))
+
+
+def finish(log: RunLog, status: str = "ok") -> dict[str, Any]:
+    return log.finish(status)
+
+
+def test_every_row_is_on_disk_from_every_thread(log: RunLog) -> None:
+    def rank(number: int) -> None:
+        for start in range(0, 5000, 50):
+            steps = range(start, start + 50)
+            feed(log, batch(number, steps, loss=[step / 3 for step in steps], samples=[32.0] * 50))
+
+    threads = [Thread(target=rank, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    finish(log)
+    rows = read_metrics(log.directory)
+    for number in range(2):
+        mine = [row for row in rows if row["rank"] == number]
+        assert [row["step"] for row in mine] == list(range(5000))
+        assert [row["loss"] for row in mine] == [step / 3 for step in range(5000)]
+    assert log.summary["samples"] == 2 * 5000 * 32
+
+
+def test_metrics_are_a_data_frame(log: RunLog) -> None:
+    feed(log, batch(0, range(3), loss=[3, 2, 1]), batch(1, range(2), accuracy=[0.5, 0.75]))
+    finish(log)
+    frame = log.metrics()
+    assert list(frame.columns) == ["rank", "time", "step", "loss", "accuracy"]
+    assert frame[frame["rank"] == 0]["loss"].tolist() == [3, 2, 1]
+    assert frame[frame["rank"] == 1]["loss"].isna().all()
+
+
+def test_rows_that_json_cannot_say_survive(log: RunLog) -> None:
+    feed(log, batch(0, range(3), loss=[math.nan, math.inf, 1.0]))
+    finish(log)
+    losses = [row["loss"] for row in read_metrics(log.directory)]
+    assert math.isnan(losses[0])
+    assert losses[1:] == [math.inf, 1.0]
+
+
+def test_a_name_with_a_percent_sign_or_a_quote() -> None:
+    line = metric_lines(batch(0, range(1), **{'top 5 % "acc"': [0.5]}))
+    assert line == '{"rank": 0, "time": 1000.0, "step": 0, "top 5 % \\"acc\\"": 0.5}\n'
+
+
+def test_view_shows_each_rank(log: RunLog) -> None:
+    steps = range(21)
+    feed(log, batch(0, steps, loss=[1.0] * 21, samples=[8.0] * 21), batch(1, range(3), loss=[2.0] * 3))
+    feed(log, Status("r1", 0, 1.0, line=4, progress=(20, 40)), Status("r1", 1, 1.0, progress=(2, 40)))
+    feed(log, ended(0), ended(1))
+    assert log.wait_ended([0, 1], 5)
+    view = log.view()
+    assert view.names == ("loss", "samples")
+    assert view.charted == ("loss",)
+    assert list(view.curves["loss"][1].x) == [0, 1, 2]
+    assert view.ranks[0].samples_per_s == pytest.approx(80)  # 8 samples each tenth of a second
+    assert view.samples_per_s == pytest.approx(80)
+    assert view.progress == pytest.approx(2 / 40)
+    assert [rank.step for rank in view.ranks] == [20, 2]
+    assert view.ranks[1].last == {"loss": 2.0}
+    log.finish("ok")
+
+
+def test_a_view_does_not_change_later(log: RunLog) -> None:
+    feed(log, batch(0, range(2), loss=[1, 2]), ended(0))
+    log.wait_ended([0], 5)
+    view = log.view()
+    feed(log, batch(1, range(2), loss=[1, 2]), ended(1))
+    log.wait_ended([1], 5)
+    assert list(view.curves["loss"]) == [0]
+    log.finish("ok")
+
+
+def test_wait_ended_says_no_after_its_time(log: RunLog) -> None:
+    feed(log, ended(0))
+    assert log.wait_ended([0], 5)
+    assert not log.wait_ended([0, 1], 0.1)
+    log.finish("failed")
+
+
+def test_output_in_memory_is_bounded_and_whole_on_disk(log: RunLog) -> None:
+    line = "x" * 999 + "\n"
+    for _ in range(300):
+        feed(log, Output("r1", 1, "stdout", line))
+    finish(log)
+    kept = log.view().output
+    assert sum(len(piece.text) for piece in kept) <= OUTPUT_CHARACTERS
+    assert kept[-1].number == 300
+    assert (log.directory / "output.jsonl").read_text().count("x" * 999) == 300
+
+
+def test_a_finished_run_reads_back_the_same(log: RunLog) -> None:
+    failure = Failure("r1", 1, "ValueError", "builtins", "bad", (("<cell>", 3, "f", "raise"),), "Traceback")
+    feed(log, batch(0, range(50), loss=[1 / (step + 1) for step in range(50)], samples=[4.0] * 50))
+    feed(log, Output("r1", 1, "stderr", "careful\n"), failure, ended(0, "aborted"), ended(1, "failed"))
+    summary = finish(log, "failed")
+    again = RunLog.load(log.directory)
+    assert again.summary == summary
+    assert (again.status, again.source, again.options) == ("failed", "train()\n", {"plot": ["loss"]})
+    assert again.failures() == [failure]
+    assert {rank: one.status for rank, one in again.ended().items()} == {0: "aborted", 1: "failed"}
+    before, after = log.view(), again.view()
+    assert after.curves == before.curves
+    assert after.throughput == before.throughput
+    assert after.output == before.output
+
+
+def test_displays_and_what_was_taken_back_read_back_the_same(log: RunLog) -> None:
+    figure = {"image/png": "iVBO", "text/plain": "<Figure>"}
+    feed(log, Output("r1", 0, "stdout", "gone\n"), Display("r1", 0, {"text/html": "gone"}))
+    feed(log, Output("r1", 1, "stdout", "stays\n"), Cleared("r1", 0))
+    feed(log, Display("r1", 0, figure, {"a": 1}), Display("r1", 1, figure, {"a": 1}), ended(0), ended(1))
+    finish(log)
+    for record in (log, RunLog.load(log.directory)):
+        view = record.view()
+        assert [piece.text for piece in view.output] == ["stays\n"]
+        assert [(one.ranks, one.data, one.metadata) for one in view.displays] == [((0, 1), figure, {"a": 1})]
+        assert view.cleared == 1
+    assert [one.data for one in log.displays()] == [{"text/html": "gone"}, figure, figure]
+
+
+def test_half_a_line_at_the_end_is_left_alone(log: RunLog) -> None:
+    feed(log, batch(0, range(3), loss=[1, 2, 3]))
+    finish(log)
+    with (log.directory / "metrics.jsonl").open("a") as file:
+        file.write('{"rank": 0, "ti')
+    assert len(read_metrics(log.directory)) == 3
+
+
+def test_a_run_that_is_taken_over_keeps_its_start_and_ended_with_its_last_record(log: RunLog) -> None:
+    log.close()  # its notebook exits, and there is no summary
+    assert log.summary == RunRecord.load(log.directory).summary == {}
+    begun = log.started - 60
+    write_json(log.directory / "run.json", read_json(log.directory / "run.json") | {"started": begun})
+    spool = log.directory / "spool"
+    for rank in range(2):
+        kept = Spool(spool, rank)
+        kept.begin("r1")
+        kept.add(encode([batch(rank, range(3), loss=[3, 2, 1]), ended(rank)]))
+        os.utime(spool / f"r1.{rank}", (begun + 40, begun + 40))
+    taken = TakenOverLog(log.directory, spool)
+    assert taken.wait_ended([0, 1], 5)
+    summary = finish(taken)
+    assert summary["started"] == read_json(log.directory / "run.json")["started"] == begun
+    assert summary["seconds"] == pytest.approx(40)
+    assert [rank["status"] for rank in summary["ranks"]] == ["ok", "ok"]
+
+
+def test_no_run_there(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"run\.json"):
+        RunLog.load(tmp_path)
+
+
+def test_a_message_cut_short_is_told_and_the_rest_goes_on(log: RunLog) -> None:
+    log.put(encode([ended(0)])[:-3])
+    feed(log, ended(1))
+    assert log.wait_ended([1], 5)
+    assert "cut short" in log.trouble
+    finish(log)
+
+
+def test_a_rank_that_the_run_has_not_got_is_told(log: RunLog) -> None:
+    feed(log, ended(7))
+    feed(log, ended(1))
+    assert log.wait_ended([1], 5)
+    assert "rank 7" in log.trouble
+    finish(log)
+
+
+def test_stuck_only_when_no_rank_moves(log: RunLog) -> None:
+    waiting = {"operation": "allreduce", "name": "bucket 0", "sequence": 3, "seconds": 1.0, "missing": [1]}
+    feed(log, Status("r1", 0, 1.0, line=2, waiting=waiting), Status("r1", 1, 1.0, line=3))
+    feed(log, Output("r1", 1, "stdout", "hello\n"))
+    time.sleep(0.3)
+    # The same place again: a status alone is not progress.
+    feed(log, Status("r1", 0, 2.0, line=2, waiting={**waiting, "seconds": 2.0}), Status("r1", 1, 2.0, line=3))
+    feed(log, Status("r1", 1, 2.0, line=3))
+    deadline = time.monotonic() + 5
+    while log.statuses().get(0) is None or log.statuses()[0].time < 2.0:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert [rank.rank for rank in log.view().stuck(after=0.25)] == [0, 1]
+    feed(log, Status("r1", 1, 3.0, line=4), ended(0))
+    assert log.wait_ended([0], 5)
+    assert log.view().stuck(after=0.25) == ()
+    log.finish("interrupted")
+
+
+def test_40000_records_a_second_in_bounded_memory(tmp_path: Path) -> None:
+    """A million rows: the writer keeps up with 40,000 a second, and its curves stay small."""
+    log = RunLog(tmp_path / "r1", "r1", "long", 4, "", {}, {})
+    rows, per_message = 1_000_000, 1000
+    messages = [
+        encode([batch(rank, range(start, start + per_message), loss=[0.5] * per_message)])
+        for start in range(0, rows // 4, per_message)
+        for rank in range(4)
+    ]
+    start = time.process_time()
+    for message in messages:
+        log.put(message)
+    log.finish("ok")
+    assert time.process_time() - start < rows / 40_000
+    with (log.directory / "metrics.jsonl").open() as file:
+        assert sum(1 for _ in file) == rows
+    view = log.view()
+    assert sum(len(points.x) for points in view.curves["loss"].values()) <= 4 * 400
+
+
+def test_what_another_kernel_removes_meanwhile_reads_as_empty(tmp_path: Path) -> None:
+    content = tmp_path / "a.json", tmp_path / "metrics.jsonl"
+
+    def come_and_go() -> None:
+        for _ in range(1000):
+            for path in content:
+                path.write_text('{"rank": 0}\n')
+            for path in content:
+                path.unlink()
+
+    other = Thread(target=come_and_go)
+    other.start()
+    while other.is_alive():
+        assert read_text(content[0]) in ("", '{"rank": 0}\n')
+        assert read_json(content[0]) in ({}, {"rank": 0})
+        assert read_metrics(tmp_path) in ([], [{"rank": 0}])
+    other.join()

@@ -1,0 +1,124 @@
+"""The timeline of a recorded run: read, summed up, explained, drawn."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ring_notebook.notebook.record.run_files import RunFiles
+from ring_notebook.notebook.timeline.spans import Span
+from ring_notebook.notebook.timeline.timeline import Timeline, account, explain, gantt
+from ring_notebook.records import Trace
+
+
+def event(rank: int, begin: float, seconds: float, phase: str, last: int = -1, sequence: int = 1) -> dict[str, Any]:
+    """An event as ranks write them: microseconds on the wall clock."""
+    arguments = {"sequence": sequence, "bytes": 4 << 20, **({"last to come": last} if last >= 0 else {})}
+    return {
+        "name": "allreduce bucket 0",
+        "cat": phase,
+        "ph": "X",
+        "ts": 1.7e15 + begin * 1e6,
+        "dur": seconds * 1e6,
+        "pid": rank,
+        "tid": 0,
+        "args": arguments,
+    }
+
+
+def timeline(directory: Path, *events: dict[str, Any]) -> Timeline:
+    """What the kernel writes of them, read again."""
+    files = RunFiles(directory)
+    for rank in sorted({one["pid"] for one in events}):
+        own = [one for one in events if one["pid"] == rank]
+        files.write(Trace("r1", rank, json.dumps(own).encode()), 0.0)
+    files.close()
+    return Timeline(directory)
+
+
+def steps(size: int, waits: dict[int, float], last: int, moving: float = 0.01) -> list[dict[str, Any]]:
+    """Three steps of a second each, at whose end ``waits`` says how long a rank waits for rank ``last``."""
+    return [
+        one
+        for step in range(3)
+        for rank in range(size)
+        for one in (
+            event(rank, step + 1 - waits.get(rank, 0.0) - moving, waits.get(rank, 0.0), "waiting", last, step),
+            event(rank, step + 1 - moving, moving, "moving", sequence=step),
+        )
+    ]
+
+
+def test_a_rank_that_is_slow_is_named_with_what_it_costs(tmp_path: Path) -> None:
+    slow = timeline(tmp_path, event(0, 0, 0, "moving"), *steps(3, {0: 0.4, 1: 0.3}, last=2))
+    assert slow.seconds == pytest.approx(3.0)
+    accounts = slow.accounts
+    assert [one.phases["waiting"] for one in accounts] == pytest.approx([1.2, 0.9, 0.0])
+    assert [one.compute for one in accounts] == pytest.approx([1.77, 2.07, 2.97])
+    assert [one.waited_for for one in accounts] == pytest.approx([0.0, 0.0, 1.2])  # the longest of each step
+    assert slow.why == "Rank 2 is 55% slower in compute; others wait for it 1.2 s of every 3 s."
+
+
+def test_a_rank_that_waits_for_its_data_is_told_from_a_slow_one(tmp_path: Path) -> None:
+    late = timeline(tmp_path, *steps(2, {0: 0.5}, last=1), *(event(1, step, 0.5, "data") for step in range(3)))
+    assert late.why == "Rank 1 waits 1.5 s longer for data than the others; others wait for it 1.5 s of every 3 s."
+
+
+def test_ranks_that_take_turns_are_not_blamed(tmp_path: Path) -> None:
+    turns = [event(0, 0.5, 0.5, "waiting", 1, 1), event(1, 1.5, 0.5, "waiting", 0, 2), event(0, 0, 0, "moving")]
+    assert timeline(tmp_path, *turns).why.startswith("The ranks take turns in being late: others wait 1 s of every 2 s")
+
+
+def test_communication_that_takes_long_is_named(tmp_path: Path) -> None:
+    heavy = timeline(tmp_path, event(0, 0, 0, "moving"), *steps(2, {}, last=-1, moving=0.5))
+    assert heavy.why.startswith(
+        "Moving and reducing data takes 1.5 s of every 3 s, 100% of it in allreduce bucket 0 (4.0 MiB each)"
+    )
+
+
+def test_data_that_is_late_everywhere(tmp_path: Path) -> None:
+    starved = timeline(tmp_path, *steps(1, {}, last=-1), *(event(0, step, 0.6, "data") for step in range(3)))
+    assert starved.why.startswith("Every rank waits for data 1.8 s of every 3 s")
+
+
+def test_nothing_to_blame(tmp_path: Path) -> None:
+    fine = timeline(tmp_path, event(0, 0, 0, "moving"), *steps(2, {}, last=-1))
+    assert fine.why == "The ranks keep step: 99% of the time is compute."
+    assert explain([], [], 0.0).startswith("No collective was called")
+
+
+def test_groups_that_work_at_the_same_time_count_once() -> None:
+    spans = [Span(0, 0.0, 1.0, "moving", "a", 0, 1, 0, -1), Span(0, 0.5, 1.5, "moving", "b", 1, 1, 0, -1)]
+    assert account(spans, 2.0)[0].compute == pytest.approx(0.5)
+
+
+def test_a_part_of_it(tmp_path: Path) -> None:
+    part = timeline(tmp_path, event(0, 0, 0, "moving"), *steps(2, {0: 0.4}, last=1)).between(1.5, 1.8)
+    assert (part.begin, part.seconds) == pytest.approx((1.59, 0.21))
+    assert part.accounts[0].phases["waiting"] == pytest.approx(0.21)
+
+
+def test_a_run_that_was_not_recorded(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="--timeline"):
+        Timeline(tmp_path)
+
+
+def test_the_chart_holds_every_span_and_stays_small_when_there_are_many() -> None:
+    few = [Span(rank, 0.1 * rank, 1.0, "waiting", "allreduce", 0, 1, 64, 1) for rank in range(2)]
+    bars = gantt.spec(few)["data"]["values"]
+    assert [(bar["rank"], bar["phase"], bar["begin"], bar["end"]) for bar in bars] == [
+        (0, "compute", 0.0, 1.0),
+        (1, "compute", 0.0, 1.0),
+        (0, "waiting", 0.0, 1.0),
+        (1, "waiting", 0.1, 1.0),
+    ]
+    assert bars[2]["for"] == 1
+
+    many = [Span(0, i * 1e-3, i * 1e-3 + 5e-4, "moving", "allreduce", 0, i, 64, -1) for i in range(50_000)]
+    bars = gantt.spec(many)["data"]["values"]
+    assert len(bars) <= gantt.MOST_BARS + 1
+    assert bars[-1]["end"] == pytest.approx(many[-1].end, abs=1e-6)
+    assert len(json.dumps(gantt.spec(many))) < 500_000
