@@ -105,7 +105,7 @@ WRONG: dict[str, tuple[Call, type[Exception], str]] = {
             torch.optim.SGD([nn.Parameter(t), nn.Parameter(t[:1])], lr=0.1), fused=True
         ),
         ValueError,
-        "share no memory",
+        "these parameters share memory",
     ),
     "channels": (lambda hvd, t: hvd.SyncBatchNorm(4)(torch.ones(3, 5)), ValueError, "4 channels, got 5"),
     "dimensions": (lambda hvd, t: hvd.SyncBatchNorm(4)(torch.ones(4)), ValueError, "at least 2 dimensions"),

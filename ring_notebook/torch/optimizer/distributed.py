@@ -24,7 +24,8 @@ from ring_notebook.torch.collectives.arguments import (
 from ring_notebook.torch.collectives.reduction import Reduction
 from ring_notebook.torch.compression import Compression, Compressor
 from ring_notebook.torch.optimizer.adasum_optimizer import AdasumOptimizer
-from ring_notebook.torch.optimizer.fused import FusedOptimizer, check_fusable
+from ring_notebook.torch.optimizer.fused import FusedOptimizer
+from ring_notebook.torch.optimizer.fused_rules import check_fusable
 from ring_notebook.torch.optimizer.gradient_reducer import GradientReducer
 from ring_notebook.torch.optimizer.wrapper import Wrapper, average_loss, claim, once, wrap
 from ring_notebook.torch.process_sets import ProcessSet, global_process_set

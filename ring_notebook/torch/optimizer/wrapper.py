@@ -81,7 +81,7 @@ class Wrapper(torch.optim.Optimizer):
         """Gradients of backward passes within only add up; nothing is sent."""
         return nullcontext()
 
-    def _settle(self) -> None:
+    def _gather_state(self) -> None:
         """Bring state that is kept elsewhere back into ``state``."""
 
     def _give_up(self) -> None:
@@ -135,7 +135,7 @@ def wrap(mixin: type[W], optimizer: torch.optim.Optimizer) -> W:
     original = original_of(optimizer)
     for owner in _owners_of(original):
         if owner._wrapped is original:
-            owner._settle()
+            owner._gather_state()
     base = type(original)
     both = type(base.__name__, (mixin, base), {"__module__": base.__module__, "__doc__": base.__doc__})
     wrapped: W = object.__new__(both)

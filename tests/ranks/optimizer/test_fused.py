@@ -119,7 +119,7 @@ def test_what_cannot_be_fused_is_said(hvd: ModuleType) -> None:
     model = make_model()
     parameters = list(model.parameters())
     for build, words in [
-        (lambda: torch.optim.RMSprop(parameters), "knows SGD, Adam, AdamW, not RMSprop"),
+        (lambda: torch.optim.RMSprop(parameters), "supports SGD, Adam, AdamW, got RMSprop"),
         (lambda: torch.optim.Adam(parameters, amsgrad=True), "amsgrad"),
         (lambda: torch.optim.SGD([torch.zeros(3, dtype=torch.float64, requires_grad=True)]), "float32"),
     ]:
@@ -314,3 +314,25 @@ def test_a_step_that_did_not_happen_is_not_counted(hvd: ModuleType) -> None:
         plain_step(model, fused, share(batch, hvd.rank()))
         plain_step(reference, alone, batch)
     assert_same(model, reference, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("option", ["lr", "momentum"])
+def test_a_mismatch_in_the_last_group_writes_no_group(hvd: ModuleType, option: str) -> None:
+    """A retry with the right options is the first and only update of every group."""
+    if hvd.size() == 1:
+        pytest.skip("one rank cannot disagree")
+    reference, model = make_model(), make_model()
+    groups = lambda m: [{"params": m.first.parameters()}, {"params": m.second.parameters()}]  # noqa: E731
+    build = lambda m: torch.optim.SGD(groups(m), lr=0.1, momentum=0.9)  # noqa: E731
+    alone, fused = build(reference), hvd.DistributedOptimizer(build(model), fused=True)
+    for batch in joint_batches(hvd.size(), 6):
+        before = copy.deepcopy(model)
+        right = fused.param_groups[1][option]
+        fused.param_groups[1][option] = right / (1 + hvd.rank())
+        with pytest.raises(CollectiveMismatch) as mismatch:
+            plain_step(model, fused, share(batch, hvd.rank()))
+        assert_same(model, before, rtol=0, atol=0)
+        assert f"parameter group 1: rank 0 has {option}={right}" in str(mismatch.value)
+        fused.param_groups[1][option] = right
+        step_both(reference, alone, model, fused, batch)
+        assert_same(model, reference, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,85 @@
+"""The optimizers whose update the native core has: what they may be asked for, their options and their state."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ring_notebook.torch.optimizer.wrapper import original_of
+
+__all__ = ["check_fusable", "check_options", "check_parameters", "state_keys", "states_needed", "update_fields"]
+
+_SUPPORTED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
+
+
+def check_fusable(optimizer: torch.optim.Optimizer) -> None:
+    """Raise ValueError, saying why, for what a fused step cannot do."""
+    kind = type(original_of(optimizer))
+    if kind not in _SUPPORTED:
+        names = ", ".join(supported.__name__ for supported in _SUPPORTED)
+        raise ValueError(f"fused=True supports {names}, got {kind.__name__}; leave fused out")
+    for group in optimizer.param_groups:
+        check_options(group)
+        check_parameters(group)
+    spans = sorted(_span(p) for group in optimizer.param_groups for p in group["params"] if p.numel())
+    if any(end > begin for (_, end), (begin, _) in pairwise(spans)):
+        raise ValueError("fused=True gives each parameter memory of its own; these parameters share memory")
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """Addresses of the first byte and behind the last one."""
+    last = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+def check_options(group: dict[str, Any]) -> None:
+    """Raise ValueError for options of a group that the native update lacks."""
+    if group.get("amsgrad") or group.get("differentiable") or isinstance(group["lr"], Tensor):
+        raise ValueError("fused=True supports neither amsgrad, differentiable nor a tensor as learning rate")
+
+
+def check_parameters(group: dict[str, Any]) -> None:
+    """Raise ValueError for parameters of a group that the native update cannot write."""
+    for parameter in group["params"]:
+        if parameter.dtype != torch.float32 or not parameter.is_cpu or not parameter.requires_grad:
+            raise ValueError(
+                f"fused=True supports trainable float32 parameters on the CPU, got {parameter.dtype} on "
+                f"{parameter.device} with requires_grad={parameter.requires_grad}"
+            )
+
+
+def state_keys(kind: type) -> list[str]:
+    """The names under which torch keeps the state tensors of a parameter."""
+    return ["momentum_buffer"] if kind is torch.optim.SGD else ["exp_avg", "exp_avg_sq"]
+
+
+def states_needed(kind: type, group: dict[str, Any]) -> int:
+    """How many state tensors a step with these options reads and writes."""
+    return int(group["momentum"] != 0) if kind is torch.optim.SGD else 2
+
+
+def update_fields(kind: type, group: dict[str, Any], steps: int, *, first: bool) -> dict[str, Any]:
+    """The fields of the native Update for step ``steps`` (from 1); ``first``: the state starts with this step."""
+    fields = {"lr": group["lr"], "weight_decay": group["weight_decay"], "maximize": group["maximize"]}
+    if kind is torch.optim.SGD:
+        return fields | {
+            "rule": 0,
+            "momentum": group["momentum"],
+            "dampening": group["dampening"],
+            "nesterov": group["nesterov"],
+            "first": first,
+        }
+    beta1, beta2 = group["betas"]
+    return fields | {
+        "rule": 1,
+        "beta1": beta1,
+        "beta2": beta2,
+        "eps": group["eps"],
+        "decoupled": kind is torch.optim.AdamW or bool(group.get("decoupled_weight_decay")),
+        "bias1": 1 - beta1**steps,
+        "bias2_root": math.sqrt(1 - beta2**steps),
+    }
