@@ -4,10 +4,10 @@
 #include <utility>
 
 #include "register.hpp"
-#include "ring/memory/staging.hpp"
 #include "ring/group/membership.hpp"
 #include "ring/memory/memory.hpp"
 #include "ring/memory/memory_left.hpp"
+#include "ring/memory/staging.hpp"
 
 namespace py = pybind11;
 using ring::Domain;

@@ -16,9 +16,9 @@
 
 #include "ring/base/errors.hpp"
 #include "ring/base/wait.hpp"
-#include "ring/memory/staging.hpp"
 #include "ring/group/header.hpp"
 #include "ring/memory/memory.hpp"
+#include "ring/memory/staging.hpp"
 
 namespace ring {
 
