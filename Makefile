@@ -9,12 +9,13 @@ NATIVE := $(shell find native -name '*.cpp' -o -name '*.hpp' -o -name CMakeLists
 ROOT   := $(filter 0,$(shell id -u))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lab test bench lint sanitize sanitize-build screenshot test-deps clean
+.PHONY: help demo lab test test-slow bench lint sanitize sanitize-build screenshot test-deps clean
 
 help:
 	@echo 'make demo        train the quickstart on 2 engines, without a browser'
 	@echo 'make lab         open the quickstart in JupyterLab'
 	@echo 'make test        run the tests (what it had to leave out, it says at the end)'
+	@echo 'make test-slow   run the tests that make test leaves out: more cases of many, and gigabytes'
 	@echo 'make test-deps   as root on Debian or Ubuntu: install what the browser and two-host tests need'
 	@echo 'make lint        ruff, mypy and clang-format'
 	@echo 'make bench       measure allreduce against MPI and Gloo on this machine'
@@ -31,6 +32,9 @@ lab: $(VENV)/installed
 
 test: $(VENV)/installed
 	$(BIN)/pytest $(ARGS)
+
+test-slow: $(VENV)/installed
+	$(BIN)/pytest -m slow $(ARGS)
 
 bench: $(VENV)/installed
 	$(BIN)/ringrun -np 2 python benchmarks/allreduce.py $(ARGS)

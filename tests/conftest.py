@@ -13,7 +13,7 @@ from harness.leftovers import Leftovers
 from harness.protocol import FOLDER
 
 _IN_RANK = FOLDER in os.environ
-pytest_plugins = ["harness.rank_side"] if _IN_RANK else ["harness.rank_tests"]
+pytest_plugins = ["harness.rank_side"] if _IN_RANK else ["harness.rank_tests", "harness.lanes"]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -30,11 +30,16 @@ class Leftovers:
         self._before[_SHARED] |= _shared_memory()
 
     def complaints(self) -> list[str]:
-        """One line for each thing that is new and still there after a grace time of 5 s."""
+        """One line for each thing that is new now and still there after a grace time of 5 s.
+
+        What comes later in that time is another's: of shared memory nobody can tell whose it was.
+        """
         deadline = time.monotonic() + GRACE
+        found: dict[str, set[str]] = {}
         while True:
             gc.collect()
-            found = {name: look() - self._before[name] for name, look in self._looks().items()}
+            now = {name: look() - self._before[name] for name, look in self._looks().items()}
+            found = {name: found.get(name, things) & things for name, things in now.items()}
             if not any(found.values()) or time.monotonic() > deadline:
                 return [f"{name} left behind: {thing}" for name, things in found.items() for thing in sorted(things)]
             time.sleep(0.1)
