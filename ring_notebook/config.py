@@ -24,6 +24,9 @@ class Config:
     """RING_ALGORITHM: how ranks of one host reduce. ``push`` is another name of ``auto``: in memory that they share.
     ``ring``, for comparison and teaching, makes a host of each rank, so that tensors travel around a ring of them."""
 
+    framework: str = ""
+    """RING_FRAMEWORK: the framework of cells that name none, whose face engines load when they start; empty: torch."""
+
     fusion_threshold: int = 64 * _MIB
     """RING_FUSION_THRESHOLD (HOROVOD_FUSION_THRESHOLD): size of a gradient bucket, in bytes."""
 

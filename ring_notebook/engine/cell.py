@@ -12,6 +12,8 @@ from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
+from ring_notebook.frameworks import names_in
+
 __all__ = ["Cell"]
 
 # Of so many cells the source is kept for tracebacks through functions that they defined.
@@ -40,16 +42,8 @@ class Cell:
         self._quiet: bool = shell.displayhook.semicolon_at_end_of_expression(text)
 
     def names(self) -> set[str]:
-        """Every name that the cell uses, and every module it imports, as ``torch.nn``."""
-        names: set[str] = set()
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.Name):
-                names.add(node.id)
-            elif isinstance(node, ast.Import):
-                names.update(alias.name for alias in node.names)
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                names.update(f"{node.module}.{alias.name}" for alias in node.names)
-        return names
+        """Every name that the cell uses, and every module it imports."""
+        return names_in(self.tree)
 
     def execute(self) -> None:
         """Run the cell; when it ends with an expression and no semicolon, show its value as a notebook would."""

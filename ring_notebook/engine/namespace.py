@@ -1,4 +1,4 @@
-"""The ranks' variables: put there, taken from there, described."""
+"""The variables of a rank's cells: set, read, described, and ``ring`` provided."""
 
 from __future__ import annotations
 
@@ -11,10 +11,29 @@ import cloudpickle
 from IPython.core.interactiveshell import InteractiveShell
 
 from ring_notebook.engine import setup
+from ring_notebook.frameworks import default, frameworks, named
 
-__all__ = ["describe", "get", "names", "put"]
+__all__ = ["describe", "get", "names", "provide_ring", "put"]
 
 _MOST_NAMES = 12  # in a message
+
+
+def provide_ring(names: set[str]) -> None:
+    """Make ``ring`` the face of the framework that a cell with these names uses, where the user has not bound it.
+
+    A cell that names no framework keeps the ``ring`` of the cell before it.
+    """
+    if "ring" in names or default().named_in(names):
+        setup.wait_for_preload()
+    if "ring" not in names:
+        return
+    namespace, wanted = _namespace(), named(names)
+    if "ring" not in namespace or (wanted and getattr(namespace["ring"], "__name__", "") in _faces()):
+        namespace["ring"] = import_module((wanted or default()).face)
+
+
+def _faces() -> set[str]:
+    return {known.face for known in frameworks()}
 
 
 def put(pickled: bytes) -> None:
@@ -64,8 +83,8 @@ def names(path: str = "") -> list[str]:
     first, *rest = path.split(".")
     value: Any
     if first == "ring" and first not in namespace:  # the first cell that uses it gets it
-        setup.wait_for_torch()
-        value = import_module("ring_notebook.torch")
+        setup.wait_for_preload()
+        value = import_module(default().face)
     elif first in namespace:
         value = namespace[first]
     else:

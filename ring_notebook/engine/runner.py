@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import resource
-from importlib import import_module
 from multiprocessing import active_children
 from time import perf_counter, time
 from typing import Any, Literal
@@ -13,7 +12,7 @@ from ipyparallel.engine.datapub import publish_data
 from IPython.core.interactiveshell import InteractiveShell
 
 from ring_notebook.core import metrics, trace, world
-from ring_notebook.engine import figures, setup
+from ring_notebook.engine import figures, namespace, setup
 from ring_notebook.engine.capture import Capture
 from ring_notebook.engine.cell import Cell
 from ring_notebook.engine.child_processes import end_children
@@ -71,11 +70,7 @@ class _Execution:
 
     def _run(self, shell: InteractiveShell, source: str, first_line: int) -> None:
         self.cell = Cell(shell, source, self.run, first_line)
-        names = self.cell.names()
-        if any(f"{name}.".startswith(("ring.", "torch", "ring_notebook.torch.")) for name in names):
-            setup.wait_for_torch()
-        if "ring" in names:
-            shell.user_ns.setdefault("ring", import_module("ring_notebook.torch"))
+        namespace.provide_ring(self.cell.names())
         world.open_run(self.run, self.epoch, self.size)
         if self.recorded:
             trace.record()

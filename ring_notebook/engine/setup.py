@@ -1,4 +1,4 @@
-"""Makes an engine ready for runs, once after its start: ring memory, log, GPU, threads, torch."""
+"""Makes an engine ready for runs, once after its start: ring memory, log, GPU, threads, framework."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from ring_notebook.core import world
 from ring_notebook.core.native import core
 from ring_notebook.engine import capture, figures
 from ring_notebook.engine.spool import Spool
+from ring_notebook.frameworks import default
 from ring_notebook.hardware import cores, gpus
 
-__all__ = ["prepare", "rank", "wait_for_torch"]
+__all__ = ["prepare", "rank", "wait_for_preload"]
 
 _preload: Thread | None = None
 spool: Spool | None = None
@@ -36,10 +37,10 @@ def prepare(directory: str, keep: bool) -> dict[str, Any]:
     topology = world.prepare_host().topology
     _keep_log(Path(directory) / "log", topology.rank)
     _pin_gpu(topology.local_rank)
-    # OpenMP reads this once, when torch is loaded; without it each rank would take every core, or one.
+    # OpenMP reads this once, when a framework loads it; without it each rank would take every core, or one.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // topology.local_size)))
     figures.prepare()
-    # Before torch is loaded, whose loggers keep the stream that they find.
+    # Before a framework is loaded, whose loggers keep the stream that they find.
     capture.redirect()
     sys.stdin = capture.NoInput()
     # ipyparallel's handler waits for the cell to end; stopping a cluster must not.
@@ -47,7 +48,7 @@ def prepare(directory: str, keep: bool) -> dict[str, Any]:
     global _preload, spool
     if keep:
         spool = Spool(Path(directory) / "spool", topology.rank)
-    _preload = Thread(target=import_module, args=("ring_notebook.torch",), name="ring-preload", daemon=True)
+    _preload = Thread(target=import_module, args=(default().face,), name="ring-preload", daemon=True)
     _preload.start()
     return {
         "rank": topology.rank,
@@ -74,8 +75,8 @@ def _keep_log(logs: Path, rank: int) -> None:
     faulthandler.register(signal.SIGUSR1, 2)
 
 
-def wait_for_torch() -> None:
-    """Return when torch is loaded: an interrupt in the middle of its import would leave half of it behind."""
+def wait_for_preload() -> None:
+    """Return when the default framework is loaded: an interrupt would leave its import half done."""
     if _preload is not None:
         _preload.join()
 

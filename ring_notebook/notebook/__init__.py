@@ -1,1 +1,1 @@
-"""Kernel side: what a notebook shows and does. Never imports core, torch or engine."""
+"""Kernel side: what a notebook shows and does. Never imports core, api, a face or engine."""

@@ -1,9 +1,7 @@
 """The Horovod-compatible face: import it as ``hvd`` in place of ``horovod.torch``."""
 
-from ring_notebook.core.metrics import log, track
-from ring_notebook.errors import HorovodInternalError, HostsUpdatedInterrupt
-from ring_notebook.torch import elastic
-from ring_notebook.torch.basics import (
+from ring_notebook.api.barrier import barrier
+from ring_notebook.api.basics import (
     Adasum,
     Average,
     Max,
@@ -33,6 +31,14 @@ from ring_notebook.torch.basics import (
     start_timeline,
     stop_timeline,
 )
+from ring_notebook.api.handles import poll, synchronize
+from ring_notebook.api.join import join
+from ring_notebook.api.objects import allgather_object, broadcast_object
+from ring_notebook.api.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from ring_notebook.api.tensor_adapter import register_adapter
+from ring_notebook.core.metrics import log, track
+from ring_notebook.errors import HorovodInternalError, HostsUpdatedInterrupt
+from ring_notebook.torch import elastic
 from ring_notebook.torch.collectives.allgather import (
     allgather,
     allgather_async,
@@ -50,11 +56,7 @@ from ring_notebook.torch.collectives.allreduce import (
     grouped_allreduce_async_,
 )
 from ring_notebook.torch.collectives.alltoall import alltoall, alltoall_async
-from ring_notebook.torch.collectives.barrier import barrier
 from ring_notebook.torch.collectives.broadcast import broadcast, broadcast_, broadcast_async, broadcast_async_
-from ring_notebook.torch.collectives.handles import poll, synchronize
-from ring_notebook.torch.collectives.join import join
-from ring_notebook.torch.collectives.objects import allgather_object, broadcast_object
 from ring_notebook.torch.collectives.reducescatter import (
     grouped_reducescatter,
     grouped_reducescatter_async,
@@ -65,7 +67,7 @@ from ring_notebook.torch.collectives.ring_memory import empty
 from ring_notebook.torch.collectives.sparse_allreduce import sparse_allreduce_async
 from ring_notebook.torch.compression import Compression
 from ring_notebook.torch.optimizer.distributed import DistributedOptimizer
-from ring_notebook.torch.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from ring_notebook.torch.tensors import TorchAdapter
 from ring_notebook.torch.training.broadcast_state import broadcast_optimizer_state, broadcast_parameters
 from ring_notebook.torch.training.checkpoint import load, save
 from ring_notebook.torch.training.consistency import check
@@ -75,6 +77,8 @@ from ring_notebook.torch.training.noise_scale import noise_scale
 from ring_notebook.torch.training.prepare import prepare
 from ring_notebook.torch.training.schedules import LinearScalingLR
 from ring_notebook.torch.training.sync_batch_norm import SyncBatchNorm
+
+register_adapter(TorchAdapter())
 
 __all__ = [
     "LAMB",

@@ -12,11 +12,12 @@ from torch import Tensor
 from ring_notebook.core.buffers import Buffer, DType
 
 __all__ = [
+    "TorchAdapter",
     "buffer_in_place",
     "buffer_of",
-    "can_send",
     "check_tensor",
     "copy_back",
+    "dtype_of",
     "from_bytes",
     "in_memory_order",
     "on_host",
@@ -35,6 +36,7 @@ _DTYPES = {
     torch.float64: DType.FLOAT64,
     torch.bool: DType.BOOL,
 }
+_TORCH_DTYPES = {dtype: known for known, dtype in _DTYPES.items()}
 
 
 def check_tensor(tensor: Any, operation: str) -> None:
@@ -53,13 +55,14 @@ def check_tensor(tensor: Any, operation: str) -> None:
         raise TypeError(f"{operation} takes tensors with values; this {type(tensor).__name__} has no memory of its own")
 
 
-def can_send(tensor: Tensor) -> bool:
-    """Whether `check_tensor` lets it pass."""
-    return tensor.layout is torch.strided and tensor.dtype in _DTYPES and _has_values(tensor)
-
-
 def _has_values(tensor: Tensor) -> bool:
     return not tensor.is_meta and not (tensor.is_cpu and tensor.numel() and tensor.data_ptr() == 0)
+
+
+def dtype_of(tensor: Tensor) -> DType:
+    """The core's element type of a tensor. Raises TypeError where the core has none."""
+    check_tensor(tensor, "allreduce")
+    return _DTYPES[tensor.dtype]
 
 
 def on_host(tensor: Tensor) -> Tensor:
@@ -108,3 +111,27 @@ def from_bytes(data: memoryview, dtype: torch.dtype, shape: Sequence[int]) -> Te
     if prod(shape) == 0:
         return torch.empty(tuple(shape), dtype=dtype)
     return torch.frombuffer(data, dtype=dtype).view(tuple(shape))
+
+
+class TorchAdapter:
+    """torch's tensors, as `ring_notebook.api` sees those of any framework."""
+
+    name = "torch"
+
+    def can_send(self, value: Any) -> bool:
+        """Whether ``value`` is a dense tensor without a history or a class of its own."""
+        return (
+            type(value) is Tensor
+            and not value.requires_grad
+            and value.layout is torch.strided
+            and value.dtype in _DTYPES
+            and _has_values(value)
+        )
+
+    def buffer_of(self, tensor: Any) -> Buffer:
+        """Buffer over ``tensor``, or over a copy of it that is contiguous and in CPU memory."""
+        return buffer_of(on_host(tensor))
+
+    def empty(self, dtype: DType, shape: Sequence[int]) -> Tensor:
+        """As `torch.empty`, in CPU memory."""
+        return torch.empty(tuple(shape), dtype=_TORCH_DTYPES[dtype])

@@ -15,15 +15,12 @@ from typing import NamedTuple
 
 from IPython.core.inputtransformer2 import TransformerManager
 
+from ring_notebook.frameworks import default, named, names_in
 from ring_notebook.notebook.record.run_view import RunView
 from ring_notebook.notebook.style import rank_list
 
 __all__ = ["Hint", "Lint", "html", "logs_metrics", "text"]
 
-_AVERAGING = {"prepare", "DistributedOptimizer", "allreduce", "allreduce_", "grouped_allreduce", "grouped_allreduce_"}
-_SAME_START = {"prepare", "broadcast_parameters", "manual_seed", "load", "load_state_dict"}
-_SHARDING = {"prepare", "DistributedSampler", "shard"}
-_MOVING = {"to", "cuda", "to_empty", "set_default_device", "device"}
 _SAME_LINES = 5  # lines that all ranks print alike before it is worth a word
 
 
@@ -35,7 +32,7 @@ class Hint(NamedTuple):
 
 
 class _Call(NamedTuple):
-    name: str  # the last part: DataLoader for torch.utils.data.DataLoader
+    name: str  # the last part: join for os.path.join
     whole: str
     line: int
     node: ast.Call
@@ -53,6 +50,8 @@ class Lint:
             tree = ast.parse("\n" * (first_line - 1) + TransformerManager().transform_cell(source))
         except SyntaxError:  # the ranks say so themselves
             tree = ast.Module([], [])
+        framework = named(names_in(tree)) or default()
+        self._words, self._advice = framework.vocabulary, framework.advice
         self._calls = tuple(_calls(tree, guarded=False))
         self._names = {call.name for call in self._calls}
         self._static = (*self._of_source(), *(self._of_devices(tree) if gpus else ()))
@@ -63,79 +62,68 @@ class Lint:
             return ()
         return (*self._static, *self._of_steps(view), *self._of_output(view))
 
-    def _first(self, *names: str) -> _Call | None:
+    def _first(self, names: frozenset[str]) -> _Call | None:
         return next((call for call in self._calls if call.name in names), None)
 
+    def _first_optimizer(self) -> _Call | None:
+        where = self._words.optimizers
+        return next((call for call in self._calls if where and where in f".{call.whole}"), None)
+
     def _of_source(self) -> Iterator[Hint]:
-        backward = self._first("backward")
-        optimizer = next((call for call in self._calls if ".optim." in f".{call.whole}"), None)
-        if backward and optimizer and not self._names & _AVERAGING:
+        words, advice = self._words, self._advice
+        gradients, optimizer = self._first(words.gradients), self._first_optimizer()
+        if gradients and optimizer and not self._names & words.averaging:
             yield Hint(
                 optimizer.line,
-                "the gradients of the ranks are never averaged: each trains a model of its own. After this line add "
-                "`model, optimizer, loader = ring.prepare(model, optimizer, loader)`",
+                f"the gradients of the ranks are never averaged: each trains a model of its own. {advice.average}",
             )
-        wrapped = self._first("DistributedOptimizer")
-        if wrapped and not self._names & _SAME_START:
-            yield Hint(
-                wrapped.line,
-                "the ranks may start from different weights: before this line add "
-                "`ring.broadcast_parameters(model.state_dict(), root_rank=0)`",
-            )
-        loader = self._first("DataLoader")
-        by_hand = {"rank", "size"} <= self._names or (loader is not None and _has(loader, "sampler", "batch_sampler"))
-        if loader and backward and not self._names & _SHARDING and not by_hand:
-            yield Hint(
-                loader.line,
-                "every rank reads the whole data set: pass `sampler=torch.utils.data.distributed.DistributedSampler("
-                "dataset, ring.size(), ring.rank())`, or use `ring.prepare`",
-            )
-        rate = next((word.value for word in optimizer.node.keywords if word.arg == "lr"), None) if optimizer else None
-        if wrapped and optimizer and optimizer.name == "SGD" and isinstance(rate, ast.Constant):
+        wrapped = self._first(words.wrapping)
+        if wrapped and not self._names & words.same_start:
+            yield Hint(wrapped.line, f"the ranks may start from different weights: {advice.same_start}")
+        loader = self._first(words.loading)
+        by_hand = {"rank", "size"} <= self._names or (loader is not None and _has(loader, *words.sharding_keywords))
+        if loader and gradients and not self._names & words.sharding and not by_hand:
+            yield Hint(loader.line, f"every rank reads the whole data set: {advice.shard}")
+        keywords = optimizer.node.keywords if optimizer else []
+        rate = next((word.value for word in keywords if word.arg == words.rate), None)
+        if wrapped and optimizer and optimizer.name in words.linear_rate and isinstance(rate, ast.Constant):
             lr = ast.unparse(rate)
             yield Hint(
                 optimizer.line,
-                f"lr={lr} was chosen for one process, the batch of a step is now `ring.size()` times as large: "
-                f"try `lr={lr} * ring.size()`",
+                f"{words.rate}={lr} was chosen for one process, the batch of a step is now `ring.size()` times as "
+                f"large: try `{words.rate}={lr} * ring.size()`",
             )
         for call in self._calls:
-            if call.whole == "torch.save" and not call.guarded:
-                yield Hint(
-                    call.line,
-                    "every rank writes this file at once: use `ring.save`, which only rank 0 does, atomically",
-                )
+            if call.whole in words.saving and not call.guarded:
+                yield Hint(call.line, f"every rank writes this file at once: {advice.save}")
 
     def _of_devices(self, tree: ast.Module) -> Iterator[Hint]:
-        optimizer = next((call for call in self._calls if ".optim." in f".{call.whole}"), None)
-        moved = self._names & _MOVING or any(_has(call, "device") for call in self._calls)
-        stays = bool(self._first("backward")) and not moved
-        loader = self._first("DataLoader")
-        if stays and loader and "prepare" in self._names:
-            yield Hint(
-                loader.line,
-                "`ring.prepare` moves the model to the rank's GPU, and the batches stay on the CPU: move each one in "
-                "the loop, as in `x = x.to('cuda')`",
-            )
-        elif stays and optimizer and "prepare" not in self._names:
-            yield Hint(
-                optimizer.line,
-                "every rank has a GPU, and the model stays on the CPU: before this line add `model.to('cuda')`, and "
-                "move each batch there too",
-            )
-        chosen = [call.line for call in self._calls if call.whole.endswith("cuda.set_device")]
-        chosen += [node.lineno for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) and _is_device(node)]
+        words, advice = self._words, self._advice
+        optimizer, loader = self._first_optimizer(), self._first(words.loading)
+        moved = self._names & words.moving or any(_has(call, "device") for call in self._calls)
+        stays = bool(self._first(words.gradients)) and not moved
+        prepared = self._names & words.preparing
+        if stays and loader and prepared:
+            yield Hint(loader.line, advice.move_batches)
+        elif stays and optimizer and not prepared:
+            yield Hint(optimizer.line, advice.move_model)
+        if not words.choosing_device:
+            return
+        chosen = [call.line for call in self._calls if call.whole.endswith(words.choosing_device)]
+        chosen += [
+            node.lineno
+            for node in ast.walk(tree)
+            if isinstance(node, ast.JoinedStr) and _begins_with(node, words.device_prefix)
+        ]
         if chosen:
-            yield Hint(
-                min(chosen),
-                "every rank sees its own GPU as `cuda:0` and those of others after it: write `cuda`, whatever the rank",
-            )
+            yield Hint(min(chosen), advice.own_device)
 
     def _of_steps(self, view: RunView) -> Iterator[Hint]:
         steps = {rank.rank: rank.step for rank in view.ranks}
         if not all(rank.ended and rank.ended.status == "ok" for rank in view.ranks) or len(set(steps.values())) == 1:
             return
         least, most = min(steps, key=steps.__getitem__), max(steps, key=steps.__getitem__)
-        loader = self._first("DataLoader")
+        loader = self._first(self._words.loading)
         yield Hint(
             loader.line if loader else 0,
             f"rank {least} ended at step {steps[least]} and rank {most} at step {steps[most]}: give every rank the "
@@ -167,10 +155,10 @@ def _has(call: _Call, *keywords: str) -> bool:
     return any(word.arg in keywords for word in call.node.keywords)
 
 
-def _is_device(node: ast.JoinedStr) -> bool:
-    """Whether it is ``f"cuda:{something}"``."""
+def _begins_with(node: ast.JoinedStr, prefix: str) -> bool:
+    """Whether it is ``f"PREFIX{something}"``."""
     first = node.values[0] if node.values else None
-    return isinstance(first, ast.Constant) and first.value == "cuda:"
+    return isinstance(first, ast.Constant) and first.value == prefix
 
 
 def text(hint: Hint) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from IPython.core.inputtransformer2 import TransformerManager
 
 from ring_notebook.errors import RingError
+from ring_notebook.frameworks import default, named, names_in
 from ring_notebook.notebook.record.run_files import RUN, read_json
 from ring_notebook.notebook.record.run_log import RunRecord
 
@@ -28,13 +29,6 @@ from traitlets.config import Config
 InteractiveShell.instance(user_module=sys.modules[__name__], config=Config({"HistoryManager": {"enabled": False}}))
 """
 _DISPLAY = "\nfrom IPython.display import display\n"
-# In an engine the first GPU is the rank's own.
-_GPU = """
-import torch
-
-if torch.cuda.is_available():
-    torch.cuda.set_device(ring.local_rank() % torch.cuda.device_count())
-"""
 
 
 @dataclass(frozen=True)
@@ -89,10 +83,11 @@ def script(record: RunRecord, before: Sequence[RunRecord], name: str) -> Script:
         lines = body.split("\n")
         lines[node.lineno - 1] = f"# {lines[node.lineno - 1]}"
         body = "\n".join(lines)
-    head += "\nimport ring_notebook.torch as ring\n"
+    framework = named(names_in(tree)) or default()
+    head += f"\nimport {framework.face} as ring\n"
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     head += (_IPYTHON if "get_ipython" in used else "") + (_DISPLAY if "display" in used else "")
-    head += "\nring.init()\n" + (_GPU if "cuda" in body else "")
+    head += "\nring.init()\n" + (framework.gpu_setup if framework.gpu_word and framework.gpu_word in body else "")
     text = f"{head}\n{body}"
     compile(text, name, "exec")
     return Script(text, record.size, len(parts), tuple(_missing(tree)))

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ring_notebook.api.arguments import check_process_set
+from ring_notebook.api.handles import Handle, check_name, member_name, together
+from ring_notebook.api.process_sets import ProcessSet, global_process_set
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.torch.collectives.allreduce import allreduce
-from ring_notebook.torch.collectives.arguments import check_process_set, check_tensors
-from ring_notebook.torch.collectives.handles import Handle, check_name, member_name, together
-from ring_notebook.torch.process_sets import ProcessSet, global_process_set
+from ring_notebook.torch.collectives.tensor_arguments import check_tensors
 from ring_notebook.torch.tensors import buffer_of, check_tensor, from_bytes, on_host
 
 __all__ = ["allgather", "allgather_async", "gather", "grouped_allgather", "grouped_allgather_async"]

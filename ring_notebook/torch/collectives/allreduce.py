@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ring_notebook.api.handles import Handle
+from ring_notebook.api.process_sets import ProcessSet, global_process_set
+from ring_notebook.api.reduction import Reduction, operation_of, reduction_of
 from ring_notebook.core.communicator import ReduceOp
-from ring_notebook.torch.collectives.arguments import check_compression, check_tensors
-from ring_notebook.torch.collectives.handles import Handle
-from ring_notebook.torch.collectives.reduction import Reduction, operation_of, reduce_now, reduction_of, start
+from ring_notebook.torch.collectives.start_allreduce import reduce_now, start
+from ring_notebook.torch.collectives.tensor_arguments import check_compression, check_tensors
 from ring_notebook.torch.compression import Compression, Compressor
-from ring_notebook.torch.process_sets import ProcessSet, global_process_set
 
 __all__ = [
     "allreduce",

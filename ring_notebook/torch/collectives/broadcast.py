@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ring_notebook.api.arguments import check_process_set
+from ring_notebook.api.handles import Handle, check_name
+from ring_notebook.api.process_sets import ProcessSet, global_process_set
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.torch.collectives.allreduce import allreduce
-from ring_notebook.torch.collectives.arguments import check_process_set
-from ring_notebook.torch.collectives.handles import Handle, check_name
-from ring_notebook.torch.process_sets import ProcessSet, global_process_set
 from ring_notebook.torch.tensors import buffer_of, check_tensor, copy_back, on_host
 
 __all__ = ["broadcast", "broadcast_", "broadcast_async", "broadcast_async_"]

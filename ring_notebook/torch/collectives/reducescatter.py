@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ring_notebook.api.handles import Handle, check_name, member_name, together
+from ring_notebook.api.process_sets import ProcessSet, global_process_set
+from ring_notebook.api.reduction import Reduction, reduction_of
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.core.partition import row_split
 from ring_notebook.torch.collectives.allgather import allgather
-from ring_notebook.torch.collectives.arguments import check_compression, check_tensors
-from ring_notebook.torch.collectives.handles import Handle, check_name, member_name, together
-from ring_notebook.torch.collectives.reduction import Reduction, reduction_of
+from ring_notebook.torch.collectives.tensor_arguments import check_compression, check_tensors
 from ring_notebook.torch.compression import Compression, Compressor
-from ring_notebook.torch.process_sets import ProcessSet, global_process_set
 from ring_notebook.torch.tensors import buffer_of, check_tensor, copy_back, on_host
 
 __all__ = ["grouped_reducescatter", "grouped_reducescatter_async", "reducescatter", "reducescatter_async"]

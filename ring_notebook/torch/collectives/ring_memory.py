@@ -8,8 +8,8 @@ from math import prod
 import torch
 from torch import Tensor
 
+from ring_notebook.api.process_sets import global_process_set
 from ring_notebook.core.communicator import Communicator
-from ring_notebook.torch.process_sets import global_process_set
 from ring_notebook.torch.tensors import from_bytes
 
 __all__ = ["empty", "empty_in"]

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ring_notebook.api.handles import synchronize
+from ring_notebook.api.process_sets import ProcessSet, global_process_set
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.torch.collectives.allgather import allgather_async
-from ring_notebook.torch.collectives.handles import synchronize
-from ring_notebook.torch.process_sets import ProcessSet, global_process_set
 
 __all__ = ["sparse_allreduce_async", "sparse_gradient"]
 

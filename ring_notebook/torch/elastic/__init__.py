@@ -1,8 +1,8 @@
 """Training that goes on after a failure: commit now and then, go back to the last commit (Horovod: ``elastic``)."""
 
+from ring_notebook.api.elastic.loop import run
+from ring_notebook.api.elastic.state import State
 from ring_notebook.torch.elastic.elastic_sampler import ElasticSampler
-from ring_notebook.torch.elastic.loop import run
-from ring_notebook.torch.elastic.state import State
 from ring_notebook.torch.elastic.torch_state import TorchState
 
 __all__ = ["ElasticSampler", "State", "TorchState", "run"]

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.data import Sampler
 
-from ring_notebook.torch.basics import size
+from ring_notebook.api.basics import size
 from ring_notebook.torch.training.data import share_of
 
 __all__ = ["ElasticSampler"]

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from ring_notebook.torch.basics import rank
-from ring_notebook.torch.collectives.objects import broadcast_object
+from ring_notebook.api.basics import rank
+from ring_notebook.api.elastic.state import State
+from ring_notebook.api.objects import broadcast_object
 from ring_notebook.torch.elastic.elastic_sampler import ElasticSampler
-from ring_notebook.torch.elastic.state import State
 from ring_notebook.torch.training import checkpoint
 
 __all__ = ["TorchState"]

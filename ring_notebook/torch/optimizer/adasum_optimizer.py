@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
+from ring_notebook.api.process_sets import ProcessSet
+from ring_notebook.api.reduction import Reduction
 from ring_notebook.core.communicator import ReduceOp
-from ring_notebook.torch.collectives.reduction import Reduction, start
+from ring_notebook.torch.collectives.start_allreduce import start
 from ring_notebook.torch.compression import Compressor
 from ring_notebook.torch.optimizer.wrapper import Wrapper, once
-from ring_notebook.torch.process_sets import ProcessSet
 
 __all__ = ["AdasumOptimizer"]
 

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ring_notebook.torch.collectives.handles import Handle
-from ring_notebook.torch.collectives.reduction import Reduction, start
+from ring_notebook.api.handles import Handle
+from ring_notebook.api.reduction import Reduction
+from ring_notebook.torch.collectives.start_allreduce import start
 from ring_notebook.torch.compression import Compression, Compressor
 from ring_notebook.torch.tensors import in_memory_order
 
@@ -17,18 +18,17 @@ __all__ = ["Bucket"]
 
 
 class Bucket:
-    """The gradients of ``parameters``, which all have ``dtype``.
+    """The gradients of ``parameters``, which all have one dtype.
 
-    Behind them travel two flags for each, which a rank sets when it has that gradient, and when it is sparse. A flag
-    above zero afterwards says that it was so on some rank. A gradient that no rank had stays None, as it would in a
-    single process; one that was sparse although nobody had known it when the bucket was planned is so again afterwards,
-    unless ``sparse_as_dense``.
+    Behind them travels a flag for each, which a rank sets when it has that gradient: one that no rank had stays None,
+    as it would in a single process. One more flag says that a gradient turned out to be sparse (a table that no rank
+    had used when the plan was made); the ranks then settle which ones, and SparseAdam, which refuses dense gradients,
+    gets them sparse from the first one on. With ``sparse_as_dense`` they stay dense.
     """
 
     def __init__(
         self,
         parameters: Sequence[Tensor],
-        dtype: torch.dtype,
         name: str,
         how: Reduction,
         compression: Compressor,
@@ -38,10 +38,10 @@ class Bucket:
         self.parameters = list(parameters)
         self._how, self._compression = how, compression
         self._sparse_as_dense = sparse_as_dense
-        self.turned_sparse = False  # and needs another plan, on all ranks
-        self._flags = torch.zeros(2, len(self.parameters), dtype=dtype)
-        self._came = [False] * len(self.parameters)
-        self._sparse = [False] * len(self.parameters)
+        self.turned_sparse = False  # on some rank, which needs another plan on all ranks
+        self.sparse = [False] * len(self.parameters)  # on this rank
+        self._flags = torch.zeros(len(self.parameters) + 1, dtype=self.parameters[0].dtype)
+        self._ready = [False] * len(self.parameters)
         self._handle: Handle | None = None
         self._reduced: list[Tensor] = []
         self._wires: list[tuple[Tensor, Any]] = []
@@ -53,21 +53,21 @@ class Bucket:
 
     @property
     def full(self) -> bool:
-        """Whether every gradient has come, and is still there."""
-        return all(self._came) and all(p.grad is not None for p in self.parameters)
+        """Whether every gradient is ready, and still there."""
+        return all(self._ready) and all(p.grad is not None for p in self.parameters)
 
-    def come(self, position: int) -> None:
+    def mark_ready(self, position: int) -> None:
         """Note that backward is done with the gradient of a parameter."""
-        self._came[position] = True
+        self._ready[position] = True
         self._make_dense(position)
 
-    def forget(self) -> None:
-        """Take back what `come` has noted."""
-        self._came = [False] * len(self.parameters)
-        self._sparse = [False] * len(self.parameters)
+    def reset(self) -> None:
+        """Take back what `mark_ready` has noted."""
+        self._ready = [False] * len(self.parameters)
+        self.sparse = [False] * len(self.parameters)
 
-    def fill(self) -> None:
-        """Take in the gradients that no hook has brought."""
+    def make_dense(self) -> None:
+        """Make all gradients dense that are there, also those that no hook has marked."""
         for position in range(len(self.parameters)):
             self._make_dense(position)
 
@@ -75,7 +75,7 @@ class Bucket:
         parameter = self.parameters[position]
         if parameter.grad is not None and parameter.grad.is_sparse:
             parameter.grad = parameter.grad.to_dense()
-            self._sparse[position] = not self._sparse_as_dense
+            self.sparse[position] = not self._sparse_as_dense
 
     def square(self) -> float:
         """Sum of the squares of all gradients that are there."""
@@ -83,16 +83,15 @@ class Bucket:
         return sum(float(torch.linalg.vector_norm(grad, dtype=torch.float64)) ** 2 for grad in grads)
 
     def start(self, *, blocking: bool) -> None:
-        """Begin to reduce what is there, and zeros for the rest; with ``blocking`` it is reduced on return."""
-        has, sparse = self._flags
-        has.fill_(1)
-        sparse.copy_(torch.tensor(self._sparse))
+        """Start to reduce what is there, and zeros for the rest; with ``blocking`` it is reduced on return."""
+        self._flags.fill_(1)
+        self._flags[-1] = any(self.sparse)
         self._reduced = []
         for position, parameter in enumerate(self.parameters):
             grad = parameter.grad
             if grad is None:
                 grad = torch.zeros_like(parameter)
-                has[position] = 0
+                self._flags[position] = 0
             self._reduced.append(grad)
         tensors = [in_memory_order(grad) for grad in self._reduced]
         if self._compression is not Compression.none:
@@ -107,16 +106,20 @@ class Bucket:
             self._handle.wait()
         finally:
             self._handle = None
-            self.forget()
+            self._ready = [False] * len(self.parameters)
         with torch.no_grad():
             for grad, (wire, ctx) in zip(self._reduced, self._wires, strict=False):
                 in_memory_order(grad).copy_(self._compression.decompress(wire, ctx))
         for position, (parameter, grad) in enumerate(zip(self.parameters, self._reduced, strict=True)):
-            if parameter.grad is not grad and self._flags[0, position] > 0:
+            if parameter.grad is not grad and self._flags[position] > 0:
                 parameter.grad = grad
         self._reduced, self._wires = [], []
-        for position in self._flags[1].nonzero().flatten().tolist():
-            parameter = self.parameters[position]
-            assert parameter.grad is not None
-            parameter.grad = parameter.grad.to_sparse(1)
-            self.turned_sparse = True
+        self.turned_sparse = bool(self._flags[-1] > 0)
+
+    def make_sparse(self, sparse: Sequence[bool]) -> None:
+        """Make the gradients sparse again that were sparse on some rank."""
+        for parameter, was_sparse in zip(self.parameters, sparse, strict=True):
+            if was_sparse:
+                assert parameter.grad is not None
+                parameter.grad = parameter.grad.to_sparse(1)
+        self.reset()

@@ -12,23 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ring_notebook.api.arguments import check_integer, check_passes, check_process_set, check_scale
+from ring_notebook.api.process_sets import ProcessSet, global_process_set
+from ring_notebook.api.reduction import Reduction
 from ring_notebook.core.communicator import ReduceOp
-from ring_notebook.torch.collectives.arguments import (
-    check_compression,
-    check_optimizer,
-    check_passes,
-    check_process_set,
-    check_scale,
-    check_whole,
-)
-from ring_notebook.torch.collectives.reduction import Reduction
+from ring_notebook.torch.collectives.tensor_arguments import check_compression, check_optimizer
 from ring_notebook.torch.compression import Compression, Compressor
 from ring_notebook.torch.optimizer.adasum_optimizer import AdasumOptimizer
 from ring_notebook.torch.optimizer.fused import FusedOptimizer
 from ring_notebook.torch.optimizer.fused_rules import check_fusable
 from ring_notebook.torch.optimizer.gradient_reducer import GradientReducer
 from ring_notebook.torch.optimizer.wrapper import Wrapper, average_loss, claim, once, wrap
-from ring_notebook.torch.process_sets import ProcessSet, global_process_set
 
 __all__ = ["DistributedOptimizer", "ReducingOptimizer"]
 
@@ -186,7 +180,7 @@ def _grouping(
     """A function from the parameters to the indices of those that are to be reduced together."""
     if isinstance(groups, int):
         num_groups, groups = groups, None
-    if check_whole(num_groups, "num_groups") < 0:
+    if check_integer(num_groups, "num_groups") < 0:
         raise ValueError(f"num_groups={num_groups}: must not be negative")
     if groups is not None:
         for entry in groups:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ring_notebook.api.process_sets import ProcessSet
 from ring_notebook.core.communicator import Communicator, ReduceOp
 from ring_notebook.core.partition import update_options
 from ring_notebook.errors import CollectiveMismatch
@@ -32,7 +33,6 @@ from ring_notebook.torch.optimizer.fused_rules import (
     update_fields,
 )
 from ring_notebook.torch.optimizer.wrapper import Wrapper, average_loss
-from ring_notebook.torch.process_sets import ProcessSet
 from ring_notebook.torch.tensors import buffer_of, from_bytes
 
 __all__ = ["FusedOptimizer"]

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
 
-import torch
-
+from ring_notebook.api.objects import gather_objects
+from ring_notebook.api.process_sets import ProcessSet
+from ring_notebook.api.small_sums import allreduce_numbers
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.errors import CollectiveMismatch
-from ring_notebook.torch.collectives.allreduce import allreduce_
-from ring_notebook.torch.collectives.objects import gather_objects
-from ring_notebook.torch.process_sets import ProcessSet
 
 __all__ = ["check_same_options"]
 
@@ -22,9 +20,8 @@ Options = dict[str, Any]
 def check_same_options(groups: Sequence[Options], process_set: ProcessSet) -> None:
     """Raise CollectiveMismatch on every rank, naming the first group that differs, unless all ranks have ``groups``."""
     digest = int.from_bytes(blake2b(repr(groups).encode(), digest_size=7).digest(), "big")
-    extremes = torch.tensor([digest, -digest])  # the maximum of both is the greatest digest, and minus the least
-    allreduce_(extremes, name="fused options", op=ReduceOp.MAX, process_set=process_set)
-    greatest, least = extremes.tolist()
+    extremes = [digest, -digest]  # the maximum of both is the greatest digest, and minus the least
+    greatest, least = allreduce_numbers(extremes, ReduceOp.MAX, "fused options", process_set)
     if greatest != -least:
         raise CollectiveMismatch(_difference(groups, process_set))
 

@@ -2,7 +2,7 @@
 
 A round goes from the first gradient after a `synchronize` to the next `synchronize`:
 
-1. A hook notes each gradient as soon as autograd has it.
+1. A hook marks each gradient as ready as soon as autograd has it.
 2. Full buckets are reduced in the order of the plan: during backward on the progress thread, or in `synchronize`. The
    gradients stay where they are; moving them into one buffer costs more than the core saves by it.
 3. `synchronize` reduces what is left, with zeros for gradients that this rank does not have, and waits.
@@ -22,17 +22,18 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from ring_notebook.api.buckets.bucket_plan import ParameterSpec, plan_buckets
+from ring_notebook.api.buckets.plan_agreement import agree_on_plan, agree_on_sparse
+from ring_notebook.api.join import joins
+from ring_notebook.api.noise_meter import NoiseMeter
+from ring_notebook.api.reduction import Reduction
 from ring_notebook.config import config
 from ring_notebook.core import world
 from ring_notebook.core.communicator import Communicator
-from ring_notebook.torch.collectives.join import joins
-from ring_notebook.torch.collectives.reduction import Reduction
 from ring_notebook.torch.collectives.sparse_allreduce import sparse_allreduce_async, sparse_gradient
 from ring_notebook.torch.compression import Compressor
-from ring_notebook.torch.optimizer.bucket_plan import ParameterSpec, plan_buckets
 from ring_notebook.torch.optimizer.bucket_runtime import Bucket
-from ring_notebook.torch.optimizer.negotiation import agree
-from ring_notebook.torch.optimizer.noise_meter import NoiseMeter
+from ring_notebook.torch.tensors import dtype_of
 
 __all__ = ["GradientReducer", "Named"]
 
@@ -56,7 +57,7 @@ class _Layout:
 
 
 class GradientReducer:
-    """See the module. ``groups`` gives, for a list of parameters, the indices of those to reduce together."""
+    """The rounds of one optimizer. ``groups`` gives, of a list of parameters, the indices of those reduced together."""
 
     def __init__(
         self,
@@ -115,7 +116,7 @@ class GradientReducer:
             self.reset()
         elif self._layout is not None:
             for bucket in self._layout.buckets:
-                bucket.forget()
+                bucket.reset()
         self._forget_round()
 
     def _forget_round(self) -> None:
@@ -156,10 +157,11 @@ class GradientReducer:
         parameters = [p for _, p in trainable]
         process_set = self.how.process_set
         communicator = process_set.communicator
-        specs = [ParameterSpec(name, tuple(p.shape), p.dtype) for name, p in trainable]
+        specs = [ParameterSpec(name, tuple(p.shape), dtype_of(p)) for name, p in trainable]
         sparse_here = [p.grad is not None and p.grad.is_sparse and not self._sparse_as_dense for p in parameters]
         division = (config().fusion_threshold, self._groups(parameters))
-        sparse, threaded = agree(specs, division, sparse_here, _wants_thread(parameters), process_set)
+        threaded = agree_on_plan(specs, division, _wants_thread(parameters), process_set)
+        sparse = agree_on_sparse(sparse_here, process_set)
         layout = _Layout(weakref.ref(communicator), threaded)
         layout.sparse = [pair for pair, is_sparse in zip(trainable, sparse, strict=True) if is_sparse]
         layout.places = {p: None for _, p in layout.sparse}
@@ -168,7 +170,7 @@ class GradientReducer:
         plans = plan_buckets([specs[index] for index in dense], config().fusion_threshold, self._groups(chosen))
         for number, plan in enumerate(plans):
             members = [chosen[index] for index in plan.parameters]
-            bucket = Bucket(members, plan.dtype, f"bucket {number}", self.how, self._compression, self._sparse_as_dense)
+            bucket = Bucket(members, f"bucket {number}", self.how, self._compression, self._sparse_as_dense)
             layout.buckets.append(bucket)
             layout.places.update({p: (bucket, position) for position, p in enumerate(members)})
         for parameter in parameters:
@@ -191,11 +193,11 @@ class GradientReducer:
         bucket, position = place
         if bucket.started:
             raise RuntimeError(
-                f"rank {self.how.process_set.rank()}: a gradient came again after its bucket had been sent; call "
+                f"rank {self.how.process_set.rank()}: backward made a gradient again after its bucket was sent; call "
                 f"step() after each {self.passes} backward passes, or accumulate with backward_passes_per_step or "
                 "within optimizer.no_sync()"
             )
-        bucket.come(position)
+        bucket.mark_ready(position)
         if layout.threaded and not self.waits_for_step and self._holds(layout):
             # In the order of the plan only, whatever order backward takes: operations match by order.
             while layout.started < len(layout.buckets) and layout.buckets[layout.started].full:
@@ -214,7 +216,7 @@ class GradientReducer:
     def _reduce(self, layout: _Layout) -> None:
         """Do the rest of a round."""
         for bucket in layout.buckets[layout.started :]:
-            bucket.fill()
+            bucket.make_dense()
             self._start(layout, blocking=not layout.threaded)
         for bucket in layout.buckets:
             bucket.finish()
@@ -222,6 +224,9 @@ class GradientReducer:
                 self._reduced += bucket.square()
         layout.started = 0
         process_set = self.how.process_set
+        for bucket in layout.buckets:
+            if bucket.turned_sparse:
+                bucket.make_sparse(agree_on_sparse(bucket.sparse, process_set))
         results = [
             sparse_allreduce_async(sparse_gradient(p), name, self.how.op, process_set) for name, p in layout.sparse
         ]

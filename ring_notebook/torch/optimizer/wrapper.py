@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ring_notebook.api.arguments import check_passes
+from ring_notebook.api.process_sets import ProcessSet
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.torch.collectives.allreduce import allreduce
-from ring_notebook.torch.collectives.arguments import check_passes
-from ring_notebook.torch.process_sets import ProcessSet
 
 __all__ = ["Wrapper", "average_loss", "claim", "once", "original_of", "wrap"]
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ring_notebook.torch.collectives.arguments import check_optimizer
+from ring_notebook.api.objects import broadcast_object
+from ring_notebook.api.process_sets import global_process_set
 from ring_notebook.torch.collectives.broadcast import broadcast_
-from ring_notebook.torch.collectives.objects import broadcast_object
-from ring_notebook.torch.process_sets import global_process_set
+from ring_notebook.torch.collectives.tensor_arguments import check_optimizer
 
 __all__ = ["broadcast_optimizer_state", "broadcast_parameters"]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from ring_notebook.api.basics import rank
+from ring_notebook.api.objects import broadcast_object
 from ring_notebook.errors import RingError
-from ring_notebook.torch.basics import rank
-from ring_notebook.torch.collectives.objects import broadcast_object
 
 __all__ = ["load", "save"]
 

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ring_notebook.api.basics import rank
+from ring_notebook.api.objects import allgather_object
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.errors import DriftError
-from ring_notebook.torch.basics import rank
 from ring_notebook.torch.collectives.allreduce import allreduce
-from ring_notebook.torch.collectives.arguments import check_module, check_optimizer
-from ring_notebook.torch.collectives.objects import allgather_object
+from ring_notebook.torch.collectives.tensor_arguments import check_module, check_optimizer
 
 __all__ = ["check"]
 

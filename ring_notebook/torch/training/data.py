@@ -11,9 +11,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler as TorchDistributedSampler
 
+from ring_notebook.api.basics import is_initialized, rank, size
+from ring_notebook.api.objects import broadcast_object
 from ring_notebook.core.world import communication
-from ring_notebook.torch.basics import is_initialized, rank, size
-from ring_notebook.torch.collectives.objects import broadcast_object
 
 __all__ = ["DistributedSampler", "ShardedIterable", "ShardedSampler", "batch_size_of", "shard", "share_of"]
 

@@ -6,8 +6,8 @@ import math
 
 import torch
 
+from ring_notebook.api.noise_meter import NoiseMeter
 from ring_notebook.torch.optimizer.distributed import ReducingOptimizer
-from ring_notebook.torch.optimizer.noise_meter import NoiseMeter
 
 __all__ = ["NOISE_EVERY", "measure_noise", "noise_scale"]
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from ring_notebook.api.basics import local_rank, size
 from ring_notebook.core import world
-from ring_notebook.torch.basics import local_rank, size
-from ring_notebook.torch.collectives.arguments import check_module, check_optimizer
+from ring_notebook.torch.collectives.tensor_arguments import check_module, check_optimizer
 from ring_notebook.torch.optimizer.distributed import DistributedOptimizer, ReducingOptimizer
 from ring_notebook.torch.training.broadcast_state import broadcast_optimizer_state, broadcast_parameters
 from ring_notebook.torch.training.data import batch_size_of, shard

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from ring_notebook.torch.basics import size
-from ring_notebook.torch.collectives.arguments import check_optimizer
+from ring_notebook.api.basics import size
+from ring_notebook.torch.collectives.tensor_arguments import check_optimizer
 
 __all__ = ["LinearScalingLR"]
 

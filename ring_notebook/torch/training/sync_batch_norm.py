@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ring_notebook.api.basics import size
 from ring_notebook.core.communicator import ReduceOp
-from ring_notebook.torch.basics import size
 from ring_notebook.torch.collectives.allreduce import allreduce
 
 __all__ = ["SyncBatchNorm"]

@@ -180,7 +180,7 @@ def test_names_that_are_doubled_missing_or_no_pairs(hvd: ModuleType) -> None:
     ):
         with pytest.raises(ValueError, match=match):
             hvd.DistributedOptimizer(momentum(model), named_parameters=bad)
-    with pytest.raises(ValueError, match="backward_passes_per_step=0"):
+    with pytest.raises(ValueError, match="backward_passes_per_step must be at least 1, got 0"):
         hvd.DistributedOptimizer(momentum(model), backward_passes_per_step=0)
 
 

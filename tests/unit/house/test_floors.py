@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -17,11 +18,14 @@ PACKAGE = ROOT / "ring_notebook"
 MAY_IMPORT = {
     "ground": {"ground"},
     "core": {"ground"},
-    "torch": {"core", "ground"},
-    "torch/collectives": {"torch", "core", "ground"},
-    "torch/optimizer": {"torch/collectives", "torch", "core", "ground"},
-    "torch/training": {"torch/optimizer", "torch/collectives", "torch", "core", "ground"},
-    "torch/elastic": {"torch/training", "torch/collectives", "torch", "core", "ground"},
+    "api": {"core", "ground"},
+    "api/buckets": {"api", "core", "ground"},
+    "api/elastic": {"api", "core", "ground"},
+    "torch": {"api", "core", "ground"},
+    "torch/collectives": {"torch", "api", "core", "ground"},
+    "torch/optimizer": {"torch/collectives", "torch", "api", "api/buckets", "core", "ground"},
+    "torch/training": {"torch/optimizer", "torch/collectives", "torch", "api", "core", "ground"},
+    "torch/elastic": {"torch/training", "torch", "api", "api/elastic", "core", "ground"},
     "engine": {"core", "ground"},
     "launch": {"ground"},
     "notebook": {"ground"},
@@ -63,6 +67,8 @@ FRAMEWORKS = {
     "ipywidgets": {"notebook"},
     "bqplot": {"notebook"},
 }
+# Whatever their spelling, as words of their own or at the beginning of one (torchvision).
+NAMES = ["torch", "tensorflow", "keras", "jax"]
 FILES = sorted(PACKAGE.rglob("*.py"))
 # It names every room and loads none, which test_import_weight proves.
 FACE = "ring_notebook"
@@ -166,6 +172,11 @@ def test_a_circle_is_noticed(last: str) -> None:
         ("ring_notebook/engine/runner.py", "from ring_notebook.notebook.run.run import Run"),
         ("ring_notebook/core/world.py", "def f():\n    import torch"),
         ("ring_notebook/core/world.py", "from ring_notebook import torch"),
+        ("ring_notebook/core/world.py", "from ring_notebook.api import basics"),
+        ("ring_notebook/api/basics.py", "from ring_notebook.torch.tensors import buffer_of"),
+        ("ring_notebook/api/basics.py", "import torch"),
+        ("ring_notebook/engine/runner.py", "from ring_notebook.api import basics"),
+        ("ring_notebook/engine/runner.py", "import ring_notebook.torch"),
         ("ring_notebook/launch/cli.py", "from ring_notebook.core import world"),
         ("ring_notebook/records.py", "from ring_notebook.core.buffers import Buffer"),
         ("ring_notebook/launch/run_function.py", "import mpi4py"),
@@ -178,6 +189,17 @@ def test_a_circle_is_noticed(last: str) -> None:
 )
 def test_a_wrong_import_is_noticed(path: str, line: str) -> None:
     assert violations(path, line)
+
+
+@pytest.mark.parametrize("room", ["core", "api", "engine", "notebook"])
+def test_a_room_that_serves_all_frameworks_names_none(room: str) -> None:
+    """A face for another framework is a folder and an entry in frameworks.py: no line here knows one by name."""
+    naming = {
+        str(path.relative_to(ROOT)): sorted(found)
+        for path in (PACKAGE / room).rglob("*.py")
+        if (found := {name for name in NAMES if re.search(rf"\b{name}", path.read_text(), re.IGNORECASE)})
+    }
+    assert naming == {}
 
 
 def test_every_room_is_known() -> None:

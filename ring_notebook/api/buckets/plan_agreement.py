@@ -8,37 +8,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 from hashlib import blake2b
 
-import torch
-
+from ring_notebook.api.buckets.bucket_plan import ParameterSpec
+from ring_notebook.api.objects import gather_objects
+from ring_notebook.api.process_sets import ProcessSet
+from ring_notebook.api.small_sums import allreduce_numbers
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.errors import CollectiveMismatch
-from ring_notebook.torch.collectives.allreduce import allreduce_
-from ring_notebook.torch.collectives.objects import gather_objects
-from ring_notebook.torch.optimizer.bucket_plan import ParameterSpec
-from ring_notebook.torch.process_sets import ProcessSet
 
-__all__ = ["agree"]
+__all__ = ["agree_on_plan", "agree_on_sparse"]
 
 
-def agree(
-    specs: Sequence[ParameterSpec], division: object, sparse: Sequence[bool], threaded: bool, process_set: ProcessSet
-) -> tuple[list[bool], bool]:
-    """Which parameters have a sparse gradient on some rank, and whether some rank wants to reduce during backward.
+def agree_on_plan(specs: Sequence[ParameterSpec], division: object, threaded: bool, process_set: ProcessSet) -> bool:
+    """Whether some rank wants to reduce during backward, once it is known that all ranks make the same plan.
 
     ``division`` stands for all that divides the parameters into buckets. Raises CollectiveMismatch on every rank,
     naming the first difference, when the ranks' ``specs`` or ``division`` are not the same.
     """
     digest = int.from_bytes(blake2b(repr((specs, division)).encode(), digest_size=6).digest(), "big")
     parts = [digest >> 24, digest & 0xFFFFFF]  # small enough for int64 to hold the sum of their squares
-    shared = torch.tensor([1, threaded, *parts, *(part * part for part in parts)], dtype=torch.int64)
-    allreduce_(shared, name="bucket plan", op=ReduceOp.SUM, process_set=process_set)
-    ranks, any_threaded, *sums = shared.tolist()
+    shared = [1, int(threaded), *parts, *(part * part for part in parts)]
+    ranks, any_threaded, *sums = allreduce_numbers(shared, ReduceOp.SUM, "bucket plan", process_set)
     # Numbers are all equal if and only if their count times the sum of their squares is the square of their sum.
     if any(ranks * squares != total * total for total, squares in zip(sums[:2], sums[2:], strict=True)):
         raise CollectiveMismatch(_difference(specs, process_set))
-    kinds = torch.tensor(sparse, dtype=torch.int32)
-    allreduce_(kinds, name="sparse gradients", op=ReduceOp.SUM, process_set=process_set)
-    return [kind > 0 for kind in kinds.tolist()], any_threaded > 0
+    return any_threaded > 0
+
+
+def agree_on_sparse(sparse: Sequence[bool], process_set: ProcessSet) -> list[bool]:
+    """Which parameters have a sparse gradient on some rank; ``sparse`` says which have one on this rank."""
+    if not sparse:
+        return []
+    counts = allreduce_numbers([int(here) for here in sparse], ReduceOp.SUM, "sparse gradients", process_set)
+    return [count > 0 for count in counts]
 
 
 def _difference(specs: Sequence[ParameterSpec], process_set: ProcessSet) -> str:
@@ -65,4 +66,4 @@ def _describe(specs: Sequence[ParameterSpec], index: int) -> str:
     if index >= len(specs):
         return "missing"
     spec = specs[index]
-    return f"{spec.name!r} {tuple(spec.shape)} {str(spec.dtype).removeprefix('torch.')}"
+    return f"{spec.name!r} {tuple(spec.shape)} {spec.dtype.name.lower()}"

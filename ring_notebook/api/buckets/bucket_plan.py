@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-import torch
+from ring_notebook.core.buffers import DType
 
 __all__ = ["BucketPlan", "ParameterSpec", "plan_buckets"]
 
@@ -17,7 +17,7 @@ class ParameterSpec:
 
     name: str
     shape: tuple[int, ...]
-    dtype: torch.dtype
+    dtype: DType
 
     @property
     def count(self) -> int:
@@ -29,7 +29,7 @@ class ParameterSpec:
 class BucketPlan:
     """One bucket: gradients of one dtype, by the indices of their parameters, in the order in which backward comes."""
 
-    dtype: torch.dtype
+    dtype: DType
     parameters: tuple[int, ...]
 
 
@@ -44,8 +44,8 @@ def plan_buckets(
     """
     group_of = {index: number for number, group in enumerate(groups) for index in group}
     closed: list[BucketPlan] = []
-    open_buckets: dict[tuple[torch.dtype, int | None], list[int]] = {}
-    filled: dict[tuple[torch.dtype, int | None], int] = {}  # bytes
+    open_buckets: dict[tuple[DType, int | None], list[int]] = {}
+    filled: dict[tuple[DType, int | None], int] = {}  # bytes
     for index in reversed(range(len(parameters))):
         spec = parameters[index]
         key = (spec.dtype, group_of.get(index))

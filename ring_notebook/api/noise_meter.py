@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 
-import torch
-
+from ring_notebook.api.reduction import Reduction
+from ring_notebook.api.small_sums import allreduce_numbers
 from ring_notebook.core import metrics
 from ring_notebook.core.communicator import ReduceOp
-from ring_notebook.torch.collectives.allreduce import allreduce_
-from ring_notebook.torch.collectives.reduction import Reduction
 
 __all__ = ["NoiseMeter"]
 
@@ -45,9 +43,8 @@ class NoiseMeter:
         if not wanted:
             return
         size = how.process_set.size()
-        shared = torch.tensor([here, float(passes)], dtype=torch.float64)
-        allreduce_(shared, op=ReduceOp.AVERAGE, name="noise scale", process_set=how.process_set)
-        small, accumulated = shared.tolist()
+        shared = [here, float(passes)]
+        small, accumulated = allreduce_numbers(shared, ReduceOp.AVERAGE, "noise scale", how.process_set)
         large = reduced / (size**2 if how.op is ReduceOp.SUM else 1)
         if not (math.isfinite(small) and math.isfinite(large) and accumulated > 0):
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ring_notebook.torch.process_sets import global_process_set
+from ring_notebook.api.process_sets import global_process_set
 
 __all__ = ["join", "joins"]
 

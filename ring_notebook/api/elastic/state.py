@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-import torch
-
+from ring_notebook.api.small_sums import allreduce_numbers
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.errors import HostsUpdatedInterrupt
-from ring_notebook.torch.collectives.allreduce import allreduce_
 
 __all__ = ["State"]
 
@@ -18,7 +16,7 @@ class State:
     """Base of states (Horovod: ``State``): a subclass says what it is to `save`, `restore` and `sync`.
 
     A subclass that overrides ``__init__`` calls this one. Commits are in memory only, unless it also has `write` and
-    `keep_on_disk`, as `TorchState` does.
+    `keep_on_disk`.
     """
 
     def __init__(self) -> None:
@@ -50,9 +48,8 @@ class State:
 
     def check_host_updates(self) -> None:
         """Raise HostsUpdatedInterrupt on all ranks when `on_hosts_updated` was called on one."""
-        updated = torch.tensor([int(self._hosts_updated)])
-        self._hosts_updated = False
-        if allreduce_(updated, op=ReduceOp.MAX, name="host updates").item():
+        updated, self._hosts_updated = int(self._hosts_updated), False
+        if allreduce_numbers([updated], ReduceOp.MAX, "host updates") != [0]:
             raise HostsUpdatedInterrupt
 
     def on_hosts_updated(self) -> None:

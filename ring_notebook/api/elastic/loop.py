@@ -6,13 +6,13 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar
 
+from ring_notebook.api.barrier import barrier
+from ring_notebook.api.basics import init, rank, shutdown
+from ring_notebook.api.elastic.commits import commit_path, name_of
+from ring_notebook.api.elastic.state import State
+from ring_notebook.api.process_sets import register_again, registered_sets
 from ring_notebook.core import world
 from ring_notebook.errors import HorovodInternalError, HostsUpdatedInterrupt
-from ring_notebook.torch.basics import init, rank, shutdown
-from ring_notebook.torch.collectives.barrier import barrier
-from ring_notebook.torch.elastic.commits import commit_path, name_of
-from ring_notebook.torch.elastic.state import State
-from ring_notebook.torch.process_sets import register_again, registered_sets
 
 __all__ = ["run"]
 
@@ -42,7 +42,7 @@ def run(func: Callable[..., R]) -> Callable[..., R]:
     @wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> R:
         if not isinstance(state, State):
-            raise TypeError(f"{name_of(func)} takes an elastic.State or TorchState first, got {type(state).__name__}")
+            raise TypeError(f"{name_of(func)} takes an elastic.State first, got {type(state).__name__}")
         path = commit_path(func)
         if path is not None and state.keep_on_disk(path) and rank() == 0:
             print(f"{name_of(func)} goes on from {path}; delete it to start anew")  # noqa: T201

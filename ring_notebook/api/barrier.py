@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ring_notebook.torch.collectives.arguments import check_process_set
-from ring_notebook.torch.process_sets import ProcessSet, global_process_set
+from ring_notebook.api.arguments import check_process_set
+from ring_notebook.api.process_sets import ProcessSet, global_process_set
 
 __all__ = ["barrier"]
 

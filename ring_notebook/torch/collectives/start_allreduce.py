@@ -1,56 +1,21 @@
-"""What a reduction does to the values of the ranks, and how an allreduce begins."""
+"""How an allreduce of tensors starts: on their own memory, or on copies that are written back."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ring_notebook.api.arguments import check_process_set, check_scale
+from ring_notebook.api.handles import Handle, check_name
+from ring_notebook.api.process_sets import ProcessSet
+from ring_notebook.api.reduction import Reduction
 from ring_notebook.core.buffers import Buffer
 from ring_notebook.core.communicator import ReduceOp, Work
-from ring_notebook.torch.collectives.arguments import check_process_set, check_scale
-from ring_notebook.torch.collectives.handles import Handle, check_name
-from ring_notebook.torch.process_sets import ProcessSet
 from ring_notebook.torch.tensors import buffer_in_place, buffer_of, check_tensor, copy_back, on_host
 
-__all__ = ["Reduction", "operation_of", "reduce_now", "reduction_of", "start"]
-
-
-class Reduction(NamedTuple):
-    """What an allreduce or reducescatter does besides moving data."""
-
-    op: ReduceOp
-    prescale: float
-    postscale: float
-    process_set: ProcessSet
-
-
-def operation_of(average: bool | None, op: int | None) -> ReduceOp:
-    """The operation that Horovod's arguments ask for: Average unless ``average`` or ``op`` says otherwise."""
-    if average is not None:
-        if op is not None:
-            raise ValueError("average and op cannot both be given; op takes the place of average")
-        return ReduceOp.AVERAGE if average else ReduceOp.SUM
-    if op is None:
-        return ReduceOp.AVERAGE
-    if isinstance(op, ReduceOp):
-        return op
-    try:
-        return ReduceOp(op)
-    except ValueError:
-        names = ", ".join(known.name.capitalize() for known in ReduceOp)
-        raise ValueError(f"op={op!r} is not a reduction; use one of {names}") from None
-
-
-def reduction_of(
-    average: bool | None, op: int | None, prescale: float, postscale: float, process_set: ProcessSet
-) -> Reduction:
-    """The reduction that Horovod's arguments ask for."""
-    check_process_set(process_set)
-    factors = check_scale(prescale, "prescale_factor"), check_scale(postscale, "postscale_factor")
-    return Reduction(operation_of(average, op), *factors, process_set)
+__all__ = ["reduce_now", "start"]
 
 
 def start(

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from ring_notebook.api.process_sets import ProcessSet, add_process_set
 from ring_notebook.config import config
 from ring_notebook.core import trace, world
 from ring_notebook.core.communicator import ReduceOp
-from ring_notebook.torch.process_sets import ProcessSet, add_process_set
 
 __all__ = [
     "Adasum",

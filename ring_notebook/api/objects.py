@@ -1,0 +1,132 @@
+"""Python objects across ranks: pickled, with their tensors sent beside the pickle."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from array import array
+from typing import Any
+
+import cloudpickle
+
+from ring_notebook.api.arguments import check_process_set
+from ring_notebook.api.handles import check_name
+from ring_notebook.api.process_sets import ProcessSet, global_process_set
+from ring_notebook.api.tensor_adapter import adapter_of, adapters
+from ring_notebook.core import world
+from ring_notebook.core.buffers import Buffer, DType, from_memoryview
+from ring_notebook.errors import RingError
+
+__all__ = ["allgather_object", "broadcast_object", "gather_objects"]
+
+_FAILED = -1
+"""In place of a size: the object could not be pickled, and nothing follows."""
+_NO_PICKLE = b"\0"
+"""In place of a pickle, which is never that short: the object could not be pickled."""
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Leaves plain tensors out of the pickle, to be sent as they are: a model's state need not be copied twice."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.tensors: dict[int, tuple[Any, Buffer]] = {}  # by id, so that a tensor that occurs twice stays one
+
+    def persistent_id(self, obj: Any) -> Any:
+        for adapter in adapters():
+            if adapter.can_send(obj):
+                if id(obj) not in self.tensors:
+                    self.tensors[id(obj)] = obj, adapter.buffer_of(obj)
+                _, buffer = self.tensors[id(obj)]
+                return adapter.name, id(obj), int(buffer.dtype), tuple(buffer.shape)
+        return None
+
+
+class _Unpickler(pickle.Unpickler):
+    """Puts empty tensors in host memory in the places of those left out."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.tensors: dict[int, tuple[Any, Buffer]] = {}
+
+    def persistent_load(self, pid: Any) -> Any:
+        name, key, dtype, shape = pid
+        if key not in self.tensors:
+            adapter = adapter_of(name)
+            tensor = adapter.empty(DType(dtype), shape)
+            self.tensors[key] = tensor, adapter.buffer_of(tensor)
+        return self.tensors[key][0]
+
+
+def broadcast_object(
+    obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """The ``obj`` of ``root_rank`` on every rank (Horovod: ``broadcast_object``).
+
+    ``root_rank`` is a global rank. The root returns ``obj`` itself, the others a copy with its tensors in host memory;
+    what they pass as ``obj`` is ignored. Tensors travel as they are, everything else through cloudpickle. When the
+    object cannot be pickled, the root raises what pickle raises, and the others RingError.
+    """
+    check_process_set(process_set)
+    name = name or "broadcast_object"
+    root = process_set.group_rank(root_rank)
+    communicator = process_set.communicator
+
+    def send(data: Any, part: str) -> Any:
+        buffer = data if isinstance(data, Buffer) else from_memoryview(data)
+        communicator.broadcast(buffer, buffer, root, name=check_name(communicator, f"{name} {part}"))
+        return data
+
+    if root == communicator.rank:
+        file = io.BytesIO()
+        pickler = _Pickler(file)
+        try:
+            pickler.dump(obj)
+        except BaseException:
+            send(array("q", [_FAILED]), "size")
+            raise
+        send(array("q", [file.tell()]), "size")
+        send(file.getbuffer(), "pickle")
+        for _, buffer in pickler.tensors.values():
+            send(buffer, "tensor")
+        return obj
+    [size] = send(array("q", [0]), "size")
+    if size == _FAILED:
+        raise RingError(f"rank {world.current().rank}: rank {root_rank} failed to pickle its object for {name}")
+    unpickler = _Unpickler(io.BytesIO(send(bytearray(size), "pickle")))
+    received = unpickler.load()
+    for _, buffer in unpickler.tensors.values():
+        send(buffer, "tensor")
+    return received
+
+
+def gather_objects(obj: Any, name: str, process_set: ProcessSet) -> list[Any]:
+    """The objects of all ranks of ``process_set``, in group order.
+
+    When one cannot be pickled, its rank raises what pickle raises, and the others RingError.
+    """
+    failure: BaseException | None = None
+    payload = bytearray(_NO_PICKLE)
+    try:
+        payload = bytearray(cloudpickle.dumps(obj))
+    except BaseException as error:
+        failure = error
+    communicator = process_set.communicator
+    work = communicator.allgather(from_memoryview(payload), name=check_name(communicator, name))
+    if failure is not None:
+        raise failure
+    sizes, gathered = work.counts(), work.output()
+    if len(_NO_PICKLE) in sizes:
+        failed = communicator.ranks[sizes.index(len(_NO_PICKLE))]
+        raise RingError(f"rank {world.current().rank}: rank {failed} failed to pickle its object for {name}")
+    ends = [sum(sizes[: index + 1]) for index in range(len(sizes))]
+    return [pickle.loads(gathered[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
+
+
+def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
+    """The objects of all ranks, by rank (Horovod: ``allgather_object``).
+
+    Everything travels through cloudpickle, tensors too. When an object cannot be pickled, its rank raises what pickle
+    raises, and the others RingError.
+    """
+    return gather_objects(obj, name or "allgather_object", global_process_set)

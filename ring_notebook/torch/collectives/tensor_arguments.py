@@ -1,0 +1,43 @@
+"""Checks of arguments that are tensors, models, optimizers or compressors: each raises before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ring_notebook.torch.compression import Compression
+from ring_notebook.torch.tensors import check_tensor
+
+__all__ = ["check_compression", "check_module", "check_optimizer", "check_tensors"]
+
+
+def check_compression(value: Any) -> None:
+    """Raise TypeError unless ``value`` can compress and decompress."""
+    if value is not Compression.none and not (hasattr(value, "compress") and hasattr(value, "decompress")):
+        raise TypeError(
+            "compression must be Compression.none, .fp16 or .bf16, or a class of your own with compress and "
+            f"decompress, got {value!r}"
+        )
+
+
+def check_tensors(value: Any, operation: str) -> None:
+    """Raise TypeError unless ``value`` is a list of tensors that the core can send."""
+    if isinstance(value, Tensor) or not isinstance(value, Sequence):
+        raise TypeError(f"{operation} takes a list of tensors, got a {type(value).__name__}")
+    for tensor in value:
+        check_tensor(tensor, operation)
+
+
+def check_optimizer(value: Any, function: str) -> None:
+    """Raise TypeError unless ``value`` is an optimizer."""
+    if not isinstance(value, torch.optim.Optimizer):
+        raise TypeError(f"{function} takes a torch.optim.Optimizer, got {type(value).__name__}")
+
+
+def check_module(value: Any, function: str) -> None:
+    """Raise TypeError unless ``value`` is a model."""
+    if not isinstance(value, torch.nn.Module):
+        raise TypeError(f"{function} takes a torch.nn.Module, got {type(value).__name__}")
