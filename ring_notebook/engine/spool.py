@@ -5,6 +5,8 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
+from ring_notebook.private_files import make_private_folder, open_private
+
 __all__ = ["Spool"]
 
 _LENGTH = struct.Struct("<I")
@@ -16,7 +18,7 @@ class Spool:
     def __init__(self, directory: Path, rank: int) -> None:
         self._directory = directory
         self._rank = rank
-        directory.mkdir(parents=True, exist_ok=True)
+        make_private_folder(directory)
 
     def begin(self, run: str) -> None:
         """Forget the run before."""
@@ -26,5 +28,5 @@ class Spool:
 
     def add(self, message: bytes) -> None:
         """Append one message."""
-        with self._file.open("ab") as file:
+        with open_private(self._file, "ab") as file:
             file.write(_LENGTH.pack(len(message)) + message)

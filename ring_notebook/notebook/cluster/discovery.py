@@ -14,6 +14,7 @@ from typing import Any
 
 from ring_notebook.config import config
 from ring_notebook.notebook.record.run_files import read_json, write_json
+from ring_notebook.private_files import is_own, make_private_folder
 
 __all__ = ["is_alive", "new_directory", "read", "running", "write"]
 
@@ -26,7 +27,7 @@ def new_directory() -> Path:
         if not _in_use(directory):
             shutil.rmtree(directory, ignore_errors=True)
     directory = _root() / f"{os.getpid()}-{uuid.uuid4().hex[:8]}-{socket.gethostname()}"
-    directory.mkdir(mode=0o700, parents=True)
+    make_private_folder(directory)
     return directory
 
 
@@ -64,8 +65,13 @@ def _root() -> Path:
 
 
 def _directories() -> list[Path]:
-    """The folders of this host's clusters: another host that shares the disk has process ids of its own."""
-    return [path for path in _root().glob(f"*-*-{glob.escape(socket.gethostname())}") if path.is_dir()]
+    """The folders of this user's clusters on this host.
+
+    Another host that shares the disk has process ids of its own, and another user who can write here could have us
+    attach to a cluster that sends pickles.
+    """
+    found = _root().glob(f"[0-9]*-*-{glob.escape(socket.gethostname())}")
+    return [path for path in found if path.name.partition("-")[0].isdigit() and path.is_dir() and is_own(path)]
 
 
 def _in_use(directory: Path) -> bool:

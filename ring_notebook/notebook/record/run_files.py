@@ -8,8 +8,9 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import IO, Any
 
+from ring_notebook.private_files import make_private_folder, open_private
 from ring_notebook.records import Cleared, Display, Ended, Failure, MetricBatch, Output, Record, Status, Trace
 
 __all__ = [
@@ -35,11 +36,11 @@ class RunFiles:
     """Appends records to the files of one run. One thread writes."""
 
     def __init__(self, directory: Path) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_private_folder(directory)
         self._timeline = directory / TIMELINE
-        self._traces: BinaryIO | None = None
-        self._files: dict[str, TextIO] = {
-            name: (directory / name).open("w", encoding="utf-8") for name in (METRICS, OUTPUT, EVENTS)
+        self._traces: IO[bytes] | None = None
+        self._files: dict[str, IO[str]] = {
+            name: open_private(directory / name, "w") for name in (METRICS, OUTPUT, EVENTS)
         }
 
     def write(self, record: Record, now: float) -> None:
@@ -74,7 +75,7 @@ class RunFiles:
     def _append_trace(self, events: bytes) -> None:
         """Join the array of one rank's events to those of the others, unread."""
         if self._traces is None:
-            self._traces = self._timeline.with_suffix(".partial").open("wb")
+            self._traces = open_private(self._timeline.with_suffix(".partial"), "wb")
             self._traces.write(b'{"displayTimeUnit": "ms", "traceEvents": [')
         else:
             self._traces.write(b",\n")
@@ -98,7 +99,8 @@ def metric_lines(batch: MetricBatch) -> str:
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Replace ``path`` as a whole, so that a reader never sees half of it."""
     partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(content, indent=1, default=str) + "\n", encoding="utf-8")
+    with open_private(partial, "w") as file:
+        file.write(json.dumps(content, indent=1, default=str) + "\n")
     partial.replace(path)
 
 

@@ -11,6 +11,8 @@ import torch
 from ring_notebook.api.basics import rank
 from ring_notebook.api.elastic.state import State
 from ring_notebook.api.objects import broadcast_object
+from ring_notebook.errors import RingError
+from ring_notebook.private_files import is_own
 from ring_notebook.torch.elastic.elastic_sampler import ElasticSampler
 from ring_notebook.torch.training import checkpoint
 
@@ -59,7 +61,7 @@ class TorchState(State):
     def write(self) -> None:
         """Put what `save` has kept on disk too, where there is a folder for commits."""
         if self._path is not None:
-            checkpoint.save(self._saved, self._path)
+            checkpoint.save(self._saved, self._path, private=True)
 
     def reset(self) -> None:
         """Let samplers look anew at which ranks there are."""
@@ -69,9 +71,17 @@ class TorchState(State):
                 value.reset()
 
     def keep_on_disk(self, path: Path) -> bool:
-        """Put commits into ``path`` too. True when rank 0 found one there, which now holds on all ranks."""
+        """Put commits into ``path`` too. True when rank 0 found one there, which now holds on all ranks.
+
+        Raises RingError on all ranks when another user wrote it: a pickle runs code when it is loaded.
+        """
         self._path = path
-        found = broadcast_object(path.exists(), name="elastic resume")
+        found, own = broadcast_object((path.exists(), path.exists() and is_own(path)), name="elastic resume")
+        if found and not own:
+            raise RingError(
+                f"rank {rank()}: the commit {path} belongs to another user, and to load it would run that user's code; "
+                "remove it, or set RING_COMMIT_DIR to a folder of your own"
+            )
         if found:
             self._load(checkpoint.load(path, weights_only=False))
             self.save()

@@ -11,22 +11,27 @@ import torch
 from ring_notebook.api.basics import rank
 from ring_notebook.api.objects import broadcast_object
 from ring_notebook.errors import RingError
+from ring_notebook.private_files import make_private_folder, open_private
 
 __all__ = ["load", "save"]
 
 
-def save(obj: Any, path: str | os.PathLike[str]) -> None:
+def save(obj: Any, path: str | os.PathLike[str], *, private: bool = False) -> None:
     """Write ``obj`` (as `torch.save`) to ``path`` on rank 0; the other ranks go on at once.
 
-    The file appears complete or not at all: it is written beside ``path``, synced to disk and renamed.
+    The file appears complete or not at all: it is written beside ``path``, synced to disk and renamed. With ``private``
+    it, and the folders that this makes, are readable by this user only, whatever the umask.
     """
     if rank() != 0:
         return
     target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    if private:
+        make_private_folder(target.parent)
+    else:
+        target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        with partial.open("wb") as file:
+        with open_private(partial, "wb") if private else partial.open("wb") as file:
             torch.save(obj, file)
             file.flush()
             os.fsync(file.fileno())

@@ -1,0 +1,27 @@
+"""Folders and files that nobody but their owner can read, whatever the umask."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import IO, Any
+
+__all__ = ["is_own", "make_private_folder", "open_private"]
+
+
+def make_private_folder(path: Path) -> None:
+    """Make ``path`` and those of its parents that are missing, with mode 0700; what is there keeps its mode."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    for folder in reversed(missing):
+        folder.mkdir(mode=0o700, exist_ok=True)  # mkdir's own `parents` would leave their mode to the umask
+
+
+def open_private(path: Path, mode: str) -> IO[Any]:
+    """Open ``path`` as `open` does, text as UTF-8; a file that this creates has mode 0600."""
+    encoding = None if "b" in mode else "utf-8"
+    return open(path, mode, encoding=encoding, opener=lambda name, flags: os.open(name, flags, 0o600))
+
+
+def is_own(path: Path) -> bool:
+    """Whether ``path`` belongs to this user or to root: what another user has left may run code when it is read."""
+    return path.lstat().st_uid in (os.geteuid(), 0)

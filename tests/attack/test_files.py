@@ -1,0 +1,105 @@
+"""Files on disk: closed to others whatever the umask, and those that others have planted are not believed."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ring_notebook.errors import ClusterError
+from ring_notebook.notebook.cluster import discovery
+from ring_notebook.notebook.cluster.cluster import Cluster
+
+NOBODY = 65534
+TRAINING = """
+import os, ring_notebook.torch as ring
+
+@ring.elastic.run
+def train(state):
+    state.commit()
+    (name,) = os.listdir(folder)
+    print(oct(os.stat(folder).st_mode), oct(os.stat(f"{folder}/{name}").st_mode))
+
+train(ring.elastic.TorchState(epoch=0))
+"""
+RESUME = """
+import sys
+from pathlib import Path
+import ring_notebook.torch as ring
+ring.init()
+ring.elastic.TorchState(epoch=0).keep_on_disk(Path(sys.argv[1]))
+"""
+
+
+class Evil:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> object:
+        return Path.touch, (self.mark,)
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED against files of another user: needs root")
+
+
+def test_records_are_private_whatever_the_umask(records: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RING_COMMIT_DIR", str(records / "commits"))
+    with Cluster(2, keep=True) as cluster:
+        run = cluster.run(f"folder = {str(records / 'commits')!r}\n{TRAINING}")
+        run.wait()
+        said = (run.log.directory / "output.jsonl").read_text()
+        assert "0o40700 0o100600" in said, "the commit and its folder"
+        exposed = [path for path in (records, *records.rglob("*")) if path.stat().st_mode & 0o077]
+        cluster_folder = cluster._directory
+        cluster.stop()
+    # What ipyparallel itself writes from within the notebook lies in a folder that is closed.
+    assert [path for path in exposed if cluster_folder not in path.parents] == []
+    assert [path for path in exposed if "spool" in path.parts or path.match("ipcontroller-*.json")] == []
+
+
+@needs_root
+def test_a_planted_cluster_is_neither_joined_nor_removed(records: Path) -> None:
+    """A cluster sends pickles: to attach to it is to run its owner's code."""
+    planted = records / "clusters" / f"{os.getpid()}-0123abcd-{socket.gethostname()}"
+    planted.mkdir(parents=True)
+    discovery.write(planted, {"n": 2, "why": "", "keep": True, "controller": os.getpid(), "engines": []})
+    assert list(discovery.running()) == [planted]
+    for path in (planted, *planted.iterdir()):
+        os.chown(path, NOBODY, NOBODY)
+    assert list(discovery.running()) == []
+    with pytest.raises(ClusterError, match="no cluster runs that was started from this folder"):
+        Cluster.attach()
+    discovery.new_directory()
+    assert planted.is_dir()
+
+
+@needs_root
+def test_a_planted_commit_is_not_loaded(tmp_path: Path) -> None:
+    commit, mark = tmp_path / "commit.pt", tmp_path / "mark"
+    commit.write_bytes(pickle.dumps(Evil(mark)))
+    os.chown(commit, NOBODY, NOBODY)
+    done = subprocess.run(
+        [sys.executable, "-m", "ring_notebook.launch.cli", "-np", "2", "python", "-c", RESUME, str(commit)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert f"the commit {commit} belongs to another user" in done.stderr
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("name", ["x-y-HOST", "²-0-HOST", f"{'9' * 300}"[:200] + "-0-HOST", "1-\n-HOST", "1--HOST"])
+def test_hostile_names_of_cluster_folders(name: str, records: Path) -> None:
+    folder = records / "clusters" / name.replace("HOST", socket.gethostname())
+    folder.mkdir(parents=True)
+    assert list(discovery.running()) == []
+    discovery.new_directory()

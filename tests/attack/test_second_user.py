@@ -1,0 +1,148 @@
+"""A second user of the machine reads and ends nothing: of a cluster, starting or running, and of a ringrun job."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from attack.second_user import Exposed, Stranger
+from ring_notebook.notebook.cluster.cluster import Cluster
+
+SECRET = "token-of-the-first-user"
+TRIES = 200
+SECONDS = 20.0
+"""Bound of the attack on a running job, however slow the machine."""
+HYDRA = pytest.mark.xfail(strict=True, reason="Hydra listens on all interfaces and answers anybody")
+JOB = """
+import os, time
+import ring_notebook.torch as ring
+ring.init()
+print("ready", flush=True)
+while not os.path.exists({stop!r}):
+    ring.allreduce(__import__("torch").ones(3))
+    time.sleep(0.01)
+print("lived", ring.rank(), flush=True)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FIRST_USERS_TOKEN", SECRET)
+
+
+def attacked_for(seconds: float, intruder: Stranger, *folders: Path) -> dict[str, str]:
+    """What the intruder gets of all that is open, in up to 200 tries."""
+    deadline = time.monotonic() + seconds
+    got: dict[str, str] = {}
+    for _ in range(TRIES):
+        got |= intruder.attack(Exposed(*folders))
+        if time.monotonic() > deadline:
+            break
+    return got
+
+
+def test_the_attack_works_where_nothing_is_protected(intruder: Stranger, tmp_path: Path) -> None:
+    """Otherwise the other tests would prove nothing."""
+    program = (
+        "import socket, sys; s = socket.create_server(('127.0.0.1', 0)); print(flush=True); s.accept()[0].send(b'x')"
+    )
+    open_folder = tmp_path / "open"
+    open_folder.mkdir()
+    for folder in (open_folder, tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    (open_folder / "file").write_text(SECRET)
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        server.stdout.readline()
+        got = intruder.attack(Exposed(open_folder))
+    assert SECRET in got.values()
+    assert "x" in got.values()
+
+
+@HYDRA
+def test_a_cluster_that_runs(intruder: Stranger, records: Path) -> None:
+    with Cluster(2) as cluster:
+        cluster.run("kept = 42").wait()
+        run = cluster.run(
+            f"import time, ring_notebook.torch as ring\n"
+            f"until = time.time() + {SECONDS + 10}\n"
+            f"while time.time() < until:\n    print({SECRET!r}); ring.log(loss=1.0); time.sleep(0.02)"
+        )
+        got = attacked_for(SECONDS / 4, intruder, records)
+        assert not run.done
+        run.stop()
+        assert cluster.pull("kept") == 42
+        assert got == {}
+
+
+@HYDRA
+def test_a_cluster_that_starts(intruder: Stranger, records: Path) -> None:
+    got: dict[str, str] = {}
+    done = threading.Event()
+
+    def attack() -> None:
+        while not done.is_set():
+            got.update(intruder.attack(Exposed(records)))
+
+    thread = threading.Thread(target=attack)
+    thread.start()
+    try:
+        with Cluster(2) as cluster:
+            done.set()
+            assert [engine["state"] for engine in cluster.status()] == ["idle", "idle"]
+    finally:
+        done.set()
+        thread.join()
+    assert got == {}
+
+
+@pytest.mark.parametrize("options", [pytest.param([], marks=HYDRA), ["--elastic"]])
+def test_a_ringrun_job(options: list[str], intruder: Stranger, tmp_path: Path) -> None:
+    """From its start on."""
+    stop = tmp_path / "stop"
+    command = [sys.executable, "-m", "ring_notebook.launch.cli", *options, "-np", "2", "python", "-c"]
+    with subprocess.Popen([*command, JOB.format(stop=str(stop))], stdout=subprocess.PIPE, text=True) as job:
+        got = attacked_for(SECONDS / 2, intruder, tmp_path)
+        stop.touch()
+        said, _ = job.communicate(timeout=60)
+    assert job.returncode == 0
+    assert sorted(line for line in said.splitlines() if "lived" in line) == ["lived 0", "lived 1"]
+    assert got == {}
+
+
+@HYDRA
+def test_what_listens(records: Path) -> None:
+    """Loopback alone."""
+    with Cluster(2):
+        assert {address for address, _ in Exposed().listeners} <= {"127.0.0.1", "::1"}
+
+
+def test_the_controller_lets_nobody_in(intruder: Stranger, records: Path) -> None:
+    """What ranks print and log passes through its ports, which the port scanner of the tests above also finds."""
+    with Cluster(2) as cluster:
+        run = cluster.run(
+            f"import time\nuntil = time.time() + 60\nwhile time.time() < until: print({SECRET!r}); time.sleep(0.02)"
+        )
+        controller = Exposed(records, only=[cluster._processes.controller])
+        assert len(controller.listeners) > 10
+        for _ in range(3):
+            assert intruder.attack(controller) == {}
+        assert not run.done
+        run.stop()
+
+
+def test_no_key_is_on_a_command_line(records: Path) -> None:
+    """Everybody may read these."""
+    with Cluster(2):
+        (file,) = records.glob("clusters/*/security/*-client.json")
+        about = json.loads(file.read_text())
+        lines = "".join(Path(f"/proc/{pid}/cmdline").read_text() for pid in Exposed().processes)
+        assert "ring_notebook" in lines
+        assert about["curve_serverkey"] not in lines
+        assert about["key"] not in lines

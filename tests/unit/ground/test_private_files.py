@@ -1,0 +1,56 @@
+"""Folders and files of ours are closed to others, whatever the umask."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ring_notebook.private_files import is_own, make_private_folder, open_private
+
+
+@pytest.fixture(params=[0o000, 0o022, 0o077, 0o277], autouse=True)
+def _umask(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = os.umask(request.param)
+    yield
+    os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o077
+
+
+def test_what_others_may_do_does_not_depend_on_the_umask(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    make_private_folder(folder)
+    make_private_folder(folder)
+    for name, kind, content in (("text", "w", "ü"), ("bytes", "wb", b"1"), ("more", "ab", b"2")):
+        with open_private(folder / name, kind) as file:
+            file.write(content)
+    assert {path.name: mode(path) for path in (tmp_path / "a").rglob("*")} == dict.fromkeys(
+        ("b", "text", "bytes", "more"), 0
+    )
+    assert mode(tmp_path / "a") == 0
+    assert (folder / "text").read_bytes() == b"\xc3\xbc"
+
+
+def test_a_folder_that_is_there_keeps_its_mode(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o775)
+    make_private_folder(shared / "own")
+    assert mode(shared) == 0o075
+    assert mode(shared / "own") == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED whether files of another user are refused: needs root")
+def test_what_another_user_left_is_not_own(tmp_path: Path) -> None:
+    theirs, link = tmp_path / "theirs", tmp_path / "link"
+    theirs.touch()
+    os.chown(theirs, 65534, 65534)
+    link.symlink_to(tmp_path / "ours")
+    (tmp_path / "ours").touch()
+    os.lchown(link, 65534, 65534)
+    assert [is_own(path) for path in (theirs, link, tmp_path / "ours")] == [False, False, True]
