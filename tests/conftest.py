@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from harness.leftovers import Leftovers
+from harness.leftovers import Leftovers, own_shared_memory
 from harness.protocol import FOLDER
 
 _IN_RANK = FOLDER in os.environ
@@ -37,9 +37,14 @@ def chromium() -> str:
 
 
 def pytest_configure() -> None:
-    """Let interrupts through: a shell without job control has what it runs in the background ignore them."""
+    """Let interrupts through and keep shared memory apart.
+
+    A shell without job control has what it runs in the background ignore interrupts.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if not _IN_RANK:
+        own_shared_memory()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

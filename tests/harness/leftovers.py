@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import time
@@ -11,11 +12,12 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["TOKEN", "Leftovers", "processes_with"]
+__all__ = ["TOKEN", "Leftovers", "own_shared_memory", "processes_with"]
 
 # Every process that a test starts, however remote a descendant, inherits this variable and is found by it.
 TOKEN = "TEST_SESSION_TOKEN"
 GRACE = 5.0
+_CLONE_NEWNS, _MS_REC, _MS_PRIVATE = 0x20000, 0x4000, 0x40000
 _SHARED = "shared memory file"
 _OF_PYTHON = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
@@ -30,10 +32,7 @@ class Leftovers:
         self._before[_SHARED] |= _shared_memory()
 
     def complaints(self) -> list[str]:
-        """One line for each thing that is new now and still there after a grace time of 5 s.
-
-        What comes later in that time is another's: of shared memory nobody can tell whose it was.
-        """
+        """One line for each thing that is new now and still there after a grace time of 5 s."""
         deadline = time.monotonic() + GRACE
         found: dict[str, set[str]] = {}
         while True:
@@ -51,6 +50,14 @@ class Leftovers:
             "ring memory (memfd)": _own_memfds,
             "listening port": _own_ports,
         }
+
+
+def own_shared_memory() -> None:
+    """Give this process and what it starts a /dev/shm of their own, where root may: others leave files there too."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_CLONE_NEWNS) == 0:
+        libc.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None)
+        libc.mount(b"shm", b"/dev/shm", b"tmpfs", 0, b"mode=1777")
 
 
 def processes_with(variable: str, value: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The pytest plugin that runs tests/ranks inside ranks: P processes for each P in the SIZES of a file.
+"""The pytest plugin that runs tests/ranks inside ranks: P processes for each P of a test's mark `sizes`.
 
 All tests of a size share a launch, whatever their file: to start ranks and import torch in each takes seconds.
 """

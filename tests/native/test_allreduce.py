@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from native.matrix import SIZES, every_type_and_size
 from native.ranks import LAUNCHERS, Seat, as_threads
 from native.values import Tensor, expected, reduced_samples, sample
 from ring_notebook.config import config
@@ -15,7 +16,6 @@ from ring_notebook.core.buffers import DType
 from ring_notebook.core.communicator import Communicator, ReduceOp
 from ring_notebook.core.native import core
 
-SIZES = (1, 2, 3, 4, 7)
 INLINE = 16 << 10  # native kInlineBytes; between hosts up to four times as much
 SEGMENT = 512 << 10  # native kSegmentBytesCrowded
 REAL_OPS = (ReduceOp.SUM, ReduceOp.AVERAGE, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT)
@@ -54,14 +54,12 @@ def check(
         np.testing.assert_array_equal(source.values, values)
 
 
-@pytest.mark.parametrize("dtype", DType)
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@every_type_and_size
 def test_every_reduction_of_every_type(launcher: str, size: int, dtype: DType) -> None:
     """Small and odd counts for every reduction; one-shot, push, staged and mixed paths for sums."""
     edge = INLINE // dtype.itemsize
     counts = (edge, edge + 1, 4 * edge + 1, 3 * SEGMENT // dtype.itemsize + 5)
-    for count in counts:  # once, and not on every rank
+    for count in counts:
         reduced_samples(dtype, size, count, ReduceOp.SUM, 1.0, 1.0)
 
     def body(seat: Seat) -> None:
@@ -95,16 +93,19 @@ def test_scale_factors(size: int, dtype: DType) -> None:
     as_threads(size, body)
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", [2, 3])
 def test_segments_past_the_cache(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the tensors' places and lengths are modulo a cache line."""
     monkeypatch.setenv("RING_STAGING", "memory")
+    cases = [(dtype, 3 * SEGMENT // dtype.itemsize + odd) for dtype in (DType.UINT8, DType.INT16, DType.FLOAT32)
+             for odd in (0, 1, 15, 64)]  # fmt: skip
+    for dtype, count in cases:
+        reduced_samples(dtype, size, count, ReduceOp.SUM, 1.0, 1.0)
 
     def body(seat: Seat) -> None:
         ring = seat.open()
-        for dtype in (DType.UINT8, DType.INT16, DType.FLOAT32):
-            for odd in (0, 1, 15, 64):
-                check(ring, dtype, (3 * SEGMENT // dtype.itemsize + odd,), memory="ordinary", in_place=odd % 2 == 0)
+        for dtype, count in cases:
+            check(ring, dtype, (count,), memory="ordinary", in_place=count % 2 == 0)
 
     as_threads(size, body)
 

@@ -11,13 +11,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from native.matrix import SIZES
 from native.ranks import LAUNCHERS, Seat, as_threads
 from native.values import Tensor
 from ring_notebook.core.buffers import DType
 from ring_notebook.core.communicator import Communicator, ReduceOp, Work
 from ring_notebook.errors import CollectiveMismatch
-
-SIZES = (1, 2, 3, 4, 7)
 
 
 def total(ring: Communicator, *, count: int = 3) -> None:

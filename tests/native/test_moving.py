@@ -6,26 +6,20 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
-import pytest
 
+from native.matrix import every_type_and_size
 from native.ranks import LAUNCHERS, Seat
-from native.values import Array, Tensor, decode, encode, expected, sample
+from native.values import Array, Tensor, decode, encode, reduced_samples, sample
 from ring_notebook.core.buffers import DType
 from ring_notebook.core.communicator import Communicator, ReduceOp, Work
 from ring_notebook.core.partition import row_split
 
-SIZES = (1, 2, 3, 4, 7)
 SEGMENT = 512 << 10  # native kSegmentBytesCrowded
 MEMORIES: dict[str, Callable[[int], bool]] = {
     "ring": lambda rank: True,
     "ordinary": lambda rank: False,
     "mixed": lambda rank: rank % 2 == 0,
 }
-every_type_and_size = [
-    pytest.mark.parametrize("dtype", DType),
-    pytest.mark.parametrize("size", SIZES),
-    pytest.mark.parametrize("launcher", LAUNCHERS),
-]
 pytestmark = every_type_and_size
 
 
@@ -47,6 +41,8 @@ def long(dtype: DType) -> int:
 
 def test_broadcast(launcher: str, size: int, dtype: DType) -> None:
     """From the first and the last rank, in place and not, inline, from ring memory and staged."""
+    for rank in range(size):
+        sample(dtype, rank, long(dtype) * 3)
 
     def body(seat: Seat) -> None:
         ring = seat.open()
@@ -75,6 +71,9 @@ def gathers(size: int, dtype: DType) -> list[Sequence[int]]:
 
 def test_allgather(launcher: str, size: int, dtype: DType) -> None:
     """The first dimension may differ by rank, and be zero."""
+    for rank in range(size):
+        for rows in gathers(size, dtype):
+            rows_of(dtype, rank, rows[rank], 3)
 
     def body(seat: Seat) -> None:
         ring = seat.open()
@@ -101,6 +100,10 @@ def exchanges(size: int, dtype: DType) -> list[list[list[int]]]:
 def test_alltoall(launcher: str, size: int, dtype: DType) -> None:
     """Rank r gets the r-th part of everybody's rows, in rank order."""
 
+    for rank in range(size):
+        for splits in exchanges(size, dtype):
+            rows_of(dtype, rank, sum(splits[rank]), 3)
+
     def part(values: Array, splits: Sequence[int], target: int) -> Array:
         return values[sum(splits[:target]) : sum(splits[: target + 1])]
 
@@ -120,23 +123,25 @@ def test_alltoall(launcher: str, size: int, dtype: DType) -> None:
 
 def scatter(ring: Communicator, dtype: DType, rows: int, op: ReduceOp, *, ring_memory: bool, in_place: bool) -> None:
     """One reducescatter of ``rows`` rows; in place means into this rank's own rows."""
-    values = [sample(dtype, rank, rows * 3, op).reshape(rows, 3) for rank in range(ring.size)]
+    values = sample(dtype, ring.rank, rows * 3, op).reshape(rows, 3)
     split = row_split(rows, ring.size)
     first = sum(split[: ring.rank])
     own = slice(first, first + split[ring.rank])
-    source = Tensor.of(ring, values[ring.rank], dtype, ring=ring_memory)
-    target = Tensor.of(ring, values[ring.rank][own] * 0, dtype, ring=ring_memory)
+    source = Tensor.of(ring, values, dtype, ring=ring_memory)
+    target = Tensor.of(ring, values[own] * 0, dtype, ring=ring_memory)
     if in_place:
         target.array = source.array[own]
         target.buffer.address = source.array.ctypes.data + first * 3 * dtype.itemsize
     ring.reducescatter(source.buffer, target.buffer, op=op, postscale=2.0)
-    np.testing.assert_array_equal(target.values, expected(values, dtype, op, 1.0, 2.0)[own])
+    reference = reduced_samples(dtype, ring.size, rows * 3, op, 1.0, 2.0).reshape(rows, 3)
+    np.testing.assert_array_equal(target.values, reference[own])
     if not in_place:
-        np.testing.assert_array_equal(source.values, values[ring.rank])
+        np.testing.assert_array_equal(source.values, values)
 
 
 def test_reducescatter(launcher: str, size: int, dtype: DType) -> None:
     """The first ranks get one row more where rows do not divide; fewer rows than ranks leave some with none."""
+    reduced_samples(dtype, size, long(dtype) * 3, ReduceOp.SUM, 1.0, 2.0)
 
     def body(seat: Seat) -> None:
         ring = seat.open()

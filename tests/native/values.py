@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ring_notebook.core.buffers import Buffer, DType
 from ring_notebook.core.communicator import Communicator, ReduceOp
 
-__all__ = ["Tensor", "decode", "encode", "expected", "reduced_samples", "sample"]
+__all__ = ["Tensor", "decode", "encode", "expected", "forget_samples", "reduced_samples", "sample"]
 
 Array = npt.NDArray[Any]
 INTEGERS = {DType.UINT8, DType.INT8, DType.INT16, DType.INT32, DType.INT64}
@@ -46,7 +46,7 @@ def decode(storage: Array, dtype: DType) -> Array:
     return storage.astype(np.int64 if dtype in INTEGERS else bool if dtype is DType.BOOL else np.float64)
 
 
-# Cached, because all ranks of a thread launch want the same ones.
+# Cached, because all ranks want the same ones: a test asks for them once before its ranks do.
 @lru_cache(maxsize=100)
 def sample(dtype: DType, rank: int, count: int, op: ReduceOp = ReduceOp.SUM) -> Array:
     """``count`` values of one rank whose reduction over a few ranks is exact in every type but the narrow integers."""
@@ -62,11 +62,15 @@ def sample(dtype: DType, rank: int, count: int, op: ReduceOp = ReduceOp.SUM) -> 
 
 
 @lru_cache(maxsize=100)
-def reduced_samples(
-    dtype: DType, size: int, count: int, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0
-) -> Array:
+def reduced_samples(dtype: DType, size: int, count: int, op: ReduceOp, prescale: float, postscale: float) -> Array:
     """What an allreduce of `sample` over ``size`` ranks gives."""
     return expected([sample(dtype, rank, count, op) for rank in range(size)], dtype, op, prescale, postscale)
+
+
+def forget_samples() -> None:
+    """Free what `sample` and `reduced_samples` have kept."""
+    sample.cache_clear()
+    reduced_samples.cache_clear()
 
 
 def expected(

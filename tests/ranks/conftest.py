@@ -1,4 +1,4 @@
-"""Every test here runs inside ranks, at each size of SIZES (a file may set its own)."""
+"""Every test here runs inside ranks: alone and as three ranks, unless its mark `sizes` says otherwise."""
 
 from __future__ import annotations
 
@@ -10,15 +10,20 @@ import pytest
 from ring_notebook.config import config
 from ring_notebook.launch.rank import rank_in
 
-SIZES = (1, 2, 3, 4)
+USUAL = pytest.mark.sizes(1, 3, slow=(2, 4)).mark
+"""Alone, where nothing is sent, and the fewest ranks of which none is like another: a first, a middle and a last one,
+with data that they cannot share evenly. A test runs at two and four ranks too when asked for slow tests."""
 
 
 # First, so that the names of tests do not depend on whether pytest was given this folder or one above it: a test is
 # asked for by its name inside the ranks.
 @pytest.hookimpl(tryfirst=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    sizes = getattr(metafunc.module, "SIZES", SIZES)
-    metafunc.parametrize("size", sizes, indirect=True, ids=[f"np{size}" for size in sizes])
+    mark = metafunc.definition.get_closest_marker("sizes") or USUAL
+    slow = mark.kwargs.get("slow", ())
+    sizes = [pytest.param(size, id=f"np{size}", marks=[pytest.mark.slow] * (size in slow))
+             for size in sorted((*mark.args, *slow))]  # fmt: skip
+    metafunc.parametrize("size", sizes, indirect=True)
 
 
 @pytest.fixture(autouse=True)

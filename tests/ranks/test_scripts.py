@@ -12,7 +12,8 @@ import torch
 
 import ring_notebook.torch as hvd
 
-SIZES = (2, 3)
+# They take seconds each. Two ranks can do all of it, Adasum too.
+pytestmark = pytest.mark.sizes(2, slow=(3,))
 SCRIPTS = Path(__file__).parent / "scripts"
 THEIRS, OURS = "import horovod.torch as hvd\n", "import ring_notebook.torch as hvd\n"
 

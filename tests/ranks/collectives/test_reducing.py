@@ -192,6 +192,7 @@ def test_sparse_allreduce(hvd: ModuleType, op: str) -> None:
         hvd.allreduce(table(0))
 
 
+@pytest.mark.sizes(1, 2, 3, slow=(4,))  # two are combined, three are refused
 def test_adasum_of_each_tensor(hvd: ModuleType) -> None:
     """Maleki et al. 2020: parts of two gradients that are parallel are averaged, parts at right angles added."""
 

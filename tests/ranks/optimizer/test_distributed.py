@@ -223,10 +223,8 @@ def test_checkpointed_module(hvd: ModuleType, reentrant: bool) -> None:
     assert_trains_alike(hvd, make=make)
 
 
+@pytest.mark.sizes(2)  # to compile takes seconds
 def test_compiled_module(hvd: ModuleType) -> None:
-    if hvd.size() != 2:
-        pytest.skip("to compile takes seconds: at one size")
-
     def make() -> nn.Module:
         model: Any = torch.compile(make_model(), backend="aot_eager")
         return model  # type: ignore[no-any-return]

@@ -47,11 +47,12 @@ def test_is_copied_as_the_optimizer_it_wraps(hvd: ModuleType) -> None:
         twin.step()
 
 
+@pytest.mark.sizes(1, 2, 3, slow=(4,))  # Adasum takes a power of two of ranks
 @pytest.mark.parametrize("options", [{}, {"op": 2}, {"fused": True}], ids=["reducing", "adasum", "fused"])
 def test_groups_and_state_stay_shared(hvd: ModuleType, options: dict[str, Any]) -> None:
     """A schedule made before wrapping sets every rank's rate, whichever of the two optimizers has loaded something."""
     if hvd.size() == 3 and "op" in options:
-        pytest.skip("Adasum takes a power of two of ranks")
+        pytest.skip("three ranks are no power of two")
     model = make_model()
     inner = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
     schedule = torch.optim.lr_scheduler.StepLR(inner, 1, gamma=0.5)
@@ -77,10 +78,11 @@ def test_rank_0_gives_its_state_between_steps(hvd: ModuleType, settings: Callabl
         hvd.broadcast_optimizer_state(optimizer, 0)
 
 
+@pytest.mark.sizes(1, 2, 3, slow=(4,))  # Adasum takes a power of two of ranks
 @pytest.mark.parametrize("options", [{"op": 2}, {"fused": True}], ids=["adasum", "fused"])
 def test_newest_wins_over_other_kinds(hvd: ModuleType, options: dict[str, Any]) -> None:
     if hvd.size() == 3 and "op" in options:
-        pytest.skip("Adasum takes a power of two of ranks")
+        pytest.skip("three ranks are no power of two")
     model = make_model()
     old = hvd.DistributedOptimizer(momentum(model), **options)
     plain_step(model, old, (torch.ones(2, 7), torch.ones(2, 3)))

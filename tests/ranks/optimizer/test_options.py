@@ -138,9 +138,8 @@ def test_process_set(hvd: ModuleType) -> None:
     torch.testing.assert_close(model.weight.detach(), torch.full((1, 2), -expected))
 
 
+@pytest.mark.sizes(1, 2, slow=(4,))  # Adasum is defined for powers of two
 def test_adasum_of_parallel_steps_is_one_step_and_of_orthogonal_steps_their_sum(hvd: ModuleType) -> None:
-    if hvd.size() not in (1, 2, 4):
-        pytest.skip("Adasum is defined for powers of two")
     size, rank = hvd.size(), hvd.rank()
     parallel, orthogonal = nn.Parameter(torch.zeros(size)), nn.Parameter(torch.zeros(size))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parallel, orthogonal], lr=1.0), op=hvd.Adasum)
@@ -154,10 +153,9 @@ def test_adasum_of_parallel_steps_is_one_step_and_of_orthogonal_steps_their_sum(
         optimizer.skip_synchronize()
 
 
+@pytest.mark.sizes(1, 2, slow=(4,))  # Adasum is defined for powers of two
 def test_adasum_with_a_grad_scaler(hvd: ModuleType) -> None:
     """Scales of the ranks' own make the same step, and an overflow on one rank is one on all."""
-    if hvd.size() not in (1, 2, 4):
-        pytest.skip("Adasum is defined for powers of two")
     w = nn.Parameter(torch.zeros(3))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([w], lr=1.0), op=hvd.Adasum)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0 * (hvd.rank() + 1))

@@ -32,10 +32,17 @@ def test_meets():
     meet("computes", "waits")
 def test_passes():
     pass
+def test_leaves_a_name():
+    pathlib.Path("/dev/shm/test-lanes").touch()
+    meet("left", "looked")
+    os.unlink("/dev/shm/test-lanes")
 """
 WAITS = f"""{MEET}
 def test_meets():
     meet("waits", "computes")
+def test_sees_no_names_of_others():
+    meet("looked", "left")
+    assert os.geteuid() or not os.path.exists("/dev/shm/test-lanes")
 def test_fails():
     print("before the failure")
     assert 1 == 2
@@ -110,11 +117,11 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_both_kinds_run_at_once_and_are_reported_as_one(report: str) -> None:
-    assert "collected 9 items / 1 deselected / 8 selected" in report
+    assert "collected 11 items / 1 deselected / 10 selected" in report
     assert "before the failure" in report
     assert "FAILED tests/notebook/test_a.py::test_fails - assert 1 == 2" in report
     assert re.search(r"SKIPPED \[1\] tests/notebook/test_a.py:\d+: NOT TESTED: no tiger here", report)
-    assert "= 2 failed, 4 passed, 1 skipped, 1 deselected, 1 error in" in report.splitlines()[-1]
+    assert "= 2 failed, 6 passed, 1 skipped, 1 deselected, 1 error in" in report.splitlines()[-1]
 
 
 def test_each_kind_looks_for_its_own_leftovers(report: str) -> None:

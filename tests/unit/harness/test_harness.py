@@ -14,7 +14,7 @@ TESTS = Path(__file__).parents[2]
 FILE = """
 import os, signal, time
 import pytest
-SIZES = (1, 2)
+pytestmark = pytest.mark.sizes(1, 2)
 
 def test_equal(size, rank):
     assert 0 <= rank < size

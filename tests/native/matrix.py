@@ -1,0 +1,37 @@
+"""Which element types and sizes a test tries with ranks as threads, as processes and on pretended hosts.
+
+Threads try all of them. Processes and hosts move the same bytes by other ways, which look at a type's size and kernel
+alone: they try one type at every size, one of each kernel at three ranks, and the rest when asked for slow tests.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from native.ranks import LAUNCHERS
+from ring_notebook.core.buffers import DType
+
+__all__ = ["SIZES", "every_type_and_size"]
+
+SIZES = (1, 2, 3, 4, 7)
+KERNELS = (DType.INT32, DType.BFLOAT16, DType.FLOAT32, DType.BOOL)
+"""Integers that wrap, halves summed in float32, plain arithmetic, and logic; of 4, 2, 4 and 1 bytes."""
+
+
+def _is_slow(launcher: str, size: int, dtype: DType) -> bool:
+    return launcher != "threads" and dtype is not DType.FLOAT32 and not (dtype in KERNELS and size == 3)
+
+
+every_type_and_size = pytest.mark.parametrize(
+    ("launcher", "size", "dtype"),
+    [
+        pytest.param(
+            *(launcher, size, dtype),
+            id=f"{launcher}-{size}-{dtype.name.lower()}",
+            marks=[pytest.mark.slow] * _is_slow(launcher, size, dtype),
+        )
+        for launcher in LAUNCHERS
+        for size in SIZES
+        for dtype in DType
+    ],
+)
