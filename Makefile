@@ -28,7 +28,7 @@ demo: $(VENV)/installed
 	$(BIN)/python notebooks/demo.py
 
 lab: $(VENV)/installed
-	$(BIN)/jupyter lab $(if $(ROOT),--allow-root) $(ARGS) notebooks/01_quickstart.ipynb
+	$(BIN)/jupyter lab $(if $(ROOT),--allow-root) --KernelManager.transport=ipc $(ARGS) notebooks/01_quickstart.ipynb
 
 test: $(VENV)/installed
 	$(BIN)/pytest $(ARGS)

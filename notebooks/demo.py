@@ -9,12 +9,15 @@ from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
 from nbformat import NotebookNode
+from traitlets.config import Config
 
 from ring_notebook.notebook.panel.report import mime_bundle
 from ring_notebook.notebook.record.run_log import RunLog
 
 NOTEBOOK = Path(__file__).with_name("01_quickstart.ipynb")
 SECONDS = 300  # for one cell, on a machine that is busy with other things
+# The kernel and this program talk over sockets in a folder of this user's, not over ports that others reach.
+PRIVATE = Config({"KernelManager": {"transport": "ipc"}})
 
 
 def announce(cell: NotebookNode, cell_index: int) -> None:
@@ -28,7 +31,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="ring-demo-") as runs:
         os.environ["RING_RUNS_DIR"] = runs  # for the kernel: the runs of a demo are nobody's to keep
         notebook = nbformat.read(NOTEBOOK, as_version=4)
-        NotebookClient(notebook, timeout=SECONDS, on_cell_execute=announce).execute()
+        NotebookClient(notebook, config=PRIVATE, timeout=SECONDS, on_cell_execute=announce).execute()
         (directory,) = Path(runs).iterdir()
         print("\n" + mime_bundle(RunLog.load(directory))["text/plain"] + "\n")
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]

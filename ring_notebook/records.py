@@ -8,11 +8,14 @@ Both islands import this module and nothing else of one another.
 from __future__ import annotations
 
 import json
+import math
 import struct
 from array import array
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal
+
+from ring_notebook.field_types import check_fields
 
 __all__ = [
     "RECORDS",
@@ -182,7 +185,7 @@ def encode(records: Sequence[Record]) -> bytes:
 
 
 def decode(message: bytes | memoryview) -> list[Record]:
-    """The records of one message. Raises ValueError when the message is cut short."""
+    """The records of one message. Raises ValueError when it is cut short, or is no message of `encode`."""
     data = bytes(message)
     records: list[Record] = []
     position = 0
@@ -198,19 +201,37 @@ def decode(message: bytes | memoryview) -> list[Record]:
         return data[position - length : position]
 
     while position < len(data):
-        fields = json.loads(take())
-        body = take()
-        cls = _KINDS[fields.pop("kind")]
-        if cls is MetricBatch:
-            values = array("d")
-            values.frombytes(body)
-            fields["columns"] = tuple(fields["columns"])
-            fields["values"] = values
-        elif cls is Trace:
-            fields["events"] = body
-        elif cls is Failure:
-            fields["frames"] = tuple(tuple(frame) for frame in fields["frames"])
-        elif cls is Status:
-            fields["progress"] = tuple(fields["progress"])
-        records.append(cls(**fields))
+        header, body = take(), take()
+        try:
+            records.append(_record(json.loads(header), body))
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise ValueError(f"record {len(records)} of a message is invalid: {reason}") from None
     return records
+
+
+def _record(fields: dict[str, Any], body: bytes) -> Record:
+    """A record from its header and body. Raises various errors when they are none of `encode`'s."""
+    cls = _KINDS[fields.pop("kind")]
+    if cls is MetricBatch:
+        values = array("d")
+        values.frombytes(body)
+        fields["columns"] = tuple(fields["columns"])
+        fields["values"] = values
+    elif cls is Trace:
+        fields["events"] = body
+    elif cls is Failure:
+        fields["frames"] = tuple(tuple(frame) for frame in fields["frames"])
+    elif cls is Status:
+        fields["progress"] = tuple(fields["progress"])
+    check_fields(cls, fields)
+    record: Record = cls(**fields)
+    if isinstance(record, MetricBatch):
+        _check_rows(record)
+    return record
+
+
+def _check_rows(batch: MetricBatch) -> None:
+    width = len(batch.columns)
+    if width < 2 or len(batch.values) % width or not all(map(math.isfinite, batch.values[1::width])):
+        raise ValueError(f"{len(batch.values)} numbers for {width} columns, or a step that is no number")
