@@ -68,7 +68,7 @@ class Config:
     """RING_RUNS_DIR: where the kernel keeps the records of runs."""
 
     mpiexec: str = ""
-    """RING_MPIEXEC: the mpiexec to launch with, instead of the one beside the Python interpreter."""
+    """RING_MPIEXEC: the mpiexec or srun to launch with, instead of the mpiexec beside the Python interpreter."""
 
     commit_dir: str = ""
     """RING_COMMIT_DIR: folder where elastic states put their commits, to go on after a death; empty: memory
@@ -80,8 +80,8 @@ class Config:
     timeline: str = ""
     """RING_TIMELINE (HOROVOD_TIMELINE): file to write a Chrome trace to from the start."""
 
-    life: str = ""
-    """RING_LIFE: file into which this rank writes when it begins, raises and leaves; ``ringrun`` sets it."""
+    status_file: str = ""
+    """RING_STATUS_FILE: file to which this rank reports that it initialized, raised or exits; ``ringrun`` sets it."""
 
 
 _ALIASES = {"fusion_threshold": "HOROVOD_FUSION_THRESHOLD", "timeline": "HOROVOD_TIMELINE"}

@@ -1,76 +1,91 @@
-"""What a rank tells the launcher that started it: when it began, raised or left the job, and whom it went on without.
+"""What a rank reports to the launcher that started it: that it initialized, raised or exited, and whom it lost.
 
-These are lines in a file that the launcher holds, because a rank's exit code does not tell an end from a flight.
+A rank writes lines to a file that its launcher holds. An exit code alone does not tell a rank that has finished from
+one that left in the middle of the job.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Literal
 
 from ring_notebook.config import config
 from ring_notebook.errors import CollectiveAborted
 
-__all__ = ["Life", "Told", "tell", "tell_end"]
+__all__ = ["RankStatus", "StatusFile", "rank_of_process", "report_error", "report_status"]
+
+Event = Literal["initialized", "raised", "aborted", "exiting", "continued without"]
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What a rank has told so far: the time of each word, and the ranks of the job that it went on without."""
+class RankStatus:
+    """What a rank has reported so far: when each event happened, and the ranks of the job that it lost."""
 
     times: dict[str, float] = field(default_factory=dict)
-    without: frozenset[int] = frozenset()
+    lost: frozenset[int] = frozenset()
+    """Ranks that this one continued without (elastic jobs only)."""
 
     @property
     def aborted(self) -> bool:
-        """Whether an exception has ended it that only says that another rank has ended."""
+        """Whether the exception that ended it only says that another rank has failed."""
         return "aborted" in self.times
 
     @property
-    def unfinished(self) -> bool:
-        """Whether it has taken part in the job and never come to the end of its program."""
-        return "begun" in self.times and "left" not in self.times
+    def left_early(self) -> bool:
+        """Whether it joined the job and never reached the end of its program."""
+        return "initialized" in self.times and "exiting" not in self.times
 
     def failed_at(self, code: int) -> float:
-        """When it began to end with ``code``; 0 when it has not told.
+        """When the failure that ended it with ``code`` happened; 0 when it has not reported that.
 
-        What ended it comes before what it does at its end, by which it may be later than those that it has aborted.
+        The process itself may end later than the ranks that it aborted: it still runs its exit handlers.
         """
-        # Whoever dies of a signal after it has left may have done so long before: it waits for the others there.
-        left = self.times.get("left", 0.0) if code > 0 else 0.0
-        return self.times.get("raised") or self.times.get("aborted") or left
+        # A rank that a signal kills after it began to exit may have begun long before: it waits for the others there.
+        exiting = self.times.get("exiting", 0.0) if code > 0 else 0.0
+        return self.times.get("raised") or self.times.get("aborted") or exiting
 
 
-class Life:
+class StatusFile:
     """The launcher's side, for one rank."""
 
     def __init__(self) -> None:
-        self._file = os.memfd_create("life")  # no file that could be left behind
+        self._file = os.memfd_create("rank-status")  # has no name, so nothing is left behind
 
     @property
     def variables(self) -> dict[str, str]:
-        """Those of the rank's environment that make it tell."""
-        return {"RING_LIFE": f"/proc/{os.getpid()}/fd/{self._file}"}
+        """The environment variables that make the rank report."""
+        return {"RING_STATUS_FILE": f"/proc/{os.getpid()}/fd/{self._file}"}
 
-    def read(self) -> Told:
-        """What the rank has told so far. What its children tell, which have its environment, is not heard."""
+    def read(self) -> RankStatus:
+        """What the rank has reported so far. Reports of its children, which inherit its environment, are ignored."""
         data = os.pread(self._file, os.fstat(self._file).st_size, 0).decode()
-        lines = [line.split() for line in data.splitlines()]
-        own = [words for pid, *words in lines if pid == lines[0][0]]
-        times = {word: float(when) for word, when, *_ in own}
-        return Told(times, frozenset(int(rank) for word, _, *ranks in own if word == "without" for rank in ranks))
+        lines = [line.split("\t") for line in data.splitlines()]
+        own = [fields for pid, *fields in lines if pid == lines[0][0]]
+        times = {event: float(when) for event, when, *_ in own}
+        lost = (int(rank) for event, _, *ranks in own if event == "continued without" for rank in ranks)
+        return RankStatus(times, frozenset(lost))
 
 
-def tell(word: str, *ranks: int) -> None:
-    """Tell the launcher, if one listens, that this rank has "begun" or "left", or goes on "without" ``ranks``."""
-    if not config().life:
+def report_status(event: Event, *ranks: int) -> None:
+    """Report ``event`` to the launcher, if it wants to know; ``ranks`` are those that this rank continued without."""
+    if not config().status_file:
         return
-    with suppress(OSError), open(config().life, "a") as file:
-        file.write(" ".join(map(str, (os.getpid(), word, time.time(), *ranks))) + "\n")
+    with suppress(OSError), open(config().status_file, "a") as file:
+        file.write("\t".join(map(str, (os.getpid(), event, time.time(), *ranks))) + "\n")
 
 
-def tell_end(error: BaseException) -> None:
-    """Tell the launcher that ``error`` ends this rank."""
-    tell("aborted" if isinstance(error, CollectiveAborted) else "raised")
+def report_error(error: BaseException) -> None:
+    """Report to the launcher that ``error`` ends this rank."""
+    report_status("aborted" if isinstance(error, CollectiveAborted) else "raised")
+
+
+def rank_of_process(env: Mapping[str, str] = os.environ) -> int:
+    """The rank that a launcher gave to this process; 0 when none did."""
+    for name in ("RING_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"):
+        if env.get(name, "").isdigit():
+            return int(env[name])
+    return 0

@@ -1,7 +1,8 @@
-"""How ranks of one host that no MPI started find each other: through a socket to the process that keeps them.
+"""The rendezvous of the ranks of an elastic job: how ranks of one host that no MPI connects find each other.
 
-A rank says ``{"card": ...}`` (rank 0 only: how to map its ring memory) and ``{"here": true}``. The keeper hands the
-card on, and says ``{"all": true}`` when every rank is here, or ``{"lost": why}`` when one never will be.
+Each rank has a socket to its supervisor. Rank 0 sends ``{"card": ...}``, how to map its ring memory; every rank sends
+``{"arrived": true}``. The supervisor sends the card to the others, and ``{"complete": true}`` when every rank has
+arrived, or ``{"error": why}`` when one never will.
 """
 
 from __future__ import annotations
@@ -14,34 +15,34 @@ from typing import Any
 
 from ring_notebook.errors import RingError
 
-__all__ = ["Meeting", "receive", "say", "surroundings"]
+__all__ = ["Rendezvous", "receive", "send", "variables"]
 
-_RANK, _SIZE, _SOCKET = "RING_RANK", "RING_SIZE", "RING_MEETING"
-_MOST = 1 << 16  # bytes of a message
+_RANK, _SIZE, _SOCKET = "RING_RANK", "RING_SIZE", "RING_RENDEZVOUS"
+_LONGEST = 1 << 16  # bytes of a message
 
 
-def surroundings(rank: int, size: int, channel: socket.socket) -> dict[str, str]:
+def variables(rank: int, size: int, channel: socket.socket) -> dict[str, str]:
     """The variables that make a process rank ``rank`` of ``size``; it must inherit ``channel``, of SOCK_SEQPACKET."""
     return {_RANK: str(rank), _SIZE: str(size), _SOCKET: str(channel.fileno())}
 
 
-def say(channel: socket.socket, **message: Any) -> None:
-    """Send one message. Raises OSError when nobody is left to hear it."""
+def send(channel: socket.socket, **message: Any) -> None:
+    """Send one message. Raises OSError when the other side has closed."""
     channel.send(json.dumps(message).encode(), socket.MSG_NOSIGNAL)
 
 
 def receive(channel: socket.socket) -> dict[str, Any]:
     """The next message; empty when the other side has closed."""
     try:
-        data = channel.recv(_MOST)
-    except ConnectionResetError:  # it ended before it had read all that was said to it
+        data = channel.recv(_LONGEST)
+    except ConnectionResetError:  # it closed before it had read all messages
         data = b""
     message: dict[str, Any] = json.loads(data) if data else {}
     return message
 
 
-class Meeting:
-    """A rank's side of the meeting."""
+class Rendezvous:
+    """A rank's side."""
 
     def __init__(self, rank: int, size: int, channel: socket.socket) -> None:
         self.rank = rank
@@ -49,8 +50,8 @@ class Meeting:
         self._channel = channel
 
     @classmethod
-    def take(cls) -> Meeting | None:
-        """The meeting that this process was invited to, once: its children are not. None when there is none."""
+    def take(cls) -> Rendezvous | None:
+        """The rendezvous that this process takes part in, once: its children do not. None when there is none."""
         descriptor = os.environ.pop(_SOCKET, "")
         if not descriptor:
             return None
@@ -58,28 +59,28 @@ class Meeting:
         channel.set_inheritable(False)
         return cls(int(os.environ[_RANK]), int(os.environ[_SIZE]), channel)
 
-    def give(self, card: list[int]) -> None:
-        """Rank 0: hand ``card`` to all others."""
-        self._say(card=card)
+    def send_card(self, card: list[int]) -> None:
+        """Rank 0: send ``card`` to all other ranks."""
+        self._send(card=card)
 
-    def card(self) -> list[int]:
-        """What rank 0 gave. Raises RingError when it has ended instead."""
-        card: list[int] = self._hear("card")
+    def receive_card(self) -> list[int]:
+        """The card of rank 0. Raises RingError when a rank has exited instead."""
+        card: list[int] = self._receive("card")
         return card
 
     def wait_for_all(self) -> None:
-        """Say that this rank is here and return when all are. Raises RingError when one has ended instead."""
-        self._say(here=True)
-        self._hear("all")
+        """Arrive, and return when all ranks have. Raises RingError when one has exited instead."""
+        self._send(arrived=True)
+        self._receive("complete")
         self._channel.close()
 
-    def _say(self, **message: Any) -> None:
-        with contextlib.suppress(OSError):  # what became of the keeper is heard below
-            say(self._channel, **message)
+    def _send(self, **message: Any) -> None:
+        with contextlib.suppress(OSError):  # `_receive` finds out what became of the supervisor
+            send(self._channel, **message)
 
-    def _hear(self, word: str) -> Any:
+    def _receive(self, key: str) -> Any:
         message = receive(self._channel)
-        if word not in message:
-            why = message.get("lost", "the process that started the ranks is gone")
-            raise RingError(f"rank {self.rank} cannot begin: {why}")
-        return message[word]
+        if key not in message:
+            why = message.get("error", "the supervisor of the ranks has exited")
+            raise RingError(f"rank {self.rank} failed to initialize: {why}")
+        return message[key]

@@ -14,7 +14,7 @@ from ring_notebook.config import config
 from ring_notebook.core.mpi_memory import unname_shared_memory
 from ring_notebook.core.native import core
 from ring_notebook.errors import MPIMissingError, RingError
-from ring_notebook.rendezvous import Meeting
+from ring_notebook.rendezvous import Rendezvous
 
 __all__ = ["Place", "Topology", "find_place", "launched_by_mpi"]
 
@@ -101,7 +101,7 @@ def launched_by_mpi() -> bool:
 
 
 def find_place() -> Place:
-    """Map the ring memory of this host. Collective over all ranks of the job when MPI or a keeper launched it.
+    """Map the ring memory of this host. Collective over all ranks of a job that was launched.
 
     Raises MPIMissingError when a launcher started this process and no MPI library can be loaded,
     OutOfRingMemoryError when the memory cannot be mapped, RingError when another rank fails here, when MPI was not
@@ -109,9 +109,9 @@ def find_place() -> Place:
     ValueError where such a job is to pretend that it has several hosts.
     """
     native = core()
-    meeting = Meeting.take()
-    if meeting is not None:
-        return _meet(meeting)
+    rendezvous = Rendezvous.take()
+    if rendezvous is not None:
+        return _place_in_elastic_job(rendezvous)
     if not launched_by_mpi():
         return Place(Topology(0, (0,)), native.Domain.create(0, 1, config().memory), None, (0,))
     try:
@@ -168,24 +168,24 @@ def _together(world: Any, step: Callable[[], Any]) -> Any:
         raise error
     for failure in failures:
         if failure is not None:
-            raise RingError(f"rank {world.Get_rank()} cannot begin: {failure}")
+            raise RingError(f"rank {world.Get_rank()} failed to initialize: {failure}")
     return result
 
 
-def _meet(meeting: Meeting) -> Place:
-    """The place of a rank that a keeper started."""
+def _place_in_elastic_job(rendezvous: Rendezvous) -> Place:
+    """The place of a rank of an elastic job, which our supervisor started without MPI."""
     if config().algorithm == "ring":
         raise ValueError(
             "RING_ALGORITHM=ring makes a host of each rank, and an elastic job has one; leave one of them out"
         )
     native = core()
-    rank, size = meeting.rank, meeting.size
+    rank, size = rendezvous.rank, rendezvous.size
     if rank == 0:
         domain = native.Domain.create(0, size, config().memory)
-        meeting.give([os.getpid(), domain.fd, domain.token])
+        rendezvous.send_card([os.getpid(), domain.fd, domain.token])
     else:
-        domain = native.Domain.attach(rank, size, *meeting.card())
-    meeting.wait_for_all()
+        domain = native.Domain.attach(rank, size, *rendezvous.receive_card())
+    rendezvous.wait_for_all()
     for mate in range(size):
         # From here on its process is known by a descriptor: another one that gets its number is not taken for it.
         domain.dead(mate)

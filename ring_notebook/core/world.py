@@ -19,7 +19,7 @@ from ring_notebook.core.membership import agree, living, ranks_of
 from ring_notebook.core.native import core
 from ring_notebook.core.topology import Place, Topology, find_place
 from ring_notebook.errors import CollectiveAborted, NotInitializedError, RingError
-from ring_notebook.rank_status import tell, tell_end
+from ring_notebook.rank_status import report_error, report_status
 
 __all__ = [
     "World",
@@ -104,7 +104,7 @@ def prepare_host() -> Place:
         _place = find_place()
         atexit.register(_leave_job)  # before MPI ends, and before what `find_place` has registered
         _fail_when_uncaught()
-        tell("begun")
+        report_status("initialized")
     return _place
 
 
@@ -116,7 +116,7 @@ def _fail_when_uncaught() -> None:
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-        tell_end(error)
+        report_error(error)
         fail(error)
         before(kind, error, traceback)
 
@@ -154,7 +154,8 @@ def _open_with_the_living(place: Place, ranks: list[int]) -> None:
     while True:
         _epoch, members = agree(place, ranks, _epoch, 0)
         if gone := set(ranks).difference(members):
-            tell("without", *gone)  # nobody else can tell one that ended too early from one that was through
+            # Only this tells a rank that exited too early from one that had finished.
+            report_status("continued without", *gone)
         if len(members) < config().min_np:
             raise RingError(
                 f"{len(members)} of {place.topology.size} ranks are left, fewer than the {config().min_np} of "
@@ -275,7 +276,7 @@ def close_run() -> None:
 
 
 def _leave_job() -> None:
-    tell("left")  # before the others can learn of it: what they raise then comes later
+    report_status("exiting")  # before the others can learn of it: what they raise then comes later
     # This process may live on for long: MPI ends it together with the others, who may be waiting for it to begin.
     prepare_host().domain.leave_run(_NO_RUN)
     close()

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from ring_notebook import __version__
 from ring_notebook.errors import RingError
-from ring_notebook.launch.hosts import Host, allocation, check_slots, named
-from ring_notebook.launch.job import Job, say
-from ring_notebook.launch.mpi import only_here
-from ring_notebook.launch.refusal import refusal
+from ring_notebook.launch.allocation import find_allocation
+from ring_notebook.launch.job import Job, print_message
+from ring_notebook.launch.launchers.hosts import Host, check_slots, named_hosts, only_here
+from ring_notebook.launch.supervisor.start_error import explain_start
 
 __all__ = ["main"]
 
@@ -38,70 +38,73 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not options.command:
         parser.error("nothing to run; for example: ringrun -np 4 python train.py")
     try:
-        wanted = named(options.hosts, options.hostfile)
-        hosts = wanted or allocation()
+        named = named_hosts(options.hosts, options.hostfile)
+        allocation = None if named else find_allocation()
+        hosts = list(allocation.hosts) if allocation else named
+        if allocation and options.verbose:
+            print_message(str(allocation))
         n = sum(host.slots for host in hosts) if options.np is None else options.np
         if options.np is not None and n < 1:
-            parser.error(f"-np {n}: at least 1")
+            parser.error(f"-np must be at least 1, got {n}")
         if n < 1:
-            parser.error("say how many ranks: -np N (only an allocation, -H or --hostfile can say it for you)")
-        if wanted:
-            check_slots(n, wanted)
-        least = 1 if options.min_np is None else options.min_np
-        if not 1 <= least <= n:
-            parser.error(f"--min-np {least}: must be between 1 and the {n} ranks that there are")
+            parser.error("the number of ranks is missing: give -np N, -H or --hostfile, or run in an allocation")
+        if named:
+            check_slots(n, named)
+        min_np = 1 if options.min_np is None else options.min_np
+        if not 1 <= min_np <= n:
+            parser.error(f"--min-np must be between 1 and the {n} ranks of the job, got {min_np}")
         elastic = options.elastic or options.min_np is not None  # as horovodrun takes it
-        starts = _Starts(options, hosts, n, least if elastic else 0)
-        if refused := starts.refused(argv):
-            say(refused[1])
-            return refused[0]
+        starts = _Starts(options, hosts, n, min_np if elastic else 0)
+        if problem := starts.start_error(argv):
+            print_message(problem[1])
+            return problem[0]
         return starts.run()
     except (RingError, ValueError, OSError) as error:
         parser.error(str(error))
 
 
 class _Starts:
-    """Starts the job, and on several hosts, where ranks cannot go on without one that died, starts it again."""
+    """Starts the job, and restarts an elastic job of several hosts, which cannot continue without a dead rank."""
 
-    def __init__(self, options: argparse.Namespace, hosts: list[Host], n: int, least: int) -> None:
+    def __init__(self, options: argparse.Namespace, hosts: list[Host], n: int, min_np: int) -> None:
         self._options = options
         self._hosts = hosts
         self._n = n
-        self._least = least if only_here(hosts) else 0
-        self._again = options.reset_limit if least and not only_here(hosts) else 0
+        self._min_np = min_np if only_here(hosts) else 0
+        self._restarts = options.reset_limit if min_np and not only_here(hosts) else 0
         self._environment = _environment(options)
-        if self._again and not os.environ.get("RING_COMMIT_DIR"):
+        if self._restarts and not os.environ.get("RING_COMMIT_DIR"):
             self._environment["RING_COMMIT_DIR"] = str(Path(".ring/commits").absolute())
 
-    def refused(self, argv: Sequence[str]) -> tuple[int, str] | None:
-        """Exit code and reason when the program cannot be started on this host, which alone is known from here."""
+    def start_error(self, argv: Sequence[str]) -> tuple[int, str] | None:
+        """Exit code and reason when the program cannot be started on this host; nothing is known of other hosts."""
         if not only_here(self._hosts):
             return None
         command = self._options.command
         before = shlex.join(["ringrun", *argv[: len(argv) - len(command)]])
-        return refusal(command, self._environment["PATH"], f"{before} ")
+        return explain_start(command, self._environment["PATH"], f"{before} ")
 
     def run(self) -> int:
         """The exit code of the last job."""
-        for attempt in range(self._again + 1):
+        for attempt in range(self._restarts + 1):
             job = Job(
                 self._options.command,
                 self._n,
                 self._hosts,
                 self._environment,
-                self._options.mpi_args.split(),
-                min_np=self._least,
+                shlex.split(self._options.mpi_args),
+                min_np=self._min_np,
             )
             if self._options.verbose:
                 print(" ".join(job.command), file=sys.stderr, flush=True)  # noqa: T201
-            with job.signals_handed_on():
+            with job.signals_passed_on():
                 code = job.wait()
             if not code or job.ended_by:
                 break
-            if attempt < self._again:
-                say(f"{job.describe_failure()}; starting again ({attempt + 1} of {self._again})")
+            if attempt < self._restarts:
+                print_message(f"{job.describe_failure()}; restarting the job ({attempt + 1} of {self._restarts})")
             else:
-                say(job.describe_failure())
+                print_message(job.describe_failure())
         return code
 
 
@@ -119,25 +122,29 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ringrun", description=__doc__, usage="ringrun -np N [options] command ...", allow_abbrev=False
     )
-    parser.add_argument("-np", "--num-proc", dest="np", type=int, metavar="N", help="how many ranks")
+    parser.add_argument("-np", "--num-proc", dest="np", type=int, metavar="N", help="number of ranks")
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="hosts, and how many ranks each may run")
+    where.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="the hosts, and how many ranks each may run")
     where.add_argument("-hostfile", "--hostfile", metavar="FILE", help="the same, one host a line: 'a slots=2'")
-    parser.add_argument("--elastic", action="store_true", help="go on when ranks die (see elastic.run)")
-    parser.add_argument("--min-np", type=int, metavar="K", help="the same, as long as so many ranks are left")
+    parser.add_argument("--elastic", action="store_true", help="continue without ranks that die (see elastic.run)")
+    parser.add_argument("--min-np", type=int, metavar="K", help="the same, while so many ranks are left")
     parser.add_argument(
         "--reset-limit",
         type=int,
         default=3,
         metavar="N",
-        help="how often --elastic starts a job of several hosts again",
+        help="how often --elastic restarts a job of several hosts",
     )
     parser.add_argument("--timeline-filename", metavar="FILE", help="write a Chrome trace of the collectives")
     parser.add_argument("--fusion-threshold-mb", type=int, metavar="MIB", help="size of a gradient bucket")
-    parser.add_argument("--mpi-args", default="", metavar="ARGS", help="more options for mpiexec, in one string")
-    parser.add_argument("--verbose", action="store_true", help="print the mpiexec command line")
+    parser.add_argument(
+        "--mpi-args", default="", metavar="ARGS", help="more options for mpiexec, quoted as for a shell"
+    )
+    parser.add_argument(
+        "--verbose", action="store_true", help="print the allocation and the command line of the launcher"
+    )
     parser.add_argument("--version", action="version", version=f"ringrun {__version__}")
-    parser.add_argument("--doctor", action="store_true", help="check this machine and say what to mend")
+    parser.add_argument("--doctor", action="store_true", help="check this machine and say what to repair")
     parser.add_argument("-cb", "--check-build", action="store_true", help="the same (Horovod's name)")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="program and arguments")
     return parser

@@ -1,4 +1,4 @@
-"""The doctor: looks at everything that a run needs on this machine, and says what to do where something is amiss."""
+"""The doctor: checks everything that a run needs on this machine, and says what to do about what is wrong."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from typing import Literal
 from ring_notebook import config as settings
 from ring_notebook.errors import RingError
 from ring_notebook.hardware import cores, gpus
-from ring_notebook.launch.mpi import find_mpiexec, loaded_flavor
+from ring_notebook.launch.launchers.find_launcher import find_launcher
+from ring_notebook.launch.launchers.mpi_library import loaded_mpi
 
 __all__ = ["Check", "diagnose", "render"]
 
@@ -25,7 +26,7 @@ _WIDGETS = ("@jupyter-widgets/jupyterlab-manager", "bqplot")
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing looked at: what was found, and what to do unless ``status`` is ok."""
+    """One check: what it found, and what to do unless ``status`` is ok."""
 
     name: str
     status: Literal["ok", "warn", "fail"]
@@ -34,12 +35,12 @@ class Check:
 
 
 def diagnose() -> list[Check]:
-    """Look at everything; takes a few seconds, because MPI and torch are started to see that they do."""
+    """Run all checks. It takes a few seconds: MPI and torch are really started."""
     return [_guarded(look) for look in _LOOKS]
 
 
 def render(checks: list[Check]) -> str:
-    """One line a check, and under it what to do."""
+    """One line per check, and under it what to do."""
     width = max(len(check.name) for check in checks)
     lines = []
     for check in checks:
@@ -53,11 +54,11 @@ def _guarded(look: Callable[[], Check]) -> Check:
     try:
         return look()
     except (RingError, OSError, ValueError, subprocess.SubprocessError) as error:
-        return Check(look.__name__.strip("_"), "fail", str(error), "mend this first, then ask the doctor again")
+        return Check(look.__name__.strip("_"), "fail", str(error), "repair this first, then run the doctor again")
 
 
 def _ask(code: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
-    """A fresh Python's answer: what is asked about may be broken, and stays out of this process."""
+    """The answer of a fresh Python: what it imports may be broken and stays out of this process."""
     command = [sys.executable, "-c", code]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
 
@@ -90,33 +91,33 @@ def _core() -> Check:
 
 
 def _mpi() -> Check:
-    flavor = loaded_flavor()
-    mpiexec = find_mpiexec()
+    mpi = loaded_mpi()
+    launcher = find_launcher()
     program = [sys.executable, "-c", "import os; from mpi4py import MPI; os.write(1, b'%d;' % MPI.COMM_WORLD.size)"]
     done = subprocess.run(
-        mpiexec.command(2, program),
-        env={**os.environ, **mpiexec.environment()},
+        launcher.command(program, 2),
+        env={**os.environ, **launcher.environment()},
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    found = f"mpi4py loads {flavor}, {mpiexec.path} is {mpiexec.flavor}'s"
+    found = f"mpi4py loads {mpi}, {launcher.path} starts ranks"
     if done.returncode:
         return Check("mpi", "fail", f"{found}; two ranks do not start: {_last_line(done)}", "`pip install mpich`")
     if done.stdout != "2;2;":
         sizes = done.stdout.replace(";", " ").strip()
         return Check(
-            "mpi", "fail", f"{found}; two ranks found sizes {sizes}", f"set RING_MPIEXEC to an mpiexec of {flavor}"
+            "mpi", "fail", f"{found} that found sizes {sizes}, expected 2 2", f"set RING_MPIEXEC to an mpiexec of {mpi}"
         )
-    return Check("mpi", "ok", f"{found}, two ranks meet")
+    return Check("mpi", "ok", f"{found}, two ranks connected")
 
 
 def _cores() -> Check:
     usable, present = cores(), os.cpu_count() or 1
     found = f"{usable} of {present} usable by this process"
     if usable == 1 and present > 1:
-        return Check("cores", "warn", found, "ask the container or `taskset` for more, or ranks will take turns")
+        return Check("cores", "warn", found, "give the container or `taskset` more, or ranks take turns on it")
     return Check("cores", "ok", found)
 
 

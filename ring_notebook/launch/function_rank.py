@@ -1,4 +1,4 @@
-"""One rank of ``run``: fetches the function, calls it, sends back what became of it."""
+"""One rank of ``run``: fetches the function, calls it, and sends back its result or its exception."""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ from multiprocessing.connection import Client
 import cloudpickle
 
 from ring_notebook.errors import CollectiveAborted
-from ring_notebook.launch.rank import rank_in
-from ring_notebook.rank_status import tell_end
+from ring_notebook.rank_status import rank_of_process, report_error
 
 __all__ = ["ADDRESS", "KEY", "LAST", "Outcome", "main"]
 
 ADDRESS = "RING_RUN_ADDRESS"
 KEY = "RING_RUN_KEY"
 LAST = -1
-"""In place of a rank: nobody else will call."""
+"""In place of a rank: no other rank will connect."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of the function on one rank.
+    """The end of the function on one rank.
 
     ``value`` is the pickled result, or the pickled exception when ``traceback`` is not empty. ``aborted`` is
     true when this rank only stopped because another one failed.
@@ -44,7 +43,7 @@ def main() -> int:
     address, key = os.environ.pop(ADDRESS), os.environ.pop(KEY)
     host, colon, port = address.rpartition(":")
     with Client((host, int(port)) if colon else address, authkey=key.encode()) as launcher:
-        launcher.send(rank_in())
+        launcher.send(rank_of_process())
         path, function = launcher.recv()
         sys.path += [folder for folder in path if folder not in sys.path]
         outcome = _call(function)
@@ -53,7 +52,7 @@ def main() -> int:
 
 
 def _call(function: bytes) -> Outcome:
-    rank = rank_in()
+    rank = rank_of_process()
     try:
         fn, args, kwargs = pickle.loads(function)
         return Outcome(rank, cloudpickle.dumps(fn(*args, **kwargs)))
@@ -68,13 +67,13 @@ def _failure(rank: int, error: BaseException) -> Outcome:
         value = cloudpickle.dumps(error)
     except Exception:
         value = b""
-    tell_end(error)
-    _tell_others(error)
+    report_error(error)
+    _abort_others(error)
     return Outcome(rank, value, text, isinstance(error, CollectiveAborted), ended)
 
 
-def _tell_others(error: BaseException) -> None:
-    """End the epoch that the function opened, if it opened one, so that no rank waits for this one."""
+def _abort_others(error: BaseException) -> None:
+    """Abort the epoch that the function opened, if any, so that no rank waits for this one."""
     if "ring_notebook.core.world" in sys.modules:
         from ring_notebook.core import world
 

@@ -1,4 +1,4 @@
-"""The timeline of a job: what its ranks have left on this disk, put into the one file that was asked for."""
+"""The timeline of a job: merges the parts that its ranks wrote on this disk into one file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Traces:
         self._before = self._stamps()
 
     def merge(self) -> str:
-        """Write the file of the parts that the job has written here; what is to be said of it, if anything.
+        """Merge the parts that the job has written here; returns the problem to report, if any.
 
         Leaves alone a file that the job has written itself: ranks that call ``stop_timeline`` gather it over the
         network, where a part may lie on another host's disk.
@@ -39,7 +39,7 @@ class Traces:
                 continue
             merged += 1
         if not merged:
-            return f"no rank has left a timeline for {self._path} on this host"
+            return f"no rank has written a timeline for {self._path} on this host"
         try:
             self._path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
         except OSError as error:
@@ -47,13 +47,13 @@ class Traces:
                 if self._path.is_file():  # and not a device
                     self._path.unlink()
             return f"the timeline {self._path} cannot be written: {error.strerror}"
-        missing = f"{self._path} shows {merged} of {self._n} ranks: the others were killed, or have a disk of their own"
+        missing = f"{self._path} shows {merged} of {self._n} ranks: the others were killed or write to another disk"
         return missing if merged < self._n else ""
 
     def _stamps(self) -> dict[Path, int]:
         path = self._path
         if path is None:
             return {}
-        # The names that core.timeline gives to them.
+        # The names that core.trace gives to them.
         parts = [path.with_suffix(f".rank{rank}{path.suffix}") for rank in range(self._n)]
         return {one: one.stat().st_mtime_ns for one in (path, *parts) if one.exists()}

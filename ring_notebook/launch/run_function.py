@@ -20,10 +20,10 @@ import cloudpickle
 
 from ring_notebook.errors import RunFailed
 from ring_notebook.hardware import cores, gpus
+from ring_notebook.launch.allocation import find_allocation
 from ring_notebook.launch.function_rank import ADDRESS, KEY, LAST, Outcome
-from ring_notebook.launch.hosts import Host, allocation, check_slots, named
 from ring_notebook.launch.job import Job
-from ring_notebook.launch.mpi import is_local, only_here
+from ring_notebook.launch.launchers.hosts import Host, check_slots, is_local, named_hosts, only_here
 
 __all__ = ["run"]
 
@@ -47,20 +47,23 @@ def run(
     ``n`` (Horovod: ``num_proc``) defaults to the slots of the hosts, which are ``hosts`` ("a:2,b:2"),
     ``hostfile``, or the allocation of a batch system; without any of them it is the number of GPUs, or of cores.
     ``env`` adds variables, ``mpi_args`` options for mpiexec. With ``min_np`` the ranks, which must be on this host,
-    are elastic: they go on without those that die or raise, as long as so many are left, and the results are those of
+    are elastic: the job continues without ranks that die or raise, while so many are left, and the results are those of
     the ranks that returned.
 
     Raises the exception that the first failing rank raised, caused by a RunFailed that holds the rank and its
     traceback; RunFailed alone when a rank died; MPIMissingError when there is no MPI; ValueError for a ``min_np``
-    that cannot be, and for hosts with too few slots.
+    out of range, and for hosts with too few slots.
     """
-    wanted = named(hosts, hostfile)
-    where = wanted or allocation()
+    named = named_hosts(hosts, hostfile)
+    allocation = None if named else find_allocation()
+    where = allocation.hosts if allocation else named
     size = n or num_proc or sum(host.slots for host in where) or len(gpus()) or cores()
-    if min_np is not None and not (1 <= min_np <= size and only_here(where)):
-        raise ValueError(f"min_np={min_np}: takes 1 to {size} ranks, all on this host")
-    if wanted:
-        check_slots(size, wanted)
+    if min_np is not None and not 1 <= min_np <= size:
+        raise ValueError(f"min_np must be between 1 and the {size} ranks of the job, got {min_np}")
+    if min_np is not None and not only_here(where):
+        raise ValueError(f"min_np needs all ranks on this host, got {', '.join(host.name for host in where)}")
+    if named:
+        check_slots(size, named)
     work = (sys.path, cloudpickle.dumps((fn, tuple(args), dict(kwargs or {}))))
     key = secrets.token_hex(32)  # text, because an environment variable carries it to the ranks
     with tempfile.TemporaryDirectory(prefix="ring-run-") as folder:
@@ -88,7 +91,7 @@ def run(
 
 
 class _Inbox:
-    """Gives each rank that calls its work and takes its outcome, on threads of its own."""
+    """Sends the function to each rank that connects and takes the outcome, on threads of its own."""
 
     def __init__(self, address: str | tuple[str, int], key: bytes, work: tuple[list[str], bytes]) -> None:
         self.outcomes: dict[int, Outcome] = {}
@@ -106,7 +109,7 @@ class _Inbox:
         return at if isinstance(at, str) else f"{at[0]}:{at[1]}"
 
     def close(self) -> None:
-        """Take what the ranks, which have all ended, have sent, and stop."""
+        """Take what the ranks have sent, all of which have ended, and stop."""
         with Client(self._listener.address, authkey=self._key) as last:
             last.send(LAST)
         self._acceptor.join()
@@ -120,7 +123,7 @@ class _Inbox:
                 caller = self._listener.accept()
                 rank = caller.recv()
             except (AuthenticationError, EOFError, OSError):
-                continue  # someone without the key, or a rank that died half way
+                continue  # the key was wrong, or the rank died half way
             if rank == LAST:
                 caller.close()
                 return

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from harness.leftovers import TOKEN
-from ring_notebook.launch.deathsig import wrap
+from ring_notebook.launch.supervisor.parent_death import wrap
 
 __all__ = ["WAITING", "Lane", "Reporter"]
 

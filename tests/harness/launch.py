@@ -18,8 +18,8 @@ from typing import Any
 
 from harness.leftovers import processes_with
 from harness.protocol import FOLDER, SIZE, report_file, stack_file
-from ring_notebook.launch.deathsig import wrap
-from ring_notebook.launch.mpi import find_mpiexec
+from ring_notebook.launch.launchers.find_launcher import find_launcher
+from ring_notebook.launch.supervisor.parent_death import wrap
 
 __all__ = ["TEST_LIMIT", "Launch", "Outcome"]
 
@@ -120,7 +120,7 @@ class Launch:
             "-q",
             *self._waiting,
         ]
-        command = find_mpiexec().command(self._size, program) if self._size > 1 else program
+        command = find_launcher().command(program, self._size) if self._size > 1 else program
         with (self._folder / "output.txt").open("wb") as output:
             self._process = subprocess.Popen(
                 wrap(command),

@@ -23,13 +23,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ring_notebook.launch.hosts import Host
-from ring_notebook.launch.mpi import find_mpiexec
+from ring_notebook.launch.launchers.find_launcher import find_launcher
+from ring_notebook.launch.launchers.hosts import Host
 
-__all__ = ["NAMES", "TwoHosts", "missing", "two_hosts"]
+__all__ = ["ALLOCATION", "NAMES", "TwoHosts", "missing", "two_hosts"]
 
 NAMES = ("ring-a", "ring-b")
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
+ALLOCATION = {"SLURM_JOB_NODELIST": "ring-a,ring-b", "SLURM_TASKS_PER_NODE": "2(x2)", "SLURM_JOB_ID": "17"}
+"""What Slurm tells a job that has both hosts, with two slots each."""
 # What mpiexec calls in place of ssh: `-x HOST COMMAND...` becomes COMMAND in the namespace of HOST. The environment is
 # that of mpiexec already, and the hosts share the disk.
 _LAUNCHER = """\
@@ -71,7 +73,7 @@ class TwoHosts:
     def launcher_flags(self) -> list[str]:
         """Options for mpiexec that make it reach the hosts."""
         launcher = str(self.folder / "launcher")
-        if find_mpiexec().flavor == "mpich":
+        if "MPICH" in find_launcher().mpis:
             return ["-launcher", "ssh", "-launcher-exec", launcher]
         return ["--prtemca", "plm_ssh_agent", launcher]
 
@@ -79,14 +81,14 @@ class TwoHosts:
     def environment(self) -> dict[str, str]:
         """Variables that make any mpiexec reach the hosts, whoever calls it."""
         launcher = str(self.folder / "launcher")
-        if find_mpiexec().flavor == "mpich":
+        if "MPICH" in find_launcher().mpis:
             return {"HYDRA_LAUNCHER": "ssh", "HYDRA_LAUNCHER_EXEC": launcher}
         return {"PRTE_MCA_plm_ssh_agent": launcher}
 
     def run(self, program: Sequence[str], per_host: int = 1) -> str:
         """Run a Python program (its arguments) on ``per_host`` ranks of each host; what it printed."""
         where = [Host(name, per_host) for name in NAMES]
-        command = find_mpiexec().command(2 * per_host, [sys.executable, *program], where, self.launcher_flags)
+        command = find_launcher().command([sys.executable, *program], 2 * per_host, where, self.launcher_flags)
         return self.on_first(command)
 
     def on_first(

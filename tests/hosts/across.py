@@ -59,6 +59,20 @@ def ends(run: Run, error: type[BaseException], message: str) -> str:
     return str(caught.value)
 
 
+def allocated() -> None:
+    """Without a word from the user the cluster takes the hosts of the batch system's allocation."""
+    session = Session()
+    started = session.start()
+    assert f"Started 4 engines (Slurm job 17: 4 slots on {', '.join(NAMES)})" in started
+    cluster = session.require()
+    assert [engine["host"] for engine in cluster.status()] == [NAMES[0]] * 2 + [NAMES[1]] * 2
+    trains(cluster)
+    session.restart(3)
+    assert cluster.why == f"as asked for, in Slurm job 17: 4 slots on {', '.join(NAMES)}"
+    assert [engine["host"] for engine in cluster.status()] == [NAMES[0]] * 2 + [NAMES[1]]
+    session.stop()
+
+
 def everything() -> None:
     """Start, train, interrupt, fail, die, restart, train again, stop."""
     session = Session()
@@ -113,4 +127,4 @@ time.sleep(600)
 
 
 if __name__ == "__main__":
-    {"everything": everything, "killed": killed}[sys.argv[1]]()
+    {"allocated": allocated, "everything": everything, "killed": killed}[sys.argv[1]]()

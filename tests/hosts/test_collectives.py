@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.two_hosts import TwoHosts
-from ring_notebook.launch.mpi import find_mpiexec
+from ring_notebook.launch.launchers.find_launcher import find_launcher
 
 PROGRAM = Path(__file__).with_name("collectives.py")
 VOLUME = """
@@ -52,11 +52,11 @@ def test_an_allreduce_sends_no_more_than_it_must(hosts: TwoHosts, wire: str, mib
     ],
 )
 def test_without_a_second_host(settings: dict[str, str], ranks: int, hosts_seen: int) -> None:
-    mpiexec = find_mpiexec()
-    if "RING_ALGORITHM" not in settings and mpiexec.flavor != "mpich":
+    launcher = find_launcher()
+    if "RING_ALGORITHM" not in settings and "MPICH" not in launcher.mpis:
         pytest.skip("only MPICH can make one machine look like several hosts")
     done = subprocess.run(
-        mpiexec.command(ranks, [sys.executable, str(PROGRAM)]),
+        launcher.command([sys.executable, str(PROGRAM)], ranks),
         env={**os.environ, **settings},
         capture_output=True,
         text=True,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.two_hosts import NAMES, TwoHosts
+from harness.two_hosts import ALLOCATION, NAMES, TwoHosts
 
 HOSTS = ",".join(f"{name}:2" for name in NAMES)
 WHERE = "import os, socket; rank = int(os.environ.get('PMI_RANK') or os.environ['OMPI_COMM_WORLD_RANK'])"
@@ -21,15 +21,24 @@ def test_ringrun_fills_the_hosts_in_order(hosts: TwoHosts) -> None:
     assert sorted(said.splitlines()) == PLACES
 
 
-def test_run_brings_the_results_back(hosts: TwoHosts) -> None:
+def test_ringrun_takes_the_allocation(hosts: TwoHosts) -> None:
+    program = f"{WHERE}; os.write(1, f'{{rank}} {{socket.gethostname()}}\\n'.encode())"
+    ringrun = [sys.executable, "-m", "ring_notebook.launch.cli", "--verbose", "python", "-c", program]
+    lines = hosts.on_first(ringrun, environment=ALLOCATION).splitlines()
+    assert sorted(line for line in lines if " ring-" in line and line[0].isdigit()) == PLACES
+    assert "ringrun: Slurm job 17: 4 slots on ring-a, ring-b" in lines
+
+
+@pytest.mark.parametrize("named", [f"hosts={HOSTS!r}", ""], ids=["named", "allocated"])
+def test_run_brings_the_results_back(hosts: TwoHosts, named: str) -> None:
     program = f"""
 from ring_notebook import run
 def place():
     {WHERE}
     return f"{{rank}} {{socket.gethostname()}}"
-print(run(place, hosts="{HOSTS}", mpi_args={hosts.launcher_flags}))
+print(run(place, mpi_args={hosts.launcher_flags}, {named}))
 """
-    assert hosts.on_first([sys.executable, "-c", program]).strip() == str(PLACES)
+    assert hosts.on_first([sys.executable, "-c", program], environment=ALLOCATION).strip() == str(PLACES)
 
 
 def test_a_rank_that_dies_elsewhere_is_named(hosts: TwoHosts) -> None:
@@ -81,7 +90,7 @@ def test_an_elastic_job_of_several_hosts_is_started_again(
     said = hosts.on_first(["sh", "-c", script, "sh", *ringrun, *flags, "python", "train.py"])
     begun = "ringrun: rank 3 on ring-b failed first: killed by SIGKILL"
     assert said.count(begun) == min(deaths, limit + 1), said
-    assert said.count("starting again (1 of") == 1
+    assert said.count("restarting the job (1 of") == 1
     if limit < deaths:
         assert "code 137" in said
         assert "began at" not in said

@@ -17,7 +17,7 @@ import pytest
 from notebook.endure import SECONDS_TO_END
 from ring_notebook.config import config
 from ring_notebook.errors import ClusterError, MPIMissingError
-from ring_notebook.launch.mpi import find_mpiexec
+from ring_notebook.launch.launchers.find_launcher import find_launcher
 from ring_notebook.notebook.cluster.cluster import Cluster
 
 # A kernel as far as the cluster is concerned: it starts one, tells its processes, and lives on.
@@ -125,7 +125,7 @@ def test_without_an_mpiexec(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_engine_that_does_not_start_says_why(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: str, message: str
 ) -> None:
-    find_mpiexec()  # asks mpi4py too, and remembers
+    find_launcher()  # asks mpi4py too, and remembers
     (tmp_path / "mpi4py").mkdir()
     (tmp_path / "mpi4py" / "__init__.py").write_text(broken + "\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -135,7 +135,7 @@ def test_an_engine_that_does_not_start_says_why(
     shown = str(caught.value)
     assert "libfabric" in shown
     assert "BAD TERMINATION" not in shown
-    assert shown.endswith("`%ring doctor` looks at everything that engines need; `%ring start` tries again.")
+    assert shown.endswith("`%ring doctor` checks everything that engines need; `%ring start` tries again.")
     assert_gone([child.pid for child in psutil.Process().children(recursive=True)])
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from ring_notebook.config import config
 from ring_notebook.errors import ClusterError
 from ring_notebook.hardware import cores
-from ring_notebook.launch.hosts import parse_hosts
+from ring_notebook.launch.launchers.hosts import parse_hosts
 from ring_notebook.notebook.cluster import discovery, push_pull
 from ring_notebook.notebook.cluster.death import Death
 from ring_notebook.notebook.cluster.default_size import choose_size
@@ -36,22 +36,26 @@ _SECONDS_TO_SETTLE = 2.0
 class Cluster:
     """``n`` engines, one per rank, and their controller.
 
-    ``n`` defaults to the number of GPUs, else of cores, at least 2; ``hosts`` (``"a:4,b:4"``) to this
-    machine. With ``keep`` it outlives the kernel, and `attach` finds it again; otherwise it ends when the
-    kernel does, however that happens. As a context manager it starts and stops.
+    ``hosts`` (``"a:4,b:4"``) defaults to the allocation of a batch system, else to this machine; ``n`` to the number of
+    slots, else of GPUs, else of cores, at least 2. With ``keep`` it outlives the kernel, and `attach` finds it again;
+    otherwise it ends when the kernel does, however that happens. As a context manager it starts and stops.
     """
 
     def __init__(self, n: int | None = None, hosts: str = "", *, keep: bool = False) -> None:
         if n is not None and n < 1:
             raise ValueError(f"a cluster needs at least one engine, not {n}")
-        self._hosts = parse_hosts(hosts)
-        self.n, self.why = (n, "as asked for") if n else choose_size(self._hosts)
+        self._named = parse_hosts(hosts)
+        self._choose_size(n)
         self._keep = keep
         self.foreign = False  # started by another notebook that still lives
         self._processes: Processes | None = None
         self._engines: Engines | None = None
         self._directory = Path()
         self.last_run: Run | None = None
+
+    def _choose_size(self, n: int | None) -> None:
+        size = choose_size(n, self._named)
+        self.n, self._hosts, self.why = size.n, size.hosts, size.why
 
     def start(self) -> Cluster:
         """Start controller and engines; returns when they can run a cell.
@@ -142,7 +146,7 @@ class Cluster:
         """Stop what is left and start ``n`` engines anew, by default as many. Their variables are gone."""
         self.stop()
         if n:
-            self.n, self.why = n, "as asked for"
+            self._choose_size(n)
         return self.start()
 
     @property
@@ -153,7 +157,9 @@ class Cluster:
     def serves(self, n: int | None = None, hosts: str = "", keep: bool = False) -> bool:
         """Whether it is what somebody wants who would start one like this; what is left out may be anything."""
         return (
-            (n is None or n == self.n) and (not hosts or parse_hosts(hosts) == self._hosts) and (not keep or self._keep)
+            (n is None or n == self.n)
+            and (not hosts or tuple(parse_hosts(hosts)) == self._hosts)
+            and (not keep or self._keep)
         )
 
     @property
@@ -278,7 +284,7 @@ class Cluster:
         if wrong:
             raise ClusterError(
                 f"the engines are not the {self.n} ranks of one MPI job (one is rank {wrong[0]['rank']} of "
-                f"{wrong[0]['size']}): mpiexec and mpi4py belong to different MPIs; see RING_MPIEXEC"
+                f"{wrong[0]['size']}): their launcher and mpi4py belong to different MPIs; see RING_MPIEXEC"
             )
         engines.all = [Engine(about["rank"], about["host"], about["pid"], about["gpu"]) for about in found]
         discovery.write(

@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from ring_notebook.launch.rank import signal_name, split_reports
+from ring_notebook.launch.supervisor.rank_failure import signal_name, split_reports
 from ring_notebook.notebook.record.run_files import read_text
 
 __all__ = ["Death", "explain", "not_started", "tail"]
@@ -16,7 +16,7 @@ _TAIL = 30  # lines
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """What ended a cluster. ``rank`` is -1 when none is to blame; ``log`` is the end of that rank's log."""
+    """What ended a cluster. ``rank`` is -1 when no rank failed; ``log`` is the end of that rank's log."""
 
     reason: str
     rank: int = -1
@@ -33,11 +33,11 @@ def explain(ended: str, output: str, logs: Path) -> Death:
     ``logs`` holds ``rank-N.log`` files, those of ranks on other hosts only where the hosts share the disk.
     """
     if ended == "controller":
-        return Death("the cluster's controller died, and the engines were stopped")
-    said, reports, _ = split_reports(output.encode())
-    if not reports:
-        return Death("mpiexec died, and with it all engines", log=tail(output))
-    first = min(reports, key=lambda report: report.time)
+        return Death("the controller of the cluster died, and the engines were stopped")
+    text, failures, _ = split_reports(output.encode())
+    if not failures:
+        return Death("the launcher of the engines died, and all engines with it", log=tail(output))
+    first = min(failures, key=lambda failure: failure.time)
     how = f"exited with code {first.code}"
     if first.code < 0:
         how = f"was killed by {signal_name(-first.code)}"
@@ -46,19 +46,19 @@ def explain(ended: str, output: str, logs: Path) -> Death:
     return Death(
         f"rank {first.rank} on {first.host} {how}, and MPI ended the others",
         first.rank,
-        # A rank has a log of its own as soon as it has started; what it said before went to all ranks' output.
-        tail(read_text(logs / f"rank-{first.rank}.log") or said.decode(errors="replace")),
+        # A rank has a log of its own once it has started; before that it writes to the output of all ranks.
+        tail(read_text(logs / f"rank-{first.rank}.log") or text.decode(errors="replace")),
     )
 
 
 def not_started(reason: str, output: str) -> str:
-    """Why a cluster did not come up, with the end of the engines' common ``output`` and what to do next."""
-    said, _, _ = split_reports(output.encode())
-    log = tail(said.decode(errors="replace"))
+    """Why a cluster did not start, with the end of the engines' common ``output`` and what to do next."""
+    text, _, _ = split_reports(output.encode())
+    log = tail(text.decode(errors="replace"))
     return (
         f"{reason}.\n"
         + (f"The end of the engines' log:\n{log}\n" if log else "The engines have written nothing.\n")
-        + "`%ring doctor` looks at everything that engines need; `%ring start` tries again."
+        + "`%ring doctor` checks everything that engines need; `%ring start` tries again."
     )
 
 

@@ -1,19 +1,46 @@
-"""How many engines a cluster gets when nobody says, and why."""
+"""How many engines a cluster gets and on which hosts, and why."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ring_notebook.hardware import cores, gpus
-from ring_notebook.launch.hosts import Host
+from ring_notebook.launch.allocation import find_allocation
+from ring_notebook.launch.launchers.hosts import Host, check_slots, only_here
 
-__all__ = ["choose_size"]
+__all__ = ["Size", "choose_size"]
 
 
-def choose_size(hosts: Sequence[Host] = ()) -> tuple[int, str]:
-    """The number of engines, and the reason in words: the hosts' slots, else GPUs, else cores, at least 2."""
+@dataclass(frozen=True, slots=True)
+class Size:
+    """``n`` engines on ``hosts``, this host when there are none, and the reason in words."""
+
+    n: int
+    hosts: tuple[Host, ...]
+    why: str
+
+
+def choose_size(n: int | None = None, hosts: Sequence[Host] = ()) -> Size:
+    """The size of a cluster of ``n`` engines on ``hosts``; what is not given is chosen.
+
+    The hosts are those of the batch system's allocation, else this one. The number of engines is that of their slots,
+    else that of GPUs, else that of cores, at least 2. Raises ValueError when several hosts have too few slots.
+    """
+    allocation = None if hosts else find_allocation()
+    where = tuple(allocation.hosts if allocation else hosts)
+    if not only_here(where):
+        check_slots(n or 1, where)
+    slots = sum(host.slots for host in where)
+    if n:
+        return Size(n, where, f"as asked for, in {allocation}" if allocation else "as asked for")
+    # Notebook servers often run as one task that has all cores of its host.
+    if slots > 1 or not only_here(where):
+        return Size(slots, where, str(allocation) if allocation else "the hosts' slots")
     if hosts:
-        return sum(host.slots for host in hosts), "the hosts' slots"
+        return Size(slots, where, "the host's slot")
     found, what = (len(gpus()), "GPU") if gpus() else (cores(), "core")
-    reason = f"one per {what}, {found} found" + (", no GPU" if what == "core" else "")
-    return (found, reason) if found >= 2 else (2, f"{reason}; two are the least that can work together")
+    why = f"one per {what}, {found} found" + (", no GPU" if what == "core" else "")
+    if found < 2:
+        found, why = 2, f"{why}; at least two"
+    return Size(found, where, f"{why}; {allocation}" if allocation else why)

@@ -8,6 +8,7 @@ import os
 import select
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from threading import Event, Thread
 from time import monotonic, sleep
@@ -19,16 +20,16 @@ from traitlets import Bool, List, default
 from traitlets.config import Config
 
 from ring_notebook.errors import ClusterError
-from ring_notebook.launch.deathsig import wrap
-from ring_notebook.launch.hosts import Host
-from ring_notebook.launch.mpi import find_mpiexec
+from ring_notebook.launch.launchers.find_launcher import find_launcher
+from ring_notebook.launch.launchers.hosts import Host, only_here
+from ring_notebook.launch.supervisor.parent_death import wrap
 from ring_notebook.notebook.cluster.death import Death, explain, not_started, tail
 from ring_notebook.notebook.record.run_files import read_json, read_text
 
 __all__ = ["ControllerLauncher", "EngineLauncher", "Processes"]
 
-# A heartbeat registers an engine, so a short period starts a cluster sooner. Deaths are learnt from the
-# processes themselves; the many misses let ranks compute for minutes without being given up.
+# A heartbeat registers an engine, so a short period starts a cluster sooner. Deaths are noticed at the processes
+# themselves; the many misses allow ranks to compute for minutes without an answer.
 _HEARTBEAT_MS = 100
 _HEARTBEAT_MISSES = 3000
 _CONTROLLER_ARGS = [
@@ -41,7 +42,7 @@ _CONTROLLER_ARGS = [
 ]
 _ENGINE_ARGS = ["--log-level=WARN", "--IPEngine.timeout=60", "--IPEngine.wait_for_url_file=60"]
 _SECONDS_TO_TERMINATE = 2
-_SECONDS_TO_FORGET = 1  # until the threads that wait for processes note that nobody asks for these any more
+_SECONDS_TO_FORGET = 1  # the period at which ipyparallel's threads poll their processes
 _POLL = 0.02
 
 
@@ -63,19 +64,19 @@ class ControllerLauncher(LocalControllerLauncher):  # type: ignore[misc]
 
 
 class EngineLauncher(MPIEngineSetLauncher):  # type: ignore[misc]
-    """Starts the engines with the mpiexec of this Python's MPI, so that they end with the kernel."""
+    """Starts the engines with the launcher of this Python's MPI, so that they end with the kernel."""
 
     keep = Bool(False, config=True, help="outlive the kernel")
     hosts: Any = List([], config=True, help="(name, slots) of the hosts, empty for this one")
 
     def find_args(self) -> list[str]:
-        # The supervisor of `launch.rank` writes down which rank died first, and of what.
-        program = [*self.engine_cmd[:1], "-m", "ring_notebook.launch.rank", *self.program, *self.program_args]
-        command = find_mpiexec().command(self.n, program, [Host(*host) for host in self.hosts])
+        launcher = find_launcher()
+        program = launcher.supervised([*self.program, *self.program_args])
+        command = launcher.command(program, self.n, [Host(*host) for host in self.hosts])
         return command if self.keep else wrap(command)
 
     def get_env(self) -> dict[str, str]:
-        return {**super().get_env(), **find_mpiexec().environment()}
+        return {**super().get_env(), **find_launcher().environment()}
 
     def get_output(self, remove: bool = False) -> str:
         return _kept_output(self)
@@ -89,9 +90,9 @@ def _kept_output(launcher: Any) -> str:
 class Processes:
     """A controller and engines, and the directory that holds their connection files and logs.
 
-    One thread starts, watches and ends them: the Linux kernel ends a child of ours with the thread that
-    started it, so this thread has to live as long as they do. When one of them ends by itself the other is
-    ended too. ``death`` is then why.
+    One thread starts, watches and ends them: the Linux kernel ends our children with the thread that started
+    them, so this thread lives as long as they do. When one of them ends by itself, the thread ends the other one
+    and sets ``death`` to the reason.
     """
 
     def __init__(self, cluster: ipyparallel.Cluster, n: int) -> None:
@@ -101,13 +102,13 @@ class Processes:
         self._started = Event()
         self._error: BaseException | None = None
         self._output = ""  # what the engines have written, when they have ended
-        self._asked = ""  # what `stop` or `leave` asked of the thread
+        self._asked = ""  # "stop" or "leave", for the thread
         self._wake = os.eventfd(0)
         self._thread = Thread(target=self._live, name="ring-cluster", daemon=True)
         self._thread.start()
         try:
             self._started.wait()
-        except BaseException:  # an interrupt: nobody else knows of what has been started
+        except BaseException:  # an interrupt: nobody else would end the processes
             self.stop()
             raise
         if self._error is not None:
@@ -115,12 +116,12 @@ class Processes:
             raise self._error
 
     @classmethod
-    def launch(cls, directory: Path, n: int, hosts: list[Host], keep: bool) -> Processes:
+    def launch(cls, directory: Path, n: int, hosts: Sequence[Host], keep: bool) -> Processes:
         """Start ``n`` engines; returns when they run, which is before they can be talked to.
 
         Raises MPIMissingError before it starts anything.
         """
-        find_mpiexec()
+        find_launcher()
         return cls(_cluster(directory, hosts, keep), n)
 
     @classmethod
@@ -154,7 +155,7 @@ class Processes:
         raise ClusterError(f"the controller does not answer: {tail(self.log('controller')) or 'its log is empty'}")
 
     def trouble(self) -> str:
-        """Why nothing can be expected of these processes any more; empty while both run."""
+        """Why these processes answer no more; empty while both run."""
         if self._thread.is_alive():
             return ""
         return str(self.death or "the cluster was stopped")
@@ -165,7 +166,7 @@ class Processes:
         return int(self._cluster.controller.pid)
 
     def not_started(self, reason: str) -> str:
-        """What to say of a start that failed for this ``reason``, or because one of both has ended."""
+        """The message for a start that failed for this ``reason``, or because one of both processes has ended."""
         return not_started(self.death.reason if self.death else reason, self._output or self.log("engines"))
 
     def stop(self) -> None:
@@ -173,7 +174,7 @@ class Processes:
         self._ask("stop")
 
     def leave(self) -> None:
-        """Let them run, and watch them no longer."""
+        """Stop watching them and let them run."""
         self._ask("leave")
 
     def _ask(self, what: str) -> None:
@@ -238,19 +239,20 @@ class Processes:
 
 
 def _config() -> Config:
-    """What holds for clusters of this kernel and of others."""
+    """Settings for clusters of this kernel and of others."""
     config = Config()
     config.LocalProcessLauncher.stop_seconds_until_kill = _SECONDS_TO_TERMINATE
     config.LocalProcessLauncher.poll_seconds = _SECONDS_TO_FORGET
     return config
 
 
-def _cluster(directory: Path, hosts: list[Host], keep: bool) -> ipyparallel.Cluster:
+def _cluster(directory: Path, hosts: Sequence[Host], keep: bool) -> ipyparallel.Cluster:
+    remote = not only_here(hosts)
     config = _config()
     config.ControllerLauncher.keep = config.EngineLauncher.keep = keep
     config.EngineLauncher.hosts = [(host.name, host.slots) for host in hosts]
     # A nanny relays signals to an engine. On this host we send them ourselves and save a process per rank.
-    config.EngineLauncher.engine_args = [*_ENGINE_ARGS, f"--IPEngine.enable_nanny={bool(hosts)}"]
+    config.EngineLauncher.engine_args = [*_ENGINE_ARGS, f"--IPEngine.enable_nanny={remote}"]
     return ipyparallel.Cluster(
         controller=ControllerLauncher,
         engines=EngineLauncher,
@@ -259,17 +261,17 @@ def _cluster(directory: Path, hosts: list[Host], keep: bool) -> ipyparallel.Clus
         load_profile=False,
         shutdown_atexit=False,
         delay=0,
-        controller_args=[*_CONTROLLER_ARGS, *(["--ip=*"] if hosts else [])],
+        controller_args=[*_CONTROLLER_ARGS, *(["--ip=*"] if remote else [])],
         # Both start at the same time: engines wait for the controller's connection file, except on other
         # hosts, which may not see it and get its content instead.
-        send_engines_connection_env=bool(hosts),
+        send_engines_connection_env=remote,
         config=config,
         log=_silent(),
     )
 
 
 def _silent() -> logging.Logger:
-    """ipyparallel logs every start and stop to the notebook; what matters of it we report ourselves."""
+    """A logger without output: ipyparallel logs every start and stop to the notebook; we report what matters."""
     log = logging.getLogger("ring_notebook.cluster")
     log.addHandler(logging.NullHandler())
     log.propagate = False

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from IPython.core.error import UsageError
 from IPython.core.magic_arguments import MagicArgumentParser
 
-from ring_notebook.launch.hosts import parse_hosts
+from ring_notebook.launch.launchers.hosts import parse_hosts
 
 __all__ = ["RING", "SCALE", "TRAIN", "LineParser", "completions"]
 
@@ -170,8 +170,19 @@ def _ring() -> LineParser:
         help="explain this, or one command",
     )
     start = commands["start"]
-    start.add_argument("-n", type=_count, metavar="N", help="how many; by default one per GPU, or else one per core")
-    start.add_argument("--hosts", type=_hosts, default="", metavar="a:4,b:4", help="on which hosts, how many on each")
+    start.add_argument(
+        "-n",
+        type=_count,
+        metavar="N",
+        help="how many; by default one per slot, GPU or core",
+    )
+    start.add_argument(
+        "--hosts",
+        type=_hosts,
+        default="",
+        metavar="a:4,b:4",
+        help="on which hosts, how many on each",
+    )
     start.add_argument("--keep", action="store_true", help="outlive the kernel; `%%ring attach` finds it again")
     restart = commands["restart"]
     restart.add_argument("-n", type=_count, metavar="N", help="how many engines; by default as many as before")

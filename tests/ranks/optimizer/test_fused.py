@@ -22,7 +22,7 @@ from ranks.training import (
     share,
 )
 from ring_notebook.errors import CollectiveMismatch
-from ring_notebook.launch.rank import rank_in
+from ring_notebook.rank_status import rank_of_process
 
 BUILDS: dict[str, Build] = {
     "sgd": lambda model: torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.01),
@@ -42,7 +42,7 @@ def step_both(
 ) -> None:
     """A step of a single process on the joint batch, and one of the ranks on their shares of it."""
     plain_step(reference, alone, batch)
-    plain_step(model, fused, share(batch, rank_in()))
+    plain_step(model, fused, share(batch, rank_of_process()))
 
 
 @pytest.mark.parametrize("name", BUILDS)

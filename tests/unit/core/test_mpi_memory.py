@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from ring_notebook.launch.mpi import loaded_flavor
+from ring_notebook.launch.launchers.mpi_library import loaded_mpi
 from ring_notebook.launch.run_function import run
 
 
 def test_names_are_gone_after_init() -> None:
-    if loaded_flavor() != "mpich":
+    if loaded_mpi() != "MPICH":
         pytest.skip("only MPICH leaves names behind")
 
     def before_and_after() -> tuple[list[str], list[str], int]:

@@ -25,7 +25,7 @@ def loaded_after(code: str) -> set[str]:
         "ring_notebook.errors",
         "ring_notebook.records",
         "ring_notebook.launch.cli",
-        "ring_notebook.launch.rank",
+        "ring_notebook.launch.supervisor.rank_wrapper",
     ],
 )
 def test_loads_nothing_heavy(module: str) -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from ring_notebook.launch import job as jobs
-from ring_notebook.launch import rank
-from ring_notebook.launch.mpi import Mpiexec
-from ring_notebook.launch.rank import RankFailure
-from ring_notebook.rank_status import Life
+from ring_notebook.launch.launchers.hydra import Hydra
+from ring_notebook.launch.supervisor import rank_wrapper
+from ring_notebook.launch.supervisor.rank_failure import RankFailure
+from ring_notebook.rank_status import StatusFile
 
 PROGRAM = """
 import atexit, os, signal, sys, time
@@ -79,7 +79,7 @@ def test_the_rank_that_the_others_missed_is_named(how: str, code: int, words: st
 def test_nobody_has_finished_where_the_others_failed_for_want_of_one(how: str, program: str) -> None:
     done = ringrun("--elastic", "-np", "3", "python", program, how)
     assert done.returncode == 1
-    assert "ringrun: rank 1 is gone: exit code 0. " in done.stderr
+    assert "ringrun: rank 1 failed: exit code 0. " in done.stderr
     assert "0 ranks of 3 left, fewer than the 1 of --min-np" in done.stderr
 
 
@@ -87,7 +87,7 @@ def test_ranks_that_were_through_are_not_blamed_for_a_failure_after_them(program
     done = ringrun("--elastic", "-np", "3", "python", program, "late")
     assert done.returncode == 0
     said = [line for line in done.stderr.splitlines() if line.startswith("ringrun: ")]
-    assert said == ["ringrun: rank 1 is gone: exit code 1. Going on with 2 ranks of 3"]
+    assert said == ["ringrun: rank 1 failed: exit code 1. Continuing with 2 ranks of 3"]
 
 
 @pytest.mark.parametrize("elastic", [[], ["--elastic"]], ids=["mpi", "elastic"])
@@ -99,40 +99,38 @@ def test_ranks_that_end_well_are_not_blamed(elastic: list[str], how: str, progra
 
 def test_a_rank_that_others_have_aborted_is_not_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the clocks of two hosts say."""
-    monkeypatch.setattr(jobs, "find_mpiexec", lambda: Mpiexec("true", "mpich"))
+    monkeypatch.setattr(jobs, "find_launcher", lambda _: Hydra("true"))
     job = jobs.Job(["p"], 2)
     assert job.wait() == 0
     job.failures = [RankFailure(0, "a", 1, 1.0, aborted=True), RankFailure(1, "b", 3, 2.0)]
     assert job.describe_failure() == "rank 1 on b failed first: exit code 3"
 
 
-def test_what_a_rank_tells() -> None:
-    life = Life()
-    assert not life.read().unfinished
-    module = "from ring_notebook.rank_status import tell, tell_end\n"
-    child = f"{module}tell('left'); tell_end(ValueError())"
+def test_what_a_rank_reports() -> None:
+    file = StatusFile()
+    assert not file.read().left_early
+    module = "from ring_notebook.rank_status import report_error, report_status\n"
+    child = f"{module}report_status('exiting'); report_error(ValueError())"
     code = (
-        f"{module}import subprocess, sys; tell('begun'); tell('without', 2, 5)\n"
-        # Of what it starts nothing is heard, though it has its environment.
+        f"{module}import subprocess, sys; report_status('initialized'); report_status('continued without', 2, 5)\n"
+        # Reports of its child, which inherits the environment, are ignored.
         f"subprocess.run([sys.executable, '-c', {child!r}], check=True)"
     )
-    subprocess.run([sys.executable, "-c", code], env=os.environ | life.variables, check=True)
-    told = life.read()
-    assert (told.unfinished, told.aborted, told.without, told.failed_at(1)) == (True, False, {2, 5}, 0.0)
+    subprocess.run([sys.executable, "-c", code], env=os.environ | file.variables, check=True)
+    status = file.read()
+    assert (status.left_early, status.aborted, status.lost, status.failed_at(1)) == (True, False, {2, 5}, 0.0)
 
 
 @pytest.mark.parametrize("finalized", [False, True])
-def test_the_process_manager_hears_of_an_end_before_it_sees_it(
-    finalized: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also when something else still has the line; and nobody lingers whose MPI has ended it already."""
+def test_hydra_learns_of_an_exit_before_it_sees_it(finalized: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when a child has inherited the connection; a rank whose MPI has closed it does not linger."""
     lingered: list[float] = []
-    monkeypatch.setattr(rank.time, "sleep", lingered.append)
+    monkeypatch.setattr(rank_wrapper.time, "sleep", lingered.append)
     theirs, ours = socket.socketpair()
     with theirs, ours.dup():
         if finalized:
             theirs.shutdown(socket.SHUT_RDWR)
-        rank._hang_up(ours.detach())
+        rank_wrapper._hang_up(ours.detach())
         theirs.setblocking(False)
         assert theirs.recv(1) == b""
-    assert lingered == ([] if finalized else [rank.LINGER])
+    assert lingered == ([] if finalized else [rank_wrapper.LINGER])

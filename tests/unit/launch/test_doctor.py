@@ -35,7 +35,7 @@ def test_a_machine_that_passes_the_tests_is_well() -> None:
     )
     assert done.returncode == 0, done.stdout
     assert "compiled, kernels for" in done.stdout
-    assert "two ranks meet" in done.stdout
+    assert "two ranks connected" in done.stdout
     assert "\nfail" not in done.stdout
 
 
@@ -56,7 +56,7 @@ def test_ranks_that_do_not_meet_are_noticed(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setenv("RING_MPIEXEC", str(alone))
     check = doctor._mpi()
     assert check.status == "fail"
-    assert "two ranks found sizes 1 1" in check.found
+    assert "starts ranks that found sizes 1 1, expected 2 2" in check.found
     assert "RING_MPIEXEC" in check.advice
 
 

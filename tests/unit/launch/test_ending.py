@@ -74,8 +74,8 @@ def test_a_stopped_rank_does_not_hold_up_the_end(elastic: list[str], signum: sig
         job.send_signal(signum)
         _, said = job.communicate(timeout=LIMIT)
     assert job.returncode == 128 + signum
-    assert "ringrun: the ranks have 2 seconds more to end; Ctrl-C ends them at once" in said
-    assert "ringrun: killing the ranks, which have not ended in 3 seconds" in said
+    assert "ringrun: waiting 2 s more for the ranks to end; Ctrl-C kills them at once" in said
+    assert "ringrun: killing the ranks: they have not ended within 3 s" in said
 
 
 @both

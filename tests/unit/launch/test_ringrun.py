@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from ring_notebook import __version__
-from ring_notebook import config as settings
-from ring_notebook.errors import MPIMissingError, RunFailed
+from ring_notebook.errors import RunFailed
 from ring_notebook.launch import job as jobs
 from ring_notebook.launch.cli import main
-from ring_notebook.launch.hosts import Host
-from ring_notebook.launch.mpi import Mpiexec, find_mpiexec
-from ring_notebook.launch.rank import RankFailure, describe_exit, rank_in, split_reports
+from ring_notebook.launch.launchers.hosts import Host
+from ring_notebook.launch.launchers.openmpi import OpenMPI
 from ring_notebook.launch.run_function import run
+from ring_notebook.launch.supervisor.rank_failure import RankFailure, describe_exit, split_reports
+from ring_notebook.rank_status import rank_of_process
 
 PROGRAM = r"""
 import os, signal, sys, time
@@ -110,13 +110,13 @@ def test_settings_reach_the_ranks() -> None:
     [
         (["-np", "2"], "nothing to run; for example: ringrun -np 4 python train.py"),
         (["-np", "2", "--"], "nothing to run"),
-        (["python", "x.py"], "say how many ranks: -np N"),
+        (["python", "x.py"], "the number of ranks is missing: give -np N"),
         (["-np", "2", "-H", "a:x", "python", "x.py"], "cannot read host 'a:x'"),
-        (["-np", "3", "-H", "a:1,b:1", "python", "x.py"], "3 ranks were asked for, the hosts have 2 slots"),
-        (["-np", "2", "-H", "localhost:1", "python", "x.py"], "2 ranks were asked for, the hosts have 1 slot;"),
-        (["-np", "2", "-H", "localhost:1", "--elastic", "python", "x.py"], "2 ranks were asked for"),
-        (["-np", "0", "python", "x.py"], "-np 0: at least 1"),
-        (["-np", "-1", "python", "x.py"], "-np -1: at least 1"),
+        (["-np", "3", "-H", "a:1,b:1", "python", "x.py"], "3 ranks need 3 slots, the hosts have 2 slots;"),
+        (["-np", "2", "-H", "localhost:1", "python", "x.py"], "2 ranks need 2 slots, the hosts have 1 slot;"),
+        (["-np", "2", "-H", "localhost:1", "--elastic", "python", "x.py"], "2 ranks need 2 slots"),
+        (["-np", "0", "python", "x.py"], "-np must be at least 1, got 0"),
+        (["-np", "-1", "python", "x.py"], "-np must be at least 1, got -1"),
         (["-np", "2", "--hostfile", "/no/such", "python", "x.py"], "No such file"),
         (["-np", "2", "--gpus", "python", "x.py"], "unrecognized arguments: --gpus"),
     ],
@@ -172,54 +172,13 @@ def test_a_program_that_cannot_be_started(
         assert len(said) == 1
 
 
-def test_flags_for_each_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in list(os.environ):
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("RING_TIMEOUT", "1")
-    monkeypatch.setenv("SECRET", "1")
-    hosts = [Host("a", 2), Host("b", 1)]
-    assert Mpiexec("m", "mpich").command(3, ["p"], hosts, ["-v"]) == [*("m", "-n", "3", "-hosts", "a:2,b:1", "-v", "p")]
-    assert Mpiexec("m", "openmpi").command(3, ["p"], hosts) == [
-        *("m", "-n", "3", "--host", "a:2,b:1", "-x", "RING_TIMEOUT", "p")
-    ]
-    assert Mpiexec("m", "openmpi").command(3, ["p"], hosts, exported={"RING_TIMEOUT": "", "OWN": ""})[5:-1] == [
-        *("-x", "OWN", "-x", "RING_TIMEOUT")
-    ]
-    assert Mpiexec("m", "mpich").command(3, ["p"], [Host("localhost", 1)]) == ["m", "-n", "3", "p"]
-    assert Mpiexec("m", "mpich").environment() == {}
-    assert Mpiexec("m", "openmpi").environment()["OMPI_ALLOW_RUN_AS_ROOT"] == "1"
-
-
 def test_a_job_exports_all_that_it_adds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "find_mpiexec", lambda: Mpiexec("true", "openmpi"))
+    monkeypatch.setattr(jobs, "find_launcher", lambda _: OpenMPI("true"))
     job = jobs.Job(["p"], 2, [Host("a", 1), Host("b", 1)], {"RING_RUN_KEY": "secret", "OWN": "1"})
     assert job.wait() == 0
     exported = {name for flag, name in zip(job.command, job.command[1:], strict=False) if flag == "-x"}
     assert {"RING_RUN_KEY", "OWN"} <= exported
     assert "secret" not in " ".join(job.command), "all users of a host see command lines"
-
-
-def test_an_mpiexec_that_does_not_run_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RING_MPIEXEC", "/no/such/mpiexec")
-    settings.config.cache_clear()
-    try:
-        with pytest.raises(MPIMissingError, match="/no/such/mpiexec does not run"):
-            find_mpiexec()
-    finally:
-        settings.config.cache_clear()
-
-
-def test_an_mpiexec_of_another_mpi_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    other = tmp_path / "mpiexec"
-    other.write_text("#!/bin/sh\necho 'mpiexec (Open MPI) 5.0.11'\n")
-    other.chmod(0o755)
-    monkeypatch.setenv("RING_MPIEXEC", str(other))
-    settings.config.cache_clear()
-    try:
-        with pytest.raises(MPIMissingError, match="is openmpi's and mpi4py loads mpich"):
-            find_mpiexec()
-    finally:
-        settings.config.cache_clear()
 
 
 def test_reports_are_taken_out_of_the_output() -> None:
@@ -294,7 +253,7 @@ def test_the_timeline_is_one_file(tmp_path: Path) -> None:
         assert any(event["name"].startswith("allreduce") for event in events)
         assert (f"ringrun: {trace} shows 1 of 2 ranks" in done.stderr) is (how == "die")
     done = ringrun(*flags, "true")
-    assert (done.returncode, done.stderr) == (0, f"ringrun: no rank has left a timeline for {trace} on this host\n")
+    assert (done.returncode, done.stderr) == (0, f"ringrun: no rank has written a timeline for {trace} on this host\n")
 
 
 @pytest.mark.parametrize("how", ["full", "full, stop"])
@@ -307,7 +266,7 @@ def test_a_timeline_that_the_disk_does_not_take(how: str, tmp_path: Path) -> Non
     files = [trace.with_suffix(f".rank{rank}.json") for rank in range(2)] + [trace] * ("stop" in how)
     said = [f"the timeline {path} cannot be written: File too large" for path in files]
     assert sorted(done.stderr.splitlines()) == sorted(
-        [*said, f"ringrun: no rank has left a timeline for {trace} on this host"]
+        [*said, f"ringrun: no rank has written a timeline for {trace} on this host"]
     )
     assert [path.name for path in tmp_path.iterdir()] == ["traced.py"]
 
@@ -337,7 +296,7 @@ def test_run_raises_what_the_rank_raised() -> None:
 
 def test_run_says_which_rank_died() -> None:
     def die() -> None:
-        if rank_in() == 1:
+        if rank_of_process() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(60)
 

@@ -1,6 +1,6 @@
-"""What a program prints, carried on in whole lines: those of several ranks do not mix within a line.
+"""Passes on the output of ranks in whole lines, so that lines of several ranks do not mix.
 
-A Python that does not buffer, as MPI has it, writes a line and its end in two pieces, between which others' may come.
+Python without buffering writes a line and its newline in two pieces, between which another rank may write.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import IO
 __all__ = ["SOON", "Carrier", "carry", "outlet", "pieces"]
 
 HOLD = 0.1
-"""Seconds that the beginning of a line waits for its end, which that of a prompt or a progress bar may not have."""
+"""Seconds that an unfinished line waits for its newline; a prompt or a progress bar has none."""
 SOON = 0.01
-"""Seconds in which the pieces of one line follow one another, most often."""
+"""Seconds within which the pieces of one line usually follow one another."""
 LINGER = 1.0
-"""Seconds in which what processes print that outlive the program is still carried."""
+"""Seconds for which output of processes that outlive the program is still passed on."""
 _CAPACITY = 1 << 20  # bytes: no less than a pipe holds
 
 
@@ -32,17 +32,17 @@ def outlet(fd: int) -> int | None:
 
 
 def carry(process: subprocess.Popen[bytes]) -> Carrier:
-    """Begin to carry what ``process``, started with `outlet`, prints to this process's own stdout and stderr."""
+    """Pass the output of ``process``, started with `outlet`, on to the stdout and stderr of this process."""
     sources = ((process.stdout, 1), (process.stderr, 2))
     return Carrier(process, {source: functools.partial(_put, fd) for source, fd in sources if source is not None})
 
 
 class Carrier(threading.Thread):
-    """Carries what comes out of pipes to functions that take it, until they end, or a moment after ``process`` has.
+    """Passes what comes out of pipes to functions until the pipes close, at the latest soon after ``process`` exits.
 
-    That moment is for what outlives the process and has inherited the pipes: a background process would keep them open
-    for as long as it likes. All that ``process`` itself has printed is carried. The end of a line is waited for during
-    ``hold`` seconds. To be made before the process is waited for.
+    Not later, because a background process that has inherited the pipes may keep them open for ever. All output of
+    ``process`` itself is passed on. An unfinished line waits ``hold`` seconds for its newline. Create it before the
+    process is waited for.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Carrier(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Carry."""
+        """Pass output on until there is no more."""
         until: float | None = None
         with selectors.DefaultSelector() as selector:
             selector.register(self._pidfd, selectors.EVENT_READ)
@@ -67,7 +67,7 @@ class Carrier(threading.Thread):
                 times = [stream.due for stream in self._streams if stream.due is not None]
                 times += [] if until is None else [until]
                 wait = max(0.0, min(times) - time.monotonic()) if times else None
-                # Also when taking what came before has taken long: one last look at what there is.
+                # One last look at the pipes, also when a slow reader has used up the time.
                 last = until is not None and time.monotonic() >= until
                 for key, _ in selector.select(wait):
                     if key.data is None:
@@ -99,18 +99,18 @@ class Carrier(threading.Thread):
 
 
 class _Stream:
-    """One pipe, and the beginning of a line that came out of it. Where nobody takes what comes, it has ended."""
+    """One pipe and the unfinished line that came out of it. It ends when its reader has gone."""
 
     def __init__(self, source: IO[bytes], sink: Callable[[bytes], object], hold: float) -> None:
         self.source = source
         self.due: float | None = None
-        self._since = 0.0  # when the beginning of the line came
+        self._since = 0.0  # when the unfinished line began
         self._sink = sink
         self._hold = hold
         self._held = b""
 
     def read(self) -> bool:
-        """Carry on what has come. Returns whether more may come."""
+        """Pass on what has arrived. Returns whether more may arrive."""
         data = os.read(self.source.fileno(), _CAPACITY)
         end = data.rfind(b"\n") + 1
         whole = self._held + data[:end] if end else b""
@@ -126,14 +126,14 @@ class _Stream:
         return self._give(whole)
 
     def hurry(self) -> None:
-        """Something has come elsewhere. It came later than the beginning of a line, unless that is of this moment."""
+        """Another pipe has output, which is newer than this unfinished line unless that began just now."""
         if self.due is not None:
             self.due = min(self.due, self._since + SOON)
             if time.monotonic() >= self.due:
                 self.flush()
 
     def flush(self) -> bool:
-        """Carry on the beginning of a line without its end. Returns whether more may come."""
+        """Pass on the unfinished line. Returns whether more may arrive."""
         held, self._held, self.due = self._held, b"", None
         return self._give(held)
 
@@ -141,7 +141,7 @@ class _Stream:
         try:
             if data:
                 self._sink(data)
-        except OSError:  # the program is told when it prints more, as if it had the reader that is gone itself
+        except OSError:  # the reader is gone: the program gets an error when it prints more
             return False
         return True
 

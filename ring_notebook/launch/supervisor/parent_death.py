@@ -1,6 +1,6 @@
-"""Run a program that ends when the process that started it does.
+"""Runs a program that ends when the process that started it dies.
 
-``python deathsig.py PARENT PROGRAM ARGS...``: a launcher killed with SIGKILL cannot stop what it started, and
+``python parent_death.py PARENT PROGRAM ARGS...``: a launcher killed with SIGKILL cannot stop what it started, and
 the Linux kernel can. The file imports nothing of ours, so that a bare interpreter runs it by its path.
 """
 
@@ -26,7 +26,7 @@ def bind_to_parent(parent: int, sig: signal.Signals = signal.SIGTERM) -> None:
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(sig)) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent:
-        sys.exit(f"process {parent}, which should have started this one, is gone")
+        sys.exit(f"process {parent}, which started this one, has exited")
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Why a program cannot be started, in one line, and with the exit code that shells have for it."""
+"""Why a program cannot be started, in one line, and the exit code that shells use for it."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import shlex
 import shutil
 from collections.abc import Sequence
 
-__all__ = ["refusal"]
+__all__ = ["explain_start"]
 
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 
 
-def refusal(
+def explain_start(
     command: Sequence[str], path: str | None = None, before: str = "", error: OSError | None = None
 ) -> tuple[int, str] | None:
-    """The exit code and the reason why ``command`` cannot be started here; None when it looks as if it can.
+    """The exit code and the reason why ``command`` cannot be started on this host; None when nothing speaks against it.
 
-    ``path`` is where programs are looked for (default: PATH), ``before`` what the user has typed before ``command``.
-    ``error`` is that of a start which has failed: then there is a reason.
+    Programs are looked up in ``path`` (default: PATH). ``before`` is what the user typed before ``command``. ``error``
+    is that of a start that has failed; then there always is a reason.
     """
     program = command[0]
     hint = ""

@@ -1,0 +1,110 @@
+"""The hosts that a batch system gave to this job: Slurm, PBS or LSF, read from the environment."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ring_notebook.launch.launchers.hosts import Host
+
+__all__ = ["Allocation", "expand_slurm", "find_allocation"]
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """What batch system ``system`` gave to ``job``: at least one host."""
+
+    system: str
+    job: str
+    hosts: tuple[Host, ...]
+
+    @property
+    def slots(self) -> int:
+        """How many ranks it has room for."""
+        return sum(host.slots for host in self.hosts)
+
+    def __str__(self) -> str:
+        """Such as ``Slurm job 17: 4 slots on n1, n2``; of many hosts the first and the last."""
+        names = [host.name for host in self.hosts]
+        where = ", ".join(names) if len(names) <= 4 else f"{len(names)} hosts, {names[0]} to {names[-1]}"
+        slots = "1 slot" if self.slots == 1 else f"{self.slots} slots"
+        return f"{self.system} job{f' {self.job}' * bool(self.job)}: {slots} on {where}"
+
+
+def find_allocation(env: Mapping[str, str] = os.environ) -> Allocation | None:
+    """The allocation that this process is in; None outside of one.
+
+    Raises ValueError when its variables cannot be read, OSError when its host file cannot.
+    """
+    for system in _SYSTEMS:
+        if env.get(system.variable):
+            hosts = tuple(system.hosts(env))
+            if not hosts:
+                raise ValueError(f"{system.variable}={env[system.variable]!r} names no host")
+            return Allocation(system.name, env.get(system.job, ""), hosts)
+    return None
+
+
+def _slurm(env: Mapping[str, str]) -> list[Host]:
+    names = expand_slurm(env["SLURM_JOB_NODELIST"])
+    slots = _slurm_counts(env.get("SLURM_TASKS_PER_NODE") or env.get("SLURM_JOB_CPUS_PER_NODE") or "1")
+    slots += slots[-1:] * (len(names) - len(slots))
+    return [Host(name, count) for name, count in zip(names, slots, strict=False)]
+
+
+def _pbs(env: Mapping[str, str]) -> list[Host]:
+    names = Path(env["PBS_NODEFILE"]).read_text().split()
+    return [Host(name, slots) for name, slots in Counter(names).items()]
+
+
+def _lsf(env: Mapping[str, str]) -> list[Host]:
+    words = env["LSB_MCPU_HOSTS"].split()
+    return [Host(name, int(slots)) for name, slots in zip(words[::2], words[1::2], strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class _System:
+    """A batch system: the variable that tells it, that of the job's number, and how to read its hosts."""
+
+    name: str
+    variable: str
+    job: str
+    hosts: Callable[[Mapping[str, str]], list[Host]]
+
+
+_SYSTEMS = (
+    _System("Slurm", "SLURM_JOB_NODELIST", "SLURM_JOB_ID", _slurm),
+    _System("PBS", "PBS_NODEFILE", "PBS_JOBID", _pbs),
+    _System("LSF", "LSB_MCPU_HOSTS", "LSB_JOBID", _lsf),
+)
+
+
+def expand_slurm(nodelist: str) -> list[str]:
+    """Slurm's short form of host names: ``"gpu[01-03,7],login"`` -> gpu01, gpu02, gpu03, gpu7, login.
+
+    Raises ValueError that quotes the name it cannot read.
+    """
+    return [name for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", nodelist) for name in _expand(part)]
+
+
+def _expand(part: str) -> Iterator[str]:
+    match = re.search(r"\[([^\]]*)\]", part)
+    if match is None:
+        yield part
+        return
+    before, after = part[: match.start()], part[match.end() :]
+    for piece in match[1].split(","):
+        first, _, last = piece.partition("-")
+        if not first.isdigit() or not (last or first).isdigit():
+            raise ValueError(f"cannot read {part!r} in a list of Slurm's nodes; expected numbers in brackets")
+        for number in range(int(first), int(last or first) + 1):
+            yield from _expand(f"{before}{number:0{len(first)}d}{after}")
+
+
+def _slurm_counts(text: str) -> list[int]:
+    """``"2(x3),1"`` -> [2, 2, 2, 1]."""
+    return [int(count) for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text) for _ in range(int(times or 1))]

@@ -1,0 +1,76 @@
+"""Hosts and their slots, from ``host:slots`` lists and host files."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Host", "check_slots", "is_local", "named_hosts", "only_here", "parse_hostfile", "parse_hosts"]
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One machine and how many ranks may run on it."""
+
+    name: str
+    slots: int
+
+
+def parse_hosts(text: str) -> list[Host]:
+    """``"a:2,b"`` as hosts; slots default to 1. Raises ValueError that quotes the piece it cannot read."""
+    return [_host(piece.strip()) for piece in text.split(",") if piece.strip()]
+
+
+def parse_hostfile(text: str) -> list[Host]:
+    """A host file's text: one ``host``, ``host:2`` or ``host slots=2`` a line, ``#`` starts a comment.
+
+    Raises ValueError with the line number.
+    """
+    hosts = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        words = line.split("#")[0].split()
+        if not words:
+            continue
+        try:
+            slots = [word.removeprefix("slots=") for word in words[1:] if word.startswith("slots=")]
+            hosts.append(_host(f"{words[0]}:{slots[0]}" if slots else words[0]))
+        except ValueError as error:
+            raise ValueError(f"host file, line {number}: {error}") from None
+    return hosts
+
+
+def named_hosts(hosts: str | None, hostfile: str | None) -> list[Host]:
+    """The hosts that a user has named, in a list or in a file; empty when in neither."""
+    if hosts:
+        return parse_hosts(hosts)
+    return parse_hostfile(Path(hostfile).read_text()) if hostfile else []
+
+
+def check_slots(n: int, hosts: Sequence[Host]) -> None:
+    """Raises ValueError when ``hosts`` have fewer slots than ``n``."""
+    slots = sum(host.slots for host in hosts)
+    if n > slots:
+        raise ValueError(
+            f"{n} ranks need {n} slots, the hosts have {slots} slot{'s' * (slots != 1)}; "
+            "give them more (HOST:SLOTS) or start fewer ranks"
+        )
+
+
+def only_here(hosts: Sequence[Host]) -> bool:
+    """Whether a job on ``hosts`` runs on this host alone; no hosts mean this one."""
+    return not hosts or (len(hosts) == 1 and is_local(hosts[0].name))
+
+
+def is_local(name: str) -> bool:
+    """Whether ``name`` is this host."""
+    here = socket.gethostname()
+    return name in {"localhost", "127.0.0.1", "::1", here, here.split(".")[0]}
+
+
+def _host(piece: str) -> Host:
+    name, colon, slots = piece.partition(":")
+    if not name or (colon and not (slots.isdigit() and int(slots) > 0)):
+        raise ValueError(f"cannot read host {piece!r}; expected NAME or NAME:SLOTS, for example a:2")
+    return Host(name, int(slots) if colon else 1)

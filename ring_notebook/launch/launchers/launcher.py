@@ -1,0 +1,69 @@
+"""The interface that every launcher implements, and the environment variables that it sends to other hosts."""
+
+from __future__ import annotations
+
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ring_notebook.launch.launchers.hosts import Host
+from ring_notebook.launch.launchers.mpi_library import MPI
+
+__all__ = ["Launcher", "exported_names"]
+
+# Variables with these prefixes reach ranks on other hosts also where a launcher sends no others.
+_EXPORTED = (
+    "CUDA",
+    "HOROVOD",
+    "LD_LIBRARY_PATH",
+    "MKL",
+    "NCCL",
+    "OMP_",
+    "PATH",
+    "PYTHON",
+    "RING",
+    "TORCH",
+    "UCX",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher(ABC):
+    """A program at ``path`` that starts the ranks of one job, ends with them, and passes signals on to them."""
+
+    mpis: ClassVar[tuple[MPI, ...]] = ()
+    """The MPIs whose ranks it can connect; every other MPI would start jobs of size 1."""
+
+    path: str
+
+    @abstractmethod
+    def command(
+        self,
+        program: Sequence[str],
+        n: int,
+        hosts: Sequence[Host] = (),
+        extra: Sequence[str] = (),
+        exported: Iterable[str] = (),
+    ) -> list[str]:
+        """The command line that starts ``program`` as ``n`` ranks.
+
+        Ranks fill ``hosts`` in order; no hosts, or this one alone, mean this host. ``extra`` are options for the
+        launcher. ``exported`` names variables of its environment that ranks on all hosts get, besides those of this
+        process. Raises ValueError when the hosts have too few slots.
+        """
+
+    def supervised(self, program: Sequence[str]) -> list[str]:
+        """``program`` in a process that reports how it failed, where the launcher itself does not."""
+        return [sys.executable, "-m", "ring_notebook.launch.supervisor.rank_wrapper", *program]
+
+    def environment(self) -> dict[str, str]:
+        """Variables that the launcher itself needs, where the user has not set them."""
+        return {}
+
+
+def exported_names(extra: Iterable[str]) -> list[str]:
+    """The variables of this process that ranks on other hosts need, and ``extra`` ones; sorted."""
+    return sorted({name for name in os.environ if name.startswith(_EXPORTED)}.union(extra))

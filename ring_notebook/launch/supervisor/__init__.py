@@ -1,0 +1,1 @@
+"""The processes between a launcher and the ranks: they start ranks, pass signals on, carry output, report failures."""

@@ -1,0 +1,87 @@
+"""How a rank failed, in words, and as a report on the stderr of its job that the launcher takes out again."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+from dataclasses import asdict, dataclass
+
+__all__ = ["RankFailure", "describe_exit", "report_failure", "signal_name", "split_reports"]
+
+# A report is one line between two record separators, which programs may print too.
+_REPORT = re.compile(rb"\x1e(\{[^\x1e\n]{,4096}\})\x1e\r?\n?")
+_UNFINISHED = re.compile(rb"\x1e(\{[^\x1e\n]{,4096})?\Z")
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    "rank": int,
+    "host": str,
+    "code": int,
+    "time": (int, float),
+    "out_of_memory": bool,
+    "aborted": bool,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RankFailure:
+    """How the program of one rank failed. ``code`` is negative for a signal, as in subprocess.
+
+    It is 0 for a rank that exited in the middle of the job. ``out_of_memory`` says that the Linux kernel of its host
+    has killed a process for want of memory meanwhile, ``aborted`` that the rank only ended because another one failed.
+    """
+
+    rank: int
+    host: str
+    code: int
+    time: float
+    out_of_memory: bool = False
+    aborted: bool = False
+
+
+def signal_name(number: int) -> str:
+    """SIGKILL for 9, and so on."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # of the realtime signals only the first and the last have names
+        above = number - signal.SIGRTMIN
+        return f"SIGRTMIN+{above}" if above > 0 else f"signal {number}"
+
+
+def describe_exit(code: int) -> str:
+    """A subprocess return code in words."""
+    if code >= 0:
+        return f"exit code {code}"
+    name = signal_name(-code)
+    hint = "; if nobody sent it, the Linux kernel did, out of memory" if name == "SIGKILL" else ""
+    return f"killed by {name}{hint}"
+
+
+def report_failure(failure: RankFailure) -> None:
+    """Write ``failure`` to this process's stderr, where the launcher finds it."""
+    sys.stderr.flush()
+    os.write(2, b"\x1e" + json.dumps(asdict(failure)).encode() + b"\x1e\n")
+
+
+def split_reports(data: bytes) -> tuple[bytes, list[RankFailure], bytes]:
+    """The stderr of a job as (what ranks wrote, the reports in it, an unfinished report for the next call)."""
+    text, failures, taken, at = b"", [], 0, 0
+    while match := _REPORT.search(data, at):
+        at = match.end(1)  # text that is no report may end where a report begins
+        if failure := _failure_of(match[1]):
+            text += data[taken : match.start()]
+            failures.append(failure)
+            taken = at = match.end()
+    rest = _UNFINISHED.search(data, at)
+    end = rest.start() if rest else len(data)
+    return text + data[taken:end], failures, data[end:]
+
+
+def _failure_of(body: bytes) -> RankFailure | None:
+    """The failure that a report holds; None when a program has printed something that looks like one."""
+    try:
+        failure = RankFailure(**json.loads(body))
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return failure if all(isinstance(getattr(failure, name), kind) for name, kind in _KINDS.items()) else None

@@ -1,0 +1,118 @@
+"""The process that mpiexec or srun starts for each rank: it runs the program and reports how that ended.
+
+``python -m ring_notebook.launch.supervisor.rank_wrapper PROGRAM ARGS...``; the report lets the job name the rank that
+failed first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+from ring_notebook.hardware import oom_kills
+from ring_notebook.launch.supervisor.output_lines import carry, outlet
+from ring_notebook.launch.supervisor.parent_death import bind_to_parent
+from ring_notebook.launch.supervisor.rank_failure import RankFailure, report_failure
+from ring_notebook.launch.supervisor.start_error import explain_start
+from ring_notebook.rank_status import StatusFile, rank_of_process
+
+__all__ = ["FORWARDED", "main"]
+
+FORWARDED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that are passed on to the program."""
+LINGER = 1.0
+"""Seconds that other ranks have to report, or to end with errors of their own, before MPI kills them."""
+
+
+def _leave_group(parent: int) -> None:
+    # mpiexec signals whole process groups; in a group of its own the program gets each signal once, from us.
+    os.setpgid(0, 0)
+    bind_to_parent(parent, signal.SIGKILL)
+
+
+def _hang_up(manager: int) -> None:
+    """Close the connection to Hydra unless MPI has closed it, and let Hydra end the other ranks and this one.
+
+    Hydra ends them when the connection closes and it does not know yet that this process has exited. An exit does both
+    at once; when Hydra sees the exit first (MPICH 5.0), it leaves the other ranks to wait for ever.
+    """
+    with contextlib.suppress(OSError), socket.socket(fileno=manager) as line:
+        try:
+            closed = line.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        except BlockingIOError:
+            closed = False
+        # Closing is not enough: children of the program may have inherited the connection.
+        line.shutdown(socket.SHUT_RDWR)
+        if not closed:
+            time.sleep(LINGER)
+
+
+def main() -> None:
+    """Run the program of ``sys.argv``, pass signals on to it, and end as it ends."""
+    parent = os.getpid()
+    stopping = False
+    oom_before = oom_kills()
+
+    def pass_on(signum: int, _frame: object) -> None:
+        nonlocal stopping
+        stopping = stopping or signum not in (signal.SIGUSR1, signal.SIGUSR2)
+        if child is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child.pid, signum)
+
+    child: subprocess.Popen[bytes] | None = None
+    for signum in FORWARDED:
+        signal.signal(signum, pass_on)
+    status_file = StatusFile()
+    # Hydra and Slurm talk to the program through one descriptor. They leave others open too and wait until no process
+    # has them, such as a child that outlives the program. What other process managers need we do not know.
+    manager = os.environ.get("PMI_FD", "")
+    try:
+        child = subprocess.Popen(
+            sys.argv[1:],
+            close_fds=manager.isdigit(),
+            pass_fds=(int(manager),) if manager.isdigit() else (),
+            preexec_fn=lambda: _leave_group(parent),
+            env=os.environ | status_file.variables,
+            stdout=outlet(1),
+            stderr=outlet(2),
+        )
+    except OSError as error:
+        code, reason = explain_start(sys.argv[1:], error=error) or (1, str(error))
+        os.write(2, f"ringrun: {reason}\n".encode())
+        report_failure(RankFailure(rank_of_process(), socket.gethostname(), code, time.time()))
+        sys.exit(code)
+    output = carry(child)
+    if stopping:  # a signal came before there was a child
+        child.terminate()
+    code = child.wait()
+    status = status_file.read()
+    left_early = not code and status.left_early
+    if (code or left_early) and not stopping:
+        failed_at = status.failed_at(code) or time.time()
+        out_of_memory = oom_kills() > oom_before
+        report_failure(
+            RankFailure(rank_of_process(), socket.gethostname(), code, failed_at, out_of_memory, status.aborted)
+        )
+    output.join()
+    if (left_early or status.aborted) and not stopping:
+        time.sleep(LINGER)
+    if (left_early or code > 0) and not stopping and manager.isdigit():
+        _hang_up(int(manager))
+    if code < 0:
+        # End by the same signal, without a second core file, so that mpiexec reports what happened.
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with contextlib.suppress(OSError):
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

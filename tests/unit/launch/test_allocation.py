@@ -1,0 +1,75 @@
+"""Allocations of batch systems, as tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ring_notebook.launch.allocation import Allocation, expand_slurm, find_allocation
+from ring_notebook.launch.launchers.hosts import Host
+
+
+@pytest.mark.parametrize(
+    ("nodelist", "names"),
+    [
+        ("login", ["login"]),
+        ("a,b", ["a", "b"]),
+        ("gpu[01-03,7],login", ["gpu01", "gpu02", "gpu03", "gpu7", "login"]),
+        ("rack[1-2]n[09-10]", ["rack1n09", "rack1n10", "rack2n09", "rack2n10"]),
+        ("c[1-2].site", ["c1.site", "c2.site"]),
+    ],
+)
+def test_slurm_names(nodelist: str, names: list[str]) -> None:
+    assert expand_slurm(nodelist) == names
+
+
+def test_a_node_that_cannot_be_read_is_quoted() -> None:
+    with pytest.raises(ValueError, match=r"cannot read 'n\[a-b\]' in a list of Slurm's nodes"):
+        expand_slurm("ok,n[a-b]")
+
+
+@pytest.mark.parametrize(
+    ("env", "allocation"),
+    [
+        ({}, None),
+        ({"SLURM_JOB_NODELIST": ""}, None),
+        (
+            {"SLURM_JOB_NODELIST": "n[1-3]", "SLURM_TASKS_PER_NODE": "2(x2),1", "SLURM_JOB_ID": "17"},
+            Allocation("Slurm", "17", (Host("n1", 2), Host("n2", 2), Host("n3", 1))),
+        ),
+        (
+            {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_CPUS_PER_NODE": "8(x2)"},
+            Allocation("Slurm", "", (Host("n1", 8), Host("n2", 8))),
+        ),
+        ({"SLURM_JOB_NODELIST": "n1"}, Allocation("Slurm", "", (Host("n1", 1),))),
+        (
+            {"LSB_MCPU_HOSTS": "a 2 b 4", "LSB_JOBID": "9"},
+            Allocation("LSF", "9", (Host("a", 2), Host("b", 4))),
+        ),
+    ],
+)
+def test_allocation(env: dict[str, str], allocation: Allocation | None) -> None:
+    assert find_allocation(env) == allocation
+
+
+def test_allocation_of_pbs(tmp_path: Path) -> None:
+    nodefile = tmp_path / "nodes"
+    nodefile.write_text("a\na\nb\n")
+    env = {"PBS_NODEFILE": str(nodefile), "PBS_JOBID": "5.head"}
+    assert find_allocation(env) == Allocation("PBS", "5.head", (Host("a", 2), Host("b", 1)))
+    nodefile.write_text("\n")
+    with pytest.raises(ValueError, match=r"PBS_NODEFILE='.*nodes' names no host"):
+        find_allocation(env)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "words"),
+    [
+        ([Host("n1", 1)], "Slurm job 17: 1 slot on n1"),
+        ([Host("n1", 2), Host("n2", 2)], "Slurm job 17: 4 slots on n1, n2"),
+        ([Host(f"n{i}", 8) for i in range(64)], "Slurm job 17: 512 slots on 64 hosts, n0 to n63"),
+    ],
+)
+def test_an_allocation_in_words(hosts: list[Host], words: str) -> None:
+    assert str(Allocation("Slurm", "17", tuple(hosts))) == words

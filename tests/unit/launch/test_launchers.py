@@ -1,0 +1,119 @@
+"""The command lines of all launchers, as tables, and which launcher is chosen."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ring_notebook import config as settings
+from ring_notebook.errors import MPIMissingError
+from ring_notebook.launch.launchers import srun
+from ring_notebook.launch.launchers.find_launcher import find_launcher
+from ring_notebook.launch.launchers.hosts import Host
+from ring_notebook.launch.launchers.hydra import Hydra
+from ring_notebook.launch.launchers.launcher import Launcher
+from ring_notebook.launch.launchers.local import Local
+from ring_notebook.launch.launchers.openmpi import OpenMPI
+from ring_notebook.launch.launchers.srun import Srun
+
+HERE = [Host("localhost", 3)]
+TWO = [Host("a", 2), Host("b", 2)]
+SUPERVISOR = [sys.executable, "-m", "ring_notebook.launch.supervisor.supervisor"]
+SRUN_FLAGS = ["--mpi=pmi2", "--kill-on-bad-exit=1", "--disable-status", "--input=0"]
+
+
+def placed(distribution: str, hosts: int, names: str) -> list[str]:
+    return [f"--distribution={distribution}", f"--nodes={hosts}", f"--nodelist={names}"]
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in list(os.environ):
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(srun, "loaded_mpi", lambda: "MPICH")
+    settings.config.cache_clear()
+    yield
+    settings.config.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("launcher", "hosts", "command"),
+    [
+        (Hydra("m"), [], ["m", "-n", "3", "-v", "p"]),
+        (Hydra("m"), HERE, ["m", "-n", "3", "-v", "p"]),
+        (Hydra("m"), TWO, ["m", "-n", "3", "-hosts", "a:2,b:2", "-v", "p"]),
+        (OpenMPI("m"), [], ["m", "-n", "3", "-v", "p"]),
+        (OpenMPI("m"), TWO, ["m", "-n", "3", "--host", "a:2,b:2", "-x", "OWN", "-x", "RING_TIMEOUT", "-v", "p"]),
+        (Srun("s"), [], ["s", "--ntasks=3", *SRUN_FLAGS, "-v", "p"]),
+        (Srun("s"), TWO, ["s", "--ntasks=3", *placed("plane=2", 2, "a,b"), *SRUN_FLAGS, "-v", "p"]),
+        (Srun("s"), [*HERE, *TWO], ["s", "--ntasks=3", *placed("plane=3", 1, "localhost"), *SRUN_FLAGS, "-v", "p"]),
+        (Srun("s"), [TWO[0], *HERE], ["s", "--ntasks=3", *placed("block", 2, "a,localhost"), *SRUN_FLAGS, "-v", "p"]),
+        (Local(min_np=2), [], [*SUPERVISOR, "3", "2", "p"]),
+        (Local(min_np=2), HERE, [*SUPERVISOR, "3", "2", "p"]),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Launcher) else None,
+)
+def test_command_lines(
+    launcher: Launcher, hosts: list[Host], command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RING_TIMEOUT", "1")
+    monkeypatch.setenv("SECRET", "1")
+    assert launcher.command(["p"], 3, hosts, ["-v"], {"OWN": "1"}) == command
+
+
+@pytest.mark.parametrize("launcher", [Hydra("m"), OpenMPI("m"), Srun("s")], ids=lambda value: type(value).__name__)
+def test_too_few_slots_are_refused(launcher: Launcher) -> None:
+    with pytest.raises(ValueError, match="5 ranks need 5 slots, the hosts have 4 slots; give them more"):
+        launcher.command(["p"], 5, TWO)
+
+
+def test_the_local_launcher_refuses_other_hosts() -> None:
+    with pytest.raises(ValueError, match="starts ranks on this host only, got b"):
+        Local().command(["p"], 2, TWO)
+
+
+def test_open_mpi_runs_as_root_and_oversubscribes() -> None:
+    assert Hydra("m").environment() == {}
+    assert OpenMPI("m").environment()["OMPI_ALLOW_RUN_AS_ROOT"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("version", "kind"),
+    [
+        ("mpiexec (Open MPI) 5.0.11", OpenMPI),
+        ("mpiexec (OpenRTE) 4.1.4", OpenMPI),
+        ("slurm 23.11.4", Srun),
+        ("slurm-wlm 22.05.8", Srun),
+        ("HYDRA build details:\\n    Resource management kernels available: user slurm ll lsf pbs", Hydra),
+        ("Intel(R) MPI Library for Linux* OS", Hydra),
+    ],
+)
+def test_a_launcher_is_known_by_what_it_says_of_itself(
+    version: str, kind: type[Launcher], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "launcher"
+    path.write_text(f"#!/bin/sh\necho '{version}'\n")
+    path.chmod(0o755)
+    monkeypatch.setenv("RING_MPIEXEC", str(path))
+    monkeypatch.setattr("ring_notebook.launch.launchers.find_launcher.loaded_mpi", lambda: kind.mpis[0])
+    assert find_launcher() == kind(str(path))
+    assert find_launcher(min_np=2) == Local(min_np=2), "elastic ranks need our supervisor"
+
+
+def test_a_launcher_of_another_mpi_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    other = tmp_path / "mpiexec"
+    other.write_text("#!/bin/sh\necho 'mpiexec (Open MPI) 5.0.11'\n")
+    other.chmod(0o755)
+    monkeypatch.setenv("RING_MPIEXEC", str(other))
+    with pytest.raises(MPIMissingError, match="starts ranks of Open MPI, and mpi4py loads MPICH; set RING_MPIEXEC"):
+        find_launcher()
+
+
+def test_a_launcher_that_does_not_run_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RING_MPIEXEC", "/no/such/mpiexec")
+    with pytest.raises(MPIMissingError, match="/no/such/mpiexec does not run"):
+        find_launcher()
