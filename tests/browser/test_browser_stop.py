@@ -71,7 +71,6 @@ def go_on(notebook: NotebookPage) -> None:
     assert "sum 2" in notebook.output(2).inner_text()
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("notebook", [LONG], indirect=True)
 def test_stop_ends_every_rank_of_a_long_run(notebook: NotebookPage) -> None:
     rows = notebook.output(1).locator(".ring-table:has(th:text-is('loss')) tbody tr")
@@ -81,7 +80,6 @@ def test_stop_ends_every_rank_of_a_long_run(notebook: NotebookPage) -> None:
     go_on(notebook)
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("notebook", [STUCK], indirect=True)
 def test_the_panel_says_who_waits_for_whom(
     notebook: NotebookPage, picture: Callable[[NotebookPage, int, str], None]
@@ -96,7 +94,6 @@ def test_the_panel_says_who_waits_for_whom(
     go_on(notebook)
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("notebook", [LONG], indirect=True)
 def test_stop_is_reached_without_a_mouse(notebook: NotebookPage) -> None:
     stop_with_the_keyboard(notebook)

@@ -16,7 +16,7 @@ import torch
 from ring_notebook.launch.run_function import run
 
 HERE = Path(__file__).parent
-LIMIT = 90.0
+LIMIT = 200.0
 """Seconds until a job counts as stuck."""
 
 

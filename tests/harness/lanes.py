@@ -26,7 +26,7 @@ from ring_notebook.launch.supervisor.parent_death import wrap
 
 __all__ = ["WAITING", "Lane", "Reporter"]
 
-WAITING = ("browser", "elastic", "hosts", "notebook")
+WAITING = ("attack", "browser", "elastic", "hosts", "notebook")
 """Folders of tests whose processes mostly sleep: they start, wait for one another, and are killed."""
 
 REPORTS = "TEST_LANE_REPORTS"

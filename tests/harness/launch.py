@@ -23,10 +23,10 @@ from ring_notebook.launch.supervisor.parent_death import wrap
 
 __all__ = ["TEST_LIMIT", "Launch", "Outcome"]
 
-START_LIMIT = 60.0
+START_LIMIT = 200.0
 """Seconds until the first test must have started: imports of torch on a busy machine."""
 
-TEST_LIMIT = 60.0
+TEST_LIMIT = 120.0
 """Seconds until a test fails inside its rank, which names the line it was at."""
 
 NEARLY = 3

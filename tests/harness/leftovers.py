@@ -16,7 +16,7 @@ __all__ = ["TOKEN", "Leftovers", "own_shared_memory", "processes_with"]
 
 # Every process that a test starts, however remote a descendant, inherits this variable and is found by it.
 TOKEN = "TEST_SESSION_TOKEN"
-GRACE = 5.0
+GRACE = 15.0
 _CLONE_NEWNS, _MS_REC, _MS_PRIVATE = 0x20000, 0x4000, 0x40000
 _SHARED = "shared memory file"
 _OF_PYTHON = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
@@ -32,7 +32,7 @@ class Leftovers:
         self._before[_SHARED] |= _shared_memory()
 
     def complaints(self) -> list[str]:
-        """One line for each thing that is new now and still there after a grace time of 5 s."""
+        """One line for each thing that is new now and still there after a grace time of 15 s."""
         deadline = time.monotonic() + GRACE
         found: dict[str, set[str]] = {}
         while True:

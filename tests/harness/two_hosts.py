@@ -92,7 +92,7 @@ class TwoHosts:
         return self.on_first(command)
 
     def on_first(
-        self, command: Sequence[str], timeout: float = 60, environment: Mapping[str, str] | None = None
+        self, command: Sequence[str], timeout: float = 200, environment: Mapping[str, str] | None = None
     ) -> str:
         """Run ``command`` on the first host, with more of an ``environment``, and return what it printed.
 

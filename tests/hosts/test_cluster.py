@@ -11,7 +11,7 @@ import pytest
 from harness.two_hosts import ALLOCATION, TwoHosts
 
 PROGRAM = str(Path(__file__).with_name("across.py"))
-SECONDS_TO_VANISH = 6.0
+SECONDS_TO_VANISH = 30.0
 
 
 def assert_nothing_runs(hosts: TwoHosts) -> None:
@@ -21,11 +21,10 @@ def assert_nothing_runs(hosts: TwoHosts) -> None:
     assert left == []
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("step", ["everything", "killed", "allocated"])
 def test_across(hosts: TwoHosts, tmp_path: Path, step: str) -> None:
     environment = {"RING_RUNS_DIR": str(tmp_path / "runs"), "PYTHONPATH": str(Path(PROGRAM).parents[1])}
     if step == "allocated":
         environment |= ALLOCATION
-    hosts.on_first([sys.executable, PROGRAM, step], timeout=150, environment=environment)
+    hosts.on_first([sys.executable, PROGRAM, step], timeout=250, environment=environment)
     assert_nothing_runs(hosts)

@@ -36,7 +36,7 @@ def test_the_link_has_its_rate_and_goes_away(hosts: TwoHosts) -> None:
         said = slow.run(["-c", timed + "os.write(2, f'took {time.time() - began}'.encode())"])
         assert slow.prefix in namespaces()
     took = max(float(piece.split()[0]) for piece in said.split("took ")[1:])
-    assert 0.35 < took < 10  # 4 MiB at 10 MB/s, less the burst that passes at once
+    assert 0.35 < took < 60  # 4 MiB at 10 MB/s, less the burst that passes at once
     assert slow.prefix not in namespaces()
 
 

@@ -21,7 +21,7 @@ from ring_notebook.errors import CollectiveAborted
 
 __all__ = ["LAUNCHERS", "LIMIT", "Dead", "Seat", "as_hosts", "as_processes", "as_threads"]
 
-LIMIT = 30.0
+LIMIT = 100.0
 """Seconds until ranks that have not returned count as stuck."""
 
 ARENA = 256 << 20

@@ -263,7 +263,7 @@ def test_instruction_sets_agree_to_the_bit(isa: str, monkeypatch: pytest.MonkeyP
     outcomes = {}
     for name in ("baseline", isa):
         monkeypatch.setenv("RING_ISA", name)
-        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200, check=True)
         used, outcomes[name] = done.stdout.split()
         if used != name:
             pytest.skip(f"NOT TESTED: this processor has no {name}")

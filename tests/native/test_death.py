@@ -22,7 +22,7 @@ from ring_notebook.core.buffers import DType
 from ring_notebook.core.communicator import Communicator
 from ring_notebook.errors import CollectiveAborted
 
-LATE = 5.0
+LATE = 30.0
 """Seconds within which survivors must have learned: a limit for failure, far above what it takes."""
 
 

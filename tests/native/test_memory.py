@@ -75,7 +75,7 @@ def test_a_small_address_space_makes_small_arenas() -> None:
         "try: core().Domain.create(0, 2, memory)\n"
         "except Exception as error: print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     assert "Raise `ulimit -v`" in done.stdout
 

@@ -25,7 +25,7 @@ from ring_notebook.core.buffers import DType
 from ring_notebook.core.communicator import Communicator
 from ring_notebook.errors import CollectiveAborted, CollectiveTimeout
 
-LATE = 5.0
+LATE = 30.0
 """Seconds within which whoever waits must have learned: a limit for failure, far above what it takes."""
 
 
@@ -311,7 +311,7 @@ def test_no_thread_for_queued_operations() -> None:
         ring.barrier("", False, 0.0).wait(5.0)
         print("done")
         """)
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200, check=True)
     said = run.stdout.splitlines()
     assert said[0].startswith("no thread can be started for queued operations"), run.stdout
     assert said[1:] == ["set()", "done"]

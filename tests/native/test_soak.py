@@ -7,17 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.timeout(180)
 def test_soak() -> None:
     """Every rank comes to the end, having met trouble, with nothing left over."""
     ringrun = Path(sys.executable).with_name("ringrun")
     command = [str(ringrun), "-np", "3", sys.executable, "benchmarks/soak.py", "--operations", "2000"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = re.findall(r"rank (\d): (\{.*?\}) in", done.stdout)
     assert sorted(rank for rank, _ in lines) == ["0", "1", "2"]

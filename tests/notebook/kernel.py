@@ -24,7 +24,7 @@ class Notebook:
 
     def __init__(self, directory: Path) -> None:
         self.document = nbformat.v4.new_notebook()
-        self.client = NotebookClient(self.document, timeout=60, resources={"metadata": {"path": str(directory)}})
+        self.client = NotebookClient(self.document, timeout=200, resources={"metadata": {"path": str(directory)}})
         self.loop = asyncio.new_event_loop()
         self.loop.run_until_complete(self._start())
 
@@ -59,7 +59,7 @@ class Notebook:
 
     def complete(self, source: str) -> list[str]:
         """What the kernel offers at the end of ``source`` when somebody presses Tab there."""
-        reply = self.loop.run_until_complete(self.client.kc.complete(source, reply=True, timeout=60))
+        reply = self.loop.run_until_complete(self.client.kc.complete(source, reply=True, timeout=200))
         return list(reply["content"]["matches"])
 
     def close(self) -> None:

@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from ring_notebook.notebook.cluster.cluster import Cluster
 
 SETUP = """
@@ -32,14 +30,13 @@ print(f"rank {ring.rank()} of {ring.size()}: {final:.9f}")
 """
 
 
-@pytest.mark.timeout(120)
 def test_ringrun_trains_the_same(cluster: Cluster, tmp_path: Path) -> None:
     cluster.run(SETUP, options={"setup": True}).wait()
     run = cluster.run(CELL).wait()
     made = run.export(tmp_path / "train.py")
     assert made.missing == ()
     command = [sys.executable, "-m", "ring_notebook.launch.cli", "-np", "2", "python", "train.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=90, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     final = cluster.pull("final")
     said = sorted(line for line in done.stdout.splitlines() if line.startswith("rank"))

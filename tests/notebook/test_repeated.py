@@ -35,7 +35,6 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
     started.close()
 
 
-@pytest.mark.timeout(120)
 def test_panels_leave_nothing_behind(notebook: Notebook) -> None:
     for _ in range(5):
         notebook.run(CELL)

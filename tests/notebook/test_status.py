@@ -12,7 +12,7 @@ from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.run.run import Run
 from ring_notebook.records import Status
 
-SECONDS = 15.0
+SECONDS = 60.0
 
 
 def wait_for(run: Run, there: Callable[[dict[int, Status]], bool]) -> dict[int, Status]:

@@ -62,7 +62,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
         env={**os.environ, "PYTHONPATH": str(TESTS)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
         check=False,
     )
     return done.stdout + done.stderr

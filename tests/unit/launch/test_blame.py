@@ -49,7 +49,7 @@ SILENT = ["end", "shutdown", "sys.exit", "all flee", "child"]
 
 def ringrun(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "ring_notebook.launch.cli", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
 
 
 @pytest.fixture

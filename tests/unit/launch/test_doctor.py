@@ -30,7 +30,7 @@ def test_a_machine_that_passes_the_tests_is_well() -> None:
         [sys.executable, "-m", "ring_notebook.launch.cli", "--doctor"],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
         check=False,
     )
     assert done.returncode == 0, done.stdout

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-LIMIT = 60.0
+LIMIT = 200.0
 """Seconds until a job counts as stuck."""
 
 both = pytest.mark.parametrize("elastic", [[], ["--elastic"]], ids=["mpi", "elastic"])

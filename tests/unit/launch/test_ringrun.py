@@ -43,7 +43,7 @@ def program(tmp_path: Path) -> str:
 
 def ringrun(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "ring_notebook.launch.cli", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
 
 
 def test_every_rank_runs_the_program(program: str) -> None:
@@ -95,7 +95,7 @@ def test_a_signal_ends_every_rank(program: str, signum: signal.Signals, code: in
         for _ in range(2):
             assert process.stdout.readline().startswith("rank")
         process.send_signal(signum)
-        assert process.wait(10) == code
+        assert process.wait(60) == code
     # That no rank is left is proven for the whole file, by the fixture that looks for leftovers.
 
 
@@ -303,7 +303,7 @@ def test_run_says_which_rank_died() -> None:
     began = time.monotonic()
     with pytest.raises(RunFailed, match=r"rank 1 on .* failed first: killed by SIGKILL.*no result from ranks"):
         run(die, n=2)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
 
 
 def test_run_moves_large_results() -> None:
