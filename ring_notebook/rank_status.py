@@ -20,6 +20,8 @@ __all__ = ["RankStatus", "StatusFile", "rank_of_process", "report_error", "repor
 
 Event = Literal["initialized", "raised", "aborted", "exiting", "continued without"]
 
+_LONGEST = 1 << 20  # bytes that are read of a file: more than any rank reports
+
 
 @dataclass(frozen=True, slots=True)
 class RankStatus:
@@ -62,11 +64,18 @@ class StatusFile:
 
     def read(self) -> RankStatus:
         """What the rank has reported so far. Reports of its children, which inherit its environment, are ignored."""
-        data = os.pread(self._file, os.fstat(self._file).st_size, 0).decode()
-        lines = [line.split("\t") for line in data.splitlines()]
-        own = [fields for pid, *fields in lines if pid == lines[0][0]]
-        times = {event: float(when) for event, when, *_ in own}
-        lost = (int(rank) for event, _, *ranks in own if event == "continued without" for rank in ranks)
+        data = os.pread(self._file, _LONGEST, 0).decode(errors="replace")
+        own, times, lost = "", dict[str, float](), set[int]()
+        for line in data.splitlines():
+            try:
+                pid, event, text, *ranks = line.split("\t")
+                when, others = float(text), {int(rank) for rank in ranks}
+            except ValueError:  # the rank's code has written something else here
+                continue
+            own = own or pid
+            if pid == own:
+                times[event] = when
+                lost |= others
         return RankStatus(times, frozenset(lost))
 
 

@@ -32,13 +32,16 @@ def send(channel: socket.socket, **message: Any) -> None:
 
 
 def receive(channel: socket.socket) -> dict[str, Any]:
-    """The next message; empty when the other side has closed."""
+    """The next message; empty when the other side has closed, or has sent something else."""
     try:
         data = channel.recv(_LONGEST)
     except ConnectionResetError:  # it closed before it had read all messages
         data = b""
-    message: dict[str, Any] = json.loads(data) if data else {}
-    return message
+    try:
+        message = json.loads(data or b"{}")
+    except (RecursionError, ValueError):
+        message = {}
+    return message if isinstance(message, dict) else {}
 
 
 class Rendezvous:
@@ -65,7 +68,9 @@ class Rendezvous:
 
     def receive_card(self) -> list[int]:
         """The card of rank 0. Raises RingError when a rank has exited instead."""
-        card: list[int] = self._receive("card")
+        card = self._receive("card")
+        if not isinstance(card, list) or not all(type(number) is int for number in card):
+            raise RingError(f"rank {self.rank} failed to initialize: expected the card of rank 0, got {card!r:.100}")
         return card
 
     def wait_for_all(self) -> None:
