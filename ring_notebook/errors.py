@@ -27,9 +27,9 @@ class RingError(RuntimeError):
 
 
 class HorovodInternalError(RingError):
-    """A collective failed in a way that a new epoch can mend (Horovod: ``HorovodInternalError``).
+    """A collective failed, and a new epoch may succeed (Horovod: ``HorovodInternalError``).
 
-    ``elastic.run`` catches it, restores the last commit and goes on.
+    ``elastic.run`` catches it, restores the last commit and resumes.
     """
 
 
@@ -38,9 +38,9 @@ class CollectiveError(HorovodInternalError):
 
 
 class CollectiveMismatch(CollectiveError):
-    """Ranks called different collectives, or the same one with other shapes, dtypes, roots or operations.
+    """Ranks called different collectives, or one collective with different shapes, dtypes, roots or operations.
 
-    Raised on every rank of the group; the message holds a table of who called what. The group lives on.
+    Raised on every rank of the group; the message has a table of who called what. The group stays usable.
     """
 
 
@@ -95,5 +95,5 @@ class DriftError(RingError):
 class CellSyntaxError(RingError):
     """The source of a cell does not compile; nothing was sent to the ranks.
 
-    No SyntaxError, which IPython shows with all frames of this package and cannot be told otherwise.
+    Not a SyntaxError, which IPython always shows with all frames of this package.
     """

@@ -1,7 +1,7 @@
 """The frameworks that cells train with: what the kernel and the engines need to know of each, as data.
 
 A framework is an entry of `BUILT_IN`, or of the entry point group ``ring_notebook.frameworks`` of an installed package.
-Nothing here imports a framework. What its tensors are, its face tells `ring_notebook.api.tensor_adapter`.
+Nothing here imports a framework. A face describes its tensors to `ring_notebook.api.tensor_adapter`.
 """
 
 from __future__ import annotations

@@ -9,6 +9,9 @@ __all__ = ["barrier"]
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Return when all ranks of the set have called it (Horovod: ``barrier``)."""
+    """Return when all ranks of ``process_set`` have called it (Horovod: ``barrier``).
+
+    Raises CollectiveAborted when a rank failed or left, CollectiveTimeout after ``RING_TIMEOUT`` seconds.
+    """
     check_process_set(process_set)
     process_set.communicator.barrier().wait()

@@ -1,4 +1,4 @@
-"""Who am I, is the core up, what was it built with: Horovod's functions without tensors, and its constants."""
+"""init, shutdown, ranks and sizes, what was built: Horovod's functions without tensors, and its constants."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | Literal["dynamic
     `add_process_set` later, which is always allowed here. Works again after `shutdown`, any number of times.
     """
     if isinstance(process_sets, str) and process_sets != "dynamic":
-        raise ValueError(f'process_sets takes a list of process sets or "dynamic", got {process_sets!r}')
+        raise ValueError(f'process_sets must be a list of process sets or "dynamic", got {process_sets!r}')
     world.init(comm)
     if config().timeline and not trace.active():
         trace.start(config().timeline)
@@ -69,7 +69,10 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | Literal["dynamic
 
 
 def shutdown() -> None:
-    """Leave the group of ranks; pending collectives of the others raise. Does nothing when not initialised."""
+    """Leave the group of ranks (Horovod: ``shutdown``). Does nothing before `init`.
+
+    Collectives of other ranks that wait for this one raise CollectiveAborted.
+    """
     world.close()
 
 
@@ -79,12 +82,12 @@ def is_initialized() -> bool:
 
 
 def rank() -> int:
-    """Index of this process among all. Raises ValueError (NotInitializedError) before `init`, as do all of these."""
+    """Index of this process among all. Raises NotInitializedError, a ValueError, before `init`."""
     return world.current().rank
 
 
 def size() -> int:
-    """Number of processes."""
+    """Number of processes. Raises NotInitializedError before `init`."""
     return world.current().size
 
 
@@ -132,37 +135,37 @@ def mpi_built() -> bool:
 
 
 def gloo_enabled() -> bool:
-    """False: there is no Gloo in here."""
+    """False: Gloo is not used."""
     return False
 
 
 def gloo_built() -> bool:
-    """False: there is no Gloo in here."""
+    """False: Gloo is not used."""
     return False
 
 
 def nccl_built() -> int:
-    """0: no NCCL in here (Horovod gives its version number)."""
+    """0: NCCL is not used (Horovod returns its version number)."""
     return 0
 
 
 def ddl_built() -> bool:
-    """False: there is no IBM DDL in here."""
+    """False: IBM DDL is not used."""
     return False
 
 
 def ccl_built() -> bool:
-    """False: there is no oneCCL in here."""
+    """False: oneCCL is not used."""
     return False
 
 
 def cuda_built() -> bool:
-    """False: the core reduces in CPU memory; tensors elsewhere are copied there and back."""
+    """False: the core reduces in host memory; tensors on a device are copied there and back."""
     return False
 
 
 def rocm_built() -> bool:
-    """False: the core reduces in CPU memory; tensors elsewhere are copied there and back."""
+    """False: the core reduces in host memory; tensors on a device are copied there and back."""
     return False
 
 
@@ -177,7 +180,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 def stop_timeline() -> None:
     """End the recording that `start_timeline` began; all ranks call it.
 
-    Rank 0 writes a Chrome trace of all ranks to the file that it was given (open it in https://ui.perfetto.dev), and
-    every rank its own one beside, with ``.rank<N>`` before the suffix.
+    Rank 0 writes a Chrome trace of all ranks to ``file_path`` (open it in https://ui.perfetto.dev), and every rank
+    writes its own trace next to it, with ``.rank<N>`` before the suffix.
     """
     trace.stop()

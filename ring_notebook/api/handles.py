@@ -11,7 +11,7 @@ __all__ = ["Handle", "check_name", "member_name", "poll", "synchronize", "togeth
 
 
 class Handle:
-    """One asynchronous collective under way; `synchronize` gives its result."""
+    """One asynchronous collective that is running; `synchronize` returns its result."""
 
     __slots__ = ("_finish", "_key", "_result", "_works")
 
@@ -67,14 +67,14 @@ _named: dict[tuple[int, str], int] = {}
 
 
 def check_name(communicator: Communicator, name: str | None) -> str:
-    """``name`` or "". Raises TypeError for no text, ValueError while an operation of that name awaits `synchronize`."""
+    """``name`` or "". Raises TypeError unless it is a string, ValueError while an operation of that name is running."""
     if not name:
         return ""
     if not isinstance(name, str):
-        raise TypeError(f"name takes text, got {name!r}")
+        raise TypeError(f"name must be a string, got {name!r}")
     if (id(communicator), name) in _named:
         raise ValueError(
-            f"rank {communicator.rank}: an operation named {name!r} is under way; call synchronize() on its "
+            f"rank {communicator.rank}: an operation named {name!r} is already running; call synchronize() on its "
             "handle first, or choose another name"
         )
     return name
@@ -96,13 +96,18 @@ def _check_handle(handle: Any, function: str) -> None:
 
 
 def poll(handle: Handle) -> bool:
-    """Whether `synchronize` would return without waiting. Raises TypeError for anything but a handle."""
+    """Whether the collective has ended, so that `synchronize` would not wait (Horovod: ``poll``).
+
+    True also after a failure, which `synchronize` raises. Raises TypeError for anything but a handle.
+    """
     _check_handle(handle, "poll")
     return handle.done()
 
 
 def synchronize(handle: Handle) -> Any:
-    """Wait for an asynchronous collective and return its result: a tensor, or a list for a grouped one.
+    """Wait for an asynchronous collective and return its result (Horovod: ``synchronize``).
+
+    The result is a tensor, a list of tensors for a grouped collective, or what the function that started it says.
 
     Raises the collective's error (CollectiveMismatch, CollectiveAborted, CollectiveTimeout) and KeyboardInterrupt;
     TypeError for anything but a handle.

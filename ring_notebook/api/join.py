@@ -1,4 +1,4 @@
-"""join: a rank without more data contributes zeros to the others' allreduces until all have joined."""
+"""join: a rank without more data contributes zeros to the allreduces of the others until all have joined."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _joins = 0
 
 
 def join(device: int = -1) -> int:
-    """Say that this rank has no more data; wait for the others and return the rank that joined last (on all ranks).
+    """Wait until all ranks have no more data; returns the rank that joined last, on all ranks (Horovod: ``join``).
 
     Until all have joined, this rank contributes zeros to the others' allreduces (their Average still divides by the
-    full size); an allgather, a broadcast or the step of a fused optimizer raises on all ranks. ``device`` is Horovod's
-    and has no use here.
+    full size); an allgather, a broadcast or the step of a fused optimizer raises CollectiveMismatch on all ranks.
+    ``device`` is accepted for Horovod's sake and ignored.
     """
     global _joins
     work = global_process_set.communicator.join()
@@ -24,5 +24,5 @@ def join(device: int = -1) -> int:
 
 
 def joins() -> int:
-    """How often all ranks have joined: what some of them agreed on before, the others may not have heard."""
+    """How often all ranks have joined: ranks that had joined know nothing of what the others agreed on meanwhile."""
     return _joins

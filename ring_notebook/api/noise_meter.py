@@ -15,7 +15,7 @@ __all__ = ["NoiseMeter"]
 class NoiseMeter:
     """Measures in every ``every``-th round of a reducer; with ``carry`` all rows that are logged have the result.
 
-    ``batch_size`` is how many samples one rank has in a backward pass, None where nobody has said so yet.
+    ``batch_size`` is how many samples one rank has in a backward pass, None while it is not known.
     """
 
     def __init__(self, every: int, batch_size: float | None, *, carry: bool) -> None:

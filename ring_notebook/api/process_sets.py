@@ -37,10 +37,10 @@ class ProcessSet:
             ranks_or_comm = list(ranks_or_comm)
             self._ranks = tuple(sorted({int(rank) for rank in ranks_or_comm}))
             if len(self._ranks) != len(ranks_or_comm):
-                raise ValueError(f"ranks of a process set must be distinct, got {ranks_or_comm}")
+                raise ValueError(f"the ranks of a process set must be distinct, got {ranks_or_comm}")
         elif not hasattr(ranks_or_comm, "allgather"):
             raise TypeError(
-                f"a process set takes a list of ranks or an mpi4py communicator, got {type(ranks_or_comm).__name__}"
+                f"ProcessSet takes a list of ranks or an mpi4py communicator, got {type(ranks_or_comm).__name__}"
             )
         else:
             self._mpi = ranks_or_comm
@@ -84,7 +84,7 @@ class ProcessSet:
         return self._group is not None
 
     def rank(self) -> int:
-        """Index of this process among the members, -1 when it is none."""
+        """Index of this process among the members, -1 when it is not a member."""
         return self.communicator.rank if self.included() else -1
 
     def size(self) -> int:
@@ -93,12 +93,12 @@ class ProcessSet:
         return len(self._ranks or ())
 
     def group_rank(self, rank: int) -> int:
-        """Index among the members of the global rank ``rank``. Raises ValueError when it is none."""
+        """Index among the members of the global rank ``rank``. Raises ValueError when it is not a member."""
         ranks = self.communicator.ranks
         if rank not in ranks:
             raise ValueError(
                 f"rank {world.current().rank}: root_rank={rank!r} is not in process set {self.process_set_id} "
-                f"(ranks {list(ranks)}); give a global rank that is"
+                f"(ranks {list(ranks)}); pass one of these global ranks"
             )
         return ranks.index(rank)
 
@@ -157,7 +157,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     current, registered = world.current(), _registered()
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     if added is global_process_set or added in registered:
-        raise ValueError(f"rank {current.rank}: {added!r} is registered already")
+        raise ValueError(f"rank {current.rank}: {added!r} is already registered")
     wanted = [added] if added._mpi is None else _split(added)
     for member in wanted:
         ranks = member._ranks or ()
@@ -166,7 +166,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
                 f"rank {current.rank}: a process set needs ranks within 0..{current.size - 1}, got {list(ranks)}"
             )
         if any(known._ranks == ranks for known in registered):
-            raise ValueError(f"rank {current.rank}: a process set of ranks {list(ranks)} is registered already")
+            raise ValueError(f"rank {current.rank}: a process set of ranks {list(ranks)} is already registered")
     for member in wanted:
         _register(member)
     return added
@@ -215,7 +215,10 @@ def _split(added: ProcessSet) -> list[ProcessSet]:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Take a process set away; all ranks must call this. False for the global set and one not registered."""
+    """Unregister a process set; all ranks must call this (Horovod: ``remove_process_set``).
+
+    Returns False, and does nothing, for the global set and for a set that is not registered.
+    """
     if process_set not in _registered():
         return False
     _sets.remove(process_set)

@@ -24,7 +24,7 @@ def operation_of(average: bool | None, op: int | None) -> ReduceOp:
     """The operation that Horovod's arguments ask for: Average unless ``average`` or ``op`` says otherwise."""
     if average is not None:
         if op is not None:
-            raise ValueError("average and op cannot both be given; op takes the place of average")
+            raise ValueError("give either average or op, not both; average is Horovod's old form of op")
         return ReduceOp.AVERAGE if average else ReduceOp.SUM
     if op is None:
         return ReduceOp.AVERAGE
@@ -34,7 +34,7 @@ def operation_of(average: bool | None, op: int | None) -> ReduceOp:
         return ReduceOp(op)
     except ValueError:
         names = ", ".join(known.name.capitalize() for known in ReduceOp)
-        raise ValueError(f"op={op!r} is not a reduction; use one of {names}") from None
+        raise ValueError(f"op must be one of {names}, got {op!r}") from None
 
 
 def reduction_of(

@@ -1,4 +1,4 @@
-"""Who takes part in the next epoch, and the number of it."""
+"""Which ranks take part in the next epoch, and its number."""
 
 from __future__ import annotations
 
@@ -24,9 +24,13 @@ def ranks_of(comm: Any, topology: Topology) -> list[int]:
         group, everyone = comm.Get_group(), MPI.COMM_WORLD.Get_group()
         ranks = list(group.Translate_ranks(list(range(group.Get_size())), everyone))
     if len(set(ranks)) != len(ranks) or not all(0 <= rank < topology.size for rank in ranks):
-        raise ValueError(f"init: ranks must be distinct and between 0 and {topology.size - 1}, got {ranks}")
+        raise ValueError(
+            f"rank {topology.rank}: init: ranks must be distinct and between 0 and {topology.size - 1}, got {ranks}"
+        )
     if topology.rank not in ranks:
-        raise ValueError(f"init: rank {topology.rank} is not in {ranks}; only the ranks of comm may call it")
+        raise ValueError(
+            f"rank {topology.rank}: init: this rank is not in {ranks}; call init(comm) on the ranks of comm only"
+        )
     return ranks
 
 

@@ -1,4 +1,4 @@
-"""log and track: the numbers that this rank has recorded and nobody has taken yet."""
+"""log and track: the metrics of this rank that have not been drained yet."""
 
 from __future__ import annotations
 
@@ -55,22 +55,22 @@ class _Recorder:
             self.flushed = now
         self.rows.append((now, step, values))
         if not self.attached:
-            self.speak(now)
+            self.print_row(now)
 
-    def speak(self, now: float) -> None:
-        """In a plain script rank 0 prints the latest row once a second; nobody else takes the rows."""
+    def print_row(self, now: float) -> None:
+        """In a plain script rank 0 prints the latest row once a second; the other rows are dropped."""
         if not self.printed:
-            atexit.register(self.speak_last)
+            atexit.register(self.print_last)
         if now - self.printed < _PRINT_PERIOD:
-            # Keep the latest row only: without a notebook there is no one to take a record.
+            # Keep the latest row only: without a notebook nothing drains the rows.
             while len(self.rows) > 1:
                 self.rows.popleft()
             return
         self.printed = now
         self.print_latest()
 
-    def speak_last(self) -> None:
-        """At the end of a script: the row that came too soon after the one printed before it."""
+    def print_last(self) -> None:
+        """At the end of a script: print the row that came less than a second after the last printed one."""
         if self.rows and not self.attached:
             self.print_latest()
 
@@ -97,10 +97,10 @@ def log(step: int | None = None, **values: Any) -> None:
     later, so that training never waits for it. ``step`` defaults to the batch of `track`, else to the count
     of calls. ``samples`` (how many samples this step trained on) gives the throughput; `track` fills it in by
     itself. In a notebook every row reaches the run's record; in a script rank 0 prints one line a second.
-    Raises TypeError that names the metric when a value is not a number, and for a ``step`` that is no whole number.
+    Raises TypeError that names the metric when a value is not a number, and for a ``step`` that is not an integer.
     """
     if step is not None and not hasattr(step, "__index__"):
-        raise TypeError(f"log: step={step!r} is no whole number; give metrics by name, as in log(loss=0.5)")
+        raise TypeError(f"log: step must be an integer, got {step!r}; give metrics by name, as in log(loss=0.5)")
     for name, value in values.items():
         if type(value) is not float:
             values[name] = _number(name, value)
@@ -120,11 +120,11 @@ def _number(name: str, value: Any) -> Any:
         pass
     shape = getattr(value, "shape", None)
     kind = type(value).__name__ + (f" of shape {tuple(shape)}" if shape is not None else "")
-    raise TypeError(f"metric {name!r} is not a number: got {kind}; log one number per name, e.g. its mean")
+    raise TypeError(f"metric {name!r} is not a number: got {kind}; log one number per name, such as its mean")
 
 
 def carry(**values: float) -> None:
-    """Give every row from now on these values besides its own, until they are changed or the run ends."""
+    """Add these values to every later row, until they change or the run ends."""
     _recorder.carried.update(values)
 
 
@@ -185,13 +185,13 @@ def _samples(batch: Any) -> int:
 
 
 def begin() -> None:
-    """Forget what was recorded and keep every row from now on until it is drained (a run begins)."""
+    """A run starts: drop all rows, then keep every row until it is drained."""
     _recorder.reset()
     _recorder.attached = True
 
 
 def end() -> None:
-    """The run has ended: rows are printed again, as in a script."""
+    """The run has ended: print rows again, as in a script."""
     _recorder.attached = False
 
 
@@ -206,7 +206,7 @@ def data_wait() -> float:
 
 
 def keep_data_waits() -> None:
-    """From now on until the run ends, remember when `track` waited for data: the newest few thousand times."""
+    """Record when `track` waits for data until the run ends: the newest few thousand times."""
     _recorder.waits = deque(maxlen=_WAITS_KEPT)
 
 

@@ -31,18 +31,20 @@ _kept: list[dict[str, Any]] | None = None  # events of epochs that have ended, w
 
 
 def active() -> bool:
-    """Whether a recording goes on."""
+    """Whether a recording is running."""
     return _path is not None
 
 
 def start(path: str) -> None:
-    """Begin to record for ``path``, or go on in a new epoch.
+    """Start a recording for ``path``, or continue one in a new epoch.
 
     Raises NotInitializedError when no epoch is open, and FileNotFoundError when the folder of ``path`` is missing.
     """
     global _path
     if not Path(path).parent.is_dir():
-        raise FileNotFoundError(f"the timeline {path} cannot be written: there is no folder {Path(path).parent}")
+        raise FileNotFoundError(
+            f"the timeline {path} cannot be written: folder {Path(path).parent} does not exist; create it first"
+        )
     world.current().communicator.record()
     world.at_close(finish)
     _path = Path(path)
@@ -149,7 +151,7 @@ def _trace(rank: int, events: list[tuple[int, int, str, str, str, int, int, int,
 
 
 def _write(path: Path, events: list[dict[str, Any]]) -> None:
-    """All of it, or nothing and a line on stderr: a full disk is no reason for a training to fail at its end."""
+    """Write everything, or nothing and a line on stderr: a full disk must not fail a training at its end."""
     try:
         path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
     except OSError as error:

@@ -129,7 +129,7 @@ def init(comm: Any = None) -> None:
     ``comm`` is None, a list of ranks, or an mpi4py communicator; this process must be in it. Does nothing when an epoch
     is open that has not been aborted. In an elastic job ranks that have died are left out, and those that live are
     numbered anew. Raises ValueError for ranks that do not exist or leave this one out, RingError when fewer than
-    ``RING_MIN_NP`` live, and CollectiveAborted when a rank that has to come has died or left.
+    ``RING_MIN_NP`` live, and CollectiveAborted when a rank of the new epoch has died or left.
     """
     global _epoch
     if _world is not None and not _world.communicator.aborted:
@@ -164,7 +164,7 @@ def _open_with_the_living(place: Place, ranks: list[int]) -> None:
         try:
             _open(place, members, _epoch, None)
         except CollectiveAborted:
-            continue  # one of them died before it came
+            continue  # one of them died before it joined the epoch
         return
 
 
@@ -252,7 +252,7 @@ def fail(error: BaseException) -> None:
 
 
 def close() -> None:
-    """Leave the epoch, if one is open. Whoever still waits for this rank learns that it has left."""
+    """Leave the epoch, if one is open. Ranks that still wait for this rank raise CollectiveAborted."""
     global _world, _communicated
     if _world is not None:
         for callback in _at_close:

@@ -1,4 +1,4 @@
-"""Captures what a rank prints and shows during a run, as deltas in the order in which they came."""
+"""Captures what a rank prints and shows during a run, in order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Capture", "NoInput", "Piece", "redirect"]
 
 Piece = Output | Display | Cleared
 _Stream = Literal["stdout", "stderr"]
-_current: Capture | None = None  # of the run that goes on
+_current: Capture | None = None  # of the present run
 
 
 class Capture:
@@ -35,13 +35,13 @@ class Capture:
 
     @contextmanager
     def active(self, shell: InteractiveShell) -> Iterator[None]:
-        """Within the block sys.stdout, sys.stderr, ``display`` and what IPython itself shows come here."""
+        """Within the block sys.stdout, sys.stderr, ``display`` and what IPython itself shows are captured."""
         global _current
         before, streams, publisher = _current, (sys.stdout, sys.stderr), shell.display_pub
         redirect()
         _current = self
         shell.display_pub = _Publisher(self)
-        # IPython shows the traceback of an object that fails to show itself, and goes on. An engine's shell would
+        # IPython shows the traceback of an object that fails to show itself, and continues. An engine's shell would
         # send it to a client that nobody reads.
         shell._showtraceback = _show_traceback  # type: ignore[method-assign, assignment]
         try:
@@ -75,7 +75,7 @@ class Capture:
         self._pieces.append(piece)
 
     def drain(self) -> list[Piece]:
-        """Take what has come: text joined up to a change of stream, displays without those that were replaced."""
+        """Take all pieces: text joined up to a change of stream, displays without those that were replaced."""
         taken = [self._pieces.popleft() for _ in range(len(self._pieces))]
         pieces: list[Piece] = []
         for stream, group in groupby(_not_replaced(taken), key=lambda piece: getattr(piece, "stream", None)):
@@ -143,7 +143,7 @@ class NoInput(io.TextIOBase):
 
     def read(self, _size: int | None = -1, /) -> str:
         raise io.UnsupportedOperation(
-            "ranks cannot read input: nobody can type there; set a variable in the notebook and `%ring push` it"
+            "a rank cannot read input: it has no terminal. Set a variable in the notebook and `%ring push` it"
         )
 
     def readline(self, _size: int = -1, /) -> str:  # type: ignore[override]
@@ -151,7 +151,7 @@ class NoInput(io.TextIOBase):
 
 
 class _Writer(io.TextIOBase):
-    """A text stream for all runs of this engine: to the one that goes on, and between runs to the engine's log."""
+    """A text stream for all runs of this engine: to the present one, and between runs to the engine's log."""
 
     encoding = "utf-8"
     errors = "replace"
@@ -180,7 +180,7 @@ class _Writer(io.TextIOBase):
         return self._log().fileno()
 
     def close(self) -> None:
-        """Does nothing: the cells to come write here too."""
+        """Does nothing: later cells write here too."""
 
     def _log(self) -> TextIO:
         log = sys.__stdout__ if self._stream == "stdout" else sys.__stderr__
@@ -193,5 +193,5 @@ _streams = _Writer("stdout"), _Writer("stderr")
 
 
 def redirect() -> None:
-    """From now on what is written to sys.stdout and sys.stderr comes to the run that goes on at that time."""
+    """Send everything written to sys.stdout and sys.stderr to the run of that time."""
     sys.stdout, sys.stderr = _streams

@@ -12,7 +12,7 @@ __all__ = ["Interruptible"]
 class Interruptible:
     """While the block runs, SIGINT raises KeyboardInterrupt in what `call` calls and nowhere else.
 
-    A signal that comes before the call is raised in it; one that comes after it is ignored.
+    A signal before the call is raised in it; a signal after it is ignored.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Interruptible:
             finally:
                 self._armed = False
         except BaseException as error:
-            # Again: another signal may have come just before the line above.
+            # Again: another signal may have arrived just before the line above.
             self._armed = False
             return error
         return None

@@ -31,7 +31,7 @@ class Publisher:
     """Ships what ``collect`` returns every PERIOD, with rows every ROWS_EVERY and a status every STATUS_EVERY of them,
     while the block runs.
 
-    ``collect(rows, status)`` returns what has come up, with rows and a Status when it is asked for them.
+    ``collect(rows, status)`` returns new records, with rows and a Status when it is asked for them.
     ``send`` takes one encoded message. What they raise is raised at the end of the block.
     """
 

@@ -59,7 +59,7 @@ class _Execution:
         with Interruptible() as interruptible:
             with Publisher(self._collect, _send), self.capture.active(shell):
                 error = interruptible.call(lambda: self._run(shell, source, first_line))
-                # First, because a picture takes a while to draw, and others may wait for this rank.
+                # First, because drawing figures takes time, and other ranks may wait for this one.
                 self._leave(error)
                 unshown = interruptible.call(figures.show)
                 error = error or unshown
@@ -134,7 +134,7 @@ class _Execution:
         )
 
     def _waiting(self) -> dict[str, Any] | None:
-        """The collective that this rank is in, and which ranks have not come to it."""
+        """The collective that this rank is in, and which ranks have not called it."""
         own = next((entry for entry in world.snapshot() if entry["rank"] == self.rank), None)
         return own if own is not None and own["state"] in ("waiting", "moving") else None
 

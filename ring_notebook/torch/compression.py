@@ -23,6 +23,9 @@ class Compressor(Protocol):
 class _None:
     """Sends tensors as they are."""
 
+    def __repr__(self) -> str:
+        return "Compression.none"
+
     @staticmethod
     def compress(tensor: Tensor) -> tuple[Tensor, Any]:
         return tensor, None
@@ -36,6 +39,9 @@ class _Cast:
     """Sends floating point tensors in a narrower type; all others as they are."""
 
     dtype: torch.dtype
+
+    def __repr__(self) -> str:
+        return f"Compression.{type(self).__name__.strip('_').lower()}"
 
     @classmethod
     def compress(cls, tensor: Tensor) -> tuple[Tensor, Any]:

@@ -98,5 +98,5 @@ def test_an_elastic_job_of_several_hosts_is_started_again(
         assert "code 0" in said
         ends = sorted(line for line in said.splitlines() if "began at" in line)
         assert ends == [f"{rank} of 4 began at [4] and ended at 8" for rank in range(4)]
-        assert said.count("train goes on from") == deaths
+        assert said.count("train: resuming from") == deaths
         assert not list((tmp_path / ".ring" / "commits").iterdir()), "the training has ended"

@@ -1,4 +1,4 @@
-"""A training in cells outlives its ranks: the cell that is run again goes on from the last commit on disk."""
+"""A training in cells outlives its ranks: the cell that is run again resumes from the last commit on disk."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class ParameterSpec:
 
 @dataclass(frozen=True, slots=True)
 class BucketPlan:
-    """One bucket: gradients of one dtype, by the indices of their parameters, in the order in which backward comes."""
+    """One bucket: gradients of one dtype, by the indices of their parameters, in the order of backward."""
 
     dtype: DType
     parameters: tuple[int, ...]
@@ -56,5 +56,5 @@ def plan_buckets(
         open_buckets.setdefault(key, []).append(index)
         filled[key] = filled.get(key, 0) + nbytes
     closed += [BucketPlan(dtype, tuple(indices)) for (dtype, _), indices in open_buckets.items()]
-    # The bucket that backward fills first goes first: backward fills it when it comes to its lowest index.
+    # The bucket that backward fills first goes first: backward completes it with its lowest index.
     return tuple(sorted(closed, key=lambda plan: -plan.parameters[-1]))

@@ -1,4 +1,4 @@
-"""elastic.run: train, and after a failure of the ranks go back to the last commit and train on."""
+"""elastic.run: train, and after a failure of ranks restore the last commit and resume."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def run(func: Callable[..., R]) -> Callable[..., R]:
     It starts with ``state.sync()``. After HorovodInternalError (a collective failed: aborted, timed out, another rank
     left or died) the state goes back to its last commit; after HostsUpdatedInterrupt it stays. Then a new epoch is
     opened with the ranks that are there, process sets are registered again, ``state.on_reset()`` is called, and
-    ``func`` starts again. A failure that comes twice, without a commit or a death between, is raised: it would come
-    for ever. All other exceptions are raised at once.
+    ``func`` starts again. A failure that occurs twice without a commit or a death in between is raised, since it
+    would occur again. All other exceptions are raised at once.
 
-    In a job of ``ringrun --elastic`` on one host the ranks that are there are those that live: they are numbered anew
-    from 0, and a process set has those of its members that live. Elsewhere a rank that dies takes the job with it.
+    In a job of ``ringrun --elastic`` on one host the surviving ranks continue: they are renumbered from 0, and a
+    process set keeps its surviving members. Elsewhere the death of a rank ends the job.
 
     In a notebook, and where ``RING_COMMIT_DIR`` names a folder, commits are on disk too, and stay there until ``func``
-    returns. A training that was killed, stopped, or raised anything goes on from there when the same function is
-    started again, in a script with the same command line; a changed one starts anew. Raises TypeError when ``func``
-    cannot be called, or is not given a state. (Horovod: ``elastic.run``.)
+    returns. A training that was killed, stopped, or raised anything resumes from there when the same function is
+    started again, in a script with the same command line; a changed one starts from the beginning. Raises TypeError
+    when ``func`` cannot be called, or is not given a state. (Horovod: ``elastic.run``.)
     """
     if not callable(func):
         raise TypeError(f"elastic.run decorates a function, got {type(func).__name__}")
@@ -45,7 +45,7 @@ def run(func: Callable[..., R]) -> Callable[..., R]:
             raise TypeError(f"{name_of(func)} takes an elastic.State first, got {type(state).__name__}")
         path = commit_path(func)
         if path is not None and state.keep_on_disk(path) and rank() == 0:
-            print(f"{name_of(func)} goes on from {path}; delete it to start anew")  # noqa: T201
+            print(f"{name_of(func)}: resuming from {path}; delete it to restart")  # noqa: T201
         ranks, sets = world.current().ranks, registered_sets()
         failed_at: tuple[int, int] | None = None
         again = skip_sync = False

@@ -1,4 +1,4 @@
-"""What elastic.run needs of a state, and what all states do alike: commits, host updates, resets."""
+"""The base of elastic states: what a subclass defines, and commits, host updates and resets."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class State:
         raise NotImplementedError
 
     def reset(self) -> None:
-        """Look anew at which ranks there are."""
+        """Adapt to the ranks of a new epoch."""
 
     def commit(self) -> None:
         """`save`, to disk too where there is a folder for commits, and `check_host_updates`. All ranks must call it."""
@@ -53,7 +53,7 @@ class State:
             raise HostsUpdatedInterrupt
 
     def on_hosts_updated(self) -> None:
-        """Note that hosts have come or gone; the ranks learn of it at the next `commit`."""
+        """Note that hosts were added or removed; the next `commit` raises HostsUpdatedInterrupt on all ranks."""
         self._hosts_updated = True
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
@@ -67,11 +67,11 @@ class State:
             callback()
 
     def write(self) -> None:
-        """Put what `save` has kept on disk too, where `keep_on_disk` has said to."""
+        """Write what `save` has kept to the path that `keep_on_disk` was given."""
 
     def keep_on_disk(self, path: Path) -> bool:
-        """Put commits into ``path`` too. True when one was there, which now holds on all ranks."""
+        """Write commits to ``path`` too. Returns whether a commit was there; all ranks have then loaded it."""
         return False
 
     def remove_from_disk(self) -> None:
-        """Take the commit on disk away: the training has ended."""
+        """Delete the commit on disk: the training has ended."""

@@ -21,7 +21,7 @@ __all__ = ["allgather", "allgather_async", "gather", "grouped_allgather", "group
 
 
 def _start(tensor: Tensor, name: str | None, process_set: ProcessSet, *, blocking: bool) -> Handle:
-    """Begin an allgather; `Handle.wait` gives the tensor and how many rows came from each rank."""
+    """Start an allgather; `Handle.wait` returns the tensor and how many rows came from each rank."""
     check_tensor(tensor, "allgather")
     check_process_set(process_set)
     communicator = process_set.communicator
@@ -65,16 +65,17 @@ class _Allgather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        # Horovod's rule: all ranks go on to one loss, so what they say about this rank's rows is averaged.
+        # Horovod's rule: all ranks compute one loss, so their gradients of this rank's rows are averaged.
         reduced = allreduce(grads[0], op=ReduceOp.AVERAGE, process_set=ctx.process_set)
         return reduced.narrow(0, ctx.start, ctx.rows).reshape(ctx.shape), None, None
 
 
 def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> Tensor:
-    """The tensors of all ranks, concatenated along the first dimension in rank order.
+    """The tensors of all ranks, concatenated along the first dimension in rank order (Horovod: ``allgather``).
 
-    The first dimension may differ by rank, the others and the dtype may not; a tensor without dimensions counts as
-    one row. Differentiable: each rank gets the average of all ranks' gradients of its own rows (as in Horovod).
+    Returns a new tensor on the device of ``tensor``. The first dimension may differ by rank, the others and the dtype
+    may not; a tensor without dimensions counts as one row. Differentiable: each rank gets the average of all ranks'
+    gradients of its own rows (as in Horovod). Raises CollectiveMismatch on every rank when the ranks disagree.
     """
     if torch.is_grad_enabled() and isinstance(tensor, Tensor) and tensor.requires_grad:
         result: Tensor = _Allgather.apply(tensor, name, process_set)  # type: ignore[no-untyped-call]

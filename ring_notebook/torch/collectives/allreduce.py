@@ -63,7 +63,7 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    """A new tensor: ``tensor`` reduced over all ranks, which give the same shape and dtype.
+    """A new tensor: ``tensor`` reduced over all ranks, which give the same shape and dtype (Horovod: ``allreduce``).
 
     ``op`` is Average (default), Sum, Min, Max, Product or Adasum; ``average=False`` is Horovod's old way to say Sum.
     The factors scale before and after: integers in float64 and truncated, float16 and bfloat16 in float32. The

@@ -26,7 +26,7 @@ def _rows_to_send(tensor: Tensor, splits: Splits, rank: int, size: int) -> list[
         raise ValueError(f"rank {rank}: alltoall splits along the first dimension, but the tensor has none")
     rows = tensor.shape[0]
     if splits is not None and not hasattr(splits, "__len__"):
-        raise TypeError(f"rank {rank}: splits={splits!r}: takes one number per rank")
+        raise TypeError(f"rank {rank}: alltoall: splits must be a list of one integer per rank, got {splits!r}")
     if splits is None or len(splits) == 0:
         if rows % size:
             raise ValueError(
@@ -37,17 +37,17 @@ def _rows_to_send(tensor: Tensor, splits: Splits, rank: int, size: int) -> list[
     try:
         counts = [index(count) for count in splits]
     except TypeError:
-        raise ValueError(f"rank {rank}: splits={splits} must be whole numbers, one per rank") from None
+        raise ValueError(f"rank {rank}: alltoall: splits must be integers, one per rank, got {splits}") from None
     if len(counts) != size or min(counts) < 0 or sum(counts) != rows:
         raise ValueError(
-            f"rank {rank}: splits={counts} must be {size} counts, none negative, that add up to the {rows} rows of "
-            "the tensor"
+            f"rank {rank}: alltoall: splits must be {size} numbers of rows, none negative, that add up to the {rows} "
+            f"rows of the tensor, got {counts}"
         )
     return counts
 
 
 def _start(tensor: Tensor, splits: Splits, name: str | None, process_set: ProcessSet, *, blocking: bool) -> Handle:
-    """Begin an alltoall; `Handle.wait` gives the tensor and how many rows came from each rank (int32)."""
+    """Start an alltoall; `Handle.wait` returns the tensor and how many rows came from each rank (int32)."""
     check_tensor(tensor, "alltoall")
     check_process_set(process_set)
     communicator = process_set.communicator
@@ -100,11 +100,12 @@ class _Alltoall(torch.autograd.Function):
 def alltoall(
     tensor: Tensor, splits: Splits = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Send ``splits[r]`` rows of ``tensor`` to each rank r, in order, and return the rows received, in rank order.
+    """Send ``splits[r]`` rows of ``tensor`` to each rank r; returns the rows received, in rank order.
 
     Without ``splits`` every rank gets an equal share and the result is the tensor alone; with them it is
     ``(tensor, received_splits)``, the latter int32. All dimensions but the first agree on all ranks. Differentiable:
-    gradients travel back the way the rows came. Raises ValueError when ``splits`` does not fit.
+    gradients travel back the way the rows came. Raises ValueError on the rank whose ``splits`` do not
+    fit, CollectiveMismatch on every rank when other dimensions or dtypes differ. (Horovod: ``alltoall``.)
     """
     if torch.is_grad_enabled() and isinstance(tensor, Tensor) and tensor.requires_grad:
         result = _Alltoall.apply(tensor, splits, name, process_set)  # type: ignore[no-untyped-call]

@@ -42,7 +42,7 @@ def broadcast_async_(
 ) -> Handle:
     """Start to overwrite ``tensor`` with the one of ``root_rank``. `synchronize` returns ``tensor``.
 
-    ``root_rank`` is a global rank, also within a process set. Raises ValueError when it is no member.
+    ``root_rank`` is a global rank, also within a process set. Raises ValueError when it is not a member.
     """
     return _start(tensor, root_rank, name, process_set, in_place=True, blocking=False)
 
@@ -71,7 +71,7 @@ class _Broadcast(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        # Horovod's rule: all ranks go on to one loss, so what they say about the root's tensor is averaged.
+        # Horovod's rule: all ranks compute one loss, so their gradients of the root's tensor are averaged.
         grad = allreduce(grads[0], op=ReduceOp.AVERAGE, process_set=ctx.process_set)
         is_root = ctx.process_set.group_rank(ctx.root_rank) == ctx.process_set.rank()
         return grad if is_root else torch.zeros_like(grad), None, None, None
@@ -80,9 +80,11 @@ class _Broadcast(torch.autograd.Function):
 def broadcast(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Tensor:
-    """A new tensor with the values of ``root_rank``'s ``tensor`` (same shape and dtype on all ranks).
+    """A new tensor with the values of ``root_rank``'s ``tensor`` (Horovod: ``broadcast``).
 
-    Differentiable: the root gets the average of all ranks' gradients, the others zeros (as in Horovod).
+    ``root_rank`` is a global rank, also within a process set. All ranks give the same shape and dtype, else all raise
+    CollectiveMismatch. Raises ValueError when the root is not a member of ``process_set``. Differentiable: the root
+    gets the average of all ranks' gradients, the others zeros (as in Horovod).
     """
     if torch.is_grad_enabled() and isinstance(tensor, Tensor) and tensor.requires_grad:
         result: Tensor = _Broadcast.apply(tensor, root_rank, name, process_set)  # type: ignore[no-untyped-call]

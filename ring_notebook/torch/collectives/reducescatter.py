@@ -78,7 +78,9 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Tensor:
-    """This rank's rows of the reduction of ``tensor`` over all ranks, which give the same shape and dtype.
+    """This rank's rows of the reduction of ``tensor`` over all ranks (Horovod: ``reducescatter``).
+
+    All ranks give the same shape and dtype, else all raise CollectiveMismatch.
 
     Of ``d0`` rows each rank gets ``d0 // size``, the first ``d0 % size`` ranks one more. Scaling and rounding are those
     of `allreduce`. Differentiable for Average and Sum: the ranks' gradients are gathered, times size for Sum (as in

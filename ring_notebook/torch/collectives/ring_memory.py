@@ -16,7 +16,7 @@ __all__ = ["empty", "empty_in"]
 
 
 def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
-    """A tensor of ``size`` (as in `torch.empty`) in ring memory, not initialised; freed with its last view.
+    """A tensor of ``size`` (as in `torch.empty`) in ring memory, not initialized; freed with its last view.
 
     ``dtype`` is torch's default when left out. Raises ValueError for a negative dimension, and OutOfRingMemoryError
     when the machine or its limit is full.

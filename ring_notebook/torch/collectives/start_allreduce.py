@@ -27,7 +27,7 @@ def start(
     blocking: bool = False,
     claim: bool = True,
 ) -> Handle:
-    """Begin one allreduce per dtype of ``tensors``; `Handle.wait` gives the list of reduced tensors.
+    """Start one allreduce per dtype of ``tensors``; `Handle.wait` returns the list of reduced tensors.
 
     ``claim`` keeps others from using the name meanwhile.
     """

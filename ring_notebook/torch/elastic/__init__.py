@@ -1,4 +1,4 @@
-"""Training that goes on after a failure: commit now and then, go back to the last commit (Horovod: ``elastic``)."""
+"""Training that survives failures: commit now and then, resume from the last commit (Horovod: ``elastic``)."""
 
 from ring_notebook.api.elastic.loop import run
 from ring_notebook.api.elastic.state import State

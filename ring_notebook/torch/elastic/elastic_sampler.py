@@ -1,4 +1,4 @@
-"""A sampler that, after a failure, goes on with the samples of the epoch that have not been used."""
+"""A sampler that resumes an epoch after a failure, with the samples that have not been used."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class ElasticSampler(Sampler[int]):
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where `state_dict` stood, with the ranks that are there now."""
+        """Resume where `state_dict` was taken, with the ranks of the present epoch."""
         self.epoch = state_dict["epoch"]
         self.processed_num = state_dict["processed_num"]
         self.reset()
 
     def reset(self) -> None:
-        """Split what is left of the epoch over the ranks that are there now."""
+        """Split what is left of the epoch over the present ranks."""
         order = list(range(len(self.dataset)))
         if self.shuffle:
             random.Random(self.seed + self.epoch).shuffle(order)

@@ -32,7 +32,7 @@ class AdasumOptimizer(Wrapper):
 
     def skip_synchronize(self) -> AbstractContextManager[None]:
         """Raises RuntimeError: an Adasum step cannot be made without the other ranks."""
-        raise RuntimeError("skip_synchronize() has no meaning with op=Adasum; call step() alone")
+        raise RuntimeError("skip_synchronize() is not supported with op=Adasum; call step() alone")
 
     @once
     @torch.no_grad()
@@ -43,7 +43,7 @@ class AdasumOptimizer(Wrapper):
         starts = [p.detach().clone() for p in parameters]
         with self._unscaled(self._process_set) as overflow:
             loss = None if overflow else super().step(closure)
-        self._tell_scheduler()
+        self._mark_stepped()
         if overflow or not self._process_set.included() or self._process_set.size() == 1:
             return loss
         pairs = [self._compression.compress(p - begin) for p, begin in zip(parameters, starts, strict=True)]

@@ -71,7 +71,7 @@ class ReducingOptimizer(Wrapper):
             self._skipping = False
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Gradients of backward passes within only add up; the first pass after it sends what has come together."""
+        """Gradients of backward passes within only add up; the first pass after it sends their sum."""
         return self._reducer.paused()
 
     @once
@@ -100,7 +100,7 @@ class ReducingOptimizer(Wrapper):
             self.synchronize()
             self._synchronized = False
             result = super().step()
-        self._tell_scheduler()
+        self._mark_stepped()
         return result
 
     def _step_for_scaler(self) -> Any:
@@ -108,14 +108,14 @@ class ReducingOptimizer(Wrapper):
         if not self._skipping:
             if self._reducer.pending():
                 raise RuntimeError(
-                    "a GradScaler has come in the middle of a training, and scaled gradients are being reduced; the "
-                    "first time call optimizer.synchronize(), and scaler.step(optimizer) within "
-                    "optimizer.skip_synchronize()"
+                    "scaled gradients are already being reduced: this is the first step with a GradScaler, in the "
+                    "middle of a training. For this one step call optimizer.synchronize(), and scaler.step(optimizer) "
+                    "within optimizer.skip_synchronize()"
                 )
             self._reducer.waits_for_step = True
         with self._unscaled(self._reducer.how.process_set) as overflow:
             if not self._skipping:
-                self.synchronize()  # also when it is for nothing, so that all ranks go on with the next round
+                self.synchronize()  # also after an overflow, so that all ranks end the round
             self._synchronized = False
             return None if overflow else super().step()
 
@@ -135,25 +135,25 @@ class ReducingOptimizer(Wrapper):
             raise RuntimeError(
                 "zero_grad() between backward() and step() or synchronize() would drop gradients that are being "
                 "reduced; call it before backward() or after step(). The backward of another model's loss that passes "
-                "through these parameters brings gradients too (RING_OVERLAP=inline reduces none before step())"
+                "through these parameters makes gradients too (RING_OVERLAP=inline reduces none before step())"
             )
         super().zero_grad(set_to_none)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As the wrapped optimizer's; a round of gradients that has begun begins anew."""
+        """As the wrapped optimizer's; gradients of the current step are forgotten."""
         self._reducer.forget_round()
         self._synchronized = False
         super().load_state_dict(state_dict)
 
-    def _give_up(self) -> None:
-        super()._give_up()
+    def _release(self) -> None:
+        super()._release()
         self._reducer.close()
 
 
 def _names_of(
     optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, Tensor]] | None
 ) -> dict[Tensor, str]:
-    """Name of each parameter. Raises ValueError for names that are doubled, missing or no pairs."""
+    """Name of each parameter. Raises ValueError for duplicate or missing names, or entries that are not pairs."""
     places = {
         p: f"group {g} parameter {i}"
         for g, group in enumerate(optimizer.param_groups)
@@ -163,10 +163,10 @@ def _names_of(
         return places
     named = list(named_parameters)
     if not all(isinstance(entry, tuple) and len(entry) == 2 for entry in named):
-        raise ValueError("named_parameters takes pairs (name, parameter), as model.named_parameters() gives them")
+        raise ValueError("named_parameters must be pairs (name, parameter), as model.named_parameters() returns them")
     doubled = [name for name, count in Counter(name for name, _ in named).items() if count > 1]
     if doubled:
-        raise ValueError(f"named_parameters has names that occur more than once: {', '.join(doubled)}")
+        raise ValueError(f"named_parameters has duplicate names: {', '.join(doubled)}")
     names = {p: name for name, p in named}
     missing = [f"{place} of shape {tuple(p.shape)}" for p, place in places.items() if p not in names]
     if missing:
@@ -181,11 +181,11 @@ def _grouping(
     if isinstance(groups, int):
         num_groups, groups = groups, None
     if check_integer(num_groups, "num_groups") < 0:
-        raise ValueError(f"num_groups={num_groups}: must not be negative")
+        raise ValueError(f"num_groups must not be negative, got {num_groups}")
     if groups is not None:
         for entry in groups:
             if not isinstance(entry, Sequence) or not all(isinstance(p, Tensor) for p in entry):
-                raise ValueError("groups takes a number, or a list of lists of parameters")
+                raise ValueError("groups must be a number, or a list of lists of parameters")
         ids = [[id(p) for p in group] for group in groups]
         return lambda parameters: [[i for i, p in enumerate(parameters) if id(p) in group] for group in ids]
     if num_groups == 0:
@@ -214,33 +214,33 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 ) -> ReducingOptimizer | AdasumOptimizer | FusedOptimizer:
     """An optimizer of the same class as ``optimizer`` that steps on the gradients of all ranks.
 
-    Gradients are put together in buckets while backward makes them, and reduced where they lie. Parameter groups and
-    state are shared with ``optimizer``, which is not to be stepped any more. Of several optimizers over a parameter the
-    newest counts, and the others raise RuntimeError at ``step()``.
+    Horovod: ``DistributedOptimizer``. Gradients are grouped in buckets while backward makes them, and reduced in place.
+    The result shares parameter groups and state with ``optimizer``; do not step ``optimizer`` itself any more. When
+    several optimizers wrap one parameter, the newest is used and the others raise RuntimeError at ``step()``.
 
-    named_parameters: ``model.named_parameters()``; the names appear in errors. Parameters have their place as their
-        name without it. Raises ValueError for names that are doubled or missing.
+    named_parameters: ``model.named_parameters()``; the names appear in errors. Without it a parameter is named by
+        its place. Raises ValueError for duplicate or missing names.
     compression: what to send instead of the gradients, see `Compression`.
     backward_passes_per_step: backward passes whose gradients are added up locally before they are reduced.
     op: Average, Sum, or Adasum, which combines the ranks' steps instead of their gradients.
     gradient_predivide_factor: part of Average's division that is done before the sum, against overflow.
-    num_groups, groups: parameters to reduce together: so many equal parts, or lists of parameters. Others are put
-        together up to ``RING_FUSION_THRESHOLD`` bytes.
+    num_groups, groups: parameters to reduce together: so many equal parts, or lists of parameters. Other parameters
+        share buckets of up to ``RING_FUSION_THRESHOLD`` bytes.
     sparse_as_dense: reduce sparse gradients as dense ones, instead of gathering their entries.
     process_set: the ranks that take part; an optimizer of another rank steps on its own.
     fused: reduce, update and send in one native pass (SGD, Adam, AdamW; float32 on the CPU), see
-        `FusedOptimizer`. Beyond Horovod. Takes neither compression nor gradient_predivide_factor. It and Adasum make
-        every group or step one dense operation, whatever num_groups, groups and sparse_as_dense say, in which ranks
+        `FusedOptimizer`. Beyond Horovod. Takes neither compression nor gradient_predivide_factor. It and Adasum
+        ignore num_groups, groups and sparse_as_dense: every parameter group, or step, is one dense operation. Ranks
         that have joined cannot take part.
 
-    Raises NotInitializedError before ``init()``, and TypeError or ValueError for arguments that cannot be right.
+    Raises NotInitializedError before ``init()``, and TypeError or ValueError for invalid arguments.
     """
     if op not in (ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM):
-        raise ValueError(f"op={op!r}: DistributedOptimizer takes Average, Sum or Adasum")
+        raise ValueError(f"DistributedOptimizer: op must be Average, Sum or Adasum, got {op!r}")
     if gradient_predivide_factor != 1.0 and op != ReduceOp.AVERAGE:
         raise ValueError("gradient_predivide_factor is part of an average; leave it out or use op=Average")
     if not 0 < check_scale(gradient_predivide_factor, "gradient_predivide_factor") < math.inf:
-        raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor}: must be positive")
+        raise ValueError(f"gradient_predivide_factor must be positive and finite, got {gradient_predivide_factor}")
     check_optimizer(optimizer, "DistributedOptimizer")
     check_compression(compression)
     check_process_set(process_set)

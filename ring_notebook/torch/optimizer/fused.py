@@ -115,7 +115,7 @@ class FusedOptimizer(Wrapper):
         with self._unscaled(self._process_set) as overflow:
             if not overflow:
                 self._update()
-        self._tell_scheduler()
+        self._mark_stepped()
         return result
 
     def _update(self) -> None:
@@ -149,7 +149,7 @@ class FusedOptimizer(Wrapper):
         flat.steps += 1
 
     def _follow_ranks(self) -> None:
-        """Lay everything out anew when another epoch has begun, in which there may be fewer ranks."""
+        """Lay everything out again when a new epoch has begun, which may have fewer ranks."""
         if any(self.state.values()):
             self._take_loaded()  # the wrapped optimizer itself has loaded a state_dict
         if self._process_set.communicator is self._communicator:

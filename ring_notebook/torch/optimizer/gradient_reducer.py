@@ -91,7 +91,7 @@ class GradientReducer:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Gradients that come within only add up in ``p.grad``."""
+        """Within, new gradients only add up in ``p.grad``."""
         before, self._paused = self._paused, True
         try:
             yield
@@ -99,7 +99,7 @@ class GradientReducer:
             self._paused = before
 
     def pending(self) -> bool:
-        """Whether buckets are being reduced while backward goes on."""
+        """Whether buckets are being reduced during backward."""
         return self._layout is not None and self._layout.started > 0
 
     def reset(self) -> None:
@@ -108,7 +108,7 @@ class GradientReducer:
         self._forget_round()
 
     def forget_round(self) -> None:
-        """Forget which gradients have come; they are left as they are.
+        """Forget which gradients are ready; the gradients themselves stay.
 
         The plan stays, since other ranks may not forget theirs, unless buckets of it are being reduced.
         """

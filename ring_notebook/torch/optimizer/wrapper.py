@@ -28,7 +28,7 @@ class Wrapper(torch.optim.Optimizer):
     """Base of the classes that are mixed into a wrapped optimizer's class.
 
     Groups and state are those of the wrapped optimizer, not copies, and stay so whichever of the two loads a
-    state_dict: a schedule that was made before wrapping goes on to set the rates that are used.
+    state_dict: a schedule that was made before wrapping still sets the rates.
     """
 
     _step_supports_amp_scaling = True
@@ -84,8 +84,8 @@ class Wrapper(torch.optim.Optimizer):
     def _gather_state(self) -> None:
         """Bring state that is kept elsewhere back into ``state``."""
 
-    def _give_up(self) -> None:
-        """Do nothing more to the parameters: another wrapper has them."""
+    def _release(self) -> None:
+        """Stop handling the parameters: another wrapper has them."""
         self._superseded = True
 
     def _check_newest(self) -> None:
@@ -100,10 +100,10 @@ class Wrapper(torch.optim.Optimizer):
 
         Ranks may have scales of their own. The wrapped step, which may look for the scaler too, does not find it here.
         """
-        said: dict[str, Any] = {
+        given: dict[str, Any] = {
             name: self.__dict__.pop(name) for name in ("grad_scale", "found_inf") if name in self.__dict__
         }
-        scale, found_inf = said.get("grad_scale"), said.get("found_inf")
+        scale, found_inf = given.get("grad_scale"), given.get("found_inf")
         if scale is not None:
             for parameter in _parameters(self):
                 if parameter.grad is not None:
@@ -111,9 +111,9 @@ class Wrapper(torch.optim.Optimizer):
         try:
             yield found_inf is not None and _overflowed(found_inf, process_set)
         finally:
-            self.__dict__.update(said)
+            self.__dict__.update(given)
 
-    def _tell_scheduler(self) -> None:
+    def _mark_stepped(self) -> None:
         # A scheduler that was made before wrapping watches the wrapped optimizer for steps.
         self._wrapped._opt_called = True  # type: ignore[attr-defined]
 
@@ -129,7 +129,7 @@ def original_of(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 def wrap(mixin: type[W], optimizer: torch.optim.Optimizer) -> W:
     """``optimizer`` as an instance of a class that is both ``mixin`` and its own class.
 
-    An optimizer that is wrapped already is wrapped anew, with the state that its wrapper has kept: all ranks must call
+    An optimizer that is already wrapped is wrapped again, with the state that its wrapper keeps: all ranks must call
     this for one that is fused. `claim` makes the result the one that counts.
     """
     original = original_of(optimizer)
@@ -150,7 +150,7 @@ def wrap(mixin: type[W], optimizer: torch.optim.Optimizer) -> W:
 def claim(wrapper: W) -> W:
     """Make ``wrapper`` the one that has its parameters; one that a re-run cell has left behind raises at ``step()``."""
     for owner in _owners_of(wrapper):
-        owner._give_up()
+        owner._release()
     for parameter in _parameters(wrapper):
         _owners[parameter] = weakref.ref(wrapper)
     return wrapper

@@ -17,7 +17,7 @@ __all__ = ["load", "save"]
 
 
 def save(obj: Any, path: str | os.PathLike[str], *, private: bool = False) -> None:
-    """Write ``obj`` (as `torch.save`) to ``path`` on rank 0; the other ranks go on at once.
+    """Write ``obj`` (as `torch.save`) to ``path`` on rank 0; the other ranks return at once.
 
     The file appears complete or not at all: it is written beside ``path``, synced to disk and renamed. With ``private``
     it, and the folders that this makes, are readable by this user only, whatever the umask.

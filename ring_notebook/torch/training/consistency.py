@@ -20,11 +20,11 @@ __all__ = ["check"]
 
 
 def check(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
-    """Raise DriftError on every rank when parameters or optimizer state differ between ranks, to the last bit.
+    """Raise DriftError on every rank when parameters or optimizer state differ between ranks in any bit.
 
-    The error names the first tensor that differs and by how much. Buffers of the model are left out: running
-    statistics differ by rank unless they are synchronised. All ranks must call this; equal ranks exchange 8 bytes per
-    tensor.
+    Beyond Horovod. The error names the first tensor that differs and by how much. Buffers of the model are left out:
+    running statistics differ by rank unless they are synchronized. All ranks must call this; equal ranks
+    exchange 8 bytes per tensor.
     """
     check_module(model, "check")
     if optimizer is not None:

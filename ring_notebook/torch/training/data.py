@@ -29,15 +29,15 @@ def share_of(order: Sequence[T]) -> Iterator[T]:
 
 
 class DistributedSampler(TorchDistributedSampler[Any]):
-    """torch's DistributedSampler for this rank, which shuffles anew in every pass without ``set_epoch``.
+    """torch's DistributedSampler for this rank, which reshuffles in every pass without ``set_epoch``.
 
     Rank r of p gets elements r, r + p, ... of the order of an epoch, so that the ranks' i-th batches together are the
     i-th batch of p times the size. The order is made up to a multiple of p with its first elements, or cut with
     ``drop_last``. ``seed`` is equal on all ranks. `set_epoch` still says which epoch the next pass is. A pass is over
     the ranks that are there when it begins: a loader of an earlier cell serves one on fewer ranks too.
 
-    A pass counts when it comes to its end, or goes on after a collective. So one rank alone may look at a batch
-    without leaving the order of the others; it may not go through all of them alone.
+    A pass counts when it ends, or continues after a collective. So one rank alone may look at a batch and keep the
+    order of the others; it may not iterate over all batches alone.
     """
 
     def __init__(self, dataset: Dataset[Any], shuffle: bool = True, seed: int = 0, drop_last: bool = False) -> None:
@@ -103,24 +103,24 @@ class ShardedIterable(IterableDataset[Any]):
         return len(self.dataset) // self.size  # type: ignore[arg-type]
 
     def _follow_ranks(self) -> None:
-        if is_initialized():  # a worker of a DataLoader that was spawned is no rank, and has been told
+        if is_initialized():  # not so in a spawned worker of a DataLoader, which has its rank's values
             self.rank, self.size = rank(), size()
 
 
-def shard(loader: DataLoader[Any]) -> DataLoader[Any]:
+def shard(loader: DataLoader[T]) -> DataLoader[T]:
     """A DataLoader like ``loader`` that yields this rank's share, in batches of the same size.
 
-    A loader that shuffles goes on to shuffle, with a seed that rank 0 takes from torch's. One that yields a share
+    A loader that shuffles still shuffles, with a seed that rank 0 takes from torch's. One that yields a share
     already, of this function's or torch's own DistributedSampler, is returned as it is. Raises TypeError for anything
     but a DataLoader.
     """
     if not isinstance(loader, DataLoader):
         raise TypeError(
-            f"expected a torch DataLoader, got {type(loader).__name__}; shard other data by rank() and size()"
+            f"prepare takes a torch DataLoader, got {type(loader).__name__}; shard other data by rank() and size()"
         )
     if _is_share(loader):
         return loader
-    # Whatever this version of torch can be told, but what to draw, which follows.
+    # All options that this version of torch has, except those that say which samples to draw: they follow.
     same = {name: getattr(loader, name) for name in inspect.signature(DataLoader).parameters if name not in _DRAWN}
     if isinstance(loader.dataset, IterableDataset):
         dataset = ShardedIterable(loader.dataset)

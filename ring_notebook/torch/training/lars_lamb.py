@@ -15,7 +15,7 @@ __all__ = ["LAMB", "LARS"]
 def _checked(**values: float) -> None:
     for name, value in values.items():
         if value < 0:
-            raise ValueError(f"{name}={value}: must not be negative")
+            raise ValueError(f"{name} must not be negative, got {value}")
 
 
 class LARS(Optimizer):
@@ -81,7 +81,7 @@ class LAMB(Optimizer):
     ) -> None:
         _checked(lr=lr, eps=eps, weight_decay=weight_decay)
         if not all(0.0 <= beta < 1.0 for beta in betas):
-            raise ValueError(f"betas={betas}: must be at least 0 and below 1")
+            raise ValueError(f"betas must be at least 0 and below 1, got {betas}")
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     @torch.no_grad()

@@ -16,7 +16,7 @@ NOISE_EVERY = 10
 
 
 def noise_scale(optimizer: torch.optim.Optimizer, batch_size: float | None = None, smoothing: float = 0.9) -> float:
-    """B_simple of the gradients that ``optimizer`` reduces, in samples: the batch size beyond which more hardly pays.
+    """B_simple of the gradients that ``optimizer`` reduces, in samples: the batch size beyond which more gains little.
 
     B_simple = tr(S) / |G|² (McCandlish et al. 2018, appendix A.1): batches much smaller waste no sample, much larger
     ones waste most. Both parts are estimated from the squared norms of the ranks' gradients (small batch) and of their
@@ -24,10 +24,10 @@ def noise_scale(optimizer: torch.optim.Optimizer, batch_size: float | None = Non
 
     ``batch_size`` is how many samples one rank has in a backward pass; `prepare` takes it from the loader. Accumulated
     passes are counted. ``prepare(..., noise_scale=True)`` measures in every 10th step and puts the value into the rows
-    of `log`; else the first call of this, on all ranks, begins to measure in every step. It waits for nobody.
+    of `log`; else the first call of this, on all ranks, begins to measure in every step. It waits for no rank.
 
     NaN before the first measurement, at size 1, and while the estimates are not positive. Raises TypeError when
-    ``optimizer`` is no DistributedOptimizer (or a fused or Adasum one, which reduces no gradients to measure), and
+    ``optimizer`` is not a DistributedOptimizer (or a fused or Adasum one, which reduces no gradients to measure), and
     ValueError when the batch size is not known.
     """
     reducer = _reducing(optimizer)._reducer
@@ -52,7 +52,7 @@ def measure_noise(optimizer: torch.optim.Optimizer, every: int) -> None:
     Raises as `noise_scale` does, and ValueError for ``every`` below 1.
     """
     if every < 1:
-        raise ValueError(f"noise_scale={every}: steps between two measurements, at least 1")
+        raise ValueError(f"noise_scale must be at least 1 (steps between two measurements), got {every}")
     noise_scale(optimizer)
     reducer = _reducing(optimizer)._reducer
     reducer.meter = NoiseMeter(every, reducer.batch_size, carry=True)
@@ -61,7 +61,7 @@ def measure_noise(optimizer: torch.optim.Optimizer, every: int) -> None:
 def _reducing(optimizer: torch.optim.Optimizer) -> ReducingOptimizer:
     if not isinstance(optimizer, ReducingOptimizer):
         raise TypeError(
-            "noise_scale takes an optimizer that DistributedOptimizer or prepare made, without fused=True and "
-            f"op=Adasum; this is a plain or other {type(optimizer).__name__}"
+            "noise_scale takes an optimizer from DistributedOptimizer or prepare, without fused=True and op=Adasum, "
+            f"got another {type(optimizer).__name__}"
         )
     return optimizer

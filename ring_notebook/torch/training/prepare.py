@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, TypeAlias, TypeVar, overload
 
 import torch
 from torch.utils.data import DataLoader
@@ -11,35 +11,74 @@ from torch.utils.data import DataLoader
 from ring_notebook.api.basics import local_rank, size
 from ring_notebook.core import world
 from ring_notebook.torch.collectives.tensor_arguments import check_module, check_optimizer
+from ring_notebook.torch.optimizer.adasum_optimizer import AdasumOptimizer
 from ring_notebook.torch.optimizer.distributed import DistributedOptimizer, ReducingOptimizer
+from ring_notebook.torch.optimizer.fused import FusedOptimizer
 from ring_notebook.torch.training.broadcast_state import broadcast_optimizer_state, broadcast_parameters
 from ring_notebook.torch.training.data import batch_size_of, shard
 from ring_notebook.torch.training.noise_scale import NOISE_EVERY, measure_noise
 
 __all__ = ["prepare"]
 
+M = TypeVar("M", bound=torch.nn.Module)
+T = TypeVar("T")
+Distributed: TypeAlias = ReducingOptimizer | AdasumOptimizer | FusedOptimizer
 
+
+@overload
 def prepare(
-    model: torch.nn.Module,
+    model: M,
     optimizer: torch.optim.Optimizer,
-    loader: DataLoader[Any] | None = None,
+    loader: None = None,
     *,
     scale_lr: bool = False,
     noise_scale: bool | int = False,
     **options: Any,
-) -> tuple[torch.nn.Module, Any, Any]:
-    """Make a single-process loop data parallel; returns ``(model, optimizer, loader)`` to use in place of the given.
+) -> tuple[M, Distributed, None]: ...
 
-    The model goes to this rank's device, model and optimizer start from rank 0's values, the optimizer becomes a
-    `DistributedOptimizer` (``options`` are its keyword arguments), and the loader yields this rank's share in batches
-    of the same size, shuffled anew in every pass. The batch of a step is thus ``size()`` times as large;
-    ``scale_lr`` multiplies the learning rates by as much (Goyal et al. 2017), once per optimizer; make schedules
-    afterwards, since they keep the rates that they found (there is a warning). ``noise_scale``
-    measures the gradient noise scale, see `noise_scale`, in every 10th step, or in every so many, and every row that is
-    logged has it, as ``noise_scale``. All ranks must call this. May be called again on what it returned.
 
-    Raises ValueError for a ``noise_scale`` whose batch size ``loader`` does not tell, and TypeError for one of an
-    optimizer with ``fused=True`` or ``op=Adasum``.
+@overload
+def prepare(
+    model: M,
+    optimizer: torch.optim.Optimizer,
+    loader: DataLoader[T],
+    *,
+    scale_lr: bool = False,
+    noise_scale: bool | int = False,
+    **options: Any,
+) -> tuple[M, Distributed, DataLoader[T]]: ...
+
+
+def prepare(
+    model: M,
+    optimizer: torch.optim.Optimizer,
+    loader: DataLoader[T] | None = None,
+    *,
+    scale_lr: bool = False,
+    noise_scale: bool | int = False,
+    **options: Any,
+) -> tuple[M, Distributed, DataLoader[T] | None]:
+    """Make a single-process training loop data parallel; all ranks must call this. Beyond Horovod.
+
+    Returns ``(model, optimizer, loader)``, to use in place of the arguments:
+
+    - the model itself, on this rank's device, with the values of rank 0;
+    - a `DistributedOptimizer` of the same class as ``optimizer``, whose state and parameter groups it shares, with the
+      state of rank 0;
+    - a DataLoader with this rank's share of the data in batches of the same size, reshuffled in every pass if
+      ``loader`` shuffles; None without ``loader``.
+
+    The batch of a step is ``size()`` times as large as that of one process. May be called again on what it returned.
+
+    scale_lr: multiply the learning rates by ``size()`` (Goyal et al. 2017), once per optimizer. Make learning rate
+        schedules afterwards, since they keep the rates that they find (there is a warning).
+    noise_scale: measure the gradient noise scale, see `noise_scale`, in every 10th step, or in every so many, and add
+        it as ``noise_scale`` to every row that is logged.
+    options: keyword arguments of `DistributedOptimizer`.
+
+    Raises NotInitializedError before ``init()``, TypeError for other arguments than a module, an optimizer and a
+    DataLoader, ValueError for a ``noise_scale`` with a ``loader`` of unknown batch size, and TypeError for a
+    ``noise_scale`` with ``fused=True`` or ``op=Adasum``.
     """
     check_module(model, "prepare")
     check_optimizer(optimizer, "prepare")
@@ -61,7 +100,7 @@ def prepare(
 
 def _own_gpu() -> torch.device:
     """The GPU that ``cuda`` means for this rank."""
-    if world.current().run is None:  # an engine sees its own one first; a script's ranks all see the same first
+    if world.current().run is None:  # in an engine the rank's own GPU is the first; in a script all see the same first
         torch.cuda.set_device(local_rank() % torch.cuda.device_count())
     return torch.device("cuda", torch.cuda.current_device())
 
@@ -76,7 +115,7 @@ def _scale_rates(optimizer: torch.optim.Optimizer) -> None:
             group["initial_lr"] *= factor
             if factor != 1:
                 warnings.warn(
-                    "prepare(scale_lr=True) after a learning rate schedule was made, which will set the rates that it "
-                    "found then; make the schedule after prepare()",
+                    "prepare(scale_lr=True) was called after a learning rate schedule was made, which keeps the rates "
+                    "that it found; make the schedule after prepare()",
                     stacklevel=3,
                 )

@@ -20,9 +20,9 @@ class LinearScalingLR(LRScheduler):
     Goyal et al. 2017, section 2: with a batch ``scale`` times as large (by default ``size()``, which it follows when
     an elastic training loses ranks) take ``scale`` times the learning rate, but get there gradually. ``step()`` it
     after every optimizer step. It multiplies the rate that it finds by what its own factor has changed by, so other
-    schedules that do the same (``ExponentialLR``, ``MultiStepLR``, ``CosineAnnealingLR``), and changes by hand, go on
-    beside it: step both, or put them into a ``ChainedScheduler``. ``SequentialLR`` does not fit, because it starts the
-    second schedule from the rate that was not scaled.
+    schedules that do the same (``ExponentialLR``, ``MultiStepLR``, ``CosineAnnealingLR``), and changes by hand, keep
+    their effect: step both, or put them into a ``ChainedScheduler``. ``SequentialLR`` does not fit: its second schedule
+    starts from the unscaled rate.
 
     ``momentum_correction``: an optimizer whose momentum buffer holds the learning rate (``v = m v + lr g``, as the
     paper's equation 10 and `LARS`) has to scale that buffer with every change of the rate, which is done for the step
@@ -40,7 +40,7 @@ class LinearScalingLR(LRScheduler):
     ) -> None:
         check_optimizer(optimizer, "LinearScalingLR")
         if warmup_steps < 0:
-            raise ValueError(f"warmup_steps={warmup_steps}: must not be negative")
+            raise ValueError(f"warmup_steps must not be negative, got {warmup_steps}")
         self.warmup_steps = warmup_steps
         self._scale = None if scale is None else float(scale)
         if momentum_correction is None:
@@ -55,7 +55,7 @@ class LinearScalingLR(LRScheduler):
         return float(size()) if self._scale is None else self._scale
 
     def get_lr(self) -> list[float | torch.Tensor]:
-        """Learning rate of each group for the step to come."""
+        """Learning rate of each group for the next step."""
         done = min(1.0, self.last_epoch / self.warmup_steps) if self.warmup_steps else 1.0
         factor = 1.0 + (self.scale - 1.0) * done
         rates = []
@@ -65,7 +65,7 @@ class LinearScalingLR(LRScheduler):
         return rates
 
     def step(self, epoch: int | None = None) -> None:
-        """Go on by one step."""
+        """Advance by one step."""
         before = [float(group["lr"]) for group in self.optimizer.param_groups]
         super().step(epoch)
         if self.momentum_correction:

@@ -1,4 +1,4 @@
-"""Batch normalisation over the samples of all ranks."""
+"""Batch normalization over the samples of all ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["SyncBatchNorm"]
 
 
 class SyncBatchNorm(_BatchNorm):
-    """Batch normalisation whose mean and variance are those of the batches of all ranks together.
+    """Batch normalization whose mean and variance are those of the batches of all ranks together.
 
     Takes ``(N, C)`` or ``(N, C, ...)``; N may differ by rank. As torch's BatchNorm in evaluation and at size 1.
     Gradients flow through the statistics of all ranks. All ranks must run it in training, each step two small
@@ -38,7 +38,7 @@ class SyncBatchNorm(_BatchNorm):
             raise ValueError(f"expected an input of {self.num_features} channels, got {input.shape[1]}")
 
     def forward(self, input: Tensor) -> Tensor:
-        """``input`` normalised per channel (dimension 1), same shape and dtype."""
+        """``input`` normalized per channel (dimension 1), same shape and dtype."""
         if not self.training or size() == 1:
             return super().forward(input)
         self._check_input_dim(input)

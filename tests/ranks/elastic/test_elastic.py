@@ -195,7 +195,7 @@ def test_commits_on_disk_outlive_the_process(
     failure = None
     fresh, reference = make_state(hvd), make_state(hvd)
     assert train(fresh) == 6
-    assert ("goes on from" in capsys.readouterr().out) is (hvd.rank() == 0)
+    assert ("resuming from" in capsys.readouterr().out) is (hvd.rank() == 0)
     train_from(hvd, reference, 9)
     assert_same(fresh.model, reference.model, rtol=0, atol=0)
     assert train(make_state(hvd)) == 0, "a training that has ended leaves no commit"

@@ -70,7 +70,7 @@ def test_a_layer_of_zeros_takes_a_plain_step(kind: Any) -> None:
 
 @pytest.mark.parametrize("kind", [LARS, LAMB])
 def test_wrong_options_are_named(kind: Any) -> None:
-    with pytest.raises(ValueError, match="lr=-1"):
+    with pytest.raises(ValueError, match="lr must not be negative, got -1"):
         kind([_parameter(START)], lr=-1)
     with pytest.raises(ValueError, match="betas"):
         LAMB([_parameter(START)], betas=(0.9, 1.0))
@@ -92,7 +92,7 @@ def test_warm_up_is_linear_and_stays() -> None:
     assert optimizer.param_groups[0]["momentum"] == 0.9, "torch's SGD keeps the rate out of its momentum"
     at_once = torch.optim.SGD([_parameter(START)], lr=0.1)
     assert _rates(at_once, LinearScalingLR(at_once, 0, scale=2), 2) == pytest.approx([0.2, 0.2])
-    with pytest.raises(ValueError, match="warmup_steps=-1"):
+    with pytest.raises(ValueError, match="warmup_steps must not be negative, got -1"):
         LinearScalingLR(at_once, -1, scale=2)
 
 
