@@ -41,7 +41,7 @@ def test_allreduce_averages_by_default_and_takes_horovods_old_argument(hvd: Modu
     torch.testing.assert_close(hvd.allreduce(mine, average=False), everyone.sum(0).float())
     with pytest.raises(ValueError, match="either average or op"):
         hvd.allreduce(mine, average=True, op=hvd.Sum)
-    with pytest.raises(ValueError, match="op must be one of .*, got 17"):
+    with pytest.raises(ValueError, match=r"op must be one of .*, got 17"):
         hvd.allreduce(mine, op=17)
 
 
