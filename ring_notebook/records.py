@@ -1,8 +1,7 @@
-"""What crosses from a rank to the kernel: metric batches, output, displays, status, how a rank ended.
+"""The records that a rank sends to the kernel: metrics, output, displays, status, failure, end, trace.
 
-A record travels as one binary message: a JSON header, and behind it the numbers of metrics as raw float64 or the
-events of a trace.
-Both islands import this module and nothing else of one another.
+A message holds records one after another. Each is a JSON header and a body: the numbers of metrics as raw float64, or
+the events of a trace. Kernel side and rank side share this module and no other code of one another.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import json
 import math
 import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -38,27 +37,32 @@ RECORDS = "ring_records"
 
 @dataclass(frozen=True, slots=True)
 class MetricBatch:
-    """Rows that one rank logged with the same set of names.
+    """Rows that one rank logged with the same metrics.
 
-    ``columns`` is ``("time", "step", *names)``: seconds since the epoch, step count, then the values. ``values``
-    holds the rows one after another, ``len(columns)`` float64 each.
+    ``values`` holds the rows one after another, ``width`` float64 each: the time (seconds since the epoch), the step,
+    and the value of each metric in the order of ``names``. A metric may have any name, ``time`` included.
     """
 
     kind: ClassVar[str] = "metrics"
     run: str
     rank: int
-    columns: tuple[str, ...]
+    names: tuple[str, ...]
     values: array[float]
 
-    def rows(self) -> list[tuple[float, ...]]:
-        """The rows as tuples in the order of ``columns``."""
-        width = len(self.columns)
-        return [tuple(self.values[i : i + width]) for i in range(0, len(self.values), width)]
+    @property
+    def width(self) -> int:
+        """Numbers per row: time, step and one for each name."""
+        return len(self.names) + 2
+
+    def rows(self) -> Iterator[tuple[float, ...]]:
+        """The rows one by one: time, step, values."""
+        width = self.width
+        return (tuple(self.values[i : i + width]) for i in range(0, len(self.values), width))
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What a rank printed since its last Output: a delta, never republished."""
+    """What a rank printed since its last Output."""
 
     kind: ClassVar[str] = "output"
     run: str
@@ -69,10 +73,10 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Display:
-    """Something richer than text that a rank has shown: a figure, a table, what ``display`` was given.
+    """A figure, a table or another object that a rank has displayed.
 
-    ``data`` is what it is by MIME type, pictures in base64, and ``metadata`` says more about it, both as Jupyter's
-    messages carry them. With ``update`` it takes the place of what the rank has shown under the same ``id``.
+    ``data`` (by MIME type, pictures in base64) and ``metadata`` are those of a Jupyter message. With ``update`` it
+    replaces what the rank has displayed under the same ``id``.
     """
 
     kind: ClassVar[str] = "display"
@@ -86,7 +90,7 @@ class Display:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """A rank has taken back what it printed and showed before (``clear_output``)."""
+    """A rank has called ``clear_output``: what it printed and displayed before is no longer shown."""
 
     kind: ClassVar[str] = "cleared"
     run: str
@@ -95,10 +99,10 @@ class Cleared:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What a rank is doing, sent every second or so and whenever asked.
+    """What a rank is doing, sent about once a second.
 
-    ``line`` is the line of the cell (from 1) that its main thread is at, 0 when unknown. ``waiting`` describes the
-    collective it is in: operation, name, sequence, seconds, and the ranks that are missing. ``progress`` is
+    ``line`` is the line of the cell (from 1) that its main thread executes, 0 when unknown. ``waiting`` describes the
+    collective that it is in: operation, name, sequence, seconds, and the missing ranks. ``progress`` is
     ``(done, total)`` in steps, total 0 when unknown.
     """
 
@@ -116,9 +120,9 @@ class Status:
 class Failure:
     """An exception that ended a rank's cell.
 
-    ``ename`` and ``module`` name its type, ``pickled`` is the exception itself where it could be pickled (hex), else
-    empty. ``frames`` are (file, line, function, source line) from the cell inwards; the cell's own frames have the
-    file ``<cell>``. ``aborted`` is true when this rank only stopped because another one failed.
+    ``ename`` and ``module`` name its type. ``pickled`` is the pickled exception in hex, empty when it cannot be
+    pickled. ``frames`` are (file, line, function, source line) from the cell inwards; frames of the cell itself have
+    the file ``<cell>``. ``aborted`` is true when this rank stopped because another one failed.
     """
 
     kind: ClassVar[str] = "failure"
@@ -147,10 +151,9 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What a rank did in a run that is recorded for a timeline.
+    """What a rank did during a run with ``--timeline``.
 
-    ``events`` is a JSON array of events in Chrome's trace format, as bytes: the kernel keeps them and looks into them
-    only when somebody asks.
+    ``events`` is a JSON array of events in Chrome's trace format, as bytes, which the kernel stores unread.
     """
 
     kind: ClassVar[str] = "trace"
@@ -172,7 +175,7 @@ def encode(records: Sequence[Record]) -> bytes:
     for record in records:
         body = b""
         if isinstance(record, MetricBatch):
-            fields = {"run": record.run, "rank": record.rank, "columns": record.columns}
+            fields = {"run": record.run, "rank": record.rank, "names": record.names}
             body = record.values.tobytes()
         elif isinstance(record, Trace):
             fields = {"run": record.run, "rank": record.rank}
@@ -185,7 +188,7 @@ def encode(records: Sequence[Record]) -> bytes:
 
 
 def decode(message: bytes | memoryview) -> list[Record]:
-    """The records of one message. Raises ValueError when it is cut short, or is no message of `encode`."""
+    """The records of one message. Raises ValueError when it is truncated or is not one of `encode`."""
     data = bytes(message)
     records: list[Record] = []
     position = 0
@@ -193,11 +196,11 @@ def decode(message: bytes | memoryview) -> list[Record]:
     def take() -> bytes:
         nonlocal position
         if position + _LENGTH.size > len(data):
-            raise ValueError(f"record message of {len(data)} bytes is cut short at byte {position}")
+            raise ValueError(f"record message of {len(data)} bytes is truncated at byte {position}")
         (length,) = _LENGTH.unpack_from(data, position)
         position += _LENGTH.size + length
         if position > len(data):
-            raise ValueError(f"record message of {len(data)} bytes is cut short: needs {position}")
+            raise ValueError(f"record message of {len(data)} bytes is truncated: needs {position}")
         return data[position - length : position]
 
     while position < len(data):
@@ -216,7 +219,7 @@ def _record(fields: dict[str, Any], body: bytes) -> Record:
     if cls is MetricBatch:
         values = array("d")
         values.frombytes(body)
-        fields["columns"] = tuple(fields["columns"])
+        fields["names"] = tuple(fields["names"])
         fields["values"] = values
     elif cls is Trace:
         fields["events"] = body
@@ -232,6 +235,5 @@ def _record(fields: dict[str, Any], body: bytes) -> Record:
 
 
 def _check_rows(batch: MetricBatch) -> None:
-    width = len(batch.columns)
-    if width < 2 or len(batch.values) % width or not all(map(math.isfinite, batch.values[1::width])):
-        raise ValueError(f"{len(batch.values)} numbers for {width} columns, or a step that is no number")
+    if len(batch.values) % batch.width or not all(map(math.isfinite, batch.values[1 :: batch.width])):
+        raise ValueError(f"expected rows of {batch.width} numbers with finite steps, got {len(batch.values)} numbers")

@@ -219,13 +219,13 @@ def data_waits() -> list[tuple[int, int]]:
 
 
 def drain(run: str, rank: int) -> list[MetricBatch]:
-    """Take the rows recorded so far: a batch per sequence of rows with the same names. Any thread may."""
+    """Take the rows recorded so far, a batch for each sequence with the same names. Callable from any thread."""
     batches: list[MetricBatch] = []
     rows = _recorder.rows
     for _ in range(len(rows)):
         now, step, values = rows.popleft()
-        columns = ("time", "step", *values)
-        if not batches or batches[-1].columns != columns:
-            batches.append(MetricBatch(run, rank, columns, array("d")))
+        names = tuple(values)
+        if not batches or batches[-1].names != names:
+            batches.append(MetricBatch(run, rank, names, array("d")))
         batches[-1].values.extend((now, step, *map(float, values.values())))
     return batches

@@ -1,4 +1,4 @@
-"""Takes widgets out of the page with all that they are made of: ipywidgets keeps every one until it is closed."""
+"""Closes widgets with all their parts: ipywidgets keeps every widget in memory until it is closed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Talks to the engines of a cluster: calls of their functions, messages that these publish, signals."""
+"""Talks to the engines of a cluster: calls their functions, receives what these publish, sends signals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ipyparallel.serialize import deserialize_object
 from ring_notebook.errors import ClusterError
 from ring_notebook.records import RECORDS
 
-__all__ = ["Engine", "Engines"]
+__all__ = ["Engine", "EngineStatus", "Engines"]
 
 _POLL = 0.02
 _SECONDS_TO_HEAR = 1.0  # of engines that register, until the controller is asked for them
@@ -38,12 +38,23 @@ class Engine:
         return self.host == socket.gethostname()
 
 
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """What one engine is doing. ``gpu`` is empty without a GPU, ``run`` when it is idle."""
+
+    rank: int
+    host: str
+    pid: int
+    gpu: str
+    run: str
+
+
 class Engines:
     """The engines behind an ipyparallel client. Every method may be called from any thread."""
 
     def __init__(self, client: Any, trouble: Callable[[], str]) -> None:
         self._client = client
-        self.trouble = trouble  # why no answer can be expected any more; empty while one can
+        self.trouble = trouble  # why the engines answer no more; empty while they do
         self.all: list[Engine] = []
 
     def wait_for(self, n: int, timeout: float) -> None:
@@ -57,7 +68,7 @@ class Engines:
                 ask = monotonic() + _SECONDS_TO_HEAR
                 self._ask_who_is_there()
             if monotonic() > deadline:
-                raise ClusterError(f"{len(self._client.ids)} of {n} engines came up within {timeout:g} s")
+                raise ClusterError(f"{len(self._client.ids)} of {n} engines registered within {timeout:g} s")
             sleep(_POLL)
 
     def _ask_who_is_there(self) -> None:
@@ -92,9 +103,8 @@ class Engines:
         client = self._client
         return [
             client.send_apply_request(
-                # The stream that receives on this socket, where ipyparallel itself sends past it: a send takes
-                # note of what has just arrived, so that the socket's descriptor, which reports only changes,
-                # does not wake the stream for it. Answers then lie unread until something else arrives.
+                # Through the stream that receives on this socket, not past it as ipyparallel does: a send clears
+                # the socket's notification of what has just arrived, and answers then stay unread until the next.
                 client._mux_stream,
                 reference,
                 list(args),

@@ -1,9 +1,9 @@
-"""How numbers, times and ranks look, the same in the panel, the report and the terminal."""
+"""Formats of numbers, times and ranks, and the colors: the same in the panel, the report and the terminal."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 __all__ = [
     "BAND",
@@ -12,14 +12,16 @@ __all__ = [
     "STATUS_COLORS",
     "ago",
     "duration",
+    "first_names",
     "number",
     "plural",
     "rank_color",
     "rank_list",
+    "ranks",
     "whole",
 ]
 
-# Told apart by people with any colour vision, and readable on a white and on a black page.
+# Distinct for any color vision, and readable on white and on black pages.
 _COLORS = ("#3b82f6", "#f59e0b", "#10b981", "#ef4444", "#a855f7", "#06b6d4", "#ec4899", "#84cc16")
 BAND = _COLORS[0]
 GREY = "#8791a0"
@@ -34,7 +36,7 @@ STATUS_COLORS = {
 
 
 def rank_color(index: int) -> str:
-    """The colour of a rank, or of the line with this index."""
+    """The color of a rank, or of the line with this index."""
     return _COLORS[index % len(_COLORS)]
 
 
@@ -49,12 +51,12 @@ def whole(value: float) -> str:
 
 
 def ago(seconds: float) -> str:
-    """How long ago something was."""
+    """``now`` or ``12 s ago``."""
     return "now" if seconds < 2 else f"{duration(seconds)} ago"
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them: ``0.4 s``, ``12 s``, ``3:05``, ``2:03:05``."""
+    """Seconds as text: ``0.4 s``, ``12 s``, ``3:05``, ``2:03:05``."""
     if not math.isfinite(seconds):
         return "?"
     if seconds < 10:
@@ -71,6 +73,12 @@ def plural(count: int, thing: str) -> str:
     return f"{count} {thing}{'s' * (count != 1)}"
 
 
+def first_names(names: Sequence[str], most: int = 8) -> str:
+    """The names with commas; of very many the first ones and a count: ``loss, accuracy and 98 more``."""
+    more = len(names) - most
+    return ", ".join(names) if more <= 0 else f"{', '.join(names[:most])} and {more:,} more"
+
+
 def rank_list(ranks: Iterable[int]) -> str:
     """Ranks in order, runs of them joined: ``0-3, 7``."""
     spans: list[list[int]] = []
@@ -82,7 +90,13 @@ def rank_list(ranks: Iterable[int]) -> str:
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
 
 
-# For the panel and the report. The colours of the page come first, so that both follow its theme.
+def ranks(numbers: Iterable[int]) -> str:
+    """``rank 1`` or ``ranks 0-3, 7``."""
+    listed = sorted(set(numbers))
+    return f"rank{'s' * (len(listed) != 1)} {rank_list(listed)}"
+
+
+# For the panel and the report. The page's own colors come first, so that both follow its theme.
 CSS = """<style>
 .ring-panel, .ring-report { border: 1px solid var(--jp-border-color2, #8885); border-radius: 8px;
   padding: 10px 14px; margin: 2px 0; color: var(--jp-ui-font-color1, inherit); font-size: 13px;
@@ -107,6 +121,7 @@ CSS = """<style>
 .ring-lines, .ring-lines .widget-html-content { font: 12px/1.45 var(--jp-code-font-family, monospace);
   white-space: pre-wrap; min-height: 0; height: auto; }
 .ring-notice { border-left: 3px solid #f59e0b; padding: 2px 0 2px 10px; margin: 6px 0; line-height: 1.5; }
+.ring-alert { border-color: #ef4444; color: #ef4444; }
 .ring-hint { border-color: #3b82f6; }
 .ring-report summary { cursor: pointer; margin-top: 4px; }
 .ring-charts { display: flex; flex-wrap: wrap; gap: 6px; margin-top: 8px; }

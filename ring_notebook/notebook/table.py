@@ -11,7 +11,7 @@ __all__ = ["Listing"]
 
 @dataclass
 class Listing:
-    """Rows of text under ``columns``, all of the same length, and a line of text below."""
+    """Rows of text under ``columns``, all of the same length, and lines of text below."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -31,5 +31,5 @@ class Listing:
             "<tr>" + "".join(f"<td style='text-align:left'>{escape(cell)}</td>" for cell in row) + "</tr>"
             for row in self.rows
         )
-        note = f"<p>{escape(self.note)}</p>" if self.note else ""
+        note = "".join(f"<p>{escape(line)}</p>" for line in self.note.splitlines())
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{note}"

@@ -100,7 +100,7 @@ class NotebookPage:
         return self.cell(index).locator(".jp-OutputArea").first
 
     def run(self, index: int) -> None:
-        """Start a cell; returns when it is under way."""
+        """Start a cell; returns when it is in progress."""
         self.page.locator(".jp-StatusBar-TextItem", has_text="| Idle").wait_for(timeout=START_SECONDS * 1000)
         before = self._prompt(index)
         deadline = time.monotonic() + START_SECONDS

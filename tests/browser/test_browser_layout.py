@@ -27,7 +27,7 @@ for rank in range({size}):
         rows.extend((log.started + step / 10, step, loss, 1 - loss / 2.4, 64.0))
     extra = {{"communication": 9.0 if rank % 7 != 3 else 1.0, "data_wait": 1.5}}
     log.put(encode([
-        MetricBatch(log.run, rank, ("time", "step", "loss", "accuracy", "samples"), rows),
+        MetricBatch(log.run, rank, ("loss", "accuracy", "samples"), rows),
         Output(log.run, rank, "stdout", "epoch 1 done\\n"),
         Status(log.run, rank, log.started + 30, line=4, progress=(300, 1000), extra=extra),
     ]))

@@ -73,7 +73,7 @@ def test_a_second_notebook_sees_the_run_of_the_first(
         second = open_notebook("second.ipynb")
         second.run(0)
         second.wait_ended(0)
-        assert "Run long is under way." in second.output(0).inner_text()
+        assert "Run long is in progress." in second.output(0).inner_text()
         panel = second.output(0).locator(".ring-panel")
         panel.wait_for(timeout=60_000)
         expect(panel).to_contain_text("printed before anybody else looked")

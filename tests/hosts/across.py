@@ -78,7 +78,7 @@ def everything() -> None:
     session = Session()
     assert "Started 4 engines" in session.start(hosts=HOSTS)
     cluster = session.require()
-    assert [engine["host"] for engine in cluster.status()] == [NAMES[0]] * 2 + [NAMES[1]] * 2
+    assert [engine.host for engine in cluster.status()] == [NAMES[0]] * 2 + [NAMES[1]] * 2
     trains(cluster)
 
     run = cluster.run("import time\nif ring.rank() == 3: time.sleep(100)\nring.allreduce(torch.ones(4))")

@@ -97,7 +97,7 @@ def endure(cluster: Cluster, name: str) -> float:
 def holdings(cluster: Cluster) -> dict[str, tuple[int, int, int]]:
     """MiB of memory, open descriptors and threads of this process and of each engine."""
     processes = {"kernel": psutil.Process()}
-    processes |= {f"rank {engine['rank']}": psutil.Process(engine["pid"]) for engine in cluster.status()}
+    processes |= {f"rank {engine.rank}": psutil.Process(engine.pid) for engine in cluster.status()}
     return {
         name: (process.memory_info().rss >> 20, process.num_fds(), process.num_threads())
         for name, process in processes.items()

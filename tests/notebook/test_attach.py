@@ -59,8 +59,8 @@ def assert_complete(cluster: Cluster) -> None:
     assert run.status == "ok"
     assert run.log.name == "long"
     assert run.summary["seconds"] >= 4  # from its start, not from when it was found
-    rows = run.metrics.to_dict("records")
-    assert {rank: [row["step"] for row in rows if row["rank"] == rank] for rank in (0, 1)} == {
+    rows = run.metrics
+    assert {rank: [row.step for row in rows if row.rank == rank] for rank in (0, 1)} == {
         0: list(range(40)),
         1: list(range(40)),
     }
@@ -73,11 +73,11 @@ def test_from_another_notebook(first: subprocess.Popen[str]) -> None:
     left = cluster.last_run
     cluster.stop()
     assert left is not None
-    with pytest.raises(ClusterError, match="the run goes on"):
+    with pytest.raises(ClusterError, match="the run continues"):
         left.wait()
     cluster = Cluster.attach()
     assert cluster.running
-    assert [engine["state"].partition(" ")[0] for engine in cluster.status()] == ["in", "in"]
+    assert [engine.run for engine in cluster.status()] == [cluster.last_run.log.run] * 2
     assert_complete(cluster)
     assert cluster.pull("kept") == 5
     cluster.stop()

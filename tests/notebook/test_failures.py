@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pickle
 
-import pytest
-
 from ring_notebook.errors import RunFailed
-from ring_notebook.notebook.run.failures import as_exception, brief, describe, rank_list
+from ring_notebook.notebook.run.failures import as_exception, brief, describe
 from ring_notebook.records import Failure
 
 
@@ -53,7 +51,7 @@ def test_equal_failures_are_one_group() -> None:
     text = describe([failure(0), failure(2), failure(3)])
     assert text.count("Traceback") == 1
     assert "Cell, line 3" in text
-    assert "ranks 0, 2, 3: same" in text
+    assert "ranks 0, 2-3: same" in text
 
 
 def test_different_failures_are_told_apart() -> None:
@@ -78,17 +76,9 @@ def test_when_all_ranks_only_stopped_that_is_the_cause() -> None:
 
 
 def test_ranks_that_go_on_are_named() -> None:
-    assert "ranks 2, 3: still running" in describe([failure(1)], still_running=[3, 2])
+    assert "ranks 2-3: still running" in describe([failure(1)], still_running=[3, 2])
 
 
 def test_notebooks_show_the_text_alone() -> None:
     error = brief(ValueError("x"), "one line")
     assert [line.strip("\x1b[310m") for line in error._render_traceback_()] == ["one line"]  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize(
-    ("ranks", "text"),
-    [([3], "rank 3"), ([2, 0], "ranks 0, 2"), (list(range(8)), "ranks 0-7"), ([0, 1, 2, 3, 5], "ranks 0, 1, 2, 3, 5")],
-)
-def test_rank_list(ranks: list[int], text: str) -> None:
-    assert rank_list(ranks) == text

@@ -44,15 +44,15 @@ def test_start_says_that_one_runs(notebook: Notebook) -> None:
     assert "engines is running already" in notebook.text("%ring start")
     for line, restart in (("%ring start -n 99", True), ("%ring start --keep", False)):
         shown = notebook.error(line)[1]
-        assert "engines is running; `%ring stop` ends it" in shown
-        assert ("or `%ring restart -n 99` starts it anew with 99" in shown) is restart
+        assert "engines is running; stop it first: `%ring stop`" in shown
+        assert ("or change its size: `%ring restart -n 99`" in shown) is restart
 
 
 @pytest.mark.parametrize("line", ["%ring", "%ring help", "%ring --help"])
 def test_help_is_a_line_for_each_command_and_option(notebook: Notebook, line: str) -> None:
     said = notebook.text(line)
     assert re.search(r"^  start +start a cluster", said, re.MULTILINE)
-    assert re.search(r"^ +-t, --rank RANK +whose; rank 0 by default$", said, re.MULTILINE)
+    assert re.search(r"^ +-t, --rank RANK +the rank to copy from; by default 0$", said, re.MULTILINE)
 
 
 def test_help_of_a_command_and_of_cells(notebook: Notebook) -> None:
@@ -61,7 +61,9 @@ def test_help_of_a_command_and_of_cells(notebook: Notebook) -> None:
     assert "--keep" in said
     assert "--rank" not in said
     for cell in ("%%ringtrain --help", "%%ringtrain -n 1 -h\nraise ValueError"):
-        assert re.search(r"^  --plot loss,acc +metrics to chart$", notebook.text(cell), re.MULTILINE)
+        assert re.search(
+            r"^  --plot loss,acc +metrics to chart; by default the first three$", notebook.text(cell), re.MULTILINE
+        )
     documented = notebook.text("print(get_ipython().find_magic('ringtrain', 'cell').__doc__)")
     assert documented.strip() == notebook.text("%%ringtrain --help").strip()
 
@@ -75,14 +77,14 @@ def test_status_lists_the_engines(notebook: Notebook) -> None:
 @pytest.mark.parametrize(
     ("line", "name", "text"),
     [
-        ("%%ringtrain -n 99\npass", "ClusterError", "99 ranks were asked for, the cluster has"),
+        ("%%ringtrain -n 99\npass", "ClusterError", "expected 1 to 2 ranks, got 99; `%ring restart -n 99`"),
         ("%%ringtrain --bogus\npass", "UsageError", "unrecognized arguments: --bogus"),
-        ("%%ringtrain -n two\npass", "UsageError", "argument -n: expected a number of at least 1, not 'two'"),
-        ("%ring start -n 0", "UsageError", "argument -n: expected a number of at least 1, not '0'"),
+        ("%%ringtrain -n two\npass", "UsageError", "argument -n: expected an integer of at least 1, got 'two'"),
+        ("%ring start -n 0", "UsageError", "argument -n: expected an integer of at least 1, got '0'"),
         ("%ring start --hosts a:x", "UsageError", "argument --hosts: cannot read host 'a:x'"),
         ("%ring export 'train.py", "UsageError", "No closing quotation"),
         ("%ring export /no/such/folder/train.py", "FileNotFoundError", "/no/such/folder/train.py"),
-        ("%%ringscale 1,99\nprint('in vain')", "ClusterError", "99 ranks were asked for, the cluster has"),
+        ("%%ringscale 1,99\nprint('in vain')", "ClusterError", "expected 1 to 2 ranks, got 99; `%ring restart -n 99`"),
         ("%ring bogus", "UsageError", "invalid choice: 'bogus'"),
         ("%ring pull no_such_name -t 1", "ClusterError", "no variable 'no_such_name' on rank 1, which has none yet"),
         ("%ring pull kept -t 99", "ClusterError", "there is no rank 99"),
@@ -105,7 +107,7 @@ def test_a_metric_that_is_no_number_is_named(notebook: Notebook) -> None:
 
 def test_a_metric_that_never_came_is_named(notebook: Notebook) -> None:
     cell = "from ring_notebook.core.metrics import log\nlog(loss=1)"
-    assert "No metric los was logged, only loss." in notebook.text(f"%%ringtrain --plot los,loss\n{cell}")
+    assert "--plot los: not logged; the run logged loss." in notebook.text(f"%%ringtrain --plot los,loss\n{cell}")
 
 
 def test_input_says_that_ranks_cannot_read(notebook: Notebook) -> None:
@@ -173,8 +175,8 @@ def test_in_the_background_other_cells_run_meanwhile(notebook: Notebook) -> None
     notebook.run("%%ringtrain --background --out run\nimport time\nprint('begun')\ntime.sleep(1)\nkept = 8")
     assert "running" in notebook.text("run.status")
     shown = notebook.error("%%ringtrain\npass")[1]
-    assert "is under way (rank 0 " in shown
-    assert "`%ring interrupt` stops it" in shown
+    assert "is in progress (rank 0 " in shown
+    assert "stop it with `%ring interrupt`" in shown
     assert "ok" in notebook.text("run.wait().status")
     notebook.text("%%ringtrain\nassert kept == 8")
 
@@ -182,9 +184,9 @@ def test_in_the_background_other_cells_run_meanwhile(notebook: Notebook) -> None
 def test_what_is_saved_while_a_run_goes_on_says_how_to_see_it(notebook: Notebook) -> None:
     (panel,) = notebook.run("%%ringtrain --background --name going --out going\nimport time; time.sleep(60)")
     for shown in (panel["data"]["text/plain"], panel["data"]["text/html"]):
-        assert "Run going on 2 ranks was under way when this was saved. %ring attach" in shown
+        assert "Run going on 2 ranks was in progress when this notebook was saved. %ring attach" in shown
     notebook.error("going.stop()\ngoing.wait()")
-    assert "under way" not in panel["data"]["text/plain"]
+    assert "in progress" not in panel["data"]["text/plain"]
 
 
 def test_in_the_background_a_failure_is_raised_where_it_is_waited_for(notebook: Notebook) -> None:
@@ -196,12 +198,12 @@ def test_in_the_background_a_failure_is_raised_where_it_is_waited_for(notebook: 
 
 def test_a_run_in_the_background_can_be_stopped(notebook: Notebook) -> None:
     notebook.run("%%ringtrain --background --out run\nimport time\ntime.sleep(60)")
-    assert "interrupted" in notebook.text("run.stop()\nprint(run.status)")
+    assert notebook.text("print(run.stop(), run.status)") == "True interrupted\n"
     notebook.text("%%ringtrain\npass")
     assert notebook.error("run.wait()")[0] == "KeyboardInterrupt"
     notebook.run("%%ringtrain --background --name second\ntime.sleep(60)")
     assert "Run second has ended." in notebook.text("%ring interrupt")
-    assert "No run is under way." in notebook.text("%ring interrupt")
+    assert "No run is in progress." in notebook.text("%ring interrupt")
 
 
 def test_runs_are_listed_and_compared(notebook: Notebook) -> None:

@@ -51,7 +51,7 @@ def test_stop_interrupts_every_rank(cluster: Cluster, wait: str) -> None:
     if wait == "worker":
         time.sleep(1)  # until the worker is at work
     started = time.monotonic()
-    run.stop()
+    assert run.stop() is True
     with pytest.raises(KeyboardInterrupt, match="stopped at line"):
         run.wait()
     assert time.monotonic() - started < SECONDS_TO_END

@@ -1,4 +1,4 @@
-"""The cluster that a notebook's cells run on: started, stopped, asked, given and taken variables."""
+"""`Cluster`: the engines that a notebook's cells run on, started, attached to, used and stopped."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import atexit
 import os
 import shutil
 import time
-import uuid
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -14,53 +13,69 @@ from typing import Any
 
 from ring_notebook.config import config
 from ring_notebook.errors import ClusterError
-from ring_notebook.hardware import cores
 from ring_notebook.launch.launchers.hosts import parse_hosts
 from ring_notebook.notebook.cluster import discovery, push_pull
 from ring_notebook.notebook.cluster.death import Death
 from ring_notebook.notebook.cluster.default_size import choose_size
+from ring_notebook.notebook.cluster.prepare_engines import prepare_engines
 from ring_notebook.notebook.cluster.processes import Processes
-from ring_notebook.notebook.engines import Engine, Engines
-from ring_notebook.notebook.record.run_log import RunLog
+from ring_notebook.notebook.engines import Engine, Engines, EngineStatus
 from ring_notebook.notebook.run.run import Run
+from ring_notebook.notebook.run.send import send
 from ring_notebook.notebook.run.takeover import FollowedLog, TakenOverLog, run_in_progress
 
 __all__ = ["Cluster"]
 
 _START_TIMEOUT = 120.0
 _ATTACH_TIMEOUT = 10.0
-# How long a new run waits for ranks that are still ending the one before.
+# A new run waits so long for ranks that are still ending the previous one.
 _SECONDS_TO_SETTLE = 2.0
 
 
 class Cluster:
-    """``n`` engines, one per rank, and their controller.
+    """``n`` engines, one per rank, and their controller. As a context manager it starts and stops.
 
-    ``hosts`` (``"a:4,b:4"``) defaults to the allocation of a batch system, else to this machine; ``n`` to the number of
-    slots, else of GPUs, else of cores, at least 2. With ``keep`` it outlives the kernel, and `attach` finds it again;
-    otherwise it ends when the kernel does, however that happens. As a context manager it starts and stops.
+    ``hosts`` (``"a:4,b:4"``) is by default the allocation of a batch system, else this machine; ``n`` is by default the
+    number of slots, else of GPUs, else of cores, at least 2. The cluster ends with this kernel, however that ends; with
+    ``keep`` it stays, and `attach` finds it.
+
+        with Cluster(4) as cluster:
+            run = cluster.run("print(ring.rank())").wait()
     """
 
     def __init__(self, n: int | None = None, hosts: str = "", *, keep: bool = False) -> None:
         if n is not None and n < 1:
-            raise ValueError(f"a cluster needs at least one engine, not {n}")
+            raise ValueError(f"a cluster needs at least one engine, got n={n}")
         self._named = parse_hosts(hosts)
         self._choose_size(n)
         self._keep = keep
-        self.foreign = False  # started by another notebook that still lives
+        self.foreign = False
+        """Whether another notebook, which still runs, has started it."""
+        self.last_run: Run | None = None
+        """The newest run."""
+        self.seconds_to_start = 0.0
         self._processes: Processes | None = None
         self._engines: Engines | None = None
         self._directory = Path()
-        self.last_run: Run | None = None
+
+    @property
+    def n(self) -> int:
+        """The number of engines; `restart` changes it."""
+        return self._n
+
+    @property
+    def why(self) -> str:
+        """Why there are ``n`` engines, in words."""
+        return self._why
 
     def _choose_size(self, n: int | None) -> None:
         size = choose_size(n, self._named)
-        self.n, self._hosts, self.why = size.n, size.hosts, size.why
+        self._n, self._hosts, self._why = size.n, size.hosts, size.why
 
     def start(self) -> Cluster:
-        """Start controller and engines; returns when they can run a cell.
+        """Start controller and engines; returns this cluster when it can run a cell.
 
-        Raises ClusterError, or MPIMissingError or CoreMissingError, with what to do.
+        Raises ClusterError, MPIMissingError or CoreMissingError, each with what to do.
         """
         if self.running:
             raise ClusterError(f"the cluster of {self.n} engines is already running; `%ring stop` ends it")
@@ -85,16 +100,16 @@ class Cluster:
 
     @classmethod
     def attach(cls) -> Cluster:
-        """The newest running cluster that was started from this folder, by another kernel.
+        """The newest running cluster that another kernel has started from this folder.
 
-        `last_run` is the run that goes on in it. Raises ClusterError when there is none.
+        `last_run` is its run in progress. Raises ClusterError when there is no such cluster.
         """
         for directory in discovery.running():
             about = discovery.read(directory)
             if not about:  # removed meanwhile by the kernel that has ended it
                 continue
             cluster = cls(about["n"], keep=about["keep"])
-            cluster.why = about["why"]
+            cluster._why = about["why"]
             cluster.foreign = discovery.is_alive(about["kernel"]) and about["kernel"] != os.getpid()
             cluster._directory = directory
             atexit.register(cluster._leave_or_stop)
@@ -111,24 +126,24 @@ class Cluster:
                 if not isinstance(error, ClusterError):  # another cluster may answer
                     raise
         raise ClusterError(
-            "no cluster runs that was started from this folder; `%ring start --keep` starts one that stays"
+            "no cluster of this folder is running; `%ring start --keep` starts one that outlives its notebook"
         )
 
     def stop(self) -> None:
-        """End all engines and the controller; returns when they are gone. Does nothing when none runs.
+        """End all engines and the controller; returns when they have ended. Does nothing when none runs.
 
-        A cluster that another living notebook has started goes on; this one only leaves it.
+        A cluster of another notebook that still runs is left, not stopped.
         """
         self._end(leave=self.foreign)
 
     def _leave_or_stop(self) -> None:
-        """What the end of this kernel means for the cluster."""
+        """Leave or stop the cluster, because this kernel exits."""
         self._end(leave=self.foreign or self._keep)
 
     def _end(self, leave: bool) -> None:
         atexit.unregister(self._leave_or_stop)
         if leave and self.last_run is not None:
-            self.last_run.leave()  # before it notes that there are no engines any more, and takes that for their end
+            self.last_run.leave()  # before the engines are closed, which the run would take for their death
         if self._engines is not None:
             self._engines.close()
             self._engines = None
@@ -143,7 +158,7 @@ class Cluster:
             shutil.rmtree(self._directory, ignore_errors=True)
 
     def restart(self, n: int | None = None) -> Cluster:
-        """Stop what is left and start ``n`` engines anew, by default as many. Their variables are gone."""
+        """Stop the cluster and start it again with ``n`` engines, by default as many. All variables are lost."""
         self.stop()
         if n:
             self._choose_size(n)
@@ -151,11 +166,11 @@ class Cluster:
 
     @property
     def running(self) -> bool:
-        """Whether a cell can be sent."""
+        """Whether the cluster can run a cell."""
         return self._engines is not None and not self._engines.trouble()
 
     def serves(self, n: int | None = None, hosts: str = "", keep: bool = False) -> bool:
-        """Whether it is what somebody wants who would start one like this; what is left out may be anything."""
+        """Whether it has these properties; any value will do for those left out."""
         return (
             (n is None or n == self.n)
             and (not hosts or tuple(parse_hosts(hosts)) == self._hosts)
@@ -164,25 +179,17 @@ class Cluster:
 
     @property
     def death(self) -> Death | None:
-        """What ended the cluster, when it ended by itself."""
+        """Why the cluster died; None while it runs and when it was stopped."""
         return None if self._processes is None else self._processes.death
 
-    def status(self) -> list[dict[str, Any]]:
-        """A dict for each engine: rank, host, pid, gpu, state. Raises ClusterError without a cluster."""
+    def status(self) -> list[EngineStatus]:
+        """What each engine is doing, by rank. Raises ClusterError when the cluster does not run."""
         engines = self._connected()
-        if self.last_run is not None and self.last_run.done:
-            self.last_run.settle(_SECONDS_TO_SETTLE)
-        busy = self.last_run.busy if self.last_run is not None else []
-        return [
-            {
-                "rank": engine.rank,
-                "host": engine.host,
-                "pid": engine.pid,
-                "gpu": engine.gpu,
-                "state": f"in run {self.last_run.log.run}" if self.last_run and engine.rank in busy else "idle",
-            }
-            for engine in engines.all
-        ]
+        run = self.last_run
+        if run is not None and run.done:
+            run.wait_idle(_SECONDS_TO_SETTLE)
+        busy = dict.fromkeys(run.busy, run.log.run) if run is not None else {}
+        return [EngineStatus(one.rank, one.host, one.pid, one.gpu, busy.get(one.rank, "")) for one in engines.all]
 
     def run(
         self,
@@ -194,60 +201,49 @@ class Cluster:
         first_line: int = 1,
         options: Mapping[str, Any] | None = None,
     ) -> Run:
-        """Start ``source`` as a cell on ranks 0..n-1 (all by default); `Run.wait` waits for it.
+        """Run ``source`` as a cell on ranks 0..n-1 (all by default); returns at once, `Run.wait` waits.
 
-        ``timeout`` (seconds) stops it by itself. ``first_line`` is the number of its first line where the
-        user sees it. Raises ClusterError when ``n`` is more than there are, the cluster has died, or a run is
-        under way.
+        After ``timeout`` seconds (0: never) the run is stopped. ``first_line`` is the number that errors give to the
+        first line of ``source``. Raises ClusterError when there are fewer than ``n`` engines, the cluster has died, or
+        another run is in progress.
         """
         self._connected()
         size = self.n if n is None else n
         self.check_size(size)
         engines = self._idle()
-        run = _run_name()
-        log = RunLog(
-            Path(config().runs_dir).absolute() / run,
-            run,
-            name,
-            size,
+        self.last_run = send(
+            engines,
+            self._directory.name,
             source,
-            {**(options or {}), "first_line": first_line},
-            {
-                "cluster": self._directory.name,
-                "engines": self.n,
-                "hosts": sorted({engine.host for engine in engines.all}),
-                "cores": cores(),
-                "gpus": [engine.gpu for engine in engines.all[:size] if engine.gpu],
-                "directory": os.getcwd(),
-            },
+            size,
+            name=name,
+            timeout=timeout,
+            first_line=first_line,
+            options=options or {},
         )
-        # Seconds since the epoch of the clock, so that the numbers increase also when another notebook
-        # attaches.
-        epoch = time.time_ns() // 1_000_000
-        self.last_run = Run(engines, log, timeout=timeout).start(epoch, first_line, log.put)
         return self.last_run
 
     def check_size(self, size: int) -> None:
         """Raise ClusterError when a cell cannot run on ``size`` ranks."""
         if not 1 <= size <= self.n:
             raise ClusterError(
-                f"{size} ranks were asked for, the cluster has {self.n}; start it with `%ring restart -n {size}`"
+                f"expected 1 to {self.n} ranks, got {size}; `%ring restart -n {max(size, 1)}` starts that many"
             )
 
     def push(self, values: Mapping[str, Any]) -> None:
-        """Give every rank a copy of the variables. Raises ClusterError for one that cannot be pickled."""
+        """Copy variables to every rank. Raises ClusterError that names one which cannot be pickled."""
         push_pull.push(self._idle(), values)
 
     def pull(self, name: str, rank: int = 0) -> Any:
-        """The value of ``name`` on ``rank``. Raises ClusterError when it is missing or cannot be pickled."""
+        """A copy of the variable ``name`` of ``rank``. Raises ClusterError when it is missing or cannot be pickled."""
         return push_pull.pull(self._idle(), name, rank)
 
     def variables(self, name: str = "") -> list[dict[str, str]]:
-        """What each rank has under ``name`` (under all its names): descriptions by name, in order of rank."""
+        """Descriptions of the variable ``name`` (of all variables without it) by name: one dict per rank."""
         return push_pull.describe(self._idle(), name)
 
     def names(self, path: str = "") -> list[str]:
-        """The names that rank 0 has, or those behind ``path`` and a dot. Raises ClusterError also when it is slow."""
+        """The names on rank 0, or those after ``path`` and a dot. Raises ClusterError when rank 0 is slow."""
         return push_pull.names(self._idle(), path)
 
     def _connected(self) -> Engines:
@@ -258,35 +254,21 @@ class Cluster:
         return self._engines
 
     def _idle(self) -> Engines:
-        """The engines when none is at work. Raises ClusterError when a run occupies one."""
+        """The engines, all of them idle. Raises ClusterError when one executes a run."""
         engines = self._connected()
         run = self.last_run
         if run is not None:
             if not run.done:
                 raise ClusterError(
-                    f"run {run.log.name or run.log.run} is under way ({run.describe()}); `%ring interrupt` stops it, "
-                    "as its panel's Stop and `Run.stop()` do"
+                    f"run {run.log.name or run.log.run} is in progress ({run.describe()}); stop it with "
+                    "`%ring interrupt`, the Stop button or `Run.stop()`"
                 )
-            if not run.settle(_SECONDS_TO_SETTLE):
-                raise ClusterError(f"{run.describe()} and has not stopped; `%ring restart` ends it")
+            if not run.wait_idle(_SECONDS_TO_SETTLE):
+                raise ClusterError(f"the last run has not stopped: {run.describe()}; `%ring restart` ends it")
         return engines
 
     def _prepare(self, engines: Engines) -> None:
-        ranks = range(self.n)
-        found = engines.call(
-            "ring_notebook.engine.setup:prepare",
-            str(self._directory),
-            self._keep,
-            ranks=ranks,
-            timeout=_START_TIMEOUT,
-        )
-        wrong = [about for rank, about in enumerate(found) if (about["rank"], about["size"]) != (rank, self.n)]
-        if wrong:
-            raise ClusterError(
-                f"the engines are not the {self.n} ranks of one MPI job (one is rank {wrong[0]['rank']} of "
-                f"{wrong[0]['size']}): their launcher and mpi4py belong to different MPIs; see RING_MPIEXEC"
-            )
-        engines.all = [Engine(about["rank"], about["host"], about["pid"], about["gpu"]) for about in found]
+        engines.all = prepare_engines(engines, self.n, self._directory, self._keep)
         discovery.write(
             self._directory,
             {
@@ -299,11 +281,11 @@ class Cluster:
         )
 
     def _follow_run(self, engines: Engines) -> None:
-        """Take part in the run that goes on in a cluster that another kernel has started."""
+        """Watch the run in progress in a cluster that another kernel has started."""
         directory = run_in_progress(Path(config().runs_dir).absolute(), self._directory.name)
         if directory is not None:
             log = FollowedLog(directory) if self.foreign else TakenOverLog(directory, self._directory / "spool")
-            self.last_run = Run(engines, log).follow()
+            self.last_run = Run(engines, log)
 
     def __enter__(self) -> Cluster:
         return self.start()
@@ -314,9 +296,3 @@ class Cluster:
     def __repr__(self) -> str:
         state = "running" if self.running else "died" if self.death else "stopped"
         return f"<Cluster of {self.n} engines ({self.why}): {state}>"
-
-
-def _run_name() -> str:
-    now = time.time()
-    # To the millisecond, so that names sort as the runs were started.
-    return time.strftime("%Y%m%d-%H%M%S", time.localtime(now)) + f"-{int(now * 1000) % 1000:03d}{uuid.uuid4().hex[:2]}"

@@ -1,9 +1,10 @@
-"""Where running clusters are written down, so that another kernel finds them and nothing stale stays."""
+"""The folders of running clusters: another kernel finds a cluster by its folder; folders of ended ones are removed."""
 
 from __future__ import annotations
 
 import glob
 import os
+import re
 import shutil
 import socket
 import uuid
@@ -19,10 +20,11 @@ from ring_notebook.private_files import is_own, make_private_folder
 __all__ = ["is_alive", "new_directory", "read", "running", "write"]
 
 _FILE = "cluster.json"
+_NAME = re.compile(r"\d+-[0-9a-f]{8}-")  # the kernel's process id first; other folders are not ours
 
 
 def new_directory() -> Path:
-    """A folder for the files of a new cluster of this kernel; folders of clusters that are gone are removed."""
+    """Make a folder for the files of a new cluster of this kernel; remove folders of clusters that have ended."""
     for directory in _directories():
         if not _in_use(directory):
             shutil.rmtree(directory, ignore_errors=True)
@@ -32,17 +34,22 @@ def new_directory() -> Path:
 
 
 def write(directory: Path, about: dict[str, Any]) -> None:
-    """Write down what there is to know of the cluster in ``directory``, with the ``controller``'s process id."""
+    """Describe the cluster in ``directory``; ``about`` holds at least the ``controller``'s process id."""
     write_json(directory / _FILE, {**about, "kernel": os.getpid()})
 
 
 def read(directory: Path) -> dict[str, Any]:
-    """What `write` wrote, with the ``kernel``'s process id."""
-    return read_json(directory / _FILE)
+    """What `write` wrote, with the ``kernel``'s process id; empty when the file is missing, truncated or foreign."""
+    try:
+        about = read_json(directory / _FILE)
+    except ValueError:
+        return {}
+    kinds = {"n": int, "why": str, "keep": bool, "controller": int, "kernel": int, "engines": list}
+    return about if all(isinstance(about.get(name), kind) for name, kind in kinds.items()) else {}
 
 
 def running() -> Iterator[Path]:
-    """The folders of the clusters that seem to run, the newest first."""
+    """The folders of the clusters that seem to run, newest first."""
     found = []
     for directory in _directories():
         with suppress(FileNotFoundError):  # starting, or removed meanwhile by the kernel that has ended it
@@ -70,8 +77,8 @@ def _directories() -> list[Path]:
     Another host that shares the disk has process ids of its own, and another user who can write here could have us
     attach to a cluster that sends pickles.
     """
-    found = _root().glob(f"[0-9]*-*-{glob.escape(socket.gethostname())}")
-    return [path for path in found if path.name.partition("-")[0].isdigit() and path.is_dir() and is_own(path)]
+    found = _root().glob(f"*-*-{glob.escape(socket.gethostname())}")
+    return [path for path in found if _NAME.match(path.name) and path.is_dir() and is_own(path)]
 
 
 def _in_use(directory: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Variables on their way between the notebook and its ranks."""
+"""Copies variables between the notebook and its ranks."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ring_notebook.notebook.engines import Engines
 __all__ = ["describe", "names", "pull", "push"]
 
 _RANK_SIDE = "ring_notebook.engine.namespace"
-_SECONDS_TO_NAME = 2.0  # somebody waits with a finger on the Tab key
+_SECONDS_TO_NAME = 2.0  # the user has pressed Tab and waits
 
 
 def push(engines: Engines, variables: Mapping[str, Any]) -> None:
-    """Give every rank a copy of ``variables``. Raises ClusterError that names one that cannot be pickled."""
+    """Copy ``variables`` to every rank. Raises ClusterError that names one that cannot be pickled."""
     try:
         pickled = cloudpickle.dumps(dict(variables))
     except Exception as error:
-        raise ClusterError(f"{_culprit(variables)} cannot be sent to the ranks: {error}") from None
+        raise ClusterError(f"{_culprit(variables)} cannot be pickled for the ranks: {error}") from None
     engines.call(f"{_RANK_SIDE}:put", pickled)
 
 
@@ -45,11 +45,11 @@ def pull(engines: Engines, name: str, rank: int) -> Any:
 
 
 def describe(engines: Engines, name: str = "") -> list[dict[str, str]]:
-    """What each rank has under ``name`` (under all its names): descriptions by name, in order of rank."""
+    """Descriptions of the variable ``name`` (of all variables without it) by name: one dict per rank."""
     return engines.call(f"{_RANK_SIDE}:describe", name)
 
 
 def names(engines: Engines, path: str = "") -> list[str]:
-    """The names that rank 0 has, or those behind ``path`` and a dot. Raises ClusterError also when it is slow."""
+    """The names on rank 0, or those after ``path`` and a dot. Raises ClusterError when rank 0 does not answer fast."""
     found: list[str] = engines.call(f"{_RANK_SIDE}:names", path, ranks=[0], timeout=_SECONDS_TO_NAME)[0]
     return found

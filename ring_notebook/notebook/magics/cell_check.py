@@ -1,4 +1,4 @@
-"""The source of a cell before it is sent: checked here, so that a slip costs no cluster."""
+"""Checks the syntax of a cell before it is sent to the ranks, and before a cluster is started for it."""
 
 from __future__ import annotations
 

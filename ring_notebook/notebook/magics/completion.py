@@ -1,4 +1,4 @@
-"""Tab completion: commands and options on the lines of the magics, the ranks' names in the cells that run on them."""
+"""Tab completion: commands and options of the magics, and names of the ranks in cells that run on them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ring_notebook.notebook.magics.session import Session
 
 __all__ = ["register"]
 
-_CELL = re.compile(r"\s*%%ring(train|scale)\b.*\n")  # behind its first line a cell is the ranks'
+_CELL = re.compile(r"\s*%%ring(train|scale)\b.*\n")  # the lines after it run on the ranks
 _PULL = re.compile(r"\s*%ring\s+pull\s")
 _NAME = re.compile(r"[^\W\d]\w*(\.\w*)*$")
 
 
 def register(shell: InteractiveShell, session: Session) -> None:
-    """Add what the magics take, and the names of the ranks, to the completer of ``shell``."""
+    """Add the options of the magics and the names of the ranks to the completer of ``shell``."""
 
     def complete_ring(context: CompletionContext) -> dict[str, object]:
         line, token = context.text_until_cursor, context.token
@@ -31,7 +31,7 @@ def register(shell: InteractiveShell, session: Session) -> None:
                 *(SimpleCompletion(word, type="option") for word in words),
                 *(SimpleCompletion(name, type="rank") for name in names),
             ],
-            # Behind a magic no Python name of this notebook has its place.
+            # A name of this notebook makes no sense there.
             "suppress": bool(words) or pull,
         }
 
@@ -45,7 +45,7 @@ def _in_cell(context: CompletionContext) -> bool:
 
 
 def _names(session: Session, token: str) -> list[str]:
-    """What the ranks have that begins with ``token``, a name or a path of names with dots."""
+    """The names on the ranks that begin with ``token``, a name or a path of names with dots."""
     path, dot, begun = token.rpartition(".")
     names = session.names(path)
     shown = names if begun.startswith("_") else [name for name in names if not name.startswith("_")]

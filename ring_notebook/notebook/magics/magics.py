@@ -25,7 +25,7 @@ _ASKS_FOR_HELP = re.compile(r"%%ring(train|scale)\s(.*\s)?(-h|--help)\s*$")
 
 
 def _one_line(method: F) -> F:
-    """Show our own errors, files that cannot be written and interrupts as one line, without a traceback through us."""
+    """Show our own errors, file errors and interrupts as one line, without a traceback through this package."""
 
     @wraps(method)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -40,7 +40,7 @@ def _one_line(method: F) -> F:
 
 
 def _explained_by(parser: options.LineParser) -> Callable[[F], F]:
-    """Give a magic the help of its parser for a docstring."""
+    """Make the help of its parser the docstring of a magic."""
 
     def explain(method: F) -> F:
         method.__doc__ = parser.format_help()
@@ -74,7 +74,7 @@ class RingMagics(Magics):
                 self.shell.user_ns[out] = self._session.run
 
     def _cell_id(self) -> str:
-        """The id of the cell that is executed, where the notebook tells its kernel; empty elsewhere."""
+        """The id of the cell that is executed; empty where the front end does not send it."""
         parent: dict[str, Any] = getattr(self.shell, "get_parent", dict)()
         return str(parent.get("metadata", {}).get("cellId", ""))
 

@@ -1,4 +1,4 @@
-"""What the lines of the magics may say: their parsers, and the help and the completions that are made of these."""
+"""The options of the magics: one parser for each, from which help and completion are made."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COLUMN = 26  # where the explanations begin
 
 
 class _HelpShownError(Exception):
-    """The line asked for help, which has been printed."""
+    """The line asked for help; it has been printed."""
 
 
 class LineParser(MagicArgumentParser):
@@ -31,14 +31,14 @@ class LineParser(MagicArgumentParser):
         super().__init__(prog=prog, add_help=True)  # type: ignore[no-untyped-call]
 
     def add_argument(self, *names: Any, **details: Any) -> argparse.Action:
-        """As that of any parser; what it adds is explained and completed too."""
+        """As in any ArgumentParser; the option also appears in help and completion."""
         action = super().add_argument(*names, **details)
         if action.dest != "help":
             self.options.append(action)
         return action
 
     def add_commands(self, **about: str) -> dict[str, LineParser]:
-        """Have the line begin with one of several commands; returns their parsers."""
+        """Make the first word of the line one of several commands; returns their parsers."""
         added = self.add_subparsers(dest="command", required=True, parser_class=LineParser)
         self.commands = {name: added.add_parser(name, about=text) for name, text in about.items()}
         return self.commands
@@ -87,7 +87,7 @@ def _shown(option: argparse.Action) -> str:
 
 
 def completions(text: str) -> list[str]:
-    """The commands and options that may stand at the end of ``text``, the line of a magic up to the cursor."""
+    """The commands and options that can follow or complete ``text``, the line of a magic up to the cursor."""
     words = text.split()
     parser = _PARSERS.get(words[0]) if words else None
     if parser is None or not (text[-1].isspace() or words[1:]):
@@ -107,7 +107,7 @@ def completions(text: str) -> list[str]:
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a number of at least 1, not {text!r}")
+        raise argparse.ArgumentTypeError(f"expected an integer of at least 1, got {text!r}")
     return int(text)
 
 
@@ -115,7 +115,9 @@ def _sizes(text: str) -> list[int]:
     try:
         return [_count(size) for size in text.split(",")]
     except argparse.ArgumentTypeError:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected numbers of ranks separated by commas, as 1,2,4") from None
+        raise argparse.ArgumentTypeError(
+            f"expected numbers of ranks separated by commas, such as 1,2,4, got {text!r}"
+        ) from None
 
 
 def _hosts(text: str) -> str:
@@ -131,14 +133,16 @@ def _metrics(text: str) -> Sequence[str]:
 
 
 def _train() -> LineParser:
-    parser = LineParser(
-        "%%ringtrain", "run the cell on every engine of the cluster, which it starts where there is none"
+    parser = LineParser("%%ringtrain", "run the cell on every rank; starts a cluster when none is running")
+    parser.add_argument("-n", type=_count, metavar="N", help="run on ranks 0 to N-1; by default on all")
+    parser.add_argument("--name", default="", metavar="NAME", help="name of the run")
+    parser.add_argument("--timeout", type=float, default=0.0, metavar="S", help="stop the run after S seconds")
+    parser.add_argument(
+        "--plot", type=_metrics, default=[], metavar="loss,acc", help="metrics to chart; by default the first three"
     )
-    parser.add_argument("-n", type=_count, metavar="N", help="ranks to run on; all engines by default")
-    parser.add_argument("--name", default="", metavar="NAME", help="what to call the run")
-    parser.add_argument("--timeout", type=float, default=0.0, metavar="S", help="stop after so many seconds")
-    parser.add_argument("--plot", type=_metrics, default=[], metavar="loss,acc", help="metrics to chart")
-    parser.add_argument("--timeline", action="store_true", help="record what all ranks do and show it at the end")
+    parser.add_argument(
+        "--timeline", action="store_true", help="record what each rank does when, and show it at the end"
+    )
     parser.add_argument("--background", action="store_true", help="return at once; `%%ring interrupt` stops the run")
     parser.add_argument("--setup", action="store_true", help="run again on `%%ring restart --rerun`")
     parser.add_argument("--out", default="", metavar="VAR", help="assign the run to this variable")
@@ -146,57 +150,52 @@ def _train() -> LineParser:
 
 
 def _scale() -> LineParser:
-    parser = LineParser("%%ringscale", "run the cell at several sizes, one after the other, and compare")
+    parser = LineParser("%%ringscale", "run the cell on several numbers of ranks, one after the other, and compare")
     parser.add_argument("sizes", type=_sizes, metavar="1,2,4", help="numbers of ranks")
-    parser.add_argument("--name", default="", metavar="NAME", help="what to call the runs")
-    parser.add_argument("--timeout", type=float, default=0.0, metavar="S", help="stop each after so many seconds")
+    parser.add_argument("--name", default="", metavar="NAME", help="name of the runs")
+    parser.add_argument("--timeout", type=float, default=0.0, metavar="S", help="stop each run after S seconds")
     return parser
 
 
 def _ring() -> LineParser:
-    parser = LineParser("%ring", "the cluster that cells with %%ringtrain run on, and its runs")
+    parser = LineParser("%ring", "manage the cluster that %%ringtrain cells run on, and its runs")
     commands = parser.add_commands(
         start="start a cluster of engines, one per rank",
-        attach="find a running cluster again and the run in it, after a kernel restart or from another notebook",
-        status="the engines and what they are doing",
-        interrupt="stop the run that is under way; variables and cluster live on",
+        attach="attach to a running cluster and its run, after a kernel restart or from another notebook",
+        status="list the engines and what each is doing",
+        interrupt="stop the run in progress; variables and cluster are kept",
         stop="stop the cluster",
-        restart="start the cluster anew; the ranks' variables are gone",
-        push="give every rank a copy of variables of this notebook",
-        pull="fetch variables of a rank into this notebook",
-        runs="the runs of this folder, the newest first, or the curves of several in one figure",
+        restart="stop the cluster and start it again; all variables of ranks are lost",
+        push="copy variables of this notebook to every rank",
+        pull="copy variables of a rank into this notebook",
+        runs="list the runs of this folder, newest first, or compare the curves of several",
         export="write the last cell and the --setup cells before it as a script for ringrun",
-        doctor="look at everything that engines need and say what to mend",
-        help="explain this, or one command",
+        doctor="check everything that engines need and say what to fix",
+        help="show this help, or that of one command",
     )
     start = commands["start"]
+    start.add_argument("-n", type=_count, metavar="N", help="number of engines; by default one per slot, GPU or core")
     start.add_argument(
-        "-n",
-        type=_count,
-        metavar="N",
-        help="how many; by default one per slot, GPU or core",
+        "--hosts", type=_hosts, default="", metavar="a:4,b:4", help="hosts and the number of engines on each"
     )
     start.add_argument(
-        "--hosts",
-        type=_hosts,
-        default="",
-        metavar="a:4,b:4",
-        help="on which hosts, how many on each",
+        "--keep", action="store_true", help="keep the cluster when the kernel ends; `%%ring attach` finds it"
     )
-    start.add_argument("--keep", action="store_true", help="outlive the kernel; `%%ring attach` finds it again")
     restart = commands["restart"]
-    restart.add_argument("-n", type=_count, metavar="N", help="how many engines; by default as many as before")
+    restart.add_argument("-n", type=_count, metavar="N", help="number of engines; by default as before")
     restart.add_argument("--rerun", action="store_true", help="run the cells with --setup again")
     commands["push"].add_argument("names", nargs="+", metavar="NAME", help="variables")
     pull = commands["pull"]
     pull.add_argument("names", nargs="+", metavar="NAME", help="variables")
-    pull.add_argument("-t", "--rank", type=int, default=0, metavar="RANK", help="whose; rank 0 by default")
+    pull.add_argument("-t", "--rank", type=int, default=0, metavar="RANK", help="the rank to copy from; by default 0")
     runs = commands["runs"]
-    runs.add_argument("action", nargs="?", choices=["compare"], help="lay runs over one another")
-    runs.add_argument("names", nargs="*", metavar="RUN", help="beginnings of their names or ids")
+    runs.add_argument("action", nargs="?", choices=["compare"], help="show the curves of several runs in one figure")
+    runs.add_argument("names", nargs="*", metavar="RUN", help="beginning of a name or id")
     export = commands["export"]
-    export.add_argument("path", metavar="FILE", help="where to")
-    export.add_argument("name", nargs="?", default="", metavar="RUN", help="another run's cell instead of the last one")
+    export.add_argument("path", metavar="FILE", help="the script to write")
+    export.add_argument(
+        "name", nargs="?", default="", metavar="RUN", help="export the cell of this run, not of the last one"
+    )
     return parser
 
 

@@ -1,4 +1,4 @@
-"""What one notebook has: its cluster, its last run, and the cells that set its ranks up."""
+"""The state of one notebook behind its magics: its cluster, its last run, its set-up cells."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ring_notebook.errors import ClusterError, RingError
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.magics.cell_check import check_syntax
 from ring_notebook.notebook.panel.panel import load_charts
-from ring_notebook.notebook.record.run_log import RunRecord
+from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.run.catalogue import find
 from ring_notebook.notebook.run.export import Script, export, set_up_cells
 from ring_notebook.notebook.run.run import Run
@@ -28,7 +28,7 @@ _LIVE_AFTER = 0.1
 
 
 class Session:
-    """The state behind the magics. ``run`` is the last one started."""
+    """The state of one notebook. ``run`` is the newest run."""
 
     def __init__(self) -> None:
         self.cluster: Cluster | None = None
@@ -37,9 +37,9 @@ class Session:
         self._setup: list[RunRecord] = []
 
     def start(self, n: int | None = None, hosts: str = "", keep: bool = False) -> str:
-        """Start a cluster; says how many engines and why, or that such a one runs.
+        """Start a cluster; returns how many engines and why, or that a cluster like this is running already.
 
-        Raises ClusterError when another one runs.
+        Raises ClusterError when a different one is running.
         """
         if self.cluster is not None and self.cluster.running:
             return self._running(self.cluster, n, hosts, keep)
@@ -52,41 +52,41 @@ class Session:
         return f"Started {_engines(cluster)} ({cluster.why}) in {cluster.seconds_to_start:.1f} s."
 
     def _running(self, cluster: Cluster, n: int | None, hosts: str, keep: bool) -> str:
-        """What to say of a cluster that runs when one like this is asked for. Raises ClusterError for another one."""
+        """The answer to a start while ``cluster`` runs. Raises ClusterError when a different one was requested."""
         if cluster.serves(n, hosts, keep):
             return f"A cluster of {_engines(cluster)} is running already."
-        restart = f", or `%ring restart -n {n}` starts it anew with {n}" if cluster.serves(None, hosts, keep) else ""
+        restart = f" or change its size: `%ring restart -n {n}`" if cluster.serves(None, hosts, keep) else ""
         raise ClusterError(
-            f"a cluster of {_engines(cluster)} is running; `%ring stop` ends it, for `%ring start` to start "
-            f"another one{restart}"
+            f"a different cluster of {_engines(cluster)} is running; stop it first: `%ring stop`{restart}"
         )
 
     def attach(self) -> str:
-        """Find a cluster that another kernel has started here, and show the run that goes on in it.
+        """Attach to the cluster that another kernel has started from this folder, and show its run in progress.
 
-        In a notebook that has a cluster of its own: show its last run, with all that it has printed. So somebody who
-        comes back to a page that was closed meanwhile has missed nothing.
+        In a notebook that has a cluster: show its last run again, with everything that the ranks have printed.
         """
         if self.cluster is not None and self.cluster.running:
             text = f"This notebook has a cluster of {_engines(self.cluster)}."
-            return f"{text} {self._show_run() or 'No cell has run on it yet.'}"
+            return f"{text} {self._show_run() or 'No cell has run yet.'}"
         self.cluster = Cluster.attach()
         self.run = self.cluster.last_run
-        return f"Attached to {_engines(self.cluster)}. {self._show_run() or 'No run is under way.'}"
+        return f"Attached to {_engines(self.cluster)}. {self._show_run() or 'No run is in progress.'}"
 
     def _show_run(self) -> str:
-        """Show the last run and say whether it has ended; empty without one."""
+        """Show the last run; returns whether it has ended, an empty text without one."""
         if self.run is None:
             return ""
         self.run.show(self.run.log.options.get("plot", ()), _LIVE_AFTER)
-        return f"Run {self.run.log.name or self.run.log.run} {'has ended' if self.run.done else 'is under way'}."
+        return f"Run {self.run.log.name or self.run.log.run} {'has ended' if self.run.done else 'is in progress'}."
 
     def interrupt(self) -> str:
-        """Stop the run that is under way, and leave the cluster as it is; says what became of it."""
+        """Stop the run in progress and keep the cluster; returns whether it has stopped."""
         if self.run is None or self.run.done:
-            return "No run is under way."
-        self.run.stop()
-        return f"Run {self.run.log.name or self.run.log.run} {'has ended' if self.run.done else 'has not stopped yet'}."
+            return "No run is in progress."
+        name = self.run.log.name or self.run.log.run
+        if self.run.stop():
+            return f"Run {name} has ended."
+        return f"Run {name} is still stopping: {self.run.describe()}. `%ring restart` ends ranks that do not stop."
 
     def stop(self) -> str:
         """Stop the cluster, if there is one."""
@@ -95,14 +95,14 @@ class Session:
             return "There is no cluster."
         cluster.stop()
         if cluster.foreign:
-            return f"Left the cluster of {_engines(cluster)}, which another notebook has started and keeps."
+            return f"Left the cluster of {_engines(cluster)}; the notebook that has started it keeps it."
         return f"Stopped {_engines(cluster)}."
 
     def restart(self, n: int | None = None, rerun: bool = False) -> str:
-        """Start the cluster anew, with ``n`` engines if given, and ``rerun`` the set-up cells in order."""
+        """Restart the cluster, with ``n`` engines if given; with ``rerun`` run the set-up cells again, in order."""
         cluster = self.require()
         cluster.restart(n)
-        text = f"Restarted {_engines(cluster)} in {cluster.seconds_to_start:.1f} s; the ranks' variables are gone."
+        text = f"Restarted {_engines(cluster)} in {cluster.seconds_to_start:.1f} s; all variables of ranks are lost."
         if not rerun:
             return text
         cells = set_up_cells(self._setup)
@@ -132,9 +132,8 @@ class Session:
     ) -> Run:
         """Run a cell on ranks 0..n-1 and show it; starts a cluster where there is none.
 
-        With ``setup`` `restart` can run it again, and of the cell ``cell_id``, where that is known, the last version.
-        Returns when the run has ended (at once with ``background``). Raises what `Cluster.run` and `Run.wait`
-        raise.
+        With ``setup`` `restart` can run it again; when a cell with the same ``cell_id`` was edited, its last version.
+        Returns when the run has ended, with ``background`` at once. Raises what `Cluster.run` and `Run.wait` raise.
         """
         check_syntax(cell, first_line)
         if self.cluster is None:
@@ -160,15 +159,15 @@ class Session:
         finally:
             run.show_displays()
             if timeline:
-                with contextlib.suppress(FileNotFoundError):  # a cluster that died has sent none
+                with contextlib.suppress(FileNotFoundError):  # the cluster died before it sent one
                     display(run.timeline())
 
     def scale(self, cell: str, sizes: Sequence[int], *, name: str = "", timeout: float = 0.0) -> ScalingReport:
-        """Run a cell at several sizes of the cluster, one after the other, and compare their throughput."""
+        """Run a cell at several numbers of ranks, one after the other, and compare their throughput."""
         check_syntax(cell, first_line=2)
         if self.cluster is None:
             print(self.start(max(sizes)))  # noqa: T201
-        for size in sizes:  # all, before the first one has run in vain
+        for size in sizes:  # all of them, before the first one runs
             self.require().check_size(size)
         runs = [
             self.train(cell, n=size, name=f"{name or 'scale'} {size}", timeout=timeout) for size in sorted(set(sizes))
@@ -183,17 +182,20 @@ class Session:
         if name:
             return export(find(name), path)
         if self.run is None:
-            raise RingError("no cell has run in this notebook; name a run: `%ring runs` lists those there are")
+            raise RingError("no cell has run in this notebook; name a run, `%ring runs` lists them")
         return self.run.export(path)
 
     def status(self) -> Listing:
-        """The engines and what they are doing, as a table."""
+        """A table of the engines and what each is doing."""
         cluster = self.require()
-        rows = [[str(value) for value in engine.values()] for engine in cluster.status()]
+        rows = [
+            [str(one.rank), one.host, str(one.pid), one.gpu, f"in run {one.run}" if one.run else "idle"]
+            for one in cluster.status()
+        ]
         return Listing(["rank", "host", "pid", "gpu", "state"], rows, f"{_engines(cluster)}: {cluster.why}")
 
     def pull(self, names: Sequence[str], rank: int) -> tuple[dict[str, Any], Listing]:
-        """Variables of ``rank`` by name, and a table of what every rank has under these names."""
+        """Variables of ``rank`` by name, and a table that describes them on every rank."""
         cluster = self.require()
         values = {name: cluster.pull(name, rank) for name in names}
         rows = []
@@ -203,7 +205,7 @@ class Session:
         return values, Listing(["name", "rank", "value"], rows, f"pulled from rank {rank}")
 
     def names(self, path: str = "") -> list[str]:
-        """What rank 0 has (behind ``path`` and a dot, where given); what was known last while it is at work."""
+        """The names on rank 0 (after ``path`` and a dot, where given); while a run is in progress, the last known."""
         if self.cluster is not None and self.cluster.running and (self.run is None or self.run.done):
             with contextlib.suppress(ClusterError):
                 self._names[path] = self.cluster.names(path)

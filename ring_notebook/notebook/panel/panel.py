@@ -1,4 +1,4 @@
-"""The live panel of a run: widgets that show its view, redrawn by one thread."""
+"""The live panel of a run: widgets that one thread redraws from the run's view."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ring_notebook.notebook.panel.charts.curves import MOST_LINES, per_rank
 from ring_notebook.notebook.panel.hints import logs_metrics
 from ring_notebook.notebook.panel.output import labelled_lines
 from ring_notebook.notebook.panel.output.live_displays import Gallery
-from ring_notebook.notebook.record.run_log import RunRecord
+from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.record.run_view import RunView
 from ring_notebook.notebook.style import CSS, STATUS_COLORS, duration
 
@@ -29,28 +29,28 @@ __all__ = ["Panel", "load_charts"]
 
 RATE = "samples/s"  # the chart that every run with samples has
 PERIOD = 0.2  # seconds between redraws
-MOST_CHARTS = 3  # of metrics that nobody asked for
-TEXT_BYTES = 60_000  # a second: the table of many ranks, and output that is taken back, are drawn less often
+MOST_CHARTS = 3  # of metrics, where --plot names none
+TEXT_BYTES = 60_000  # a second: the table of many ranks, and output after a clear_output, are drawn less often
 CHUNK = 2_000  # characters of output that may be sent again when a little more comes
 CHUNKS = 60
 
 
 def load_charts() -> type[Chart]:
-    """Import what draws charts, which takes half a second the first time: best before anybody waits for it."""
+    """Import bqplot, which takes half a second the first time; a cluster's start does it in the background."""
     from ring_notebook.notebook.panel.charts.live_chart import Chart
 
     return Chart
 
 
 class Panel:
-    """What is seen of a run while it goes on.
+    """The live view of a run in progress.
 
-    ``plot`` names the metrics to chart; without it the first ones logged are. ``stop`` is called by the Stop
-    button, also while the cell blocks. At the end `close` puts the still report in the panel's place, with what the
-    ranks have displayed if ``displays`` says so.
+    ``plot`` names the metrics to chart, by default the first ones logged. The Stop button calls ``stop``, also while
+    the cell blocks. At the end `close` replaces the panel by the still report, with ``displays`` including what the
+    ranks have displayed.
 
-    A page that was loaded anew in the meantime knows the panel but not its place: for such pages the panel itself
-    turns into the report, and goes when the panel of another run is shown.
+    A page that was reloaded during the run shows the panel but cannot replace it: for such pages the panel itself
+    becomes the report, until the panel of another run is shown.
     """
 
     _ended_panels: ClassVar[list[Panel]] = []
@@ -79,7 +79,7 @@ class Panel:
         self._button = Button(description="Stop", icon="stop", tooltip="Interrupt every rank", layout=size)
         self._button.on_click(self._on_stop)
         _answer_while_busy(self._button)
-        # Charts and table have their places before there is anything in them, so that nothing below them jumps.
+        # Space for charts and table from the start, so that what is below them does not jump.
         self._expected = bool(plot) or logs_metrics(log.source)
         height = "237px" if self._expected else None
         self._chart_row = HBox(layout=Layout(flex_flow="row wrap", width="100%", min_height=height))
@@ -106,16 +106,16 @@ class Panel:
             Panel._ended_panels.remove(panel)
             close_widgets.close(panel._box)
         self._draw_text(self._log.view())
-        # What is saved in the middle of the run, or opened where no widget lives, says what it is a picture of.
+        # Shown where the widget is not alive: in a notebook that is saved during the run, or opened elsewhere.
         bundle = {**self._box._repr_mimebundle_(), **report.under_way(self._log)}
         self._place = display(bundle, raw=True, display_id=True)
         self._redraw.start()
 
     def close(self, still: bool = True) -> None:
-        """End the redrawing and take the widgets away; with ``still`` the report takes their place."""
+        """Stop redrawing and close the widgets; with ``still`` the report replaces them."""
         self._ended.set()
         self._redraw.join()
-        ended = still and self._log.status != "running"  # else this kernel has only left the run
+        ended = still and self._log.status != "running"  # else this kernel has left the run
         left = report.under_way(self._log) if still else {"text/plain": ""}
         bundle = report.mime_bundle(self._log, self._plot) if ended else left
         if self._place is not None:
@@ -138,8 +138,8 @@ class Panel:
                     self._chart(name, "step").draw(per_rank(view.curves.get(name, {})))
                 if any(len(points.x) for points in view.throughput.values()):
                     self._chart(RATE, "seconds", from_zero=True).draw(per_rank(view.throughput))
-            except Exception as error:  # a chart that fails must not take the table and the Stop button with it
-                self._log.trouble = f"a chart could not be drawn: {type(error).__name__}: {error}"
+            except Exception as error:  # table and Stop button must keep working
+                self._log.trouble = f"a chart cannot be drawn: {type(error).__name__}: {error}"
 
     def _chart(self, name: str, xlabel: str, from_zero: bool = False) -> Chart:
         if name not in self._charts:
@@ -152,7 +152,7 @@ class Panel:
         if (view.names or self._expected) and monotonic() >= self._table_due:
             self._table.value = rank_table.html(rank_table.table(view), colors=view.size <= MOST_LINES)
             self._table_due = monotonic() + len(self._table.value) / TEXT_BYTES
-        trouble = f"<div class='ring-notice'>{escape(self._log.trouble)}</div>" if self._log.trouble else ""
+        trouble = report.alert(self._log.trouble)
         waiting = stall_notice.html(view.stuck(config().stall_warning))
         self._notices.value = trouble + waiting + hints.html(self._lint.hints(view))
         self._output.add(view)
@@ -165,19 +165,19 @@ class Panel:
 
 
 class _OutputArea:
-    """What the ranks print, newest last, in chunks: what is on the page already is not sent again."""
+    """What the ranks print, newest last, in chunks, so that only the newest chunk is sent again."""
 
     def __init__(self) -> None:
         self._lines = labelled_lines.Lines()
         self._cleared = 0
         self._due = 0.0
-        # Newest first in a reversed column: the page keeps the end in sight by itself.
+        # Newest first in a reversed column, so that the page keeps the end visible.
         self._column = VBox(layout=Layout(max_height="240px", overflow="auto", flex_flow="column-reverse"))
         self.widget = Accordion([self._column], titles=["Output"], selected_index=0)
         self.widget.layout.display = "none"
 
     def add(self, view: RunView) -> None:
-        """Show what has come since the last call; all that is left when a rank has taken back what it printed."""
+        """Show what is new since the last call; draws everything again when a rank has called clear_output."""
         if monotonic() < self._due:
             return
         if view.cleared != self._cleared:
@@ -215,10 +215,10 @@ def _head(log: RunRecord, view: RunView) -> str:
 
 
 def _answer_while_busy(widget: Widget) -> None:
-    """Let clicks on ``widget`` reach the kernel on the front end's subshell while a cell blocks the main one.
+    """Let clicks on ``widget`` reach the kernel while a cell blocks its main shell.
 
-    ipykernel 7 hears a widget on the shell that last spoke to it, which would be the blocked one. Where there
-    are no subshells the kernel's own interrupt stays the way to stop.
+    ipykernel 7 sends them to the shell that last used the widget, which is the blocked one; this sends them to the
+    front end's subshell. Where there are no subshells, only an interrupt of the kernel stops the run.
     """
     if hasattr(widget.comm, "_reply_subshell_for"):
         widget.comm._reply_subshell_for = lambda _data, default: default

@@ -1,4 +1,4 @@
-"""The table of ranks: one row each, as cells, as HTML and as text."""
+"""The table of ranks, one row each: as cells, as HTML and as text."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ __all__ = ["Table", "html", "table", "text", "work"]
 
 SLOW = 0.85  # a rank is slow when the usual one works less than this share of what it does
 TEXT_ROWS = 16
+MOST_METRICS = 12  # columns
 
 
 @dataclass(frozen=True)
 class Table:
-    """Column titles, the cells of each rank (first number and status), and who holds the others up."""
+    """Column titles, the cells of each rank (first its number and status), and the ranks that the others wait for."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -26,18 +27,21 @@ class Table:
 
 
 def table(view: RunView, still: bool = False) -> Table:
-    """The rows of a run. ``still`` leaves out what only makes sense while it goes on."""
+    """The rows of a run. ``still`` leaves out the columns of a run in progress."""
     shares = {
         title: {rank.rank: _share(view, rank, fact) for rank in view.ranks}
         for title, fact in (("communication", "communication"), ("waiting for data", "data_wait"))
     }
     shares = {title: by_rank for title, by_rank in shares.items() if any(by_rank.values())}
-    columns = ["rank", "status", "step", *view.charted]
+    shown = view.charted[:MOST_METRICS]
+    more = len(view.charted) - len(shown)
+    columns = ["rank", "status", "step", *shown, *[f"and {more:,} more metrics"] * (more > 0)]
     columns += ["samples/s"] * bool(view.throughput) + list(shares) + ["last record"] * (not still)
     rows = []
     for rank in view.ranks:
         cells = [str(rank.rank), status_of(rank, still), str(rank.step)]
-        cells += [number(rank.last[name]) if name in rank.last else "" for name in view.charted]
+        cells += [number(rank.last[name]) if name in rank.last else "" for name in shown]
+        cells += [""] * (more > 0)
         if view.throughput:
             cells.append(whole(rank.samples_per_s) if rank.samples_per_s else "")
         cells += [f"{by_rank[rank.rank]:.0%}" for by_rank in shares.values()]
@@ -48,7 +52,7 @@ def table(view: RunView, still: bool = False) -> Table:
 
 
 def work(view: RunView) -> dict[int, float]:
-    """The share of its time that each rank spends outside of collectives; empty when there were none."""
+    """The share of its time that each rank spends outside of collectives; empty when it called none."""
     shares = {rank.rank: _share(view, rank, "communication") for rank in view.ranks}
     return {rank: 1 - share for rank, share in shares.items()} if any(shares.values()) else {}
 
@@ -56,7 +60,7 @@ def work(view: RunView) -> dict[int, float]:
 def _stragglers(work: Mapping[int, float]) -> frozenset[int]:
     """The ranks that the others wait for, by the share of time that each spends outside of collectives.
 
-    Ranks in lockstep all do the same number of samples per second; the slow one is the one that hardly waits.
+    Ranks in lockstep all have the same samples/s; the slow rank is the one that hardly waits.
     """
     if len(work) < 2:
         return frozenset()
@@ -65,7 +69,7 @@ def _stragglers(work: Mapping[int, float]) -> frozenset[int]:
 
 
 def status_of(rank: RankView, still: bool = False) -> str:
-    """One word for what a rank is doing or how it ended."""
+    """What a rank is doing, or how it ended, in one word."""
     if rank.ended:
         return rank.ended.status
     if still:
@@ -81,7 +85,7 @@ def _share(view: RunView, rank: RankView, fact: str) -> float:
 
 
 def html(content: Table, colors: bool) -> str:
-    """The table for a page. ``colors`` marks each rank with the colour of its line."""
+    """The table for a page. ``colors`` marks each rank with the color of its line."""
     head = "".join(f"<th>{escape(column)}</th>" for column in content.columns)
     rows = []
     for rank, cells in enumerate(content.rows):

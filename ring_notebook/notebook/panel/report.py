@@ -1,4 +1,4 @@
-"""What stays of a run in the saved notebook: a still page without widgets, and text for terminals."""
+"""The report of a run that stays in the saved notebook: a page without widgets, and text for terminals."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from ring_notebook.notebook.panel import hints, rank_table
 from ring_notebook.notebook.panel.charts.curves import MOST_LINES, Curves, many, per_rank
 from ring_notebook.notebook.panel.charts.svg_chart import line_chart
 from ring_notebook.notebook.panel.output import displays_html, labelled_lines
-from ring_notebook.notebook.record.run_log import RunRecord
+from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.record.run_view import RunView
-from ring_notebook.notebook.style import CSS, STATUS_COLORS, duration, plural, rank_list, whole
+from ring_notebook.notebook.style import CSS, STATUS_COLORS, duration, first_names, plural, rank_list, whole
 
-__all__ = ["compare", "figure", "headline", "lint", "mime_bundle", "outputs", "under_way"]
+__all__ = ["alert", "compare", "figure", "headline", "lint", "mime_bundle", "outputs", "under_way"]
 
 LONG_ENOUGH = 1.0  # seconds, for shares of a run's time to mean something
+MOST_CHARTS = 12  # of metrics, where --plot names none
 MOST_PRINTED = 200  # lines of output in the page; the whole of it is on disk
 
 
 def mime_bundle(log: RunRecord, plot: Sequence[str] = (), displays: bool = False) -> dict[str, str]:
     """The report of a run as ``text/html`` and ``text/plain``. ``plot`` names the metrics to chart.
 
-    With ``displays`` it holds what the ranks have displayed; without, that becomes outputs of its own.
+    With ``displays`` it includes what the ranks have displayed; otherwise `outputs` shows that.
     """
     view = log.view()
     page, text = _page(log, view, plot), _text(log, view, plot)
@@ -38,16 +39,16 @@ def mime_bundle(log: RunRecord, plot: Sequence[str] = (), displays: bool = False
 
 
 def under_way(log: RunRecord) -> dict[str, str]:
-    """What stands for the live panel where it cannot be drawn, as ``text/html`` and ``text/plain``."""
+    """The text in place of a live panel that cannot be drawn, as ``text/html`` and ``text/plain``."""
     text = (
-        f"Run {log.name or log.run} on {plural(log.size, 'rank')} was under way when this was saved. "
-        f"%ring attach, here or in another notebook, shows it from its start; its record is in {log.directory}"
+        f"Run {log.name or log.run} on {plural(log.size, 'rank')} was in progress when this notebook was saved. "
+        f"%ring attach shows it, here or in another notebook; its records are in {log.directory}"
     )
     return {"text/html": f"<div>{escape(text)}</div>", "text/plain": text}
 
 
 def outputs(log: RunRecord) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """What the ranks have displayed as outputs of a notebook: data and metadata of each, behind its ranks."""
+    """What the ranks have displayed as outputs of a notebook (data, metadata), each after a label with its ranks."""
     view = log.view()
     bundles: list[tuple[dict[str, Any], dict[str, Any]]] = []
     for one in view.displays:
@@ -57,20 +58,20 @@ def outputs(log: RunRecord) -> list[tuple[dict[str, Any], dict[str, Any]]]:
 
 
 def _earlier(log: RunRecord, view: RunView) -> str:
-    """Where the displays are that are not among the newest; empty when all are."""
+    """Where to find the displays that are too old to be shown; empty when all are shown."""
     return f"{view.dropped} earlier displays: see Run.displays, or {log.directory}" if view.dropped else ""
 
 
 def figure(log: RunRecord, names: Sequence[str] = ()) -> HTML:
-    """Charts of the named metrics (of all when there is none) as something that a notebook shows.
+    """Charts of the named metrics, of all without names.
 
     Raises KeyError that lists the metrics of the run when one is not among them.
     """
     view = log.view()
     for name in names:
         if name not in view.curves:
-            raise KeyError(f"run {log.run} has no metric {name!r}; it logged {', '.join(view.charted) or 'none'}")
-    return HTML(CSS + _charts(view, names or view.charted))
+            raise KeyError(f"run {log.run} has no metric {name!r}; it logged: {first_names(view.charted) or 'none'}")
+    return HTML(CSS + _charts(view, names or view.charted[:MOST_CHARTS]) + _uncharted(view, names))
 
 
 def compare(logs: Sequence[RunRecord], names: Sequence[str] = ()) -> HTML:
@@ -88,7 +89,7 @@ def compare(logs: Sequence[RunRecord], names: Sequence[str] = ()) -> HTML:
 
 
 def _labels(logs: Sequence[RunRecord]) -> list[str]:
-    """What each run is called in a legend: its name or time of day, both or a number where that is not enough."""
+    """The label of each run in a legend: its name or time of day; both, or a number, where that is not unique."""
     times = [time.strftime("%H:%M:%S", time.localtime(log.started)) for log in logs]
     short = [log.name or now for log, now in zip(logs, times, strict=True)]
     longer = [
@@ -98,13 +99,18 @@ def _labels(logs: Sequence[RunRecord]) -> list[str]:
     return [one if longer.count(one) == 1 else f"{one} #{index}" for index, one in enumerate(longer, start=1)]
 
 
+def alert(trouble: str) -> str:
+    """A red notice for a page; empty without ``trouble``."""
+    return f"<div class='ring-notice ring-alert' role='alert'>{escape(trouble)}</div>" if trouble else ""
+
+
 def lint(log: RunRecord) -> hints.Lint:
-    """What to look out for in the cell of a run."""
+    """The hints for the cell of a run."""
     return hints.Lint(log.source, log.options.get("first_line", 1), gpus=bool(log.environment.get("gpus")))
 
 
 def headline(log: RunRecord, view: RunView) -> list[str]:
-    """What the first line says of a run: its name, ranks, time, throughput, and how well it can have scaled."""
+    """The parts of the first line: name, ranks, time, throughput, and the most that the run can have gained."""
     parts = [log.name or log.run, plural(view.size, "rank"), duration(view.elapsed)]
     if view.samples_per_s:
         parts.append(f"{whole(view.samples_per_s)} samples/s")
@@ -112,11 +118,11 @@ def headline(log: RunRecord, view: RunView) -> list[str]:
 
 
 def _bound(log: RunRecord, view: RunView) -> list[str]:
-    """The most that a run in the course of training, or one that ended well, can have gained over one rank.
+    """The largest possible speedup over one rank, of a run that trains or has ended well.
 
-    Ranks that never wait for one another do as many times the work of one as there are ranks, if each works as fast
-    as one would alone. Whether it does, memory that they share decides, which only `%%ringscale` measures; ranks that
-    share cores never do.
+    It is the sum of the ranks' shares of time outside of communication: what ranks gain that compute as fast as one
+    rank alone would. Shared memory bandwidth makes them slower, which only `%%ringscale` measures. Nothing is said of
+    ranks that share cores.
     """
     trained = log.status in ("running", "ok") and view.elapsed >= LONG_ENOUGH and any(r.samples for r in view.ranks)
     about = log.environment
@@ -136,17 +142,29 @@ def _page(log: RunRecord, view: RunView, plot: Sequence[str]) -> str:
         f"{CSS}<div class='ring-report'><div class='ring-head'>"
         f"<span style='color:{color}'>● {log.status}</span><b>{name}</b>"
         f"{''.join(f'<span>{part}</span>' for part in rest)}</div>"
-        f"{notice}{_charts(view, plot or view.charted)}<div class='ring-rows'>{logged}</div>"
+        f"{alert(_trouble(log))}{notice}"
+        f"{_charts(view, plot or view.charted[:MOST_CHARTS])}{_uncharted(view, plot)}"
+        f"<div class='ring-rows'>{logged}</div>"
         f"{hints.html(lint(log).hints(view))}{_output(log, view)}</div>"
     )
 
 
 def _notices(log: RunRecord, view: RunView, plot: Sequence[str]) -> list[str]:
-    """What went wrong: the run's error, and metrics that were to be charted and never came."""
+    """What is wrong: the run's error, and metrics in ``plot`` that were not logged."""
     missing = [name for name in plot if name not in view.names]
-    logged = ", ".join(view.charted)
-    note = f"No metric {', '.join(missing)} was logged, " + (f"only {logged}." if logged else "and no other one.")
+    logged = first_names(view.charted)
+    note = f"--plot {', '.join(missing)}: not logged; the run logged {logged or 'no metrics'}."
     return [*filter(None, [log.summary.get("error", "")]), *([note] if missing and log.summary else [])]
+
+
+def _trouble(log: RunRecord) -> str:
+    """Why the records of the run are not complete, or not where they should be."""
+    return str(log.trouble or log.summary.get("trouble", ""))
+
+
+def _uncharted(view: RunView, plot: Sequence[str]) -> str:
+    more = 0 if plot else len(view.charted) - MOST_CHARTS
+    return f"<div>{more:,} more metrics: --plot NAME, or Run.plot(NAME), charts them</div>" if more > 0 else ""
 
 
 def _charts(view: RunView, names: Sequence[str]) -> str:
@@ -157,7 +175,7 @@ def _charts(view: RunView, names: Sequence[str]) -> str:
 
 
 def _image(title: str, curves: Curves, xlabel: str, from_zero: bool = False) -> str:
-    # As an image: a notebook that is not trusted yet is shown without inline SVG.
+    # As an image: front ends remove inline SVG from notebooks that are not trusted.
     data = base64.b64encode(line_chart(title, curves, xlabel, from_zero).encode()).decode()
     return f"<img alt='{escape(title, quote=True)} over {xlabel}' src='data:image/svg+xml;base64,{data}'>"
 
@@ -166,7 +184,7 @@ def _output(log: RunRecord, view: RunView) -> str:
     lines = labelled_lines.Lines().take(view.output, last=True)
     if not lines:
         return ""
-    where = f"<div>The first lines are in {escape(str(log.directory))}</div>" if len(lines) > MOST_PRINTED else ""
+    where = f"<div>Earlier lines are in {escape(str(log.directory))}</div>" if len(lines) > MOST_PRINTED else ""
     return (
         f"<details{' open' * (len(lines) <= 12)}><summary>Output</summary>{where}"
         f"<div class='ring-lines'>{labelled_lines.html(lines[-MOST_PRINTED:])}</div></details>"
@@ -175,7 +193,7 @@ def _output(log: RunRecord, view: RunView) -> str:
 
 def _text(log: RunRecord, view: RunView, plot: Sequence[str]) -> str:
     parts = [", ".join([log.status, *headline(log, view)])]
-    parts += _notices(log, view, plot)
+    parts += [_trouble(log), *_notices(log, view, plot)]
     if view.names:
         parts.append(rank_table.text(rank_table.table(view, still=True)))
     parts += map(hints.text, lint(log).hints(view))

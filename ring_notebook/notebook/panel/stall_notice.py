@@ -1,40 +1,41 @@
-"""Who waits for whom: what the panel says when no rank has made progress for a while."""
+"""The notice of a stalled run: which ranks wait in which collective, and for which ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 
 from ring_notebook.notebook.record.run_view import RankView
-from ring_notebook.notebook.style import duration, rank_list
+from ring_notebook.notebook.style import duration, rank_list, ranks
 
 __all__ = ["html", "sentence"]
 
 
-def sentence(ranks: Sequence[RankView]) -> str:
-    """The likely reason in one sentence: which ranks have not come to the collective that others are in."""
-    waiting = {rank.rank: found for rank in ranks if (found := _waiting(rank))}
+def sentence(stalled: Sequence[RankView]) -> str:
+    """The likely reason in one sentence: which ranks have not called the collective that others wait in."""
+    waiting = {rank.rank: found for rank in stalled if (found := _waiting(rank))}
     missing = {one for found in waiting.values() for one in found.get("missing", ())}
+    waits = f"{ranks(waiting).capitalize()} wait{'s' * (len(waiting) == 1)}"
     if missing:
-        return f"{_ranks(waiting)} wait{_s(waiting)} for {_ranks(missing).lower()}."
+        return f"{waits} for {ranks(missing)}."
     if waiting:
-        return f"{_ranks(waiting)} wait{_s(waiting)} in a collective that does not end."
-    return f"{_ranks(rank.rank for rank in ranks)} may be stuck outside the collectives of this run."
+        return f"{waits} in a collective that does not end."
+    return f"{ranks(rank.rank for rank in stalled).capitalize()} may be stuck outside of collectives."
 
 
-def html(ranks: Sequence[RankView]) -> str:
-    """A notice with a row per rank: where it is and since when. Empty without ranks."""
-    if not ranks:
+def html(stalled: Sequence[RankView]) -> str:
+    """The notice for a page, with a row per rank. Empty without ranks."""
+    if not stalled:
         return ""
     titles = ("rank", "is in", "sequence", "for", "at line", "waits for")
     head = "".join(f"<th>{title}</th>" for title in titles)
-    cells = ("".join(f"<td>{escape(cell)}</td>" for cell in _cells(rank)) for rank in ranks)
+    cells = ("".join(f"<td>{escape(cell)}</td>" for cell in _cells(rank)) for rank in stalled)
     rows = "".join(f"<tr>{row}</tr>" for row in cells)
     return (
         f"<div class='ring-notice' role='alert'>"
-        f"<b>No progress for {duration(min(rank.idle for rank in ranks))}.</b> {escape(sentence(ranks))} "
-        "Stop interrupts every rank; if that does not help, use <code>%ring restart</code>."
+        f"<b>No progress for {duration(min(rank.idle for rank in stalled))}.</b> {escape(sentence(stalled))} "
+        "Stop interrupts every rank; <code>%ring restart</code> ends ranks that do not stop."
         f"<table class='ring-table'><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
 
@@ -47,7 +48,7 @@ def _cells(rank: RankView) -> tuple[str, ...]:
     waiting = _waiting(rank)
     line = str(rank.status.line) if rank.status and rank.status.line else "?"
     if not waiting:
-        return str(rank.rank), "its own code", "", duration(rank.idle), line, ""
+        return str(rank.rank), "code outside of collectives", "", duration(rank.idle), line, ""
     return (
         str(rank.rank),
         f"{waiting.get('operation')} {waiting.get('name', '')}".strip(),
@@ -56,12 +57,3 @@ def _cells(rank: RankView) -> tuple[str, ...]:
         line,
         rank_list(waiting.get("missing", ())),
     )
-
-
-def _ranks(ranks: Iterable[int]) -> str:
-    numbers = set(ranks)
-    return f"Rank{'s' * (len(numbers) > 1)} {rank_list(numbers)}"
-
-
-def _s(ranks: Collection[int]) -> str:
-    return "s" * (len(ranks) == 1)

@@ -1,4 +1,4 @@
-"""What ranks have displayed: what of it can still be seen, equal displays of several ranks as one."""
+"""What the ranks have displayed: the newest, equal displays of several ranks as one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_BYTES = 600_000  # so that a saved notebook stays small; a single larger di
 class Displayed(NamedTuple):
     """A display that ``ranks`` show, as a notebook's output: ``data`` by MIME type.
 
-    ``place`` (how many displays its first rank has shown, and that rank) stays while what is shown at it changes.
+    ``place`` (the number of the display on its first rank, and that rank) stays the same when the display is updated.
     """
 
     place: tuple[int, int]
@@ -30,7 +30,7 @@ class Displayed(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """What it takes in a message or a file, nearly."""
+        """Its approximate size in a message or a file."""
         return _size(self.data)
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -40,15 +40,15 @@ class Displayed(NamedTuple):
 @dataclass(slots=True)
 class _Item:
     rank: int
-    ordinal: int  # counts what the rank has shown since it took back what was there
-    number: int  # counts all that it has shown
+    ordinal: int  # counts the displays of the rank since its last clear_output
+    number: int  # counts all displays of the rank
     id: str
     data: dict[str, Any]
     metadata: dict[str, Any]
 
 
 class Displays:
-    """The newest displays of every rank, a bounded number of bytes."""
+    """The newest displays of every rank, within a bound in bytes."""
 
     def __init__(self) -> None:
         self._items: list[_Item] = []
@@ -58,8 +58,8 @@ class Displays:
         self._nbytes = 0  # at most so many are in memory
 
     def add(self, display: Display) -> None:
-        """Take in what a rank shows, or what takes the place of something it has shown."""
-        # Ranks that show the same share it, so that 128 of them need no more memory than one.
+        """Take in a display of a rank, or the update of one."""
+        # Equal data of several ranks is shared, so that 128 ranks need no more memory than one.
         data = next((item.data for item in self._items if item.data == display.data), display.data)
         rank = display.rank
         if display.update:
@@ -71,7 +71,7 @@ class Displays:
         self._numbers[rank] += 1
         item = _Item(rank, self._ordinals[rank], self._numbers[rank], display.id, data, display.metadata)
         self._items.append(item)
-        # Not at once: what another rank shows may be equal, and then nothing has to give way.
+        # Only beyond a multiple of the bounds: another rank may show an equal display, which needs no space.
         self._nbytes += _size(data)
         if len(self._items) > _SLACK * MOST or self._nbytes > _SLACK * MOST_BYTES:
             kept = self._chosen(_SLACK)
@@ -81,21 +81,21 @@ class Displays:
             self._nbytes = sum(_size(group[0].data) for group in kept)
 
     def clear(self, rank: int) -> None:
-        """Forget what ``rank`` has shown."""
+        """Forget the displays of ``rank``."""
         self._items = [item for item in self._items if item.rank != rank]
         self._ordinals[rank] = 0
 
     def visible(self) -> tuple[tuple[Displayed, ...], int]:
-        """What can be seen now, in each rank's order, and how many displays gave way to newer ones.
+        """The current displays, in each rank's order, and how many older ones were dropped.
 
         The n-th display of one rank joins the n-th equal one of another.
         """
         groups = self._chosen()
-        given_way = self._forgotten + len(self._items) - sum(map(len, groups))
-        return tuple(sorted(map(_joined, groups), key=attrgetter("place"))), given_way
+        dropped = self._forgotten + len(self._items) - sum(map(len, groups))
+        return tuple(sorted(map(_joined, groups), key=attrgetter("place"))), dropped
 
     def _chosen(self, times: int = 1) -> list[list[_Item]]:
-        """Equal items together: first the newest of every rank, then the second newest, up to ``times`` the bounds."""
+        """Groups of equal items: the newest of every rank first, then the second newest, up to ``times`` the bounds."""
 
         def age(group: list[_Item]) -> tuple[int, int]:
             return min((self._numbers[item.rank] - item.number, item.rank) for item in group)
@@ -121,7 +121,7 @@ def _joined(items: list[_Item]) -> Displayed:
 
 
 def bundles(displays: Iterable[Display]) -> list[Displayed]:
-    """Displays as they were sent, one by one, each as something that a notebook shows."""
+    """All displays one by one, as a notebook shows them."""
     shown: Counter[int] = Counter()
     result = []
     for display in displays:

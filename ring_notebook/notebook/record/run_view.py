@@ -1,4 +1,4 @@
-"""What a run looks like at one moment, and how every record changes that."""
+"""The state of a run: how each record changes it, and its view at one moment."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ring_notebook.records import Cleared, Display, Ended, Failure, MetricBatch,
 
 __all__ = ["SAMPLES", "Printed", "RankView", "RunState", "RunView"]
 
-SAMPLES = "samples"  # the metric that becomes throughput instead of a chart of its own
-OUTPUT_CHARACTERS = 100_000  # what is kept in memory of the printed output; the whole of it is on disk
+SAMPLES = "samples"  # the metric that is shown as throughput
+OUTPUT_CHARACTERS = 100_000  # of printed output that stay in memory; all of it is on disk
 
 
 class Printed(NamedTuple):
-    """A piece of output, numbered from 1 in the order in which it came."""
+    """A piece of output, numbered from 1 in the order of arrival."""
 
     number: int
     rank: int
@@ -28,11 +28,11 @@ class Printed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RankView:
-    """One rank at one moment. Times are in seconds; ``left`` is None while it cannot be told.
+    """One rank at one moment. Times are in seconds; ``left`` is None when unknown.
 
-    ``quiet`` counts from its last metrics or output, ``idle`` from the last thing that moved at all (also its
-    progress, its line of the cell, its collective). ``samples_per_s`` is the current rate, that of the whole run
-    for a rank that has ended.
+    ``quiet`` counts from its last metrics or output, ``idle`` from its last change of any kind (also of its progress,
+    its line of the cell, its collective). ``samples_per_s`` is the current rate; after the rank's end, that of the
+    whole run.
     """
 
     rank: int
@@ -57,8 +57,8 @@ class RunView:
     """A run at one moment: immutable, bounded, cheap to draw.
 
     ``curves`` holds points over steps by metric and rank, ``throughput`` samples/s over seconds since the
-    start by rank. ``output`` is the end of what the ranks printed, ``displays`` the newest of what they displayed
-    (``dropped`` earlier ones gave way). ``cleared`` counts how often a rank took back what it had printed.
+    start by rank. ``output`` is the newest of what the ranks printed, ``displays`` the newest of what they displayed
+    (``dropped`` older ones are not shown). ``cleared`` counts calls of clear_output.
     """
 
     size: int
@@ -85,17 +85,17 @@ class RunView:
 
     @property
     def progress(self) -> float | None:
-        """Share done of the rank that is furthest behind, 0 to 1."""
+        """The smallest share done of any rank, 0 to 1."""
         shares = [done / total for done, total in (rank.progress for rank in self.ranks) if total]
         return min(shares) if shares else None
 
     @property
     def left(self) -> float | None:
-        """Seconds that the slowest rank still needs."""
+        """The seconds left of the slowest rank."""
         return max((rank.left for rank in self.ranks if rank.left is not None), default=None)
 
     def stuck(self, after: float) -> tuple[RankView, ...]:
-        """The ranks that have not ended when none of these has moved for ``after`` seconds, else nothing."""
+        """The ranks that have not ended, when none of them has made progress for ``after`` seconds; else empty."""
         alive = tuple(rank for rank in self.ranks if rank.ended is None)
         return alive if all(rank.idle >= after for rank in alive) else ()
 
@@ -134,7 +134,7 @@ def _position(status: Status) -> tuple[object, ...]:
 
 
 class RunState:
-    """Takes in the records of a run and shows what they add up to. Not locked: its owner does that.
+    """Applies the records of a run and shows the result. Not locked: its owner does that.
 
     ``started`` and every ``now`` are seconds since the epoch on the kernel's clock.
     """
@@ -153,7 +153,7 @@ class RunState:
         self._cleared = 0
 
     def apply(self, record: Record, now: float) -> None:
-        """Take in one record. Raises ValueError when it comes from a rank that this run has not got."""
+        """Apply one record. Raises ValueError when its rank is not one of the run."""
         rank = self._ranks.get(record.rank)
         if rank is None:
             raise ValueError(f"a record of rank {record.rank} in a run of {self.size} ranks")
@@ -175,13 +175,11 @@ class RunState:
             rank.ended = record
 
     def _metrics(self, rank: _Rank, batch: MetricBatch) -> None:
-        width = len(batch.columns)
-        columns = {name: batch.values[i::width] for i, name in enumerate(batch.columns)}
-        times, steps = columns.pop("time"), columns.pop("step")
-        if not steps:
+        if not batch.values:
             return
+        times, steps, *columns = (batch.values[index :: batch.width] for index in range(batch.width))
         rank.step = int(steps[-1])
-        for name, values in columns.items():
+        for name, values in zip(batch.names, columns, strict=True):
             rank.last[name] = values[-1]
             self.names.setdefault(name)
             if name == SAMPLES:

@@ -1,21 +1,24 @@
-"""The runs on disk: listed with their results, found by a part of their name, compared."""
+"""The runs on disk: listed with their results, found by the beginning of their name, compared."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from ring_notebook.config import config
 from ring_notebook.errors import RingError
 from ring_notebook.notebook.panel.report import compare as compare_report
-from ring_notebook.notebook.record.run_files import RUN, SUMMARY, read_json
-from ring_notebook.notebook.record.run_log import RunRecord
+from ring_notebook.notebook.record.run_files import RUN
+from ring_notebook.notebook.record.run_record import UNREADABLE, RunRecord, read_about, read_summary
 from ring_notebook.notebook.table import Listing
 
 __all__ = ["compare", "find", "listing", "runs_directory"]
 
+_MOST_METRICS = 6
 _COLUMNS = ("run", "name", "started", "ranks", "status", "seconds", "samples/s", "last values of rank 0")
 
 
@@ -25,28 +28,35 @@ def runs_directory() -> Path:
 
 
 def listing(most: int = 20) -> Listing:
-    """The newest runs with what they came to, newest first."""
+    """The newest runs with their results, newest first. A note names those that cannot be read."""
     directories = _directories()
-    rows = [_row(directory) for directory in reversed(directories[-most:])]
-    hidden = len(directories) - len(rows)
-    return Listing(_COLUMNS, rows, f"and {hidden} older ones in {runs_directory()}" if hidden > 0 else "")
+    rows, unreadable = [], []
+    for directory in reversed(directories[-most:]):
+        try:
+            rows.append(_row(directory))
+        except UNREADABLE as error:
+            unreadable.append(f"skipped: {error}")
+    older = len(directories) - most
+    notes = [*unreadable, f"and {older} older ones in {runs_directory()}" if older > 0 else ""]
+    return Listing(_COLUMNS, rows, "\n".join(filter(None, notes)))
 
 
 def find(name: str) -> RunRecord:
-    """The run whose id or name begins with ``name``, the newest when there are several.
+    """The run whose id or name begins with ``name``, the newest when there are several; unreadable ones are skipped.
 
-    Raises RingError that lists the names there are.
+    Raises RingError that lists the newest runs when there is none.
     """
     directories = _directories()
     for directory in reversed(directories):
-        if directory.name.startswith(name) or read_json(directory / RUN)["name"].startswith(name):
-            return RunRecord.load(directory)
+        with suppress(*UNREADABLE):
+            if directory.name.startswith(name) or read_about(directory)["name"].startswith(name):
+                return RunRecord.load(directory)
     known = ", ".join(directory.name for directory in directories[-5:]) or "none"
-    raise RingError(f"no run {name!r} in {runs_directory()}; the last ones are: {known}")
+    raise RingError(f"no run {name!r} in {runs_directory()}; the newest are: {known}")
 
 
 def compare(names: Sequence[str]) -> Any:
-    """The curves of several runs in one figure. Raises RingError for a run that is not there."""
+    """The curves of several runs in one figure. Raises RingError for one that does not exist."""
     return compare_report([find(name) for name in names])
 
 
@@ -55,9 +65,9 @@ def _directories() -> list[Path]:
 
 
 def _row(directory: Path) -> list[str]:
-    about = read_json(directory / RUN)
-    summary = read_json(directory / SUMMARY)
-    ranks = summary.get("ranks") or [{}]
+    about, summary = read_about(directory), read_summary(directory)
+    (last, *_) = [*(rank.get("last", {}) for rank in summary.get("ranks", [])), {}]
+    dots = ["..."] if len(last) > _MOST_METRICS else []
     return [
         directory.name,
         about["name"],
@@ -66,5 +76,5 @@ def _row(directory: Path) -> list[str]:
         summary.get("status", "running or lost"),
         f"{summary['seconds']:.1f}" if summary else "",
         f"{summary['samples_per_s']:.0f}" if summary.get("samples_per_s") else "",
-        ", ".join(f"{name} {value:.4g}" for name, value in ranks[0].get("last", {}).items()),
+        ", ".join([*(f"{name} {value:.4g}" for name, value in islice(last.items(), _MOST_METRICS)), *dots]),
     ]

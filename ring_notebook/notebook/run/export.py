@@ -12,8 +12,8 @@ from IPython.core.inputtransformer2 import TransformerManager
 
 from ring_notebook.errors import RingError
 from ring_notebook.frameworks import default, named, names_in
-from ring_notebook.notebook.record.run_files import RUN, read_json
-from ring_notebook.notebook.record.run_log import RunRecord
+from ring_notebook.notebook.record.run_files import RUN
+from ring_notebook.notebook.record.run_record import UNREADABLE, RunRecord, read_about
 
 __all__ = ["Script", "export", "script", "set_up_cells"]
 
@@ -110,7 +110,10 @@ def _set_up(record: RunRecord) -> list[RunRecord]:
     """The set-up cells that ran in the cluster of ``record`` before it."""
     found = []
     for file in sorted(record.directory.parent.glob(f"*/{RUN}")):
-        about = read_json(file)
+        try:
+            about = read_about(file.parent)
+        except UNREADABLE:  # not a run of ours, or a truncated one
+            continue
         same = about["environment"].get("cluster") == record.environment.get("cluster")
         if not same or not about["options"].get("setup") or about["started"] >= record.started:
             continue

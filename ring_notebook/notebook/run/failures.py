@@ -1,4 +1,4 @@
-"""What the ranks' failures come to: one exception of the original type, one traceback, ranks grouped."""
+"""Makes one exception of the ranks' failures: of the original type, with one traceback, equal failures grouped."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import pickle
 from collections.abc import Iterable, Sequence
 
 from ring_notebook.errors import RunFailed
+from ring_notebook.notebook import style
 from ring_notebook.records import Failure
 
-__all__ = ["as_exception", "brief", "describe", "rank_list"]
+__all__ = ["as_exception", "brief", "describe"]
 
 _RED, _PLAIN = "\x1b[31m", "\x1b[0m"
 
 
 def as_exception(failures: Sequence[Failure], still_running: Iterable[int] = ()) -> BaseException:
-    """The first failure's own exception, which notebooks and plain Python show with `describe`'s text.
+    """The exception of the first failure; notebooks and plain Python show it with the text of `describe`.
 
     ``still_running`` are ranks that did not stop although another one failed. ``failures`` must not be empty.
     """
@@ -27,7 +28,7 @@ def as_exception(failures: Sequence[Failure], still_running: Iterable[int] = ())
 
 
 def brief(error: BaseException, text: str) -> BaseException:
-    """Have IPython show ``text`` for ``error`` instead of a traceback through our own code."""
+    """Make IPython show ``text`` for ``error`` instead of a traceback through this package."""
     error._render_traceback_ = lambda: _highlighted(text)  # type: ignore[attr-defined]
     return error
 
@@ -40,38 +41,28 @@ def describe(failures: Sequence[Failure], still_running: Iterable[int] = ()) -> 
     place = f'File "<cell of run {first.run}>"'
     lines = [first.traceback.rstrip().replace(place, "Cell")]
     if len(ranks) > 1:
-        lines.append(f"{rank_list(ranks)}: same")
+        lines.append(f"{style.ranks(ranks)}: same")
     elif len(failures) > 1 or not first.aborted:
         lines.append(f"raised on rank {first.rank}")
     for other, ranks in groups[1:]:
-        lines.append(f"{rank_list(ranks)}: {_summary(other)}")
+        lines.append(f"{style.ranks(ranks)}: {_summary(other)}")
     stopped: dict[str, list[int]] = {}
     for failure in failures:
         if failure.aborted and failure not in primary:
             stopped.setdefault(_where_stopped(failure), []).append(failure.rank)
-    lines += [f"{rank_list(ranks)}: {text}" for text, ranks in stopped.items()]
+    lines += [f"{style.ranks(ranks)}: {text}" for text, ranks in stopped.items()]
     if waiting := sorted(still_running):
-        lines.append(f"{rank_list(waiting)}: still running; `%ring restart` if it does not stop")
+        lines.append(f"{style.ranks(waiting)}: still running; `%ring restart` ends it")
     return "\n".join(lines)
 
 
-def rank_list(ranks: Sequence[int]) -> str:
-    """``rank 1`` or ``ranks 0, 2, 3``; long lists as ``ranks 0-127``."""
-    ordered = sorted(ranks)
-    if len(ordered) == 1:
-        return f"rank {ordered[0]}"
-    if len(ordered) > 4 and ordered == list(range(ordered[0], ordered[-1] + 1)):
-        return f"ranks {ordered[0]}-{ordered[-1]}"
-    return f"ranks {', '.join(map(str, ordered))}"
-
-
 def _primary(failures: Sequence[Failure]) -> list[Failure]:
-    """Those that failed by themselves; all of them when every rank was only stopped (a rank left early)."""
+    """The failures of ranks that failed by themselves; all failures when there is none (a rank left early)."""
     return [failure for failure in failures if not failure.aborted] or list(failures)
 
 
 def _grouped(failures: Iterable[Failure]) -> list[tuple[Failure, list[int]]]:
-    """One failure for each kind with the ranks that share it, in the order in which they came."""
+    """One failure of each kind with the ranks that share it, in the order of their arrival."""
     groups: dict[tuple[object, ...], tuple[Failure, list[int]]] = {}
     for failure in failures:
         key = (failure.ename, failure.module, failure.message, failure.frames)
@@ -84,7 +75,7 @@ def _summary(failure: Failure) -> str:
 
 
 def _where_stopped(failure: Failure) -> str:
-    """The message of a rank that only stopped, without its number: others may have stopped in the same way."""
+    """The message of a rank that stopped because of another one, without its own number: others may share it."""
     line = _line(failure)
     text = failure.message.split("\n")[0].removeprefix(f"rank {failure.rank}: ")
     return f"line {line}: {text}" if line else text

@@ -1,4 +1,4 @@
-"""The same cell at several sizes: how throughput grows with the ranks."""
+"""Measures how throughput grows with the number of ranks, from runs of the same cell."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["Scaling", "measure"]
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """One size: ranks, ``seconds`` of the run, samples/s of all ranks, and what both are worth.
+    """One size: its ``ranks``, ``seconds`` of the run, ``rate`` (samples/s of all ranks), speedup and efficiency.
 
-    ``speedup`` is against the smallest size, by samples/s, or by time when the cell logs no samples; ``efficiency``
-    is the speedup over that of ideal scaling (1.0).
+    ``speedup`` is relative to the smallest size, by samples/s, or by time when the cell logs no samples;
+    ``efficiency`` is the speedup divided by that of ideal scaling.
     """
 
     ranks: int
@@ -35,7 +35,7 @@ def measure(summaries: Sequence[dict[str, Any]]) -> list[Scaling]:
     """The scaling of runs of one cell, from their summaries, in order of size."""
     ordered = sorted(summaries, key=lambda summary: int(summary["size"]))
     rates = [summary["samples"] / summary["seconds"] for summary in ordered]
-    # Without samples every run did the same work: the time alone counts.
+    # Without samples every run is taken to do the same work.
     pace = rates if all(rates) else [1 / summary["seconds"] for summary in ordered]
     first = ordered[0]["size"]
     return [
@@ -51,7 +51,7 @@ def measure(summaries: Sequence[dict[str, Any]]) -> list[Scaling]:
 
 
 class ScalingReport(Listing):
-    """The table of a scaling measurement, with a plot against ideal scaling."""
+    """The table of a scaling measurement, with a chart beside ideal scaling."""
 
     def __init__(self, points: Sequence[Scaling]) -> None:
         rows = [

@@ -9,8 +9,10 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-from ring_notebook.notebook.record.run_files import RUN, SUMMARY, read_json, read_records
-from ring_notebook.notebook.record.run_log import RunLog, RunRecord
+from ring_notebook.notebook.record.run_files import RUN, SUMMARY
+from ring_notebook.notebook.record.run_log import RunLog
+from ring_notebook.notebook.record.run_reader import RunReader
+from ring_notebook.notebook.record.run_record import UNREADABLE, RunRecord, RunStatus, read_about, read_summary
 
 __all__ = ["FollowedLog", "TakenOverLog", "run_in_progress"]
 
@@ -21,31 +23,34 @@ _LENGTH = struct.Struct("<I")
 
 
 def run_in_progress(runs: Path, cluster: str) -> Path | None:
-    """The folder of the run that goes on in the cluster of this name, if there is one."""
+    """The folder of the run in progress in the cluster of this name, if there is one; unreadable runs are skipped."""
     for directory in sorted((file.parent for file in runs.glob(f"*/{RUN}")), reverse=True):
-        if read_json(directory / RUN).get("environment", {}).get("cluster") == cluster:
-            return None if (directory / SUMMARY).exists() else directory
+        with suppress(*UNREADABLE):
+            if read_about(directory)["environment"].get("cluster") == cluster:
+                return None if (directory / SUMMARY).exists() else directory
     return None
 
 
 class FollowedLog(RunRecord):
-    """A run that a living notebook writes: what it has written so far, and from now on as it comes."""
+    """A run that a living notebook writes: what it has written so far, and each new record."""
 
     def __init__(self, directory: Path) -> None:
-        super().__init__(directory, read_json(directory / RUN))
-        self._seen: dict[str, int] = {}
+        super().__init__(directory, read_about(directory))
+        self._reader = RunReader(directory, self.run)
         self._stop = Event()
         self._read()
-        self._reader = Thread(target=self._follow, name=f"ring-follow-{self.run}", daemon=True)
-        self._reader.start()
+        self._thread = Thread(target=self._follow, name=f"ring-follow-{self.run}", daemon=True)
+        self._thread.start()
 
-    def finish(self, status: str, error: str = "") -> dict[str, Any]:
-        """Stop following. The summary is the writer's own; without one it is made of what was read."""
+    def finish(self, status: RunStatus, error: str = "") -> dict[str, Any]:
+        """Stop following. The summary is the writer's; without one it is made from what was read."""
         deadline = time.monotonic() + _SECONDS_TO_SUMMARY
         while not (self.directory / SUMMARY).exists() and time.monotonic() < deadline:
             time.sleep(_PERIOD)
         self.close()
-        self.summary = read_json(self.directory / SUMMARY) or {
+        with suppress(ValueError):  # truncated, as the writer's disk may be full
+            self.summary = read_summary(self.directory)
+        self.summary = self.summary or {
             "status": status,
             "error": error,
             "seconds": time.time() - self.started,
@@ -55,38 +60,38 @@ class FollowedLog(RunRecord):
     def close(self) -> None:
         """Stop following."""
         self._stop.set()
-        self._reader.join()
+        self._thread.join()
 
     def _follow(self) -> None:
         while not self._stop.wait(_PERIOD):
             self._read()
 
     def _read(self) -> None:
-        for record, now in read_records(self.directory, self.run, self._seen):
+        for record, now in self._reader.records():
             with self._changed:
                 self._state.apply(record, now)
                 self._changed.notify_all()
 
 
 class TakenOverLog(RunLog):
-    """A run whose notebook is gone: written anew from what its ranks have kept in ``spool``, and on from there."""
+    """A run whose notebook is gone, written again from the start from the messages that its ranks keep in ``spool``."""
 
     def __init__(self, directory: Path, spool: Path) -> None:
-        super().__init__(directory, **read_json(directory / RUN))
+        super().__init__(directory, **read_about(directory))
         self._spool = spool
         self._seen: dict[Path, int] = {}
         self._stop = Event()
-        self._reader = Thread(target=self._follow, name=f"ring-spool-{self.run}", daemon=True)
-        self._reader.start()
+        self._thread = Thread(target=self._follow, name=f"ring-spool-{self.run}", daemon=True)
+        self._thread.start()
 
-    def close(self) -> None:
+    def _close(self) -> Path | None:
         """Take in what the ranks have written last, and close as any log does."""
         self._stop.set()
-        self._reader.join()
-        super().close()
+        self._thread.join()
+        return super()._close()
 
     def _now(self) -> float:
-        """When the last rank wrote its last record, once all have: nobody may have been here to see that."""
+        """When the last rank wrote its last record, once all have ended: no kernel may have been there at that time."""
         if len(self.ended()) < self.size:
             return super()._now()
         written = []

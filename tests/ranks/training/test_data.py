@@ -251,7 +251,8 @@ def test_prepare_puts_the_noise_scale_into_the_rows(
     metrics.begin()
     try:
         noisy_training(hvd, optimizer, w, 80, passes=passes, no_sync=no_sync)
-        rows = [dict(zip(b.columns, row, strict=True)) for b in metrics.drain("run", 0) for row in b.rows()]
+        batches = metrics.drain("run", 0)
+        rows = [dict(zip(("time", "step", *b.names), row, strict=True)) for b in batches for row in b.rows()]
     finally:
         metrics.end()
     values = [row.get("noise_scale", math.nan) for row in rows]

@@ -58,7 +58,7 @@ from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.records import MetricBatch, encode
 log = RunLog(Path(tempfile.mkdtemp()), "r1", "", 1, "", {}, {})
 rows = array("d", [1, 1, 0.5, 2, 2, 0.25][: 3 * ROWS])
-log.put(encode([MetricBatch("r1", 0, ("time", "step", "loss"), rows)]))
+log.put(encode([MetricBatch("r1", 0, ("loss",), rows)]))
 panel = Panel(log)
 with contextlib.redirect_stdout(io.StringIO()):
     panel.show()

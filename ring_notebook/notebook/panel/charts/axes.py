@@ -1,4 +1,4 @@
-"""The axes of a chart: from where to where, and at which round numbers."""
+"""The axes of a chart: their ranges and ticks."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Scale:
 
     @staticmethod
     def label(tick: float) -> str:
-        """What stands at a tick."""
+        """The text at a tick."""
         return whole(tick) if abs(tick) >= 1000 else number(tick)
 
 
 def scales(curves: Curves, from_zero: bool) -> tuple[Scale, Scale]:
-    """The x and y axes that hold all of ``curves``; ``from_zero`` starts y at 0."""
+    """The x and y axes that contain all of ``curves``; ``from_zero`` starts y at 0."""
     rows = curves.rows if curves.band is None else np.concatenate([curves.rows, curves.band])
     x, y = _scale(curves.x, False), _scale(rows, from_zero)
     room = (y.high - y.low) * 0.05

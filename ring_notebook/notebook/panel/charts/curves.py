@@ -1,4 +1,4 @@
-"""Which lines a chart shows: one per rank, or mean and band where there are too many to tell apart."""
+"""The lines of a chart: one per rank, or mean and band above eight ranks."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def per_rank(points: Mapping[int, Points]) -> Curves:
 
 
 def many(runs: Mapping[str, Mapping[int, Points]]) -> Curves:
-    """A line per run: the mean of its ranks. For laying runs over one another."""
+    """A line per run, the mean of its ranks, to compare runs in one chart."""
     means = []
     for points in runs.values():
         x, rows = _aligned(tuple(points.values()))

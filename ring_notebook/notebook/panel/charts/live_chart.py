@@ -1,4 +1,4 @@
-"""A live chart: one metric, drawn by bqplot."""
+"""A live chart: one metric in a bqplot widget, which gets only the numbers that have changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A line chart as SVG text, for pages where no widget is alive."""
+"""A still chart: curves as SVG text, for saved notebooks, where no widget is alive."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FONT = "font-family='system-ui,-apple-system,Segoe UI,Helvetica,Arial,sans-serif
 
 
 def line_chart(title: str, curves: Curves, xlabel: str, from_zero: bool = False) -> str:
-    """The curves with axes, grid and legend. Colours hold on light and dark pages."""
+    """The curves with axes, grid and legend. Its colors suit light and dark pages."""
     x_scale, y_scale = scales(curves, from_zero)
 
     def sx(value: float) -> float:

@@ -1,4 +1,4 @@
-"""Displays of ranks as a piece of a page, where they cannot be outputs of their own."""
+"""Displays of ranks as HTML and as text, for places where they cannot be outputs of a notebook."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 
 
 def label(one: Displayed) -> str:
-    """Which ranks show it, for a page."""
+    """The label with the ranks that show it, for a page."""
     color = rank_color(one.ranks[0]) if len(one.ranks) == 1 else GREY
     return f"<span style='color:{color};font:12px monospace'>[{rank_list(one.ranks)}]</span>"
 
@@ -31,7 +31,7 @@ def text(displays: Iterable[Displayed]) -> str:
 
 
 def _body(one: Displayed) -> str:
-    """The richest of what a page shows without a renderer of its own."""
+    """The richest form that any page shows without a renderer."""
     for mime in _PICTURES:
         if mime in one.data:
             return _image(one, mime, one.data[mime])

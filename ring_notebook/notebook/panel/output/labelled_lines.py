@@ -1,4 +1,4 @@
-"""Output of many ranks as labelled lines: equal ones of several ranks become one."""
+"""Output of the ranks as lines labelled with their ranks; equal lines of several ranks become one."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ class Line(NamedTuple):
 
 
 class Lines:
-    """Cuts pieces of output into lines. A line is held back while it grows, as a progress bar does."""
+    """Splits pieces of output into lines. An unfinished line is kept back while it grows, like a progress bar."""
 
     def __init__(self) -> None:
         self._seen = 0
         self._open: dict[tuple[int, str], str] = {}
 
     def take(self, pieces: Iterable[Printed], last: bool = False) -> list[Line]:
-        """The lines that are complete with these pieces (those taken before are skipped).
+        """The lines that these pieces complete; pieces of earlier calls are skipped.
 
-        An unfinished line comes when nothing has been added to it since the call before, or with ``last``.
+        An unfinished line is returned when it has not grown since the last call, or with ``last``.
         """
         open_before = dict(self._open)
         lines: list[tuple[int, str, str]] = []
@@ -54,7 +54,7 @@ class Lines:
 
 
 def _joined(lines: list[tuple[int, str, str]]) -> list[Line]:
-    # The n-th time that one rank says a thing joins the n-th time of another: nothing a rank repeats is lost.
+    # The n-th equal line of one rank joins the n-th of another, so that repeated lines stay repeated.
     said: Counter[tuple[int, str, str]] = Counter()
     joined: dict[tuple[str, str, int], list[int]] = {}
     for line in lines:
@@ -65,12 +65,12 @@ def _joined(lines: list[tuple[int, str, str]]) -> list[Line]:
 
 
 def _plain(line: str) -> str:
-    """The line as a terminal would leave it: a carriage return starts over, colours are gone."""
+    """The line as a terminal shows it: what a carriage return overwrites and colors are removed."""
     return _ESCAPES.sub("", line.rstrip("\r").rpartition("\r")[2])
 
 
 def html(lines: Iterable[Line]) -> str:
-    """The lines for a page, each behind its ranks."""
+    """The lines for a page, each after its ranks."""
     parts = []
     for line in lines:
         color = rank_color(line.ranks[0]) if len(line.ranks) == 1 else GREY

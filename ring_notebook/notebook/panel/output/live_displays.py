@@ -1,4 +1,4 @@
-"""What the ranks display, in the live panel: drawn by the page's own renderers, as any output of a notebook."""
+"""What the ranks display, in the live panel; the page renders it as any output of a notebook."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BYTES_PER_SECOND = 400_000
 
 
 class Gallery:
-    """The displays that can be seen now, each under the ranks that show it. `draw` sends only what has changed."""
+    """The current displays, each under a label with its ranks. `draw` sends only what has changed."""
 
     def __init__(self) -> None:
         self._frames: dict[tuple[int, int], _Frame] = {}
@@ -26,7 +26,7 @@ class Gallery:
         self.widget = VBox(layout=Layout(display="none", overflow="visible"))
 
     def draw(self, view: RunView) -> None:
-        """Show the displays of ``view``; a plot that is drawn faster than pages can be sent skips states."""
+        """Show the displays of ``view``; a plot that changes faster than it can be sent skips states."""
         if monotonic() < self._due:
             return
         sent = 0
@@ -46,7 +46,7 @@ class Gallery:
         self._due = monotonic() + sent / BYTES_PER_SECOND
 
     def finish(self, view: RunView) -> None:
-        """Show the last state, however much was sent just before."""
+        """Show the last state, whatever was sent just before."""
         self._due = 0.0
         self.draw(view)
 
@@ -61,7 +61,7 @@ class _Frame:
         self.widget = VBox([self._label, self._output])
 
     def draw(self, one: Displayed) -> int:
-        """Show a newer state; the number of bytes that this sends."""
+        """Show a newer state; returns the number of bytes that this sends."""
         before, self._shown = self._shown, one
         if one.ranks != before.ranks:
             self._label.value = displays_html.label(one)

@@ -36,7 +36,7 @@ def found(source: str, seen: RunView | None = None, first_line: int = 2) -> dict
 
 def steps(rank: int, count: int) -> list[Record]:
     values = array("d", [value for step in range(count) for value in (step, step, 0.5)])
-    return [MetricBatch("r", rank, ("time", "step", "loss"), values), Ended("r", rank, "ok", 1.0)]
+    return [MetricBatch("r", rank, ("loss",), values), Ended("r", rank, "ok", 1.0)]
 
 
 def test_a_cell_that_is_right_gets_no_hint() -> None:

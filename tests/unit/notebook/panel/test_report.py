@@ -23,7 +23,7 @@ def run(directory: Path, size: int, *more: Record, steps: int = 60, status: str 
         values = array("d")
         for step in range(steps):
             values.extend((log.started + step / 20, step, 1 / (step + 1) + rank, 32.0))
-        batch = MetricBatch(log.run, rank, ("time", "step", "loss", "samples"), values)
+        batch = MetricBatch(log.run, rank, ("loss", "samples"), values)
         log.put(encode([batch, Output(log.run, rank, "stdout", "epoch 1\n")]))
     log.put(encode(more))
     if not any(isinstance(record, Ended) for record in more):
@@ -144,7 +144,7 @@ def test_of_many_displays_the_newest_stay_and_it_is_said_where_the_others_are(tm
 def test_figure_of_chosen_metrics(tmp_path: Path) -> None:
     log = run(tmp_path / "r1", 2)
     assert texts(images(report.figure(log, ["loss"]).data)[0])[0] == "loss"
-    with pytest.raises(KeyError, match="no metric 'los'; it logged loss"):
+    with pytest.raises(KeyError, match="no metric 'los'; it logged: loss"):
         report.figure(log, ["los"])
 
 
@@ -165,11 +165,11 @@ def test_runs_in_a_legend_have_short_names_that_differ(tmp_path: Path) -> None:
     assert {"a", "b 21:07:01", "b 21:07:02", "21:07:03 #4", "21:07:03 #5"} <= set(texts(loss))
 
 
-def test_a_metric_that_was_to_be_charted_and_never_came(tmp_path: Path) -> None:
+def test_a_metric_to_plot_that_was_not_logged_is_named(tmp_path: Path) -> None:
     bundle = report.mime_bundle(run(tmp_path / "r1", 1), ["los", "loss", "samples"])
     for shown in bundle.values():
-        assert "No metric los was logged, only loss." in shown
-    assert "and no other one." in report.mime_bundle(run(tmp_path / "r2", 1, steps=0), ["loss"])["text/plain"]
+        assert "--plot los: not logged; the run logged loss." in shown
+    assert "the run logged no metrics." in report.mime_bundle(run(tmp_path / "r2", 1, steps=0), ["loss"])["text/plain"]
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_stuck_names_who_is_missing_and_where_each_rank_is(tmp_path: Path) -> No
     page = stall_notice.html(ranks)
     cells = [re.findall(r"<td>(.*?)</td>", row) for row in page.split("<tr>")[2:]]
     assert cells[0] == ["0", "allreduce bucket 3", "17", "12 s", "9", "1"]
-    assert [cells[1][index] for index in (0, 1, 4)] == ["1", "its own code", "4"]
+    assert [cells[1][index] for index in (0, 1, 4)] == ["1", "code outside of collectives", "4"]
     log.finish("interrupted")
     assert stall_notice.html(()) == ""
 

@@ -13,17 +13,20 @@ from typing import Any
 import pytest
 
 from ring_notebook.engine.spool import Spool
-from ring_notebook.notebook.record.run_files import metric_lines, read_json, read_metrics, read_text, write_json
-from ring_notebook.notebook.record.run_log import RunLog, RunRecord
+from ring_notebook.notebook.record.logged_rows import MetricRow
+from ring_notebook.notebook.record.run_files import read_json, read_text, write_json
+from ring_notebook.notebook.record.run_log import RunLog
+from ring_notebook.notebook.record.run_reader import RunReader
+from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.record.run_view import OUTPUT_CHARACTERS
 from ring_notebook.notebook.run.takeover import TakenOverLog
 from ring_notebook.records import Cleared, Display, Ended, Failure, MetricBatch, Output, Record, Status, encode
 
 
-def batch(rank: int, steps: range, **metrics: list[float]) -> MetricBatch:
+def batch(rank: int, steps: range, /, **metrics: list[float]) -> MetricBatch:
     rows = zip(steps, *metrics.values(), strict=True)
     values = array("d", (value for row in rows for value in (1000.0 + row[0] / 10, *row)))
-    return MetricBatch("r1", rank, ("time", "step", *metrics), values)
+    return MetricBatch("r1", rank, tuple(metrics), values)
 
 
 def ended(rank: int, status: Any = "ok") -> Ended:
@@ -55,18 +58,64 @@ def test_every_row_is_on_disk_from_every_thread(log: RunLog) -> None:
     for thread in threads:
         thread.join()
     finish(log)
-    rows = read_metrics(log.directory)
     for number in range(2):
-        mine = [row for row in rows if row["rank"] == number]
-        assert [row["step"] for row in mine] == list(range(5000))
-        assert [row["loss"] for row in mine] == [step / 3 for step in range(5000)]
+        mine = [row for row in log.metrics() if row.rank == number]
+        assert [row.step for row in mine] == list(range(5000))
+        assert [row.values["loss"] for row in mine] == [step / 3 for step in range(5000)]
     assert log.summary["samples"] == 2 * 5000 * 32
+
+
+def test_metrics_are_a_sequence_of_rows(log: RunLog) -> None:
+    assert repr(log.metrics()) == "<Metrics: no rows>"
+    feed(log, batch(0, range(3), loss=[3, 2, 1]), batch(1, range(2), accuracy=[0.5, 0.75]))
+    finish(log)
+    metrics = log.metrics()
+    assert metrics[1] == MetricRow(0, 1000.1, 1, {"loss": 2.0})
+    assert metrics[-1] == MetricRow(1, 1000.1, 1, {"accuracy": 0.75})
+    assert metrics[2:4] == [metrics[2], metrics[3]] == list(metrics)[2:4]
+    assert [len(metrics), len(list(metrics))] == [5, 5]
+    with pytest.raises(IndexError, match="row 5 of 5"):
+        metrics[5]
+    assert metrics.names == ("loss", "accuracy")
+    assert repr(metrics) == "<Metrics: 5 rows of ranks 0-1: loss, accuracy>"
+
+
+def test_a_metric_may_be_called_as_a_field_of_the_record(log: RunLog) -> None:
+    names = {"rank": [7.0], "time": [8.0], "step": [9.0], "rows": [10.0], "names": [11.0], "kind": [12.0]}
+    feed(log, batch(1, range(1), **names), ended(0), ended(1))
+    finish(log)
+    for record in (log, RunRecord.load(log.directory)):
+        (row,) = record.metrics()
+        assert row == MetricRow(1, 1000.0, 0, {name: value for name, (value,) in names.items()})
+        assert record.view().ranks[1].last == row.values
+        assert record.view().ranks[1].step == 0
+        frame = record.metrics().to_pandas()
+        assert frame.iloc[0].to_dict() == {
+            "rank": 1,
+            "time": 1000,
+            "step": 0,
+            "rows": 10,
+            "names": 11,
+            "kind": 12,
+            "metric.rank": 7,
+            "metric.time": 8,
+            "metric.step": 9,
+        }
+
+
+def test_records_of_an_older_version_stay_readable(log: RunLog) -> None:
+    finish(log)
+    with (log.directory / "metrics.jsonl").open("a") as file:
+        file.write('{"rank": 1, "time": 1000.5, "step": 3, "loss": 0.5, "rows": 2.0}\n')
+    record = RunRecord.load(log.directory)
+    assert list(record.metrics()) == [MetricRow(1, 1000.5, 3, {"loss": 0.5, "rows": 2.0})]
+    assert record.view().ranks[1].last == {"loss": 0.5, "rows": 2.0}
 
 
 def test_metrics_are_a_data_frame(log: RunLog) -> None:
     feed(log, batch(0, range(3), loss=[3, 2, 1]), batch(1, range(2), accuracy=[0.5, 0.75]))
     finish(log)
-    frame = log.metrics()
+    frame = log.metrics().to_pandas()
     assert list(frame.columns) == ["rank", "time", "step", "loss", "accuracy"]
     assert frame[frame["rank"] == 0]["loss"].tolist() == [3, 2, 1]
     assert frame[frame["rank"] == 1]["loss"].isna().all()
@@ -75,14 +124,9 @@ def test_metrics_are_a_data_frame(log: RunLog) -> None:
 def test_rows_that_json_cannot_say_survive(log: RunLog) -> None:
     feed(log, batch(0, range(3), loss=[math.nan, math.inf, 1.0]))
     finish(log)
-    losses = [row["loss"] for row in read_metrics(log.directory)]
+    losses = [row.values["loss"] for row in log.metrics()]
     assert math.isnan(losses[0])
     assert losses[1:] == [math.inf, 1.0]
-
-
-def test_a_name_with_a_percent_sign_or_a_quote() -> None:
-    line = metric_lines(batch(0, range(1), **{'top 5 % "acc"': [0.5]}))
-    assert line == '{"rank": 0, "time": 1000.0, "step": 0, "top 5 % \\"acc\\"": 0.5}\n'
 
 
 def test_view_shows_each_rank(log: RunLog) -> None:
@@ -136,7 +180,7 @@ def test_a_finished_run_reads_back_the_same(log: RunLog) -> None:
     feed(log, batch(0, range(50), loss=[1 / (step + 1) for step in range(50)], samples=[4.0] * 50))
     feed(log, Output("r1", 1, "stderr", "careful\n"), failure, ended(0, "aborted"), ended(1, "failed"))
     summary = finish(log, "failed")
-    again = RunLog.load(log.directory)
+    again = RunRecord.load(log.directory)
     assert again.summary == summary
     assert (again.status, again.source, again.options) == ("failed", "train()\n", {"plot": ["loss"]})
     assert again.failures() == [failure]
@@ -153,7 +197,7 @@ def test_displays_and_what_was_taken_back_read_back_the_same(log: RunLog) -> Non
     feed(log, Output("r1", 1, "stdout", "stays\n"), Cleared("r1", 0))
     feed(log, Display("r1", 0, figure, {"a": 1}), Display("r1", 1, figure, {"a": 1}), ended(0), ended(1))
     finish(log)
-    for record in (log, RunLog.load(log.directory)):
+    for record in (log, RunRecord.load(log.directory)):
         view = record.view()
         assert [piece.text for piece in view.output] == ["stays\n"]
         assert [(one.ranks, one.data, one.metadata) for one in view.displays] == [((0, 1), figure, {"a": 1})]
@@ -166,7 +210,7 @@ def test_half_a_line_at_the_end_is_left_alone(log: RunLog) -> None:
     finish(log)
     with (log.directory / "metrics.jsonl").open("a") as file:
         file.write('{"rank": 0, "ti')
-    assert len(read_metrics(log.directory)) == 3
+    assert len(log.metrics()) == 3
 
 
 def test_a_run_that_is_taken_over_keeps_its_start_and_ended_with_its_last_record(log: RunLog) -> None:
@@ -190,14 +234,14 @@ def test_a_run_that_is_taken_over_keeps_its_start_and_ended_with_its_last_record
 
 def test_no_run_there(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"run\.json"):
-        RunLog.load(tmp_path)
+        RunRecord.load(tmp_path)
 
 
-def test_a_message_cut_short_is_told_and_the_rest_goes_on(log: RunLog) -> None:
+def test_a_truncated_message_is_reported_and_the_next_one_read(log: RunLog) -> None:
     log.put(encode([ended(0)])[:-3])
     feed(log, ended(1))
     assert log.wait_ended([1], 5)
-    assert "cut short" in log.trouble
+    assert "truncated" in log.trouble
     finish(log)
 
 
@@ -242,8 +286,7 @@ def test_40000_records_a_second_in_bounded_memory(tmp_path: Path) -> None:
         log.put(message)
     log.finish("ok")
     assert time.process_time() - start < rows / 40_000
-    with (log.directory / "metrics.jsonl").open() as file:
-        assert sum(1 for _ in file) == rows
+    assert len(log.metrics()) == rows
     view = log.view()
     assert sum(len(points.x) for points in view.curves["loss"].values()) <= 4 * 400
 
@@ -263,5 +306,5 @@ def test_what_another_kernel_removes_meanwhile_reads_as_empty(tmp_path: Path) ->
     while other.is_alive():
         assert read_text(content[0]) in ("", '{"rank": 0}\n')
         assert read_json(content[0]) in ({}, {"rank": 0})
-        assert read_metrics(tmp_path) in ([], [{"rank": 0}])
+        assert list(RunReader(tmp_path, "r1").metrics()) == []
     other.join()

@@ -31,7 +31,7 @@ def event(rank: int, begin: float, seconds: float, phase: str, last: int = -1, s
 
 def timeline(directory: Path, *events: dict[str, Any]) -> Timeline:
     """What the kernel writes of them, read again."""
-    files = RunFiles(directory)
+    files = RunFiles(directory, 2)
     for rank in sorted({one["pid"] for one in events}):
         own = [one for one in events if one["pid"] == rank]
         files.write(Trace("r1", rank, json.dumps(own).encode()), 0.0)

@@ -1,0 +1,65 @@
+"""Appends chunks to a file; while the disk is full it keeps the newest in memory, and writes them when it has room."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from pathlib import Path
+
+__all__ = ["Appender"]
+
+
+class Appender:
+    """A file of one run that only grows, by whole chunks: a chunk that cannot be written leaves nothing behind.
+
+    `add` keeps a chunk in memory, `flush` writes what is kept. Of chunks that could not be written the newest
+    ``limit`` bytes are kept; ``lost`` counts those that were dropped. Raises OSError when the file cannot be created.
+    """
+
+    def __init__(self, path: Path, limit: int) -> None:
+        self.name = path.name
+        self.lost = 0
+        self.kept_bytes = 0
+        self._limit = limit
+        self._kept: deque[bytes] = deque()
+        self._size = 0
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+
+    def add(self, chunk: bytes) -> None:
+        """Take in a chunk for the next `flush`."""
+        self._kept.append(chunk)
+        self.kept_bytes += len(chunk)
+
+    def flush(self) -> None:
+        """Write what is kept. Raises OSError when the disk does not take it; it stays in memory then."""
+        try:
+            while self._kept:
+                self._write(self._kept[0])
+                self.kept_bytes -= len(self._kept.popleft())
+        except OSError:
+            while self.kept_bytes > self._limit:
+                self.kept_bytes -= len(self._kept.popleft())
+                self.lost += 1
+            raise
+
+    def take_kept(self) -> bytes:
+        """Everything that could not be written, which this no longer keeps."""
+        kept = b"".join(self._kept)
+        self._kept.clear()
+        self.kept_bytes = 0
+        return kept
+
+    def close(self) -> None:
+        """Close the file. What could not be written is still kept."""
+        os.close(self._file)
+
+    def _write(self, chunk: bytes) -> None:
+        view = memoryview(chunk)
+        try:
+            while view:
+                view = view[os.write(self._file, view) :]
+        except OSError:
+            os.ftruncate(self._file, self._size)  # half a chunk would spoil the next one
+            os.lseek(self._file, self._size, os.SEEK_SET)
+            raise
+        self._size += len(chunk)

@@ -1,0 +1,151 @@
+"""What is known of one run: what it is, its state at this moment, and its files on disk."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from threading import Condition
+from typing import Any, Literal, get_args
+
+from ring_notebook.notebook.record.displays import Displayed, bundles
+from ring_notebook.notebook.record.logged_rows import Metrics
+from ring_notebook.notebook.record.run_files import RUN, SUMMARY, read_json
+from ring_notebook.notebook.record.run_reader import RunReader
+from ring_notebook.notebook.record.run_view import RunState, RunView
+from ring_notebook.records import Ended, Failure, Status
+
+__all__ = ["UNREADABLE", "RunRecord", "RunStatus", "read_about", "read_summary"]
+
+# What reading the files of a run raises when somebody else has written or truncated them.
+UNREADABLE = (OSError, ValueError, TypeError, KeyError, AttributeError)
+
+RunStatus = Literal["running", "ok", "failed", "interrupted"]
+
+_FIELDS: dict[str, Any] = {
+    "run": str,
+    "name": str,
+    "size": int,
+    "source": str,
+    "options": dict,
+    "environment": dict,
+    "started": (int, float),
+}
+
+
+class RunRecord:
+    """What is known of one run. `load` reads a run that has ended; a `RunLog` is the record of one in progress.
+
+    ``options`` are those of the cell's magic, ``environment`` is what it runs on, ``started`` is in seconds
+    since the epoch. ``summary`` is empty until the run has ended. ``trouble`` says why records cannot be read or
+    written; it is empty while they can.
+    """
+
+    def __init__(self, directory: Path, about: dict[str, Any]) -> None:
+        self.directory = directory
+        self.run: str = about["run"]
+        self.name: str = about["name"]
+        self.size: int = about["size"]
+        self.source: str = about["source"]
+        self.options: dict[str, Any] = about["options"]
+        self.environment: dict[str, Any] = about["environment"]
+        self.started: float = about["started"]
+        self.trouble = ""
+        try:
+            self.summary = read_summary(directory)
+        except ValueError as error:
+            self.summary, self.trouble = {}, str(error)
+        self.received = self.taken = 0  # messages from ranks that have arrived, and that have been written and applied
+        self._state = RunState(self.size, self.started)
+        self._changed = Condition()
+
+    @classmethod
+    def load(cls, directory: Path) -> RunRecord:
+        """The run whose files are in ``directory``.
+
+        Raises FileNotFoundError when there is none, and ValueError when its files are not those of a run.
+        """
+        record = RunRecord(directory, read_about(directory))
+        for reader in record._readers():
+            for one, now in reader.records():
+                record._state.apply(one, now)
+            if reader.skipped:
+                record.trouble = f"{reader.skipped} lines in {directory} are no records of a run and were skipped"
+        return record
+
+    @property
+    def status(self) -> RunStatus:
+        """``running`` until the run has ended, then ``ok``, ``failed`` or ``interrupted``."""
+        status: RunStatus = self.summary.get("status", "running")
+        return status
+
+    def view(self) -> RunView:
+        """The run at this moment (after its end: at its end), bounded however long it is."""
+        now = self.started + self.summary["seconds"] if self.summary else self._now()
+        with self._changed:
+            return self._state.view(now)
+
+    def _now(self) -> float:
+        """The moment at which a run without a summary is shown, in seconds since the epoch."""
+        return time.time()
+
+    def metrics(self) -> Metrics:
+        """Every row that was logged, from disk."""
+        return Metrics(batch for reader in self._readers() for batch in reader.metrics())
+
+    def displays(self) -> list[Displayed]:
+        """Everything that the ranks have displayed, from disk, in the order in which the notebook received it."""
+        return bundles(display for reader in self._readers() for display in reader.displays())
+
+    def _readers(self) -> Iterator[RunReader]:
+        yield RunReader(self.directory, self.run)
+        if rest := self.summary.get("rest"):  # what the disk did not take
+            yield RunReader(Path(rest), self.run)
+
+    def failures(self) -> list[Failure]:
+        """The exceptions that ended ranks, in the order in which the notebook received them."""
+        with self._changed:
+            return list(self._state.failures)
+
+    def ended(self) -> dict[int, Ended]:
+        """How the ranks that have ended did so."""
+        with self._changed:
+            return self._state.ended()
+
+    def statuses(self) -> dict[int, Status]:
+        """The newest status of every rank that has sent one."""
+        with self._changed:
+            return self._state.statuses()
+
+    def wait_ended(self, ranks: Iterable[int], timeout: float) -> bool:
+        """Wait until ``ranks`` have ended; False when they have not after ``timeout`` seconds."""
+        wanted = set(ranks)
+        with self._changed:
+            return self._changed.wait_for(lambda: wanted <= self._state.ended().keys(), timeout)
+
+
+def read_about(directory: Path) -> dict[str, Any]:
+    """What the run in ``directory`` is: the content of its ``run.json``.
+
+    Raises FileNotFoundError when there is none, and ValueError when it is truncated or describes no run.
+    """
+    about = read_json(directory / RUN)
+    if not about:
+        raise FileNotFoundError(f"no run in {directory}: {RUN} is not there")
+    wrong = [name for name, kind in _FIELDS.items() if not isinstance(about.get(name), kind)]
+    if wrong:
+        raise ValueError(f"{directory / RUN} describes no run: {', '.join(wrong)} missing or of another type")
+    return about
+
+
+def read_summary(directory: Path) -> dict[str, Any]:
+    """How the run in ``directory`` ended; empty while it has not. Raises ValueError when its file is truncated."""
+    summary = read_json(directory / SUMMARY)
+    if summary and not (
+        summary.get("status") in get_args(RunStatus)
+        and isinstance(summary.get("seconds"), int | float)
+        and isinstance(ranks := summary.get("ranks", []), list)
+        and all(isinstance(rank, dict) for rank in ranks)
+    ):
+        raise ValueError(f"{directory / SUMMARY} is no summary of a run")
+    return summary

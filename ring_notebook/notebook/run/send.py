@@ -1,0 +1,61 @@
+"""Sends a cell to ranks 0..size-1 of a cluster as a new run."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ring_notebook.config import config
+from ring_notebook.hardware import cores
+from ring_notebook.notebook.engines import Engines
+from ring_notebook.notebook.record.run_log import RunLog
+from ring_notebook.notebook.run.run import Run
+
+__all__ = ["send"]
+
+_RANK_SIDE = "ring_notebook.engine.runner:execute"
+
+
+def send(
+    engines: Engines,
+    cluster: str,
+    source: str,
+    size: int,
+    *,
+    name: str,
+    timeout: float,
+    first_line: int,
+    options: Mapping[str, Any],
+) -> Run:
+    """Send ``source`` to the engines of the ``cluster`` of this name; returns at once."""
+    run = _run_id()
+    log = RunLog(
+        Path(config().runs_dir).absolute() / run,
+        run,
+        name,
+        size,
+        source,
+        {**options, "first_line": first_line},
+        {
+            "cluster": cluster,
+            "engines": len(engines.all),
+            "hosts": sorted({engine.host for engine in engines.all}),
+            "cores": cores(),
+            "gpus": [engine.gpu for engine in engines.all[:size] if engine.gpu],
+            "directory": os.getcwd(),
+        },
+    )
+    # From the clock, so that epochs also increase from one kernel to the next that attaches.
+    epoch = time.time_ns() // 1_000_000
+    args = (run, epoch, size, source, first_line, bool(options.get("timeline")))
+    return Run(engines, log, engines.submit(_RANK_SIDE, args, range(size), log.put), timeout=timeout)
+
+
+def _run_id() -> str:
+    now = time.time()
+    # To the millisecond, so that ids sort in the order in which runs were started.
+    return time.strftime("%Y%m%d-%H%M%S", time.localtime(now)) + f"-{int(now * 1000) % 1000:03d}{uuid.uuid4().hex[:2]}"

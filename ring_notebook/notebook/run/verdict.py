@@ -1,0 +1,75 @@
+"""How a run ended: its status, and the exception that its cell raises."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ring_notebook.errors import ClusterError, RunTimeout
+from ring_notebook.notebook.record.run_record import RunStatus
+from ring_notebook.notebook.run.failures import as_exception, brief
+from ring_notebook.notebook.style import ranks
+from ring_notebook.records import Ended, Failure
+
+__all__ = ["Verdict", "judge", "own_failures"]
+
+
+class Verdict(NamedTuple):
+    """The status of a run that has ended or was left, and the exception for the cell, None for ``ok``."""
+
+    status: RunStatus
+    error: BaseException | None
+
+
+def judge(
+    size: int,
+    ended: Mapping[int, Ended],
+    failures: Sequence[Failure],
+    *,
+    left: bool = False,
+    interrupted: bool = False,
+    timed_out: float = 0.0,
+    trouble: str = "",
+    answers: Mapping[int, str] | None = None,
+) -> Verdict:
+    """The verdict on a run of ``size`` ranks.
+
+    ``left``: this kernel stopped watching it. ``interrupted``: the user stopped it. ``timed_out``: its --timeout in
+    seconds, when that stopped it. ``trouble``: why the cluster gives no answers any more. ``answers``: what the
+    engines of ranks without a record said instead.
+    """
+    missing = [rank for rank in range(size) if rank not in ended]
+    own = own_failures(failures)
+    if missing and left:
+        message = "this notebook has left the cluster; the run continues there, and `%ring attach` shows it again"
+        return Verdict("running", _one_line(ClusterError(message)))
+    if missing and trouble and not own:
+        return Verdict("failed", _one_line(ClusterError(trouble)))
+    if failures and (own or not interrupted):
+        return Verdict("failed", as_exception(failures, missing))
+    if timed_out:
+        return Verdict("failed", _one_line(RunTimeout(f"the run exceeded --timeout {timed_out:g} s and was stopped")))
+    if missing:
+        said = "; ".join(f"rank {rank}: {text}" for rank, text in (answers or {}).items() if text)
+        message = f"no record of how {ranks(missing)} ended; {said or 'their engines gave no answer'}"
+        return Verdict("failed", _one_line(ClusterError(message)))
+    stopped = [end for end in ended.values() if end.status == "interrupted"]
+    if stopped:
+        lines = ", ".join(map(str, sorted({int(end.summary["line"]) for end in stopped})))
+        message = f"stopped at line {lines} of the cell; variables and cluster are kept"
+        return Verdict("interrupted", _one_line(KeyboardInterrupt(message)))
+    if failures:  # of ranks that stopped with one whose cell went on after the interrupt
+        return Verdict("failed", as_exception(failures))
+    if broken := [rank for rank, end in ended.items() if end.status != "ok"]:
+        message = f"{ranks(broken)} failed and sent no exception"
+        return Verdict("failed", _one_line(ClusterError(message)))
+    return Verdict("ok", None)
+
+
+def own_failures(failures: Sequence[Failure]) -> list[Failure]:
+    """The failures of ranks that did not stop because another one failed."""
+    return [failure for failure in failures if not failure.aborted]
+
+
+def _one_line(error: BaseException) -> BaseException:
+    return brief(error, f"{type(error).__name__}: {error}")

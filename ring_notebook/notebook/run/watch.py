@@ -1,0 +1,181 @@
+"""Watches the ranks of one run until it has ended: passes interrupts on, keeps the time limits, reaches the verdict."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Sequence
+from threading import Event, Thread
+from time import monotonic, sleep
+from typing import TYPE_CHECKING, Any
+
+from ring_notebook.errors import ClusterError
+from ring_notebook.notebook.record.run_log import RunLog
+from ring_notebook.notebook.run.failures import brief
+from ring_notebook.notebook.run.takeover import FollowedLog
+from ring_notebook.notebook.run.verdict import Verdict, judge, own_failures
+from ring_notebook.records import Failure
+
+if TYPE_CHECKING:
+    from ring_notebook.notebook.engines import Engines
+
+__all__ = ["Watch"]
+
+_TICK = 0.05
+# After the first failure: the time that the other ranks have to abort by themselves, and then to stop (seconds).
+_SECONDS_TO_ABORT = 0.3
+_SECONDS_TO_STOP = 0.8
+# When ranks report that another one has left without a record it may have died, which MPI reports a moment later.
+_SECONDS_TO_DIE = 3.0
+# An engine that has answered without the record of how its rank ended will not send it any more.
+_SECONDS_TO_REPORT = 2.0
+
+
+class Watch:
+    """Watches a run in a thread of its own; ``ended`` is set when `verdict` is final.
+
+    ``futures`` are the engines' answers by rank, empty for a run that another kernel has sent. ``on_end`` is called
+    before ``ended`` is set.
+    """
+
+    def __init__(
+        self,
+        engines: Engines,
+        log: RunLog | FollowedLog,
+        futures: Sequence[Any],
+        timeout: float,
+        on_end: Callable[[], None],
+    ) -> None:
+        self.verdict = Verdict("running", None)
+        self.ended = Event()
+        self._engines = engines
+        self._log = log
+        self._futures = futures
+        self._timeout = timeout
+        self._on_end = on_end
+        self._ranks = range(log.size)
+        self._started = monotonic()
+        self._left = False
+        self._asked = 0  # how often the ranks were to be stopped
+        self._passed_on = 0  # how many of these requests were passed on
+        self._interrupted = False  # by the user, not by a failure
+        self._signalled: set[int] = set()
+        self._failed_at = 0.0
+        self._timed_out = False
+        self._overdue: int | None = None  # messages that had arrived when patience ended
+        Thread(target=self._run, name=f"ring-run-{log.run}", daemon=True).start()
+
+    def interrupt(self) -> None:
+        """Interrupt every rank; returns at once. Callable from any thread."""
+        self._interrupted = True
+        self._asked += 1
+
+    def leave(self) -> None:
+        """Stop watching; the run continues."""
+        self._left = True
+
+    @property
+    def busy(self) -> list[int]:
+        """The ranks whose engines still execute this run."""
+        if not self._futures:  # another kernel has sent it
+            return [] if self.ended.is_set() else [rank for rank in self._ranks if rank not in self._log.ended()]
+        return [rank for rank, future in zip(self._ranks, self._futures, strict=False) if not future.done()]
+
+    def wait_idle(self, timeout: float) -> bool:
+        """Wait until no engine executes this run any more; False when one still does after ``timeout`` seconds."""
+        deadline = monotonic() + timeout
+        while self.busy and monotonic() < deadline:
+            sleep(0.005)
+        return not self.busy
+
+    def _run(self) -> None:
+        """End the run with a verdict, whatever happens on the way."""
+        try:
+            self._wait()
+            self.verdict = self._judge()
+            if self.verdict.status == "running":
+                self._log.close()
+            else:
+                self._log.finish(self.verdict.status, str(self.verdict.error or ""))
+        except BaseException as error:
+            self.verdict = _no_verdict(error)
+        try:
+            self._on_end()
+        except BaseException as error:
+            self._log.trouble = f"the report could not be shown: {type(error).__name__}: {error}"
+        finally:
+            self.ended.set()
+
+    def _wait(self) -> None:
+        """Return when all ranks have ended, or nothing more can arrive from them."""
+        answered = 0.0
+        while not self._log.wait_ended(self._ranks, _TICK):
+            now = monotonic()
+            if self._futures and not answered and all(future.done() for future in self._futures):
+                answered = now
+            if self._timeout and not self._timed_out and now - self._started > self._timeout:
+                self._timed_out = True
+                self.interrupt()
+            silent = bool(answered) and now - answered > _SECONDS_TO_REPORT
+            stopped = self._seconds_since_failure(now) > (_SECONDS_TO_STOP if self._cause_known() else _SECONDS_TO_DIE)
+            if self._left or ((silent or stopped or self._engines.trouble()) and self._caught_up()):
+                break
+            self._pass_on_interrupt()
+
+    def _caught_up(self) -> bool:
+        """Whether the log has read everything that had arrived at the first call: what is queued is not missing."""
+        if self._overdue is None:
+            self._overdue = self._log.received
+        return self._log.taken >= self._overdue
+
+    def _seconds_since_failure(self, now: float) -> float:
+        """Seconds since the first rank failed; asks the others to stop when they do not by themselves."""
+        if not self._failed_at:
+            if not self._failures():
+                return 0.0
+            self._failed_at = now
+        elapsed = now - self._failed_at
+        if elapsed > _SECONDS_TO_ABORT and not self._asked:
+            self._asked += 1
+        return elapsed
+
+    def _failures(self) -> list[Failure]:
+        """The ranks' failures. Ranks that stopped together with an interrupted one have not failed."""
+        failures = self._log.failures()
+        return failures if not self._interrupted or self._cause_known() else []
+
+    def _cause_known(self) -> bool:
+        return bool(own_failures(self._log.failures()))
+
+    def _pass_on_interrupt(self) -> None:
+        """Interrupt the ranks that execute the cell. One that has not begun is interrupted when it does."""
+        if self._asked > self._passed_on:
+            self._passed_on = self._asked
+            self._signalled.clear()
+        if self._passed_on:
+            ended = self._log.ended()
+            # A run of another kernel began before it was followed.
+            begun = self._log.statuses() if self._futures else self._ranks
+            wanted = [rank for rank in begun if rank not in ended and rank not in self._signalled]
+            self._signalled.update(wanted)
+            self._engines.signal(signal.SIGINT, wanted)
+
+    def _judge(self) -> Verdict:
+        ended = self._log.ended()
+        futures = enumerate(self._futures)
+        answers = {rank: str(one.result() or "") for rank, one in futures if rank not in ended and one.done()}
+        return judge(
+            len(self._ranks),
+            ended,
+            self._log.failures(),
+            left=self._left,
+            interrupted=self._interrupted,
+            timed_out=self._timeout if self._timed_out else 0.0,
+            trouble=self._engines.trouble(),
+            answers=answers,
+        )
+
+
+def _no_verdict(error: BaseException) -> Verdict:
+    """The verdict on a run whose end could not be recorded or read."""
+    message = f"the end of the run could not be read or recorded: {type(error).__name__}: {error}"
+    return Verdict("failed", brief(ClusterError(message), f"ClusterError: {message}"))
