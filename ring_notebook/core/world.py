@@ -18,6 +18,7 @@ from ring_notebook.core.communicator import Communicator
 from ring_notebook.core.membership import agree, living, ranks_of
 from ring_notebook.core.native import core
 from ring_notebook.core.topology import Place, Topology, find_place
+from ring_notebook.error_text import error_text
 from ring_notebook.errors import CollectiveAborted, NotInitializedError, RingError
 from ring_notebook.rank_status import report_error, report_status
 
@@ -244,7 +245,7 @@ def fail(error: BaseException) -> None:
     """
     if _world is None or isinstance(error, CollectiveAborted):
         return
-    text = " ".join(str(error).split())[:200]
+    text = " ".join(error_text(error).split())[:200]
     what = f"raised {type(error).__name__}" + (f": {text}" if text else "")
     if isinstance(error, KeyboardInterrupt):
         what = "was interrupted"

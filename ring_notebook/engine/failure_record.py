@@ -7,7 +7,8 @@ from types import TracebackType
 
 import cloudpickle
 
-from ring_notebook.errors import CollectiveAborted
+from ring_notebook.error_text import MOST, error_text, printable
+from ring_notebook.errors import CollectiveAborted, RingError
 from ring_notebook.records import Failure
 
 __all__ = ["describe"]
@@ -17,50 +18,54 @@ _PICKLE_LIMIT = 1 << 20
 
 
 def describe(error: BaseException, run: str, rank: int, cell: str) -> Failure:
-    """``error`` as the kernel needs it: its frames from the cell (compiled as the file ``cell``) inwards."""
-    tb = _from_cell(error.__traceback__, cell)
-    frames = traceback.extract_tb(tb)
+    """``error`` as the kernel needs it: its frames from the cell (compiled as the file ``cell``) inwards.
+
+    Texts are shortened, and never those of a class that raises when it is asked for them.
+    """
+    tb = _from_cell(error, cell)
+    kind: type[BaseException] = type(error)
     return Failure(
         run=run,
         rank=rank,
-        ename=type(error).__name__,
-        module=type(error).__module__,
-        message=_text(error),
+        ename=printable(type.__getattribute__(kind, "__name__")),
+        module=printable(str(kind.__dict__.get("__module__", "builtins"))),
+        message=error_text(error),
         frames=tuple(
             (
-                "<cell>" if frame.filename == cell else frame.filename,
+                "<cell>" if frame.filename == cell else printable(frame.filename),
                 frame.lineno or 0,
-                frame.name,
-                frame.line or "",
+                printable(frame.name),
+                printable(frame.line or ""),
             )
-            for frame in frames
+            for frame in traceback.extract_tb(tb)
         ),
-        traceback="".join(traceback.TracebackException(type(error), error, tb, compact=True).format()),
+        traceback=printable(_formatted(error, tb), 2 * MOST),
         aborted=isinstance(error, CollectiveAborted),
         pickled=_pickled(error),
     )
 
 
-def _from_cell(tb: TracebackType | None, cell: str) -> TracebackType | None:
-    """The traceback without our own frames above the cell; as it is when the cell is not in it."""
-    walk = tb
+def _formatted(error: BaseException, tb: TracebackType | None) -> str:
+    try:
+        return "".join(traceback.TracebackException(type(error), error, tb, compact=True).format())
+    except BaseException:  # of the exception itself, its notes or its cause
+        frames = "".join(traceback.format_tb(tb))
+        return f"Traceback (most recent call last):\n{frames}{type(error).__name__}: {error_text(error)}\n"
+
+
+def _from_cell(error: BaseException, cell: str) -> TracebackType | None:
+    """The traceback from the cell inwards. When it does not begin in the cell, none for what explains itself."""
+    walk = error.__traceback__
     while walk is not None:
         if walk.tb_frame.f_code.co_filename == cell:
             return walk
         walk = walk.tb_next
-    return tb
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception as trouble:
-        return f"<its message cannot be shown: {type(trouble).__name__}>"
+    return None if isinstance(error, SyntaxError | RingError) else error.__traceback__
 
 
 def _pickled(error: BaseException) -> str:
     try:
         data: bytes = cloudpickle.dumps(error)
-    except Exception:
+    except BaseException:  # the class may raise anything
         return ""
     return data.hex() if len(data) <= _PICKLE_LIMIT else ""

@@ -62,7 +62,7 @@ class _Execution:
                 # First, because drawing figures takes time, and other ranks may wait for this one.
                 self._leave(error)
                 unshown = interruptible.call(figures.show)
-                error = error or unshown
+                error = unshown if error is None else error  # an exception may be false
             if error is not None:
                 end_children(kept=children)
             self._report(error, perf_counter() - started)

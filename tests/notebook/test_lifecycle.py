@@ -240,7 +240,7 @@ def test_what_cannot_be_pulled_says_why(cluster: Cluster, name: str, message: st
 def test_what_cannot_be_pushed_says_why(cluster: Cluster) -> None:
     import threading
 
-    with pytest.raises(ClusterError, match=r"lock \(lock\) cannot be sent"):
+    with pytest.raises(ClusterError, match=r"lock \(lock\) cannot be pickled"):
         cluster.push({"lock": threading.Lock()})
 
 

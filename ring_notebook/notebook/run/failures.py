@@ -5,13 +5,21 @@ from __future__ import annotations
 import builtins
 import pickle
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from threading import Thread
 
+from IPython.core.error import UsageError
+
+from ring_notebook.error_text import printable
 from ring_notebook.errors import RunFailed
 from ring_notebook.notebook import style
 from ring_notebook.records import Failure
 
 __all__ = ["as_exception", "brief", "describe"]
 
+# IPython shows these by itself: with frames of this package, or as if the cell had not failed.
+_SHOWN_OTHERWISE = (SyntaxError, UsageError, SystemExit)
+_SECONDS_TO_UNPICKLE = 2.0
 _RED, _PLAIN = "\x1b[31m", "\x1b[0m"
 
 
@@ -90,21 +98,33 @@ def _original(failure: Failure) -> BaseException:
     if failure.ename == "SystemExit":
         # Raised as itself it would end a script, or be taken for the notebook's own exit.
         return RunFailed(f"rank {failure.rank} called sys.exit({failure.message})")
-    if failure.pickled:
-        try:
-            error = pickle.loads(bytes.fromhex(failure.pickled))
-        except Exception:
-            error = None
-        if isinstance(error, BaseException):
-            return error
+    if failure.pickled and (error := _unpickled(failure.pickled)):
+        return error
     kind = getattr(builtins, failure.ename, None) if failure.module == "builtins" else None
-    if isinstance(kind, type) and issubclass(kind, BaseException):
-        try:
+    if isinstance(kind, type) and issubclass(kind, BaseException) and not issubclass(kind, _SHOWN_OTHERWISE):
+        with suppress(TypeError):  # it takes other arguments, as UnicodeDecodeError does
             return kind(failure.message)
-        except TypeError:
-            pass
     like: type[RunFailed] = type(failure.ename, (RunFailed,), {"__module__": failure.module})
     return like(failure.message)
+
+
+def _unpickled(pickled: str) -> BaseException | None:
+    """The exception itself; None when its class, which a cell may have written, does not let it be read and shown."""
+    found: list[BaseException] = []
+
+    def read() -> None:
+        with suppress(BaseException):  # SystemExit and KeyboardInterrupt too
+            error = pickle.loads(bytes.fromhex(pickled))
+            text = str(error)
+            brief(error, text)
+            error.__cause__ = None
+            if isinstance(error, BaseException) and printable(text) == text and not isinstance(error, _SHOWN_OTHERWISE):
+                found.append(error)
+
+    reader = Thread(target=read, name="ring-unpickle", daemon=True)
+    reader.start()
+    reader.join(_SECONDS_TO_UNPICKLE)
+    return found[0] if found else None
 
 
 def _highlighted(text: str) -> list[str]:

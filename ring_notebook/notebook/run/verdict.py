@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from ring_notebook.error_text import error_text
 from ring_notebook.errors import ClusterError, RunTimeout
 from ring_notebook.notebook.record.run_record import RunStatus
 from ring_notebook.notebook.run.failures import as_exception, brief
@@ -15,10 +16,15 @@ __all__ = ["Verdict", "judge", "own_failures"]
 
 
 class Verdict(NamedTuple):
-    """The status of a run that has ended or was left, and the exception for the cell, None for ``ok``."""
+    """The status of a run that has ended or was left, and the exception for its cell; None for ``ok``."""
 
     status: RunStatus
     error: BaseException | None
+
+    @property
+    def text(self) -> str:
+        """The message of the exception; empty without one."""
+        return "" if self.error is None else error_text(self.error)
 
 
 def judge(

@@ -8,6 +8,7 @@ from threading import Event, Thread
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
+from ring_notebook.error_text import error_text
 from ring_notebook.errors import ClusterError
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.run.failures import brief
@@ -95,13 +96,13 @@ class Watch:
             if self.verdict.status == "running":
                 self._log.close()
             else:
-                self._log.finish(self.verdict.status, str(self.verdict.error or ""))
+                self._log.finish(self.verdict.status, self.verdict.text)
         except BaseException as error:
             self.verdict = _no_verdict(error)
         try:
             self._on_end()
         except BaseException as error:
-            self._log.trouble = f"the report could not be shown: {type(error).__name__}: {error}"
+            self._log.trouble = f"the report could not be shown: {type(error).__name__}: {error_text(error)}"
         finally:
             self.ended.set()
 
@@ -177,5 +178,5 @@ class Watch:
 
 def _no_verdict(error: BaseException) -> Verdict:
     """The verdict on a run whose end could not be recorded or read."""
-    message = f"the end of the run could not be read or recorded: {type(error).__name__}: {error}"
+    message = f"the end of the run could not be read or recorded: {type(error).__name__}: {error_text(error)}"
     return Verdict("failed", brief(ClusterError(message), f"ClusterError: {message}"))

@@ -1,0 +1,23 @@
+"""The text of an exception that a cell raised: bounded and valid UTF-8, whatever its class does."""
+
+from __future__ import annotations
+
+__all__ = ["MOST", "error_text", "printable"]
+
+MOST = 10_000  # characters
+
+
+def error_text(error: BaseException, most: int = MOST) -> str:
+    """``str(error)``, shortened; what is wrong with it where that raises."""
+    try:
+        return printable(str(error), most)
+    except BaseException as trouble:
+        return f"<its message cannot be shown: {type(trouble).__name__} in __str__>"
+
+
+def printable(text: str, most: int = MOST) -> str:
+    """``text`` with escapes for what UTF-8 cannot encode; of a long one the beginning and the end."""
+    if len(text) > most:
+        half = most // 2
+        text = f"{text[:half]}\n[{len(text) - 2 * half:,} characters left out]\n{text[-half:]}"
+    return text.encode("utf-8", "backslashreplace").decode()
