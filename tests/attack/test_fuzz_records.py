@@ -26,7 +26,7 @@ from ring_notebook.records import (
 
 COUNT = 2000
 RECORDS: list[Record] = [
-    MetricBatch("r", 0, ("time", "step", "loss"), array("d", (1.0, 1.0, 0.5, 2.0, 2.0, 0.25))),
+    MetricBatch("r", 0, ("loss",), array("d", (1.0, 1.0, 0.5, 2.0, 2.0, 0.25))),
     Output("r", 1, "stdout", "text é\n"),
     Display("r", 0, {"text/plain": "x"}, {}, "id", True),
     Cleared("r", 1),
@@ -69,7 +69,7 @@ def test_other_values(record: Record) -> None:
 
 
 @pytest.mark.parametrize("body", [b"1234567", struct.pack("<4d", 1, 1, 1, 1), struct.pack("<3d", 1, float("nan"), 1)])
-def test_rows_that_do_not_fit_their_columns(body: bytes) -> None:
+def test_rows_that_do_not_fit_their_names(body: bytes) -> None:
     header, _ = parts(RECORDS[0])
     with pytest.raises(ValueError, match="record 0 of a message is invalid"):
         decode(message(header, body))

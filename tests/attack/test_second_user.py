@@ -95,7 +95,7 @@ def test_a_cluster_that_starts(intruder: Stranger, records: Path) -> None:
     try:
         with Cluster(2) as cluster:
             done.set()
-            assert [engine["state"] for engine in cluster.status()] == ["idle", "idle"]
+            assert [engine.run for engine in cluster.status()] == ["", ""]
     finally:
         done.set()
         thread.join()
