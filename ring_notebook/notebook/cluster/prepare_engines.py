@@ -22,7 +22,7 @@ def prepare_engines(engines: Engines, n: int, directory: Path, keep: bool) -> li
     for rank, about in enumerate(found):
         if (about["rank"], about["size"]) != (rank, n):
             raise ClusterError(
-                f"engine {rank} of {n} is rank {about['rank']} of {about['size']} in MPI: launcher and mpi4py belong to "
-                "different MPIs; see RING_MPIEXEC"
+                f"engine {rank} of {n} is rank {about['rank']} of {about['size']} in MPI: launcher and mpi4py belong "
+                "to different MPIs; see RING_MPIEXEC"
             )
     return [Engine(about["rank"], about["host"], about["pid"], about["gpu"]) for about in found]
