@@ -17,6 +17,7 @@ from ring_notebook.launch.launchers.hosts import parse_hosts
 from ring_notebook.notebook.cluster import discovery, push_pull
 from ring_notebook.notebook.cluster.death import Death
 from ring_notebook.notebook.cluster.default_size import choose_size
+from ring_notebook.notebook.cluster.descriptors import require_descriptors
 from ring_notebook.notebook.cluster.prepare_engines import prepare_engines
 from ring_notebook.notebook.cluster.processes import Processes
 from ring_notebook.notebook.engines import Engine, Engines, EngineStatus
@@ -80,6 +81,7 @@ class Cluster:
         if self.running:
             raise ClusterError(f"the cluster of {self.n} engines is already running; `%ring stop` ends it")
         started = time.monotonic()
+        require_descriptors(self.n)
         self.foreign = False
         self._directory = discovery.new_directory()
         atexit.register(self._leave_or_stop)

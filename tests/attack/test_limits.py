@@ -1,0 +1,90 @@
+"""Few descriptors, bursts of signals and hostile names: an end that says why, or none at all."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ring_notebook.notebook.cluster.cluster import Cluster
+from ring_notebook.notebook.run.catalogue import listing
+
+CLUSTER = """
+import sys
+from ring_notebook.errors import ClusterError
+from ring_notebook.notebook.cluster.cluster import Cluster
+try:
+    with Cluster(2) as cluster:
+        cluster.run("x = 1").wait()
+    print("ran")
+except ClusterError as error:
+    print(error)
+"""
+RANK = "import ring_notebook.torch as ring; ring.init(); print('rank', ring.rank())"
+RINGRUN = [sys.executable, "-m", "ring_notebook.launch.cli", "-np", "2"]
+HOSTILE_NAMES = ["../../../x", "<script>alert(1)</script>", "\x1b[31m\x1b]0;t\x07", "a\nb\0c", "é" * 3000, "{x} $x %s"]
+
+
+@pytest.mark.parametrize(("soft", "hard", "expected"), [(64, 64, "needs 160 file descriptors"), (64, 1024, "ran")])
+def test_a_cluster_with_few_descriptors(soft: int, hard: int, expected: str, records: Path) -> None:
+    limited = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n{CLUSTER}"
+    done = subprocess.run([sys.executable, "-c", limited], capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 0
+    assert expected in done.stdout
+    assert len(done.stdout.splitlines()) == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_a_job_with_few_descriptors() -> None:
+    command = " ".join(["ulimit -n 64 &&", *RINGRUN, "python -c", f'"{RANK}"'])
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["rank 0", "rank 1"]), done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_burst_of_signals_to_a_job(number: signal.Signals) -> None:
+    """From its very first moment: it ends soon, and the fixture finds nothing left."""
+    for delay in (0.0, 0.3, 3.0):
+        with subprocess.Popen(
+            [*RINGRUN, "python", "-c", f"import time; {RANK}; time.sleep(60)"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as job:
+            time.sleep(delay)
+            for _ in range(50):
+                os.kill(job.pid, number)
+                time.sleep(0.002)
+            _, said = job.communicate(timeout=30)
+        assert job.returncode != 0
+        assert "Fatal Python error" not in said
+
+
+def test_a_burst_of_interrupts_to_a_run(records: Path) -> None:
+    with Cluster(2) as cluster:
+        cluster.run("kept = 42").wait()
+        run = cluster.run("import time\nfor _ in range(6000): time.sleep(0.01)")
+        time.sleep(0.5)
+        for _ in range(50):
+            run.stop()
+        assert run.settle(10)
+        assert cluster.pull("kept") == 42
+        cluster.run("after = kept + 1").wait()
+        assert cluster.pull("after", rank=1) == 43
+
+
+def test_hostile_names_of_runs_and_metrics(records: Path) -> None:
+    """They are written as they are, and lead nowhere else."""
+    with Cluster(2) as cluster:
+        for name in HOSTILE_NAMES:
+            run = cluster.run(f"ring.log(**{{{name!r}: 1.0}})", name=name)
+            run.wait()
+            assert run.log.directory.parent == records / "runs"
+            assert name in run.log.view().names
+    assert "<script>" not in listing()._repr_html_()
+    assert {path.name for path in records.iterdir()} <= {"runs", "clusters"}
