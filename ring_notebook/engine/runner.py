@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import sys
 from multiprocessing import active_children
 from time import perf_counter, time
 from typing import Any, Literal
@@ -140,8 +141,8 @@ class _Execution:
 
 
 def _send(message: bytes) -> None:
-    if setup.spool is not None:
-        setup.spool.add(message)
+    if setup.spool is not None and (trouble := setup.spool.add(message)):
+        print(f"{trouble}: a notebook that attaches later will miss records of this rank", file=sys.stderr)  # noqa: T201
     publish_data({RECORDS: message})
 
 

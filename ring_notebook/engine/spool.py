@@ -1,8 +1,10 @@
-"""Keeps what a rank sends in a file, so that a notebook which comes later has all of it."""
+"""Keeps what a rank sends in a file, so that a notebook that attaches later has all of it."""
 
 from __future__ import annotations
 
+import os
 import struct
+from contextlib import suppress
 from pathlib import Path
 
 from ring_notebook.private_files import make_private_folder, open_private
@@ -25,8 +27,18 @@ class Spool:
         for old in self._directory.glob(f"*.{self._rank}"):
             old.unlink()
         self._file = self._directory / f"{run}.{self._rank}"
+        self._size = 0
+        self._full = False
 
-    def add(self, message: bytes) -> None:
-        """Append one message."""
-        with open_private(self._file, "ab") as file:
-            file.write(_LENGTH.pack(len(message)) + message)
+    def add(self, message: bytes) -> str:
+        """Append one message. Returns why it cannot, the first time in a run that the disk takes none; else nothing."""
+        try:
+            with open_private(self._file, "ab") as file:
+                file.write(_LENGTH.pack(len(message)) + message)
+            self._size += _LENGTH.size + len(message)
+        except OSError as error:
+            with suppress(OSError):
+                os.truncate(self._file, self._size)  # half a message would hide all that follow
+            told, self._full = self._full, True
+            return "" if told else f"{error.strerror} in {self._directory}"
+        return ""
