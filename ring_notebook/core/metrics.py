@@ -88,6 +88,7 @@ class _Recorder:
 
 
 _recorder = _Recorder()
+_valid_names: set[str] = set()  # so that a name is checked once
 
 
 def log(step: int | None = None, **values: Any) -> None:
@@ -102,9 +103,19 @@ def log(step: int | None = None, **values: Any) -> None:
     if step is not None and not hasattr(step, "__index__"):
         raise TypeError(f"log: step must be an integer, got {step!r}; give metrics by name, as in log(loss=0.5)")
     for name, value in values.items():
+        if name not in _valid_names:
+            _check_name(name)
         if type(value) is not float:
             values[name] = _number(name, value)
     _recorder.add(time(), step, values)
+
+
+def _check_name(name: str) -> None:
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise TypeError(f"metric {name!a} is not a name: {error.reason}; use text that UTF-8 can encode") from None
+    _valid_names.add(name)
 
 
 def _number(name: str, value: Any) -> Any:
@@ -113,6 +124,8 @@ def _number(name: str, value: Any) -> Any:
         if hasattr(value, "item"):
             if getattr(value, "is_cpu", True) or value.numel() != 1:
                 return float(value.item())
+            if getattr(value, "is_meta", False) or getattr(value.dtype, "is_complex", False):
+                raise ValueError("there is no number to copy")
             return value.detach().clone()
         if not isinstance(value, (str, bytes, bytearray)):
             return float(value)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import torch
 
 from ring_notebook.core import metrics
 from ring_notebook.records import MetricBatch
@@ -75,6 +76,8 @@ def test_numbers_and_arrays_of_one_element(value: object) -> None:
         ([1], "list"),
         (1j, "complex"),
         (np.zeros((2, 3)), r"ndarray of shape \(2, 3\)"),
+        (torch.zeros((), device="meta"), r"Tensor of shape \(\)"),
+        (torch.zeros((), dtype=torch.complex64, device="meta"), r"Tensor of shape \(\)"),
     ],
 )
 def test_what_is_no_number_is_named(value: object, kind: str) -> None:
@@ -83,11 +86,18 @@ def test_what_is_no_number_is_named(value: object, kind: str) -> None:
     assert rows() == []
 
 
+def test_a_name_that_cannot_be_sent_is_an_error_of_the_call() -> None:
+    with pytest.raises(TypeError, match=r"metric 'loss\\ud800' is not a name: surrogates not allowed"):
+        metrics.log(**{"loss\ud800": 1.0})
+    assert rows() == []
+
+
 def test_a_value_on_a_device_is_copied_now_and_read_later() -> None:
     class OnDevice:
         """A tensor whose reading would wait for its device."""
 
         is_cpu = False
+        dtype = float
         waits = 0
 
         def __init__(self, value: float) -> None:
