@@ -11,6 +11,7 @@ import cloudpickle
 from IPython.core.interactiveshell import InteractiveShell
 
 from ring_notebook.engine import setup
+from ring_notebook.error_text import printable
 from ring_notebook.frameworks import default, frameworks, named
 
 __all__ = ["describe", "get", "names", "provide_ring", "put"]
@@ -98,17 +99,23 @@ def names(path: str = "") -> list[str]:
 
 
 def _kind(value: Any) -> str:
+    """Type, shape, dtype and device of a value, its text when it is short; of a class its name."""
+    if isinstance(value, type):
+        return f"class {value.__name__}"
     kind = type(value).__name__
-    if isinstance(value, (bool, int, float, str)):
-        text = repr(value)
-        return f"{kind} {text}" if len(text) <= 40 else f"{kind} {text[:37]}..."
-    details = [
-        str(tuple(value.shape)) if hasattr(value, "shape") else "",
-        str(getattr(value, "dtype", "")),
-        f"on {value.device}" if hasattr(value, "device") else "",
-    ]
-    if not any(details) and hasattr(value, "__len__"):
-        details = [f"of {len(value)}"]
+    try:
+        if isinstance(value, (bool, int, float, str)):
+            text = printable(repr(value))
+            return f"{kind} {text}" if len(text) <= 40 else f"{kind} {text[:37]}..."
+        details = [
+            str(tuple(value.shape)) if hasattr(value, "shape") else "",
+            str(getattr(value, "dtype", "")),
+            f"on {value.device}" if hasattr(value, "device") else "",
+        ]
+        if not any(details) and hasattr(value, "__len__"):
+            details = [f"of {len(value)}"]
+    except Exception:  # the object's own code may raise anything
+        return kind
     return " ".join([kind, *filter(None, details)])
 
 
