@@ -196,7 +196,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in ``path``; empty when the file is not there. Raises ValueError when it holds something else."""
     try:
         content = json.loads(read_text(path) or "{}")
-    except ValueError as error:
+    except (RecursionError, ValueError) as error:
         raise ValueError(f"{path} is truncated or no JSON: {error}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds no JSON object")

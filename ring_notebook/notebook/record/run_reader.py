@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from array import array
 from base64 import b64decode
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ring_notebook.field_types import check_fields
 from ring_notebook.notebook.record.run_files import EVENTS, METRICS, OUTPUT
 from ring_notebook.records import Cleared, Display, Ended, Failure, MetricBatch, Output, Record
 
@@ -58,7 +60,7 @@ class RunReader:
                 seen[name] = seen.get(name, 0) + len(line)
                 try:
                     one = parse(json.loads(line))
-                except (ValueError, TypeError, KeyError, IndexError, AttributeError):
+                except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
                     self.skipped += 1
                     continue
                 yield one
@@ -69,19 +71,28 @@ class RunReader:
         else:  # of an older version: one row, its metrics beside the record's own fields
             rank, time, step = line.pop("rank"), line.pop("time"), line.pop("step")
             batch = MetricBatch(self._run, rank, tuple(line), array("d", (time, step, *line.values())))
+        if type(batch.rank) is not int or not set(map(type, batch.names)) <= {str}:
+            raise ValueError("no rank or no names")
         if not batch.values or len(batch.values) % batch.width:
             raise ValueError("no whole rows")
+        if not all(map(math.isfinite, batch.values[1 :: batch.width])):
+            raise ValueError("a step that is no number")
         return batch
 
     def _output(self, line: dict[str, Any]) -> tuple[Output | Display | Cleared, float]:
         time, kind = float(line.pop("time")), line.pop("kind", Output.kind)
         if kind == Output.kind:
-            return Output(self._run, **line), time
-        return (Display(**line) if kind == Display.kind else Cleared(**line)), time
+            return _checked(Output, {"run": self._run, **line}), time
+        return (_checked(Display, line) if kind == Display.kind else _checked(Cleared, line)), time
 
     def _event(self, line: dict[str, Any]) -> tuple[Failure | Ended, float]:
         time, kind = float(line.pop("time")), line.pop("kind")
         if kind == Failure.kind:
             line["frames"] = tuple(tuple(frame) for frame in line["frames"])
-            return Failure(**line), time
-        return Ended(**line), time
+            return _checked(Failure, line), time
+        return _checked(Ended, line), time
+
+
+def _checked(cls: type[T], fields: dict[str, Any]) -> T:
+    check_fields(cls, fields)
+    return cls(**fields)

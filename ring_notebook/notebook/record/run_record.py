@@ -20,6 +20,9 @@ __all__ = ["UNREADABLE", "RunRecord", "RunStatus", "read_about", "read_summary"]
 # What reading the files of a run raises when somebody else has written or truncated them.
 UNREADABLE = (OSError, ValueError, TypeError, KeyError, AttributeError)
 
+_MOST_RANKS = 1 << 20
+_LATEST = 1 << 35  # seconds since the epoch, in the year 3058
+
 RunStatus = Literal["running", "ok", "failed", "interrupted"]
 
 _FIELDS: dict[str, Any] = {
@@ -135,6 +138,8 @@ def read_about(directory: Path) -> dict[str, Any]:
     wrong = [name for name, kind in _FIELDS.items() if not isinstance(about.get(name), kind)]
     if wrong:
         raise ValueError(f"{directory / RUN} describes no run: {', '.join(wrong)} missing or of another type")
+    if not (0 < about["size"] <= _MOST_RANKS and 0 <= about["started"] < _LATEST):
+        raise ValueError(f"{directory / RUN} describes no run: {about['size']} ranks at {about['started']} s")
     return about
 
 
