@@ -15,9 +15,10 @@ epochs=${2:-10}
 seed=${3:-1}
 build=build/sanitize-${sanitizer%%,*}
 PATH=$PWD/.venv/bin:$PATH
+launcher=$(command -v ccache || true) # spares the second build of the same sources, where it is installed
 # -O1 keeps stacks readable; kernels have their own flags.
 cmake -S native -B "$build" -G Ninja -DRING_BUILD_TESTS=ON -DRING_SANITIZE="$sanitizer" -DCMAKE_BUILD_TYPE=None \
-    -DCMAKE_CXX_FLAGS=-O1 >/dev/null
+    -DCMAKE_CXX_FLAGS=-O1 -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" >/dev/null
 cmake --build "$build"
 [ -z "$build_only" ] || exit 0
 
