@@ -7,6 +7,7 @@ import contextlib
 import os
 import re
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +34,19 @@ class Notebook:
         await self.client.async_start_new_kernel()
         await self.client.async_start_new_kernel_client()
 
-    def run(self, source: str, interrupt_after: float = 0.0) -> list[dict[str, Any]]:
-        """Execute a cell and return its outputs; its error, if it has one, is among them."""
+    def run(self, source: str, interrupt_when: Callable[[], bool] | None = None) -> list[dict[str, Any]]:
+        """Execute a cell and return its outputs; its error, if it has one, is among them.
+
+        The kernel is interrupted as soon as ``interrupt_when`` holds.
+        """
         cell = nbformat.v4.new_code_cell(source)
         self.document.cells.append(cell)
-        if interrupt_after:
-            pid = self.client.km.provisioner.pid
-            self.loop.call_later(interrupt_after, os.kill, pid, signal.SIGINT)
+        interrupt = self.loop.create_task(self._interrupt(interrupt_when)) if interrupt_when else None
         index = len(self.document.cells) - 1
         with contextlib.suppress(CellExecutionError):
             self.loop.run_until_complete(self.client.async_execute_cell(cell, index))
+        if interrupt is not None:
+            interrupt.cancel()
         return list(cell.outputs)
 
     def text(self, source: str) -> str:
@@ -51,9 +55,9 @@ class Notebook:
         assert not [output for output in outputs if output["output_type"] == "error"], outputs
         return "".join(output.get("text") or output["data"]["text/plain"] for output in outputs)
 
-    def error(self, source: str, interrupt_after: float = 0.0) -> tuple[str, str]:
+    def error(self, source: str, interrupt_when: Callable[[], bool] | None = None) -> tuple[str, str]:
         """The name of a cell's error and what the notebook shows of it, without colours."""
-        errors = [o for o in self.run(source, interrupt_after) if o["output_type"] == "error"]
+        errors = [o for o in self.run(source, interrupt_when) if o["output_type"] == "error"]
         assert len(errors) == 1, errors
         return errors[0]["ename"], ANSI.sub("", "\n".join(errors[0]["traceback"]))
 
@@ -61,6 +65,17 @@ class Notebook:
         """What the kernel offers at the end of ``source`` when somebody presses Tab there."""
         reply = self.loop.run_until_complete(self.client.kc.complete(source, reply=True, timeout=200))
         return list(reply["content"]["matches"])
+
+    async def _interrupt(self, when: Callable[[], bool]) -> None:
+        while not when():
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(0.3)  # into what has begun
+        os.kill(self.pid, signal.SIGINT)
+
+    @property
+    def pid(self) -> int:
+        """The kernel's process."""
+        return int(self.client.km.provisioner.pid)
 
     def close(self) -> None:
         self.loop.run_until_complete(self.client._async_cleanup_kernel())

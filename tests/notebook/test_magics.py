@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
+import psutil
 import pytest
 
 from notebook.kernel import ANSI, Notebook
@@ -164,19 +166,28 @@ def test_push_and_pull(notebook: Notebook) -> None:
     assert "{'sum': 3}" in notebook.text("kept")
 
 
-def test_an_interrupt_ends_the_cell_and_nothing_else(notebook: Notebook) -> None:
-    name, shown = notebook.error("%%ringtrain\nimport time\nkept = 7\ntime.sleep(60)", interrupt_after=1.0)
+def test_an_interrupt_ends_the_cell_and_nothing_else(notebook: Notebook, tmp_path: Path) -> None:
+    begins = f"kept = 7; pathlib.Path('{tmp_path}', str(ring.rank())).touch()"
+    name, shown = notebook.error(
+        f"%%ringtrain\nimport pathlib, time\n{begins}\ntime.sleep(60)",
+        interrupt_when=lambda: len(list(tmp_path.iterdir())) == 2,
+    )
     assert name == "KeyboardInterrupt"
     assert "stopped at line 4 of the cell" in shown
     notebook.text("%%ringtrain\nassert kept == 7")
 
 
-def test_in_the_background_other_cells_run_meanwhile(notebook: Notebook) -> None:
-    notebook.run("%%ringtrain --background --out run\nimport time\nprint('begun')\ntime.sleep(1)\nkept = 8")
+def test_in_the_background_other_cells_run_meanwhile(notebook: Notebook, tmp_path: Path) -> None:
+    enough = tmp_path / "enough"
+    notebook.run(
+        "%%ringtrain --background --out run\nimport pathlib, time\nprint('begun')\n"
+        f"while not pathlib.Path('{enough}').exists(): time.sleep(0.01)\nkept = 8"
+    )
     assert "running" in notebook.text("run.status")
     shown = notebook.error("%%ringtrain\npass")[1]
     assert "is in progress (rank 0 " in shown
     assert "stop it with `%ring interrupt`" in shown
+    enough.touch()
     assert "ok" in notebook.text("run.wait().status")
     notebook.text("%%ringtrain\nassert kept == 8")
 
@@ -274,7 +285,8 @@ def test_restart_runs_the_setup_cells_again(notebook: Notebook) -> None:
 
 def test_stop(notebook: Notebook) -> None:
     assert "Stopped" in notebook.text("%ring stop")
-    assert notebook.error("%ring start", interrupt_after=0.5)[1] == "KeyboardInterrupt: interrupted"
+    starts = psutil.Process(notebook.pid).children
+    assert notebook.error("%ring start", interrupt_when=lambda: bool(starts()))[1] == "KeyboardInterrupt: interrupted"
     assert "There is no cluster" in notebook.text("%ring stop")
 
 
