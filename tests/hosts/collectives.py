@@ -102,6 +102,24 @@ def check_training() -> None:
                     assert torch.equal(other, ours), "ranks have drifted apart"
 
 
+def check_fused_options() -> None:
+    """Ranks whose learning rates differ, here from host to host, update nothing and can try again."""
+    if ring.size() == 1:
+        return
+    parameter = torch.nn.Parameter(torch.zeros(100))
+    fused = ring.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), fused=True)
+    parameter.grad = torch.ones(100)
+    fused.param_groups[0]["lr"] = 1.0 + ring.cross_rank()
+    hosts = len(set(world.current().hosts))
+    if hosts > 1:
+        with pytest.raises(CollectiveMismatch, match=r"lr=1.0, rank . has lr=2.0"):
+            fused.step()
+        assert not parameter.any()
+    fused.param_groups[0]["lr"] = 1.0
+    fused.step()
+    assert parameter.eq(-1.0).all()
+
+
 def check_adasum() -> None:
     """Parallel vectors are averaged; four of them twice. At right angles they add up."""
     rank, size = ring.rank(), ring.size()
@@ -156,6 +174,7 @@ def main() -> None:
         check_every_type()
     check_wire()
     check_training()
+    check_fused_options()
     check_adasum()
     check_groups()
     check_mismatch()

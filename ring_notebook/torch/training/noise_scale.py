@@ -7,7 +7,7 @@ import math
 import torch
 
 from ring_notebook.api.noise_meter import NoiseMeter
-from ring_notebook.torch.optimizer.distributed import ReducingOptimizer
+from ring_notebook.torch.optimizer.reducing_optimizer import ReducingOptimizer
 
 __all__ = ["NOISE_EVERY", "measure_noise", "noise_scale"]
 

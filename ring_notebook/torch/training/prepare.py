@@ -12,8 +12,9 @@ from ring_notebook.api.basics import local_rank, size
 from ring_notebook.core import world
 from ring_notebook.torch.collectives.tensor_arguments import check_module, check_optimizer
 from ring_notebook.torch.optimizer.adasum_optimizer import AdasumOptimizer
-from ring_notebook.torch.optimizer.distributed import DistributedOptimizer, ReducingOptimizer
+from ring_notebook.torch.optimizer.distributed import DistributedOptimizer
 from ring_notebook.torch.optimizer.fused import FusedOptimizer
+from ring_notebook.torch.optimizer.reducing_optimizer import ReducingOptimizer
 from ring_notebook.torch.training.broadcast_state import broadcast_optimizer_state, broadcast_parameters
 from ring_notebook.torch.training.data import batch_size_of, shard
 from ring_notebook.torch.training.noise_scale import NOISE_EVERY, measure_noise

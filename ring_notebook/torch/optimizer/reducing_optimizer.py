@@ -1,0 +1,140 @@
+"""The optimizer that reduces gradients in buckets and then makes the step of the wrapped optimizer."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ring_notebook.api.arguments import check_passes
+from ring_notebook.torch.optimizer.gradient_reducer import GradientReducer
+from ring_notebook.torch.optimizer.wrapper import Wrapper, average_loss, once
+
+__all__ = ["ReducingOptimizer"]
+
+
+class ReducingOptimizer(Wrapper):
+    """Mixed into the class of the wrapped optimizer by `DistributedOptimizer`."""
+
+    _reducer: GradientReducer
+    _names: dict[Tensor, str]
+    _skipping = False
+    _synchronized = False
+    _warned = False
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        """Backward passes whose gradients are added up before they are reduced."""
+        return self._reducer.passes
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Change how many backward passes are added up before they are reduced."""
+        self._reducer.passes = check_passes(passes)
+
+    def synchronize(self) -> None:
+        """Replace every gradient by its reduction over all ranks; all ranks must call this.
+
+        For what has to happen between reduction and step, as clipping: ``synchronize()``, clip, then ``step()``
+        within `skip_synchronize`.
+        """
+        self._check_newest()
+        self._reducer.synchronize(
+            [
+                (self._names.get(p) or f"group {g} parameter {i}", p)
+                for g, group in enumerate(self.param_groups)
+                for i, p in enumerate(group["params"])
+            ]
+        )
+        self._synchronized = True
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """``step()`` within does not reduce: `synchronize` has done it."""
+        self._skipping = True
+        try:
+            yield
+        finally:
+            self._skipping = False
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Gradients of backward passes within only add up; the first pass after it sends their sum."""
+        return self._reducer.paused()
+
+    @once
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Reduce the gradients and make a step of the wrapped optimizer.
+
+        With a ``closure`` the gradients are reduced after each of its calls, and the loss that it returns is averaged
+        over all ranks, so that optimizers that search by it take the same turns everywhere.
+        """
+        self._check_newest()
+        if hasattr(self, "found_inf") and closure is None:
+            result = self._step_for_scaler()
+        elif self._skipping:
+            self._synchronized = False
+            result = super().step(closure)
+        elif closure is not None:
+            result = super().step(self._reducing(closure))
+        else:
+            if self._synchronized and not self._warned:
+                self._warned = True
+                warnings.warn(
+                    "step() after synchronize() reduces the gradients a second time; call it within "
+                    "optimizer.skip_synchronize()",
+                    stacklevel=2,
+                )
+            self.synchronize()
+            self._synchronized = False
+            result = super().step()
+        self._mark_stepped()
+        return result
+
+    def _step_for_scaler(self) -> Any:
+        """A step that a GradScaler calls: unscale, reduce, and update unless there is an inf on some rank."""
+        if not self._skipping:
+            if self._reducer.pending():
+                raise RuntimeError(
+                    "scaled gradients are already being reduced: this is the first step with a GradScaler, in the "
+                    "middle of a training. For this one step call optimizer.synchronize(), and scaler.step(optimizer) "
+                    "within optimizer.skip_synchronize()"
+                )
+            self._reducer.waits_for_step = True
+        with self._unscaled(self._reducer.how.process_set) as overflow:
+            if not self._skipping:
+                self.synchronize()  # also after an overflow, so that all ranks end the round
+            self._synchronized = False
+            return None if overflow else super().step()
+
+    def _reducing(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        def reducing() -> Any:
+            with torch.enable_grad():
+                loss = closure()
+            self.synchronize()
+            self._synchronized = False
+            return average_loss(loss, self._reducer.how.process_set)
+
+        return reducing
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As the wrapped optimizer's. Raises RuntimeError while gradients are being reduced."""
+        if self._reducer.pending():
+            raise RuntimeError(
+                "zero_grad() between backward() and step() or synchronize() would drop gradients that are being "
+                "reduced; call it before backward() or after step(). The backward of another model's loss that passes "
+                "through these parameters makes gradients too (RING_OVERLAP=inline reduces none before step())"
+            )
+        super().zero_grad(set_to_none)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As the wrapped optimizer's; gradients of the current step are forgotten."""
+        self._reducer.forget_round()
+        self._synchronized = False
+        super().load_state_dict(state_dict)
+
+    def _release(self) -> None:
+        super()._release()
+        self._reducer.close()
