@@ -29,6 +29,7 @@ __all__ = [
     "Trace",
     "decode",
     "encode",
+    "messages",
 ]
 
 RECORDS = "ring_records"
@@ -166,6 +167,7 @@ Record = MetricBatch | Output | Display | Cleared | Status | Failure | Ended | T
 _KINDS: dict[str, type[Any]] = {
     cls.kind: cls for cls in (MetricBatch, Output, Display, Cleared, Status, Failure, Ended, Trace)
 }
+_MOST_BYTES = 1 << 20
 _LENGTH = struct.Struct("<I")
 
 
@@ -185,6 +187,21 @@ def encode(records: Sequence[Record]) -> bytes:
         header = json.dumps({"kind": record.kind, **fields}).encode()
         parts += [_LENGTH.pack(len(header)), header, _LENGTH.pack(len(body)), body]
     return b"".join(parts)
+
+
+def messages(records: Sequence[Record]) -> Iterator[bytes]:
+    """Messages of about a megabyte at most, or of one larger record, that hold the records in order."""
+    parts: list[bytes] = []
+    size = 0
+    for record in records:
+        part = encode([record])
+        if parts and size + len(part) > _MOST_BYTES:
+            yield b"".join(parts)
+            parts, size = [], 0
+        parts.append(part)
+        size += len(part)
+    if parts:
+        yield b"".join(parts)
 
 
 def decode(message: bytes | memoryview) -> list[Record]:

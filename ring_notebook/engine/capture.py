@@ -15,11 +15,14 @@ from IPython.core.displaypub import DisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
 
 from ring_notebook.engine.mime_bundle import portable
+from ring_notebook.error_text import printable
 from ring_notebook.records import Cleared, Display, Output
 
 __all__ = ["Capture", "NoInput", "Piece", "redirect"]
 
 Piece = Output | Display | Cleared
+# Characters of one Output. The kernel holds several copies of a record while it takes it in, and of one record only.
+MOST_TEXT = 250_000
 _Stream = Literal["stdout", "stderr"]
 _current: Capture | None = None  # of the present run
 
@@ -83,7 +86,8 @@ class Capture:
                 pieces += group
             else:
                 text = "".join(piece.text for piece in group if isinstance(piece, Output))
-                pieces.append(Output(self._run, self._rank, stream, text))
+                parts = (text[start : start + MOST_TEXT] for start in range(0, len(text), MOST_TEXT))
+                pieces += (Output(self._run, self._rank, stream, printable(part, MOST_TEXT)) for part in parts)
         return pieces
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
-from ring_notebook.records import Record, encode
+from ring_notebook.records import Record, messages
 
 __all__ = ["Publisher"]
 
@@ -54,8 +54,8 @@ class Publisher:
             rows = tick <= _SOON or tick % ROWS_EVERY == 0
             # The first status says that the rank has begun, the second soon after where in the cell it is.
             records = self._collect(rows, tick == 1 or tick % STATUS_EVERY == 0)
-            if records:
-                self._send(encode(records))
+            for message in messages(records):
+                self._send(message)
             tick += 1
             if self._stop.wait(PERIOD):
                 return

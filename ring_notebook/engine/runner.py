@@ -21,7 +21,7 @@ from ring_notebook.engine.failure_record import describe
 from ring_notebook.engine.interrupt import Interruptible
 from ring_notebook.engine.publisher import Publisher
 from ring_notebook.errors import CollectiveAborted
-from ring_notebook.records import RECORDS, Ended, Failure, Record, Status, Trace, encode
+from ring_notebook.records import RECORDS, Ended, Failure, Record, Status, Trace, messages
 
 __all__ = ["execute"]
 
@@ -95,7 +95,8 @@ class _Execution:
             "peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         }
         records.append(Ended(self.run, self.rank, _status(error), seconds, summary))
-        _send(encode(records))
+        for message in messages(records):
+            _send(message)
 
     def _failure(self, error: BaseException | None) -> Failure | None:
         if error is None or isinstance(error, KeyboardInterrupt) or _is_exit(error):
