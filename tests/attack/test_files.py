@@ -74,7 +74,7 @@ def test_a_planted_cluster_is_neither_joined_nor_removed(records: Path) -> None:
     for path in (planted, *planted.iterdir()):
         os.chown(path, NOBODY, NOBODY)
     assert list(discovery.running()) == []
-    with pytest.raises(ClusterError, match="no cluster runs that was started from this folder"):
+    with pytest.raises(ClusterError, match="no cluster of this folder is running"):
         Cluster.attach()
     discovery.new_directory()
     assert planted.is_dir()
