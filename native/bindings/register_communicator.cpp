@@ -3,6 +3,7 @@
 #include <cstring>
 #include <utility>
 
+#include "arguments.hpp"
 #include "register.hpp"
 #include "ring/communicator/communicator.hpp"
 
@@ -41,6 +42,7 @@ struct Handle {
     }
     ring::Result& result() const {
         if (!work->done()) throw ring::InvalidArgument("an operation has no result before it is done: wait for it");
+        work->get();  // one that has failed has none either
         return work->result();
     }
 };
@@ -50,11 +52,15 @@ struct Output {
     std::shared_ptr<ring::Work> work;
 };
 
+ring::DType dtype_argument(int number) { return enum_argument<ring::DType>("dtype", number, ring::kDTypes); }
+
+ring::ReduceOp op_argument(int number) { return enum_argument<ring::ReduceOp>("op", number, ring::kReduceOps); }
+
 Request make_request(ring::OpKind kind, int dtype, std::vector<PieceTuple> pieces, std::vector<std::int64_t> shape,
                      std::string name) {
     Request request;
     request.kind = kind;
-    request.dtype = static_cast<ring::DType>(dtype);
+    request.dtype = dtype_argument(dtype);
     for (const auto& [input, output, count] : pieces)
         request.pieces.push_back(
             {reinterpret_cast<const std::byte*>(input), reinterpret_cast<std::byte*>(output), count});
@@ -102,11 +108,11 @@ py::list activity(const Communicator& self) {
 }  // namespace
 
 void register_communicator(py::module_& module) {
-    py::class_<ring::Update>(module, "Update", "Options of a fused step; see native/include/ring/update.hpp.")
+    py::class_<ring::Update>(module, "Update", "Options of a fused step; see ring/kernels/update.hpp.")
         .def(py::init<>())
         .def_property(
             "rule", [](const ring::Update& self) { return static_cast<int>(self.rule); },
-            [](ring::Update& self, int rule) { self.rule = static_cast<ring::Rule>(rule); })
+            [](ring::Update& self, int rule) { self.rule = enum_argument<ring::Rule>("rule", rule, ring::kRules); })
         .def_readwrite("maximize", &ring::Update::maximize)
         .def_readwrite("nesterov", &ring::Update::nesterov)
         .def_readwrite("first", &ring::Update::first)
@@ -185,8 +191,8 @@ void register_communicator(py::module_& module) {
                double timeout) {
                 Request request;
                 request.kind = ring::OpKind::Allreduce;
-                request.dtype = static_cast<ring::DType>(dtype);
-                request.op = static_cast<ring::ReduceOp>(op);
+                request.dtype = dtype_argument(dtype);
+                request.op = op_argument(op);
                 request.prescale = prescale;
                 request.postscale = postscale;
                 std::uint64_t count = 1;
@@ -207,7 +213,7 @@ void register_communicator(py::module_& module) {
                 double postscale, std::string name, bool blocking, double timeout) {
                  Request request = make_request(scatter ? ring::OpKind::ReduceScatter : ring::OpKind::Allreduce, dtype,
                                                 std::move(pieces), std::move(shape), std::move(name));
-                 request.op = static_cast<ring::ReduceOp>(op);
+                 request.op = op_argument(op);
                  request.prescale = prescale;
                  request.postscale = postscale;
                  request.layout = layout;
@@ -242,7 +248,7 @@ void register_communicator(py::module_& module) {
                 double timeout) {
                  Request request = make_request(ring::OpKind::Step, static_cast<int>(ring::DType::Float32), {piece}, {},
                                                 std::move(name));
-                 request.op = static_cast<ring::ReduceOp>(op);
+                 request.op = op_argument(op);
                  request.update = update;
                  request.layout = options;
                  request.state[0] = reinterpret_cast<float*>(first_state);

@@ -223,3 +223,17 @@ def test_an_operation_has_no_result_before_it_is_done() -> None:
         assert np.frombuffer(work.output(), np.int32).tolist() == [0, 1]
 
     as_threads(2, body)
+
+
+def test_a_failed_operation_has_no_result() -> None:
+    """Whoever asks for it gets the error again, instead of bytes that nobody wrote."""
+
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        own = Tensor.of(ring, np.ones(3), DType.INT32 if seat.rank else DType.INT64)
+        work = ring.allgather(own.buffer, blocking=False)
+        for look in (work.wait, work.output, work.counts, work.last_rank):
+            with pytest.raises(CollectiveMismatch, match="do not agree on the dtype"):
+                look()
+
+    as_threads(2, body)

@@ -12,6 +12,7 @@ from native.ranks import LAUNCHERS, Seat, as_threads
 from native.values import Tensor
 from ring_notebook.core.buffers import DType
 from ring_notebook.core.communicator import Communicator, ReduceOp
+from ring_notebook.core.native import core
 from ring_notebook.errors import CollectiveMismatch
 
 Call = Callable[[Communicator], object]
@@ -203,3 +204,34 @@ def test_arguments_that_cannot_be_right() -> None:
             ring.barrier()
 
     as_threads(2, body)
+
+
+@pytest.mark.parametrize("number", [-1, 10, 1 << 20])
+def test_a_number_that_is_no_dtype_or_reduction(number: int) -> None:
+    """ValueError that names the argument, before the core looks anything up by it."""
+
+    def body(seat: Seat) -> None:
+        native = seat.open()._native
+        piece = (0, 0, 0)
+        calls: dict[str, list[Callable[[], object]]] = {
+            "dtype": [
+                lambda: native.allreduce(0, 0, (0,), number, 0, 1.0, 1.0, "", 0.0),
+                lambda: native.reduce(True, [piece], [0], 0, number, 0, 1.0, 1.0, "", True, 0.0),
+                lambda: native.allgather(piece, [0], number, "", True, 0.0),
+                lambda: native.alltoall(piece, [0], [0], number, "", True, 0.0),
+                lambda: native.broadcast(piece, [0], 0, number, "", True, 0.0),
+            ],
+            "op": [
+                lambda: native.allreduce(0, 0, (0,), 0, number, 1.0, 1.0, "", 0.0),
+                lambda: native.reduce(True, [piece], [0], 0, 0, number, 1.0, 1.0, "", True, 0.0),
+                lambda: native.step(piece, number, core().Update(), 0, 0, 0, "", 0.0),
+            ],
+            "rule": [lambda: setattr(core().Update(), "rule", number)],
+        }
+        most = {"dtype": 9, "op": 5, "rule": 1}
+        for name, wrong in calls.items():
+            for call in wrong:
+                with pytest.raises(ValueError, match=rf"{name} must be between 0 and {most[name]}, got {number}"):
+                    call()
+
+    as_threads(1, body)

@@ -9,6 +9,7 @@
 namespace ring {
 
 enum class Rule : std::uint8_t { Sgd = 0, Adam = 1 };
+constexpr int kRules = 2;
 
 struct Update {
     Rule rule = Rule::Sgd;
