@@ -41,18 +41,18 @@ void register_memory(py::module_& module) {
             [](const Domain& self, std::uint64_t run) {
                 self.slot(self.local_rank()).left_run.store(run, std::memory_order_seq_cst);
             },
-            py::arg("run"), "Tell ranks that open an epoch of this run from now on that this rank will not come.")
+            py::arg("run"), "Tell ranks that open an epoch of this run from now on that this rank will not join it.")
         .def(
-            "call_roll",
+            "agree_on_members",
             [](Domain& self, std::vector<int> candidates, std::uint64_t last, std::uint64_t run, bool without_dead,
                double timeout) {
-                const ring::RollCall call{std::move(candidates), last, run, without_dead};
+                const ring::MembershipCall call{std::move(candidates), last, run, without_dead};
                 const py::gil_scoped_release nogil;
-                const ring::Answer answer = ring::call_roll(self, call, timeout, signal_check());
+                const ring::Membership answer = ring::agree_on_members(self, call, timeout, signal_check());
                 return std::make_pair(answer.epoch, answer.members);
             },
             py::arg("candidates"), py::arg("last"), py::arg("run"), py::arg("without_dead"), py::arg("timeout"),
-            "(epoch, members): who of these local ranks takes part in the next epoch; see roll_call.hpp.")
+            "(epoch, members): which of these local ranks take part in the next epoch; see membership.hpp.")
         .def(
             "allocate",
             [](std::shared_ptr<Domain> self, std::size_t bytes) {

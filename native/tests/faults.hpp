@@ -3,7 +3,12 @@
 
 namespace ring::test {
 
-// Throws std::logic_error for what does not hold.
-void check_faults();
+// Each throws std::logic_error for what does not hold.
+void check_links();
+void check_notices();
+void check_memory();
+void check_blocks();
+void check_closing();
+void check_out_of_memory();
 
 }  // namespace ring::test

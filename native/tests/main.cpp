@@ -21,7 +21,7 @@ using namespace ring;
 using namespace ring::test;
 
 constexpr std::size_t kArena = 64 << 20;
-constexpr double kRollCall = 60.0;  // seconds
+constexpr double kAgreement = 60.0;  // seconds
 constexpr auto kStuck = std::chrono::seconds(120);
 
 int argument(int count, char** values, int index, int otherwise) {
@@ -37,7 +37,12 @@ int main(int count, char** values) {
     const int seed = argument(count, values, 4, 1);
 
     try {
-        check_faults();
+        check_links();
+        check_notices();
+        check_memory();
+        check_blocks();
+        check_closing();
+        check_out_of_memory();
     } catch (const std::exception& error) {
         std::fprintf(stderr, "%s\n", error.what());
         return 1;
@@ -69,8 +74,8 @@ int main(int count, char** values) {
                 try {
                     // On one host the ranks agree on a number as an elastic job does, each from one of its own.
                     last = hosts > 1 ? static_cast<std::uint64_t>(epoch)
-                                     : call_roll(*domain, {everyone, last + static_cast<std::uint64_t>(index)},
-                                                 kRollCall, nullptr)
+                                     : agree_on_members(*domain, {everyone, last + static_cast<std::uint64_t>(index)},
+                                                        kAgreement, nullptr)
                                            .epoch;
                     rank.run(make_plan(static_cast<std::uint64_t>(seed), static_cast<std::uint64_t>(epoch), ranks),
                              last);

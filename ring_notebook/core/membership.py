@@ -47,7 +47,7 @@ def agree(place: Place, ranks: list[int], last: int, run: int) -> tuple[int, lis
         return _agree_through_mpi(ranks, last), ranks
     mates = place.mates
     candidates = sorted(mates.index(rank) for rank in ranks)
-    epoch, members = place.domain.call_roll(candidates, last, run, place.elastic, config().timeout)
+    epoch, members = place.domain.agree_on_members(candidates, last, run, place.elastic, config().timeout)
     alive = {mates[member] for member in members}
     return epoch, [rank for rank in ranks if rank in alive]
 

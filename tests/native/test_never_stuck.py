@@ -166,7 +166,7 @@ def test_dropped_while_under_way() -> None:
 
 @pytest.mark.parametrize(("call", "blocking"), WAITS)
 def test_deadline(call: str, blocking: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Past RING_TIMEOUT the error names who did not come; the others learn it when they come."""
+    """Past RING_TIMEOUT the error names the missing rank; that one learns of it when it calls."""
     monkeypatch.setenv("RING_TIMEOUT", "0.4")
     config.cache_clear()
 
@@ -176,12 +176,12 @@ def test_deadline(call: str, blocking: bool, monkeypatch: pytest.MonkeyPatch) ->
             begun = time.monotonic()
             while not ring.aborted and time.monotonic() - begun < LATE:
                 time.sleep(0.01)
-            ends(ring.barrier, CollectiveAborted, "did not complete in time: rank 1 did not come")
+            ends(ring.barrier, CollectiveAborted, "timed out: rank 1 has not called it")
         else:
             ends(
                 begin(ring, call, blocking),
                 CollectiveTimeout,
-                r"did not complete in time: rank 1 did not come\. Call it on every rank",
+                r"timed out: rank 1 has not called it\. Call it on every rank",
             )
         seat.open(2)  # whose first barrier has a longer deadline
 
@@ -238,10 +238,10 @@ def test_an_epoch_that_does_not_begin() -> None:
 
     def body(seat: Seat) -> None:
         if seat.rank == 0:
-            ends(lambda: seat.open(5, timeout=0.2), CollectiveTimeout, "rank 1 did not come")
+            ends(lambda: seat.open(5, timeout=0.2), CollectiveTimeout, "rank 1 has not called it")
         works(seat.open(6))
         if seat.rank == 1:
-            ends(lambda: seat.open(5, timeout=0.2), CollectiveAborted, "epoch that rank 0 has already left")
+            ends(lambda: seat.open(5, timeout=0.2), CollectiveAborted, "an epoch that rank 0 has already left")
             ends(lambda: seat.open(7, timeout=0.2), CollectiveTimeout, "rank 1 waited 0.2 s for rank 0")
 
     as_threads(2, body)
@@ -259,7 +259,7 @@ def test_a_rank_that_gives_up_before_the_epoch(launcher: str) -> None:
                 lambda: seat.open(2, ranks=[2, 1, 0], timeout=0.2), CollectiveTimeout, "rank 1 waited 0.2 s for rank 2"
             )
         else:
-            ends(lambda: seat.open(2), CollectiveAborted, "stopped before it came")
+            ends(lambda: seat.open(2), CollectiveAborted, "stopped before it joined this epoch")
         works(seat.open(3))
 
     LAUNCHERS[launcher](3, body)

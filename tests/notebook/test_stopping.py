@@ -127,7 +127,7 @@ def test_a_rank_that_returns_early_is_named(cluster: Cluster) -> None:
 @pytest.mark.parametrize("gone", [0, 1])
 def test_an_init_that_waits_for_a_rank_that_has_ended_its_cell(cluster: Cluster, gone: int) -> None:
     cell = f"rank = ring.rank()\nring.shutdown()\nif rank != {gone}: ring.init()"
-    with pytest.raises(CollectiveAborted, match=f"rank {gone} has ended its cell"):
+    with pytest.raises(CollectiveAborted, match=f"rank {gone} finished its cell"):
         cluster.run(cell).wait()
     next_cell_works(cluster)
 

@@ -12,12 +12,12 @@
 namespace ring {
 
 // Not FUTEX_PRIVATE: the word may be mapped by several processes.
-void Bell::wake() {
+void Doorbell::wake() noexcept {
     rings.fetch_add(1, std::memory_order_seq_cst);
     syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&rings), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-void sleep_on(Bell& bell, std::uint32_t seen, std::chrono::microseconds limit) {
+void sleep_on(Doorbell& bell, std::uint32_t seen, std::chrono::microseconds limit) {
     timespec timeout{};
     timeout.tv_sec = static_cast<time_t>(limit.count() / 1'000'000);
     timeout.tv_nsec = static_cast<long>(limit.count() % 1'000'000) * 1000;

@@ -11,23 +11,26 @@ namespace ring {
 
 namespace {
 
-// Tells whoever waits for this rank in an epoch that it will not come, unless it does.
-class Coming {
+// Tells those that wait for this rank in an epoch that it will not join, unless it does.
+class Opening {
    public:
-    Coming(RankSlot& own, std::uint64_t epoch) : own_(own), epoch_(epoch) {}
-    ~Coming() {
-        if (came_) return;
+    Opening(RankSlot& own, std::uint64_t epoch) : own_(own), epoch_(epoch) {}
+    ~Opening() {
+        if (joined_) return;
         own_.given_up.store(std::max(own_.given_up.load(), epoch_), std::memory_order_seq_cst);
-        if (fabric_) fabric_->announce_abort("a rank of another host was stopped before it came");
+        if (fabric_)
+            fabric_->notices().announce_abort("a rank of another host was stopped before it joined this epoch");
     }
-    void through(std::shared_ptr<Fabric> fabric) { fabric_ = std::move(fabric); }
-    void came() { came_ = true; }
+    Opening(const Opening&) = delete;
+    Opening& operator=(const Opening&) = delete;
+    void tell_by(std::shared_ptr<Fabric> fabric) { fabric_ = std::move(fabric); }
+    void joined() { joined_ = true; }
 
    private:
     RankSlot& own_;
     std::uint64_t epoch_;
     std::shared_ptr<Fabric> fabric_;
-    bool came_ = false;
+    bool joined_ = false;
 };
 
 // `fabric` is null where all `ranks` members share a host.
@@ -40,7 +43,7 @@ Room room_of(const Domain& domain, const Fabric* fabric, std::size_t ranks) {
 
 std::shared_ptr<Communicator> Communicator::open(Setup setup, double timeout, const Interruption& check) {
     Domain& domain = *setup.domain;
-    Coming coming(domain.slot(domain.local_rank()), setup.epoch);
+    Opening opening(domain.slot(domain.local_rank()), setup.epoch);
     const std::string who = "rank " + std::to_string(setup.ranks[static_cast<std::size_t>(setup.index)]);
     std::shared_ptr<Fabric> fabric;
     HostGroup::Members members{setup.local, {}, 0, setup.epoch, setup.run};
@@ -51,7 +54,7 @@ std::shared_ptr<Communicator> Communicator::open(Setup setup, double timeout, co
         for (int member : fabric->members(fabric->host()))
             members.ranks.push_back(setup.ranks[static_cast<std::size_t>(member)]);
         members.index = fabric->local_index(setup.index);
-        coming.through(fabric);
+        opening.tell_by(fabric);
     } else {
         members.ranks = setup.ranks;
         members.index = setup.index;
@@ -59,20 +62,16 @@ std::shared_ptr<Communicator> Communicator::open(Setup setup, double timeout, co
     const std::string first = "rank " + std::to_string(members.ranks.front());
     const int leader = setup.local.front();
     RankSlot& slot = domain.slot(leader);
+    std::unique_ptr<BlockReservation> reservation;
     if (members.index == 0) {
-        const auto publish = [&](std::uint64_t block) {
-            slot.epoch.store(0, std::memory_order_seq_cst);  // nobody takes this block for that of the epoch before
-            slot.epoch_block.store(block, std::memory_order_seq_cst);
-            slot.epoch.store(setup.epoch, std::memory_order_seq_cst);
-            for (int member : setup.local) domain.slot(member).bell.ring();
-        };
         try {
-            publish(HostGroup::reserve(setup.domain, setup.local, room_of(domain, fabric.get(), setup.ranks.size()),
-                                       setup.epoch));
+            reservation = std::make_unique<BlockReservation>(setup.domain, setup.local,
+                                                             room_of(domain, fabric.get(), setup.ranks.size()));
         } catch (...) {
-            publish(kNowhere);
+            HostGroup::publish(domain, setup.local, kNowhere, setup.epoch);
             throw;
         }
+        HostGroup::publish(domain, setup.local, reservation->offset(), setup.epoch);
     } else {
         const std::int64_t deadline = deadline_after(timeout);
         wait_until(
@@ -80,19 +79,20 @@ std::shared_ptr<Communicator> Communicator::open(Setup setup, double timeout, co
             [&] { return slot.epoch.load(std::memory_order_seq_cst) >= setup.epoch; },
             [&] {
                 if (check) check();
-                if (domain.dead(leader)) throw Aborted(who + " waits to begin and " + first + " has died");
+                if (domain.dead(leader))
+                    throw Aborted(who + " waits for " + first + " to open the epoch, which has died");
                 if (domain.has_left_run(leader, setup.run))
-                    throw Aborted(who + " waits to begin and " + first + " has ended its cell");
+                    throw Aborted(first + " finished its cell and will not open the epoch that " + who + " waits for");
                 if (deadline != 0 && monotonic_ns() > deadline)
-                    throw Timeout(who + " waited " + seconds_text(timeout) + " for " + first + " to begin");
+                    throw Timeout(who + " waited " + seconds_text(timeout) + " for " + first + " to open the epoch");
             });
     }
     const std::uint64_t block = slot.epoch_block.load(std::memory_order_seq_cst);
-    if (slot.epoch.load(std::memory_order_seq_cst) != setup.epoch)
-        throw Aborted(who + " came to an epoch that " + first + " has already left");
-    if (block == kNowhere) throw Aborted(who + " could not begin: " + first + " has no memory for the group");
+    if (slot.epoch.load(std::memory_order_seq_cst) != setup.epoch || block == kClosed)
+        throw Aborted(who + " is too late for an epoch that " + first + " has already left");
+    if (block == kNowhere) throw Aborted(who + " failed to join the epoch: " + first + " has no memory for the group");
     Epoch epoch;
-    epoch.group = std::make_shared<HostGroup>(setup.domain, block, std::move(members));
+    epoch.group = std::make_shared<HostGroup>(setup.domain, block, std::move(members), std::move(reservation));
     epoch.fabric = fabric;
     epoch.recorder = std::make_shared<Recorder>();
     epoch.progress = std::make_shared<Progress>(epoch.group->bell(), epoch.group->spin());
@@ -102,7 +102,7 @@ std::shared_ptr<Communicator> Communicator::open(Setup setup, double timeout, co
     Request meet;
     meet.name = "begin";
     self->run(std::move(meet), timeout, check)->get();
-    coming.came();
+    opening.joined();
     return self;
 }
 
@@ -119,32 +119,33 @@ HostGroup::Members Communicator::members_here(const std::vector<int>& indices) c
 }
 
 // The first of the new group's members on each host reserves the block for them.
-std::uint64_t Communicator::reserve_part(const std::vector<int>& indices) const {
+std::unique_ptr<BlockReservation> Communicator::reserve_part(const std::vector<int>& indices) const {
     const HostGroup::Members members = members_here(indices);
-    if (members.index != 0) return kNowhere;
+    if (members.index != 0) return nullptr;
     const auto fabric = fabric_ ? fabric_->part(indices, {}) : nullptr;
-    return HostGroup::reserve(domain(), members.local, room_of(*domain(), fabric.get(), indices.size()));
+    return std::make_unique<BlockReservation>(domain(), members.local,
+                                              room_of(*domain(), fabric.get(), indices.size()));
 }
 
 std::unique_ptr<Algorithm> Communicator::make_group(Work& work, const std::vector<Header>& headers) const {
-    // Members come to the block before anyone returns, so that a group either is there for all or for none.
-    class Come : public GatedAlgorithm {
+    // Members take their references before anyone returns, so that a group is there either for all or for none.
+    class EnterGroup : public GatedAlgorithm {
        public:
-        explicit Come(std::function<void()> come) : come_(std::move(come)) {}
+        explicit EnterGroup(std::function<void()> enter) : enter_(std::move(enter)) {}
 
        protected:
         bool step(std::uint64_t k) override {
-            if (k == 0 && come_) come_();
+            if (k == 0 && enter_) enter_();
             return k == 1;
         }
 
        private:
-        std::function<void()> come_;
+        std::function<void()> enter_;
     };
 
     const std::vector<int>& indices = work.request_.members;
     HostGroup::Members members = members_here(indices);
-    if (members.index < 0) return std::make_unique<Come>(nullptr);
+    if (members.index < 0) return std::make_unique<EnterGroup>(nullptr);
     const auto first = std::find_if(indices.begin(), indices.end(), [&](int member) {
         return !fabric_ || fabric_->host_of(member) == fabric_->host();
     });
@@ -152,8 +153,9 @@ std::unique_ptr<Algorithm> Communicator::make_group(Work& work, const std::vecto
     if (work.number_)
         for (int member : indices)
             work.numbers_.push_back(static_cast<int>(headers[static_cast<std::size_t>(member)].output));
-    return std::make_unique<Come>([this, &work, block, members = std::move(members)] {
-        work.result_.group = std::make_shared<HostGroup>(domain(), block, members, epoch_.group);
+    return std::make_unique<EnterGroup>([this, &work, block, members = std::move(members)] {
+        work.result_.group =
+            std::make_shared<HostGroup>(domain(), block, members, std::move(work.reservation_), epoch_.group);
     });
 }
 

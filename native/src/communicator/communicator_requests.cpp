@@ -27,13 +27,15 @@ bool written_twice(const std::vector<Piece>& pieces, std::size_t item) {
 
 }  // namespace
 
+InvalidArgument Communicator::invalid(const Request& request, const std::string& why) const {
+    return InvalidArgument(who() + ": " + to_string(request.kind) +
+                           (request.name.empty() ? "" : " '" + request.name + "'") + ": " + why);
+}
+
 void Communicator::validate(const Request& request) const {
-    const auto invalid = [&](const std::string& why) {
-        return InvalidArgument(who() + ": " + to_string(request.kind) +
-                               (request.name.empty() ? "" : " '" + request.name + "'") + ": " + why);
-    };
+    const auto invalid = [&](const std::string& why) { return this->invalid(request, why); };
     if (!domain()->owned()) throw invalid("a forked process cannot use its parent's communicator");
-    if (closed() || epoch_.group->left()) throw invalid("this communicator is closed");
+    check_open(request);
     if (request.shape.size() > kMaxDims)
         throw invalid("a tensor has " + std::to_string(request.shape.size()) +
                       " dimensions; at most 8 travel. Flatten it.");
@@ -116,7 +118,8 @@ std::shared_ptr<Work> Communicator::make_work(Request request, double timeout) c
             work->number_ = std::make_shared<TagNumber>(fabric_->shared_link());
             header.output = static_cast<std::uint64_t>(work->number_->value());
         }
-        header.input = reserve_part(request.members);
+        work->reservation_ = reserve_part(request.members);
+        header.input = work->reservation_ ? work->reservation_->offset() : kNowhere;
     }
     work->request_ = std::move(request);
     return work;

@@ -9,9 +9,9 @@
 namespace ring {
 namespace {
 
-class Caller {
+class Candidate {
    public:
-    Caller(Domain& domain, const RollCall& call)
+    Candidate(Domain& domain, const MembershipCall& call)
         : domain_(domain), call_(call), own_(domain.slot(me())), last_(call.last) {
         // Counted on in an earlier call that this rank was interrupted in: the others may wait for it there.
         const std::uint64_t missed = own_.invited.load(std::memory_order_seq_cst);
@@ -22,10 +22,10 @@ class Caller {
         own_.wants.store(last_ + 1, std::memory_order_seq_cst);
         ring_bells();
     }
-    // Whoever leads from now on must not count on this rank: it has its answer, or has given up.
-    ~Caller() { own_.wants.store(0, std::memory_order_seq_cst); }
-    Caller(const Caller&) = delete;
-    Caller& operator=(const Caller&) = delete;
+    // The next leader must not count on this rank: it has its answer, or has given up.
+    ~Candidate() { own_.wants.store(0, std::memory_order_seq_cst); }
+    Candidate(const Candidate&) = delete;
+    Candidate& operator=(const Candidate&) = delete;
 
     bool settled() {
         const int leader = first_alive();
@@ -36,27 +36,27 @@ class Caller {
         answer_ = read(domain_.slot(leader));
         return answer_.has_value();
     }
-    const Answer& answer() const { return *answer_; }
+    const Membership& answer() const { return *answer_; }
 
-    // Looks for what ends the wait in vain.
+    // Throws where the wait would be in vain.
     void check() const {
         for (int rank : call_.candidates) {
             if (rank == me()) continue;
             if (!call_.without_dead && domain_.dead(rank)) throw Aborted(name(rank) + " has died" + waited());
-            if (domain_.has_left_run(rank, call_.run)) throw Aborted(name(rank) + " has ended its cell" + waited());
+            if (domain_.has_left_run(rank, call_.run)) throw Aborted(name(rank) + " finished its cell" + waited());
         }
     }
     std::string missing() const {
         std::string text;
         for (int rank : call_.candidates)
             if (rank != me() && !domain_.dead(rank) && !is_here(rank)) text += (text.empty() ? "" : ", ") + name(rank);
-        return text.empty() ? "the rank that leads" : text;
+        return text.empty() ? "the leader" : text;
     }
 
    private:
     int me() const { return domain_.local_rank(); }
     static std::string name(int rank) { return "rank " + std::to_string(rank); }
-    std::string waited() const { return " while " + name(me()) + " waits for it to begin"; }
+    std::string waited() const { return " while " + name(me()) + " waits for it to join the next epoch"; }
     bool is_here(int rank) const { return domain_.slot(rank).wants.load(std::memory_order_seq_cst) != 0; }
 
     int first_alive() const {
@@ -85,10 +85,10 @@ class Caller {
         ring_bells();
     }
 
-    std::optional<Answer> read(const RankSlot& leader) const {
+    std::optional<Membership> read(const RankSlot& leader) const {
         const std::uint64_t epoch = leader.decided.load(std::memory_order_seq_cst);
         if (epoch <= last_ || own_.invited.load(std::memory_order_seq_cst) != epoch) return std::nullopt;
-        Answer answer{epoch, {}};
+        Membership answer{epoch, {}};
         for (int rank : call_.candidates)
             if (domain_.slot(rank).invited.load(std::memory_order_seq_cst) == epoch) answer.members.push_back(rank);
         // Where the leader died and another one was writing meanwhile, the list has holes; the epoch then does not
@@ -102,28 +102,28 @@ class Caller {
     }
 
     Domain& domain_;
-    const RollCall& call_;
+    const MembershipCall& call_;
     RankSlot& own_;
     std::uint64_t last_;  // newest epoch that does not do
-    std::optional<Answer> answer_;
+    std::optional<Membership> answer_;
 };
 
 }  // namespace
 
-Answer call_roll(Domain& domain, const RollCall& call, double timeout, const Interruption& check) {
-    Caller caller(domain, call);
+Membership agree_on_members(Domain& domain, const MembershipCall& call, double timeout, const Interruption& check) {
+    Candidate own(domain, call);
     const std::int64_t deadline = deadline_after(timeout);
     // Deaths ring no bell, so that `settled` is also asked at each tick.
     wait_until(
-        domain.slot(domain.local_rank()).bell, SpinPolicy{}, [&] { return caller.settled(); },
+        domain.slot(domain.local_rank()).bell, SpinPolicy{}, [&] { return own.settled(); },
         [&] {
             if (check) check();
-            caller.check();
+            own.check();
             if (deadline != 0 && monotonic_ns() > deadline)
                 throw Timeout("rank " + std::to_string(domain.local_rank()) + " waited " + seconds_text(timeout) +
-                              " for " + caller.missing() + " to begin");
+                              " for " + own.missing() + " to join the next epoch");
         });
-    return caller.answer();
+    return own.answer();
 }
 
 }  // namespace ring

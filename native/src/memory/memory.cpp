@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -20,20 +19,15 @@
 #include <random>
 
 #include "ring/base/errors.hpp"
-#include "ring/memory/memory_left.hpp"
 
 namespace ring {
 namespace {
 
 constexpr std::uint64_t kMagic = 0x52494e474d454d31;  // "RINGMEM1"
-constexpr std::size_t kHuge = std::size_t{2} << 20;
 // The arenas of all ranks together stay below this, and where nobody says how large they are, below half of what the
 // process can address (128 TiB on x86-64, 512 GiB on some aarch64 kernels, less under `ulimit -v`).
 constexpr std::size_t kMostMapped = std::size_t{32} << 40;
 constexpr std::size_t kLeastArena = std::size_t{256} << 20;
-// For how long, and for which part of it, a look at the memory that is left lets further blocks through.
-constexpr std::int64_t kLookLasts = 1'000'000'000;  // ns
-constexpr std::size_t kLookServes = 64;
 
 struct DomainHeader {
     std::uint64_t magic;
@@ -42,14 +36,8 @@ struct DomainHeader {
     std::int32_t local_size;
 };
 
-// Forks between this process and the one that loaded this library. Every operation asks, and getpid is a system call.
-std::atomic<std::uint32_t> forks{0};
-const int kForksAreCounted = pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
-
-std::size_t round_up(std::size_t value, std::size_t to) { return (value + to - 1) / to * to; }
-
 std::size_t control_bytes(int local_size) {
-    return round_up(sizeof(RankSlot) * (static_cast<std::size_t>(local_size) + 1), kHuge);
+    return round_up(sizeof(RankSlot) * (static_cast<std::size_t>(local_size) + 1), kHugePage);
 }
 
 std::string system_error(const std::string& what) { return what + ": " + std::strerror(errno); }
@@ -68,9 +56,10 @@ bool addressable(std::size_t bytes) {
 // From /proc/PID/stat; false where that cannot be read. The name in it may contain anything, so what follows its last
 // parenthesis counts: the state first, and when the process began 19 words later.
 bool read_life(std::int64_t pid, char& state, std::uint64_t& began) {
-    FILE* file = std::fopen(("/proc/" + std::to_string(pid) + "/stat").c_str(), "re");
-    if (file == nullptr) return false;
     char text[1024];
+    std::snprintf(text, sizeof text, "/proc/%" PRId64 "/stat", pid);
+    FILE* file = std::fopen(text, "re");
+    if (file == nullptr) return false;
     text[std::fread(text, 1, sizeof text - 1, file)] = '\0';
     std::fclose(file);
     const char* name_ends = std::strrchr(text, ')');
@@ -89,12 +78,6 @@ bool has_ended(pid_t pid, std::uint64_t began) {
     return kill(pid, 0) != 0 && errno == ESRCH;
 }
 
-std::string gib(std::size_t bytes) {
-    char text[32];
-    std::snprintf(text, sizeof text, "%.3g GiB", static_cast<double>(bytes) / (1 << 30));
-    return text;
-}
-
 }  // namespace
 
 std::shared_ptr<Domain> Domain::create(int local_rank, int local_size, std::size_t arena) {
@@ -106,14 +89,15 @@ std::shared_ptr<Domain> Domain::create(int local_rank, int local_size, std::size
     const auto ranks = static_cast<std::size_t>(local_size);
     const bool asked = arena != 0;
     if (!asked) arena = machine_memory();
-    arena = round_up(std::min(arena, kMostMapped / ranks), kHuge);
-    while (!asked && arena / 2 >= kLeastArena && !addressable(2 * arena * ranks)) arena = round_up(arena / 2, kHuge);
+    arena = round_up(std::min(arena, kMostMapped / ranks), kHugePage);
+    while (!asked && arena / 2 >= kLeastArena && !addressable(2 * arena * ranks))
+        arena = round_up(arena / 2, kHugePage);
     const std::size_t length = control_bytes(local_size) + arena * ranks;
     std::uint64_t token = std::random_device{}();
     token = token << 32 | std::random_device{}();
     if (ftruncate(fd, static_cast<off_t>(length)) != 0 ||
         fallocate(fd, 0, 0, static_cast<off_t>(control_bytes(local_size))) != 0) {
-        const std::string why = system_error("ring memory: cannot size it to " + gib(length));
+        const std::string why = system_error("ring memory: cannot size it to " + gib_text(length));
         close(fd);
         throw OutOfMemory(why);
     }
@@ -146,13 +130,13 @@ std::shared_ptr<Domain> Domain::attach(int local_rank, int local_size, std::int6
 }
 
 std::shared_ptr<Domain> Domain::share(int local_rank) const {
-    return std::shared_ptr<Domain>(new Domain(local_rank, local_size_, mapping_, arena_, token_));
+    return std::shared_ptr<Domain>(new Domain(local_rank, local_size_, mapping_, arena_.bytes(), token_));
 }
 
 Domain::Mapping::Mapping(int descriptor, std::size_t bytes) : fd(descriptor), length(bytes) {
     void* mapped = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
     if (mapped == MAP_FAILED) {
-        const std::string why = system_error("ring memory: cannot map " + gib(length) + " of address space");
+        const std::string why = system_error("ring memory: cannot map " + gib_text(length) + " of address space");
         close(fd);
         throw OutOfMemory(why + ". Raise `ulimit -v`, or set RING_MEMORY to the bytes that one rank needs.");
     }
@@ -171,10 +155,9 @@ Domain::Domain(int local_rank, int local_size, std::shared_ptr<Mapping> mapping,
       local_size_(local_size),
       mapping_(std::move(mapping)),
       pid_(getpid()),
-      forks_(forks.load(std::memory_order_relaxed)),
-      arena_(arena),
-      token_(token) {
-    free_.emplace(arena_start(local_rank_), arena_);
+      token_(token),
+      arena_(mapping_->fd, control_bytes(local_size) + arena * static_cast<std::size_t>(local_rank), arena,
+             local_rank) {
     pidfds_.assign(static_cast<std::size_t>(local_size_), -1);
     introduce();
 }
@@ -213,10 +196,6 @@ RankSlot& Domain::slot(int rank) const {
     return *at<RankSlot>(sizeof(RankSlot) * (static_cast<std::size_t>(rank) + 1));
 }
 
-std::uint64_t Domain::arena_start(int rank) const {
-    return control_bytes(local_size_) + arena_ * static_cast<std::size_t>(rank);
-}
-
 std::uint64_t Domain::offset_of(const void* address, std::size_t bytes) const {
     const auto* first = static_cast<const std::byte*>(address);
     if (first < mapping_->base || first + bytes > mapping_->base + mapping_->length) return kNowhere;
@@ -226,140 +205,18 @@ std::uint64_t Domain::offset_of(const void* address, std::size_t bytes) const {
 std::uint64_t Domain::allocate(std::size_t bytes) {
     if (!owned())
         throw Error("ring memory: a forked process cannot take ring memory of process " + std::to_string(pid_));
-    const std::size_t size = round_up(std::max<std::size_t>(bytes, 1), bytes < kPage ? 64 : kPage);
-    const std::size_t alignment = size >= kHuge ? kHuge : size >= kPage ? kPage : 64;
-    release_deferred();
-    const std::lock_guard<std::mutex> lock(mutex_);
-    for (auto block = free_.begin(); block != free_.end(); ++block) {
-        const std::uint64_t begin = round_up(block->first, alignment);
-        const std::uint64_t end = block->first + block->second;
-        if (begin + size > end) continue;
-        expect_room(size);
-        int failed = 0;
-        do {
-            failed = fallocate(mapping_->fd, 0, static_cast<off_t>(begin), static_cast<off_t>(size));
-        } while (failed != 0 && errno == EINTR);
-        if (failed != 0)
-            throw OutOfMemory(system_error("ring memory: local rank " + std::to_string(local_rank_) +
-                                           " cannot reserve " + gib(size)));
-        const std::uint64_t front = block->first;
-        free_.erase(block);
-        if (begin > front) free_.emplace(front, begin - front);
-        if (end > begin + size) free_.emplace(begin + size, end - begin - size);
-        used_.emplace(begin, size);
-        used_bytes_ += size;
-        return begin;
-    }
-    throw OutOfMemory("ring memory: local rank " + std::to_string(local_rank_) + " needs " + gib(size) +
-                      " in one piece; its arena of " + gib(arena_) + " (RING_MEMORY) has no such piece left.");
-}
-
-// A look takes as long as a small operation (several files, 50 µs). So one that found plenty serves small blocks for a
-// while; what else takes memory meanwhile is not seen, hence only a small part of what there was.
-void Domain::expect_room(std::size_t bytes) {
-    const std::int64_t now = monotonic_ns();
-    if (bytes > spare_ || now > looked_at_ + kLookLasts) {
-        std::size_t left = memory_left();
-        if (bytes > left) {
-            punch_free();
-            left = memory_left();
-        }
-        if (bytes > left)
-            throw OutOfMemory("ring memory: local rank " + std::to_string(local_rank_) + " needs " + gib(bytes) +
-                              " and the machine (or its memory limit) has " + gib(left) +
-                              " left. Use a smaller model or fewer ranks, or free what you no longer need.");
-        looked_at_ = now;
-        spare_ = left / kLookServes;
-    }
-    spare_ -= std::min(spare_, bytes);
-}
-
-void Domain::release(std::uint64_t offset) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const auto block = used_.find(offset);
-    if (block == used_.end()) return;
-    if (const auto kept = kept_.find(offset); kept != kept_.end()) {
-        deferred_.emplace_back(offset, std::move(kept->second));
-        kept_.erase(kept);
-        return;
-    }
-    used_bytes_ -= block->second;
-    merge_free(block->first, block->second);
-    used_.erase(block);
-}
-
-void Domain::release_when(std::uint64_t offset, std::function<bool(Domain&)> condition) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    deferred_.emplace_back(offset, std::move(condition));
-}
-
-void Domain::keep(std::uint64_t offset, std::function<bool(Domain&)> until) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    auto block = used_.upper_bound(offset);
-    if (block == used_.begin() || offset >= (--block)->first + block->second) return;
-    kept_[block->first] = std::move(until);
-}
-
-void Domain::release_deferred() {
-    decltype(deferred_) waiting;
-    {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        waiting.swap(deferred_);
-    }
-    for (auto& [offset, condition] : waiting) {
-        if (condition(*this)) {
-            release(offset);
-        } else {
-            release_when(offset, std::move(condition));
-        }
-    }
-}
-
-void Domain::merge_free(std::uint64_t offset, std::size_t bytes) {
-    auto [block, fresh] = free_.emplace(offset, bytes);
-    const auto after = std::next(block);
-    if (after != free_.end() && block->first + block->second == after->first) {
-        block->second += after->second;
-        free_.erase(after);
-    }
-    if (block != free_.begin()) {
-        const auto before = std::prev(block);
-        if (before->first + before->second == block->first) {
-            before->second += block->second;
-            free_.erase(block);
-        }
-    }
+    arena_.reclaim(*this);
+    return arena_.allocate(bytes);
 }
 
 void Domain::trim() {
-    if (!owned()) return;
-    const std::lock_guard<std::mutex> lock(mutex_);
-    punch_free();
+    if (owned()) arena_.trim();
 }
 
-void Domain::punch_free() {
-    for (const auto& [offset, bytes] : free_) {
-        const std::uint64_t begin = round_up(offset, kPage);
-        const std::uint64_t end = (offset + bytes) / kPage * kPage;
-        if (end > begin)
-            fallocate(mapping_->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(begin),
-                      static_cast<off_t>(end - begin));
-    }
-}
-
-std::size_t Domain::allocated() const {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    return used_bytes_;
-}
-
-bool Domain::owned() const {
-    return kForksAreCounted == 0 ? forks.load(std::memory_order_relaxed) == forks_ : pid_ == getpid();
-}
-
-bool Domain::dead(int rank) {
+bool Domain::dead(int rank) noexcept {
     const auto pid = static_cast<pid_t>(slot(rank).pid.load(std::memory_order_acquire));
     if (pid == 0 || pid == getpid()) return false;
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const std::lock_guard<std::mutex> lock(watching_);
     int& pidfd = pidfds_[static_cast<std::size_t>(rank)];
     if (pidfd < 0) {
         pidfd = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));

@@ -5,6 +5,7 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <new>
 #include <vector>
 
 #include "ring/transport/link.hpp"
@@ -16,8 +17,8 @@ constexpr std::size_t kStreamBytes = 256 << 10;
 
 // Bytes written and read so far; the difference lies in `data`, a circular buffer.
 struct Stream {
-    alignas(64) std::atomic<std::uint64_t> written{0};
-    alignas(64) std::atomic<std::uint64_t> read{0};
+    alignas(64) SharedAtomic<std::uint64_t> written{0};
+    alignas(64) SharedAtomic<std::uint64_t> read{0};
     alignas(64) std::byte data[kStreamBytes];
 };
 
@@ -36,19 +37,16 @@ class MemoryLink : public Link {
 
     Transfer send(int to, int tag, const void* data, std::size_t bytes) override {
         const std::lock_guard<std::mutex> lock(mutex_);
-        outgoing_[static_cast<std::size_t>(to)].push_back(
-            {++last_, {tag, bytes}, 0, static_cast<const std::byte*>(data), 0});
-        live_[last_] = false;
-        progress();
-        return last_;
+        return begin([&](Transfer transfer) {
+            outgoing_[static_cast<std::size_t>(to)].push_back(
+                {transfer, {tag, bytes}, 0, static_cast<const std::byte*>(data), 0});
+        });
     }
 
     Transfer receive(int from, int tag, void* data, std::size_t bytes) override {
         const std::lock_guard<std::mutex> lock(mutex_);
-        wanted_.push_back({++last_, from, tag, static_cast<std::byte*>(data), bytes});
-        live_[last_] = false;
-        progress();
-        return last_;
+        return begin(
+            [&](Transfer transfer) { wanted_.push_back({transfer, from, tag, static_cast<std::byte*>(data), bytes}); });
     }
 
     bool done(Transfer& transfer) override {
@@ -132,6 +130,25 @@ class MemoryLink : public Link {
         std::deque<Message> complete;
     };
 
+    // Notes a transfer and queues it, or throws and does neither. Where there is no memory for what others have sent,
+    // that is told to whoever waits for it.
+    template <class Queue>
+    Transfer begin(Queue&& queue) {
+        const auto noted = live_.emplace(++last_, false).first;
+        const Transfer transfer = last_;
+        try {
+            queue(transfer);
+        } catch (...) {
+            live_.erase(noted);
+            throw;
+        }
+        try {
+            progress();
+        } catch (const std::bad_alloc&) {
+        }
+        return transfer;
+    }
+
     Stream& stream(int from, int to) const {
         const auto n = static_cast<std::size_t>(domain_->local_size());
         const std::size_t index = static_cast<std::size_t>(from) * n + static_cast<std::size_t>(to);
@@ -203,12 +220,14 @@ class MemoryLink : public Link {
                 in.head_read += pop(stream, reinterpret_cast<std::byte*>(&in.head) + in.head_read,
                                     sizeof(MessageHead) - in.head_read);
                 if (in.head_read < sizeof(MessageHead)) return;
-                in.partial.resize(in.head.bytes);
                 in.body_read = 0;
             }
+            in.partial.resize(in.head.bytes);  // may throw, and is then called again
             in.body_read += pop(stream, in.partial.data() + in.body_read, in.head.bytes - in.body_read);
             if (in.body_read < in.head.bytes) return;
-            in.complete.push_back({in.head, std::move(in.partial)});
+            in.complete.emplace_back();
+            in.complete.back() = {in.head, std::move(in.partial)};
+            in.partial.clear();
             in.head_read = 0;
         }
     }

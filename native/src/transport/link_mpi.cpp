@@ -2,11 +2,11 @@
 // own. The types below are those of the two ABIs: handles are int (MPICH) or pointers (Open MPI).
 #include <dlfcn.h>
 
-#include <algorithm>
 #include <cstring>
+#include <map>
+#include <memory>
 #include <mutex>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "ring/base/errors.hpp"
@@ -44,23 +44,23 @@ class MpiLink : public Link {
     }
     ~MpiLink() override {
         // MPI may write there for as long as the process lives.
-        if (!parked_.empty()) static_cast<void>(new std::vector<Parked>(std::move(parked_)));
+        if (!abandoned_->empty()) static_cast<void>(abandoned_.release());
         dlclose(library_);
     }
 
     Transfer send(int to, int tag, const void* data, std::size_t bytes) override {
         const std::lock_guard<std::mutex> lock(mutex_);
-        Handle request{};
-        check(isend_(data, static_cast<int>(bytes), byte_, to, tag, comm_, &request), "MPI_Isend");
-        return remember(request, true);
+        return begin("MPI_Isend", true, [&](Handle* request) {
+            return isend_(data, static_cast<int>(bytes), byte_, to, tag, comm_, request);
+        });
     }
 
     Transfer receive(int from, int tag, void* data, std::size_t bytes) override {
         const std::lock_guard<std::mutex> lock(mutex_);
-        look_at_parked();
-        Handle request{};
-        check(irecv_(data, static_cast<int>(bytes), byte_, from, tag, comm_, &request), "MPI_Irecv");
-        return remember(request, false);
+        forget_abandoned();
+        return begin("MPI_Irecv", false, [&](Handle* request) {
+            return irecv_(data, static_cast<int>(bytes), byte_, from, tag, comm_, request);
+        });
     }
 
     bool done(Transfer& transfer) override {
@@ -79,18 +79,20 @@ class MpiLink : public Link {
     void cancel(Transfer& transfer, std::shared_ptr<const void> keep) noexcept override {
         if (transfer == 0) return;
         const std::lock_guard<std::mutex> lock(mutex_);
-        const auto found = pending_.find(transfer);
-        Handle request = found->second.request;
-        if (found->second.is_send) {
+        auto node = pending_.extract(transfer);
+        Pending& pending = node.mapped();
+        if (pending.is_send) {
             // Sends cannot be cancelled everywhere; nobody will receive this one, whose tag belongs to a dead epoch.
-            request_free_(&request);
+            request_free_(&pending.request);
         } else {
             // A receive that a large message has been matched with cannot be cancelled in Open MPI: it ends when the
             // sender enters MPI again, which may be never.
-            cancel_(&request);
-            if (!over(request)) parked_.push_back({request, std::move(keep)});
+            cancel_(&pending.request);
+            if (!is_over(pending.request)) {
+                pending.keep = std::move(keep);
+                abandoned_->insert(std::move(node));
+            }
         }
-        pending_.erase(found);
         transfer = 0;
     }
 
@@ -105,39 +107,47 @@ class MpiLink : public Link {
         std::size_t bytes = 0;
         while (probe_locked(any_tag_, source, tag, bytes)) {
             const auto nobody = std::make_shared<std::vector<std::byte>>(bytes);
-            Handle request{};
-            check(irecv_(nobody->data(), static_cast<int>(bytes), byte_, source, tag, comm_, &request), "MPI_Irecv");
-            parked_.push_back({request, nobody});
+            const Transfer transfer = begin("MPI_Irecv", false, [&](Handle* request) {
+                return irecv_(nobody->data(), static_cast<int>(bytes), byte_, source, tag, comm_, request);
+            });
+            auto node = pending_.extract(transfer);
+            node.mapped().keep = nobody;
+            abandoned_->insert(std::move(node));
         }
         const std::int64_t deadline = monotonic_ns() + kLinger;
-        for (look_at_parked(); !parked_.empty() && monotonic_ns() < deadline; look_at_parked()) cpu_yield();
+        for (forget_abandoned(); !abandoned_->empty() && monotonic_ns() < deadline; forget_abandoned()) cpu_yield();
     }
 
     int tag_limit() const override { return tag_limit_; }
 
    private:
     struct Pending {
-        Handle request;
-        bool is_send;
+        Handle request{};
+        bool is_send = false;
+        std::shared_ptr<const void> keep = nullptr;  // of a receive that was abandoned: what owns its memory
     };
+    using Transfers = std::map<Transfer, Pending>;
 
-    // A receive that nobody waits for any more, and what owns its memory.
-    struct Parked {
-        Handle request;
-        std::shared_ptr<const void> keep;
-    };
+    // Notes a transfer and begins it. In this order, because one that has begun cannot be taken back.
+    template <class Begin>
+    Transfer begin(const char* what, bool is_send, Begin&& call) {
+        const auto [noted, is_new] = pending_.emplace(++last_, Pending{{}, is_send});
+        const int code = call(&noted->second.request);
+        if (code != kSuccess) pending_.erase(noted);
+        check(code, what);
+        return last_;
+    }
 
     // Whether MPI has done with a request; one that it does not know any more counts as such.
-    bool over(Handle& request) const noexcept {
+    bool is_over(Handle& request) const noexcept {
         int flag = 0;
         Status status;
         return test_(&request, &flag, &status) != kSuccess || flag != 0;
     }
 
-    void look_at_parked() {
-        parked_.erase(
-            std::remove_if(parked_.begin(), parked_.end(), [this](Parked& parked) { return over(parked.request); }),
-            parked_.end());
+    void forget_abandoned() {
+        for (auto one = abandoned_->begin(); one != abandoned_->end();)
+            one = is_over(one->second.request) ? abandoned_->erase(one) : std::next(one);
     }
 
     static Handle from_bits(std::uint64_t bits) {
@@ -175,19 +185,15 @@ class MpiLink : public Link {
         if (code != kSuccess) throw Error(std::string("link: ") + what + " failed with code " + std::to_string(code));
     }
 
-    Transfer remember(Handle request, bool is_send) {
-        pending_.emplace(++last_, Pending{request, is_send});
-        return last_;
-    }
-
     void* library_ = nullptr;
     Handle comm_;
     Handle byte_;
     int any_source_, any_tag_;
     int tag_limit_;
     std::mutex mutex_;
-    std::unordered_map<Transfer, Pending> pending_;
-    std::vector<Parked> parked_;
+    Transfers pending_;
+    // Receives that nobody waits for any more. On the heap, because they may outlive the link.
+    std::unique_ptr<Transfers> abandoned_ = std::make_unique<Transfers>();
     Transfer last_ = 0;
 
     int (*isend_)(const void*, int, Handle, int, int, Handle, Handle*) = nullptr;

@@ -10,31 +10,33 @@
 #include <cstdint>
 #include <string>
 
+#include "ring/base/shared_atomic.hpp"
+
 namespace ring {
 
 // Lives in ring memory (woken by other processes) or on the heap (woken by another thread).
-struct alignas(64) Bell {
-    std::atomic<std::uint32_t> rings{0};
-    std::atomic<std::uint32_t> sleepers{0};
+struct alignas(64) Doorbell {
+    SharedAtomic<std::uint32_t> rings{0};
+    SharedAtomic<std::uint32_t> sleepers{0};
 
     // Wakes whoever sleeps here. Costs one load when nobody does.
-    void ring() {
+    void ring() noexcept {
         if (sleepers.load(std::memory_order_seq_cst) != 0) wake();
     }
 
    private:
-    void wake();
+    void wake() noexcept;
 };
 
 class Sleeper {
    public:
-    explicit Sleeper(Bell& bell) : bell_(bell) { bell_.sleepers.fetch_add(1, std::memory_order_seq_cst); }
+    explicit Sleeper(Doorbell& bell) : bell_(bell) { bell_.sleepers.fetch_add(1, std::memory_order_seq_cst); }
     ~Sleeper() { bell_.sleepers.fetch_sub(1, std::memory_order_seq_cst); }
     Sleeper(const Sleeper&) = delete;
     Sleeper& operator=(const Sleeper&) = delete;
 
    private:
-    Bell& bell_;
+    Doorbell& bell_;
 };
 
 constexpr std::chrono::microseconds kSleep{50'000};
@@ -55,7 +57,7 @@ struct SpinPolicy {
 constexpr std::chrono::microseconds kForever{-1};
 
 // Sleeps until the bell rings after `seen` was read, a signal arrives or the limit passes.
-void sleep_on(Bell& bell, std::uint32_t seen, std::chrono::microseconds limit);
+void sleep_on(Doorbell& bell, std::uint32_t seen, std::chrono::microseconds limit);
 
 std::int64_t monotonic_ns();
 // The time that many seconds from now; 0, which means never, for 0 and for more than the clock can count.
@@ -84,7 +86,7 @@ bool spin_until(const SpinPolicy& policy, Ready&& ready) {
 // `ready` must load what it reads with seq_cst or after an acquire that follows the store it waits for: whoever
 // makes the condition true stores it with seq_cst and then rings the bell, so that no wake-up is lost.
 template <class Ready, class Idle>
-void wait_until(Bell& bell, const SpinPolicy& policy, Ready&& ready, Idle&& idle,
+void wait_until(Doorbell& bell, const SpinPolicy& policy, Ready&& ready, Idle&& idle,
                 std::chrono::microseconds tick = kSleep) {
     if (spin_until(policy, ready)) return;
     for (;;) {

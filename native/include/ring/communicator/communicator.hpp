@@ -11,6 +11,8 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <thread>
 #include <vector>
 
 #include "ring/collectives/host/algorithm.hpp"
@@ -38,13 +40,14 @@ class Work {
    private:
     friend class Communicator;
     enum class State : int { Pending, Done, Failed };
-    void finish(std::exception_ptr error);
+    void finish(std::exception_ptr error) noexcept;
 
     Request request_;
     Header header_;
-    std::optional<Region> bounce_;             // between hosts: the tensor's stay in ring memory
-    std::shared_ptr<const TagNumber> number_;  // group between hosts: for what this rank is sent in it
-    std::vector<int> numbers_;                 // and those of all its members
+    std::optional<Region> bounce_;                   // between hosts: the tensor's stay in ring memory
+    std::unique_ptr<BlockReservation> reservation_;  // group: of the block that this rank reserved for it
+    std::shared_ptr<const TagNumber> number_;        // group between hosts: for what this rank is sent in it
+    std::vector<int> numbers_;                       // and those of all its members
     std::unique_ptr<Agreement> agreement_;
     bool agreed_ = false;
     std::unique_ptr<Algorithm> algorithm_;
@@ -52,6 +55,7 @@ class Work {
     std::uint64_t gates_ = 0;    // passed since the agreement or algorithm began
     std::int64_t mark_ = 0;      // when the phase began that a timeline shows next; 0 when nobody records
     bool polling_ = false;       // waits for the link and not for a gate
+    bool moved_all_ = false;     // only notices that are on their way may still fail it
     std::int64_t deadline_ = 0;  // monotonic ns, 0 for none
     std::int64_t next_check_ = 0;
     bool started_ = false;
@@ -59,7 +63,7 @@ class Work {
 
     std::atomic<State> state_{State::Pending};
     std::exception_ptr error_;
-    Bell bell_;
+    Doorbell bell_;
 };
 
 class Communicator {
@@ -96,9 +100,11 @@ class Communicator {
     // The communicator of a group that a Group operation has made.
     std::shared_ptr<Communicator> subgroup(Work& work) const;
 
-    void abort(const std::string& reason);
+    void abort(std::string_view reason) noexcept;
     bool aborted() const { return group_->aborted(); }
-    // Lets own operations end, then leaves the group. Later operations throw.
+    // Lets the operations of this rank end, whatever thread carries them out, then leaves the group. Later operations
+    // throw. An interruption aborts the epoch; so does a call from within an operation (by a signal handler), which
+    // cannot wait for it.
     void close(const Interruption& check);
     bool closed() const { return closed_.load(std::memory_order_acquire); }
     // Shared by all groups of the epoch.
@@ -122,8 +128,9 @@ class Communicator {
                  Epoch epoch);
     std::shared_ptr<Work> make_work(Request request, double timeout) const;
     void validate(const Request& request) const;
+    InvalidArgument invalid(const Request& request, const std::string& why) const;
     HostGroup::Members members_here(const std::vector<int>& indices) const;
-    std::uint64_t reserve_part(const std::vector<int>& indices) const;
+    std::unique_ptr<BlockReservation> reserve_part(const std::vector<int>& indices) const;
     std::unique_ptr<Algorithm> make_group(Work& work, const std::vector<Header>& headers) const;
 
     // The state machine. Only one thread at a time is in it: the inline caller or the progress thread.
@@ -131,16 +138,22 @@ class Communicator {
     void move_to_ring(Work& work);
     Served attempt(Work& work);
     Served take_step(Work& work, Step step);
+    Served complete(Work& work);
     void note(Work& work, Phase phase);
     void end(Work& work);
     void check_waiting(Work& work, const Interruption& check);
     void fail(Work& work, std::exception_ptr error) noexcept;
     bool explain(const Work& work, std::exception_ptr& error);
-    void let_go(const Work& work);
-    void announce();
-    void leave();
+    void keep_tensors_until_quiet(const Work& work) noexcept;
+    void announce_abort() noexcept;
+    void leave() noexcept;
+    // Under the mutex, before an operation is begun or queued.
+    void check_open(const Request& request) const;
+    bool is_inline_here() const { return inline_thread_ == std::this_thread::get_id(); }
+    bool is_idle() const;
     Served serve();
-    std::string who() const { return "rank " + std::to_string(ranks_[static_cast<std::size_t>(index_)]); }
+    int rank() const { return ranks_[static_cast<std::size_t>(index_)]; }
+    std::string who() const { return "rank " + std::to_string(rank()); }
     std::string locate(const Work& work) const;
 
     std::vector<int> ranks_;
@@ -148,13 +161,14 @@ class Communicator {
     std::shared_ptr<HostGroup> group_;
     std::shared_ptr<Fabric> fabric_;
     Epoch epoch_;
-    int number_;  // of this group in the epoch
-    std::uint64_t sequence_ = 0;
-    std::atomic<bool> closed_{false};
+    int number_;                  // of this group in the epoch
+    std::uint64_t sequence_ = 0;  // whoever carries an operation out counts it
 
     mutable std::mutex mutex_;
     std::deque<std::shared_ptr<Work>> queue_;
-    bool inline_active_ = false;
+    std::thread::id inline_thread_;  // carries an operation out in its caller; none when there is none
+    std::atomic<bool> closed_{false};
+    Doorbell idle_;  // rings when an operation has ended
 };
 
 }  // namespace ring

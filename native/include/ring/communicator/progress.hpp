@@ -18,7 +18,7 @@ namespace ring {
 class Progress {
    public:
     // `bell` is the one that other ranks ring for this rank.
-    Progress(Bell& bell, const SpinPolicy& spin) : shared_(bell), spin_(spin), pid_(getpid()) {}
+    Progress(Doorbell& bell, const SpinPolicy& spin) : shared_(bell), spin_(spin), pid_(getpid()) {}
     ~Progress();
 
     void add(Communicator* communicator);
@@ -33,10 +33,10 @@ class Progress {
     // Serves every group once; remembers whether any has work.
     bool scan();
 
-    Bell& shared_;
+    Doorbell& shared_;
     SpinPolicy spin_;
     pid_t pid_;
-    Bell own_;
+    Doorbell own_;
     std::mutex mutex_;
     std::vector<Communicator*> communicators_;
     std::once_flag started_;

@@ -1,12 +1,12 @@
 // What a rank posts for each operation, so that the others can check that they are all doing the same thing.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <string>
 #include <vector>
 
+#include "ring/base/shared_atomic.hpp"
 #include "ring/base/types.hpp"
 #include "ring/memory/memory.hpp"
 
@@ -58,7 +58,7 @@ class SharedCopy {
 
    private:
     static constexpr std::size_t kWords = sizeof(T) / sizeof(std::uint64_t);
-    std::atomic<std::uint64_t> words_[kWords];
+    SharedAtomic<std::uint64_t> words_[kWords];
 };
 
 // Cuts a name that is too long where a character ends; a hash of all of it takes the place of the rest.

@@ -7,46 +7,48 @@
 // its own base. The file has no name, so nobody else can open it and nothing is left when the last process ends.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
-#include <string>
 #include <utility>
 #include <vector>
 
+#include "ring/base/process.hpp"
+#include "ring/base/shared_atomic.hpp"
 #include "ring/base/wait.hpp"
+#include "ring/memory/arena.hpp"
+#include "ring/memory/sizes.hpp"
 
 namespace ring {
 
 constexpr std::uint64_t kNowhere = ~std::uint64_t{0};
-constexpr std::size_t kPage = 4096;
+// In the place of the offset of a block that nobody may enter any more.
+constexpr std::uint64_t kClosed = kNowhere - 1;
 // Of 64 processors each; 8192 is the most that Linux counts on x86-64.
 constexpr std::size_t kCoreWords = 128;
 
 // What one rank shows to the others of its host for as long as it lives.
 struct alignas(128) RankSlot {
-    Bell bell;
-    std::atomic<std::int64_t> pid{0};
-    std::atomic<std::uint64_t> began{0};  // when its process did, which tells it from a later one of the same number
+    Doorbell bell;
+    SharedAtomic<std::int64_t> pid{0};
+    SharedAtomic<std::uint64_t> began{0};  // when its process did, which tells it from a later one of the same number
     // The epoch that this rank leads and where its group block lies.
-    std::atomic<std::uint64_t> epoch{0};
-    std::atomic<std::uint64_t> epoch_block{kNowhere};
-    // The last epoch that this rank has given up before it began: whoever waits there waits in vain.
-    std::atomic<std::uint64_t> given_up{0};
-    // The run that this rank has left: it comes to no further epoch of that.
-    std::atomic<std::uint64_t> left_run{0};
-    // What a roll call is held with (see roll_call.hpp). The oldest epoch that would do for this rank, which waits for
-    // one; 0 when it does not wait.
-    std::atomic<std::uint64_t> wants{0};
+    SharedAtomic<std::uint64_t> epoch{0};
+    SharedAtomic<std::uint64_t> epoch_block{kNowhere};
+    // The block that this rank is about to use: its owner does not free it meanwhile.
+    SharedAtomic<std::uint64_t> entering{kNowhere};
+    // The last epoch that this rank has given up before it joined it.
+    SharedAtomic<std::uint64_t> given_up{0};
+    // The run that this rank has left: it joins no further epoch of that.
+    SharedAtomic<std::uint64_t> left_run{0};
+    // For agree_on_members: the oldest epoch that would do for this rank, which waits for one; 0 when it does not wait.
+    SharedAtomic<std::uint64_t> wants{0};
     // The newest epoch that a leader has counted on this rank for, and that this rank has decided on as the leader.
-    std::atomic<std::uint64_t> invited{0};
-    std::atomic<std::uint64_t> decided{0};
+    SharedAtomic<std::uint64_t> invited{0};
+    SharedAtomic<std::uint64_t> decided{0};
     // The processors that it may run on, a bit each.
-    std::atomic<std::uint64_t> cores[kCoreWords] = {};
+    SharedAtomic<std::uint64_t> cores[kCoreWords] = {};
 };
 
 class Domain {
@@ -67,10 +69,9 @@ class Domain {
     int local_size() const { return local_size_; }
     int fd() const { return mapping_->fd; }
     std::uint64_t token() const { return token_; }
-    std::size_t arena_size() const { return arena_; }
 
     RankSlot& slot(int rank) const;
-    // Whether a rank has said, by its `left_run`, that it comes to no epoch of this run any more. Never for run 0.
+    // Whether a rank has said, by its `left_run`, that it joins no further epoch of this run. Never for run 0.
     bool has_left_run(int rank, std::uint64_t run) const {
         return run != 0 && slot(rank).left_run.load(std::memory_order_seq_cst) == run;
     }
@@ -81,21 +82,43 @@ class Domain {
     // Offset of `bytes` at `address` when all of it is ring memory, else kNowhere.
     std::uint64_t offset_of(const void* address, std::size_t bytes) const;
 
+    // What lies at the offset, for as long as somebody holds it: this keeps the mapping and not the domain.
+    template <class T>
+    std::shared_ptr<T> hold(std::uint64_t offset) const {
+        return {mapping_, at<T>(offset)};
+    }
+
     // Pages are reserved here, so that a full machine is an error and not a crash later. Throws OutOfMemory.
     std::uint64_t allocate(std::size_t bytes);
-    void release(std::uint64_t offset);
-    // Releases the block as soon as the condition holds; it is asked whenever this rank allocates.
-    void release_when(std::uint64_t offset, std::function<bool(Domain&)> condition);
-    // The block that this offset lies in, if this rank has allocated it, is not free before the condition holds.
-    void keep(std::uint64_t offset, std::function<bool(Domain&)> until);
+    void release(std::uint64_t offset) noexcept { arena_.release(offset); }
+    // The block that this offset lies in, if this rank has allocated it, is not given out again before the condition
+    // holds; it is asked whenever this rank allocates.
+    void keep(std::uint64_t offset, const std::shared_ptr<Arena::Condition>& until) noexcept {
+        arena_.keep(offset, until);
+    }
+    // Calls `use` while the owner of the block at that offset, on whatever rank, sees that this rank is about to use
+    // it. What `use` throws is passed on.
+    template <class Use>
+    void enter(std::uint64_t block, Use&& use) {
+        const std::lock_guard<std::mutex> one_at_a_time(entering_);
+        struct Entering {
+            explicit Entering(RankSlot& own, std::uint64_t block) : own(own) {
+                own.entering.store(block, std::memory_order_seq_cst);
+            }
+            ~Entering() { own.entering.store(kNowhere, std::memory_order_seq_cst); }
+            RankSlot& own;
+        };
+        const Entering entering(slot(local_rank_), block);
+        use();
+    }
     // Gives the pages of free blocks back to the machine.
     void trim();
-    std::size_t allocated() const;
+    std::size_t allocated() const { return arena_.allocated(); }
 
     // False in a process that was forked from the one that made this object: there it must not be used.
-    bool owned() const;
+    bool owned() const { return owner_.is_this_process(); }
     // Whether the process of that rank has ended (also when its parent has not yet reaped it).
-    bool dead(int rank);
+    bool dead(int rank) noexcept;
 
     // Shows the others what this thread may run on now.
     void publish_cores();
@@ -113,28 +136,17 @@ class Domain {
 
     Domain(int local_rank, int local_size, std::shared_ptr<Mapping> mapping, std::size_t arena, std::uint64_t token);
     void introduce();
-    std::uint64_t arena_start(int rank) const;
-    void expect_room(std::size_t bytes);
-    void release_deferred();
-    void punch_free();
-    void merge_free(std::uint64_t offset, std::size_t bytes);
 
     int local_rank_;
     int local_size_;
     std::shared_ptr<Mapping> mapping_;
     std::int64_t pid_;
-    std::uint32_t forks_;
-    std::size_t arena_;
+    Owner owner_;
     std::uint64_t token_;
+    Arena arena_;
 
-    mutable std::mutex mutex_;
-    std::map<std::uint64_t, std::size_t> free_;  // offset -> bytes, neighbours merged
-    std::map<std::uint64_t, std::size_t> used_;
-    std::size_t used_bytes_ = 0;
-    std::size_t spare_ = 0;  // bytes that need no look at what memory is left
-    std::int64_t looked_at_ = 0;
-    std::vector<std::pair<std::uint64_t, std::function<bool(Domain&)>>> deferred_;
-    std::map<std::uint64_t, std::function<bool(Domain&)>> kept_;  // by their blocks
+    std::mutex entering_;
+    std::mutex watching_;  // of the descriptors by which this process sees that others end
     std::vector<int> pidfds_;
 };
 

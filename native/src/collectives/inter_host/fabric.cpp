@@ -10,11 +10,9 @@
 namespace ring {
 namespace {
 
-constexpr std::int64_t kAbort = -1;
 constexpr int kChannels = 8;
 // What one message may have: MPI counts with int.
 constexpr std::size_t kMostPerMessage = std::size_t{64} << 20;
-constexpr std::int64_t kLinger = 100'000'000;  // ns
 
 DType wire_asked_for() {
     const char* text = std::getenv("RING_WIRE");
@@ -55,13 +53,6 @@ TagNumber::~TagNumber() { link_->give_back(taken_); }
 
 int TagNumber::value() const { return 2 * taken_ + 1; }
 
-struct Fabric::Notice {
-    std::uint64_t id;            // of the group that it is for
-    std::int64_t last_sequence;  // kAbort: the epoch has ended
-    std::int32_t host;
-    char reason[kReasonBytes];
-};
-
 Fabric::Identity Fabric::epoch_identity(const Link& link, std::uint64_t epoch, std::size_t members) {
     const auto number = static_cast<int>(2 * (epoch % static_cast<std::uint64_t>(numbers_of_a_kind(link))));
     return {mix(epoch), std::vector<int>(members, number)};
@@ -79,7 +70,6 @@ Fabric::Fabric(std::shared_ptr<Link> link, std::vector<int> host_of, std::vector
       wire_(wire_asked_for()) {
     members_.resize(static_cast<std::size_t>(*std::max_element(host_of_.begin(), host_of_.end())) + 1);
     for (int i = 0; i < size(); ++i) members_[static_cast<std::size_t>(this->host_of(i))].push_back(i);
-    left_at_.assign(members_.size(), kAbort);
     const std::size_t splits = host_of_.size() * sizeof(std::int64_t);
     message_bytes_ = sizeof(MessageFront) +
                      static_cast<std::size_t>(most_local()) * (sizeof(Header) + splits + inline_bytes(hosts()));
@@ -88,20 +78,7 @@ Fabric::Fabric(std::shared_ptr<Link> link, std::vector<int> host_of, std::vector
         throw InvalidArgument("what a host's " + std::to_string(most_local()) + " ranks may tell the other hosts at " +
                               "once would take " + std::to_string(message_bytes_ >> 20) + " MiB, and at most " +
                               std::to_string(kMostPerMessage >> 20) + " can travel: lower RING_INLINE");
-}
-
-Fabric::~Fabric() {
-    // Notices must arrive although their sender goes, and the link reads them until they have. One that nobody takes
-    // in time is left to it.
-    const std::int64_t deadline = monotonic_ns() + kLinger;
-    bool sent = false;
-    do {
-        forget_sent();
-        sent = sending_.empty();
-        if (!sent) cpu_yield();
-    } while (!sent && monotonic_ns() < deadline);
-    for (auto& notice : sent_)
-        if (!sent) static_cast<void>(notice.release());
+    notices_ = std::make_unique<Notices>(*this);
 }
 
 int Fabric::local_index(int index) const {
@@ -135,6 +112,14 @@ Link::Transfer Fabric::receive(Channel channel, int from, void* data, std::size_
     return link_->receive(addresses_[static_cast<std::size_t>(from)], tag(channel, index_), data, bytes);
 }
 
+bool Fabric::has_notice(int& source, std::size_t& bytes) const {
+    return link_->probe(tag(kNotice, index_), source, bytes);
+}
+
+Link::Transfer Fabric::receive_notice(int source, void* data, std::size_t bytes) const {
+    return link_->receive(source, tag(kNotice, index_), data, bytes);
+}
+
 bool Fabric::spans(const std::vector<int>& members) const {
     return std::any_of(members.begin(), members.end(),
                        [&](int member) { return host_of(member) != host_of(members.front()); });
@@ -155,87 +140,27 @@ std::shared_ptr<Fabric> Fabric::part(const std::vector<int>& members, Identity i
     return std::make_shared<Fabric>(link_, std::move(hosts), std::move(addresses), own, std::move(identity));
 }
 
-// A link that fails has failed whatever waits for it already, and nothing can be done about notices.
-void Fabric::forget_sent() {
-    const auto over = [&](Link::Transfer& one) {
-        try {
-            return link_->done(one);
-        } catch (const Error&) {
-            return true;
-        }
-    };
-    sending_.erase(std::remove_if(sending_.begin(), sending_.end(), over), sending_.end());
-}
-
-void Fabric::announce(const Notice& notice) noexcept try {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    forget_sent();
-    if (sending_.empty()) sent_.clear();
-    sent_.push_back(std::make_unique<Notice>(notice));
-    sending_.reserve(sending_.size() + host_of_.size());
-    // No longer than it must be: an MPI sends short messages without the receiver's help.
-    const std::size_t bytes = offsetof(Notice, reason) + std::strlen(notice.reason) + 1;
-    for (int i = 0; i < size(); ++i) {
-        if (host_of(i) == host()) continue;
-        try {
-            sending_.push_back(send(kNotice, i, sent_.back().get(), bytes));
-        } catch (const Error&) {  // the others may still hear of it
-        }
-    }
-} catch (const std::bad_alloc&) {  // they will learn it by their deadline
-}
-
-void Fabric::announce_abort(const std::string& reason) noexcept {
-    Notice notice{id(), kAbort, host(), {}};
-    std::strncpy(notice.reason, reason.c_str(), kReasonBytes - 1);
-    announce(notice);
-}
-
-void Fabric::announce_departure(std::uint64_t last_sequence) noexcept {
-    announce({id(), static_cast<std::int64_t>(last_sequence), host(), {}});
-}
-
-void Fabric::read_notices(HostGroup& group) {
-    int source = 0;
-    std::size_t bytes = 0;
-    // One thread at a time, or two would see the same message and the second wait for it for ever.
-    const std::lock_guard<std::mutex> lock(mutex_);
-    while (link_->probe(tag(kNotice, index_), source, bytes)) {
-        Notice notice{};
-        Link::Transfer transfer = link_->receive(source, tag(kNotice, index_), &notice, sizeof notice);
-        while (!link_->done(transfer)) cpu_pause();  // it has come already
-        if (notice.id != id()) continue;             // an epoch's of long ago
-        if (notice.last_sequence == kAbort) {
-            group.abort_from_afar(notice.reason);
-        } else {
-            left_at_[static_cast<std::size_t>(notice.host)] = notice.last_sequence;
-        }
-    }
-}
-
-std::vector<int> Fabric::departed(std::uint64_t sequence) const {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    std::vector<int> gone;
-    for (std::size_t host = 0; host < members_.size(); ++host)
-        if (left_at_[host] != kAbort && static_cast<std::int64_t>(sequence) > left_at_[host])
-            gone.insert(gone.end(), members_[host].begin(), members_[host].end());
-    return gone;
-}
-
 Transfers::~Transfers() {
     for (Link::Transfer& transfer : all_) fabric_.link().cancel(transfer, keep_);
 }
 
+// Its place exists before it begins: one that was under way and not noted could not be given up.
+Link::Transfer& Transfers::add() { return all_.emplace_back(0); }
+
 void Transfers::send(int to, const void* data, std::size_t bytes) {
-    for (std::size_t done = 0; done < bytes; done += kMostPerMessage)
-        all_.push_back(fabric_.send(channel_, to, static_cast<const std::byte*>(data) + done,
-                                    std::min(kMostPerMessage, bytes - done)));
+    for (std::size_t done = 0; done < bytes; done += kMostPerMessage) {
+        Link::Transfer& transfer = add();
+        transfer = fabric_.send(channel_, to, static_cast<const std::byte*>(data) + done,
+                                std::min(kMostPerMessage, bytes - done));
+    }
 }
 
 void Transfers::receive(int from, void* data, std::size_t bytes) {
-    for (std::size_t done = 0; done < bytes; done += kMostPerMessage)
-        all_.push_back(fabric_.receive(channel_, from, static_cast<std::byte*>(data) + done,
-                                       std::min(kMostPerMessage, bytes - done)));
+    for (std::size_t done = 0; done < bytes; done += kMostPerMessage) {
+        Link::Transfer& transfer = add();
+        transfer = fabric_.receive(channel_, from, static_cast<std::byte*>(data) + done,
+                                   std::min(kMostPerMessage, bytes - done));
+    }
 }
 
 bool Transfers::done() {

@@ -61,7 +61,7 @@ Step Agreement::advance(std::uint64_t gates) {
             transfers_.send(leader, message(fabric_.host()), bytes);
         }
     }
-    return transfers_.done() ? Step::Gate : Step::Stuck;
+    return transfers_.done() ? Step::Gate : Step::AwaitsLink;
 }
 
 void Agreement::write_own() {

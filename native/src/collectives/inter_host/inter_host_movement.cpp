@@ -64,7 +64,7 @@ class ChainBroadcast : public BetweenHosts {
         bool moved = false;
         while (round()) moved = true;
         if (window_->done() && spread_ == segments_) return Step::Gate;
-        return moved ? Step::Moved : Step::Stuck;
+        return moved ? Step::Moved : Step::AwaitsLink;
     }
 
    private:
@@ -122,7 +122,7 @@ class PairwiseReduceScatter : public BetweenHosts {
     Step advance(std::uint64_t gates) override {
         if (gates == 1) return Step::Done;
         if (!started_) start();
-        if (!transfers_.done()) return Step::Stuck;
+        if (!transfers_.done()) return Step::AwaitsLink;
         combine();
         return Step::Gate;
     }
@@ -190,7 +190,7 @@ class LandingAllgather : public BetweenHosts {
             return Step::Gate;  // what has landed is freed when all have copied it
         }
         if (!started_) start();
-        return transfers_.done() ? Step::Gate : Step::Stuck;
+        return transfers_.done() ? Step::Gate : Step::AwaitsLink;
     }
 
    private:
@@ -244,7 +244,7 @@ class PairwiseAlltoall : public BetweenHosts {
     Step advance(std::uint64_t gates) override {
         if (gates == 1) return Step::Done;
         if (!started_) start();
-        return transfers_->done() ? Step::Gate : Step::Stuck;
+        return transfers_->done() ? Step::Gate : Step::AwaitsLink;
     }
 
    private:

@@ -48,7 +48,7 @@ class RingAllreduce : public Algorithm {
         bool moved = false;
         while (round()) moved = true;
         if (window_->done()) return Step::Gate;
-        return moved ? Step::Moved : Step::Stuck;
+        return moved ? Step::Moved : Step::AwaitsLink;
     }
 
    private:

@@ -65,8 +65,8 @@ struct Result {
 enum class Step {
     Gate,  // go through a gate with the others of this host before the next step
     Done,
-    Moved,  // something came or went over the link; more may
-    Stuck,  // the link has to deliver first
+    Moved,       // something came or went over the link; more may
+    AwaitsLink,  // the link has to deliver first
 };
 
 class Algorithm {

@@ -6,11 +6,11 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "ring/collectives/inter_host/notices.hpp"
 #include "ring/group/host_group.hpp"
 #include "ring/transport/link.hpp"
 
@@ -59,7 +59,6 @@ class Fabric {
     // `host_of[i]` is the host of group index i, `addresses[i]` its address on the link.
     Fabric(std::shared_ptr<Link> link, std::vector<int> host_of, std::vector<int> addresses, int index,
            Identity identity);
-    ~Fabric();
 
     Link& link() const { return *link_; }
     const std::shared_ptr<Link>& shared_link() const { return link_; }
@@ -90,18 +89,12 @@ class Fabric {
     // The part of this fabric that `members` (group indices) make up; null when they share one host.
     std::shared_ptr<Fabric> part(const std::vector<int>& members, Identity identity) const;
 
-    // --- notices: how an abort or a departure reaches the other hosts, where the link still works ---
-    void announce_abort(const std::string& reason) noexcept;
-    void announce_departure(std::uint64_t last_sequence) noexcept;
-    // Takes in what has come: aborts the group, or remembers that a host has left.
-    void read_notices(HostGroup& group);
-    // The members (group indices) of hosts that will not take part in the operation of that sequence.
-    std::vector<int> departed(std::uint64_t sequence) const;
+    // Of this group to this rank: whether one has arrived, from whom and how long; and to receive it.
+    bool has_notice(int& source, std::size_t& bytes) const;
+    Link::Transfer receive_notice(int source, void* data, std::size_t bytes) const;
+    Notices& notices() { return *notices_; }
 
    private:
-    struct Notice;
-    void announce(const Notice& notice) noexcept;
-    void forget_sent();
     int tag(Channel channel, int member) const;
 
     std::shared_ptr<Link> link_;
@@ -112,10 +105,7 @@ class Fabric {
     DType wire_;
     std::size_t message_bytes_ = 0;
     std::vector<std::vector<int>> members_;
-    std::vector<std::int64_t> left_at_;  // by host: last sequence it takes part in, -1 while it is there
-    mutable std::mutex mutex_;
-    std::vector<std::unique_ptr<Notice>> sent_;
-    std::vector<Link::Transfer> sending_;
+    std::unique_ptr<Notices> notices_;  // last: it sends what is due when it goes
 };
 
 // Transfers that belong together, cut to sizes that every link takes; given up when it is destroyed. `done` looks at
@@ -135,6 +125,8 @@ class Transfers {
     bool done();
 
    private:
+    Link::Transfer& add();
+
     const Fabric& fabric_;
     Fabric::Channel channel_;
     std::shared_ptr<const void> keep_;

@@ -1,4 +1,4 @@
-"""The roll call: the living of one host agree on who takes part in the next epoch, whoever dies meanwhile."""
+"""The living ranks of one host agree on the members of the next epoch, at whatever moment others die."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from ring_notebook.errors import CollectiveAborted, CollectiveTimeout
 
 
 def call(seat: Seat, last: int, *, without_dead: bool = True, timeout: float = LIMIT / 2) -> tuple[int, list[int]]:
-    epoch, members = seat.domain.call_roll(list(range(seat.size)), last, 0, without_dead, timeout)
+    epoch, members = seat.domain.agree_on_members(list(range(seat.size)), last, 0, without_dead, timeout)
     return epoch, members
 
 
 def open_with_the_living(seat: Seat, last: int) -> tuple[int, list[int], list[float]]:
-    """As an elastic job does it: call the roll until the epoch that comes of it opens and works."""
+    """As an elastic job does it: agree on members until their epoch opens and works."""
     while True:
         last, members = call(seat, last)
         with contextlib.suppress(CollectiveAborted):
@@ -63,7 +63,7 @@ def test_the_dead_are_left_out(victims: list[int]) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_deaths_at_any_moment(seed: int) -> None:
-    """Up to three of five ranks are killed within a few ms, in calls of the roll, openings and between them."""
+    """Up to three of five ranks are killed within a few ms, while they agree, open the epoch or are in between."""
     chance = random.Random(seed)
     ends = {rank: chance.uniform(0.0, 0.02) for rank in chance.sample(range(5), chance.randint(1, 3))}
 
@@ -94,7 +94,8 @@ def test_where_a_death_ends_the_job_it_is_told() -> None:
         seat.open(1).barrier()
         if seat.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        with pytest.raises(CollectiveAborted, match=rf"rank 1 has died while rank {seat.rank} waits for it to begin"):
+        words = rf"rank 1 has died while rank {seat.rank} waits for it to join the next epoch"
+        with pytest.raises(CollectiveAborted, match=words):
             call(seat, 1, without_dead=False)
 
     assert as_processes(3, body) == [None, Dead(signal.SIGKILL), None]
@@ -103,7 +104,8 @@ def test_where_a_death_ends_the_job_it_is_told() -> None:
 def test_a_rank_that_does_not_come_is_named() -> None:
     def body(seat: Seat) -> None:
         if seat.rank == 0:
-            with pytest.raises(CollectiveTimeout, match=rf"rank {seat.rank} waited 0\.3 s for rank 1 to begin"):
+            words = r"rank 0 waited 0\.3 s for rank 1 to join the next epoch"
+            with pytest.raises(CollectiveTimeout, match=words):
                 call(seat, 0, timeout=0.3)
 
     as_processes(2, body)
@@ -114,13 +116,13 @@ def test_a_rank_that_has_left_the_run_is_told() -> None:
         if seat.rank == 0:
             seat.domain.leave_run(7)
         else:
-            with pytest.raises(CollectiveAborted, match="rank 0 has ended its cell"):
-                seat.domain.call_roll([0, 1], 0, 7, True, LIMIT)
+            with pytest.raises(CollectiveAborted, match="rank 0 finished its cell"):
+                seat.domain.agree_on_members([0, 1], 0, 7, True, LIMIT)
 
     as_threads(2, body)
 
 
-def test_whoever_gave_up_a_call_is_counted_on_again() -> None:
+def test_a_rank_that_gave_up_is_counted_on_again() -> None:
     """Rank 1 gives up when rank 0 may already count on it: neither waits for the other for ever."""
 
     def body(seat: Seat) -> list[float]:

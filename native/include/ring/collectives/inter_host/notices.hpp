@@ -1,0 +1,59 @@
+// How an abort or a departure reaches the other hosts of a group, where the link still works.
+//
+// Nothing here waits. A notice that is due is sent, and one that is on its way is read, by whoever looks next: every
+// rank that waits does so every 50 ms.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string_view>
+#include <vector>
+
+#include "ring/group/host_group.hpp"
+#include "ring/transport/link.hpp"
+
+namespace ring {
+
+class Fabric;
+
+class Notices {
+   public:
+    explicit Notices(const Fabric& fabric);
+    // Gives notices a moment to be sent; the link keeps those that nobody has taken by then.
+    ~Notices();
+    Notices(const Notices&) = delete;
+    Notices& operator=(const Notices&) = delete;
+
+    // The first of each is sent; where there is no memory for that now, later.
+    void announce_abort(std::string_view reason) noexcept;
+    void announce_departure(std::uint64_t last_sequence) noexcept;
+    // Sends what is due.
+    void send_due() noexcept;
+    // Reads what has arrived: aborts the group, or remembers that a host has left. False when a notice is on its way
+    // whose sender has yet to deliver the rest.
+    bool read(HostGroup& group);
+    // The members (group indices) of hosts that will not take part in the operation of that sequence.
+    std::vector<int> departed(std::uint64_t sequence) const;
+
+   private:
+    struct Notice;
+    struct Outgoing;
+    struct Incoming {
+        std::shared_ptr<Notice> notice;
+        Link::Transfer transfer;
+    };
+    void announce(Outgoing& outgoing, std::int64_t last_sequence, std::string_view reason) noexcept;
+    void send(Outgoing& outgoing) noexcept;
+    void forget_sent() noexcept;
+    void apply(const Notice& notice, HostGroup& group);
+
+    const Fabric& fabric_;
+    mutable std::mutex mutex_;
+    // Made before they are needed: an abort may be for want of memory.
+    std::unique_ptr<Outgoing> abort_, departure_;
+    std::vector<Link::Transfer> sending_;
+    std::vector<Incoming> arriving_;
+    std::vector<std::int64_t> left_at_;  // by host: last sequence it takes part in, kAbort while it is there
+};
+
+}  // namespace ring

@@ -1,0 +1,115 @@
+// The block of ring memory in which the ranks of one host meet: what lies in it, and who holds it.
+//
+// The first member reserves the block in its arena and tells the others its offset. Each member takes a reference for
+// as long as it uses the block; the owner frees it when all references are dropped and nobody can take one any more.
+// A member that is late reads an offset whose block may be gone, so it first publishes that offset in its own slot,
+// which is never freed, and then looks whether the offset still counts (a hazard pointer; Michael 2004).
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "ring/base/process.hpp"
+#include "ring/base/shared_atomic.hpp"
+#include "ring/group/header.hpp"
+#include "ring/memory/memory.hpp"
+
+namespace ring {
+
+enum class RankState : std::uint32_t { Idle = 0, Waiting = 1, Moving = 2, Left = 3 };
+const char* to_string(RankState state);
+
+constexpr std::size_t kReasonBytes = 4096;
+// A staged operation fills one segment while the one before is reduced and the one before that is copied out.
+constexpr std::size_t kSegmentSlots = 3;
+
+// What the block of a group has room for. The member that reserves it decides for all.
+struct Room {
+    std::size_t ranks = 0;          // members on all hosts
+    std::size_t inline_bytes = 0;   // of a payload that travels in the mailbox
+    std::size_t segment_bytes = 0;  // of a segment
+    std::size_t extra = 0;          // bytes that the group's hosts share
+};
+
+// Of one member; only that member writes it.
+enum class Reference : std::uint32_t { NotTaken = 0, Held = 1, Dropped = 2 };
+
+struct alignas(128) Mailbox {
+    SharedAtomic<std::uint64_t> arrivals{0};
+    SharedAtomic<std::uint32_t> busy{0};  // is touching other ranks' memory
+    SharedAtomic<RankState> state{RankState::Idle};
+    SharedAtomic<std::int64_t> since{0};
+    SharedAtomic<std::uint32_t> left{0};
+    SharedAtomic<Reference> reference{Reference::NotTaken};
+    alignas(64) SharedCopy<Header> headers[2];
+};
+
+struct GroupBlock {
+    std::int32_t size = 0;
+    Room room;
+    SharedAtomic<std::int32_t> left{0};
+    alignas(64) SharedAtomic<std::uint64_t> arrived{0};
+    SharedAtomic<std::int32_t> last{-1};  // index of the member that released the gate
+    alignas(64) SharedAtomic<std::uint64_t> released{0};
+    // Only the block of an epoch uses these; its groups share them.
+    alignas(64) SharedAtomic<std::uint32_t> aborted{0};  // 1: someone writes the reason, 2: it can be read
+    SharedAtomic<std::uint32_t> announced{0};            // whether a rank of this host tells the other hosts
+    SharedAtomic<std::uint32_t> departures{0};
+    char reason[kReasonBytes] = {};
+};
+
+// Where the parts of a block of n members begin:
+//   | GroupBlock | Mailbox x n | inline slots 2 x n | splits 2 x n x all ranks | segments 3 x n | extra |
+struct BlockLayout {
+    BlockLayout(int size, const Room& room);
+    std::size_t mailboxes, slots, splits, segments, extra, bytes;
+};
+
+// The owner's right to let members into a block: while it lives they may take references. It never waits.
+class BlockReservation {
+   public:
+    // A block for a group of these local ranks, in this rank's arena. Throws OutOfMemory.
+    BlockReservation(std::shared_ptr<Domain> domain, const std::vector<int>& local, const Room& room);
+    // Lets nobody in any more; the block is freed when the last member has dropped its reference or died.
+    ~BlockReservation();
+    BlockReservation(const BlockReservation&) = delete;
+    BlockReservation& operator=(const BlockReservation&) = delete;
+
+    std::uint64_t offset() const { return offset_; }
+
+   private:
+    class Unused;
+
+    std::shared_ptr<Domain> domain_;
+    std::uint64_t offset_ = kNowhere;
+    std::shared_ptr<Unused> unused_;
+};
+
+// A member's reference to the block. As a condition it holds when no other member touches this rank's memory. It keeps
+// the mapping and not the domain, which may keep this.
+class BlockReference : public Arena::Condition {
+   public:
+    // `is_valid` says whether the offset still counts once its owner sees that this rank takes a reference. Throws
+    // Aborted where it does not, and where the block is not that of as many members.
+    BlockReference(Domain& domain, std::uint64_t offset, std::vector<int> local, int index,
+                   const std::function<bool()>& is_valid);
+    ~BlockReference() override;
+    BlockReference(const BlockReference&) = delete;
+    BlockReference& operator=(const BlockReference&) = delete;
+
+    GroupBlock& block() const { return *block_; }
+    Mailbox& mailbox(int member) const { return mailboxes_[member]; }
+    // The byte at that distance from the block's beginning.
+    std::byte* at(std::size_t distance) const { return reinterpret_cast<std::byte*>(block_.get()) + distance; }
+    bool holds(Domain& domain) noexcept override;
+
+   private:
+    Owner owner_;
+    std::shared_ptr<GroupBlock> block_;
+    Mailbox* mailboxes_;
+    std::vector<int> local_;
+    int index_;
+};
+
+}  // namespace ring

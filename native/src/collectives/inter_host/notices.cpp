@@ -1,0 +1,154 @@
+#include "ring/collectives/inter_host/notices.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <exception>
+#include <new>
+#include <utility>
+
+#include "ring/base/errors.hpp"
+#include "ring/collectives/inter_host/fabric.hpp"
+
+namespace ring {
+namespace {
+
+constexpr std::int64_t kAbort = -1;
+constexpr std::int64_t kLinger = 100'000'000;  // ns
+
+}  // namespace
+
+struct Notices::Notice {
+    std::uint64_t id = 0;            // of the group that it is for
+    std::int64_t last_sequence = 0;  // kAbort: the epoch has ended
+    std::int32_t host = 0;
+    char reason[kReasonBytes] = {};
+};
+
+struct Notices::Outgoing {
+    Notice notice;
+    std::size_t bytes = 0;  // 0 before there is something to say
+    int next = 0;           // the member whose turn it is
+};
+
+Notices::Notices(const Fabric& fabric)
+    : fabric_(fabric), abort_(std::make_unique<Outgoing>()), departure_(std::make_unique<Outgoing>()) {
+    sending_.reserve(2 * static_cast<std::size_t>(fabric.size()));
+    left_at_.assign(static_cast<std::size_t>(fabric.hosts()), kAbort);
+}
+
+Notices::~Notices() {
+    const auto is_due = [&](const Outgoing& one) { return one.bytes != 0 && one.next < fabric_.size(); };
+    const std::int64_t deadline = monotonic_ns() + kLinger;
+    bool all_sent = false;
+    do {
+        send_due();
+        all_sent = sending_.empty() && !is_due(*abort_) && !is_due(*departure_);
+        if (!all_sent) cpu_yield();
+    } while (!all_sent && monotonic_ns() < deadline);
+    if (!all_sent) {
+        // The link may read them for as long as the process lives.
+        static_cast<void>(abort_.release());
+        static_cast<void>(departure_.release());
+    }
+    for (Incoming& one : arriving_) fabric_.link().cancel(one.transfer, std::move(one.notice));
+}
+
+void Notices::announce_abort(std::string_view reason) noexcept { announce(*abort_, kAbort, reason); }
+
+void Notices::announce_departure(std::uint64_t last_sequence) noexcept {
+    announce(*departure_, static_cast<std::int64_t>(last_sequence), {});
+}
+
+void Notices::announce(Outgoing& outgoing, std::int64_t last_sequence, std::string_view reason) noexcept {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (outgoing.bytes != 0) return;
+    Notice& notice = outgoing.notice;
+    notice.id = fabric_.id();
+    notice.last_sequence = last_sequence;
+    notice.host = fabric_.host();
+    const std::size_t length = reason.copy(notice.reason, kReasonBytes - 1);
+    // No longer than it must be: an MPI sends short messages without the receiver's help.
+    outgoing.bytes = offsetof(Notice, reason) + length + 1;
+    send(outgoing);
+}
+
+void Notices::send_due() noexcept {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    forget_sent();
+    send(*abort_);
+    send(*departure_);
+}
+
+void Notices::send(Outgoing& outgoing) noexcept {
+    if (outgoing.bytes == 0) return;
+    for (; outgoing.next < fabric_.size(); ++outgoing.next) {
+        if (fabric_.host_of(outgoing.next) == fabric_.host()) continue;
+        try {
+            sending_.push_back(fabric_.send(Fabric::kNotice, outgoing.next, &outgoing.notice, outgoing.bytes));
+        } catch (const std::bad_alloc&) {
+            return;                        // it stays due
+        } catch (const std::exception&) {  // the others may still learn of it
+        }
+    }
+}
+
+// A link that fails has failed whatever waits for it already, and nothing can be done about notices.
+void Notices::forget_sent() noexcept {
+    const auto is_over = [&](Link::Transfer& one) {
+        try {
+            return fabric_.link().done(one);
+        } catch (const std::bad_alloc&) {
+            return false;
+        } catch (const std::exception&) {
+            return true;
+        }
+    };
+    sending_.erase(std::remove_if(sending_.begin(), sending_.end(), is_over), sending_.end());
+}
+
+bool Notices::read(HostGroup& group) {
+    send_due();
+    // One thread at a time, or two would see the same message and the second ask for one that is not there.
+    const std::lock_guard<std::mutex> lock(mutex_);
+    int source = 0;
+    std::size_t bytes = 0;
+    while (fabric_.has_notice(source, bytes)) {
+        auto notice = std::make_shared<Notice>();
+        arriving_.reserve(arriving_.size() + 1);
+        const Link::Transfer transfer = fabric_.receive_notice(source, notice.get(), sizeof(Notice));
+        arriving_.push_back({std::move(notice), transfer});
+    }
+    // The rest of a message may never come: its sender may have died after it had announced it.
+    for (auto one = arriving_.begin(); one != arriving_.end();) {
+        if (fabric_.link().done(one->transfer)) {
+            const std::shared_ptr<Notice> notice = std::move(one->notice);
+            one = arriving_.erase(one);
+            apply(*notice, group);
+        } else {
+            ++one;
+        }
+    }
+    return arriving_.empty();
+}
+
+void Notices::apply(const Notice& notice, HostGroup& group) {
+    if (notice.id != fabric_.id()) return;  // an epoch's of long ago
+    if (notice.last_sequence == kAbort) {
+        group.abort_by_other_host(notice.reason);
+    } else {
+        left_at_[static_cast<std::size_t>(notice.host)] = notice.last_sequence;
+    }
+}
+
+std::vector<int> Notices::departed(std::uint64_t sequence) const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<int> gone;
+    for (int host = 0; host < fabric_.hosts(); ++host) {
+        const std::int64_t last = left_at_[static_cast<std::size_t>(host)];
+        if (last == kAbort || static_cast<std::int64_t>(sequence) <= last) continue;
+        gone.insert(gone.end(), fabric_.members(host).begin(), fabric_.members(host).end());
+    }
+    return gone;
+}
+
+}  // namespace ring

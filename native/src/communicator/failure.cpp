@@ -1,0 +1,104 @@
+// How an operation fails: what a waiting rank looks for, and how all that wait learn of it, with or without memory.
+#include <new>
+#include <utility>
+
+#include "collectives/inter_host/header_exchange.hpp"
+#include "ring/base/text.hpp"
+#include "ring/communicator/communicator.hpp"
+#include "ring/communicator/progress.hpp"
+
+namespace ring {
+namespace {
+
+constexpr std::int64_t kCheckEvery = 50'000'000;  // ns
+
+}  // namespace
+
+std::string Communicator::locate(const Work& work) const { return who() + ": " + describe(work.header_); }
+
+// What a waiting thread does every now and then, beyond looking at its gate or the link.
+void Communicator::check_waiting(Work& work, const Interruption& check) {
+    const std::int64_t now = monotonic_ns();
+    if (now < work.next_check_) return;
+    work.next_check_ = now + kCheckEvery;
+    if (check) check();
+    if (epoch_.fabric) epoch_.fabric->notices().read(*epoch_.group);
+    group_->check_alive(work.gate_, true);
+    if (fabric_) {
+        if (fabric_ != epoch_.fabric) fabric_->notices().read(*group_);
+        const std::vector<int> gone = fabric_->notices().departed(work.header_.sequence);
+        if (!gone.empty()) {
+            std::string text;
+            for (int member : gone)
+                text += (text.empty() ? "" : ", ") + std::to_string(ranks_[static_cast<std::size_t>(member)]);
+            group_->abort("ranks " + text + " have left (their cells or scripts ended) while others wait for them");
+            throw Aborted(group_->abort_reason());
+        }
+    }
+    if (work.deadline_ != 0 && now > work.deadline_ && (work.polling_ || !group_->released(work.gate_))) {
+        const std::string late = locate(work) + " timed out: " +
+                                 (work.polling_ ? "another host has not answered" : group_->missing(work.gate_));
+        group_->abort(late);
+        throw Timeout(late + ". Call it on every rank of the group, or raise the timeout.");
+    }
+}
+
+// Aborts the epoch unless it is aborted already, and adds to `error` what this rank did. False where the group lives
+// on.
+bool Communicator::explain(const Work& work, std::exception_ptr& error) {
+    try {
+        std::rethrow_exception(error);
+    } catch (const Aborted& aborted) {
+        error = std::make_exception_ptr(Aborted(locate(work) + " stopped because " + aborted.what()));
+    } catch (const Mismatch&) {
+        return false;
+    } catch (const Timeout&) {
+    } catch (const std::exception& other) {
+        group_->abort(who() + " stopped in " + describe(work.header_) + ": " + other.what());
+    } catch (...) {
+        group_->abort(who() + " was interrupted in " + describe(work.header_));
+    }
+    return true;
+}
+
+void Communicator::fail(Work& work, std::exception_ptr error) noexcept {
+    bool ended = true;
+    try {
+        ended = explain(work, error);
+    } catch (...) {  // the error stays what it was
+        group_->abort(FixedText("rank %d ran out of memory in %s", rank(), to_string(work.request_.kind)));
+    }
+    if (ended) {
+        announce_abort();
+        work.algorithm_.reset();  // gives up what is on the link
+        work.agreement_.reset();
+        work.result_.group.reset();
+        keep_tensors_until_quiet(work);
+    }
+    group_->set_state(RankState::Idle);
+    work.finish(std::move(error));
+    if (ended && epoch_.fabric) epoch_.fabric->notices().send_due();  // there may be memory now
+}
+
+// After this the tensors of an operation that has failed are its caller's again: nobody touches them, or, should a rank
+// be stopped in the middle of that, they are not given to anyone else.
+void Communicator::keep_tensors_until_quiet(const Work& work) noexcept {
+    if (group_->wait_quiet()) return;
+    for (const std::uint64_t tensor : {work.header_.input, work.header_.output})
+        domain()->keep(tensor, group_->quiet());
+}
+
+void Communicator::announce_abort() noexcept {
+    if (epoch_.fabric && group_->aborted() && group_->claim_announcement())
+        epoch_.fabric->notices().announce_abort(group_->abort_reason());
+}
+
+void Communicator::abort(std::string_view reason) noexcept {
+    if (!domain()->owned()) return;  // the epoch is the parent's, which goes on
+    group_->abort(reason);
+    announce_abort();
+    group_->bell().ring();
+    epoch_.progress->nudge();
+}
+
+}  // namespace ring

@@ -1,0 +1,150 @@
+// One operation as a state machine: it is advanced whenever its gate or its link may have moved, and never waits.
+#include <algorithm>
+#include <utility>
+
+#include "collectives/host/algorithm_parts.hpp"
+#include "collectives/inter_host/header_exchange.hpp"
+#include "ring/communicator/communicator.hpp"
+
+namespace ring {
+
+Work::Work() = default;
+Work::~Work() = default;
+
+void Work::get() const {
+    if (error_) std::rethrow_exception(error_);
+}
+
+void Work::finish(std::exception_ptr error) noexcept {
+    error_ = std::move(error);
+    algorithm_.reset();
+    agreement_.reset();
+    bounce_.reset();
+    reservation_.reset();
+    state_.store(error_ ? State::Failed : State::Done, std::memory_order_seq_cst);
+    bell_.ring();
+}
+
+void Communicator::begin(Work& work) {
+    if (group_->aborted()) throw Aborted(group_->abort_reason());
+    Header& header = work.header_;
+    header.sequence = ++sequence_;
+    note(work, Phase::Queued);
+    if (header.kind == OpKind::Join && header.joined_at == 0) header.joined_at = header.sequence;
+    header.is_inline = fill_inline(*group_, work.request_, index(), header.sequence) ? 1 : 0;
+    if ((fabric_ && header.is_inline == 0) || header.op == ReduceOp::Adasum) move_to_ring(work);
+    if (header.kind == OpKind::Alltoall)
+        std::copy(work.request_.splits.begin(), work.request_.splits.end(),
+                  group_->splits(group_->index(), header.sequence));
+    note(work, Phase::Packing);
+    group_->post(header);
+    group_->set_state(RankState::Waiting);
+    work.started_ = true;
+    work.algorithm_.reset();  // reads what the agreement holds
+    work.agreement_.reset();
+    work.agreed_ = false;
+    work.moved_all_ = false;
+    work.gates_ = 0;
+    work.gate_ = group_->arrive();
+}
+
+// Between hosts, whoever carries a chunk reads and writes the tensors of all ranks of its host. Adasum works on two
+// copies of its own.
+void Communicator::move_to_ring(Work& work) {
+    Header& header = work.header_;
+    const bool adasum = header.op == ReduceOp::Adasum;
+    const bool writes = header.kind == OpKind::Allreduce || header.kind == OpKind::Broadcast;
+    if (!adasum && header.input != kNowhere && (!writes || header.output != kNowhere)) return;
+    const std::size_t item = item_size(header.dtype);
+    work.bounce_.emplace(domain(), header.count * item * (adasum ? 2 : 1));
+    auto* data = static_cast<std::byte*>(work.bounce_->data());
+    if (header.kind != OpKind::Broadcast || work.request_.root == index())
+        copy_in(work.request_.pieces, 0, header.count, data, item);
+    header.input = header.output = domain()->offset_of(data, header.count * item);
+}
+
+Communicator::Served Communicator::attempt(Work& work) {
+    if (work.moved_all_) return complete(work);
+    if (!work.polling_) {
+        if (!group_->ready(work.gate_)) return Served::Blocked;
+        if (!group_->released(work.gate_)) {
+            group_->check_alive(work.gate_, false);
+            return Served::Blocked;
+        }
+        note(work, Phase::Waiting);
+    }
+    if (fabric_ && !work.agreed_) {
+        if (!work.agreement_) work.agreement_ = std::make_unique<Agreement>(group_, *fabric_, work.header_.sequence);
+        const HostGroup::Moving moving(*group_);
+        const Step step = work.agreement_->advance(work.gates_);
+        if (step != Step::Done) return take_step(work, step);
+        work.agreed_ = true;
+        work.gates_ = 0;
+    }
+    if (!work.algorithm_) {
+        std::vector<Header> here;
+        if (!fabric_) here = group_->headers(work.header_.sequence);
+        const std::vector<Header>& headers = fabric_ ? work.agreement_->headers() : here;
+        const std::string mismatch = find_mismatch(headers, ranks_);
+        if (!mismatch.empty()) throw Mismatch(locate(work) + ": " + mismatch);
+        work.algorithm_ = work.header_.kind == OpKind::Group ? make_group(work, headers)
+                          : fabric_
+                              ? make_fabric_algorithm(*group_, *fabric_, work.request_, *work.agreement_, work.result_)
+                              : make_algorithm(*group_, work.request_, headers, work.result_);
+    }
+    const HostGroup::Moving moving(*group_);
+    return take_step(work, work.algorithm_->advance(work.gates_));
+}
+
+Communicator::Served Communicator::take_step(Work& work, Step step) {
+    const bool polled = work.polling_;
+    work.polling_ = step == Step::Moved || step == Step::AwaitsLink;
+    if (!work.polling_) note(work, polled ? Phase::Sending : Phase::Moving);
+    if (step == Step::Gate) {
+        ++work.gates_;
+        work.gate_ = group_->arrive();
+    } else if (step == Step::AwaitsLink) {
+        return Served::Polling;
+    } else if (step == Step::Done) {
+        work.moved_all_ = true;
+        return complete(work);
+    }
+    return Served::Moved;
+}
+
+Communicator::Served Communicator::complete(Work& work) {
+    if (fabric_ && !work.agreement_->all_small()) {
+        // What another host sent after it had given up may be anything; it has said before that it did. So notices that
+        // are on their way are read first.
+        work.polling_ = !epoch_.fabric->notices().read(*epoch_.group);
+        if (group_->aborted()) throw Aborted(group_->abort_reason());
+        if (work.polling_) return Served::Polling;
+    }
+    if (work.header_.kind == OpKind::Join && work.result_.last_joined < 0) {
+        begin(work);  // the others did something else; keep taking part until all have joined
+        return Served::Moved;
+    }
+    end(work);
+    return Served::Done;
+}
+
+// The phase that ends now; the next one begins.
+void Communicator::note(Work& work, Phase phase) {
+    Recorder& recorder = *epoch_.recorder;
+    const std::int64_t now = recorder.now();
+    recorder.record(phase, work.mark_, now, work.header_, number_,
+                    phase == Phase::Waiting ? group_->last_to_come() : -1);
+    work.mark_ = now;
+}
+
+void Communicator::end(Work& work) {
+    const Header& header = work.header_;
+    const bool writes = header.kind == OpKind::Allreduce || header.kind == OpKind::Broadcast;
+    if (work.bounce_ && writes && header.op != ReduceOp::Adasum)
+        copy_out(work.request_.pieces, 0, header.count, static_cast<const std::byte*>(work.bounce_->data()),
+                 item_size(header.dtype));
+    group_->set_state(RankState::Idle);
+    work.finish(nullptr);
+}
+
+}  // namespace ring

@@ -1,0 +1,92 @@
+// Ring memory: blocks that are kept, calls that must not wait for one another, and what must not be held for ever.
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <thread>
+
+#include "faults.hpp"
+#include "intercepted.hpp"
+#include "support.hpp"
+
+namespace ring::test {
+namespace {
+
+// Holds when it is told to.
+class Told : public Arena::Condition {
+   public:
+    explicit Told(const bool& told) : told_(told) {}
+    bool holds(Domain&) noexcept override { return told_; }
+
+   private:
+    const bool& told_;
+};
+
+void a_block_is_kept() {
+    const auto domain = Domain::create(0, 1, kArena);
+    bool first = false, second = false;
+    {
+        const Region region(domain, 5 * kPage);
+        domain->keep(domain->offset_of(region.data(), 1) + kPage, std::make_shared<Told>(first));
+        domain->keep(domain->offset_of(region.data(), 1), std::make_shared<Told>(second));
+    }
+    const auto is_free = [&] {
+        domain->release(domain->allocate(1));
+        return domain->allocated() == 0;
+    };
+    expect(!is_free(), "a block that is kept was freed");
+    first = true;
+    expect(!is_free(), "a block that is kept twice was freed when one condition held");
+    second = true;
+    expect(is_free(), "a block was kept although its conditions hold");
+}
+
+// The kernel takes its time to reserve pages; ranks that look whether others live do not wait for that.
+void pages_are_reserved_beside_other_calls() {
+    const auto domain = Domain::create(0, 2, kArena);
+    const std::uint64_t block = domain->allocate(kPage);
+    std::thread other;
+    std::atomic<bool> done{false};
+    bool in_time = false;
+    {
+        const DuringFallocate look([&] {
+            other = std::thread([&] {
+                domain->release(block);
+                done = domain->allocated() > 0;
+            });
+            const auto elapsed = stopwatch();
+            while (!done && elapsed() < 3.0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+            in_time = done;
+        });
+        domain->release(domain->allocate(10 * kPage));
+    }
+    other.join();
+    expect(in_time, "other calls waited until the kernel had reserved pages");
+}
+
+// A tensor that is kept from being reused, because a rank is stopped while it may write there, keeps no domain.
+void what_is_kept_does_not_keep_the_domain() {
+    std::weak_ptr<Domain> gone[2];
+    {
+        const auto first = Domain::create(0, 2, kArena);
+        const std::shared_ptr<Domain> domains[] = {first, first->share(1)};
+        for (int rank : {0, 1}) gone[rank] = domains[rank];
+        const auto reservation = std::make_unique<BlockReservation>(first, std::vector<int>{0, 1}, Room{2, 64, 64, 0});
+        HostGroup::publish(*first, {0, 1}, reservation->offset(), 1);
+        HostGroup stopped(domains[1], reservation->offset(), {{0, 1}, {0, 1}, 1, 1, 0}, nullptr);
+        const HostGroup::Moving moving(stopped);
+        HostGroup group(first, reservation->offset(), {{0, 1}, {0, 1}, 0, 1, 0}, nullptr);
+        const Region tensor(first, kPage);
+        first->keep(first->offset_of(tensor.data(), kPage), group.quiet());
+    }
+    expect(gone[0].expired() && gone[1].expired(), "ring memory outlives all that use it");
+}
+
+}  // namespace
+
+void check_memory() {
+    a_block_is_kept();
+    pages_are_reserved_beside_other_calls();
+    what_is_kept_does_not_keep_the_domain();
+}
+
+}  // namespace ring::test
