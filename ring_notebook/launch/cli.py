@@ -25,6 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     126 and 127 for a program that cannot be started, as shells have it.
     """
     argv = sys.argv[1:] if argv is None else argv
+    _reserve_standard_streams()
     parser = _parser()
     options = parser.parse_args(argv)
     if options.doctor or options.check_build:
@@ -106,6 +107,15 @@ class _Starts:
             else:
                 print_message(job.describe_failure())
         return code
+
+
+def _reserve_standard_streams() -> None:
+    """Keep the numbers of streams that are closed: a pipe or a socket that gets one would be taken for the stream."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
 
 
 def _environment(options: argparse.Namespace) -> dict[str, str]:

@@ -102,7 +102,7 @@ def _mpi() -> Check:
         timeout=60,
         check=False,
     )
-    found = f"mpi4py loads {mpi}, {launcher.path} starts ranks"
+    found = f"mpi4py loads {mpi}, {launcher} starts ranks"
     if done.returncode:
         return Check("mpi", "fail", f"{found}; two ranks do not start: {_last_line(done)}", "`pip install mpich`")
     if done.stdout != "2;2;":

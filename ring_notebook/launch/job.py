@@ -19,7 +19,7 @@ from ring_notebook.launch.launchers.hosts import Host
 from ring_notebook.launch.merge_traces import Traces
 from ring_notebook.launch.supervisor.output_lines import SOON, Carrier, pieces
 from ring_notebook.launch.supervisor.parent_death import wrap
-from ring_notebook.launch.supervisor.rank_failure import RankFailure, describe_exit, split_reports
+from ring_notebook.launch.supervisor.rank_failure import RankFailure, describe_exit, first_failure, split_reports
 from ring_notebook.launch.supervisor.supervisor import STOPPING
 
 __all__ = ["Job", "print_message"]
@@ -50,7 +50,7 @@ class Job:
         stdin: int | None = None,
         min_np: int = 0,
     ) -> None:
-        launcher = find_launcher(min_np)
+        launcher = find_launcher(hosts, min_np, mpi_args)
         self.command = launcher.command(launcher.supervised(program), n, hosts, mpi_args, env or ())
         self._elastic = min_np > 0
         self._n = n
@@ -114,22 +114,25 @@ class Job:
             code = -self.ended_by
         elif self.failures and not self._elastic:
             code = 0 if first is None else first.code or 1
+        if code == 0 and self._output_error:
+            return 1
         return code if code >= 0 else 128 - code
 
     @property
     def first_failure(self) -> RankFailure | None:
-        """The rank that failed before all others; None when none has.
+        """The rank that failed before all others; None when none has."""
+        return first_failure(self.failures, self._n)
 
-        Ranks that others have aborted come after those, whatever the clocks of the hosts say. When all ranks exit
-        with 0 in the middle of the job, none has failed: no rank waited for them.
-        """
-        if len(self.failures) == self._n and not any(failure.code for failure in self.failures):
-            return None
-        return min(self.failures, key=lambda failure: (failure.aborted, failure.time), default=None)
+    @property
+    def _output_error(self) -> str:
+        """Why output of the ranks was lost; empty when all is written."""
+        return next((output.error for output in self._outputs if output.error), "")
 
     def describe_failure(self) -> str:
         """One sentence on the rank that failed first, or on the launcher when no rank did."""
         first = self.first_failure
+        if self._process.returncode == 0 and self._output_error:
+            return f"output of the ranks was lost: {self._output_error}"
         if first is None:
             how = describe_exit(self._process.returncode)
             return f"the launcher of the ranks failed ({how}): {shlex.join(self.command)}"
@@ -205,32 +208,48 @@ class Job:
 class _Output:
     """Writes one output stream of the job to ``sink`` and passes the reports in it to ``on_failures``."""
 
-    def __init__(self, sink: TextIO, on_failures: Callable[[list[RankFailure]], None]) -> None:
+    def __init__(self, sink: TextIO | None, on_failures: Callable[[list[RankFailure]], None]) -> None:
         self._sink = sink
         self._on_failures = on_failures
         self._kept = b""
+        self.error = ""
+        """Why output was lost."""
 
     def take(self, data: bytes) -> None:
         """The next piece of output."""
         text, failures, self._kept = split_reports(self._kept + data)
-        _write(self._sink, text)
         self._on_failures(failures)
+        self._write(text)
 
     def close(self) -> None:
         """The output has ended: an unfinished report is ordinary text."""
-        _write(self._sink, self._kept)
+        self._write(self._kept)
+
+    def _write(self, data: bytes) -> None:
+        """Write ``data``. Raises BrokenPipeError when the reader has gone; ranks that write more then learn of it."""
+        if not data or self.error:
+            return
+        if self._sink is None:
+            self.error = "the stream is closed"
+            return
+        try:
+            _write(self._sink, data)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            self.error = str(error.strerror)
 
 
 def print_message(text: str) -> None:
     """Print one line of ringrun's own to stderr."""
+    if sys.stderr is None:  # closed when this process was started
+        return
     with contextlib.suppress(OSError):  # the terminal is gone
         print(f"ringrun: {text}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _write(sink: TextIO, data: bytes) -> None:
     """Bytes to a text stream, as they are where it has a binary side."""
-    if not data:
-        return
     sink.flush()
     binary = getattr(sink, "buffer", None)
     if binary is None:

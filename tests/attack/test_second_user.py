@@ -18,7 +18,6 @@ SECRET = "token-of-the-first-user"
 TRIES = 200
 SECONDS = 20.0
 """Bound of the attack on a running job, however slow the machine."""
-HYDRA = pytest.mark.xfail(strict=True, reason="Hydra listens on all interfaces and answers anybody")
 JOB = """
 import os, time
 import ring_notebook.torch as ring
@@ -65,7 +64,6 @@ def test_the_attack_works_where_nothing_is_protected(intruder: Stranger, tmp_pat
     assert "x" in got.values()
 
 
-@HYDRA
 def test_a_cluster_that_runs(intruder: Stranger, records: Path) -> None:
     with Cluster(2) as cluster:
         cluster.run("kept = 42").wait()
@@ -81,7 +79,6 @@ def test_a_cluster_that_runs(intruder: Stranger, records: Path) -> None:
         assert got == {}
 
 
-@HYDRA
 def test_a_cluster_that_starts(intruder: Stranger, records: Path) -> None:
     got: dict[str, str] = {}
     done = threading.Event()
@@ -102,7 +99,7 @@ def test_a_cluster_that_starts(intruder: Stranger, records: Path) -> None:
     assert got == {}
 
 
-@pytest.mark.parametrize("options", [pytest.param([], marks=HYDRA), ["--elastic"]])
+@pytest.mark.parametrize("options", [[], ["--elastic"]])
 def test_a_ringrun_job(options: list[str], intruder: Stranger, tmp_path: Path) -> None:
     """From its start on."""
     stop = tmp_path / "stop"
@@ -116,7 +113,6 @@ def test_a_ringrun_job(options: list[str], intruder: Stranger, tmp_path: Path) -
     assert got == {}
 
 
-@HYDRA
 def test_what_listens(records: Path) -> None:
     """Loopback alone."""
     with Cluster(2):

@@ -88,7 +88,7 @@ class TwoHosts:
     def run(self, program: Sequence[str], per_host: int = 1) -> str:
         """Run a Python program (its arguments) on ``per_host`` ranks of each host; what it printed."""
         where = [Host(name, per_host) for name in NAMES]
-        command = find_launcher().command([sys.executable, *program], 2 * per_host, where, self.launcher_flags)
+        command = find_launcher(where).command([sys.executable, *program], 2 * per_host, where, self.launcher_flags)
         return self.on_first(command)
 
     def on_first(

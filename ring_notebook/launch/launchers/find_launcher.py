@@ -6,11 +6,13 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
 from ring_notebook.config import config
 from ring_notebook.errors import MPIMissingError
+from ring_notebook.launch.launchers.hosts import Host, only_here
 from ring_notebook.launch.launchers.hydra import Hydra
 from ring_notebook.launch.launchers.launcher import Launcher
 from ring_notebook.launch.launchers.local import Local
@@ -28,9 +30,12 @@ _LAUNCHERS: tuple[tuple[str, type[Launcher]], ...] = (
 )
 
 
-def find_launcher(min_np: int = 0) -> Launcher:
-    """Our own for an elastic job, one with ``min_np``; else RING_MPIEXEC, else the mpiexec beside this
-    Python (its MPI wheel), else the one on the PATH.
+def find_launcher(hosts: Sequence[Host] = (), min_np: int = 0, mpi_args: Sequence[str] = ()) -> Launcher:
+    """RING_MPIEXEC, else the mpiexec beside this Python (its MPI wheel), else the one on the PATH.
+
+    On this host alone our own supervisor takes the place of the MPICH wheel's mpiexec, which listens on all interfaces
+    without authentication, unless ``mpi_args`` has options for mpiexec. It starts all elastic jobs, those with a
+    ``min_np``.
 
     Raises MPIMissingError when there is none, when it does not run, and when it belongs to another MPI than
     mpi4py loads: each rank would be a job of size 1.
@@ -45,11 +50,14 @@ def find_launcher(min_np: int = 0) -> Launcher:
             "`pip install mpich`, or set RING_MPIEXEC to your site's mpiexec or srun"
         )
     launcher = _kind(path)(path)
+    own = path == str(beside) and not config().mpiexec
+    if own and launcher.mpis == Local.mpis and only_here(hosts) and not mpi_args:
+        return Local()
     if path != str(beside) and (loaded := loaded_mpi()) not in launcher.mpis:
-        own = " or ".join(launcher.mpis)
+        mpis = " or ".join(launcher.mpis)
         raise MPIMissingError(
-            f"{path} starts ranks of {own}, and mpi4py loads {loaded}; "
-            f"set RING_MPIEXEC to the mpiexec of {loaded}, or install mpi4py for {own}"
+            f"{path} starts ranks of {mpis}, and mpi4py loads {loaded}; "
+            f"set RING_MPIEXEC to the mpiexec of {loaded}, or install mpi4py for {mpis}"
         )
     return launcher
 

@@ -39,6 +39,9 @@ class Launcher(ABC):
 
     path: str
 
+    def __str__(self) -> str:
+        return self.path
+
     @abstractmethod
     def command(
         self,

@@ -1,4 +1,4 @@
-"""Our own supervisor, which starts the ranks of an elastic job on this host without MPI."""
+"""Our own supervisor, which starts ranks on this host: those of MPICH, or those of an elastic job without MPI."""
 
 from __future__ import annotations
 
@@ -6,18 +6,24 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ring_notebook.launch.launchers.hosts import Host, check_slots, only_here
+from ring_notebook.launch.launchers.hosts import Host, only_here
 from ring_notebook.launch.launchers.launcher import Launcher
+from ring_notebook.launch.launchers.limits import too_many_ranks
 
 __all__ = ["Local"]
 
 
 @dataclass(frozen=True, slots=True)
 class Local(Launcher):
-    """The job continues without ranks that fail while at least ``min_np`` are left."""
+    """With a ``min_np`` the job is elastic: it continues without ranks that fail while so many are left."""
+
+    mpis = ("MPICH",)
 
     path: str = sys.executable
-    min_np: int = 1
+    min_np: int = 0
+
+    def __str__(self) -> str:
+        return "the supervisor of ring_notebook"
 
     def supervised(self, program: Sequence[str]) -> list[str]:
         return list(program)
@@ -32,7 +38,7 @@ class Local(Launcher):
     ) -> list[str]:
         if not only_here(hosts):
             raise ValueError(f"the local launcher starts ranks on this host only, got {hosts[-1].name}")
-        if hosts:
-            check_slots(n, hosts)
+        if problem := too_many_ranks(n):
+            raise ValueError(problem)
         module = "ring_notebook.launch.supervisor.supervisor"
         return [self.path, "-m", module, str(n), str(self.min_np), *program]

@@ -7,9 +7,10 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-__all__ = ["RankFailure", "describe_exit", "report_failure", "signal_name", "split_reports"]
+__all__ = ["RankFailure", "describe_exit", "first_failure", "report_failure", "signal_name", "split_reports"]
 
 # A report is one line between two record separators, which programs may print too.
 _REPORT = re.compile(rb"\x1e(\{[^\x1e\n]{,4096}\})\x1e\r?\n?")
@@ -56,6 +57,17 @@ def describe_exit(code: int) -> str:
     name = signal_name(-code)
     hint = "; if nobody sent it, the Linux kernel did, out of memory" if name == "SIGKILL" else ""
     return f"killed by {name}{hint}"
+
+
+def first_failure(failures: Sequence[RankFailure], n: int) -> RankFailure | None:
+    """The rank of ``n`` that failed before all others; None when none has.
+
+    Ranks that others have aborted come after those, whatever the clocks of the hosts say. When all ranks exit with 0 in
+    the middle of the job, none has failed: no rank waited for them.
+    """
+    if len(failures) == n and not any(failure.code for failure in failures):
+        return None
+    return min(failures, key=lambda failure: (failure.aborted, failure.time), default=None)
 
 
 def report_failure(failure: RankFailure) -> None:

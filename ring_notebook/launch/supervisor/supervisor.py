@@ -1,13 +1,15 @@
-"""Starts the ranks of an elastic job on this host, and continues without those that fail.
+"""Starts the ranks of a job on this host, connects them, passes signals on, and decides when and how the job ends.
 
-``python -m ring_notebook.launch.supervisor.supervisor N MIN_NP PROGRAM ARGS...`` takes the place of mpiexec, because
-MPI ends all ranks when one dies.
+``python -m ring_notebook.launch.supervisor.supervisor N MIN_NP PROGRAM ARGS...``. With a MIN_NP of 0 MPICH connects the
+ranks, and all end soon after one fails. Otherwise the job is elastic: it continues while MIN_NP ranks are left, which
+find each other without MPI.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
+import resource
+import secrets
 import selectors
 import signal
 import socket
@@ -16,154 +18,170 @@ import sys
 import time
 from collections.abc import Sequence
 
+from ring_notebook.hardware import oom_kills
+from ring_notebook.launch.supervisor.connections import Connections, MpiConnections, RendezvousConnections
 from ring_notebook.launch.supervisor.output_lines import Carrier, carry, outlet
 from ring_notebook.launch.supervisor.parent_death import bind_to_parent
-from ring_notebook.launch.supervisor.rank_failure import RankFailure, describe_exit, report_failure
+from ring_notebook.launch.supervisor.rank_failure import RankFailure, describe_exit, first_failure, report_failure
 from ring_notebook.launch.supervisor.rank_wrapper import FORWARDED
 from ring_notebook.launch.supervisor.start_error import explain_start
 from ring_notebook.rank_status import StatusFile
-from ring_notebook.rendezvous import receive, send, variables
 
 __all__ = ["STOPPING", "Supervisor", "main"]
 
+LINGER = 1.0
+"""Seconds that ranks have to end with errors of their own after one has failed; none after one was killed."""
 GRACE = 5.0
-"""Seconds that ranks have to end by themselves, with errors of their own, when the job cannot continue."""
+"""Seconds that ranks have to end when an elastic job cannot continue, and after SIGTERM before SIGKILL."""
 STOPPING = 10.0
 """Seconds that ranks have to end after a signal: for a checkpoint, or a timeline."""
+_OF_OTHER_JOBS = ("PMI_", "PMIX_", "HYDI_", "OMPI_COMM_WORLD_", "RING_RANK", "RING_SIZE", "RING_RENDEZVOUS")
+"""Variables of the job that this process itself may be a rank of."""
 
 
 class Supervisor:
-    """``program`` on ``n`` ranks of this host. The job continues without ranks that fail while ``min_np`` are left."""
+    """``program`` on ``n`` ranks of this host."""
 
-    def __init__(self, program: Sequence[str], n: int, min_np: int) -> None:
+    def __init__(self, program: Sequence[str], n: int, min_np: int = 0) -> None:
         self._n = n
         self._min_np = min_np
         self._failures: list[RankFailure] = []
-        self._status_files = [StatusFile() for _ in range(n)]
         self._finished: list[int] = []  # ranks that exited with 0
-        self._arrived: set[int] = set()  # at the rendezvous
-        self._all_arrived = False
-        self._card: list[int] | None = None
-        self._rendezvous_error = ""
-        self._stopped_by = 0
+        self._status_files = [StatusFile() for _ in range(n)]
+        self._oom_kills = oom_kills()
+        self._connections: Connections
+        if min_np:
+            self._connections = RendezvousConnections(n)
+        else:
+            self._connections = MpiConnections(f"ring-{os.getpid()}-{secrets.token_hex(8)}", n)
+        self._signal = 0  # that has ended the job
+        self._ending = False  # ranks are being ended; what they exit with says nothing
         self._kill_at: float | None = None
         self._selector = selectors.DefaultSelector()
-        self._channels: dict[int, socket.socket] = {}
         self._ranks: dict[int, subprocess.Popen[bytes]] = {}
         self._pidfds: dict[int, int] = {}
         self._catch_signals()
+        self._files = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (self._files[1], self._files[1]))  # several per rank
         for rank in range(n):
             self._start(rank, program)
         # Threads only now: what Popen runs between fork and exec may need a lock that one of them holds.
         self._output: list[Carrier] = [carry(process) for process in self._ranks.values()]
 
     def run(self) -> int:
-        """Wait for all ranks; the exit code of the job: 0 when ``min_np`` finished, else that of the first failure."""
+        """Wait for all ranks; the exit code of the job.
+
+        0 when all finished, of an elastic job ``min_np``; else that of the first failure, 128 + signal for a signal.
+        """
         while self._ranks:
             for key, _ in self._selector.select(0.5):
                 what, rank = key.data
                 if what == "message":
-                    self._read_message(rank)
+                    self._read_message(key.fileobj, rank)
                 else:
                     self._handle_exit(rank)
-            if self._finished:
-                self._find_deserters()
-            if self._kill_at is not None and time.monotonic() > self._kill_at:
-                self._kill_at += GRACE
-                self._send(signal.SIGKILL if self._stopped_by else signal.SIGTERM)
-                self._stopped_by = self._stopped_by or signal.SIGTERM
+            self._find_deserters()
+            if self._kill_at is not None and time.monotonic() >= self._kill_at:
+                self._kill_at = time.monotonic() + GRACE
+                self._send(signal.SIGKILL if self._ending else signal.SIGTERM)
+                self._ending = True
+        self._connections.close()
         for output in self._output:
             output.join()
-        if self._failures and (self._rendezvous_error or self._n - len(self._failures) < self._min_np):
-            code = next((failure.code for failure in self._failures if failure.code), 1)
-            return code if code > 0 else 128 - code
-        return 0
+        return self._exit_code()
+
+    def _exit_code(self) -> int:
+        if self._signal:
+            return 128 + self._signal
+        if self._min_np and not self._connections.error and self._n - len(self._failures) >= self._min_np:
+            return 0
+        first = first_failure(self._failures, self._n)
+        if first is None:
+            return 0
+        code = first.code or 1
+        return code if code > 0 else 128 - code
 
     def _start(self, rank: int, program: Sequence[str]) -> None:
         parent = os.getpid()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._ranks[rank] = subprocess.Popen(
-            program,
-            # As MPI has it: what ranks print comes when they do.
-            env={
-                "PYTHONUNBUFFERED": "1",
-                **os.environ,
-                **variables(rank, self._n, theirs),
-                **self._status_files[rank].variables,
-                "RING_MIN_NP": str(self._min_np),
-            },
-            stdin=None if rank == 0 else subprocess.DEVNULL,
-            pass_fds=(theirs.fileno(),),
-            preexec_fn=lambda: bind_to_parent(parent, signal.SIGKILL),
-            stdout=outlet(1),
-            stderr=outlet(2),
-        )
-        theirs.close()
-        self._channels[rank] = ours
+
+        def in_rank() -> None:
+            bind_to_parent(parent, signal.SIGKILL)
+            resource.setrlimit(resource.RLIMIT_NOFILE, self._files)
+
+        ours, theirs = self._connections.pair(rank)
+        own = {name: value for name, value in os.environ.items() if not name.startswith(_OF_OTHER_JOBS)}
+        with theirs:
+            self._ranks[rank] = subprocess.Popen(
+                program,
+                # As MPI has it: what ranks print comes when they do.
+                env={
+                    "PYTHONUNBUFFERED": "1",
+                    **self._connections.variables(rank, theirs),
+                    **own,
+                    **self._status_files[rank].variables,
+                    **({"RING_MIN_NP": str(self._min_np)} if self._min_np else {}),
+                },
+                stdin=None if rank == 0 else subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                preexec_fn=in_rank,
+                stdout=outlet(1),
+                stderr=outlet(2),
+            )
         self._selector.register(ours, selectors.EVENT_READ, ("message", rank))
         self._pidfds[rank] = os.pidfd_open(self._ranks[rank].pid)
         self._selector.register(self._pidfds[rank], selectors.EVENT_READ, ("exit", rank))
 
-    def _read_message(self, rank: int) -> None:
-        channel = self._channels[rank]
-        message = receive(channel)
-        if not message:  # the rendezvous is complete, or the rank has exited
+    def _read_message(self, channel: object, rank: int) -> None:
+        assert isinstance(channel, socket.socket)
+        if not self._connections.receive(rank):
             self._selector.unregister(channel)
-            self._channels.pop(rank).close()
-        elif "card" in message:
-            self._card = message["card"]
-            self._send_all(card=self._card)
-        elif "arrived" in message:
-            self._arrived.add(rank)
-            if len(self._arrived) == self._n:
-                self._all_arrived = True
-                self._send_all(complete=True)
-
-    def _send_all(self, **message: object) -> None:
-        for rank, channel in self._channels.items():
-            if rank != 0 or "card" not in message:
-                with contextlib.suppress(OSError):
-                    send(channel, **message)
+            channel.close()
+        code = self._connections.take_abort(rank)
+        if code is not None and not self._ending:
+            self._fail(rank, code)
+            self._kill_at = time.monotonic()
 
     def _handle_exit(self, rank: int) -> None:
         # A dead process's descriptor stays readable: left in the selector, no select would wait any more.
         self._selector.unregister(self._pidfds[rank])
         os.close(self._pidfds.pop(rank))
         code = self._ranks.pop(rank).wait()
-        if not self._all_arrived and not self._rendezvous_error:
-            # Ranks that wait for it in init() must not wait for ever.
-            self._rendezvous_error = f"rank {rank} exited ({describe_exit(code)}) before all ranks had called init()"
-            self._send_all(error=self._rendezvous_error)
-        if self._stopped_by:
+        self._connections.exited(rank, describe_exit(code))
+        if self._ending:
             return
-        if not code:
+        if code:
+            self._fail(rank, code)
+        else:
             self._finished.append(rank)
-            self._find_deserters()
-            return
-        aborted = self._status_files[rank].read().aborted
-        failure = RankFailure(rank, socket.gethostname(), code, time.time(), aborted=aborted)
-        self._find_deserters(failure)
-        self._handle_failure(failure)
 
-    def _find_deserters(self, *new: RankFailure) -> None:
-        """Ranks that exited with 0 while others still waited for them have failed, like ranks that died."""
-        lost = frozenset[int]().union(*(file.read().lost for file in self._status_files))
-        failures = [*self._failures, *new]
-        if failures and all(failure.aborted for failure in failures):  # they waited for ranks that had exited
-            lost |= set(self._finished)
+    def _find_deserters(self) -> None:
+        """Ranks that exited with 0 while others still needed them have failed, like ranks that died."""
+        if self._ending:
+            return
+        statuses = [file.read() for file in self._status_files] if self._finished else []
+        lost = self._connections.deserters(self._finished, statuses)
+        if self._min_np and self._failures and all(failure.aborted for failure in self._failures):
+            lost |= set(self._finished)  # the others waited for ranks that had exited
         for rank in [rank for rank in self._finished if rank in lost]:
             self._finished.remove(rank)
-            self._handle_failure(RankFailure(rank, socket.gethostname(), 0, time.time()))
+            self._fail(rank, 0)
 
-    def _handle_failure(self, failure: RankFailure) -> None:
-        rank, code = failure.rank, failure.code
+    def _fail(self, rank: int, code: int) -> None:
+        """Rank ``rank`` has failed: report it, and have the job end unless it can continue."""
+        status = self._status_files[rank].read()
+        failed_at = time.time() if self._min_np else status.failed_at(code) or time.time()
+        out_of_memory = oom_kills() > self._oom_kills
+        failure = RankFailure(rank, socket.gethostname(), code, failed_at, out_of_memory, status.aborted)
         self._failures.append(failure)
         report_failure(failure)
-        left = self._n - len(self._failures)
         if self._kill_at is not None:
             return
-        if not self._all_arrived:
-            self._print(f"{self._rendezvous_error}; ending the job")
+        if not self._min_np:
+            self._kill_at = time.monotonic() + (LINGER if code >= 0 else 0.0)
+            return
+        left = self._n - len(self._failures)
+        if self._connections.error:
+            self._print(f"{self._connections.error}; ending the job")
         elif left < self._min_np:
             self._print(
                 f"rank {rank} failed: {describe_exit(code)}. {_ranks(left)} of {self._n} left, "
@@ -183,8 +201,9 @@ class Supervisor:
 
     def _catch_signals(self) -> None:
         def pass_on(signum: int, _frame: object) -> None:
-            if signum not in (signal.SIGUSR1, signal.SIGUSR2) and not self._stopped_by:
-                self._stopped_by = signum
+            if signum not in (signal.SIGUSR1, signal.SIGUSR2) and not self._ending:
+                self._ending = True
+                self._signal = signum
                 self._kill_at = time.monotonic() + STOPPING
             self._send(signum)
 

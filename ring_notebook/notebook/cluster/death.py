@@ -44,7 +44,7 @@ def explain(ended: str, output: str, logs: Path) -> Death:
         if -first.code == signal.SIGKILL:
             how += ", out of memory" if first.out_of_memory else ", not by the Linux kernel for want of memory"
     return Death(
-        f"rank {first.rank} on {first.host} {how}, and MPI ended the others",
+        f"rank {first.rank} on {first.host} {how}, and the others were ended",
         first.rank,
         # A rank has a log of its own once it has started; before that it writes to the output of all ranks.
         tail(read_text(logs / f"rank-{first.rank}.log") or text.decode(errors="replace")),

@@ -70,13 +70,14 @@ class EngineLauncher(MPIEngineSetLauncher):  # type: ignore[misc]
     hosts: Any = List([], config=True, help="(name, slots) of the hosts, empty for this one")
 
     def find_args(self) -> list[str]:
-        launcher = find_launcher()
+        hosts = [Host(*host) for host in self.hosts]
+        launcher = find_launcher(hosts)
         program = launcher.supervised([*self.program, *self.program_args])
-        command = launcher.command(program, self.n, [Host(*host) for host in self.hosts])
+        command = launcher.command(program, self.n, hosts)
         return command if self.keep else wrap(command)
 
     def get_env(self) -> dict[str, str]:
-        return {**super().get_env(), **find_launcher().environment()}
+        return {**super().get_env(), **find_launcher([Host(*host) for host in self.hosts]).environment()}
 
     def get_output(self, remove: bool = False) -> str:
         return _kept_output(self)
@@ -121,7 +122,7 @@ class Processes:
 
         Raises MPIMissingError before it starts anything.
         """
-        find_launcher()
+        find_launcher(hosts)
         return cls(_cluster(directory, hosts, keep), n)
 
     @classmethod

@@ -99,7 +99,7 @@ def test_ranks_that_end_well_are_not_blamed(elastic: list[str], how: str, progra
 
 def test_a_rank_that_others_have_aborted_is_not_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the clocks of two hosts say."""
-    monkeypatch.setattr(jobs, "find_launcher", lambda _: Hydra("true"))
+    monkeypatch.setattr(jobs, "find_launcher", lambda *_: Hydra("true"))
     job = jobs.Job(["p"], 2)
     assert job.wait() == 0
     job.failures = [RankFailure(0, "a", 1, 1.0, aborted=True), RankFailure(1, "b", 3, 2.0)]

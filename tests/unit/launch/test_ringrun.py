@@ -173,7 +173,7 @@ def test_a_program_that_cannot_be_started(
 
 
 def test_a_job_exports_all_that_it_adds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "find_launcher", lambda _: OpenMPI("true"))
+    monkeypatch.setattr(jobs, "find_launcher", lambda *_: OpenMPI("true"))
     job = jobs.Job(["p"], 2, [Host("a", 1), Host("b", 1)], {"RING_RUN_KEY": "secret", "OWN": "1"})
     assert job.wait() == 0
     exported = {name for flag, name in zip(job.command, job.command[1:], strict=False) if flag == "-x"}

@@ -1,0 +1,148 @@
+"""The sockets between a supervisor and its ranks, through which the ranks find each other: by MPI, or without it."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from ring_notebook import rendezvous
+from ring_notebook.launch.supervisor import pmi
+from ring_notebook.launch.supervisor.shared_memory import FOLDER, Cleaner
+from ring_notebook.rank_status import RankStatus
+
+__all__ = ["Connections", "MpiConnections", "RendezvousConnections"]
+
+_CAPACITY = 1 << 16
+
+
+class Connections(ABC):
+    """One socket to each of ``size`` ranks."""
+
+    def __init__(self, size: int, kind: socket.SocketKind) -> None:
+        self.error = ""
+        """Why the ranks will never find each other."""
+        self._size = size
+        self._kind = kind
+        self._channels: dict[int, socket.socket] = {}
+
+    def pair(self, rank: int) -> tuple[socket.socket, socket.socket]:
+        """A new socket to ``rank``: our end, and the one that it has to inherit."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, self._kind)
+        self._channels[rank] = ours
+        return ours, theirs
+
+    def close(self) -> None:
+        """All ranks have exited."""
+        for channel in self._channels.values():
+            channel.close()
+
+    @abstractmethod
+    def variables(self, rank: int, channel: socket.socket) -> dict[str, str]:
+        """Those that tell ``rank`` of its socket."""
+
+    @abstractmethod
+    def receive(self, rank: int) -> bool:
+        """Read what ``rank`` has sent and answer. Returns False when it will send no more."""
+
+    def take_abort(self, rank: int) -> int | None:
+        """The exit code with which ``rank`` has asked to end the whole job, once; None when it has not."""
+        return None
+
+    @abstractmethod
+    def exited(self, rank: int, how: str) -> None:
+        """Rank ``rank`` has exited."""
+
+    @abstractmethod
+    def deserters(self, exited: Sequence[int], statuses: Sequence[RankStatus]) -> set[int]:
+        """Those of the ranks that ``exited`` with 0 which others still need; ``statuses`` are those of all ranks."""
+
+
+class MpiConnections(Connections):
+    """The ranks of MPICH, served by PMI-1; ``job`` is a name that no other job of this host has."""
+
+    def __init__(self, job: str, size: int) -> None:
+        super().__init__(size, socket.SOCK_STREAM)
+        self._pmi = pmi.PmiServer(job, size)
+        self._cleaner = Cleaner((*pmi.shared_memory_prefixes(job), job))
+        self._ucx = FOLDER / job
+        self._ucx.mkdir(mode=0o700)
+
+    def variables(self, rank: int, channel: socket.socket) -> dict[str, str]:
+        # UCX, MPICH's transport, listens on all interfaces unless it stays within the host. What it names while it
+        # starts would outlive ranks that are killed then.
+        ucx = {"UCX_TLS": "self,sm", "UCX_POSIX_DIR": str(self._ucx)}
+        return {**pmi.variables(rank, self._size, channel.fileno()), **ucx}
+
+    def take_abort(self, rank: int) -> int | None:
+        return self._pmi.aborted.pop(rank, None)
+
+    def receive(self, rank: int) -> bool:
+        try:
+            data = self._channels[rank].recv(_CAPACITY)
+            replies = self._pmi.receive(rank, data)
+        except (OSError, ValueError):
+            return False
+        for to, reply in replies.items():
+            with contextlib.suppress(OSError):
+                self._channels[to].sendall(reply)
+        return bool(data)
+
+    def exited(self, rank: int, how: str) -> None:
+        while rank in self._channels and self._has_data(rank) and self.receive(rank):
+            pass  # whether it has finalized may still lie in the socket
+
+    def _has_data(self, rank: int) -> bool:
+        try:
+            return bool(self._channels[rank].recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except OSError:
+            return False
+
+    def deserters(self, exited: Sequence[int], statuses: Sequence[RankStatus]) -> set[int]:
+        # Once one rank uses MPI, every other one has to: it waits for them when it starts and when it ends.
+        used = self._pmi.initialized
+        return {rank for rank in exited if statuses[rank].left_early or (used and rank not in self._pmi.finalized)}
+
+    def close(self) -> None:
+        super().close()
+        self._cleaner.close()
+
+
+class RendezvousConnections(Connections):
+    """The ranks of an elastic job, which map one another's memory without MPI."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size, socket.SOCK_SEQPACKET)
+        self._card: list[int] | None = None
+        self._arrived: set[int] = set()
+
+    def variables(self, rank: int, channel: socket.socket) -> dict[str, str]:
+        return rendezvous.variables(rank, self._size, channel)
+
+    def receive(self, rank: int) -> bool:
+        message = rendezvous.receive(self._channels[rank])
+        if not message:  # the rendezvous is complete, or the rank has exited
+            del self._channels[rank]
+            return False
+        if "card" in message:
+            self._send_all([other for other in self._channels if other != 0], card=message["card"])
+        elif "arrived" in message:
+            self._arrived.add(rank)
+            if len(self._arrived) == self._size:
+                self._send_all(self._channels, complete=True)
+        return True
+
+    def exited(self, rank: int, how: str) -> None:
+        if len(self._arrived) < self._size and not self.error:
+            # Ranks that wait for it in init() must not wait for ever.
+            self.error = f"rank {rank} exited ({how}) before all ranks had called init()"
+            self._send_all(self._channels, error=self.error)
+
+    def deserters(self, exited: Sequence[int], statuses: Sequence[RankStatus]) -> set[int]:
+        return set().union(*(status.lost for status in statuses))
+
+    def _send_all(self, ranks: Sequence[int] | dict[int, socket.socket], **message: object) -> None:
+        for rank in ranks:
+            with contextlib.suppress(OSError):
+                rendezvous.send(self._channels[rank], **message)

@@ -1,0 +1,80 @@
+"""PMI-1 as a table, what does not speak it, and the names that MPICH gives to its shared memory."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from ring_notebook.launch.supervisor.pmi import PmiServer, shared_memory_prefixes
+
+
+def answers(server: PmiServer, rank: int, *lines: str) -> dict[int, list[str]]:
+    replies = server.receive(rank, "".join(f"{line}\n" for line in lines).encode())
+    return {to: reply.decode().splitlines() for to, reply in replies.items()}
+
+
+@pytest.mark.parametrize(
+    ("line", "reply"),
+    [
+        ("cmd=init pmi_version=1 pmi_subversion=1", "cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0"),
+        ("cmd=get_maxes", "cmd=maxes kvsname_max=256 keylen_max=64 vallen_max=1024 rc=0"),
+        ("cmd=get_appnum", "cmd=appnum appnum=0 rc=0"),
+        ("cmd=get_my_kvsname", "cmd=my_kvsname kvsname=job rc=0"),
+        ("cmd=get_universe_size", "cmd=universe_size size=2 rc=0"),
+        ("cmd=get kvsname=job key=PMI_process_mapping", "cmd=get_result rc=0 msg=success value=(vector,(0,1,2))"),
+        ("cmd=get kvsname=job key=absent", "cmd=get_result rc=-1 msg=key_not_found"),
+        ("cmd=put kvsname=job key=k value=a=b c", "cmd=put_result rc=0 msg=success"),
+        ("cmd=finalize", "cmd=finalize_ack rc=0"),
+        ("cmd=publish_name service=s port=p", "cmd=publish_name_result rc=-1 msg=not_supported"),
+        ("nonsense", "cmd=unknown_result rc=-1 msg=not_supported"),
+        ("", "cmd=unknown_result rc=-1 msg=not_supported"),
+    ],
+)
+def test_replies(line: str, reply: str) -> None:
+    assert answers(PmiServer("job", 2), 1, line) == {1: [reply]}
+
+
+def test_a_value_reaches_another_rank_as_it_is() -> None:
+    server = PmiServer("job", 2)
+    answers(server, 0, "cmd=put kvsname=job key=k value=a=b  c")
+    assert answers(server, 1, "cmd=get kvsname=job key=k") == {1: ["cmd=get_result rc=0 msg=success value=a=b  c"]}
+
+
+def test_a_barrier_ends_when_all_have_entered_it() -> None:
+    server = PmiServer("job", 3)
+    assert answers(server, 2, "cmd=barrier_in") == {}
+    assert answers(server, 0, "cmd=barrier_in") == {}
+    assert answers(server, 1, "cmd=barrier_in") == {rank: ["cmd=barrier_out rc=0"] for rank in range(3)}
+    assert answers(server, 1, "cmd=barrier_in") == {}, "the next one"
+
+
+def test_lines_that_come_in_pieces_and_together() -> None:
+    server = PmiServer("job", 1)
+    assert server.receive(0, b"cmd=get_app") == {}
+    assert server.receive(0, b"num\ncmd=get_appnum\n") == {0: b"cmd=appnum appnum=0 rc=0\n" * 2}
+
+
+def test_spawning_is_refused_as_a_whole() -> None:
+    lines = ["mcmd=spawn", "nprocs=2", "execname=/bin/true", "cmd=init", "endcmd", "cmd=get_appnum"]
+    assert answers(PmiServer("job", 1), 0, *lines) == {
+        0: ["cmd=spawn_result rc=-1 status=1", "cmd=appnum appnum=0 rc=0"]
+    }
+
+
+@pytest.mark.parametrize("data", [b"x" * 70_000, b"x" * 70_000 + b"\n"])
+def test_a_line_without_end_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match="rank 0: a PMI line of more than 65536 bytes"):
+        PmiServer("job", 1).receive(0, data)
+
+
+def test_any_bytes_are_answered_or_refused() -> None:
+    server = PmiServer("job", 2)
+    for seed in range(300):
+        junk = os.urandom(seed).replace(b"barrier", b"") + b"\n"
+        assert set(server.receive(0, junk)) <= {0, 1}
+
+
+def test_the_names_of_mpichs_shared_memory() -> None:
+    """That a job's files have these names is proven where they are removed."""
+    assert shared_memory_prefixes("ring1795") == ("mpich_shm_3282c189_", "mpich_vci_3282c189_"), "seen with MPICH 5.0.2"
