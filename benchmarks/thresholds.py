@@ -18,6 +18,7 @@ import torch
 from allreduce import human
 
 import ring_notebook.torch as ring
+from ring_notebook.config import config
 
 KIB = 1 << 10
 INLINE = [4 * KIB, 8 * KIB, 16 * KIB, 32 * KIB, 64 * KIB]
@@ -46,13 +47,14 @@ def sweep(variable: str, settings: list[int], sizes: list[int], rounds: int) -> 
     times: dict[tuple[int, int], list[float]] = {(size, setting): [] for size in sizes for setting in settings}
     for _ in range(rounds):
         for setting in settings:
-            # The core reads it when an epoch begins.
             os.environ[variable] = str(setting)
+            config.cache_clear()
             ring.shutdown()
             ring.init()
             for size in sizes:
                 times[size, setting].append(seconds_per_call(size))
     del os.environ[variable]
+    config.cache_clear()
     ring.shutdown()
     ring.init()
     if ring.rank() == 0:

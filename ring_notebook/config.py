@@ -1,7 +1,7 @@
 """Every RING_* variable: typed, documented, checked and read once.
 
-The core reads those that choose how it works itself, when it is loaded (``isa``) or when an epoch opens (``wire``,
-``spin``, ``inline``, ``segment``, ``staging``).
+Nothing else reads the environment for settings. The native core gets ``isa`` when it is loaded, and ``wire``, ``spin``,
+``inline``, ``segment`` and ``staging`` with each epoch (`ring_notebook.core.native`).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, fields
 from functools import lru_cache
+from math import inf
 from typing import Literal
 
 __all__ = ["Config", "config"]
@@ -61,8 +62,8 @@ class Config:
     """RING_MEMORY: most bytes of ring memory a rank may take; 0 means what the machine has."""
 
     isa: Literal["", "baseline", "avx2", "avx512"] = ""
-    """RING_ISA: instructions to reduce with instead of the best that the processor has. Where it has not those that are
-    asked for, a warning says which are used."""
+    """RING_ISA: instructions to reduce with instead of the best that the processor has. Where it lacks them, a warning
+    names those in use."""
 
     runs_dir: str = ".ring/runs"
     """RING_RUNS_DIR: where the kernel keeps the records of runs."""
@@ -71,11 +72,11 @@ class Config:
     """RING_MPIEXEC: the mpiexec or srun to launch with, instead of the mpiexec beside the Python interpreter."""
 
     commit_dir: str = ""
-    """RING_COMMIT_DIR: folder where elastic states put their commits, to go on after a death; empty: memory
+    """RING_COMMIT_DIR: folder where elastic states put their commits, to resume after a death; empty: memory
     only, and ``.ring/commits`` in a notebook."""
 
     min_np: int = 1
-    """RING_MIN_NP: fewest ranks that an elastic job goes on with; ``ringrun --min-np`` sets it."""
+    """RING_MIN_NP: fewest ranks that an elastic job continues with; ``ringrun --min-np`` sets it."""
 
     timeline: str = ""
     """RING_TIMELINE (HOROVOD_TIMELINE): file to write a Chrome trace to from the start."""
@@ -92,21 +93,26 @@ _CHOICES = {
     "staging": ("auto", "cache", "memory"),
     "wire": ("float16", "bfloat16"),
 }
+_LEAST = {"spin": -1, "min_np": 1}
+"""Of numbers whose least value is not 0."""
+_MOST = {"inline": 1 << 30, "segment": 1 << 30, "memory": 1 << 62, "fusion_threshold": 1 << 62, "min_np": 1 << 30}
+_KINDS = {int: "an integer", float: "a number"}
 
 
-def _parse(name: str, text: str, default: object) -> object:
-    variable = f"RING_{name.upper()}"
+def _parse(name: str, variable: str, text: str, default: object) -> object:
     if name in _CHOICES and text not in _CHOICES[name]:
         raise ValueError(f"{variable}={text!r}: expected one of {', '.join(_CHOICES[name])}")
-    if isinstance(default, str):
+    if not isinstance(default, (int, float)):
         return text
     try:
-        number = type(default)(text)  # type: ignore[call-arg]
+        number = type(default)(text)
     except ValueError:
-        raise ValueError(f"{variable}={text!r}: expected a {type(default).__name__}") from None
-    least = min(0, default)  # type: ignore[call-overload]
+        raise ValueError(f"{variable}={text!r}: expected {_KINDS[type(default)]}") from None
+    least, most = _LEAST.get(name, 0), _MOST.get(name, inf)
     if not number >= least:  # so put, because no comparison holds for a NaN
-        raise ValueError(f"{variable}={text!r}: expected {least:g} or more")
+        raise ValueError(f"{variable}={text!r}: expected {least} or more")
+    if number > most:
+        raise ValueError(f"{variable}={text!r}: expected {most} or less")
     return number
 
 
@@ -115,9 +121,10 @@ def config() -> Config:
     """The settings of this process. Raises ValueError that names the variable when one cannot be read."""
     values: dict[str, object] = {}
     for field in fields(Config):
-        text = os.environ.get(f"RING_{field.name.upper()}")
-        if text is None and field.name in _ALIASES:
-            text = os.environ.get(_ALIASES[field.name])
+        variable = f"RING_{field.name.upper()}"
+        if variable not in os.environ and field.name in _ALIASES:
+            variable = _ALIASES[field.name]
+        text = os.environ.get(variable)
         if text:
-            values[field.name] = _parse(field.name, text, field.default)
+            values[field.name] = _parse(field.name, variable, text, field.default)
     return Config(**values)  # type: ignore[arg-type]

@@ -6,6 +6,8 @@
 #include "ring/group/host_group.hpp"
 
 void register_errors(pybind11::module_& module);
+void register_settings(pybind11::module_& module);
+void register_paths(pybind11::module_& module);
 void register_memory(pybind11::module_& module);
 void register_link(pybind11::module_& module);
 void register_communicator(pybind11::module_& module);
@@ -13,5 +15,5 @@ void register_communicator(pybind11::module_& module);
 // Thrown while Python's error indicator of this thread is set; not a std::exception, so nothing takes it for one.
 struct PythonSignal {};
 
-// Lets Python's signal handlers run. Called without the GIL, every now and then, by whoever waits.
+// Lets Python's signal handlers run. A waiting thread calls it every 50 ms, without the GIL.
 ring::Interruption signal_check();

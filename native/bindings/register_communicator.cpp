@@ -47,6 +47,8 @@ struct Handle {
     }
 };
 
+constexpr int kHost = static_cast<int>(ring::Device::Cpu);
+
 // The bytes that an operation produced, as long as somebody looks at them.
 struct Output {
     std::shared_ptr<ring::Work> work;
@@ -56,11 +58,14 @@ ring::DType dtype_argument(int number) { return enum_argument<ring::DType>("dtyp
 
 ring::ReduceOp op_argument(int number) { return enum_argument<ring::ReduceOp>("op", number, ring::kReduceOps); }
 
-Request make_request(ring::OpKind kind, int dtype, std::vector<PieceTuple> pieces, std::vector<std::int64_t> shape,
-                     std::string name) {
+ring::Device device_argument(int number) { return enum_argument<ring::Device>("device", number, ring::kDevices); }
+
+Request make_request(ring::OpKind kind, int dtype, int device, std::vector<PieceTuple> pieces,
+                     std::vector<std::int64_t> shape, std::string name) {
     Request request;
     request.kind = kind;
     request.dtype = dtype_argument(dtype);
+    request.device = device_argument(device);
     for (const auto& [input, output, count] : pieces)
         request.pieces.push_back(
             {reinterpret_cast<const std::byte*>(input), reinterpret_cast<std::byte*>(output), count});
@@ -127,22 +132,14 @@ void register_communicator(py::module_& module) {
         .def_readwrite("bias1", &ring::Update::bias1)
         .def_readwrite("bias2_root", &ring::Update::bias2_root);
 
-    module.def(
-        "chunk_range",
-        [](std::uint64_t count, int size, int index, std::size_t item) {
-            const ring::Range range = ring::chunk_range(count, size, index, item);
-            return py::make_tuple(range.begin, range.end);
-        },
-        py::arg("count"), py::arg("size"), py::arg("index"), py::arg("item"),
-        "The elements [begin, end) that rank `index` of `size` owns of `count` elements of `item` bytes.");
+    py::class_<Output>(module, "Output", py::buffer_protocol(), "The bytes that an operation produced.")
+        .def_buffer([](Output& self) {
+            ring::Result& result = self.work->result();
+            return py::buffer_info(reinterpret_cast<std::uint8_t*>(result.data.get()),
+                                   static_cast<py::ssize_t>(result.bytes));
+        });
 
-    py::class_<Output>(module, "Output", py::buffer_protocol()).def_buffer([](Output& self) {
-        ring::Result& result = self.work->result();
-        return py::buffer_info(reinterpret_cast<std::uint8_t*>(result.data.get()),
-                               static_cast<py::ssize_t>(result.bytes));
-    });
-
-    py::class_<Handle>(module, "Work")
+    py::class_<Handle>(module, "Work", "One operation under way.")
         .def("wait", &Handle::wait, py::arg("timeout") = 0.0)
         .def("done", [](const Handle& self) { return self.work->done(); })
         .def("output",
@@ -157,12 +154,13 @@ void register_communicator(py::module_& module) {
             return released_unlocked(self.communicator->subgroup(*self.work));
         });
 
-    py::class_<Communicator, std::shared_ptr<Communicator>>(module, "Communicator")
+    py::class_<Communicator, std::shared_ptr<Communicator>>(module, "Communicator",
+                                                            "The collectives of one group in one epoch.")
         .def_static(
             "open",
             [](std::shared_ptr<Domain> domain, std::vector<int> ranks, std::vector<int> local, int index,
                std::uint64_t epoch, std::shared_ptr<ring::Link> link, std::vector<int> host_of,
-               std::vector<int> addresses, double timeout, std::uint64_t run) {
+               std::vector<int> addresses, double timeout, std::uint64_t run, const ring::Options& options) {
                 Communicator::Setup setup{std::move(domain),
                                           std::move(ranks),
                                           std::move(local),
@@ -171,13 +169,15 @@ void register_communicator(py::module_& module) {
                                           std::move(link),
                                           index,
                                           epoch,
-                                          run};
+                                          run,
+                                          options};
                 const py::gil_scoped_release nogil;
                 return released_unlocked(Communicator::open(std::move(setup), timeout, signal_check()));
             },
             py::arg("domain"), py::arg("ranks"), py::arg("local"), py::arg("index"), py::arg("epoch"),
             py::arg("link") = nullptr, py::arg("host_of") = std::vector<int>{},
-            py::arg("addresses") = std::vector<int>{}, py::arg("timeout") = 0.0, py::arg("run") = 0)
+            py::arg("addresses") = std::vector<int>{}, py::arg("timeout") = 0.0, py::arg("run") = 0,
+            py::arg("options") = ring::Options{}, "Open an epoch; every member calls it with the same numbers.")
         .def_property_readonly("size", &Communicator::size)
         .def_property_readonly("index", &Communicator::index)
         .def_property_readonly("ranks", &Communicator::ranks)
@@ -187,11 +187,12 @@ void register_communicator(py::module_& module) {
         .def(
             "allreduce",
             [](const std::shared_ptr<Communicator>& self, std::uintptr_t input, std::uintptr_t output,
-               const py::tuple& shape, int dtype, int op, double prescale, double postscale, std::string name,
-               double timeout) {
+               const py::tuple& shape, int dtype, int device, int op, double prescale, double postscale,
+               std::string name, double timeout) {
                 Request request;
                 request.kind = ring::OpKind::Allreduce;
                 request.dtype = dtype_argument(dtype);
+                request.device = device_argument(device);
                 request.op = op_argument(op);
                 request.prescale = prescale;
                 request.postscale = postscale;
@@ -206,71 +207,97 @@ void register_communicator(py::module_& module) {
                 request.name = std::move(name);
                 submit(self, std::move(request), true, timeout);
             },
+            py::arg("input"), py::arg("output"), py::arg("shape"), py::arg("dtype"), py::arg("device"), py::arg("op"),
+            py::arg("prescale"), py::arg("postscale"), py::arg("name"), py::arg("timeout"),
             "One tensor at once, with as few conversions as possible: small allreduces spend their time there.")
-        .def("reduce",
-             [](const std::shared_ptr<Communicator>& self, bool scatter, std::vector<PieceTuple> pieces,
-                std::vector<std::int64_t> shape, std::uint64_t layout, int dtype, int op, double prescale,
-                double postscale, std::string name, bool blocking, double timeout) {
-                 Request request = make_request(scatter ? ring::OpKind::ReduceScatter : ring::OpKind::Allreduce, dtype,
-                                                std::move(pieces), std::move(shape), std::move(name));
-                 request.op = op_argument(op);
-                 request.prescale = prescale;
-                 request.postscale = postscale;
-                 request.layout = layout;
-                 return submit(self, std::move(request), blocking, timeout);
-             })
-        .def("allgather",
-             [](const std::shared_ptr<Communicator>& self, const PieceTuple& piece, std::vector<std::int64_t> shape,
-                int dtype, std::string name, bool blocking, double timeout) {
-                 return submit(self,
-                               make_request(ring::OpKind::Allgather, dtype, {piece}, std::move(shape), std::move(name)),
-                               blocking, timeout);
-             })
-        .def("alltoall",
-             [](const std::shared_ptr<Communicator>& self, const PieceTuple& piece, std::vector<std::int64_t> shape,
-                std::vector<std::int64_t> splits, int dtype, std::string name, bool blocking, double timeout) {
-                 Request request =
-                     make_request(ring::OpKind::Alltoall, dtype, {piece}, std::move(shape), std::move(name));
-                 request.splits = std::move(splits);
-                 return submit(self, std::move(request), blocking, timeout);
-             })
-        .def("broadcast",
-             [](const std::shared_ptr<Communicator>& self, const PieceTuple& piece, std::vector<std::int64_t> shape,
-                int root, int dtype, std::string name, bool blocking, double timeout) {
-                 Request request =
-                     make_request(ring::OpKind::Broadcast, dtype, {piece}, std::move(shape), std::move(name));
-                 request.root = root;
-                 return submit(self, std::move(request), blocking, timeout);
-             })
-        .def("step",
-             [](const std::shared_ptr<Communicator>& self, const PieceTuple& piece, int op, const ring::Update& update,
-                std::uint64_t options, std::uintptr_t first_state, std::uintptr_t second_state, std::string name,
-                double timeout) {
-                 Request request = make_request(ring::OpKind::Step, static_cast<int>(ring::DType::Float32), {piece}, {},
-                                                std::move(name));
-                 request.op = op_argument(op);
-                 request.update = update;
-                 request.layout = options;
-                 request.state[0] = reinterpret_cast<float*>(first_state);
-                 request.state[1] = reinterpret_cast<float*>(second_state);
-                 return submit(self, std::move(request), true, timeout);
-             })
-        .def("barrier",
-             [](const std::shared_ptr<Communicator>& self, std::string name, bool blocking, double timeout) {
-                 return submit(self, make_request(ring::OpKind::Barrier, 0, {}, {}, std::move(name)), blocking,
-                               timeout);
-             })
-        .def("join",
-             [](const std::shared_ptr<Communicator>& self, double timeout) {
-                 return submit(self, make_request(ring::OpKind::Join, 0, {}, {}, ""), true, timeout);
-             })
-        .def("group",
-             [](const std::shared_ptr<Communicator>& self, std::vector<int> members, double timeout) {
-                 Request request = make_request(ring::OpKind::Group, 0, {}, {}, "");
-                 request.members = std::move(members);
-                 return submit(self, std::move(request), true, timeout);
-             })
-        .def("abort", &Communicator::abort, py::call_guard<py::gil_scoped_release>())
+        .def(
+            "reduce",
+            [](const std::shared_ptr<Communicator>& self, bool scatter, std::vector<PieceTuple> pieces,
+               std::vector<std::int64_t> shape, std::uint64_t layout, int dtype, int device, int op, double prescale,
+               double postscale, std::string name, bool blocking, double timeout) {
+                Request request = make_request(scatter ? ring::OpKind::ReduceScatter : ring::OpKind::Allreduce, dtype,
+                                               device, std::move(pieces), std::move(shape), std::move(name));
+                request.op = op_argument(op);
+                request.prescale = prescale;
+                request.postscale = postscale;
+                request.layout = layout;
+                return submit(self, std::move(request), blocking, timeout);
+            },
+            py::arg("scatter"), py::arg("pieces"), py::arg("shape"), py::arg("layout"), py::arg("dtype"),
+            py::arg("device"), py::arg("op"), py::arg("prescale"), py::arg("postscale"), py::arg("name"),
+            py::arg("blocking"), py::arg("timeout"))
+        .def(
+            "allgather",
+            [](const std::shared_ptr<Communicator>& self, const PieceTuple& piece, std::vector<std::int64_t> shape,
+               int dtype, int device, std::string name, bool blocking, double timeout) {
+                return submit(
+                    self,
+                    make_request(ring::OpKind::Allgather, dtype, device, {piece}, std::move(shape), std::move(name)),
+                    blocking, timeout);
+            },
+            py::arg("piece"), py::arg("shape"), py::arg("dtype"), py::arg("device"), py::arg("name"),
+            py::arg("blocking"), py::arg("timeout"))
+        .def(
+            "alltoall",
+            [](const std::shared_ptr<Communicator>& self, const PieceTuple& piece, std::vector<std::int64_t> shape,
+               std::vector<std::int64_t> splits, int dtype, int device, std::string name, bool blocking,
+               double timeout) {
+                Request request =
+                    make_request(ring::OpKind::Alltoall, dtype, device, {piece}, std::move(shape), std::move(name));
+                request.splits = std::move(splits);
+                return submit(self, std::move(request), blocking, timeout);
+            },
+            py::arg("piece"), py::arg("shape"), py::arg("splits"), py::arg("dtype"), py::arg("device"), py::arg("name"),
+            py::arg("blocking"), py::arg("timeout"))
+        .def(
+            "broadcast",
+            [](const std::shared_ptr<Communicator>& self, const PieceTuple& piece, std::vector<std::int64_t> shape,
+               int root, int dtype, int device, std::string name, bool blocking, double timeout) {
+                Request request =
+                    make_request(ring::OpKind::Broadcast, dtype, device, {piece}, std::move(shape), std::move(name));
+                request.root = root;
+                return submit(self, std::move(request), blocking, timeout);
+            },
+            py::arg("piece"), py::arg("shape"), py::arg("root"), py::arg("dtype"), py::arg("device"), py::arg("name"),
+            py::arg("blocking"), py::arg("timeout"))
+        .def(
+            "step",
+            [](const std::shared_ptr<Communicator>& self, const PieceTuple& piece, int op, const ring::Update& update,
+               std::uint64_t options, std::uintptr_t first_state, std::uintptr_t second_state, std::string name,
+               double timeout) {
+                Request request = make_request(ring::OpKind::Step, static_cast<int>(ring::DType::Float32), kHost,
+                                               {piece}, {}, std::move(name));
+                request.op = op_argument(op);
+                request.update = update;
+                request.layout = options;
+                request.state[0] = reinterpret_cast<float*>(first_state);
+                request.state[1] = reinterpret_cast<float*>(second_state);
+                return submit(self, std::move(request), true, timeout);
+            },
+            py::arg("piece"), py::arg("op"), py::arg("update"), py::arg("options"), py::arg("first_state"),
+            py::arg("second_state"), py::arg("name"), py::arg("timeout"))
+        .def(
+            "barrier",
+            [](const std::shared_ptr<Communicator>& self, std::string name, bool blocking, double timeout) {
+                return submit(self, make_request(ring::OpKind::Barrier, 0, kHost, {}, {}, std::move(name)), blocking,
+                              timeout);
+            },
+            py::arg("name"), py::arg("blocking"), py::arg("timeout"))
+        .def(
+            "join",
+            [](const std::shared_ptr<Communicator>& self, double timeout) {
+                return submit(self, make_request(ring::OpKind::Join, 0, kHost, {}, {}, ""), true, timeout);
+            },
+            py::arg("timeout"))
+        .def(
+            "group",
+            [](const std::shared_ptr<Communicator>& self, std::vector<int> members, double timeout) {
+                Request request = make_request(ring::OpKind::Group, 0, kHost, {}, {}, "");
+                request.members = std::move(members);
+                return submit(self, std::move(request), true, timeout);
+            },
+            py::arg("members"), py::arg("timeout"))
+        .def("abort", &Communicator::abort, py::arg("reason"), py::call_guard<py::gil_scoped_release>())
         .def("close",
              [](Communicator& self) {
                  const py::gil_scoped_release nogil;
@@ -278,6 +305,8 @@ void register_communicator(py::module_& module) {
              })
         .def("activity", &activity)
         .def("seconds_spent", [](const Communicator& self) { return 1e-9 * self.recorder().spent(); })
-        .def("record", [](const Communicator& self, std::size_t capacity) { self.recorder().start(capacity); })
+        .def(
+            "record", [](const Communicator& self, std::size_t capacity) { self.recorder().start(capacity); },
+            py::arg("capacity"))
         .def("recorded", &recorded);
 }

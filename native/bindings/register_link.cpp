@@ -1,7 +1,6 @@
 #include <pybind11/stl.h>
 
 #include "register.hpp"
-#include "ring/collectives/inter_host/ring_plan.hpp"
 #include "ring/transport/link.hpp"
 
 namespace py = pybind11;
@@ -20,14 +19,6 @@ void register_link(py::module_& module) {
         "A link through the MPI that the extension module at `module_path` has loaded.");
     module.def("reserve_memory_link", &ring::reserve_memory_link, py::arg("domain"),
                "Room for a link among all ranks of a domain; one rank calls it and tells the offset to the others.");
-    module.def("memory_link", &ring::make_memory_link, py::arg("domain"), py::arg("offset"));
-    module.def(
-        "ring_plan",
-        [](int hosts, int host) {
-            py::list hops;
-            for (const ring::Hop& hop : ring::ring_plan(hosts, host))
-                hops.append(py::make_tuple(hop.send, hop.receive, hop.reduce));
-            return hops;
-        },
-        py::arg("hosts"), py::arg("host"), "(piece sent, piece received, whether it is added) for every hop.");
+    module.def("memory_link", &ring::make_memory_link, py::arg("domain"), py::arg("offset"),
+               "A link among all ranks of a domain, through the room that one of them has reserved.");
 }

@@ -62,7 +62,7 @@ void register_memory(py::module_& module) {
             py::arg("bytes"));
 
     py::class_<ring::Staging>(module, "Staging", "Chooses how segments are written; see staging.hpp.")
-        .def(py::init<>())
+        .def(py::init([](const ring::Options& options) { return ring::Staging(options.staging); }), py::arg("options"))
         .def("past_cache", &ring::Staging::past_cache, py::arg("bytes"))
         .def("took", &ring::Staging::took, py::arg("past_cache"), py::arg("bytes"), py::arg("ns"));
 

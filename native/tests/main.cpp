@@ -2,12 +2,15 @@
 // result is checked. Before that come faults that are arranged one by one. Made for the sanitizers, which see all ranks
 // of one process over one mapping.
 //
-//   ring_tests [epochs] [ranks] [hosts] [seed]
+//   ring_tests [epochs] [ranks] [hosts] [seed] [--past-cache]
+//
+// With --past-cache ranks write segments past the cache.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <thread>
 
@@ -28,6 +31,10 @@ int argument(int count, char** values, int index, int otherwise) {
     return index < count ? std::atoi(values[index]) : otherwise;
 }
 
+bool has_flag(int count, char** values, const char* flag) {
+    return std::any_of(values + 1, values + count, [&](const char* value) { return std::strcmp(value, flag) == 0; });
+}
+
 }  // namespace
 
 int main(int count, char** values) {
@@ -35,6 +42,8 @@ int main(int count, char** values) {
     const int ranks = argument(count, values, 2, 4);
     const int hosts = argument(count, values, 3, 1);
     const int seed = argument(count, values, 4, 1);
+    Options options;
+    if (has_flag(count, values, "--past-cache")) options.staging = StagingWay::Memory;
 
     try {
         check_links();
@@ -66,7 +75,7 @@ int main(int count, char** values) {
     for (int index = 0; index < ranks; ++index) {
         threads.emplace_back([&, index] {
             const auto& domain = domains[static_cast<std::size_t>(index)];
-            Rank rank({domain, hosts > 1 ? make_memory_link(domain, link) : nullptr, host_of, index},
+            Rank rank({domain, hosts > 1 ? make_memory_link(domain, link) : nullptr, host_of, index, options},
                       static_cast<std::uint64_t>(seed));
             std::uint64_t last = 0;
             for (int epoch = 1; epoch <= epochs && failures == 0; ++epoch) {

@@ -57,6 +57,7 @@ void Rank::run(const Plan& plan, std::uint64_t epoch) {
     setup.ranks = plan.groups.front();
     setup.index = seat_.rank;
     setup.epoch = epoch;
+    setup.options = seat_.options;
     for (int rank : setup.ranks)
         if (seat_.hosts[static_cast<std::size_t>(rank)] == seat_.hosts[static_cast<std::size_t>(seat_.rank)])
             setup.local.push_back(rank);

@@ -14,6 +14,7 @@ struct Seat {
     std::shared_ptr<Link> link;  // null when all ranks share a host
     std::vector<int> hosts;      // by rank
     int rank;
+    Options options;
 };
 
 class Rank {

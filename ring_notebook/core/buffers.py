@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-__all__ = ["Buffer", "DType", "from_memoryview"]
+__all__ = ["Buffer", "DType", "Device", "from_memoryview"]
 
 
 class DType(enum.IntEnum):
@@ -29,6 +29,15 @@ class DType(enum.IntEnum):
     def itemsize(self) -> int:
         """Bytes per element."""
         return _ITEMSIZE[self]
+
+
+class Device(enum.IntEnum):
+    """Kinds of device whose memory a tensor may lie in. The values are the native core's."""
+
+    CPU = 0
+    CUDA = 1
+    XPU = 2
+    MPS = 3
 
 
 _ITEMSIZE = {
@@ -64,14 +73,15 @@ class Buffer:
     """A contiguous piece of memory that a collective reads or writes.
 
     ``address`` is the first byte, ``shape`` counts elements of ``dtype``. ``owner`` keeps the memory alive for as
-    long as an operation may touch it. ``device`` is ``"cpu"``; the field is here so that a GPU path has its place.
+    long as an operation may touch it. ``device`` decides, with ``dtype``, what moves it: ranks compare theirs, and the
+    core raises ValueError where nothing moves such tensors.
     """
 
     address: int
     shape: tuple[int, ...]
     dtype: DType
     owner: Any = None
-    device: str = "cpu"
+    device: Device = Device.CPU
 
     @property
     def count(self) -> int:

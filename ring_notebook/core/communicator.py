@@ -6,15 +6,16 @@ import enum
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
-from warnings import warn
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from ring_notebook.config import config
-from ring_notebook.core.buffers import Buffer
-from ring_notebook.core.native import core
+from ring_notebook.core.buffers import Buffer, Device
 from ring_notebook.core.partition import layout_hash
 from ring_notebook.errors import CollectiveError
+
+if TYPE_CHECKING:
+    from ring_notebook import _core
 
 __all__ = ["Communicator", "ReduceOp", "Work"]
 
@@ -35,7 +36,7 @@ class Work:
 
     __slots__ = ("_keep", "_native")
 
-    def __init__(self, native: Any, keep: Any) -> None:
+    def __init__(self, native: _core.Work, keep: Any) -> None:
         self._native = native
         self._keep = keep  # the memory that the operation reads and writes
 
@@ -49,7 +50,7 @@ class Work:
 
     def done(self) -> bool:
         """Whether `wait` would return at once (also when the operation failed)."""
-        return bool(self._native.done())
+        return self._native.done()
 
     def output(self) -> memoryview:
         """The bytes that an allgather or alltoall produced; they stay valid as long as the view lives."""
@@ -57,11 +58,11 @@ class Work:
 
     def counts(self) -> list[int]:
         """Elements that came from each rank, in group order (allgather, alltoall)."""
-        return list(self._native.counts())
+        return self._native.counts()
 
     def last_rank(self) -> int:
         """The group rank that joined last (join)."""
-        return int(self._native.last_joined())
+        return self._native.last_joined()
 
 
 class Communicator:
@@ -79,11 +80,10 @@ class Communicator:
     ranks: tuple[int, ...]
     """Global ranks of the members, in group order."""
 
-    def __init__(self, native: Any, domain: Any) -> None:
+    def __init__(self, native: _core.Communicator, domain: _core.Domain) -> None:
         self._native = native
         self._domain = domain
         self._timeout = config().timeout
-        _check_instructions()
         self._queued: list[Work] = []
         self._children: list[ref[Communicator]] = []
         self._process = os.getpid()
@@ -100,7 +100,7 @@ class Communicator:
             with suppress(CollectiveError):
                 work.wait()
 
-    def _work(self, native: Any, blocking: bool, *keep: Any) -> Work:
+    def _work(self, native: _core.Work, blocking: bool, *keep: Any) -> Work:
         work = Work(native, keep)
         if not blocking:
             # Whoever drops the handle must not drop the memory under an operation.
@@ -127,7 +127,18 @@ class Communicator:
         shape = inputs[0].shape if len(inputs) == 1 else ()
         layout = layout_hash(tuple([buffer.shape for buffer in inputs])) if len(inputs) > 1 else 0
         native = self._native.reduce(
-            False, pieces, shape, layout, inputs[0].dtype, op, prescale, postscale, name, blocking, self._timeout
+            False,
+            pieces,
+            shape,
+            layout,
+            inputs[0].dtype,
+            _device(*inputs, *outputs),
+            op,
+            prescale,
+            postscale,
+            name,
+            blocking,
+            self._timeout,
         )
         return self._work(native, blocking, inputs, outputs)
 
@@ -136,7 +147,16 @@ class Communicator:
     ) -> None:
         """`allreduce` of one tensor, completed when it returns, without what a handle costs (microseconds)."""
         self._native.allreduce(
-            input.address, output.address, input.shape, input.dtype, op, prescale, postscale, name, self._timeout
+            input.address,
+            output.address,
+            input.shape,
+            input.dtype,
+            input.device,
+            op,
+            prescale,
+            postscale,
+            name,
+            self._timeout,
         )
 
     def reducescatter(
@@ -153,14 +173,25 @@ class Communicator:
         """Reduce ``input`` and leave the rows of this rank in ``output``: `plan.row_split` gives how many."""
         pieces = [(input.address, output.address, input.count)]
         native = self._native.reduce(
-            True, pieces, input.shape, 0, input.dtype, op, prescale, postscale, name, blocking, self._timeout
+            True,
+            pieces,
+            input.shape,
+            0,
+            input.dtype,
+            _device(input, output),
+            op,
+            prescale,
+            postscale,
+            name,
+            blocking,
+            self._timeout,
         )
         return self._work(native, blocking, input, output)
 
     def allgather(self, input: Buffer, *, name: str = "", blocking: bool = True) -> Work:
         """Concatenate the inputs of all ranks along the first dimension (which may differ by rank)."""
         piece = (input.address, 0, input.count)
-        native = self._native.allgather(piece, input.shape, input.dtype, name, blocking, self._timeout)
+        native = self._native.allgather(piece, input.shape, input.dtype, input.device, name, blocking, self._timeout)
         return self._work(native, blocking, input)
 
     def alltoall(self, input: Buffer, splits: Sequence[int], *, name: str = "", blocking: bool = True) -> Work:
@@ -168,20 +199,23 @@ class Communicator:
         width = input.count // input.shape[0] if input.shape and input.shape[0] else 1
         piece = (input.address, 0, input.count)
         elements = [split * width for split in splits]
-        native = self._native.alltoall(piece, input.shape, elements, input.dtype, name, blocking, self._timeout)
+        native = self._native.alltoall(
+            piece, input.shape, elements, input.dtype, input.device, name, blocking, self._timeout
+        )
         return self._work(native, blocking, input)
 
     def broadcast(self, input: Buffer, output: Buffer, root: int, *, name: str = "", blocking: bool = True) -> Work:
         """Copy ``input`` of group rank ``root`` into ``output`` on every rank."""
         piece = (input.address, output.address, input.count)
-        native = self._native.broadcast(piece, input.shape, root, input.dtype, name, blocking, self._timeout)
+        device = _device(input, output)
+        native = self._native.broadcast(piece, input.shape, root, input.dtype, device, name, blocking, self._timeout)
         return self._work(native, blocking, input, output)
 
     def step(
         self,
         gradients: Buffer,
         parameters: Buffer,
-        update: Any,
+        update: _core.Update,
         options: int,
         state: Sequence[Any],
         *,
@@ -199,7 +233,7 @@ class Communicator:
         self._native.step(piece, op, update, options, addresses[0], addresses[1], name, self._timeout)
 
     def barrier(self, *, name: str = "", blocking: bool = True) -> Work:
-        """Return when all ranks have come here."""
+        """Return when all ranks have called it."""
         return self._work(self._native.barrier(name, blocking, self._timeout), blocking)
 
     def join(self) -> Work:
@@ -224,7 +258,7 @@ class Communicator:
 
         All ranks of this group must call it.
         """
-        host_of: list[int] = self._native.host_of
+        host_of = self._native.host_of
         own = self
         for host in sorted(set(host_of)):
             members = [index for index, at in enumerate(host_of) if at == host]
@@ -238,7 +272,7 @@ class Communicator:
     @property
     def aborted(self) -> bool:
         """Whether the epoch has ended by an abort."""
-        return bool(self._native.aborted)
+        return self._native.aborted
 
     def close(self) -> None:
         """Leave the group, once this rank's own queued operations have ended."""
@@ -261,7 +295,7 @@ class Communicator:
 
     def seconds_spent(self) -> float:
         """How long callers of this rank have been in operations of the epoch, waiting for other ranks included."""
-        return float(self._native.seconds_spent())
+        return self._native.seconds_spent()
 
     def record(self, capacity: int = 1 << 16) -> None:
         """Begin to note what operations of the epoch do; the newest ``capacity`` events are kept.
@@ -278,9 +312,9 @@ class Communicator:
         groups of the epoch, 0 being all ranks; ``last`` is the global rank that came last to what was waited for, -1
         where nobody waited.
         """
-        return list(self._native.recorded())
+        return self._native.recorded()
 
-    def empty(self, nbytes: int) -> Any:
+    def empty(self, nbytes: int) -> _core.Region:
         """``nbytes`` of ring memory as a writable object with the buffer protocol; freed with its last view.
 
         Raises OutOfRingMemoryError when the machine cannot spare the pages.
@@ -288,10 +322,15 @@ class Communicator:
         return self._domain.allocate(nbytes)
 
 
-def _check_instructions() -> None:
-    asked = config().isa
-    if asked and asked != core().isa():
-        warn(f"RING_ISA={asked}: this processor has no {asked}; {core().isa()} is used", RuntimeWarning, stacklevel=3)
+def _device(first: Buffer, *others: Buffer) -> Device:
+    """The kind of device that all of them are on. Raises ValueError when they are on several."""
+    for other in others:
+        if other.device is not first.device:
+            raise ValueError(
+                f"one operation takes tensors on one kind of device, got {first.device.name.lower()} and "
+                f"{other.device.name.lower()}; move them to the same"
+            )
+    return first.device
 
 
 def _with_missing(activity: list[dict[str, Any]]) -> list[dict[str, Any]]:

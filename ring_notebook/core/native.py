@@ -1,16 +1,61 @@
-"""The compiled core, with an error that says what to do where it is missing."""
+"""The compiled core: loaded once, with the settings of this process, and typed."""
 
 from __future__ import annotations
 
-from types import ModuleType
+from functools import lru_cache
+from typing import TYPE_CHECKING, Protocol
+from warnings import warn
 
+from ring_notebook.config import config
 from ring_notebook.errors import CoreMissingError
 
-__all__ = ["core"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ring_notebook import _core
+
+__all__ = ["Core", "core", "options"]
 
 
-def core() -> ModuleType:
-    """The ``ring_notebook._core`` extension module. Raises CoreMissingError when it is not compiled."""
+class Core(Protocol):
+    """What this package uses of ``ring_notebook._core``, with the types of ``_core.pyi``."""
+
+    Communicator: type[_core.Communicator]
+    Domain: type[_core.Domain]
+    Header: type[_core.Header]
+    Options: type[_core.Options]
+    Staging: type[_core.Staging]
+    Update: type[_core.Update]
+
+    def buffer_info(self, data: object) -> tuple[int, tuple[int, ...], str, bool]: ...
+    def choose(self, headers: Sequence[_core.Header], hosts: int) -> _core.Path: ...
+    def chunk_range(self, count: int, size: int, index: int, item: int) -> tuple[int, int]: ...
+    def control_group_left(self, root: str, group: str) -> int: ...
+    def isa(self) -> str: ...
+    def memory_left(self) -> int: ...
+    def memory_link(self, domain: _core.Domain, offset: int) -> _core.Link: ...
+    def mpi_link(
+        self,
+        module_path: str,
+        comm: int,
+        byte: int,
+        handle_bytes: int,
+        any_source: int,
+        any_tag: int,
+        tag_limit: int,
+    ) -> _core.Link: ...
+    def paths(self) -> list[_core.Path]: ...
+    def reserve_memory_link(self, domain: _core.Domain) -> int: ...
+    def ring_plan(self, hosts: int, host: int) -> list[tuple[int, int, bool]]: ...
+    def select_isa(self, isa: str) -> str: ...
+
+
+@lru_cache(maxsize=1)
+def core() -> Core:
+    """The ``ring_notebook._core`` extension module, which reduces with the instructions of ``RING_ISA``.
+
+    Warns where the processor lacks these. Raises CoreMissingError when the module is not compiled.
+    """
     try:
         from ring_notebook import _core
     except ImportError as error:
@@ -18,5 +63,24 @@ def core() -> ModuleType:
             f"the native core of Ring Notebook cannot be loaded ({error}). "
             "Compile it with `pip install -e .` in a clone, or `pip install --force-reinstall ring-notebook`."
         ) from error
-    module: ModuleType = _core
-    return module
+    select_instructions(_core, config().isa)
+    return _core
+
+
+def select_instructions(module: Core, asked: str) -> None:
+    """Have ``module`` reduce with these instructions; warn where the processor lacks them."""
+    used = module.select_isa(asked)
+    if asked and used != asked:
+        warn(f"RING_ISA={asked}: this processor has no {asked}; {used} is used", RuntimeWarning, stacklevel=3)
+
+
+def options() -> _core.Options:
+    """The settings of an epoch."""
+    settings = config()
+    return core().Options(
+        wire=settings.wire,
+        staging=settings.staging,
+        inline_bytes=settings.inline,
+        segment_bytes=settings.segment,
+        spin=settings.spin,
+    )

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ring_notebook.core.native import core
+
+if TYPE_CHECKING:
+    from ring_notebook import _core
 
 __all__ = ["chunk_range", "layout_hash", "row_split", "update_options"]
 
@@ -27,11 +30,10 @@ def layout_hash(shapes: tuple[tuple[int, ...], ...]) -> int:
 
 def chunk_range(count: int, size: int, rank: int, itemsize: int) -> tuple[int, int]:
     """The elements [begin, end) of ``count`` that a rank reduces, and updates in a fused step."""
-    begin, end = core().chunk_range(count, size, rank, itemsize)
-    return begin, end
+    return core().chunk_range(count, size, rank, itemsize)
 
 
-def update_options(options: dict[str, Any]) -> tuple[Any, int]:
+def update_options(options: dict[str, Any]) -> tuple[_core.Update, int]:
     """A native Update with these fields, and 64 bits by which ranks see that they have the same."""
     update = core().Update()
     for name, value in options.items():

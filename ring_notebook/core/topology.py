@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic, sleep
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ring_notebook.config import config
 from ring_notebook.core.mpi_memory import unname_shared_memory
@@ -16,8 +16,12 @@ from ring_notebook.core.native import core
 from ring_notebook.errors import MPIMissingError, RingError
 from ring_notebook.rendezvous import Rendezvous
 
+if TYPE_CHECKING:
+    from ring_notebook import _core
+
 __all__ = ["Place", "Topology", "find_place", "launched_by_mpi"]
 
+_Result = TypeVar("_Result")
 _LAUNCHERS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID")
 
 
@@ -81,8 +85,8 @@ class Place:
     """Where this process is for as long as it lives: the whole job's topology and this host's ring memory."""
 
     topology: Topology
-    domain: Any
-    link: Any = None
+    domain: _core.Domain
+    link: _core.Link | None = None
     """Moves bytes to ranks that do not share ``domain``; addressed by rank. None where there are none."""
     domains: tuple[int, ...] = ()
     """The ring memory that each rank of the job maps, as an index: its host, or under RING_ALGORITHM=ring itself."""
@@ -128,14 +132,14 @@ def find_place() -> Place:
     hosts = tuple(order.setdefault(leader, len(order)) for leader in leaders)
     first = host.Get_rank() == 0
 
-    def create() -> Any:
+    def create() -> _core.Domain | None:
         return native.Domain.create(0, host.Get_size(), config().memory) if first else None
 
-    def attach() -> Any:
+    def attach() -> _core.Domain:
         return created or native.Domain.attach(host.Get_rank(), host.Get_size(), *card)
 
     created = _together(world, create)
-    card = host.bcast((os.getpid(), created.fd, created.token) if first else None, root=0)
+    card = host.bcast((os.getpid(), created.fd, created.token) if created else None, root=0)
     domain = _together(world, attach)
     topology = Topology(world.Get_rank(), hosts)
     if config().algorithm == "ring" and len(set(hosts)) == 1:
@@ -153,12 +157,13 @@ def find_place() -> Place:
     return place
 
 
-def _together(world: Any, step: Callable[[], Any]) -> Any:
+def _together(world: Any, step: Callable[[], _Result]) -> _Result:
     """What ``step`` returns here, once it has returned on all ranks; where it failed on one, all raise.
 
     A rank that raised alone would leave the others in MPI's own calls, which nothing but its end gets them out of.
     """
-    result, error = None, None
+    result: _Result | None = None
+    error: Exception | None = None
     try:
         result = step()
     except Exception as caught:
@@ -169,7 +174,7 @@ def _together(world: Any, step: Callable[[], Any]) -> Any:
     for failure in failures:
         if failure is not None:
             raise RingError(f"rank {world.Get_rank()} failed to initialize: {failure}")
-    return result
+    return cast(_Result, result)
 
 
 def _place_in_elastic_job(rendezvous: Rendezvous) -> Place:
@@ -192,7 +197,7 @@ def _place_in_elastic_job(rendezvous: Rendezvous) -> Place:
     return Place(Topology(rank, (0,) * size), domain, None, (0,) * size, elastic=True)
 
 
-def _mpi_link(mpi: Any) -> Any:
+def _mpi_link(mpi: Any) -> _core.Link:
     """A link over a communicator of its own, so that no message of the program's can be taken for one of ours."""
     if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
         raise RingError(
@@ -215,7 +220,7 @@ def _mpi_link(mpi: Any) -> Any:
     return link
 
 
-def _drain(comm: Any, link: Any) -> None:
+def _drain(comm: Any, link: _core.Link) -> None:
     """Take in the notices that nobody waited for, which some MPIs complain about when they finalize."""
     everyone = comm.Ibarrier()
     deadline = monotonic() + 2.0

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import ring_notebook.torch as ring
+from ring_notebook.config import config
 from ring_notebook.core import world
 from ring_notebook.core.buffers import DType
 from ring_notebook.errors import CollectiveAborted, CollectiveMismatch
@@ -66,6 +67,7 @@ def check_every_type() -> None:
 def check_wire() -> None:
     """What crosses the link as bfloat16 is the same on all ranks, and what is small crosses as it is."""
     os.environ["RING_WIRE"] = "bfloat16"
+    config.cache_clear()
     ring.shutdown()
     ring.init()
     torch.manual_seed(ring.rank())
@@ -74,6 +76,7 @@ def check_wire() -> None:
     for other in ring.allgather(summed[None]):
         assert torch.equal(other, summed)
     del os.environ["RING_WIRE"]
+    config.cache_clear()
     ring.shutdown()
     ring.init()
 

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from ring_notebook.core.communicator import Communicator
-from ring_notebook.core.native import core
+from ring_notebook.core.native import core, options
 from ring_notebook.errors import CollectiveAborted
 
 __all__ = ["LAUNCHERS", "LIMIT", "Dead", "Seat", "as_hosts", "as_processes", "as_threads"]
@@ -39,8 +39,13 @@ class Seat:
     link: Any = None
     opened: list[Communicator] = field(default_factory=list)
 
-    def open(self, epoch: int = 1, ranks: Sequence[int] | None = None, timeout: float = LIMIT / 2) -> Communicator:
-        """Open an epoch over all ranks, or over those of ``ranks``; each of them must call it."""
+    def open(
+        self, epoch: int = 1, ranks: Sequence[int] | None = None, timeout: float = LIMIT / 2, **settings: Any
+    ) -> Communicator:
+        """Open an epoch over all ranks, or over those of ``ranks``; each of them must call it.
+
+        ``settings`` are fields of the native ``Options``; without them those of the environment hold.
+        """
         members = list(range(self.size)) if ranks is None else list(ranks)
         hosts = [self.hosts[rank] for rank in members] if self.link else []
         hosts = hosts if len(set(hosts)) > 1 else []
@@ -54,6 +59,7 @@ class Seat:
             host_of=hosts,
             addresses=members if hosts else [],
             timeout=timeout,
+            options=core().Options(**settings) if settings else options(),
         )
         self.opened.append(Communicator(native, self.domain))
         return self.opened[-1]

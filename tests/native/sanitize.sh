@@ -24,6 +24,6 @@ cmake --build "$build"
 
 export ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 TSAN_OPTIONS=halt_on_error=1
 "$build/ring_tests" "$epochs" 4 1 "$seed"
-RING_STAGING=memory "$build/ring_tests" "$epochs" 7 1 "$seed"
+"$build/ring_tests" "$epochs" 7 1 "$seed" --past-cache
 "$build/ring_tests" "$epochs" 5 2 "$seed"
 "$build/ring_tests" "$epochs" 6 3 "$seed"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,10 +12,9 @@ import pytest
 from native.matrix import SIZES, every_type_and_size
 from native.ranks import LAUNCHERS, Seat, as_threads
 from native.values import Tensor, expected, reduced_samples, sample
-from ring_notebook.config import config
 from ring_notebook.core.buffers import DType
 from ring_notebook.core.communicator import Communicator, ReduceOp
-from ring_notebook.core.native import core
+from ring_notebook.core.native import core, select_instructions
 
 INLINE = 16 << 10  # native kInlineBytes; between hosts up to four times as much
 SEGMENT = 512 << 10  # native kSegmentBytesCrowded
@@ -94,16 +94,15 @@ def test_scale_factors(size: int, dtype: DType) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_segments_past_the_cache(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_segments_past_the_cache(size: int) -> None:
     """Whatever the tensors' places and lengths are modulo a cache line."""
-    monkeypatch.setenv("RING_STAGING", "memory")
     cases = [(dtype, 3 * SEGMENT // dtype.itemsize + odd) for dtype in (DType.UINT8, DType.INT16, DType.FLOAT32)
              for odd in (0, 1, 15, 64)]  # fmt: skip
     for dtype, count in cases:
         reduced_samples(dtype, size, count, ReduceOp.SUM, 1.0, 1.0)
 
     def body(seat: Seat) -> None:
-        ring = seat.open()
+        ring = seat.open(staging="memory")
         for dtype, count in cases:
             check(ring, dtype, (count,), memory="ordinary", in_place=count % 2 == 0)
 
@@ -112,7 +111,7 @@ def test_segments_past_the_cache(size: int, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_segments_go_the_way_that_is_faster() -> None:
     """Both ways are timed at first, the other one now and then; only a clear gain makes ranks write past the cache."""
-    staging = core().Staging()
+    staging = core().Staging(core().Options())
     took = {False: 10, True: 20}
 
     def operate(times: int) -> list[bool]:
@@ -270,13 +269,10 @@ def test_instruction_sets_agree_to_the_bit(isa: str, monkeypatch: pytest.MonkeyP
     assert outcomes[isa] == outcomes["baseline"]
 
 
-def test_instructions_that_the_processor_lacks_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_instructions_that_the_processor_lacks_are_said() -> None:
     """RING_ISA is a wish: the warning says what is used in its place."""
-    monkeypatch.setenv("RING_ISA", "avx2")
-    config.cache_clear()
-    monkeypatch.setattr("ring_notebook.core.communicator.core", lambda: SimpleNamespace(isa=lambda: "baseline"))
-    try:
-        with pytest.warns(RuntimeWarning, match="RING_ISA=avx2: this processor has no avx2; baseline is used"):
-            as_threads(1, lambda seat: seat.open().size)
-    finally:
-        config.cache_clear()
+    lacking: Any = SimpleNamespace(select_isa=lambda isa: "baseline")
+    with pytest.warns(RuntimeWarning, match="RING_ISA=avx2: this processor has no avx2; baseline is used"):
+        select_instructions(lacking, "avx2")
+    with pytest.raises(ValueError, match="there are no kernels for 'sse9'; the choices are baseline, avx2 and avx512"):
+        core().select_isa("sse9")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from native.ranks import LAUNCHERS, Seat, as_threads
 from native.values import Tensor
-from ring_notebook.core.buffers import DType
+from ring_notebook.core.buffers import Buffer, Device, DType
 from ring_notebook.core.communicator import Communicator, ReduceOp
 from ring_notebook.core.native import core
 from ring_notebook.errors import CollectiveMismatch
@@ -23,11 +24,18 @@ def tensor(ring: Communicator, shape: tuple[int, ...] = (2, 3), dtype: DType = D
     return Tensor.of(ring, np.ones(shape), dtype)
 
 
-def allreduce(shape: tuple[int, ...] = (2, 3), dtype: DType = DType.FLOAT32, **options: object) -> Call:
-    """A call of allreduce on ones."""
+def allreduce(
+    shape: tuple[int, ...] = (2, 3),
+    dtype: DType = DType.FLOAT32,
+    device: Device = Device.CPU,
+    address: int = 0,
+    **options: object,
+) -> Call:
+    """A call of allreduce on ones, or on what is said to lie at that address."""
 
     def call(ring: Communicator) -> object:
         own = tensor(ring, shape, dtype).buffer
+        own.device, own.address = device, address or own.address
         return ring.allreduce([own], [own], **options)  # type: ignore[arg-type]
 
     return call
@@ -48,68 +56,162 @@ def broadcast(root: int) -> Call:
     return lambda ring: ring.broadcast(tensor(ring).buffer, tensor(ring).buffer, root)
 
 
-# What differs, what rank 0 calls, what the others call, and the line that each of them gets in the table.
-CASES: dict[str, tuple[str, Call, Call, str, str]] = {
-    "kind": ("operation", allreduce(name="a"), lambda ring: ring.barrier(name="b"),
-             "allreduce sum 'a' float32 [2, 3]", "barrier 'b'"),
-    "shape": ("shape", allreduce((2, 3)), allreduce((3, 2)),
-              "allreduce sum float32 [2, 3]", "allreduce sum float32 [3, 2]"),
-    "dimensions": ("shape", allreduce((6,)), allreduce((6, 1)),
-                   "allreduce sum float32 [6]", "allreduce sum float32 [6, 1]"),
-    "large shape": ("shape", allreduce((100_000,)), allreduce((100_001,)),
-                    "allreduce sum float32 [100000]", "allreduce sum float32 [100001]"),
-    "dtype": ("dtype", allreduce(), allreduce(dtype=DType.BFLOAT16),
-              "allreduce sum float32 [2, 3]", "allreduce sum bfloat16 [2, 3]"),
-    "reduction": ("reduction", allreduce(op=ReduceOp.MIN), allreduce(op=ReduceOp.AVERAGE),
-                  "allreduce min float32 [2, 3]", "allreduce average float32 [2, 3]"),
-    "scale": ("scale factor", allreduce(prescale=0.5), allreduce(prescale=0.25),
-              "allreduce sum float32 [2, 3] prescale 0.5", "allreduce sum float32 [2, 3] prescale 0.25"),
-    "root": ("root rank", broadcast(0), broadcast(1),
-             "broadcast float32 [2, 3] from rank 0", "broadcast float32 [2, 3] from rank 1"),
-    "tensors": ("number of tensors", fused((1,), (2,)), fused((1,), (1,), (1,)),
-                "allreduce sum float32 2 tensors, 3 elements", "allreduce sum float32 3 tensors, 3 elements"),
-    "layout": ("shape", fused((1,), (2,)), fused((2,), (1,)),
-               "allreduce sum float32 2 tensors, 3 elements", "allreduce sum float32 2 tensors, 3 elements"),
-    "gathered": ("shape beyond the first dimension",
-                 lambda ring: ring.allgather(tensor(ring, (2, 3)).buffer),
+SAME_ORDER = "call the same operations in the same order on every rank"
+
+
+def same(what: str) -> str:
+    """What to do about most mismatches."""
+    return f"call it with the same {what} on every rank"
+
+
+# What rank 0 calls, what the others call, the line that each gets in the table, what rank 0 expects, what rank 1
+# did instead, and what to do.
+CASES: dict[str, tuple[Call, Call, str, str, str, str, str]] = {
+    "kind": (allreduce(name="a"), lambda ring: ring.barrier(name="b"),
+             "allreduce sum 'a' float32 [2, 3]", "barrier 'b'",
+             "allreduce", "called barrier", SAME_ORDER),
+    "shape": (allreduce((2, 3)), allreduce((3, 2)),
+              "allreduce sum float32 [2, 3]", "allreduce sum float32 [3, 2]",
+              "float32 [2, 3]", "sent float32 [3, 2]", same("shape")),
+    "dimensions": (allreduce((6,)), allreduce((6, 1)),
+                   "allreduce sum float32 [6]", "allreduce sum float32 [6, 1]",
+                   "float32 [6]", "sent float32 [6, 1]", same("shape")),
+    "large shape": (allreduce((100_000,)), allreduce((100_001,)),
+                    "allreduce sum float32 [100000]", "allreduce sum float32 [100001]",
+                    "float32 [100000]", "sent float32 [100001]", same("shape")),
+    "dtype": (allreduce(), allreduce(dtype=DType.BFLOAT16),
+              "allreduce sum float32 [2, 3]", "allreduce sum bfloat16 [2, 3]",
+              "float32 [2, 3]", "sent bfloat16 [2, 3]", same("dtype")),
+    "device": (allreduce(), allreduce(device=Device.CUDA),
+               "allreduce sum float32 [2, 3]", "allreduce sum float32 [2, 3] on cuda",
+               "cpu tensors", "sent cuda tensors", "move the tensors to the same kind of device on every rank"),
+    "reduction": (allreduce(op=ReduceOp.MIN), allreduce(op=ReduceOp.AVERAGE),
+                  "allreduce min float32 [2, 3]", "allreduce average float32 [2, 3]",
+                  "min", "passed average", same("reduction")),
+    "scale": (allreduce(prescale=0.5), allreduce(prescale=0.25),
+              "allreduce sum float32 [2, 3] prescale 0.5", "allreduce sum float32 [2, 3] prescale 0.25",
+              "prescale 0.5 and postscale 1", "passed prescale 0.25 and postscale 1", same("scale factors")),
+    "root": (broadcast(0), broadcast(1),
+             "broadcast float32 [2, 3] from rank 0", "broadcast float32 [2, 3] from rank 1",
+             "root rank 0", "passed root rank 1", same("root rank")),
+    "tensors": (fused((1,), (2,)), fused((1,), (1,), (1,)),
+                "allreduce sum float32 2 tensors, 3 elements", "allreduce sum float32 3 tensors, 3 elements",
+                "2 tensors", "sent 3 tensors", same("number of tensors")),
+    "layout": (fused((1,), (2,)), fused((2,), (1,)),
+               "allreduce sum float32 2 tensors, 3 elements", "allreduce sum float32 2 tensors, 3 elements",
+               "float32 2 tensors, 3 elements", "sent float32 2 tensors, 3 elements", same("shape")),
+    "gathered": (lambda ring: ring.allgather(tensor(ring, (2, 3)).buffer),
                  lambda ring: ring.allgather(tensor(ring, (2, 4)).buffer),
-                 "allgather float32 [2, 3]", "allgather float32 [2, 4]"),
-    "scattered": ("shape",
-                  lambda ring: ring.reducescatter(tensor(ring, (6,)).buffer, tensor(ring, (2,)).buffer),
+                 "allgather float32 [2, 3]", "allgather float32 [2, 4]",
+                 "float32 [2, 3]", "sent float32 [2, 4]", same("shape beyond the first dimension")),
+    "scattered": (lambda ring: ring.reducescatter(tensor(ring, (6,)).buffer, tensor(ring, (2,)).buffer),
                   lambda ring: ring.reducescatter(tensor(ring, (3,)).buffer, tensor(ring, (1,)).buffer),
-                  "reducescatter sum float32 [6]", "reducescatter sum float32 [3]"),
-    "exchanged": ("dtype",
-                  lambda ring: ring.alltoall(tensor(ring, (3,)).buffer, [1] * 3),
+                  "reducescatter sum float32 [6]", "reducescatter sum float32 [3]",
+                  "float32 [6]", "sent float32 [3]", same("shape")),
+    "exchanged": (lambda ring: ring.alltoall(tensor(ring, (3,)).buffer, [1] * 3),
                   lambda ring: ring.alltoall(tensor(ring, (3,), DType.INT8).buffer, [1] * 3),
-                  "alltoall float32 [3]", "alltoall int8 [3]"),
-    "group": ("ranks of the new group", lambda ring: ring.group([0, 1]), lambda ring: ring.group([1, 0]),
-              "group of 2 ranks", "group of 2 ranks"),
-    "name": ("name", allreduce(name="first"), allreduce(name="second"),
-             "allreduce sum 'first' float32 [2, 3]", "allreduce sum 'second' float32 [2, 3]"),
+                  "alltoall float32 [3]", "alltoall int8 [3]",
+                  "float32 [3]", "sent int8 [3]", same("dtype")),
+    "group": (lambda ring: ring.group([0, 1]), lambda ring: ring.group([1, 0]),
+              "group of 2 ranks", "group of 2 ranks",
+              "its own list of ranks", "passed another one", same("ranks in the same order")),
+    "name": (allreduce(name="first"), allreduce(name="second"),
+             "allreduce sum 'first' float32 [2, 3]", "allreduce sum 'second' float32 [2, 3]",
+             "the name 'first'", "passed the name 'second'", SAME_ORDER),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_every_rank_sees_the_table(launcher: str, case: str) -> None:
-    """The message names what differs and lists every rank's call; afterwards the group works, in the same epoch."""
-    what, first, others, first_line, other_line = CASES[case]
+    """Each rank reads what it expected, what another one sent, and every rank's call; afterwards the group works."""
+    first, others, first_line, other_line, expected, got, advice = CASES[case]
 
     def body(seat: Seat) -> None:
         ring = seat.open()
         for _ in range(2):
             with pytest.raises(CollectiveMismatch) as caught:
                 (first if ring.rank == 0 else others)(ring)
-            text = str(caught.value)
-            assert f"ranks do not agree on the {what} at sequence" in text
-            lines = [line.partition(", shapes ")[0] for line in text.splitlines()]
-            assert lines[1:4] == [f"  rank 0: {first_line}", f"  rank 1: {other_line}", f"  rank 2: {other_line}"]
-            assert lines[0].startswith(f"rank {ring.rank}: ")
+            said, calls, *lines = (re.sub(r", shapes \w+", "", line) for line in str(caught.value).splitlines())
+            verb, _, theirs = got.partition(" ")
+            wanted = (
+                f"expected {expected}, rank 1 {got}"
+                if ring.rank == 0
+                else f"expected {theirs}, rank 0 {verb} {expected}"
+            )
+            assert said.startswith(f"rank {ring.rank}: {(first_line if ring.rank == 0 else other_line).split()[0]}")
+            assert case == "group" or said.endswith(f": {wanted}; {advice}")
+            assert said.endswith(advice)
+            assert calls.startswith("The calls at sequence ")
+            assert lines == [f"  rank 0: {first_line}", f"  rank 1: {other_line}", f"  rank 2: {other_line}"]
             own = tensor(ring)
             ring.allreduce([own.buffer], [own.buffer])
             assert set(own.values.ravel().tolist()) == {3.0}
 
     LAUNCHERS[launcher](3, body)
+
+
+def test_tensors_on_a_device_that_nothing_reaches() -> None:
+    """ValueError on every rank, and the group lives on; memory that is not the host's is not touched before."""
+
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        for shape in ((3,), (100_000,)):
+            with pytest.raises(
+                ValueError,
+                match=rf"^rank {ring.rank}: allreduce 'w': no transport for cuda tensors of float32; copy them to host "
+                "memory on every rank$",
+            ):
+                allreduce(shape, name="w", device=Device.CUDA, address=8)(ring)
+            nowhere = Buffer(8, shape, DType.FLOAT32, device=Device.CUDA)
+            for blocking in (True, False):
+                with pytest.raises(ValueError, match="broadcast: no transport for cuda tensors"):
+                    ring.broadcast(nowhere, nowhere, 0, blocking=blocking).wait()
+        ring.barrier()
+
+    as_threads(2, body)
+    as_threads(2, body, hosts=(0, 1))
+
+
+def test_one_operation_takes_one_kind_of_device() -> None:
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        own, other = tensor(ring).buffer, Buffer(8, (2, 3), DType.FLOAT32, device=Device.MPS)
+        with pytest.raises(ValueError, match="takes tensors on one kind of device, got cpu and mps"):
+            ring.allreduce([own, other], [own, other])
+
+    as_threads(1, body)
+
+
+@pytest.mark.parametrize("who", [0, 1, 2])
+def test_a_joined_rank_reads_who_disagrees(who: int) -> None:
+    """It expects nothing itself."""
+
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        joined = ring.rank == who
+        called, other = (rank for rank in range(3) if rank != who)
+        with pytest.raises(CollectiveMismatch) as caught:
+            ring.join() if joined else allreduce((2,) if ring.rank == called else (3,))(ring)
+        said = str(caught.value).splitlines()[0]
+        if joined:
+            assert said == (
+                f"rank {who}: join: rank {called} sent float32 [2], rank {other} sent float32 [3]; "
+                "call it with the same shape on every rank"
+            )
+
+    as_threads(3, body)
+
+
+def test_a_joined_rank_takes_part_in_sums_only() -> None:
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        with pytest.raises(
+            CollectiveMismatch, match="rank 1 has joined, and a joined rank takes part in barriers, sums"
+        ):
+            ring.join() if ring.rank == 1 else allreduce(op=ReduceOp.MAX)(ring)
+
+    as_threads(2, body)
 
 
 def test_a_queued_mismatch_fails_its_own_handle() -> None:
@@ -120,7 +222,7 @@ def test_a_queued_mismatch_fails_its_own_handle() -> None:
         tensors = [tensor(ring), tensor(ring, (5,) if ring.rank else (4,)), tensor(ring)]
         before, wrong, after = (ring.allreduce([t.buffer], [t.buffer], blocking=False) for t in tensors)
         before.wait()
-        with pytest.raises(CollectiveMismatch, match="do not agree on the shape"):
+        with pytest.raises(CollectiveMismatch, match="call it with the same shape on every rank"):
             wrong.wait()
         after.wait()
         assert set(tensors[2].values.ravel().tolist()) == {2.0}
@@ -158,7 +260,7 @@ def test_names_are_cut_where_a_character_ends(name: str) -> None:
 def test_names_that_are_cut_are_compared_whole(name: str) -> None:
     def body(seat: Seat) -> None:
         ring = seat.open()
-        with pytest.raises(CollectiveMismatch, match="do not agree on the name"):
+        with pytest.raises(CollectiveMismatch, match=r"expected the name '.*', rank . passed the name"):
             allreduce(name=f"{name}{ring.rank}")(ring)
         allreduce(name=name)(ring)
 
@@ -171,7 +273,7 @@ def test_a_difference_within_a_group_of_tensors_is_seen_in_the_table() -> None:
         tensors = [tensor(ring, shape).buffer for shape in ([(2,), (4,)] if ring.rank else [(4,), (2,)])]
         with pytest.raises(CollectiveMismatch) as caught:
             ring.allreduce(tensors, tensors)
-        rows = [line.partition("float32")[2] for line in str(caught.value).splitlines()[1:3]]
+        rows = [line.partition("float32")[2] for line in str(caught.value).splitlines()[2:4]]
         assert rows[0] != rows[1]
         own = tensor(ring)
         ring.allreduce([own.buffer], [own.buffer], prescale=math.nan)
@@ -215,20 +317,24 @@ def test_a_number_that_is_no_dtype_or_reduction(number: int) -> None:
         piece = (0, 0, 0)
         calls: dict[str, list[Callable[[], object]]] = {
             "dtype": [
-                lambda: native.allreduce(0, 0, (0,), number, 0, 1.0, 1.0, "", 0.0),
-                lambda: native.reduce(True, [piece], [0], 0, number, 0, 1.0, 1.0, "", True, 0.0),
-                lambda: native.allgather(piece, [0], number, "", True, 0.0),
-                lambda: native.alltoall(piece, [0], [0], number, "", True, 0.0),
-                lambda: native.broadcast(piece, [0], 0, number, "", True, 0.0),
+                lambda: native.allreduce(0, 0, (0,), number, 0, 0, 1.0, 1.0, "", 0.0),
+                lambda: native.reduce(True, [piece], [0], 0, number, 0, 0, 1.0, 1.0, "", True, 0.0),
+                lambda: native.allgather(piece, [0], number, 0, "", True, 0.0),
+                lambda: native.alltoall(piece, [0], [0], number, 0, "", True, 0.0),
+                lambda: native.broadcast(piece, [0], 0, number, 0, "", True, 0.0),
+            ],
+            "device": [
+                lambda: native.allreduce(0, 0, (0,), 0, number, 0, 1.0, 1.0, "", 0.0),
+                lambda: native.allgather(piece, [0], 0, number, "", True, 0.0),
             ],
             "op": [
-                lambda: native.allreduce(0, 0, (0,), 0, number, 1.0, 1.0, "", 0.0),
-                lambda: native.reduce(True, [piece], [0], 0, 0, number, 1.0, 1.0, "", True, 0.0),
+                lambda: native.allreduce(0, 0, (0,), 0, 0, number, 1.0, 1.0, "", 0.0),
+                lambda: native.reduce(True, [piece], [0], 0, 0, 0, number, 1.0, 1.0, "", True, 0.0),
                 lambda: native.step(piece, number, core().Update(), 0, 0, 0, "", 0.0),
             ],
             "rule": [lambda: setattr(core().Update(), "rule", number)],
         }
-        most = {"dtype": 9, "op": 5, "rule": 1}
+        most = {"dtype": 9, "device": 3, "op": 5, "rule": 1}
         for name, wrong in calls.items():
             for call in wrong:
                 with pytest.raises(ValueError, match=rf"{name} must be between 0 and {most[name]}, got {number}"):

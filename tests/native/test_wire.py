@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 
@@ -28,13 +26,9 @@ def noise(rank: int, count: int) -> np.ndarray:
 @pytest.mark.parametrize("hosts", HOSTS)
 @pytest.mark.parametrize("wire", WIRES)
 @pytest.mark.parametrize("memory", ["ring", "ordinary"])
-def test_sums_are_rounded_once_per_hop(
-    hosts: tuple[int, ...], wire: str, memory: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RING_WIRE", wire)
-
+def test_sums_are_rounded_once_per_hop(hosts: tuple[int, ...], wire: str, memory: str) -> None:
     def body(seat: Seat) -> list[bytes]:
-        ring = seat.open()
+        ring = seat.open(wire=wire)
         said = []
         for count in COUNTS:
             for op in (ReduceOp.SUM, ReduceOp.AVERAGE):
@@ -54,12 +48,11 @@ def test_sums_are_rounded_once_per_hop(
 
 
 @pytest.mark.parametrize("hosts", HOSTS)
-def test_an_average_stays_in_the_range_of_the_wire(hosts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_average_stays_in_the_range_of_the_wire(hosts: tuple[int, ...]) -> None:
     """float16 ends at 65504, and no sum of two of these is sent."""
-    monkeypatch.setenv("RING_WIRE", "float16")
 
     def body(seat: Seat) -> None:
-        ring = seat.open()
+        ring = seat.open(wire="float16")
         for op, factor in ((ReduceOp.AVERAGE, 1.0), (ReduceOp.SUM, 1 / ring.size)):
             tensor = Tensor.of(ring, np.full(COUNTS[0], 40000.0), DType.FLOAT32)
             ring.allreduce([tensor.buffer], [tensor.buffer], op=op, postscale=factor)
@@ -69,12 +62,11 @@ def test_an_average_stays_in_the_range_of_the_wire(hosts: tuple[int, ...], monke
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_only_large_float32_sums_are_rounded(wire: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_large_float32_sums_are_rounded(wire: str) -> None:
     """Other types, small tensors, other reductions and what is only moved stay as they are, as all within a host."""
-    monkeypatch.setenv("RING_WIRE", wire)
 
     def body(seat: Seat) -> None:
-        ring = seat.open()
+        ring = seat.open(wire=wire)
         for dtype, count in ((DType.FLOAT64, 100_000), (DType.INT32, 100_000), (DType.FLOAT32, 1000)):
             values = np.arange(count) % 4001 + 2049.0  # neither format holds all of these
             tensor = Tensor.of(ring, values, dtype)
@@ -88,7 +80,7 @@ def test_only_large_float32_sums_are_rounded(wire: str, monkeypatch: pytest.Monk
         np.testing.assert_array_equal(tensor.array, noise(0, 100_000))
 
     def one_host(seat: Seat) -> None:
-        ring = seat.open()
+        ring = seat.open(wire=wire)
         tensor = Tensor.of(ring, noise(0, 100_000), DType.FLOAT32)
         ring.allreduce([tensor.buffer], [tensor.buffer])
         np.testing.assert_array_equal(tensor.array, noise(0, 100_000) * 2)
@@ -97,27 +89,20 @@ def test_only_large_float32_sums_are_rounded(wire: str, monkeypatch: pytest.Monk
     as_threads(2, one_host)
 
 
-def test_hosts_must_round_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks of this test share an environment, which the core reads when an epoch begins: so one begins later."""
-
+def test_hosts_must_round_alike() -> None:
     def body(seat: Seat) -> None:
-        if seat.rank == 1:
-            time.sleep(0.5)
-            monkeypatch.setenv("RING_WIRE", "float16")
-        ring = seat.open()
+        ring = seat.open(wire="float16" if seat.rank == 1 else "")
         tensor = Tensor.of(ring, np.ones(100_000), DType.FLOAT32)
-        with pytest.raises(CollectiveMismatch, match="RING_WIRE"):
+        with pytest.raises(CollectiveMismatch, match="set RING_WIRE to the same value on every rank"):
             ring.allreduce([tensor.buffer], [tensor.buffer])
         ring.barrier()
 
     as_threads(2, body, hosts=(0, 1))
 
 
-def test_a_joined_rank_adds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RING_WIRE", "bfloat16")
-
+def test_a_joined_rank_adds_nothing() -> None:
     def body(seat: Seat) -> None:
-        ring = seat.open()
+        ring = seat.open(wire="bfloat16")
         if ring.rank == 2:
             ring.join()
             return
@@ -129,12 +114,11 @@ def test_a_joined_rank_adds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     as_threads(3, body, hosts=(0, 0, 1))
 
 
-def test_more_than_a_message_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_than_a_message_can_hold() -> None:
     """Small payloads travel in one message, whose size has a limit: said when the epoch begins, on every rank."""
-    monkeypatch.setenv("RING_INLINE", str(64 << 20))
 
     def body(seat: Seat) -> None:
         with pytest.raises(ValueError, match=r"would take 64 MiB, and at most 64 can travel: lower RING_INLINE"):
-            seat.open()
+            seat.open(inline_bytes=64 << 20)
 
     as_threads(2, body, hosts=(0, 1))

@@ -13,14 +13,19 @@ const char* to_string(DType dtype) {
     return names[static_cast<int>(dtype)];
 }
 
+const char* to_string(Device device) {
+    static constexpr const char* names[kDevices] = {"cpu", "cuda", "xpu", "mps"};
+    return names[static_cast<int>(device)];
+}
+
 const char* to_string(ReduceOp op) {
     static constexpr const char* names[kReduceOps] = {"average", "sum", "adasum", "min", "max", "product"};
     return names[static_cast<int>(op)];
 }
 
 const char* to_string(OpKind kind) {
-    static constexpr const char* names[] = {"allreduce", "reducescatter", "allgather", "broadcast", "alltoall",
-                                            "barrier",   "join",          "group",     "step"};
+    static constexpr const char* names[kOpKinds] = {"allreduce", "reducescatter", "allgather", "broadcast", "alltoall",
+                                                    "barrier",   "join",          "group",     "step"};
     return names[static_cast<int>(kind)];
 }
 

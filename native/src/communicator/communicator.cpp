@@ -18,10 +18,10 @@ std::exception_ptr dropped(const std::string& who, const Work& work) {
 
 Communicator::Communicator(std::vector<int> ranks, int index, std::shared_ptr<HostGroup> group,
                            std::shared_ptr<Fabric> fabric, Epoch epoch)
-    : ranks_(std::move(ranks)),
-      index_(index),
+    : index_(index),
       group_(std::move(group)),
       fabric_(std::move(fabric)),
+      topology_{std::move(ranks), fabric_ ? fabric_->hosts() : 1},
       epoch_(std::move(epoch)),
       number_(epoch_.recorder->next_group()) {
     epoch_.progress->add(this);

@@ -34,8 +34,8 @@ class Opening {
 };
 
 // `fabric` is null where all `ranks` members share a host.
-Room room_of(const Domain& domain, const Fabric* fabric, std::size_t ranks) {
-    return {ranks, inline_bytes(fabric ? fabric->hosts() : 1), segment_bytes(domain),
+Room room_of(const Options& options, const Domain& domain, const Fabric* fabric, std::size_t ranks) {
+    return {ranks, inline_bytes(options, fabric ? fabric->hosts() : 1), segment_bytes(options, domain),
             fabric ? extra_bytes(*fabric) : 0};
 }
 
@@ -46,11 +46,12 @@ std::shared_ptr<Communicator> Communicator::open(Setup setup, double timeout, co
     Opening opening(domain.slot(domain.local_rank()), setup.epoch);
     const std::string who = "rank " + std::to_string(setup.ranks[static_cast<std::size_t>(setup.index)]);
     std::shared_ptr<Fabric> fabric;
-    HostGroup::Members members{setup.local, {}, 0, setup.epoch, setup.run};
+    HostGroup::Members members{setup.local, {}, 0, setup.epoch, setup.run, setup.options};
     const bool spans_hosts = setup.link && *std::max_element(setup.host_of.begin(), setup.host_of.end()) > 0;
     if (spans_hosts) {
         fabric = std::make_shared<Fabric>(setup.link, setup.host_of, setup.addresses, setup.index,
-                                          Fabric::epoch_identity(*setup.link, setup.epoch, setup.ranks.size()));
+                                          Fabric::epoch_identity(*setup.link, setup.epoch, setup.ranks.size()),
+                                          setup.options);
         for (int member : fabric->members(fabric->host()))
             members.ranks.push_back(setup.ranks[static_cast<std::size_t>(member)]);
         members.index = fabric->local_index(setup.index);
@@ -65,8 +66,8 @@ std::shared_ptr<Communicator> Communicator::open(Setup setup, double timeout, co
     std::unique_ptr<BlockReservation> reservation;
     if (members.index == 0) {
         try {
-            reservation = std::make_unique<BlockReservation>(setup.domain, setup.local,
-                                                             room_of(domain, fabric.get(), setup.ranks.size()));
+            reservation = std::make_unique<BlockReservation>(
+                setup.domain, setup.local, room_of(setup.options, domain, fabric.get(), setup.ranks.size()));
         } catch (...) {
             HostGroup::publish(domain, setup.local, kNowhere, setup.epoch);
             throw;
@@ -108,12 +109,12 @@ std::shared_ptr<Communicator> Communicator::open(Setup setup, double timeout, co
 
 // Those of the members (indices in this group) who are on this host. The index is -1 where this rank is not among them.
 HostGroup::Members Communicator::members_here(const std::vector<int>& indices) const {
-    HostGroup::Members members{{}, {}, -1, 0, 0};
+    HostGroup::Members members{{}, {}, -1, 0, 0, group_->options()};
     for (int member : indices) {
         if (fabric_ && fabric_->host_of(member) != fabric_->host()) continue;
         if (member == index()) members.index = static_cast<int>(members.local.size());
         members.local.push_back(group_->local_rank(fabric_ ? fabric_->local_index(member) : member));
-        members.ranks.push_back(ranks_[static_cast<std::size_t>(member)]);
+        members.ranks.push_back(ranks()[static_cast<std::size_t>(member)]);
     }
     return members;
 }
@@ -124,7 +125,7 @@ std::unique_ptr<BlockReservation> Communicator::reserve_part(const std::vector<i
     if (members.index != 0) return nullptr;
     const auto fabric = fabric_ ? fabric_->part(indices, {}) : nullptr;
     return std::make_unique<BlockReservation>(domain(), members.local,
-                                              room_of(*domain(), fabric.get(), indices.size()));
+                                              room_of(group_->options(), *domain(), fabric.get(), indices.size()));
 }
 
 std::unique_ptr<Algorithm> Communicator::make_group(Work& work, const std::vector<Header>& headers) const {
@@ -163,7 +164,7 @@ std::shared_ptr<Communicator> Communicator::subgroup(Work& work) const {
     if (!work.result_.group) return nullptr;
     const std::vector<int>& indices = work.request_.members;
     std::vector<int> ranks;
-    for (int member : indices) ranks.push_back(ranks_[static_cast<std::size_t>(member)]);
+    for (int member : indices) ranks.push_back(this->ranks()[static_cast<std::size_t>(member)]);
     const auto own = std::find(indices.begin(), indices.end(), index()) - indices.begin();
     std::shared_ptr<Fabric> fabric;
     // All members count operations alike, so the id is the same on each of them.

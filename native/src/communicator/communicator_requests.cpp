@@ -89,6 +89,7 @@ std::shared_ptr<Work> Communicator::make_work(Request request, double timeout) c
     Header& header = work->header_;
     header.kind = request.kind;
     header.dtype = request.dtype;
+    header.device = request.device;
     header.op = request.op;
     header.prescale = request.prescale;
     header.postscale = request.postscale;

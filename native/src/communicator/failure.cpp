@@ -30,7 +30,7 @@ void Communicator::check_waiting(Work& work, const Interruption& check) {
         if (!gone.empty()) {
             std::string text;
             for (int member : gone)
-                text += (text.empty() ? "" : ", ") + std::to_string(ranks_[static_cast<std::size_t>(member)]);
+                text += (text.empty() ? "" : ", ") + std::to_string(ranks()[static_cast<std::size_t>(member)]);
             group_->abort("ranks " + text + " have left (their cells or scripts ended) while others wait for them");
             throw Aborted(group_->abort_reason());
         }
@@ -51,6 +51,8 @@ bool Communicator::explain(const Work& work, std::exception_ptr& error) {
     } catch (const Aborted& aborted) {
         error = std::make_exception_ptr(Aborted(locate(work) + " stopped because " + aborted.what()));
     } catch (const Mismatch&) {
+        return false;
+    } catch (const Unsupported&) {
         return false;
     } catch (const Timeout&) {
     } catch (const std::exception& other) {

@@ -32,7 +32,8 @@ void Communicator::begin(Work& work) {
     note(work, Phase::Queued);
     if (header.kind == OpKind::Join && header.joined_at == 0) header.joined_at = header.sequence;
     header.is_inline = fill_inline(*group_, work.request_, index(), header.sequence) ? 1 : 0;
-    if ((fabric_ && header.is_inline == 0) || header.op == ReduceOp::Adasum) move_to_ring(work);
+    if (in_host_memory(header.device) && ((fabric_ && header.is_inline == 0) || header.op == ReduceOp::Adasum))
+        move_to_ring(work);
     if (header.kind == OpKind::Alltoall)
         std::copy(work.request_.splits.begin(), work.request_.splits.end(),
                   group_->splits(group_->index(), header.sequence));
@@ -85,15 +86,23 @@ Communicator::Served Communicator::attempt(Work& work) {
         std::vector<Header> here;
         if (!fabric_) here = group_->headers(work.header_.sequence);
         const std::vector<Header>& headers = fabric_ ? work.agreement_->headers() : here;
-        const std::string mismatch = find_mismatch(headers, ranks_);
-        if (!mismatch.empty()) throw Mismatch(locate(work) + ": " + mismatch);
-        work.algorithm_ = work.header_.kind == OpKind::Group ? make_group(work, headers)
-                          : fabric_
-                              ? make_fabric_algorithm(*group_, *fabric_, work.request_, *work.agreement_, work.result_)
-                              : make_algorithm(*group_, work.request_, headers, work.result_);
+        work.algorithm_ = make_algorithm(work, headers);
     }
     const HostGroup::Moving moving(*group_);
     return take_step(work, work.algorithm_->advance(work.gates_));
+}
+
+// Throws Mismatch or Unsupported on all ranks alike, and the group lives on.
+std::unique_ptr<Algorithm> Communicator::make_algorithm(Work& work, const std::vector<Header>& headers) {
+    const std::string mismatch = find_mismatch(headers, ranks(), index());
+    if (!mismatch.empty()) throw Mismatch(who() + ": " + title(work.header_) + ": " + mismatch);
+    if (work.header_.kind == OpKind::Group) return make_group(work, headers);
+    try {
+        const Path& path = choose(headers, topology_);
+        return path.make({*group_, work.request_, headers, work.result_, fabric_.get(), work.agreement_.get()});
+    } catch (const Unsupported& error) {
+        throw Unsupported(who() + ": " + title(work.header_) + ": " + error.what());
+    }
 }
 
 Communicator::Served Communicator::take_step(Work& work, Step step) {

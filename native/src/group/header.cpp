@@ -39,25 +39,92 @@ bool same_shape(const Header& a, const Header& b, int from) {
     return true;
 }
 
-// What is different between two calls that should be the same; null when nothing is.
-const char* difference(const Header& a, const Header& b) {
-    if (a.kind != b.kind) return "operation";
-    if (a.name[0] != '\0' && b.name[0] != '\0' && std::strncmp(a.name, b.name, kNameBytes) != 0) return "name";
-    if (a.kind == OpKind::Barrier || a.kind == OpKind::Join) return nullptr;
-    if (a.kind == OpKind::Group) return a.layout != b.layout ? "ranks of the new group" : nullptr;
-    if (a.dtype != b.dtype) return "dtype";
-    if (reduces(a.kind)) {
-        if (a.op != b.op) return "reduction";
-        if (!same_bits(a.prescale, b.prescale) || !same_bits(a.postscale, b.postscale)) return "scale factor";
-        if (a.wire != b.wire) return "dtype between hosts (RING_WIRE)";
+// What two calls that should be alike differ in, as each of them has it, and what to do about it.
+struct Difference {
+    bool any = false;
+    std::string first, second;
+    const char* verb = "";
+    std::string advice;
+};
+
+constexpr const char* kSameOrder = "call the same operations in the same order on every rank";
+
+std::string same(const char* what) { return std::string("call it with the same ") + what + " on every rank"; }
+
+std::string tensor_text(const Header& header) {
+    return std::string(to_string(header.dtype)) + " " + shape_text(header);
+}
+
+std::string scale_text(const Header& header) {
+    std::ostringstream text;
+    text << "prescale " << header.prescale << " and postscale " << header.postscale;
+    return text.str();
+}
+
+Difference difference(const Header& a, const Header& b) {
+    const auto differ = [&](auto&& text, const char* verb, std::string advice) {
+        return Difference{true, text(a), text(b), verb, std::move(advice)};
+    };
+    if (a.kind != b.kind)
+        return differ([](const Header& one) { return std::string(to_string(one.kind)); }, "called", kSameOrder);
+    if (a.name[0] != '\0' && b.name[0] != '\0' && std::strncmp(a.name, b.name, kNameBytes) != 0)
+        return differ([](const Header& one) { return "the name" + quoted_name(one); }, "passed", kSameOrder);
+    if (a.kind == OpKind::Barrier || a.kind == OpKind::Join) return {};
+    if (a.kind == OpKind::Group) {
+        if (a.layout == b.layout) return {};
+        return {true, "its own list of ranks", "another one", "passed", same("ranks in the same order")};
     }
-    if (a.kind == OpKind::Broadcast && a.root != b.root) return "root rank";
-    if (a.kind == OpKind::Step && a.layout != b.layout) return "options of the optimizer (learning rate, say)";
-    if (a.tensors != b.tensors) return "number of tensors";
-    if (a.kind == OpKind::Allgather || a.kind == OpKind::Alltoall)
-        return same_shape(a, b, 1) ? nullptr : "shape beyond the first dimension";
-    if (a.count != b.count || a.layout != b.layout || !same_shape(a, b, 0)) return "shape";
-    return nullptr;
+    if (a.device != b.device)
+        return differ([](const Header& one) { return std::string(to_string(one.device)) + " tensors"; }, "sent",
+                      "move the tensors to the same kind of device on every rank");
+    if (a.dtype != b.dtype) return differ(tensor_text, "sent", same("dtype"));
+    if (reduces(a.kind)) {
+        if (a.op != b.op)
+            return differ([](const Header& one) { return std::string(to_string(one.op)); }, "passed",
+                          same("reduction"));
+        if (!same_bits(a.prescale, b.prescale) || !same_bits(a.postscale, b.postscale))
+            return differ(scale_text, "passed", same("scale factors"));
+        if (a.wire != b.wire)
+            return differ([](const Header& one) { return std::string(to_string(one.wire)) + " between hosts"; }, "uses",
+                          "set RING_WIRE to the same value on every rank");
+    }
+    if (a.kind == OpKind::Broadcast && a.root != b.root)
+        return differ([](const Header& one) { return "root rank " + std::to_string(one.root); }, "passed",
+                      same("root rank"));
+    if (a.kind == OpKind::Step && a.layout != b.layout)
+        return {true, "its own optimizer options", "others", "passed", same("learning rate and other options")};
+    if (a.tensors != b.tensors)
+        return differ([](const Header& one) { return std::to_string(one.tensors) + " tensors"; }, "sent",
+                      same("number of tensors"));
+    if (a.kind == OpKind::Allgather || a.kind == OpKind::Alltoall) {
+        if (same_shape(a, b, 1)) return {};
+        return differ(tensor_text, "sent", same("shape beyond the first dimension"));
+    }
+    if (a.count != b.count || a.layout != b.layout || !same_shape(a, b, 0))
+        return differ(tensor_text, "sent", same("shape"));
+    return {};
+}
+
+// What the first rank sent that differs from the one at index `reference`; ranks that have joined call nothing.
+std::string disagreement(const std::vector<Header>& headers, const std::vector<int>& ranks, std::size_t reference,
+                         bool is_own) {
+    const Header& wanted = headers[reference];
+    for (std::size_t i = 0; i < headers.size(); ++i) {
+        if (headers[i].kind == OpKind::Join && wanted.kind != OpKind::Join) continue;
+        const Difference found = difference(wanted, headers[i]);
+        if (!found.any) continue;
+        const std::string begin =
+            is_own ? "expected " : "rank " + std::to_string(ranks[reference]) + " " + found.verb + " ";
+        return begin + found.first + ", rank " + std::to_string(ranks[i]) + " " + found.verb + " " + found.second +
+               "; " + found.advice;
+    }
+    return "";
+}
+
+// Barriers, and sums, to which a joined rank adds nothing.
+bool works_with_joined(const Header& header) {
+    return header.kind == OpKind::Barrier ||
+           (header.kind == OpKind::Allreduce && (header.op == ReduceOp::Sum || header.op == ReduceOp::Average));
 }
 
 }  // namespace
@@ -77,9 +144,10 @@ void set_name(Header& header, const std::string& name) {
     std::memcpy(header.name, text.c_str(), text.size() + 1);
 }
 
+std::string title(const Header& header) { return to_string(header.kind) + quoted_name(header); }
+
 std::string describe(const Header& header) {
-    return std::string(to_string(header.kind)) + quoted_name(header) + " (sequence " + std::to_string(header.sequence) +
-           ")";
+    return title(header) + " (sequence " + std::to_string(header.sequence) + ")";
 }
 
 std::string describe_fully(const Header& header) {
@@ -89,7 +157,8 @@ std::string describe_fully(const Header& header) {
     text << quoted_name(header);
     if (header.kind == OpKind::Barrier || header.kind == OpKind::Join) return text.str();
     if (header.kind == OpKind::Group) return text.str() + " of " + std::to_string(header.count) + " ranks";
-    text << ' ' << to_string(header.dtype) << ' ' << shape_text(header);
+    text << ' ' << tensor_text(header);
+    if (header.device != Device::Cpu) text << " on " << to_string(header.device);
     if (header.kind == OpKind::Step) text << " options " << digits(header.layout);
     if (header.kind == OpKind::Broadcast) text << " from rank " << header.root;
     if (header.prescale != 1.0) text << " prescale " << header.prescale;
@@ -97,34 +166,33 @@ std::string describe_fully(const Header& header) {
     return text.str();
 }
 
-std::string find_mismatch(const std::vector<Header>& headers, const std::vector<int>& ranks) {
+std::string find_mismatch(const std::vector<Header>& headers, const std::vector<int>& ranks, int own) {
     // Joined ranks take part in whatever allreduce the others do, so the first rank that has not joined leads.
     std::size_t lead = 0;
-    bool any_joined = false;
+    int joined = -1;
     for (std::size_t i = headers.size(); i-- > 0;) {
         if (headers[i].kind == OpKind::Join) {
-            any_joined = true;
+            joined = ranks[i];
         } else {
             lead = i;
         }
     }
     const Header& first = headers[lead];
-    const char* what = nullptr;
-    if (any_joined && first.kind != OpKind::Join) {
-        const bool zeros_make_sense =
-            first.kind == OpKind::Barrier ||
-            (first.kind == OpKind::Allreduce && (first.op == ReduceOp::Sum || first.op == ReduceOp::Average));
-        if (!zeros_make_sense) what = "operation (a joined rank takes part in barriers, sums and averages only)";
+    const auto own_index = static_cast<std::size_t>(own);
+    std::string why = disagreement(headers, ranks, lead, lead == own_index);
+    // A rank reads best how others differ from itself; one that has joined, or gave no name, may differ from nobody.
+    if (!why.empty() && lead != own_index && (headers[own_index].kind != OpKind::Join || first.kind == OpKind::Join)) {
+        const std::string from_own = disagreement(headers, ranks, own_index, true);
+        if (!from_own.empty()) why = from_own;
     }
-    for (std::size_t i = 0; i < headers.size() && what == nullptr; ++i)
-        if (headers[i].kind != OpKind::Join || first.kind == OpKind::Join) what = difference(first, headers[i]);
-    if (what == nullptr) return "";
-
+    if (why.empty() && joined >= 0 && first.kind != OpKind::Join && !works_with_joined(first))
+        why = "rank " + std::to_string(joined) + " has joined, and a joined rank takes part in barriers, sums and " +
+              "averages only; complete all other operations on every rank before one joins";
+    if (why.empty()) return "";
     std::ostringstream text;
-    text << "ranks do not agree on the " << what << " at sequence " << first.sequence << ":";
+    text << why << "\nThe calls at sequence " << first.sequence << ":";
     for (std::size_t i = 0; i < headers.size(); ++i)
         text << "\n  rank " << ranks[i] << ": " << describe_fully(headers[i]);
-    text << "\nCall the same collectives with the same arguments in the same order on every rank of the group.";
     return text.str();
 }
 

@@ -1,7 +1,6 @@
 #include "ring/group/host_group.hpp"
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <new>
 #include <utility>
@@ -14,34 +13,28 @@ constexpr std::int64_t kQuiet = 5'000'000'000;  // ns
 
 bool crowded(const Domain& domain) { return domain.local_size() > domain.cores(); }
 
-// Bytes that a variable sets, in whole pages.
-std::size_t bytes_set(const char* variable, std::size_t otherwise) {
-    const char* text = std::getenv(variable);
-    const long long bytes = text == nullptr ? 0 : std::atoll(text);
-    return bytes <= 0 ? otherwise : round_up(static_cast<std::size_t>(bytes), kPage);
-}
-
-SpinPolicy default_spin(Domain& domain) {
+SpinPolicy spin_policy(const Options& options, Domain& domain) {
     domain.publish_cores();  // they may have changed since the last epoch
     SpinPolicy policy;
     if (crowded(domain)) {
         policy.yield = true;
         policy.budget = std::chrono::microseconds(20);
     }
-    if (const char* text = std::getenv("RING_SPIN"); text != nullptr && *text != '\0' && *text != '-')
-        policy.budget = std::chrono::nanoseconds(static_cast<long long>(std::min(kLongestSpin, std::atof(text)) * 1e3));
+    if (options.spin >= 0.0)
+        policy.budget = std::chrono::nanoseconds(static_cast<long long>(std::min(kLongestSpin, options.spin) * 1e3));
     return policy;
 }
 
 }  // namespace
 
-std::size_t inline_bytes(int hosts) {
-    const std::size_t most = bytes_set("RING_INLINE", kInlineBytes);
+std::size_t inline_bytes(const Options& options, int hosts) {
+    const std::size_t most = round_up(options.inline_bytes, kPage);
     return hosts == 1 ? most : std::max(most, kInlineBytesBetweenHosts / static_cast<std::size_t>(hosts - 1));
 }
 
-std::size_t segment_bytes(const Domain& domain) {
-    return bytes_set("RING_SEGMENT", crowded(domain) ? kSegmentBytesCrowded : kSegmentBytes);
+std::size_t segment_bytes(const Options& options, const Domain& domain) {
+    if (options.segment_bytes > 0) return round_up(options.segment_bytes, kPage);
+    return crowded(domain) ? kSegmentBytesCrowded : kSegmentBytes;
 }
 
 void HostGroup::publish(Domain& domain, const std::vector<int>& local, std::uint64_t block, std::uint64_t epoch) {
@@ -71,7 +64,8 @@ HostGroup::HostGroup(std::shared_ptr<Domain> domain, std::uint64_t block, Member
       block_(&reference_->block()),
       epoch_block_(epoch_ ? epoch_->block_ : block_),
       layout_(size(), room()),
-      spin_(default_spin(*domain_)) {}
+      spin_(spin_policy(options(), *domain_)),
+      staging_(options().staging) {}
 
 HostGroup::~HostGroup() {
     if (domain_->owned()) leave();

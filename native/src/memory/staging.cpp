@@ -1,7 +1,6 @@
 #include "ring/memory/staging.hpp"
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 
 #if defined(__SSE2__)
@@ -15,13 +14,6 @@ namespace {
 constexpr double kBetter = 0.9;
 
 }  // namespace
-
-Staging::Staging() {
-    const char* text = std::getenv("RING_STAGING");
-    if (text == nullptr) return;
-    choice_ = std::strcmp(text, "memory") == 0;
-    fixed_ = choice_ || std::strcmp(text, "cache") == 0;
-}
 
 bool Staging::past_cache(std::uint64_t bytes) {
     if (fixed_) return choice_;

@@ -29,4 +29,4 @@ def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> Tenso
 
 def empty_in(communicator: Communicator, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """`empty` for the ranks of ``communicator``."""
-    return from_bytes(communicator.empty(prod(shape) * dtype.itemsize), dtype, shape)
+    return from_bytes(memoryview(communicator.empty(prod(shape) * dtype.itemsize)), dtype, shape)

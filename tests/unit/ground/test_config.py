@@ -59,10 +59,16 @@ def test_our_own_name_wins_over_horovods(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("variable", "text", "message"),
     [
-        ("RING_FUSION_THRESHOLD", "64MB", "RING_FUSION_THRESHOLD='64MB': expected a int"),
-        ("RING_TIMEOUT", "soon", "RING_TIMEOUT='soon': expected a float"),
+        ("RING_FUSION_THRESHOLD", "64MB", "RING_FUSION_THRESHOLD='64MB': expected an integer"),
+        ("RING_TIMEOUT", "soon", "RING_TIMEOUT='soon': expected a number"),
         ("RING_TIMEOUT", "nan", "RING_TIMEOUT='nan': expected 0 or more"),
         ("RING_TIMEOUT", "-1", "RING_TIMEOUT='-1': expected 0 or more"),
+        ("RING_INLINE", "1e3", "RING_INLINE='1e3': expected an integer"),
+        ("RING_INLINE", "9" * 30, "RING_INLINE='9{30}': expected 1073741824 or less"),
+        ("RING_MIN_NP", "0", "RING_MIN_NP='0': expected 1 or more"),
+        ("RING_WIRE", "int8", "RING_WIRE='int8': expected one of float16, bfloat16"),
+        ("RING_STAGING", "disk", "RING_STAGING='disk': expected one of auto, cache, memory"),
+        ("HOROVOD_FUSION_THRESHOLD", "64MB", "HOROVOD_FUSION_THRESHOLD='64MB': expected an integer"),
         ("RING_SEGMENT", "-4096", "RING_SEGMENT='-4096': expected 0 or more"),
         ("RING_SPIN", "nan", "RING_SPIN='nan': expected -1 or more"),
         ("RING_ALGORITHM", "tree", "RING_ALGORITHM='tree': expected one of auto, push, ring"),

@@ -26,5 +26,9 @@ struct OutOfMemory : Error {
 struct InvalidArgument : Error {
     using Error::Error;
 };
+// All ranks agree on a call that nothing can carry out; the group lives on.
+struct Unsupported : InvalidArgument {
+    using InvalidArgument::InvalidArgument;
+};
 
 }  // namespace ring

@@ -21,6 +21,12 @@ enum class DType : std::uint8_t {
 };
 constexpr int kDTypes = 10;
 
+// The kind of device whose memory a tensor lies in. The numbers are those of core/buffers.py.
+enum class Device : std::uint8_t { Cpu = 0, Cuda = 1, Xpu = 2, Mps = 3 };
+constexpr int kDevices = 4;
+// Whether the core itself may read and write such a tensor.
+constexpr bool in_host_memory(Device device) { return device == Device::Cpu; }
+
 // Horovod's numbers for its constants.
 enum class ReduceOp : std::uint8_t { Average = 0, Sum = 1, Adasum = 2, Min = 3, Max = 4, Product = 5 };
 constexpr int kReduceOps = 6;
@@ -36,9 +42,11 @@ enum class OpKind : std::uint8_t {
     Group = 7,
     Step = 8,
 };
+constexpr int kOpKinds = 9;
 
 std::size_t item_size(DType dtype);
 const char* to_string(DType dtype);
+const char* to_string(Device device);
 const char* to_string(ReduceOp op);
 const char* to_string(OpKind kind);
 

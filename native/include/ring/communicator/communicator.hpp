@@ -17,6 +17,7 @@
 
 #include "ring/collectives/host/algorithm.hpp"
 #include "ring/collectives/inter_host/fabric.hpp"
+#include "ring/collectives/paths.hpp"
 #include "ring/group/host_group.hpp"
 #include "ring/group/recorder.hpp"
 
@@ -78,14 +79,15 @@ class Communicator {
         int index = 0;  // of this process in the group
         std::uint64_t epoch = 0;
         std::uint64_t run = 0;  // number of the run that the epoch belongs to; 0 for none
+        Options options;
     };
     // Opens the epoch of that number, the same growing one on all members. Returns when all have come.
     static std::shared_ptr<Communicator> open(Setup setup, double timeout, const Interruption& check);
     ~Communicator();
 
-    int size() const { return static_cast<int>(ranks_.size()); }
+    int size() const { return static_cast<int>(ranks().size()); }
     int index() const { return index_; }
-    const std::vector<int>& ranks() const { return ranks_; }
+    const std::vector<int>& ranks() const { return topology_.ranks; }
     // Of all members, by ring memory; empty when they share one.
     std::vector<int> host_of() const { return fabric_ ? fabric_->host_of() : std::vector<int>{}; }
     const std::shared_ptr<Domain>& domain() const { return group_->shared_domain(); }
@@ -136,6 +138,7 @@ class Communicator {
     // The state machine. Only one thread at a time is in it: the inline caller or the progress thread.
     void begin(Work& work);
     void move_to_ring(Work& work);
+    std::unique_ptr<Algorithm> make_algorithm(Work& work, const std::vector<Header>& headers);
     Served attempt(Work& work);
     Served take_step(Work& work, Step step);
     Served complete(Work& work);
@@ -152,14 +155,14 @@ class Communicator {
     bool is_inline_here() const { return inline_thread_ == std::this_thread::get_id(); }
     bool is_idle() const;
     Served serve();
-    int rank() const { return ranks_[static_cast<std::size_t>(index_)]; }
+    int rank() const { return ranks()[static_cast<std::size_t>(index_)]; }
     std::string who() const { return "rank " + std::to_string(rank()); }
     std::string locate(const Work& work) const;
 
-    std::vector<int> ranks_;
     int index_;
     std::shared_ptr<HostGroup> group_;
     std::shared_ptr<Fabric> fabric_;
+    const Topology topology_;
     Epoch epoch_;
     int number_;                  // of this group in the epoch
     std::uint64_t sequence_ = 0;  // whoever carries an operation out counts it

@@ -23,7 +23,8 @@ struct Header {
     std::uint8_t dims = 0;
     std::uint8_t is_inline = 0;   // the payload travels in the mailbox
     DType wire = DType::Float32;  // what float32 becomes between hosts, while it is on its way
-    std::uint16_t reserved = 0;
+    Device device = Device::Cpu;  // that the tensors are on
+    std::uint8_t reserved = 0;
     std::int32_t root = -1;
     std::int32_t tensors = 1;
     std::uint64_t count = 0;         // elements
@@ -64,13 +65,15 @@ class SharedCopy {
 // Cuts a name that is too long where a character ends; a hash of all of it takes the place of the rest.
 void set_name(Header& header, const std::string& name);
 
+// "allreduce 'grad'"
+std::string title(const Header& header);
 // "allreduce 'grad' (sequence 7)"
 std::string describe(const Header& header);
 // One line of a mismatch table: "allreduce sum 'grad' float32 [3, 4]"
 std::string describe_fully(const Header& header);
 
-// Empty when the ranks agree; else what differs, with a table of who called what. A joined rank agrees with any
-// allreduce. `ranks` are the global ranks of the headers.
-std::string find_mismatch(const std::vector<Header>& headers, const std::vector<int>& ranks);
+// Empty when the ranks agree; else what the rank at index `own` expected, what another one sent and what to do, with a
+// table of what each called. A joined rank agrees with any allreduce. `ranks` are the global ranks of the headers.
+std::string find_mismatch(const std::vector<Header>& headers, const std::vector<int>& ranks, int own = 0);
 
 }  // namespace ring

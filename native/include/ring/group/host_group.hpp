@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "ring/base/errors.hpp"
+#include "ring/base/options.hpp"
 #include "ring/base/wait.hpp"
 #include "ring/group/block.hpp"
 #include "ring/group/header.hpp"
@@ -25,20 +26,18 @@
 
 namespace ring {
 
-// A payload up to this size travels in the mailbox and needs one gate.
-constexpr std::size_t kInlineBytes = 16 << 10;
-// Between hosts it travels to h-1 others with the header, where a ring would send it 2(h-1)/h times after a round trip
-// for the headers. With two hosts that costs the link nothing.
+// A payload up to Options::inline_bytes travels in the mailbox and needs one gate. Between hosts it travels to h-1
+// others with the header, where a ring would send it 2(h-1)/h times after a round trip for the headers. With two hosts
+// that costs the link nothing.
 constexpr std::size_t kInlineBytesBetweenHosts = 64 << 10;
-std::size_t inline_bytes(int hosts);
+std::size_t inline_bytes(const Options& options, int hosts);
 
 // A staged operation moves this much per rank and gate, so that segments stay in the cache that ranks share.
 constexpr std::size_t kSegmentBytes = 256 << 10;
 // Where ranks outnumber cores a gate takes switches of context: fewer of them are worth some of the cache.
 constexpr std::size_t kSegmentBytesCrowded = 512 << 10;
-// These sizes, or what RING_INLINE and RING_SEGMENT set in their place; benchmarks/thresholds.py measures which are
-// best.
-std::size_t segment_bytes(const Domain& domain);
+// One of these sizes, or what the options set; benchmarks/thresholds.py measures which are best.
+std::size_t segment_bytes(const Options& options, const Domain& domain);
 
 struct RankActivity {
     int rank = 0;  // global
@@ -60,6 +59,7 @@ class HostGroup {
         int index = 0;            // of this process
         std::uint64_t epoch = 0;  // number of the epoch that these members begin; 0 for a group in one
         std::uint64_t run = 0;    // that the epoch belongs to; 0 for none
+        Options options = {};     // of the epoch
     };
 
     // Shows the members of an epoch, in this rank's slot, where the block lies; `kNowhere` where there is none.
@@ -75,6 +75,7 @@ class HostGroup {
 
     int size() const { return static_cast<int>(members_.local.size()); }
     int index() const { return members_.index; }
+    const Options& options() const { return members_.options; }
     std::size_t inline_bytes() const { return room().inline_bytes; }
     std::size_t segment_bytes() const { return room().segment_bytes; }
     int rank() const { return members_.ranks[static_cast<std::size_t>(members_.index)]; }

@@ -51,8 +51,12 @@ const KernelTable& kernels_avx2();
 const KernelTable& kernels_avx512();
 #endif
 
-// The best table that this processor runs, or the one that `RING_ISA` (baseline, avx2, avx512) asks for.
+// The table in use: the best that this processor runs, unless another one has been selected.
 const KernelTable& kernels();
+// Selects the table of an instruction set: baseline, avx2 or avx512 (RING_ISA), or the best for an empty name. Returns
+// the table in use from now on, the best where the processor lacks what is asked for. Call it before the first
+// operation. Throws InvalidArgument for an unknown name.
+const KernelTable& select_kernels(const std::string& isa);
 
 inline ReduceFn reduce_kernel(DType dtype, ReduceOp op) {
     return kernels().reduce[static_cast<int>(dtype)][static_cast<int>(op)];

@@ -9,13 +9,14 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "ring/base/options.hpp"
+
 namespace ring {
 
 // Each rank decides for what it writes itself; its own thread alone uses this.
 class Staging {
    public:
-    // RING_STAGING: "cache", "memory", or whichever is faster.
-    Staging();
+    explicit Staging(StagingWay way) : fixed_(way != StagingWay::Auto), choice_(way == StagingWay::Memory) {}
     // Whether an operation of that many bytes writes past the cache.
     bool past_cache(std::uint64_t bytes);
     // How long it took.
@@ -29,8 +30,8 @@ class Staging {
     // The least of the last few: what disturbs an operation makes it slower, never faster.
     double least(bool past_cache) const;
 
-    bool fixed_ = false;
-    bool choice_ = false;
+    bool fixed_;
+    bool choice_;
     std::uint64_t operations_ = 0;
     std::uint64_t timed_[2] = {0, 0};
     double ns_per_byte_[2][kKept] = {};

@@ -8,10 +8,27 @@
 namespace ring {
 namespace {
 
-// Barrier and join: passing the gate is all there is to do.
+// Barrier: to pass the gate is all there is to do.
 class Nothing : public GatedAlgorithm {
    public:
     bool step(std::uint64_t) override { return true; }
+};
+
+// All ranks have joined: the result is the one that joined last.
+class Join : public GatedAlgorithm {
+   public:
+    Join(const std::vector<Header>& headers, Result& result) : result_(result) {
+        for (std::size_t i = 0; i < headers.size(); ++i)
+            if (headers[i].joined_at >= headers[last_].joined_at) last_ = i;
+    }
+    bool step(std::uint64_t) override {
+        result_.last_joined = static_cast<int>(last_);
+        return true;
+    }
+
+   private:
+    Result& result_;
+    std::size_t last_ = 0;
 };
 
 bool is_integer(DType dtype) { return dtype <= DType::Int64; }
@@ -103,42 +120,18 @@ const Header& lead_header(const std::vector<Header>& headers) {
 bool fill_inline(const HostGroup& group, const Request& request, int index, std::uint64_t sequence) {
     const std::size_t item = item_size(request.dtype);
     const std::uint64_t count = request.count();
-    if (count * item > group.inline_bytes() || request.kind == OpKind::Step || request.op == ReduceOp::Adasum)
+    if (!in_host_memory(request.device) || count * item > group.inline_bytes() || request.kind == OpKind::Step ||
+        request.op == ReduceOp::Adasum)
         return false;
     if (request.kind != OpKind::Broadcast || request.root == index)
         copy_in(request.pieces, 0, count, group.inline_slot(group.index(), sequence), item);
     return true;
 }
 
-std::unique_ptr<Algorithm> make_algorithm(HostGroup& group, const Request& request, const std::vector<Header>& headers,
-                                          Result& result) {
-    const Header& lead = lead_header(headers);
-    switch (lead.kind) {
-        case OpKind::Allreduce:
-            if (lead.op == ReduceOp::Adasum) return make_adasum(group, request, headers);
-            return make_allreduce(group, request, headers);
-        case OpKind::ReduceScatter:
-            return make_reducescatter(group, request, headers);
-        case OpKind::Broadcast:
-            return make_broadcast(group, request, headers);
-        case OpKind::Allgather:
-            return make_allgather(group, request, headers, result);
-        case OpKind::Alltoall:
-            return make_alltoall(group, request, headers, lead.sequence, result);
-        case OpKind::Join: {
-            std::size_t last = 0;
-            for (std::size_t i = 0; i < headers.size(); ++i)
-                if (headers[i].joined_at >= headers[last].joined_at) last = i;
-            result.last_joined = static_cast<int>(last);
-            break;
-        }
-        case OpKind::Step:
-            return make_step(group, request, headers);
-        case OpKind::Group:  // the communicator's own affair
-        case OpKind::Barrier:
-            break;
-    }
-    return std::make_unique<Nothing>();
+std::unique_ptr<Algorithm> make_nothing(const Operation&) { return std::make_unique<Nothing>(); }
+
+std::unique_ptr<Algorithm> make_join(const Operation& operation) {
+    return std::make_unique<Join>(operation.headers, operation.result);
 }
 
 }  // namespace ring

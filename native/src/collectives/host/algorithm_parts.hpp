@@ -22,8 +22,8 @@ void for_range(const std::vector<Piece>& pieces, std::uint64_t begin, std::uint6
     }
 }
 
-// Calls visit(part) for the parts of a range of elements. Whoever ends the epoch waits until nobody touches its memory
-// any more: so no part is large, and no further one begins after that.
+// Calls visit(part) for the parts of a range of elements. A rank that ends the epoch waits until no rank touches its
+// memory: so no part is large, and none begins after an abort.
 template <class Visit>
 void in_parts(const HostGroup& group, const Range& range, std::size_t item, Visit&& visit) {
     constexpr std::size_t most = std::size_t{16} << 20;  // bytes
@@ -74,8 +74,8 @@ inline bool all_inline(const std::vector<Header>& headers) {
                        [](const Header& header) { return header.kind == OpKind::Join || header.is_inline != 0; });
 }
 
-// What a Reduction is of an operation: all of it, or between hosts either what one host's ranks bring or what becomes
-// of the hosts' results.
+// What a Reduction does of an operation: all of it, or between hosts either the sum over the ranks of one host or the
+// sum over the hosts.
 enum class Share { Whole, OneHost, AllHosts };
 
 // The reduction that an operation asks for, over the members that have data (all that have not joined).
@@ -101,7 +101,7 @@ class Reduction {
         kernel_(dst, dst_count, src, n, count, scale_);
     }
     const std::vector<int>& contributors() const { return contributors_; }
-    // dst = a + b (or whatever the operation combines by), unscaled.
+    // dst = a + b, or the operation's own combination, unscaled.
     void combine(void* dst, const void* a, const void* b, std::uint64_t count) const;
     // What an average or a postscale still does, in place, to one host's result when all others have been combined
     // with it.
@@ -118,15 +118,11 @@ class Reduction {
 // The header that says what is done: that of the first member that has not joined.
 const Header& lead_header(const std::vector<Header>& headers);
 
-std::unique_ptr<Algorithm> make_allreduce(HostGroup& group, const Request& request, const std::vector<Header>& headers);
-std::unique_ptr<Algorithm> make_reducescatter(HostGroup& group, const Request& request,
-                                              const std::vector<Header>& headers);
-std::unique_ptr<Algorithm> make_broadcast(HostGroup& group, const Request& request, const std::vector<Header>& headers);
-std::unique_ptr<Algorithm> make_adasum(HostGroup& group, const Request& request, const std::vector<Header>& headers);
-std::unique_ptr<Algorithm> make_step(HostGroup& group, const Request& request, const std::vector<Header>& headers);
-std::unique_ptr<Algorithm> make_allgather(HostGroup& group, const Request& request, const std::vector<Header>& headers,
-                                          Result& result);
-std::unique_ptr<Algorithm> make_alltoall(HostGroup& group, const Request& request, const std::vector<Header>& headers,
-                                         std::uint64_t sequence, Result& result);
+MakeAlgorithm make_nothing, make_join, make_push_step, make_adasum;
+MakeAlgorithm make_local_allreduce, make_one_shot_allreduce, make_push_allreduce, make_staged_allreduce;
+MakeAlgorithm make_one_shot_reducescatter, make_pull_reducescatter, make_staged_reducescatter;
+MakeAlgorithm make_one_shot_broadcast, make_pull_broadcast, make_staged_broadcast;
+MakeAlgorithm make_one_shot_allgather, make_pull_allgather, make_staged_allgather;
+MakeAlgorithm make_one_shot_alltoall, make_pull_alltoall, make_staged_alltoall;
 
 }  // namespace ring

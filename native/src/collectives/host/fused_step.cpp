@@ -56,8 +56,8 @@ class PushStep : public GatedAlgorithm {
 
 }  // namespace
 
-std::unique_ptr<Algorithm> make_step(HostGroup& group, const Request& request, const std::vector<Header>& headers) {
-    return std::make_unique<PushStep>(group, request, headers);
+std::unique_ptr<Algorithm> make_push_step(const Operation& operation) {
+    return std::make_unique<PushStep>(operation.group, operation.request, operation.headers);
 }
 
 }  // namespace ring

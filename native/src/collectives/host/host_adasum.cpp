@@ -52,8 +52,8 @@ class AdasumAllreduce : public GatedAlgorithm {
 
 }  // namespace
 
-std::unique_ptr<Algorithm> make_adasum(HostGroup& group, const Request& request, const std::vector<Header>& headers) {
-    return std::make_unique<AdasumAllreduce>(group, request, headers);
+std::unique_ptr<Algorithm> make_adasum(const Operation& operation) {
+    return std::make_unique<AdasumAllreduce>(operation.group, operation.request, operation.headers);
 }
 
 }  // namespace ring

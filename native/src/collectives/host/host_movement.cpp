@@ -235,33 +235,59 @@ class StagedAlltoall : public Gathering {
     std::uint64_t unit_, steps_;
 };
 
+const Header& root_header(const Operation& operation) {
+    return operation.headers[static_cast<std::size_t>(operation.request.root)];
+}
+
+std::unique_ptr<Algorithm> pull_broadcast(const Operation& operation, bool is_inline) {
+    return std::make_unique<PullBroadcast>(operation.group, operation.request, root_header(operation), is_inline);
+}
+
+std::unique_ptr<Algorithm> pull_allgather(const Operation& operation, bool is_inline) {
+    return std::make_unique<Pull>(operation.group, operation.headers, header_counts(operation.headers),
+                                  std::vector<std::uint64_t>(operation.headers.size()), is_inline, operation.result);
+}
+
+SplitTable split_table(const Operation& operation) {
+    return SplitTable(operation.group, lead_header(operation.headers).sequence);
+}
+
+std::unique_ptr<Algorithm> pull_alltoall(const Operation& operation, bool is_inline) {
+    const SplitTable splits = split_table(operation);
+    const int own = operation.group.index();
+    return std::make_unique<Pull>(operation.group, operation.headers, splits.column(own), splits.column_starts(own),
+                                  is_inline, operation.result);
+}
+
 }  // namespace
 
-std::unique_ptr<Algorithm> make_broadcast(HostGroup& group, const Request& request,
-                                          const std::vector<Header>& headers) {
-    const Header& root = headers[static_cast<std::size_t>(request.root)];
-    const bool small = all_inline(headers);
-    if (small || root.input != kNowhere) return std::make_unique<PullBroadcast>(group, request, root, small);
-    return std::make_unique<StagedBroadcast>(group, request, root);
+std::unique_ptr<Algorithm> make_one_shot_broadcast(const Operation& operation) {
+    return pull_broadcast(operation, true);
 }
 
-std::unique_ptr<Algorithm> make_allgather(HostGroup& group, const Request& request, const std::vector<Header>& headers,
-                                          Result& result) {
-    const bool small = all_inline(headers);
-    if (small || all_in_ring(headers, false))
-        return std::make_unique<Pull>(group, headers, header_counts(headers),
-                                      std::vector<std::uint64_t>(headers.size()), small, result);
-    return std::make_unique<StagedAllgather>(group, request, headers, result);
+std::unique_ptr<Algorithm> make_pull_broadcast(const Operation& operation) { return pull_broadcast(operation, false); }
+
+std::unique_ptr<Algorithm> make_staged_broadcast(const Operation& operation) {
+    return std::make_unique<StagedBroadcast>(operation.group, operation.request, root_header(operation));
 }
 
-std::unique_ptr<Algorithm> make_alltoall(HostGroup& group, const Request& request, const std::vector<Header>& headers,
-                                         std::uint64_t sequence, Result& result) {
-    SplitTable splits(group, sequence);
-    const bool small = all_inline(headers);
-    if (small || all_in_ring(headers, false))
-        return std::make_unique<Pull>(group, headers, splits.column(group.index()), splits.column_starts(group.index()),
-                                      small, result);
-    return std::make_unique<StagedAlltoall>(group, request, headers, std::move(splits), result);
+std::unique_ptr<Algorithm> make_one_shot_allgather(const Operation& operation) {
+    return pull_allgather(operation, true);
+}
+
+std::unique_ptr<Algorithm> make_pull_allgather(const Operation& operation) { return pull_allgather(operation, false); }
+
+std::unique_ptr<Algorithm> make_staged_allgather(const Operation& operation) {
+    return std::make_unique<StagedAllgather>(operation.group, operation.request, operation.headers, operation.result);
+}
+
+std::unique_ptr<Algorithm> make_one_shot_alltoall(const Operation& operation) { return pull_alltoall(operation, true); }
+
+std::unique_ptr<Algorithm> make_pull_alltoall(const Operation& operation) { return pull_alltoall(operation, false); }
+
+std::unique_ptr<Algorithm> make_staged_alltoall(const Operation& operation) {
+    return std::make_unique<StagedAlltoall>(operation.group, operation.request, operation.headers,
+                                            split_table(operation), operation.result);
 }
 
 }  // namespace ring

@@ -246,20 +246,32 @@ class StagedReduceScatter : public GatedAlgorithm {
 
 }  // namespace
 
-std::unique_ptr<Algorithm> make_allreduce(HostGroup& group, const Request& request,
-                                          const std::vector<Header>& headers) {
-    if (group.size() == 1) return std::make_unique<LocalAllreduce>(request, headers);
-    if (all_inline(headers)) return std::make_unique<OneShotAllreduce>(group, request, headers);
-    if (all_in_ring(headers, true)) return std::make_unique<PushAllreduce>(group, headers);
-    return std::make_unique<StagedAllreduce>(group, request, headers);
+std::unique_ptr<Algorithm> make_local_allreduce(const Operation& operation) {
+    return std::make_unique<LocalAllreduce>(operation.request, operation.headers);
 }
 
-std::unique_ptr<Algorithm> make_reducescatter(HostGroup& group, const Request& request,
-                                              const std::vector<Header>& headers) {
-    const bool small = all_inline(headers);
-    if (small || all_in_ring(headers, false))
-        return std::make_unique<PullReduceScatter>(group, request, headers, small);
-    return std::make_unique<StagedReduceScatter>(group, request, headers);
+std::unique_ptr<Algorithm> make_one_shot_allreduce(const Operation& operation) {
+    return std::make_unique<OneShotAllreduce>(operation.group, operation.request, operation.headers);
+}
+
+std::unique_ptr<Algorithm> make_push_allreduce(const Operation& operation) {
+    return std::make_unique<PushAllreduce>(operation.group, operation.headers);
+}
+
+std::unique_ptr<Algorithm> make_staged_allreduce(const Operation& operation) {
+    return std::make_unique<StagedAllreduce>(operation.group, operation.request, operation.headers);
+}
+
+std::unique_ptr<Algorithm> make_one_shot_reducescatter(const Operation& operation) {
+    return std::make_unique<PullReduceScatter>(operation.group, operation.request, operation.headers, true);
+}
+
+std::unique_ptr<Algorithm> make_pull_reducescatter(const Operation& operation) {
+    return std::make_unique<PullReduceScatter>(operation.group, operation.request, operation.headers, false);
+}
+
+std::unique_ptr<Algorithm> make_staged_reducescatter(const Operation& operation) {
+    return std::make_unique<StagedReduceScatter>(operation.group, operation.request, operation.headers);
 }
 
 }  // namespace ring

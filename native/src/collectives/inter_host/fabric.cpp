@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdlib>
 #include <cstring>
 #include <new>
 #include <utility>
@@ -13,13 +12,6 @@ namespace {
 constexpr int kChannels = 8;
 // What one message may have: MPI counts with int.
 constexpr std::size_t kMostPerMessage = std::size_t{64} << 20;
-
-DType wire_asked_for() {
-    const char* text = std::getenv("RING_WIRE");
-    if (text != nullptr && std::strcmp(text, "float16") == 0) return DType::Float16;
-    if (text != nullptr && std::strcmp(text, "bfloat16") == 0) return DType::BFloat16;
-    return DType::Float32;
-}
 
 // Half of the numbers are for epochs, which come in turn, the odd ones for groups.
 int numbers_of_a_kind(const Link& link) { return link.tag_limit() / kChannels / 2; }
@@ -61,18 +53,18 @@ Fabric::Identity Fabric::epoch_identity(const Link& link, std::uint64_t epoch, s
 std::uint64_t Fabric::part_id(std::uint64_t sequence) const { return mix(id() ^ mix(sequence)); }
 
 Fabric::Fabric(std::shared_ptr<Link> link, std::vector<int> host_of, std::vector<int> addresses, int index,
-               Identity identity)
+               Identity identity, const Options& options)
     : link_(std::move(link)),
       host_of_(std::move(host_of)),
       addresses_(std::move(addresses)),
       index_(index),
       identity_(std::move(identity)),
-      wire_(wire_asked_for()) {
+      options_(options) {
     members_.resize(static_cast<std::size_t>(*std::max_element(host_of_.begin(), host_of_.end())) + 1);
     for (int i = 0; i < size(); ++i) members_[static_cast<std::size_t>(this->host_of(i))].push_back(i);
     const std::size_t splits = host_of_.size() * sizeof(std::int64_t);
-    message_bytes_ = sizeof(MessageFront) +
-                     static_cast<std::size_t>(most_local()) * (sizeof(Header) + splits + inline_bytes(hosts()));
+    message_bytes_ = sizeof(MessageFront) + static_cast<std::size_t>(most_local()) *
+                                                (sizeof(Header) + splits + inline_bytes(options_, hosts()));
     // Who receives it does not know how long it is, so it cannot come in parts.
     if (message_bytes_ > kMostPerMessage)
         throw InvalidArgument("what a host's " + std::to_string(most_local()) + " ranks may tell the other hosts at " +
@@ -137,7 +129,7 @@ std::shared_ptr<Fabric> Fabric::part(const std::vector<int>& members, Identity i
         addresses.push_back(addresses_[static_cast<std::size_t>(members[i])]);
         if (members[i] == index_) own = static_cast<int>(i);
     }
-    return std::make_shared<Fabric>(link_, std::move(hosts), std::move(addresses), own, std::move(identity));
+    return std::make_shared<Fabric>(link_, std::move(hosts), std::move(addresses), own, std::move(identity), options_);
 }
 
 Transfers::~Transfers() {

@@ -22,16 +22,7 @@ inline int neighbour(const Fabric& fabric, const HostGroup& group, int step) {
     return fabric.members(host)[static_cast<std::size_t>(group.index())];
 }
 
-std::unique_ptr<Algorithm> make_ring_allreduce(HostGroup& group, Fabric& fabric, const std::vector<Header>& all);
-std::unique_ptr<Algorithm> make_gathered_adasum(HostGroup& group, Fabric& fabric, const Request& request,
-                                                const std::vector<Header>& all);
-std::unique_ptr<Algorithm> make_chain_broadcast(HostGroup& group, Fabric& fabric, const Request& request,
-                                                const std::vector<Header>& all);
-std::unique_ptr<Algorithm> make_pairwise_reducescatter(HostGroup& group, Fabric& fabric, const Request& request,
-                                                       const std::vector<Header>& all);
-std::unique_ptr<Algorithm> make_landing_allgather(HostGroup& group, Fabric& fabric, const std::vector<Header>& all,
-                                                  Result& result);
-std::unique_ptr<Algorithm> make_pairwise_alltoall(HostGroup& group, Fabric& fabric, const class Agreement& agreement,
-                                                  Result& result);
+MakeAlgorithm make_eager, make_ring_allreduce, make_gathered_adasum, make_chain_broadcast;
+MakeAlgorithm make_pairwise_reducescatter, make_landing_allgather, make_pairwise_alltoall;
 
 }  // namespace ring

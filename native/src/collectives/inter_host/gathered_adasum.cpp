@@ -10,11 +10,12 @@ namespace {
 
 class GatheredAdasum : public Algorithm {
    public:
-    GatheredAdasum(HostGroup& group, Fabric& fabric, const Request& request, const std::vector<Header>& all)
-        : request_(request),
-          lead_(all[0]),
-          ranks_(fabric.size()),
-          gather_(make_landing_allgather(group, fabric, all, gathered_)) {}
+    explicit GatheredAdasum(const Operation& operation)
+        : request_(operation.request),
+          lead_(operation.headers[0]),
+          ranks_(operation.fabric->size()),
+          gather_(make_landing_allgather(
+              {operation.group, operation.request, operation.headers, gathered_, operation.fabric})) {}
 
     Step advance(std::uint64_t gates) override {
         const Step step = gather_->advance(gates);
@@ -56,9 +57,8 @@ class GatheredAdasum : public Algorithm {
 
 }  // namespace
 
-std::unique_ptr<Algorithm> make_gathered_adasum(HostGroup& group, Fabric& fabric, const Request& request,
-                                                const std::vector<Header>& all) {
-    return std::make_unique<GatheredAdasum>(group, fabric, request, all);
+std::unique_ptr<Algorithm> make_gathered_adasum(const Operation& operation) {
+    return std::make_unique<GatheredAdasum>(operation);
 }
 
 }  // namespace ring

@@ -50,7 +50,4 @@ class Agreement : public Algorithm {
 std::uint64_t* landing_places(const HostGroup& group);
 std::size_t extra_bytes(const Fabric& fabric);
 
-std::unique_ptr<Algorithm> make_fabric_algorithm(HostGroup& group, Fabric& fabric, const Request& request,
-                                                 const Agreement& agreement, Result& result);
-
 }  // namespace ring

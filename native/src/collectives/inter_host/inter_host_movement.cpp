@@ -285,24 +285,22 @@ class PairwiseAlltoall : public BetweenHosts {
 
 }  // namespace
 
-std::unique_ptr<Algorithm> make_chain_broadcast(HostGroup& group, Fabric& fabric, const Request& request,
-                                                const std::vector<Header>& all) {
-    return std::make_unique<ChainBroadcast>(group, fabric, request, all);
+std::unique_ptr<Algorithm> make_chain_broadcast(const Operation& operation) {
+    return std::make_unique<ChainBroadcast>(operation.group, *operation.fabric, operation.request, operation.headers);
 }
 
-std::unique_ptr<Algorithm> make_pairwise_reducescatter(HostGroup& group, Fabric& fabric, const Request& request,
-                                                       const std::vector<Header>& all) {
-    return std::make_unique<PairwiseReduceScatter>(group, fabric, request, all);
+std::unique_ptr<Algorithm> make_pairwise_reducescatter(const Operation& operation) {
+    return std::make_unique<PairwiseReduceScatter>(operation.group, *operation.fabric, operation.request,
+                                                   operation.headers);
 }
 
-std::unique_ptr<Algorithm> make_landing_allgather(HostGroup& group, Fabric& fabric, const std::vector<Header>& all,
-                                                  Result& result) {
-    return std::make_unique<LandingAllgather>(group, fabric, all, result);
+std::unique_ptr<Algorithm> make_landing_allgather(const Operation& operation) {
+    return std::make_unique<LandingAllgather>(operation.group, *operation.fabric, operation.headers, operation.result);
 }
 
-std::unique_ptr<Algorithm> make_pairwise_alltoall(HostGroup& group, Fabric& fabric, const Agreement& agreement,
-                                                  Result& result) {
-    return std::make_unique<PairwiseAlltoall>(group, fabric, agreement, result);
+std::unique_ptr<Algorithm> make_pairwise_alltoall(const Operation& operation) {
+    return std::make_unique<PairwiseAlltoall>(operation.group, *operation.fabric, *operation.agreement,
+                                              operation.result);
 }
 
 }  // namespace ring

@@ -188,8 +188,8 @@ class RingAllreduce : public Algorithm {
 
 }  // namespace
 
-std::unique_ptr<Algorithm> make_ring_allreduce(HostGroup& group, Fabric& fabric, const std::vector<Header>& all) {
-    return std::make_unique<RingAllreduce>(group, fabric, all);
+std::unique_ptr<Algorithm> make_ring_allreduce(const Operation& operation) {
+    return std::make_unique<RingAllreduce>(operation.group, *operation.fabric, operation.headers);
 }
 
 }  // namespace ring

@@ -100,26 +100,9 @@ class SmallOperation : public Algorithm {
 
 }  // namespace
 
-std::unique_ptr<Algorithm> make_fabric_algorithm(HostGroup& group, Fabric& fabric, const Request& request,
-                                                 const Agreement& agreement, Result& result) {
-    const std::vector<Header>& headers = agreement.headers();
-    const Header& lead = lead_header(headers);
-    if (lead.kind == OpKind::Barrier || lead.kind == OpKind::Join)
-        return make_algorithm(group, request, headers, result);
-    if (agreement.all_small()) return std::make_unique<SmallOperation>(group, fabric, request, agreement, result);
-    switch (lead.kind) {
-        case OpKind::Allreduce:
-            if (lead.op == ReduceOp::Adasum) return make_gathered_adasum(group, fabric, request, headers);
-            return make_ring_allreduce(group, fabric, headers);
-        case OpKind::Broadcast:
-            return make_chain_broadcast(group, fabric, request, headers);
-        case OpKind::ReduceScatter:
-            return make_pairwise_reducescatter(group, fabric, request, headers);
-        case OpKind::Allgather:
-            return make_landing_allgather(group, fabric, headers, result);
-        default:
-            return make_pairwise_alltoall(group, fabric, agreement, result);
-    }
+std::unique_ptr<Algorithm> make_eager(const Operation& operation) {
+    return std::make_unique<SmallOperation>(operation.group, *operation.fabric, operation.request, *operation.agreement,
+                                            operation.result);
 }
 
 }  // namespace ring

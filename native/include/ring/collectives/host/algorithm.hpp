@@ -1,16 +1,15 @@
-// How the data of one operation moves among the ranks of a host.
+// What an operation asks for, what it produces, and how its data moves: as steps of an algorithm.
 //
 // Fixed terms: a *chunk* is the part of a tensor that one rank owns in a reduction; a *segment* is a piece of a tensor
-// in flight through ring memory. p ranks, S bytes each.
+// in flight through ring memory. On one host data moves in one of these ways:
 //
-//   path      when                                     gates  bytes moved per rank
-//   one-shot  the payload fits the mailbox             1      (p+1)·S, in cache
-//   push      inputs and outputs lie in ring memory    2      2·S: read S/p from p inputs, write S/p to p outputs
-//   pull      inputs lie in ring memory; no allreduce  2      up to (p+1)·S
-//   staged    ordinary memory                          S/seg  2·S beyond the cache, the rest stays in it
+//   one-shot  through the mailboxes, as far as they hold it
+//   push      the owner of a chunk reads it from all inputs and writes the result to all outputs; they lie in ring
+//   memory pull      each rank reads what it needs from the inputs, which lie in ring memory staged    segment by
+//   segment through ring memory
 //
 // An algorithm is a number of steps; between two steps lies a gate that all ranks of the group pass. A step touches
-// memory and never waits.
+// memory and never waits. collectives/paths.hpp chooses the algorithm.
 #pragma once
 
 #include <cstddef>
@@ -35,6 +34,7 @@ struct Piece {
 struct Request {
     OpKind kind = OpKind::Barrier;
     DType dtype = DType::UInt8;
+    Device device = Device::Cpu;
     ReduceOp op = ReduceOp::Sum;
     double prescale = 1.0;
     double postscale = 1.0;
@@ -86,13 +86,25 @@ class GatedAlgorithm : public Algorithm {
     virtual bool step(std::uint64_t k) = 0;
 };
 
+class Fabric;
+class Agreement;
+
+// An operation whose headers all ranks have agreed on.
+struct Operation {
+    HostGroup& group;
+    const Request& request;
+    const std::vector<Header>& headers;  // of all members
+    Result& result;
+    Fabric* fabric = nullptr;              // null on one host
+    const Agreement* agreement = nullptr;  // between hosts: what came with the headers
+};
+// Makes the algorithm of an operation; it may keep references to what an operation refers to, except for the headers of
+// one host.
+using MakeAlgorithm = std::unique_ptr<Algorithm>(const Operation& operation);
+
 // What every rank can do before the first gate: copies a small payload into its mailbox. True when it fitted.
 // `index` is this rank's in the whole group.
 bool fill_inline(const HostGroup& group, const Request& request, int index, std::uint64_t sequence);
-
-// `headers` have passed find_mismatch. The choice is a pure function of them, so all ranks choose alike.
-std::unique_ptr<Algorithm> make_algorithm(HostGroup& group, const Request& request, const std::vector<Header>& headers,
-                                          Result& result);
 
 // Elements [begin, end) that rank `index` of `size` owns of `count`, on cache-line boundaries of `item` bytes each.
 struct Range {

@@ -58,7 +58,7 @@ class Fabric {
 
     // `host_of[i]` is the host of group index i, `addresses[i]` its address on the link.
     Fabric(std::shared_ptr<Link> link, std::vector<int> host_of, std::vector<int> addresses, int index,
-           Identity identity);
+           Identity identity, const Options& options);
 
     Link& link() const { return *link_; }
     const std::shared_ptr<Link>& shared_link() const { return link_; }
@@ -75,9 +75,8 @@ class Fabric {
     // To or from a member on another host. Nothing travels where there are no bytes.
     Link::Transfer send(Channel channel, int to, const void* data, std::size_t bytes) const;
     Link::Transfer receive(Channel channel, int from, void* data, std::size_t bytes) const;
-    // What float32 gradients are rounded to while they travel between hosts: float16, bfloat16 or not at all
-    // (RING_WIRE).
-    DType wire() const { return wire_; }
+    // What float32 sums are rounded to while they travel between hosts; float32 where they are not.
+    DType wire() const { return options_.wire; }
     std::uint64_t id() const { return identity_.id; }
 
     // Bytes that a host's part of an agreement may take, and those of the block that holds all of them.
@@ -102,7 +101,7 @@ class Fabric {
     std::vector<int> addresses_;
     int index_;
     Identity identity_;
-    DType wire_;
+    Options options_;
     std::size_t message_bytes_ = 0;
     std::vector<std::vector<int>> members_;
     std::unique_ptr<Notices> notices_;  // last: it sends what is due when it goes

@@ -1,0 +1,86 @@
+// The core's pure functions: which path an operation takes, who owns what, and who sends what in a ring.
+#include <pybind11/stl.h>
+
+#include <string>
+#include <utility>
+
+#include "arguments.hpp"
+#include "register.hpp"
+#include "ring/base/errors.hpp"
+#include "ring/collectives/inter_host/ring_plan.hpp"
+#include "ring/collectives/paths.hpp"
+
+namespace py = pybind11;
+using ring::Header;
+
+namespace {
+
+ring::OpKind operation_called(const std::string& name) {
+    for (int kind = 0; kind < ring::kOpKinds; ++kind)
+        if (name == ring::to_string(static_cast<ring::OpKind>(kind))) return static_cast<ring::OpKind>(kind);
+    throw ring::InvalidArgument("Header: there is no operation '" + name + "'");
+}
+
+Header make_header(const std::string& operation, int dtype, int op, int device, bool is_inline, bool input_in_ring,
+                   bool output_in_ring, int root) {
+    Header header;
+    header.kind = operation_called(operation);
+    header.dtype = enum_argument<ring::DType>("dtype", dtype, ring::kDTypes);
+    header.op = enum_argument<ring::ReduceOp>("op", op, ring::kReduceOps);
+    header.device = enum_argument<ring::Device>("device", device, ring::kDevices);
+    header.is_inline = is_inline ? 1 : 0;
+    header.input = input_in_ring ? 0 : ring::kNowhere;
+    header.output = output_in_ring ? 0 : ring::kNowhere;
+    header.root = root;
+    header.count = 1;
+    return header;
+}
+
+}  // namespace
+
+void register_paths(py::module_& module) {
+    py::class_<Header>(module, "Header", "What a rank posts about an operation, as far as it decides on the path.")
+        .def(py::init(&make_header), py::arg("operation"), py::kw_only(),
+             py::arg("dtype") = static_cast<int>(ring::DType::Float32),
+             py::arg("op") = static_cast<int>(ring::ReduceOp::Sum),
+             py::arg("device") = static_cast<int>(ring::Device::Cpu), py::arg("is_inline") = false,
+             py::arg("input_in_ring") = false, py::arg("output_in_ring") = false, py::arg("root") = 0);
+
+    py::class_<ring::Path>(module, "Path",
+                           "One way to carry an operation out, with its costs; see collectives/paths.hpp.")
+        .def_property_readonly("operation", [](const ring::Path& self) { return ring::to_string(self.kind); })
+        .def_readonly("name", &ring::Path::name)
+        .def_readonly("between_hosts", &ring::Path::between_hosts)
+        .def_readonly("gates", &ring::Path::gates)
+        .def_readonly("bytes", &ring::Path::bytes)
+        .def_readonly("messages", &ring::Path::messages);
+
+    module.def("paths", &ring::all_paths, "All paths, in the order in which they are tried.");
+    module.def(
+        "choose",
+        [](const std::vector<Header>& headers, int hosts) {
+            ring::Topology topology{{}, hosts};
+            while (topology.ranks.size() < headers.size())
+                topology.ranks.push_back(static_cast<int>(topology.ranks.size()));
+            return ring::choose(headers, topology);
+        },
+        py::arg("headers"), py::arg("hosts"),
+        "The path of the operation that ranks 0, 1, ... on so many hosts have posted these headers for.");
+    module.def(
+        "chunk_range",
+        [](std::uint64_t count, int size, int index, std::size_t item) {
+            const ring::Range range = ring::chunk_range(count, size, index, item);
+            return std::make_pair(range.begin, range.end);
+        },
+        py::arg("count"), py::arg("size"), py::arg("index"), py::arg("item"),
+        "The elements [begin, end) that rank `index` of `size` owns of `count` elements of `item` bytes.");
+    module.def(
+        "ring_plan",
+        [](int hosts, int host) {
+            py::list hops;
+            for (const ring::Hop& hop : ring::ring_plan(hosts, host))
+                hops.append(py::make_tuple(hop.send, hop.receive, hop.reduce));
+            return hops;
+        },
+        py::arg("hosts"), py::arg("host"), "(piece sent, piece received, whether it is added) for every hop.");
+}

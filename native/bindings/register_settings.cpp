@@ -1,0 +1,53 @@
+// What Python's settings become in the core, and the instruction set of its kernels.
+#include <string>
+#include <utility>
+
+#include "register.hpp"
+#include "ring/base/errors.hpp"
+#include "ring/base/options.hpp"
+#include "ring/kernels/reduce.hpp"
+
+namespace py = pybind11;
+
+namespace {
+
+// The choice of that name, of some that a setting has.
+template <class Choice, std::size_t N>
+Choice chosen(const char* setting, const std::string& text, const std::pair<const char*, Choice> (&choices)[N]) {
+    std::string names;
+    for (const auto& [name, choice] : choices) {
+        if (text == name) return choice;
+        names += (names.empty() ? "'" : ", '") + std::string(name) + "'";
+    }
+    throw ring::InvalidArgument(std::string("Options: ") + setting + "='" + text + "': expected one of " + names);
+}
+
+constexpr std::pair<const char*, ring::DType> kWires[] = {
+    {"", ring::DType::Float32}, {"float16", ring::DType::Float16}, {"bfloat16", ring::DType::BFloat16}};
+constexpr std::pair<const char*, ring::StagingWay> kStaging[] = {
+    {"auto", ring::StagingWay::Auto}, {"cache", ring::StagingWay::Cache}, {"memory", ring::StagingWay::Memory}};
+
+}  // namespace
+
+void register_settings(py::module_& module) {
+    const ring::Options defaults;
+    py::class_<ring::Options>(module, "Options", "How the core works in an epoch; see ring_notebook/config.py.")
+        .def(py::init([](const std::string& wire, const std::string& staging, std::size_t inline_bytes,
+                         std::size_t segment_bytes, double spin) {
+                 ring::Options options;
+                 options.wire = chosen("wire", wire, kWires);
+                 options.staging = chosen("staging", staging, kStaging);
+                 options.inline_bytes = inline_bytes;
+                 options.segment_bytes = segment_bytes;
+                 options.spin = spin;
+                 return options;
+             }),
+             py::kw_only(), py::arg("wire") = "", py::arg("staging") = "auto",
+             py::arg("inline_bytes") = defaults.inline_bytes, py::arg("segment_bytes") = defaults.segment_bytes,
+             py::arg("spin") = defaults.spin);
+
+    module.def("isa", [] { return ring::kernels().isa; }, "Instruction set of the kernels in use.");
+    module.def(
+        "select_isa", [](const std::string& isa) { return ring::select_kernels(isa).isa; }, py::arg("isa"),
+        "Use the kernels of an instruction set, or the best for '' or where the processor lacks it; returns its name.");
+}

@@ -1,0 +1,28 @@
+// What a user sets about how the core works. The core reads no environment: ring_notebook/config.py reads and checks
+// the variables named here, and the bindings pass them on with each epoch.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "ring/base/types.hpp"
+
+namespace ring {
+
+// How a rank writes segments to ring memory: whichever way is faster, into the cache, or past it.
+enum class StagingWay : std::uint8_t { Auto, Cache, Memory };
+
+struct Options {
+    // RING_WIRE: what float32 sums are rounded to between hosts; Float32 where they are not.
+    DType wire = DType::Float32;
+    // RING_STAGING
+    StagingWay staging = StagingWay::Auto;
+    // RING_INLINE: bytes up to which a payload travels in its rank's mailbox, with one gate.
+    std::size_t inline_bytes = 16 << 10;
+    // RING_SEGMENT: bytes of a segment; 0 chooses by ranks and cores.
+    std::size_t segment_bytes = 0;
+    // RING_SPIN: microseconds that a wait spins before it sleeps; a negative number chooses by ranks and cores.
+    double spin = -1.0;
+};
+
+}  // namespace ring

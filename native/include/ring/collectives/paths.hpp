@@ -1,0 +1,48 @@
+// Which algorithm carries an operation out, on one host and between several: one table, and one pure function that
+// reads it. To add an algorithm, write its file and its line in the table of src/collectives/paths.cpp.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "ring/collectives/host/algorithm.hpp"
+#include "ring/group/header.hpp"
+
+namespace ring {
+
+// Where the ranks of a group are.
+struct Topology {
+    std::vector<int> ranks;  // in the whole job, in the order of their headers
+    int hosts = 1;
+};
+
+// What a choice is made from.
+struct Situation {
+    const std::vector<Header>& headers;
+    const Header& lead;  // of the first rank that has not joined
+    const Topology& topology;
+};
+
+// One line of the table. In its costs p is the number of ranks, h of hosts, l of ranks on each host; S is the bytes of
+// a rank's tensor (of the largest one in an allgather, of p times the largest part in an alltoall), seg those of a
+// segment.
+struct Path {
+    OpKind kind;
+    bool between_hosts;
+    const char* name;
+    bool (*fits)(const Situation&);  // the first path that fits is taken
+    const char* gates;               // that each rank passes, the one behind the headers included
+    const char* bytes;               // that each rank reads and writes in memory
+    const char* messages;  // that a host sends to each host that it sends to, the one with the headers included
+    MakeAlgorithm* make;
+};
+
+// A pure function of what all ranks of the group know, so that all of them choose alike. Settings act through it:
+// RING_INLINE decides what a header calls inline, RING_ALGORITHM=ring makes a host of each rank. `headers` have passed
+// find_mismatch. Throws Unsupported where nothing can move tensors of that device and dtype.
+const Path& choose(const std::vector<Header>& headers, const Topology& topology);
+
+// All paths, in the order in which they are tried.
+const std::vector<Path>& all_paths();
+
+}  // namespace ring

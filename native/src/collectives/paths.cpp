@@ -1,0 +1,98 @@
+#include "ring/collectives/paths.hpp"
+
+#include <algorithm>
+#include <string>
+
+#include "collectives/host/algorithm_parts.hpp"
+#include "collectives/inter_host/fabric_parts.hpp"
+#include "ring/base/errors.hpp"
+
+namespace ring {
+namespace {
+
+bool always(const Situation&) { return true; }
+bool alone(const Situation& all) { return all.topology.ranks.size() == 1; }
+bool adasum(const Situation& all) { return all.lead.op == ReduceOp::Adasum; }
+// All payloads travel in mailboxes, and between hosts with the headers.
+bool small(const Situation& all) { return all_inline(all.headers); }
+bool inputs_in_ring(const Situation& all) { return all_in_ring(all.headers, false); }
+bool in_ring(const Situation& all) { return all_in_ring(all.headers, true); }
+bool root_in_ring(const Situation& all) {
+    const std::vector<int>& ranks = all.topology.ranks;
+    const auto root = std::find(ranks.begin(), ranks.end(), all.lead.root) - ranks.begin();
+    return all.headers[static_cast<std::size_t>(root)].input != kNowhere;
+}
+
+constexpr bool kOneHost = false;
+constexpr bool kHosts = true;
+
+// clang-format off
+const std::vector<Path> kHostMemory = {
+    // operation          hosts      path        when             gates             bytes                           messages             maker
+    {OpKind::Barrier,       kOneHost, "gate",     always,          "1",              "0",                            "0",                 make_nothing},
+    {OpKind::Join,          kOneHost, "gate",     always,          "1",              "0",                            "0",                 make_join},
+    {OpKind::Allreduce,     kOneHost, "adasum",   adasum,          "1+log2(p)",      "4*S+3*S*log2(p)",              "0",                 make_adasum},
+    {OpKind::Allreduce,     kOneHost, "alone",    alone,           "1",              "2*S",                          "0",                 make_local_allreduce},
+    {OpKind::Allreduce,     kOneHost, "one-shot", small,           "1",              "(p+3)*S",                      "0",                 make_one_shot_allreduce},
+    {OpKind::Allreduce,     kOneHost, "push",     in_ring,         "2",              "2*S",                          "0",                 make_push_allreduce},
+    {OpKind::Allreduce,     kOneHost, "staged",   always,          "2+ceil(S/seg)",  "(4*(p-1)/p+1+2/p)*S",          "0",                 make_staged_allreduce},
+    {OpKind::ReduceScatter, kOneHost, "one-shot", small,           "1",              "(3+1/p)*S",                    "0",                 make_one_shot_reducescatter},
+    {OpKind::ReduceScatter, kOneHost, "pull",     inputs_in_ring,  "2",              "(1+1/p)*S",                    "0",                 make_pull_reducescatter},
+    {OpKind::ReduceScatter, kOneHost, "staged",   always,          "1+ceil(S/seg)",  "(3*(p-1)/p+2/p)*S",            "0",                 make_staged_reducescatter},
+    {OpKind::Broadcast,     kOneHost, "one-shot", small,           "1",              "2*S",                          "0",                 make_one_shot_broadcast},
+    {OpKind::Broadcast,     kOneHost, "pull",     root_in_ring,    "2",              "2*S",                          "0",                 make_pull_broadcast},
+    {OpKind::Broadcast,     kOneHost, "staged",   always,          "1+ceil(S/seg)",  "2*S",                          "0",                 make_staged_broadcast},
+    {OpKind::Allgather,     kOneHost, "one-shot", small,           "1",              "2*(p+1)*S",                    "0",                 make_one_shot_allgather},
+    {OpKind::Allgather,     kOneHost, "pull",     inputs_in_ring,  "2",              "2*p*S",                        "0",                 make_pull_allgather},
+    {OpKind::Allgather,     kOneHost, "staged",   always,          "1+ceil(S/seg)",  "2*(p+1)*S",                    "0",                 make_staged_allgather},
+    {OpKind::Alltoall,      kOneHost, "one-shot", small,           "1",              "4*S",                          "0",                 make_one_shot_alltoall},
+    {OpKind::Alltoall,      kOneHost, "pull",     inputs_in_ring,  "2",              "2*S",                          "0",                 make_pull_alltoall},
+    {OpKind::Alltoall,      kOneHost, "staged",   always,          "1+ceil(S/seg)",  "4*S",                          "0",                 make_staged_alltoall},
+    {OpKind::Step,          kOneHost, "push",     always,          "2",              "2*S and the state",            "0",                 make_push_step},
+
+    {OpKind::Barrier,       kHosts,   "eager",    always,          "2",              "0",                            "1",                 make_nothing},
+    {OpKind::Join,          kHosts,   "eager",    always,          "2",              "0",                            "1",                 make_join},
+    {OpKind::Allreduce,     kHosts,   "eager",    small,           "2",              "(l+h+3)*S",                    "1",                 make_eager},
+    {OpKind::ReduceScatter, kHosts,   "eager",    small,           "2",              "(l+h+3)*S",                    "1",                 make_eager},
+    {OpKind::Broadcast,     kHosts,   "eager",    small,           "2",              "4*S",                          "1",                 make_eager},
+    {OpKind::Allgather,     kHosts,   "eager",    small,           "2",              "2*(p+l+1)*S",                  "1",                 make_eager},
+    {OpKind::Alltoall,      kHosts,   "eager",    small,           "2",              "2*(l+2)*S",                    "1",                 make_eager},
+    {OpKind::Allreduce,     kHosts,   "gathered", adasum,          "4",              "7*p*S",                        "1+l",               make_gathered_adasum},
+    {OpKind::Allreduce,     kHosts,   "ring",     always,          "3",              "(2+6*(h-1)/h/l)*S",            "1+l*2*(h-1)*ceil(S/l/h/256K)", make_ring_allreduce},
+    {OpKind::Broadcast,     kHosts,   "chain",    always,          "3",              "(2+2/l)*S",                    "1+l*ceil(S/l/256K)", make_chain_broadcast},
+    {OpKind::ReduceScatter, kHosts,   "pairwise", always,          "3",              "(1+2*h/p)*S",                  "1+l",               make_pairwise_reducescatter},
+    {OpKind::Allgather,     kHosts,   "landing",  always,          "4",              "3*p*S",                        "1+l",               make_landing_allgather},
+    {OpKind::Alltoall,      kHosts,   "pairwise", always,          "3",              "2*S",                          "1+l*l",             make_pairwise_alltoall},
+};
+// clang-format on
+
+// What moves tensors that are on one kind of device.
+struct Transport {
+    Device device;
+    bool (*moves)(DType);
+    const std::vector<Path>& paths;
+};
+// The one place that looks at the device: another kind has its line here, and a table of paths.
+const Transport kTransports[] = {{Device::Cpu, [](DType) { return true; }, kHostMemory}};
+
+const std::vector<Path>& paths_for(const Header& lead) {
+    for (const Transport& one : kTransports)
+        if (one.device == lead.device && one.moves(lead.dtype)) return one.paths;
+    throw Unsupported(std::string("no transport for ") + to_string(lead.device) + " tensors of " +
+                      to_string(lead.dtype) + "; copy them to host memory on every rank");
+}
+
+}  // namespace
+
+const std::vector<Path>& all_paths() { return kHostMemory; }
+
+const Path& choose(const std::vector<Header>& headers, const Topology& topology) {
+    const Situation situation{headers, lead_header(headers), topology};
+    const bool between_hosts = topology.hosts > 1;
+    for (const Path& path : paths_for(situation.lead))
+        if (path.kind == situation.lead.kind && path.between_hosts == between_hosts && path.fits(situation))
+            return path;
+    throw Error(std::string("no path for a ") + to_string(situation.lead.kind));
+}
+
+}  // namespace ring
