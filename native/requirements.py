@@ -19,7 +19,7 @@ REQUIREMENTS = [
     "bqplot>=0.12.40",
     "cloudpickle>=3.0",
     "jupyterlab>=4.0",
-    # No upper bound and no index: whoever has a torch (CPU or CUDA) keeps it.
+    # No upper bound and no index: a torch (CPU or CUDA) that is installed stays.
     "torch>=2.2",
 ]
 MPI = "mpich>=4.2; sys_platform == 'linux'"

@@ -17,7 +17,7 @@ namespace {
 // (input address, output address, elements)
 using PieceTuple = std::tuple<std::uintptr_t, std::uintptr_t, std::uint64_t>;
 
-// To let go of a communicator is to wait for other ranks and threads, which may want the interpreter.
+// Releasing a communicator waits for other ranks and threads, which may need the interpreter.
 std::shared_ptr<Communicator> released_unlocked(std::shared_ptr<Communicator> communicator) {
     Communicator* raw = communicator.get();
     if (raw == nullptr) return nullptr;

@@ -112,7 +112,7 @@ int main(int count, char** values) {
 
     std::size_t left = 0;
     for (const auto& domain : domains) {
-        domain->release(domain->allocate(1));  // takes back what the others have let go of
+        domain->release(domain->allocate(1));  // takes back what the others have released
         left += domain->allocated();
     }
     if (hosts > 1) domains.front()->release(link);

@@ -103,7 +103,7 @@ class Communicator:
     def _work(self, native: _core.Work, blocking: bool, *keep: Any) -> Work:
         work = Work(native, keep)
         if not blocking:
-            # Whoever drops the handle must not drop the memory under an operation.
+            # Dropping the handle must not drop the memory under an operation.
             self._queued = [queued for queued in self._queued if not queued.done()]
             self._queued.append(work)
         return work

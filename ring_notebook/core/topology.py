@@ -91,7 +91,7 @@ class Place:
     domains: tuple[int, ...] = ()
     """The ring memory that each rank of the job maps, as an index: its host, or under RING_ALGORITHM=ring itself."""
     elastic: bool = False
-    """Whether ranks may die and the others go on: nothing but ring memory holds them together, no MPI."""
+    """Whether the job survives ranks that die: only ring memory connects the ranks, no MPI."""
 
     @property
     def mates(self) -> list[int]:

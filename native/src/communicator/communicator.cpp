@@ -143,7 +143,7 @@ void Communicator::wait(Work& work, double timeout, const Interruption& check) {
         throw InvalidArgument(who() + ": a forked process cannot wait for an operation of its parent");
     const std::int64_t deadline = deadline_after(timeout);
     const auto settle = [&] {
-        // The operation sees the abort at its next step and releases the tensors; only then may the caller go on.
+        // The operation sees the abort at its next step and releases the tensors; only then may the caller continue.
         wait_until(work.bell_, group_->spin(), [&] { return work.done(); }, [] {});
     };
     try {

@@ -96,7 +96,7 @@ void Communicator::announce_abort() noexcept {
 }
 
 void Communicator::abort(std::string_view reason) noexcept {
-    if (!domain()->owned()) return;  // the epoch is the parent's, which goes on
+    if (!domain()->owned()) return;  // the epoch belongs to the parent process, which still uses it
     group_->abort(reason);
     announce_abort();
     group_->bell().ring();

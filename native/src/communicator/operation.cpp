@@ -49,8 +49,8 @@ void Communicator::begin(Work& work) {
     work.gate_ = group_->arrive();
 }
 
-// Between hosts, whoever carries a chunk reads and writes the tensors of all ranks of its host. Adasum works on two
-// copies of its own.
+// Between hosts, the rank that carries a chunk reads and writes the tensors of all ranks of its host. Adasum works on
+// two copies of its own.
 void Communicator::move_to_ring(Work& work) {
     Header& header = work.header_;
     const bool adasum = header.op == ReduceOp::Adasum;

@@ -59,7 +59,8 @@ void Progress::nudge() {
 }
 
 void Progress::begin() {
-    // Not under the mutex: the thread holds that while it moves data, and whoever queues an operation has better to do.
+    // Not under the mutex: the thread holds that while it moves data, and a caller that queues an operation must not
+    // wait for it.
     std::call_once(started_, [this] {
         const NoSignals inherited;
         try {

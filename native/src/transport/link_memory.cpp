@@ -121,7 +121,7 @@ class MemoryLink : public Link {
         MessageHead head;
         std::vector<std::byte> body;
     };
-    // A message is complete before it is matched: whoever wants it may ask after it has come.
+    // A message is complete before it is matched: a receiver may ask after it has arrived.
     struct Incoming {
         MessageHead head{};
         std::size_t head_read = 0;
@@ -131,7 +131,7 @@ class MemoryLink : public Link {
     };
 
     // Notes a transfer and queues it, or throws and does neither. Where there is no memory for what others have sent,
-    // that is told to whoever waits for it.
+    // that the waiting receiver is told of.
     template <class Queue>
     Transfer begin(Queue&& queue) {
         const auto noted = live_.emplace(++last_, false).first;

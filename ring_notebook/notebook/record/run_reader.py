@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class RunReader:
-    """Reads the files of one run. `records` goes on where its last call stopped; the other methods read everything.
+    """Reads the files of one run. `records` continues where its last call stopped; the other methods read everything.
 
     A line that is no record of a run is skipped and counted in ``skipped``.
     """

@@ -50,7 +50,7 @@ class Script:
         if self.missing:
             lines.append(
                 f"These cells use {', '.join(self.missing)} and do not make it: mark the cell that does "
-                "`%%ringtrain --setup`, run it and this one again, and export anew."
+                "`%%ringtrain --setup`, run it and this one again, and export again."
             )
         return "\n".join(lines)
 

@@ -64,7 +64,7 @@ class TorchState(State):
             checkpoint.save(self._saved, self._path, private=True)
 
     def reset(self) -> None:
-        """Let samplers look anew at which ranks there are."""
+        """Have samplers read again which ranks there are."""
         for name in self._names:
             value = getattr(self, name)
             if isinstance(value, ElasticSampler):

@@ -19,7 +19,7 @@ struct alignas(64) Doorbell {
     SharedAtomic<std::uint32_t> rings{0};
     SharedAtomic<std::uint32_t> sleepers{0};
 
-    // Wakes whoever sleeps here. Costs one load when nobody does.
+    // Wakes the thread that sleeps here. Costs one load when nobody does.
     void ring() noexcept {
         if (sleepers.load(std::memory_order_seq_cst) != 0) wake();
     }
@@ -83,8 +83,8 @@ bool spin_until(const SpinPolicy& policy, Ready&& ready) {
     return false;
 }
 
-// `ready` must load what it reads with seq_cst or after an acquire that follows the store it waits for: whoever
-// makes the condition true stores it with seq_cst and then rings the bell, so that no wake-up is lost.
+// `ready` must load what it reads with seq_cst or after an acquire that follows the store it waits for: the
+// thread that makes the condition true stores it with seq_cst and then rings the bell, so that no wake-up is lost.
 template <class Ready, class Idle>
 void wait_until(Doorbell& bell, const SpinPolicy& policy, Ready&& ready, Idle&& idle,
                 std::chrono::microseconds tick = kSleep) {

@@ -27,7 +27,7 @@ class Agreement;
 class Communicator;
 class Progress;
 
-// One operation under way, shared by whoever waits for it and whoever carries it out.
+// One operation under way, shared by the thread that waits for it and the one that carries it out.
 class Work {
    public:
     Work();
@@ -165,7 +165,7 @@ class Communicator {
     const Topology topology_;
     Epoch epoch_;
     int number_;                  // of this group in the epoch
-    std::uint64_t sequence_ = 0;  // whoever carries an operation out counts it
+    std::uint64_t sequence_ = 0;  // counted by the thread that carries an operation out
 
     mutable std::mutex mutex_;
     std::deque<std::shared_ptr<Work>> queue_;

@@ -5,7 +5,7 @@
 //
 //   post header, arrive | gate | step 0, arrive | gate | step 1, arrive | ...
 //
-// Whoever arrives last releases the gate and wakes the sleepers, so a sleeping rank wakes once per gate however many
+// The last rank to arrive releases the gate and wakes the sleepers, so a sleeping rank wakes once per gate however many
 // ranks there are.
 #pragma once
 

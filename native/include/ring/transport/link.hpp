@@ -29,9 +29,9 @@ class Link {
     // be ring memory. A receive that cannot be taken back, because its message has begun to come, is left to end by
     // itself; `keep` owns its memory until then.
     virtual void cancel(Transfer& transfer, std::shared_ptr<const void> keep) noexcept = 0;
-    // Whether a message with this tag has come from anyone: its source and size.
+    // Whether a message with this tag has arrived from any rank: its source and size.
     virtual bool probe(int tag, int& source, std::size_t& bytes) = 0;
-    // Receives and forgets whatever has come that nobody asked for. For the end of a process, after all have met.
+    // Receives and discards messages that nobody asked for. For the end of a process, after all have met.
     virtual void drain() = 0;
     // Largest tag that may be used.
     virtual int tag_limit() const = 0;

@@ -9,7 +9,7 @@
 namespace ring {
 
 // The leaders exchange one message each and lay all of them, their own too, into memory that their host shares. After
-// the gate every rank reads the same headers and so comes to the same verdict.
+// the gate every rank reads the same headers and so reaches the same verdict.
 //
 //   message: | MessageFront | Header x local ranks | splits x local ranks x all ranks | payload |
 //

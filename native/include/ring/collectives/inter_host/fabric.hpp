@@ -156,7 +156,7 @@ class Window {
                 fabric_.receive(Fabric::kData, previous_, landing(asked_), static_cast<std::size_t>(bytes(asked_)));
         return any;
     }
-    // Whether message taken() has come. It lies in landing() until it has been taken.
+    // Whether message taken() has arrived. It stays in landing() until it is taken.
     bool has_come() { return taken_ < asked_ && fabric_.link().done(receives_[taken_ % kInFlight]); }
     std::byte* landing(std::uint64_t m) const { return landing_.get() + m % kInFlight * kMostBytes; }
     void take() { ++taken_; }

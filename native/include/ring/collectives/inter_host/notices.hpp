@@ -1,7 +1,7 @@
 // How an abort or a departure reaches the other hosts of a group, where the link still works.
 //
-// Nothing here waits. A notice that is due is sent, and one that is on its way is read, by whoever looks next: every
-// rank that waits does so every 50 ms.
+// Nothing here waits. A notice that is due is sent, and one that is on its way is read, by the rank that looks
+// next: every rank that waits looks every 50 ms.
 #pragma once
 
 #include <memory>
