@@ -72,7 +72,7 @@ def test_a_burst_of_interrupts_to_a_run(records: Path) -> None:
         time.sleep(0.5)
         for _ in range(50):
             run.stop()
-        assert run.settle(10)
+        assert run.wait_idle(10)
         assert cluster.pull("kept") == 42
         cluster.run("after = kept + 1").wait()
         assert cluster.pull("after", rank=1) == 43
