@@ -37,12 +37,14 @@ def chromium() -> str:
 
 
 def pytest_configure() -> None:
-    """Let interrupts through and keep shared memory apart.
+    """Let signals through and keep shared memory apart.
 
-    A shell without job control has what it runs in the background ignore interrupts.
+    A shell without job control has what it runs in the background ignore interrupts, and nohup hangups.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if not _IN_RANK:
         own_shared_memory()
 

@@ -188,7 +188,10 @@ class Job:
 
     @contextlib.contextmanager
     def signals_passed_on(self) -> Iterator[None]:
-        """While the block runs, signals that would end this process end the job instead (command line only)."""
+        """While the block runs, signals that would end this process end the job instead (command line only).
+
+        A signal that this process ignores, as under ``nohup``, stays ignored.
+        """
         wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
         def pass_on(signum: int, _frame: FrameType | None) -> None:
@@ -197,7 +200,8 @@ class Job:
             else:
                 self.send(signum)
 
-        before = {signum: signal.signal(signum, pass_on) for signum in wanted}
+        kept = [signum for signum in wanted if signal.getsignal(signum) is not signal.SIG_IGN]
+        before = {signum: signal.signal(signum, pass_on) for signum in kept}
         try:
             yield
         finally:

@@ -27,6 +27,9 @@ from ring_notebook.launch.launchers.hosts import Host, check_slots, is_local, na
 
 __all__ = ["run"]
 
+_LAST_WORDS = 1.0
+"""Seconds to read what a rank has sent before it ended."""
+
 
 def run(
     fn: Callable[..., Any],
@@ -98,7 +101,7 @@ class _Inbox:
         self._key = key
         self._work = work
         self._listener = Listener(address, authkey=key)
-        self._receivers: list[threading.Thread] = []
+        self._receivers: list[tuple[threading.Thread, Any]] = []
         self._acceptor = threading.Thread(target=self._accept, name="ring-run-inbox", daemon=True)
         self._acceptor.start()
 
@@ -113,8 +116,13 @@ class _Inbox:
         with Client(self._listener.address, authkey=self._key) as last:
             last.send(LAST)
         self._acceptor.join()
-        for receiver in self._receivers:
-            receiver.join()
+        for receiver, caller in self._receivers:
+            receiver.join(_LAST_WORDS)
+            if receiver.is_alive():
+                # A process that the rank has forked holds the connection open and will send nothing.
+                with contextlib.suppress(OSError), socket.socket(fileno=os.dup(caller.fileno())) as connection:
+                    connection.shutdown(socket.SHUT_RDWR)
+                receiver.join()
         self._listener.close()
 
     def _accept(self) -> None:
@@ -129,7 +137,7 @@ class _Inbox:
                 return
             receiver = threading.Thread(target=self._serve, args=(rank, caller), daemon=True)
             receiver.start()
-            self._receivers.append(receiver)
+            self._receivers.append((receiver, caller))
 
     def _serve(self, rank: int, caller: Any) -> None:
         with caller, contextlib.suppress(EOFError, OSError):  # a rank that dies: the job reports how

@@ -65,11 +65,11 @@ def allocated() -> None:
     started = session.start()
     assert f"Started 4 engines (Slurm job 17: 4 slots on {', '.join(NAMES)})" in started
     cluster = session.require()
-    assert [engine["host"] for engine in cluster.status()] == [NAMES[0]] * 2 + [NAMES[1]] * 2
+    assert [engine.host for engine in cluster.status()] == [NAMES[0]] * 2 + [NAMES[1]] * 2
     trains(cluster)
     session.restart(3)
     assert cluster.why == f"as asked for, in Slurm job 17: 4 slots on {', '.join(NAMES)}"
-    assert [engine["host"] for engine in cluster.status()] == [NAMES[0]] * 2 + [NAMES[1]]
+    assert [engine.host for engine in cluster.status()] == [NAMES[0]] * 2 + [NAMES[1]]
     session.stop()
 
 

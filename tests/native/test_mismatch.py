@@ -240,6 +240,18 @@ def test_one_name_may_be_missing() -> None:
     as_threads(2, body)
 
 
+def test_a_missing_name_does_not_hide_two_that_differ() -> None:
+    """Each agrees with the rank that gives none, and not with the other."""
+
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        with pytest.raises(CollectiveMismatch, match=r"the name 'a'|the name 'b'"):
+            allreduce(name=["", "a", "b"][ring.rank])(ring)
+        allreduce()(ring)
+
+    as_threads(3, body)
+
+
 @pytest.mark.parametrize("name", ["é" * 60, "x" + "é" * 60, "n" * 500])
 def test_names_are_cut_where_a_character_ends(name: str) -> None:
     """Names travel in a header of fixed size; what is left of them is text in errors and in snapshots."""

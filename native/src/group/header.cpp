@@ -185,6 +185,12 @@ std::string find_mismatch(const std::vector<Header>& headers, const std::vector<
         const std::string from_own = disagreement(headers, ranks, own_index, true);
         if (!from_own.empty()) why = from_own;
     }
+    // A rank without a name agrees with every name, so ranks that agree with it may still differ from one another.
+    for (std::size_t i = lead + 1; why.empty() && first.name[0] == '\0' && i < headers.size(); ++i) {
+        if (headers[i].kind == OpKind::Join || headers[i].name[0] == '\0') continue;
+        why = disagreement(headers, ranks, i, i == own_index);
+        break;
+    }
     if (why.empty() && joined >= 0 && first.kind != OpKind::Join && !works_with_joined(first))
         why = "rank " + std::to_string(joined) + " has joined, and a joined rank takes part in barriers, sums and " +
               "averages only; complete all other operations on every rank before one joins";

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -72,8 +73,9 @@ def first_failure(failures: Sequence[RankFailure], n: int) -> RankFailure | None
 
 def report_failure(failure: RankFailure) -> None:
     """Write ``failure`` to this process's stderr, where the launcher finds it."""
-    sys.stderr.flush()
-    os.write(2, b"\x1e" + json.dumps(asdict(failure)).encode() + b"\x1e\n")
+    with contextlib.suppress(OSError):  # nobody reads any more, or the disk is full
+        sys.stderr.flush()
+        os.write(2, b"\x1e" + json.dumps(asdict(failure)).encode() + b"\x1e\n")
 
 
 def split_reports(data: bytes) -> tuple[bytes, list[RankFailure], bytes]:

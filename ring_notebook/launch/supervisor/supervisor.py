@@ -7,6 +7,7 @@ find each other without MPI.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import secrets
@@ -85,10 +86,18 @@ class Supervisor:
                 self._kill_at = time.monotonic() + GRACE
                 self._send(signal.SIGKILL if self._ending else signal.SIGTERM)
                 self._ending = True
+        if self._ending:
+            self._end_group()
         self._connections.close()
         for output in self._output:
             output.join()
         return self._exit_code()
+
+    def _end_group(self) -> None:
+        """End what ranks of a job that ends early have started: the program behind a shell script is such a process."""
+        if os.getpgrp() == os.getpid():  # else the group is that of another program
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            os.killpg(0, signal.SIGTERM)
 
     def _exit_code(self) -> int:
         if self._signal:
@@ -193,7 +202,8 @@ class Supervisor:
         self._kill_at = time.monotonic() + GRACE
 
     def _print(self, text: str) -> None:
-        os.write(2, f"ringrun: {text}\n".encode())
+        with contextlib.suppress(OSError):  # nobody reads any more, or the disk is full
+            os.write(2, f"ringrun: {text}\n".encode())
 
     def _send(self, signum: int) -> None:
         for process in self._ranks.values():

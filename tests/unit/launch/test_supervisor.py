@@ -191,3 +191,34 @@ def test_options_for_mpiexec_keep_their_quotes(tmp_path: Path) -> None:
     environment = {**os.environ, "RING_MPIEXEC": str(mpiexec)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False)
     assert done.stdout.splitlines()[:5] == ["-n", "2", "-env", "X", "a b"]
+
+
+def test_a_program_behind_a_shell_script_ends_with_the_job(tmp_path: Path) -> None:
+    script = tmp_path / "train.sh"
+    script.write_text(
+        f"#!/bin/sh\n{sys.executable} -c \"print('ready', flush=True); __import__('time').sleep(100)\"\ntrue\n"
+    )
+    script.chmod(0o755)
+    with subprocess.Popen([*RINGRUN, "-np", "2", str(script)], stdout=subprocess.PIPE, text=True) as job:
+        assert job.stdout is not None
+        for _ in range(2):
+            assert job.stdout.readline() == "ready\n"
+        started = family(job.pid)[1:]
+        job.terminate()
+        assert job.wait(LIMIT) == 128 + signal.SIGTERM
+    gone, left = psutil.wait_procs(started, timeout=10)
+    assert left == []
+    assert len(gone) >= 5  # the supervisor, two shells and two programs
+
+
+def test_a_hangup_that_is_ignored_stays_ignored(tmp_path: Path) -> None:
+    """As under nohup, when the terminal closes."""
+    command = ["sh", "-c", 'trap "" HUP; exec "$@"', "sh", *RINGRUN, "-np", "2", "python", "-c"]
+    program = "import sys; print('ready', flush=True); sys.stdin.readline(); __import__('time').sleep(1)"
+    with subprocess.Popen([*command, program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as job:
+        assert job.stdout is not None
+        for _ in range(2):
+            assert job.stdout.readline() == "ready\n"
+        job.send_signal(signal.SIGHUP)
+        job.communicate("go\n", timeout=LIMIT)
+    assert job.returncode == 0
