@@ -59,8 +59,8 @@ class Launch:
         self._broken = ""
 
     def begin(self) -> None:
-        """Start the ranks, unless they have been."""
-        if self._process is None and not self._broken:
+        """Start the ranks, unless they have been or no test waits for them: without one pytest would run all."""
+        if self._process is None and self._waiting and not self._broken:
             self._start()
 
     @property

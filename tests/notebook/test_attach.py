@@ -102,7 +102,7 @@ def test_after_the_notebook_is_gone(first: subprocess.Popen[str], how: str) -> N
     assert cluster.last_run.summary["status"] == "ok"
     assert cluster.run("assert kept == 5").wait().status == "ok"
     cluster.stop()
-    with pytest.raises(ClusterError, match="no cluster runs"):
+    with pytest.raises(ClusterError, match="no cluster of this folder is running"):
         Cluster.attach()
 
 
@@ -135,7 +135,7 @@ def test_a_cluster_that_does_not_answer_costs_nothing(
     for attempt in range(3):
         controller.suspend()
         try:
-            with pytest.raises(ClusterError, match="no cluster runs"):
+            with pytest.raises(ClusterError, match="no cluster of this folder is running"):
                 Cluster.attach()
         finally:
             controller.resume()
@@ -150,5 +150,5 @@ def test_a_cluster_that_does_not_answer_costs_nothing(
 
 
 def test_nothing_to_attach_to() -> None:
-    with pytest.raises(ClusterError, match="no cluster runs"):
+    with pytest.raises(ClusterError, match="no cluster of this folder is running"):
         Cluster.attach()
