@@ -12,7 +12,7 @@ from attack.second_user import Stranger, stranger
 from ring_notebook.config import config
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def intruder() -> Iterator[Stranger]:
     """Another user of this machine; tests that ask for it are skipped, and said to be, without root."""
     if os.geteuid() != 0:
