@@ -22,7 +22,7 @@ HYDRA = b"HYD\0" + bytes(8)
 ZMTP = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16) + b"\x00" + bytes(31)
 READY = b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03SUB"
 SUBSCRIBE_ALL = b"\x00\x01\x01"
-# What is said, one message after each answer, by one who tries to be let in.
+# What an intruder sends to a port: one message, then the next after each answer.
 TALKS = {
     "hydra": [HYDRA],
     "zmq": [ZMTP, READY + SUBSCRIBE_ALL],

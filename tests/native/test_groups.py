@@ -226,7 +226,7 @@ def test_an_operation_has_no_result_before_it_is_done() -> None:
 
 
 def test_a_failed_operation_has_no_result() -> None:
-    """Whoever asks for it gets the error again, instead of bytes that nobody wrote."""
+    """Reading the output raises the error again; there are no bytes to return."""
 
     def body(seat: Seat) -> None:
         ring = seat.open()

@@ -31,7 +31,7 @@ def allreduce(
     address: int = 0,
     **options: object,
 ) -> Call:
-    """A call of allreduce on ones, or on what is said to lie at that address."""
+    """A call of allreduce on ones, or on a tensor that claims to be at ``address``."""
 
     def call(ring: Communicator) -> object:
         own = tensor(ring, shape, dtype).buffer
