@@ -114,7 +114,6 @@ class RendezvousConnections(Connections):
 
     def __init__(self, size: int) -> None:
         super().__init__(size, socket.SOCK_SEQPACKET)
-        self._card: list[int] | None = None
         self._arrived: set[int] = set()
 
     def variables(self, rank: int, channel: socket.socket) -> dict[str, str]:
