@@ -21,7 +21,7 @@ help:
 	@echo 'make bench       measure allreduce against MPI and Gloo on this machine'
 	@echo 'make sanitize    run the tests of the native core under ASan, UBSan and TSan'
 	@echo 'make sanitize-build  only compile for that'
-	@echo 'make screenshot  take the pictures in docs/images anew'
+	@echo 'make screenshot  take the pictures in docs/images again'
 	@echo 'make clean       remove .venv and everything that was built'
 
 demo: $(VENV)/installed
