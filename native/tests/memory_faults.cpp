@@ -81,12 +81,18 @@ void what_is_kept_does_not_keep_the_domain() {
     expect(gone[0].expired() && gone[1].expired(), "ring memory outlives all that use it");
 }
 
+void nothing_is_kept_where_memory_is_short() {
+    expect(reserve_for(4 * kReserve) == kReserve, "a rank keeps no reserve on a machine that has plenty");
+    expect(reserve_for(4 * kReserve - 1) == 0 && reserve_for(0) == 0, "a rank keeps what others need");
+}
+
 }  // namespace
 
 void check_memory() {
     a_block_is_kept();
     pages_are_reserved_beside_other_calls();
     what_is_kept_does_not_keep_the_domain();
+    nothing_is_kept_where_memory_is_short();
 }
 
 }  // namespace ring::test

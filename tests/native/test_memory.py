@@ -6,11 +6,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from native.ranks import Seat, as_processes
 from ring_notebook.core.native import core
+
+if TYPE_CHECKING:
+    from ring_notebook import _core
 
 MIB = 1 << 20
 NO_LIMIT = 2**64 - 1
@@ -96,3 +100,54 @@ def test_cores_are_those_of_all_ranks_together() -> None:
         return found
 
     assert as_processes(2, body) == [[2, 1], [2, 1]]
+
+
+def pages_of(domain: _core.Domain) -> int:
+    """Bytes of ring memory that the kernel has given pages to."""
+    return os.fstat(domain.fd).st_blocks * 512
+
+
+def test_freed_memory_goes_back_to_the_machine() -> None:
+    """A rank keeps a reserve, on a machine that has plenty; the rest is there for others at once."""
+    kept = 256 * MIB if core().memory_left() >= 1024 * MIB else MIB
+    domain = core().Domain.create(0, 1, 1024 * MIB)
+    empty = pages_of(domain)
+    regions = [domain.allocate(64 * MIB) for _ in range(6)]
+    assert pages_of(domain) == empty + 6 * 64 * MIB
+    regions.clear()
+    assert pages_of(domain) <= empty + kept
+    again = domain.allocate(64 * MIB)  # of the reserve
+    assert pages_of(domain) <= empty + max(kept, 64 * MIB)
+    del again
+    domain.trim()
+    assert pages_of(domain) <= empty + MIB
+
+
+def test_small_blocks_go_back_with_their_page() -> None:
+    """Blocks smaller than a page share one, which is the machine's again when the last one is freed."""
+    domain = core().Domain.create(0, 1, 64 * MIB)
+    empty = pages_of(domain)
+    regions = [domain.allocate(100) for _ in range(1000)]
+    del regions[::2]
+    domain.trim()
+    assert pages_of(domain) > empty + 64 * 1000
+    regions.clear()
+    assert domain.allocated == 0
+    domain.trim()
+    assert pages_of(domain) == empty
+
+
+def test_a_forked_process_frees_nothing_of_its_parent() -> None:
+    domain = core().Domain.create(0, 1, 1024 * MIB)
+    region = domain.allocate(300 * MIB)
+    view = memoryview(region)
+    view[:3] = b"abc"
+    before = pages_of(domain)
+    child = os.fork()
+    if child == 0:
+        view.release()
+        del region
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert pages_of(domain) == before
+    assert bytes(view[:3]) == b"abc"

@@ -209,7 +209,7 @@ std::uint64_t Domain::allocate(std::size_t bytes) {
     return arena_.allocate(bytes);
 }
 
-void Domain::trim() {
+void Domain::trim() noexcept {
     if (owned()) arena_.trim();
 }
 

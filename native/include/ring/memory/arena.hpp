@@ -1,8 +1,11 @@
 // The blocks of one rank's arena: which are free, which are in use, and which wait until no rank touches them.
 //
-// Destructors release blocks, so a release takes no memory: the node of a block moves from one map to another.
+// What was freed keeps its pages as a reserve, because the kernel takes long to find and clear new ones, and what
+// exceeds the reserve goes back to the machine. Destructors release blocks, so a release needs no memory: the node of a
+// block moves from one map to another.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -12,6 +15,12 @@
 namespace ring {
 
 class Domain;
+
+// Bytes of freed memory whose pages a rank keeps where the machine has that much left. They serve what comes and goes
+// with every operation: between hosts copies of ordinary tensors, of up to four buckets at RING_FUSION_THRESHOLD's
+// default. Nothing is kept where memory is short: the next to need it may be another process.
+constexpr std::size_t kReserve = std::size_t{256} << 20;
+constexpr std::size_t reserve_for(std::size_t left) { return left < 4 * kReserve ? 0 : kReserve; }
 
 class Arena {
    public:
@@ -34,8 +43,8 @@ class Arena {
     void keep(std::uint64_t offset, const std::shared_ptr<Condition>& until) noexcept;
     // Frees what was released and kept, where the condition holds by now.
     void reclaim(Domain& domain) noexcept;
-    // Gives the pages of free blocks back to the machine.
-    void trim();
+    // Gives all of the reserve back to the machine.
+    void trim() noexcept;
     // Bytes that are not free.
     std::size_t allocated() const;
 
@@ -46,10 +55,22 @@ class Arena {
     };
     using Blocks = std::map<std::uint64_t, Block>;  // by offset
 
-    std::uint64_t take(std::size_t bytes, std::size_t alignment);
+    // Where a block of these bytes begins, and whether it comes with pages; nowhere where there is no such piece.
+    struct Place {
+        std::uint64_t begin;
+        bool has_pages;
+    };
+    Place take(std::size_t bytes, std::size_t alignment);
+    static Blocks::iterator find_fit(Blocks& blocks, std::size_t bytes, std::size_t alignment);
+    void use(Blocks& from, Blocks::iterator block, std::uint64_t begin, std::size_t bytes);
+    void reserve_pages(std::uint64_t begin, std::size_t bytes);
     void expect_room(std::size_t bytes);
-    void punch_free();
-    void merge_free(Blocks::node_type node) noexcept;
+    bool exceeds_reserve() noexcept;
+    void give_back_excess() noexcept;
+    void give_back(std::size_t kept) noexcept;
+    Blocks::node_type cut_from_reserve(std::size_t bytes) noexcept;
+    static void merge(Blocks& blocks, Blocks::node_type node) noexcept;
+    void free(Blocks::node_type node) noexcept;
 
     int fd_;
     std::size_t bytes_;
@@ -60,10 +81,15 @@ class Arena {
     std::int64_t looked_at_ = 0;
 
     mutable std::mutex mutex_;  // of what follows; never held across a system call
-    Blocks free_;               // neighbours are merged
+    Blocks holes_;              // free, without pages: whole pages, neighbours merged
+    Blocks reserve_;            // free, with pages; neighbours merged
     Blocks used_;
     Blocks released_;  // and kept
     std::size_t allocated_ = 0;
+    std::size_t reserved_ = 0;  // bytes of `reserve_`
+
+    std::atomic<std::size_t> most_kept_{kReserve};  // by the last look at what memory is left
+    std::atomic<std::int64_t> weighed_at_{0};
 };
 
 }  // namespace ring

@@ -90,7 +90,10 @@ class Domain {
 
     // Pages are reserved here, so that a full machine is an error and not a crash later. Throws OutOfMemory.
     std::uint64_t allocate(std::size_t bytes);
-    void release(std::uint64_t offset) noexcept { arena_.release(offset); }
+    // Does nothing in a forked process, whose parent still uses what it has.
+    void release(std::uint64_t offset) noexcept {
+        if (owned()) arena_.release(offset);
+    }
     // The block that this offset lies in, if this rank has allocated it, is not given out again before the condition
     // holds; it is asked whenever this rank allocates.
     void keep(std::uint64_t offset, const std::shared_ptr<Arena::Condition>& until) noexcept {
@@ -111,8 +114,8 @@ class Domain {
         const Entering entering(slot(local_rank_), block);
         use();
     }
-    // Gives the pages of free blocks back to the machine.
-    void trim();
+    // Gives the pages of free blocks, which are kept up to kReserve, back to the machine.
+    void trim() noexcept;
     std::size_t allocated() const { return arena_.allocated(); }
 
     // False in a process that was forked from the one that made this object: there it must not be used.
