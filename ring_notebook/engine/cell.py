@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import asyncio
+import inspect
 import linecache
 import sys
 import threading
@@ -19,6 +21,8 @@ __all__ = ["Cell"]
 # Of so many cells the source is kept for tracebacks through functions that they defined.
 _KEPT = 100
 _files: deque[str] = deque()
+# Of all cells that use `await`: tasks that one cell has started continue in the next that waits.
+_loop: asyncio.AbstractEventLoop | None = None
 
 
 class Cell:
@@ -50,16 +54,21 @@ class Cell:
         body = list(self.tree.body)
         last = body.pop() if body and isinstance(body[-1], ast.Expr) else None
         if body:
-            exec(self._compile(ast.Module(body, type_ignores=[]), "exec"), self._namespace)
+            self._evaluate(self._compile(ast.Module(body, type_ignores=[]), "exec"))
         if isinstance(last, ast.Expr):
-            value = eval(self._compile(ast.Expression(last.value), "eval"), self._namespace)
+            value = self._evaluate(self._compile(ast.Expression(last.value), "eval"))
             if value is not None and not self._quiet:
                 assert self._shell.display_formatter is not None
                 self._shell.display_pub.publish(*self._shell.display_formatter.format(value))
 
     def _compile(self, tree: ast.Module | ast.Expression, mode: str) -> CodeType:
-        code: CodeType = compile(tree, self.file, mode, dont_inherit=True)
+        flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        code: CodeType = compile(tree, self.file, mode, flags=flags, dont_inherit=True)
         return code
+
+    def _evaluate(self, code: CodeType) -> Any:
+        value = eval(code, self._namespace)
+        return _wait_for(value) if code.co_flags & inspect.CO_COROUTINE else value
 
     def current_line(self) -> int:
         """The line of the cell that the main thread is at, 0 outside of the cell; from any thread."""
@@ -69,3 +78,16 @@ class Cell:
                 return frame.f_lineno
             frame = frame.f_back
         return 0
+
+
+def _wait_for(coroutine: Any) -> Any:
+    """What a cell's coroutine returns. It has a loop of its own, because the engine's is running: it runs the cell."""
+    global _loop
+    if _loop is None:
+        _loop = asyncio.new_event_loop()
+    engines = asyncio._get_running_loop()
+    asyncio._set_running_loop(None)
+    try:
+        return _loop.run_until_complete(coroutine)
+    finally:
+        asyncio._set_running_loop(engines)

@@ -12,6 +12,9 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.page import as_hook, display_page
+
 from ring_notebook.core import world
 from ring_notebook.core.native import core
 from ring_notebook.engine import capture, figures
@@ -40,6 +43,9 @@ def prepare(directory: str, keep: bool) -> dict[str, Any]:
     # OpenMP reads this once, when a framework loads it; without it each rank would take every core, or one.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // topology.local_size)))
     figures.prepare()
+    # The help that `name?` asks for is shown as output: an engine has no pager.
+    shell = InteractiveShell.instance()
+    shell.set_hook("show_in_pager", as_hook(display_page), 0)
     # Before a framework is loaded, whose loggers keep the stream that they find.
     capture.redirect()
     sys.stdin = capture.NoInput()

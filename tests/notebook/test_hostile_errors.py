@@ -59,7 +59,11 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
 @pytest.mark.parametrize(
     ("cell", "name", "text"),
     [
-        ("%%ringtrain\nprint(1)", "CellSyntaxError", "%%ringtrain within a cell that already runs on the ranks"),
+        (
+            "%%ringtrain\nprint(1)",
+            "CellSyntaxError",
+            "%%ringtrain within a cell that runs on the ranks; remove its line",
+        ),
         ("get_ipython().run_cell_magic('nothing', '', 'x')", "UsageError", "Cell magic `%%nothing` not found"),
         ("exec('x = = 3')", "SyntaxError", "Cell, line 2"),
         ("return 3", "SyntaxError", "'return' outside function"),

@@ -8,6 +8,7 @@ from IPython.core.completer import CompletionContext, SimpleCompletion
 from IPython.core.interactiveshell import InteractiveShell
 
 from ring_notebook.notebook.magics import options
+from ring_notebook.notebook.magics.default_cells import runs_on_ranks
 from ring_notebook.notebook.magics.session import Session
 
 __all__ = ["register"]
@@ -24,7 +25,8 @@ def register(shell: InteractiveShell, session: Session) -> None:
         line, token = context.text_until_cursor, context.token
         words = options.completions(line.lstrip())
         pull = _PULL.match(line) is not None
-        ranks = (pull and not token) or (_NAME.match(token) and (pull or _in_cell(context)))
+        on_ranks = _in_cell(context) or (session.default and runs_on_ranks(context.full_text))
+        ranks = (pull and not token) or (_NAME.match(token) and (pull or on_ranks))
         names = _names(session, token) if ranks else []
         return {
             "completions": [

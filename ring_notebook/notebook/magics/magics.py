@@ -12,7 +12,8 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 
 from ring_notebook.errors import RingError
-from ring_notebook.notebook.magics import completion, options
+from ring_notebook.notebook.magics import completion, missing_names, options
+from ring_notebook.notebook.magics.default_cells import DefaultCells
 from ring_notebook.notebook.magics.session import Session
 from ring_notebook.notebook.run import catalogue
 from ring_notebook.notebook.run.failures import brief
@@ -95,6 +96,9 @@ class RingMagics(Magics):
     def _start(self, n: int | None, hosts: str, keep: bool) -> None:
         print(self._session.start(n, hosts, keep))  # noqa: T201
 
+    def _default(self, state: str | None) -> None:
+        print(self._session.set_default(None if state is None else state == "on"))  # noqa: T201
+
     def _attach(self) -> None:
         print(self._session.attach())  # noqa: T201
 
@@ -141,7 +145,9 @@ def register(shell: InteractiveShell) -> None:
         session = Session()
         shell.register_magics(RingMagics(shell, session))
         completion.register(shell, session)
-        shell.input_transformers_cleanup.append(_with_a_body)
+        missing_names.register(shell, session)
+        default_cells = DefaultCells(shell, lambda: session.default)
+        shell.input_transformers_cleanup.extend([_with_a_body, default_cells])
 
 
 def _with_a_body(lines: list[str]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from IPython.core.error import UsageError
@@ -37,6 +38,10 @@ class LineParser(MagicArgumentParser):
             self.options.append(action)
         return action
 
+    def add_hidden_argument(self, *names: Any, **details: Any) -> None:
+        """An option that neither help nor completion shows."""
+        super().add_argument(*names, **details)
+
     def add_commands(self, **about: str) -> dict[str, LineParser]:
         """Make the first word of the line one of several commands; returns their parsers."""
         added = self.add_subparsers(dest="command", required=True, parser_class=LineParser)
@@ -55,6 +60,19 @@ class LineParser(MagicArgumentParser):
             return vars(self.parse_args(words))
         except _HelpShownError:
             return None
+        except UsageError as error:
+            raise UsageError(f"{error}{self._meant(words)}") from None
+
+    def _meant(self, words: Sequence[str]) -> str:
+        """The command or option that a wrong word of the line is most like, as a question; empty without one."""
+        parser = self.commands.get(words[0], self) if words else self
+        known = [name for option in parser.options for name in [*option.option_strings, *(option.choices or ())]]
+        known += parser.commands
+        for word in words:
+            name = word.partition("=")[0]
+            if name not in known and name not in self.commands and (like := get_close_matches(name, known, 1)):
+                return f"; did you mean {like[0]}?"
+        return ""
 
     def exit(self, _status: int = 0, _message: str | None = None) -> NoReturn:
         """End the parsing, after help was printed."""
@@ -146,6 +164,8 @@ def _train() -> LineParser:
     parser.add_argument("--background", action="store_true", help="return at once; `%%ring interrupt` stops the run")
     parser.add_argument("--setup", action="store_true", help="run again on `%%ring restart --rerun`")
     parser.add_argument("--out", default="", metavar="VAR", help="assign the run to this variable")
+    # Of a cell that `%ring default on` sends to the ranks: it has no line of the magic. Not for users to type.
+    parser.add_hidden_argument("--first-line", type=int, default=2)
     return parser
 
 
@@ -162,6 +182,7 @@ def _ring() -> LineParser:
     commands = parser.add_commands(
         start="start a cluster of engines, one per rank",
         attach="attach to a running cluster and its run, after a kernel restart or from another notebook",
+        default="on: run cells without a magic on the ranks, but for those with %%%%local; off: in the notebook",
         status="list the engines and what each is doing",
         interrupt="stop the run in progress; variables and cluster are kept",
         stop="stop the cluster",
@@ -180,6 +201,9 @@ def _ring() -> LineParser:
     )
     start.add_argument(
         "--keep", action="store_true", help="keep the cluster when the kernel ends; `%%ring attach` finds it"
+    )
+    commands["default"].add_argument(
+        "state", nargs="?", choices=["on", "off"], help="without it: say where such cells run"
     )
     restart = commands["restart"]
     restart.add_argument("-n", type=_count, metavar="N", help="number of engines; by default as before")

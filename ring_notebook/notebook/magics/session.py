@@ -33,6 +33,7 @@ class Session:
     def __init__(self) -> None:
         self.cluster: Cluster | None = None
         self.run: Run | None = None
+        self.default = False  # whether cells without a magic run on the ranks
         self._names: dict[str, list[str]] = {}
         self._setup: list[RunRecord] = []
 
@@ -59,6 +60,15 @@ class Session:
         raise ClusterError(
             f"a different cluster of {_engines(cluster)} is running; stop it first: `%ring stop`{restart}"
         )
+
+    def set_default(self, on: bool | None) -> str:
+        """Run cells without a magic on the ranks, or here; None changes nothing. Returns where they run."""
+        if on is not None:
+            self.default = on
+        if not self.default:
+            return "Cells run in this notebook; %%ringtrain runs one on the ranks."
+        where = f"the {_engines(self.cluster)}" if self.cluster is not None else "all engines; the first starts them"
+        return f"Cells run on {where}. %%local runs one in this notebook, `%ring default off` all."
 
     def attach(self) -> str:
         """Attach to the cluster that another kernel has started from this folder, and show its run in progress.
@@ -91,12 +101,14 @@ class Session:
     def stop(self) -> str:
         """Stop the cluster, if there is one."""
         cluster, self.cluster = self.cluster, None
+        back = " Cells run in this notebook again." if self.default else ""
+        self.default = False
         if cluster is None:
-            return "There is no cluster."
+            return f"There is no cluster.{back}"
         cluster.stop()
         if cluster.foreign:
-            return f"Left the cluster of {_engines(cluster)}; the notebook that has started it keeps it."
-        return f"Stopped {_engines(cluster)}."
+            return f"Left the cluster of {_engines(cluster)}; the notebook that has started it keeps it.{back}"
+        return f"Stopped {_engines(cluster)}.{back}"
 
     def restart(self, n: int | None = None, rerun: bool = False) -> str:
         """Restart the cluster, with ``n`` engines if given; with ``rerun`` run the set-up cells again, in order."""

@@ -1,0 +1,44 @@
+"""`%ring default on`: cells without a magic run on the ranks, and `%%local` keeps one in the notebook's own process."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from IPython.core.interactiveshell import InteractiveShell
+
+__all__ = ["DefaultCells", "runs_on_ranks"]
+
+_LOCAL = re.compile(r"\s*%%local\s*$")
+_STAYS = re.compile(r"\s*(%ring\b|%(re)?load_ext\b|%autoreload\b|#|$)")  # lines that do not make a cell one of ranks
+
+
+class DefaultCells:
+    """An input transformer: while ``enabled()``, a cell without a magic of its own becomes a `%%ringtrain` cell."""
+
+    has_side_effects = False
+
+    def __init__(self, shell: InteractiveShell, enabled: Callable[[], bool]) -> None:
+        self._shell = shell
+        self._enabled = enabled
+
+    def __call__(self, lines: list[str]) -> list[str]:
+        if lines and _LOCAL.match(lines[0]):
+            return ["\n", *lines[1:]]  # a blank line, so that line numbers stay those of the cell
+        if self._enabled() and runs_on_ranks("".join(lines)) and not self._internal():
+            # Not `%%ringtrain` as text, which would count as a line of the cell.
+            return [f"get_ipython().run_cell_magic('ringtrain', '--first-line 1', {''.join(lines)!r})\n"]
+        return lines
+
+    def _internal(self) -> bool:
+        """Whether a front end sent this code for itself, as variable inspectors do, and not a user as a cell."""
+        parent: dict[str, Any] = getattr(self._shell, "get_parent", dict)()
+        content: dict[str, Any] = parent.get("content", {})
+        return bool(content.get("silent", False)) or not content.get("store_history", True)
+
+
+def runs_on_ranks(cell: str) -> bool:
+    """Whether a cell has anything to run on ranks: no cell magic of its own, and not only `%ring` lines."""
+    first = next((line for line in cell.splitlines() if line.strip()), "")
+    return not first.lstrip().startswith("%%") and not all(_STAYS.match(line) for line in cell.splitlines())

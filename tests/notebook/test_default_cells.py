@@ -1,0 +1,116 @@
+"""`%ring default on` in a real kernel: plain cells run on the ranks, and what a notebook understands works in them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from notebook.kernel import Notebook
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    started = Notebook(tmp_path_factory.mktemp("notebook"))
+    started.run("%load_ext ring_notebook\n%ring start -n 2")
+    assert "Cells run on the 2 engines" in started.text("# everywhere\n%ring default on")
+    yield started
+    started.close()
+
+
+def test_a_plain_cell_runs_on_every_rank(notebook: Notebook) -> None:
+    text = notebook.text("rank = ring.rank()\nprint('this is rank', rank)")
+    assert "ok" in text.splitlines()[0], "the mark of a cell of the ranks is the headline of its run"
+    assert "2 ranks" in text
+    assert "this is rank 0" in text
+    assert "this is rank 1" in text
+    assert notebook.error("%%local\nrank")[0] == "NameError"
+
+
+def test_equal_values_are_shown_once_and_others_by_rank(notebook: Notebook) -> None:
+    assert len(re.findall(r"\b42\b", notebook.text("6 * 7"))) == 1
+    text = notebook.text("100 + rank")
+    assert re.search(r"0\W.*\b100$", text, re.MULTILINE)
+    assert re.search(r"1\W.*\b101$", text, re.MULTILINE)
+
+
+def test_shell_lines_magics_and_help_work(notebook: Notebook) -> None:
+    text = notebook.text("lines = !echo from a shell\n%precision 2\nprint(lines[0])")
+    assert "from a shell" in text
+    notebook.run("def area(width, height):\n    'The area of a rectangle.'\n    return width * height")
+    text = notebook.text("area?")
+    assert "The area of a rectangle." in text
+    assert "area(width, height)" in text
+
+
+def test_await_works_and_a_task_survives_its_cell(notebook: Notebook) -> None:
+    notebook.run("import asyncio\nevent = asyncio.Event()")
+    text = notebook.text("task = asyncio.create_task(event.wait())\nawait asyncio.sleep(0)\nrank")
+    assert re.search(r"1\W.*\b1$", text, re.MULTILINE)
+    assert "True" in notebook.text("event.set()\nawait task")
+
+
+def test_an_error_has_the_line_of_the_cell(notebook: Notebook) -> None:
+    name, shown = notebook.error("x = 1\nif ring.rank() == 1:\n    1 / 0\nring.barrier()")
+    assert name == "ZeroDivisionError"
+    assert "Cell, line 3" in shown
+    name, shown = notebook.error("x = 1\nif x\n    pass")
+    assert name == "CellSyntaxError"
+    assert "Cell, line 2" in shown
+    assert "later" in notebook.text("print('later')")
+
+
+def test_an_interrupt_ends_an_await(notebook: Notebook) -> None:
+    name, _ = notebook.error("await asyncio.sleep(100)", interrupt_when=lambda: True)
+    assert name == "KeyboardInterrupt"
+    assert "later" in notebook.text("print('later')")
+
+
+def test_local_cells_and_ring_lines_stay_here(notebook: Notebook) -> None:
+    notebook.run("%%local\nhere = 'in the notebook'\nassert 'rank' not in globals()")
+    assert notebook.text("%%local\nprint(here)") == "in the notebook\n"
+    assert "2 engines" in notebook.text("%ring status")
+    name, shown = notebook.error("y = 1\n%ring status")
+    assert name == "CellSyntaxError"
+    assert "%ring within a cell that runs on the ranks; give it a cell of its own" in shown
+
+
+def test_code_that_a_front_end_sends_for_itself_stays_here(notebook: Notebook) -> None:
+    client = notebook.client.kc
+    reply = notebook.loop.run_until_complete(
+        client._async_execute_interactive("inspected = 'here'", store_history=False, timeout=60)
+    )
+    assert reply["content"]["status"] == "ok"
+    assert notebook.text("%%local\nprint(inspected)") == "here\n"
+
+
+def test_a_name_of_the_ranks_is_completed_and_its_absence_here_explained(notebook: Notebook) -> None:
+    notebook.run("velocity = 1")
+    assert "velocity" in notebook.complete("velo")
+    name, shown = notebook.error("%%local\nvelocity")
+    assert name == "NameError"
+    assert "name 'velocity' is not defined; the ranks have it: `%ring pull velocity` brings it here" in shown
+
+
+def test_off_and_stop_bring_cells_back(notebook: Notebook) -> None:
+    assert "Cells run in this notebook" in notebook.text("%ring default off")
+    assert notebook.text("print('plain')") == "plain\n"
+    notebook.run("%ring default on")
+    assert "Cells run in this notebook again." in notebook.text("%ring stop")
+    assert notebook.text("print('plain')") == "plain\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        ("%ring strat", "start"),
+        ("%ring start --keeep", "--keep"),
+        ("%ring default onn", "on"),
+        ("%%ringtrain --timelime\npass", "--timeline"),
+    ],
+)
+def test_a_misspelt_word_gets_a_suggestion(notebook: Notebook, line: str, meant: str) -> None:
+    shown = "".join(output.get("text", "") for output in notebook.run(line))
+    assert shown.startswith("UsageError")
+    assert f"did you mean {meant}?" in shown
