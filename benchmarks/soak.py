@@ -106,7 +106,7 @@ class Rank:
         try:
             self._armed = True
             try:
-                self._carry_out(plan, world.open_run("soak", number, self.size).communicator)
+                self._carry_out(plan, world.open_run("soak", number, range(self.size)).communicator)
                 ended = "clean"
             finally:
                 self._armed = False
@@ -239,7 +239,7 @@ def main() -> None:
         if number == WARM:
             before = usage()
     after = usage()
-    last = world.open_run("soak", 1 << 40, rank.size).communicator
+    last = world.open_run("soak", 1 << 40, range(rank.size)).communicator
     ones = from_memoryview(np.ones(100_000, np.float32))
     last.allreduce([ones], [ones])
     assert set(ones.owner.tolist()) == {float(rank.size)}

@@ -11,27 +11,28 @@ from ring_notebook.core.topology import Place, Topology
 __all__ = ["agree", "living", "ranks_of"]
 
 
-def ranks_of(comm: Any, topology: Topology) -> list[int]:
-    """The ranks of the job that ``comm``, a list or an mpi4py communicator, stands for.
+def ranks_of(comm: Any, topology: Topology, everyone: Sequence[int]) -> list[int]:
+    """The ranks of the job that ``comm`` stands for: an mpi4py communicator, or indices into the list ``everyone``.
 
     Raises ValueError for ranks that do not exist, occur twice or leave this one out.
     """
     if isinstance(comm, Sequence):
-        ranks = [int(rank) for rank in comm]
-    else:
-        from mpi4py import MPI
+        listed = [int(index) for index in comm]
+        _check(listed, len(everyone), everyone.index(topology.rank))
+        return [everyone[index] for index in listed]
+    from mpi4py import MPI
 
-        group, everyone = comm.Get_group(), MPI.COMM_WORLD.Get_group()
-        ranks = list(group.Translate_ranks(list(range(group.Get_size())), everyone))
-    if len(set(ranks)) != len(ranks) or not all(0 <= rank < topology.size for rank in ranks):
-        raise ValueError(
-            f"rank {topology.rank}: init: ranks must be distinct and between 0 and {topology.size - 1}, got {ranks}"
-        )
-    if topology.rank not in ranks:
-        raise ValueError(
-            f"rank {topology.rank}: init: this rank is not in {ranks}; call init(comm) on the ranks of comm only"
-        )
+    group, world = comm.Get_group(), MPI.COMM_WORLD.Get_group()
+    ranks = list(group.Translate_ranks(list(range(group.Get_size())), world))
+    _check(ranks, topology.size, topology.rank)
     return ranks
+
+
+def _check(ranks: list[int], size: int, own: int) -> None:
+    if len(set(ranks)) != len(ranks) or not all(0 <= rank < size for rank in ranks):
+        raise ValueError(f"rank {own}: init: ranks must be distinct and between 0 and {size - 1}, got {ranks}")
+    if own not in ranks:
+        raise ValueError(f"rank {own}: init: this rank is not in {ranks}; call init(comm) on the ranks of comm only")
 
 
 def agree(place: Place, ranks: list[int], last: int, run: int) -> tuple[int, list[int]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import atexit
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -93,7 +93,7 @@ _place: Place | None = None
 _world: World | None = None
 _epoch = 0
 _at_close: list[Callable[[], object]] = []
-_run: tuple[str, int] | None = None  # id and size of the run that this process is in
+_run: tuple[str, list[int]] | None = None  # id and ranks (in the job) of the run that this process is in
 _run_number = _NO_RUN  # its first epoch, which no other run has
 _communicated = 0.0  # seconds, in earlier epochs of the run
 
@@ -127,19 +127,18 @@ def _fail_when_uncaught() -> None:
 def init(comm: Any = None) -> None:
     """Open an epoch over all ranks of the run or else the job, or over those of ``comm`` (Horovod: ``init``).
 
-    ``comm`` is None, a list of ranks, or an mpi4py communicator; this process must be in it. Does nothing when an epoch
-    is open that has not been aborted. In an elastic job ranks that have died are left out, and those that live are
-    numbered anew. Raises ValueError for ranks that do not exist or leave this one out, RingError when fewer than
-    ``RING_MIN_NP`` live, and CollectiveAborted when a rank of the new epoch has died or left.
+    ``comm`` is None, a list of ranks (of the run or else the job), or an mpi4py communicator; this process must be in
+    it. Does nothing when an epoch is open that has not been aborted. In an elastic job ranks that have died are left
+    out, and those that live are numbered again. Raises ValueError for ranks that do not exist or leave this one out,
+    RingError when fewer than ``RING_MIN_NP`` live, and CollectiveAborted when a rank of the new epoch has died or left.
     """
     global _epoch
     if _world is not None and not _world.communicator.aborted:
         return
     close()
     place = prepare_host()
-    run, size = _run or (None, place.topology.size)
-    everyone = list(range(size))
-    ranks = everyone if comm is None else ranks_of(comm, place.topology)
+    run, everyone = _run or (None, list(range(place.topology.size)))
+    ranks = everyone if comm is None else ranks_of(comm, place.topology, everyone)
     if place.elastic:
         _open_with_the_living(place, ranks)
         return
@@ -169,20 +168,21 @@ def _open_with_the_living(place: Place, ranks: list[int]) -> None:
         return
 
 
-def open_run(run: str, epoch: int, size: int) -> World:
-    """Open epoch ``epoch`` over ranks 0..size-1 for a run; every one of them calls it with the same numbers.
+def open_run(run: str, epoch: int, ranks: Sequence[int]) -> World:
+    """Open epoch ``epoch`` over these ranks of the job for a run; every one of them calls it with the same numbers.
 
+    In the run they count from 0, in this order.
     ``epoch`` grows from run to run, by more than a run calls `init` again. Until `close_run` that is for the ranks of
     the run. A rank that waits here for another one can be interrupted.
     """
     global _epoch, _run, _run_number, _communicated
     close()
     _communicated = 0.0
-    _run = (run, size)
+    _run = (run, list(ranks))
     place = prepare_host()
     _epoch = max(_epoch, epoch)
     _run_number = epoch
-    return _open(place, list(range(size)), epoch, run)
+    return _open(place, list(ranks), epoch, run)
 
 
 def _open(place: Place, ranks: list[int], epoch: int, run: str | None) -> World:
@@ -240,7 +240,7 @@ def abort(reason: str) -> None:
 
 
 def fail(error: BaseException) -> None:
-    """End the epoch for all its ranks because of what ended this one, which is called by its rank in the job.
+    """End the epoch for all its ranks because of what ended this one, which is called by its rank in the run or job.
 
     Does nothing where another rank has ended it.
     """
@@ -250,7 +250,8 @@ def fail(error: BaseException) -> None:
     what = f"raised {type(error).__name__}" + (f": {text}" if text else "")
     if isinstance(error, KeyboardInterrupt):
         what = "was interrupted"
-    abort(f"rank {_world.ranks[_world.rank]} {what}")
+    rank = _world.ranks[_world.rank]
+    abort(f"rank {_run[1].index(rank) if _run else rank} {what}")
 
 
 def close() -> None:

@@ -26,29 +26,29 @@ from ring_notebook.records import RECORDS, Ended, Failure, Record, Status, Trace
 __all__ = ["execute"]
 
 
-def execute(run: str, epoch: int, size: int, source: str, first_line: int, recorded: bool) -> None:
-    """Run a cell as this rank's part of ``run``, in a new communicator epoch over ranks 0..size-1.
+def execute(run: str, epoch: int, engines: list[int], source: str, first_line: int, recorded: bool) -> None:
+    """Run a cell as this rank's part of ``run``, in a new communicator epoch over ``engines``, its ranks in this order.
 
     With ``recorded`` it ends with a Trace of what its collectives did.
 
     Returns when the rank has ended and everything it recorded has been sent; never raises what the cell
     raised.
     """
-    _Execution(run, epoch, size, setup.rank(), recorded).execute(source, first_line)
+    _Execution(run, epoch, engines, recorded).execute(source, first_line)
 
 
 class _Execution:
     """One rank's part of one run."""
 
-    def __init__(self, run: str, epoch: int, size: int, rank: int, recorded: bool) -> None:
+    def __init__(self, run: str, epoch: int, engines: list[int], recorded: bool) -> None:
         self.run = run
         self.epoch = epoch
-        self.size = size
-        self.rank = rank
+        self.engines = engines
+        self.rank = engines.index(setup.rank())
         self.recorded = recorded
         self.cell: Cell | None = None
         self.entered = False  # the kernel knows that the cell itself has begun
-        self.capture = Capture(run, rank)
+        self.capture = Capture(run, self.rank)
 
     def execute(self, source: str, first_line: int) -> None:
         started = perf_counter()
@@ -72,7 +72,7 @@ class _Execution:
     def _run(self, shell: InteractiveShell, source: str, first_line: int) -> None:
         self.cell = Cell(shell, source, self.run, first_line)
         namespace.provide_ring(self.cell.names())
-        world.open_run(self.run, self.epoch, self.size)
+        world.open_run(self.run, self.epoch, self.engines)
         if self.recorded:
             trace.record()
         self.cell.execute()

@@ -57,6 +57,12 @@ class Engines:
         self.trouble = trouble  # why the engines answer no more; empty while they do
         self.all: list[Engine] = []
 
+    def part(self, ranks: Sequence[int]) -> Engines:
+        """Some of the engines, which count from 0 in this order. `close` is for all of them."""
+        some = Engines(self._client, self.trouble)
+        some.all = [self.all[rank] for rank in ranks]
+        return some
+
     def wait_for(self, n: int, timeout: float) -> None:
         """Wait until ``n`` engines have registered. Raises ClusterError when they have not."""
         deadline = monotonic() + timeout
@@ -108,7 +114,7 @@ class Engines:
                 client._mux_stream,
                 reference,
                 list(args),
-                ident=client._engines[rank].encode(),
+                ident=client._engines[self.all[rank].rank if self.all else rank].encode(),
                 metadata={"label": None},
                 message_future_hook=listen,
             )
@@ -121,7 +127,7 @@ class Engines:
         Raises ClusterError with the message of the first rank that raised, or when there is no answer in
         time.
         """
-        wanted = [engine.rank for engine in self.all] if ranks is None else list(ranks)
+        wanted = range(len(self.all)) if ranks is None else ranks
         futures = self.submit(function, args, wanted)
         deadline = monotonic() + timeout
         for future in futures:

@@ -82,6 +82,9 @@ def test_status_lists_the_engines(notebook: Notebook) -> None:
         ("%%ringtrain -n 99\npass", "ClusterError", "expected 1 to 2 ranks, got 99; `%ring restart -n 99`"),
         ("%%ringtrain --bogus\npass", "UsageError", "unrecognized arguments: --bogus"),
         ("%%ringtrain -n two\npass", "UsageError", "argument -n: expected an integer of at least 1, got 'two'"),
+        ("%%ringtrain -t 0,7\npass", "ClusterError", "no rank 7: this cluster has ranks 0 to 1"),
+        ("%%ringtrain -t 2-1\npass", "UsageError", "argument -t/--ranks: expected ranks such as 0,2-3, got '2-1'"),
+        ("%%ringtrain -n 1 -t 0\npass", "UsageError", "argument -t/--ranks: not allowed with argument -n"),
         ("%ring start -n 0", "UsageError", "argument -n: expected an integer of at least 1, got '0'"),
         ("%ring start --hosts a:x", "UsageError", "argument --hosts: cannot read host 'a:x'"),
         ("%ring export 'train.py", "UsageError", "No closing quotation"),
@@ -99,6 +102,20 @@ def test_bad_input_is_one_line(notebook: Notebook, line: str, name: str, text: s
     assert text in shown
     assert shown.startswith(name)
     assert len(shown.splitlines()) == 1
+
+
+def test_a_cell_on_some_ranks(notebook: Notebook) -> None:
+    """They count from 0, an error and an interrupt reach them and not the others, and the next cell is for all."""
+    notebook.run("%%ringtrain\nmark = 'engine ' + str(ring.rank())")
+    text = notebook.text("%%ringtrain -t 1\nprint(mark, 'is rank', ring.rank(), 'of', ring.size())")
+    assert "engine 1 is rank 0 of 1" in text
+    assert "1 rank (1 of the cluster)" in text.splitlines()[0]
+    name, shown = notebook.error("%%ringtrain -t 1\nimport time\ntime.sleep(100)", interrupt_when=lambda: True)
+    assert name == "KeyboardInterrupt"
+    name, shown = notebook.error("%%ringtrain -t 1\nx = 1\n1 / 0")
+    assert name == "ZeroDivisionError"
+    assert "Cell, line 3" in shown
+    assert "all 2 of them" in notebook.text("%%ringtrain\nring.barrier()\nprint('all', ring.size(), 'of them')")
 
 
 def test_a_metric_that_is_no_number_is_named(notebook: Notebook) -> None:

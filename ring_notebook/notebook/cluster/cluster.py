@@ -6,7 +6,7 @@ import atexit
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -198,6 +198,7 @@ class Cluster:
         source: str,
         *,
         n: int | None = None,
+        ranks: Sequence[int] | None = None,
         name: str = "",
         timeout: float = 0.0,
         first_line: int = 1,
@@ -205,19 +206,22 @@ class Cluster:
     ) -> Run:
         """Run ``source`` as a cell on ranks 0..n-1 (all by default); returns at once, `Run.wait` waits.
 
+        ``ranks`` names other ranks, at least one and each once: in the run they are ranks 0, 1, ... in this order.
         After ``timeout`` seconds (0: never) the run is stopped. ``first_line`` is the number that errors give to the
-        first line of ``source``. Raises ClusterError when there are fewer than ``n`` engines, the cluster has died, or
-        another run is in progress.
+        first line of ``source``. Raises ClusterError when there are fewer than ``n`` engines or no such ranks, the
+        cluster has died, or another run is in progress.
         """
         self._connected()
-        size = self.n if n is None else n
-        self.check_size(size)
+        if ranks is None:
+            ranks = range(self.n if n is None else n)
+            self.check_size(len(ranks))
+        self._check_ranks(ranks)
         engines = self._idle()
         self.last_run = send(
             engines,
             self._directory.name,
             source,
-            size,
+            ranks,
             name=name,
             timeout=timeout,
             first_line=first_line,
@@ -231,6 +235,12 @@ class Cluster:
             raise ClusterError(
                 f"expected 1 to {self.n} ranks, got {size}; `%ring restart -n {max(size, 1)}` starts that many"
             )
+
+    def _check_ranks(self, ranks: Sequence[int]) -> None:
+        if missing := [rank for rank in ranks if not 0 <= rank < self.n]:
+            raise ClusterError(f"no rank {', '.join(map(str, missing))}: this cluster has ranks 0 to {self.n - 1}")
+        if not ranks or len(set(ranks)) < len(ranks):
+            raise ValueError(f"expected at least one rank, and each once, got {list(ranks)}")
 
     def push(self, values: Mapping[str, Any]) -> None:
         """Copy variables to every rank. Raises ClusterError that names one which cannot be pickled."""
@@ -287,7 +297,8 @@ class Cluster:
         directory = run_in_progress(Path(config().runs_dir).absolute(), self._directory.name)
         if directory is not None:
             log = FollowedLog(directory) if self.foreign else TakenOverLog(directory, self._directory / "spool")
-            self.last_run = Run(engines, log)
+            ranks = log.environment.get("ranks")
+            self.last_run = Run(engines.part(ranks) if ranks else engines, log)
 
     def __enter__(self) -> Cluster:
         return self.start()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
@@ -16,6 +16,7 @@ from ring_notebook.launch.launchers.hosts import parse_hosts
 __all__ = ["RING", "SCALE", "TRAIN", "LineParser", "completions"]
 
 _COLUMN = 26  # where the explanations begin
+_MOST_RANKS = 1 << 16  # in one span, so that a typing error costs no memory
 
 
 class _HelpShownError(Exception):
@@ -37,6 +38,16 @@ class LineParser(MagicArgumentParser):
         if action.dest != "help":
             self.options.append(action)
         return action
+
+    def add_exclusive(self) -> Callable[..., argparse.Action]:
+        """A function that adds options as `add_argument` does, of which a line may have one."""
+        group = self.add_mutually_exclusive_group()
+
+        def add(*names: Any, **details: Any) -> argparse.Action:
+            self.options.append(group.add_argument(*names, **details))
+            return self.options[-1]
+
+        return add
 
     def add_hidden_argument(self, *names: Any, **details: Any) -> None:
         """An option that neither help nor completion shows."""
@@ -138,6 +149,16 @@ def _sizes(text: str) -> list[int]:
         ) from None
 
 
+def _ranks(text: str) -> list[int]:
+    chosen: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or not (last.isdecimal() if dash else not last) or int(last or first) < int(first):
+            raise argparse.ArgumentTypeError(f"expected ranks such as 0,2-3, got {text!r}")
+        chosen.update(range(int(first), min(int(last or first), int(first) + _MOST_RANKS) + 1))
+    return sorted(chosen)
+
+
 def _hosts(text: str) -> str:
     try:
         parse_hosts(text)
@@ -152,7 +173,9 @@ def _metrics(text: str) -> Sequence[str]:
 
 def _train() -> LineParser:
     parser = LineParser("%%ringtrain", "run the cell on every rank; starts a cluster when none is running")
-    parser.add_argument("-n", type=_count, metavar="N", help="run on ranks 0 to N-1; by default on all")
+    where = parser.add_exclusive()
+    where("-n", type=_count, metavar="N", help="run on ranks 0 to N-1; by default on all")
+    where("-t", "--ranks", type=_ranks, metavar="0,2-3", help="run on these ranks, which count from 0 in the run")
     parser.add_argument("--name", default="", metavar="NAME", help="name of the run")
     parser.add_argument("--timeout", type=float, default=0.0, metavar="S", help="stop the run after S seconds")
     parser.add_argument(

@@ -133,6 +133,7 @@ class Session:
         cell: str,
         *,
         n: int | None = None,
+        ranks: Sequence[int] | None = None,
         name: str = "",
         timeout: float = 0.0,
         plot: Sequence[str] = (),
@@ -142,7 +143,7 @@ class Session:
         first_line: int = 2,
         cell_id: str = "",
     ) -> Run:
-        """Run a cell on ranks 0..n-1 and show it; starts a cluster where there is none.
+        """Run a cell on ranks 0..n-1, or on ``ranks``, and show it; starts a cluster where there is none.
 
         With ``setup`` `restart` can run it again; when a cell with the same ``cell_id`` was edited, its last version.
         Returns when the run has ended, with ``background`` at once. Raises what `Cluster.run` and `Run.wait` raise.
@@ -153,6 +154,7 @@ class Session:
         cluster = self.require()
         options = {
             "n": n,
+            "ranks": ranks,
             "name": name,
             "timeout": timeout,
             "plot": list(plot),
@@ -160,7 +162,9 @@ class Session:
             "setup": setup,
             "cell_id": cell_id,
         }
-        run = self.run = cluster.run(cell, n=n, name=name, timeout=timeout, first_line=first_line, options=options)
+        run = self.run = cluster.run(
+            cell, n=n, ranks=ranks, name=name, timeout=timeout, first_line=first_line, options=options
+        )
         if setup:
             self._setup = [*set_up_cells(self._setup), run.log]
         run.show(plot, live_after=0.0 if background else _LIVE_AFTER, apart=not background)

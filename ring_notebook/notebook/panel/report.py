@@ -111,10 +111,19 @@ def lint(log: RunRecord) -> hints.Lint:
 
 def headline(log: RunRecord, view: RunView) -> list[str]:
     """The parts of the first line: name, ranks, time, throughput, and the most that the run can have gained."""
-    parts = [log.name or log.run, plural(view.size, "rank"), duration(view.elapsed)]
+    parts = [log.name or log.run, _on_ranks(log, view), duration(view.elapsed)]
     if view.samples_per_s:
         parts.append(f"{whole(view.samples_per_s)} samples/s")
     return [*parts, *_bound(log, view)]
+
+
+def _on_ranks(log: RunRecord, view: RunView) -> str:
+    """How many ranks, and which of the cluster where the cell was for some."""
+    ranks = log.options.get("ranks")
+    count = plural(view.size, "rank")
+    if isinstance(ranks, list) and ranks and all(isinstance(rank, int) for rank in ranks):
+        return f"{count} ({rank_list(ranks)} of the cluster)"
+    return count
 
 
 def _bound(log: RunRecord, view: RunView) -> list[str]:

@@ -1,11 +1,11 @@
-"""Sends a cell to ranks 0..size-1 of a cluster as a new run."""
+"""Sends a cell to engines of a cluster as a new run."""
 
 from __future__ import annotations
 
 import os
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,35 +24,37 @@ def send(
     engines: Engines,
     cluster: str,
     source: str,
-    size: int,
+    ranks: Sequence[int],
     *,
     name: str,
     timeout: float,
     first_line: int,
     options: Mapping[str, Any],
 ) -> Run:
-    """Send ``source`` to the engines of the ``cluster`` of this name; returns at once."""
+    """Send ``source`` to engines of the cluster of this name; ``ranks[i]`` is rank i of the run. Returns at once."""
     run = _run_id()
+    chosen = engines.part(ranks)
     log = RunLog(
         Path(config().runs_dir).absolute() / run,
         run,
         name,
-        size,
+        len(ranks),
         source,
         {**options, "first_line": first_line},
         {
             "cluster": cluster,
             "engines": len(engines.all),
+            "ranks": list(ranks),
             "hosts": sorted({engine.host for engine in engines.all}),
             "cores": cores(),
-            "gpus": [engine.gpu for engine in engines.all[:size] if engine.gpu],
+            "gpus": [engine.gpu for engine in chosen.all if engine.gpu],
             "directory": os.getcwd(),
         },
     )
     # From the clock, so that epochs also increase from one kernel to the next that attaches.
     epoch = time.time_ns() // 1_000_000
-    args = (run, epoch, size, source, first_line, bool(options.get("timeline")))
-    return Run(engines, log, engines.submit(_RANK_SIDE, args, range(size), log.put), timeout=timeout)
+    args = (run, epoch, list(ranks), source, first_line, bool(options.get("timeline")))
+    return Run(chosen, log, chosen.submit(_RANK_SIDE, args, range(len(ranks)), log.put), timeout=timeout)
 
 
 def _run_id() -> str:
