@@ -84,9 +84,9 @@ Handle submit(const std::shared_ptr<Communicator>& self, Request request, bool b
 }
 
 // (begin ns, end ns, phase, operation, name, sequence, bytes, group, rank that came last)
-py::list recorded(const Communicator& self) {
+py::list recorded(const Communicator& self, bool end) {
     py::list all;
-    for (const ring::Event& event : self.recorder().stop())
+    for (const ring::Event& event : end ? self.recorder().stop() : self.recorder().take())
         all.append(py::make_tuple(event.begin, event.end, ring::to_string(event.phase), ring::to_string(event.kind),
                                   std::string(event.name), event.sequence, event.bytes, event.group, event.last));
     return all;
@@ -308,5 +308,5 @@ void register_communicator(py::module_& module) {
         .def(
             "record", [](const Communicator& self, std::size_t capacity) { self.recorder().start(capacity); },
             py::arg("capacity"))
-        .def("recorded", &recorded);
+        .def("recorded", &recorded, py::arg("end") = true);
 }

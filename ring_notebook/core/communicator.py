@@ -304,15 +304,15 @@ class Communicator:
         """
         self._native.record(capacity)
 
-    def recorded(self) -> list[tuple[int, int, str, str, str, int, int, int, int]]:
-        """End the recording and return its events.
+    def recorded(self, end: bool = True) -> list[tuple[int, int, str, str, str, int, int, int, int]]:
+        """The events of the recording that have not been returned yet; with ``end`` it ends.
 
         Each is (begin, end, phase, operation, name, sequence, bytes, group, last): nanoseconds of the monotonic clock;
         the phases are "queued", "packing", "waiting", "moving" (reducing too) and "sending"; ``group`` numbers the
         groups of the epoch, 0 being all ranks; ``last`` is the global rank that came last to what was waited for, -1
         where nobody waited.
         """
-        return self._native.recorded()
+        return self._native.recorded(end)
 
     def empty(self, nbytes: int) -> _core.Region:
         """``nbytes`` of ring memory as a writable object with the buffer protocol; freed with its last view.

@@ -12,14 +12,14 @@ phases follow one another. Operations that are queued overlap, and are shown as 
 from __future__ import annotations
 
 import json
-import sys
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic_ns, time_ns
 from typing import Any
 
 from ring_notebook.core import metrics, world
 from ring_notebook.core.buffers import from_memoryview
+from ring_notebook.core.trace_file import GrowingTrace, report_unwritten
 
 __all__ = ["active", "finish", "record", "start", "stop", "take"]
 
@@ -27,6 +27,7 @@ __all__ = ["active", "finish", "record", "start", "stop", "take"]
 _CAPACITY = 1 << 14
 
 _path: Path | None = None
+_file: GrowingTrace | None = None  # this rank's own
 _kept: list[dict[str, Any]] | None = None  # events of epochs that have ended, while `record` is in effect
 
 
@@ -36,18 +37,28 @@ def active() -> bool:
 
 
 def start(path: str) -> None:
-    """Start a recording for ``path``, or continue one in a new epoch.
+    """Start a recording for ``path``; one that is under way ends.
 
-    Raises NotInitializedError when no epoch is open, and FileNotFoundError when the folder of ``path`` is missing.
+    Until it ends ``path`` is rank 0's own file, to be looked at while the job runs. Raises NotInitializedError when no
+    epoch is open, and FileNotFoundError when the folder of ``path`` is missing.
     """
-    global _path
+    global _path, _file
     if not Path(path).parent.is_dir():
         raise FileNotFoundError(
             f"the timeline {path} cannot be written: folder {Path(path).parent} does not exist; create it first"
         )
-    world.current().communicator.record()
+    current = world.current()
+    finish()
+    current.communicator.record()
     world.at_close(finish)
     _path = Path(path)
+    ahead = _clock_offset()
+    _file = GrowingTrace(
+        _path.with_suffix(f".rank{current.rank}{_path.suffix}"),
+        _path if current.rank == 0 else None,
+        _head(current.rank),
+        lambda: _trace(current.rank, current.communicator.recorded(end=False), ahead),
+    )
 
 
 def stop() -> None:
@@ -65,18 +76,18 @@ def stop() -> None:
         for count in work.counts():
             merged += json.loads(everything[begin : begin + count])
             begin += count
-        _write(path, merged)
+        if merged:  # and not the ranks of a full disk
+            _write(path, merged)
 
 
-def finish() -> list[dict[str, Any]]:
-    """End the recording of this rank alone and write its own file. Returns the events."""
-    global _path
-    path, _path = _path, None
-    if path is None:
+def finish() -> Sequence[dict[str, Any]]:
+    """End the recording of this rank alone and complete its own file. Returns the events."""
+    global _path, _file
+    file, _path, _file = _file, None, None
+    if file is None:
         return []
-    current = world.current()
-    events = _trace(current.rank, current.communicator.recorded())
-    _write(path.with_suffix(f".rank{current.rank}{path.suffix}"), events)
+    events = file.close()
+    world.current().communicator.recorded()
     return events
 
 
@@ -99,8 +110,8 @@ def take() -> list[dict[str, Any]]:
 def _keep() -> None:
     if _kept is not None:
         current = world.current()
-        _kept.extend(_trace(current.rank, current.communicator.recorded()))
         ahead = _clock_offset()
+        _kept.extend([*_head(current.rank), *_trace(current.rank, current.communicator.recorded(), ahead)])
         for begin, end in metrics.data_waits():
             _kept.append(
                 {
@@ -125,11 +136,14 @@ def _clock_offset() -> int:
     return min(readings)[1]
 
 
-def _trace(rank: int, events: list[tuple[int, int, str, str, str, int, int, int, int]]) -> list[dict[str, Any]]:
-    ahead = _clock_offset()
-    trace: list[dict[str, Any]] = [
-        {"ph": "M", "name": "process_name", "cat": "", "pid": rank, "tid": 0, "args": {"name": f"rank {rank}"}}
-    ]
+def _head(rank: int) -> list[dict[str, Any]]:
+    return [{"ph": "M", "name": "process_name", "cat": "", "pid": rank, "tid": 0, "args": {"name": f"rank {rank}"}}]
+
+
+def _trace(
+    rank: int, events: list[tuple[int, int, str, str, str, int, int, int, int]], ahead: int
+) -> list[dict[str, Any]]:
+    trace: list[dict[str, Any]] = []
     for begin, end, phase, operation, name, sequence, nbytes, group, last in events:
         arguments: dict[str, Any] = {"sequence": sequence, "bytes": nbytes}
         if last >= 0:
@@ -153,9 +167,8 @@ def _trace(rank: int, events: list[tuple[int, int, str, str, str, int, int, int,
 def _write(path: Path, events: list[dict[str, Any]]) -> None:
     """Write everything, or nothing and a line on stderr: a full disk must not fail a training at its end."""
     try:
+        if path.is_file():
+            path.unlink()  # it is a name of rank 0's own file
         path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
     except OSError as error:
-        with suppress(OSError):
-            if path.is_file():  # and not a device
-                path.unlink()
-        print(f"the timeline {path} cannot be written: {error.strerror}", file=sys.stderr)  # noqa: T201
+        report_unwritten(path, error)

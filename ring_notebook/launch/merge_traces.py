@@ -41,6 +41,8 @@ class Traces:
         if not merged:
             return f"no rank has written a timeline for {self._path} on this host"
         try:
+            if self._path.is_file():
+                self._path.unlink()  # it is a name of rank 0's part
             self._path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
         except OSError as error:
             with suppress(OSError):
@@ -56,4 +58,7 @@ class Traces:
             return {}
         # The names that core.trace gives to them.
         parts = [path.with_suffix(f".rank{rank}{path.suffix}") for rank in range(self._n)]
-        return {one: one.stat().st_mtime_ns for one in (path, *parts) if one.exists()}
+        stamps = {one: one.stat().st_mtime_ns for one in (path, *parts) if one.exists()}
+        if {path, parts[0]} <= stamps.keys() and path.samefile(parts[0]):
+            del stamps[path]  # what rank 0 shows while the job runs
+        return stamps

@@ -105,6 +105,26 @@ def test_nothing_is_recorded_unless_asked() -> None:
     as_threads(2, body)
 
 
+def test_events_are_given_while_the_recording_continues() -> None:
+    """Each of them once, in order, whoever takes them: also what comes after, and what the end gives."""
+
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        ring.record()
+        names = []
+        for step in range(3):
+            allreduce(ring, f"step {step}", 3)
+            events = ring.recorded(end=step == 2)
+            assert len(events) == 4
+            names += [event[4] for event in events]
+            assert step == 2 or ring.recorded(end=False) == []
+        assert list(dict.fromkeys(names)) == ["step 0", "step 1", "step 2"]
+        allreduce(ring, "after", 3)
+        assert ring.recorded(end=False) == []
+
+    as_threads(2, body)
+
+
 def test_recordings_have_the_capacity_that_they_ask_for() -> None:
     """Each its own, and none of the events of the one before; one that is under way goes on as it is."""
 

@@ -216,10 +216,18 @@ def test_every_collective_in_a_process_set(hvd: ModuleType, size: int, rank: int
     hvd.barrier()
 
 
+def names_in(path: Path) -> set[str]:
+    return {event["name"] for event in json.loads(path.read_text())["traceEvents"]}
+
+
 def test_timeline(hvd: ModuleType, tmp_path: Path) -> None:
     path = tmp_path / "timeline.json"
     hvd.start_timeline(str(path), mark_cycles=True)
     hvd.allreduce(torch.ones(8), name="seen")
+    deadline = time.monotonic() + 30
+    while hvd.rank() == 0 and "allreduce seen" not in names_in(path):
+        assert time.monotonic() < deadline, "the file of rank 0 can be read meanwhile"
+        time.sleep(0.05)
     hvd.stop_timeline()
     hvd.allreduce(torch.ones(8), name="unseen")
     own: Any = json.loads((tmp_path / f"timeline.rank{hvd.rank()}.json").read_text())["traceEvents"]

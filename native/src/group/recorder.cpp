@@ -45,19 +45,32 @@ void Recorder::start(std::size_t capacity) {
     ring_.store(&ring, std::memory_order_release);
 }
 
+std::vector<Event> Recorder::take() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    Ring* ring = ring_.load(std::memory_order_acquire);
+    return ring == nullptr ? std::vector<Event>() : events_of(*ring, false);
+}
+
 std::vector<Event> Recorder::stop() {
     const std::lock_guard<std::mutex> lock(mutex_);
-    std::vector<Event> events;
     Ring* ring = ring_.exchange(nullptr, std::memory_order_acq_rel);
-    if (ring == nullptr) return events;
-    const std::uint64_t end = ring->next.load(std::memory_order_acquire);
-    const std::uint64_t oldest = end > ring->capacity ? end - ring->capacity : 0;
-    for (std::uint64_t number = std::max(ring->first, oldest); number < end; ++number) {
-        const Slot& slot = ring->slots[number % ring->capacity];
-        if (slot.filled.load(std::memory_order_acquire) != number + 1) continue;
+    return ring == nullptr ? std::vector<Event>() : events_of(*ring, true);
+}
+
+// Under the mutex. An event that is being written is given by the next call, or by none when the recording has ended.
+std::vector<Event> Recorder::events_of(Ring& ring, bool ended) {
+    std::vector<Event> events;
+    const std::uint64_t end = ring.next.load(std::memory_order_acquire);
+    const std::uint64_t oldest = end > ring.capacity ? end - ring.capacity : 0;
+    for (ring.first = std::max(ring.first, oldest); ring.first < end; ++ring.first) {
+        const std::uint64_t wanted = ring.first + 1;
+        const Slot& slot = ring.slots[ring.first % ring.capacity];
+        const std::uint64_t filled = slot.filled.load(std::memory_order_acquire);
+        if (filled < wanted && !ended) break;
+        if (filled != wanted) continue;
         const Event event = slot.event.load();
         std::atomic_thread_fence(std::memory_order_acquire);
-        if (slot.filled.load(std::memory_order_relaxed) == number + 1) events.push_back(event);
+        if (slot.filled.load(std::memory_order_relaxed) == wanted) events.push_back(event);
     }
     return events;
 }

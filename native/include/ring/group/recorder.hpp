@@ -50,11 +50,15 @@ class Recorder {
 
     // Keeps the newest `capacity` events. Leaves a recording that is under way as it is.
     void start(std::size_t capacity);
-    // Ends the recording and gives its events in the order in which they ended.
+    // The events since it began, or since the last call, in the order in which they ended. The recording continues.
+    std::vector<Event> take();
+    // Ends the recording and gives the events that `take` has not.
     std::vector<Event> stop();
 
    private:
     friend class Spending;
+    struct Ring;
+    static std::vector<Event> events_of(Ring& ring, bool ended);
     struct Slot {
         std::atomic<std::uint64_t> filled{0};  // 1 + number of the event it holds
         SharedCopy<Event> event;
@@ -64,7 +68,7 @@ class Recorder {
         const std::size_t capacity;
         const std::unique_ptr<Slot[]> slots;
         std::atomic<std::uint64_t> next{0};  // number of an event, never that of one in an earlier recording
-        std::uint64_t first = 0;             // of this recording; under the mutex
+        std::uint64_t first = 0;             // the next to be given; under the mutex
     };
     std::atomic<Ring*> ring_{nullptr};  // null when off
     std::atomic<int> groups_{0};
