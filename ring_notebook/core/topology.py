@@ -11,6 +11,7 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ring_notebook.config import config
+from ring_notebook.core.launch_check import check_alone
 from ring_notebook.core.mpi_memory import unname_shared_memory
 from ring_notebook.core.native import core
 from ring_notebook.errors import MPIMissingError, RingError
@@ -108,15 +109,17 @@ def find_place() -> Place:
     """Map the ring memory of this host. Collective over all ranks of a job that was launched.
 
     Raises MPIMissingError when a launcher started this process and no MPI library can be loaded,
-    OutOfRingMemoryError when the memory cannot be mapped, RingError when another rank fails here, when MPI was not
-    initialized for threads and there are several hosts, or when a rank of an elastic job ends before it comes here, and
-    ValueError where such a job is to pretend that it has several hosts.
+    OutOfRingMemoryError when the memory cannot be mapped, RingError when another rank fails here, when this process is
+    alone and its launcher has started several, when MPI was not initialized for threads and there are several hosts, or
+    when a rank of an elastic job ends before it comes here, and ValueError where such a job is to pretend that it has
+    several hosts.
     """
     native = core()
     rendezvous = Rendezvous.take()
     if rendezvous is not None:
         return _place_in_elastic_job(rendezvous)
     if not launched_by_mpi():
+        check_alone()
         return Place(Topology(0, (0,)), native.Domain.create(0, 1, config().memory), None, (0,))
     try:
         from mpi4py import MPI
@@ -126,6 +129,8 @@ def find_place() -> Place:
             "`pip install mpich` brings one; a site's own MPI must be on LD_LIBRARY_PATH."
         ) from error
     world = MPI.COMM_WORLD
+    if world.Get_size() == 1:
+        check_alone()
     host = world.Split_type(MPI.COMM_TYPE_SHARED)
     leaders = world.allgather(host.bcast(world.Get_rank(), root=0))
     order: dict[int, int] = {}

@@ -1,0 +1,51 @@
+"""Whether a process that finds no other ranks was started together with some, which would each train alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ring_notebook.errors import RingError
+
+__all__ = ["check_alone"]
+
+
+class _Start(NamedTuple):
+    """A way to start processes: what it is called, its variables, and how to let them find each other."""
+
+    launcher: str
+    size: str
+    rank: str
+    connects: str = ""
+
+
+# Of MPI launchers, ours among them, the word counts: `ringrun -np 1` is how a user says one process.
+_MPI = (
+    _Start("mpiexec", "PMI_SIZE", "PMI_RANK"),
+    _Start("mpirun of Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    _Start("mpiexec of MVAPICH", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
+)
+# A batch script has SLURM_NTASKS and SLURM_PROCID too, and is one process; only srun sets the tasks of a step.
+_OTHERS = (
+    _Start("torchrun", "WORLD_SIZE", "RANK"),
+    _Start("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "`srun --mpi=pmi2 ...`, "),
+)
+
+
+def check_alone(env: Mapping[str, str] = os.environ) -> None:
+    """Raise RingError when the launcher of this process, which found itself alone, has started several."""
+    told = [start for start in _MPI if _is_set(start, env)]
+    for start in told or _OTHERS:
+        if _is_set(start, env) and int(env[start.size]) > 1:
+            n = int(env[start.size])
+            raise RingError(
+                f"process {env[start.rank]} of {n} that {start.launcher} started ({start.size}={n}) found no other "
+                f"ranks: expected {n} ranks, got {n} jobs of one rank, each of which would train alone. Start them "
+                f"with {start.connects}`ringrun -np {n} ...`, or the mpiexec that belongs to the MPI of mpi4py; a "
+                "process that is to be alone with `ringrun -np 1 ...`"
+            )
+
+
+def _is_set(start: _Start, env: Mapping[str, str]) -> bool:
+    return env.get(start.size, "").isdigit() and start.rank in env

@@ -1,0 +1,61 @@
+"""Starts of several processes that do not find each other, as the environments that launchers give them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from ring_notebook.core.launch_check import check_alone
+from ring_notebook.errors import RingError
+
+SRUN = {"SLURM_NTASKS": "4", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4"}
+BATCH_SCRIPT = {"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}
+ONE_OF_OURS = {"PMI_SIZE": "1", "PMI_RANK": "0"}
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        (
+            SRUN,
+            "process 1 of 4 that srun started .SLURM_STEP_NUM_TASKS=4. found no other ranks.*srun --mpi=pmi2.*-np 4",
+        ),
+        ({"WORLD_SIZE": "2", "RANK": "0"}, "process 0 of 2 that torchrun started"),
+        ({"PMI_SIZE": "2", "PMI_RANK": "1"}, "process 1 of 2 that mpiexec started .*the mpiexec that belongs to"),
+        ({"OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": "2"}, "process 2 of 3 that mpirun of Open MPI started"),
+        ({"MV2_COMM_WORLD_SIZE": "3", "MV2_COMM_WORLD_RANK": "2"}, "process 2 of 3 that mpiexec of MVAPICH started"),
+    ],
+)
+def test_several_that_are_alone_are_refused(env: dict[str, str], words: str) -> None:
+    with pytest.raises(RingError, match=words):
+        check_alone(env)
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {},
+        BATCH_SCRIPT,
+        {**SRUN, "SLURM_STEP_NUM_TASKS": "1"},
+        {**SRUN, **ONE_OF_OURS},
+        {"WORLD_SIZE": "1", "RANK": "0"},
+        {"WORLD_SIZE": "4"},
+        {"WORLD_SIZE": "four", "RANK": "0"},
+    ],
+    ids=str,
+)
+def test_one_that_is_meant_is_not(env: dict[str, str]) -> None:
+    check_alone(env)
+
+
+@pytest.mark.parametrize(("env", "code"), [(SRUN, 1), (BATCH_SCRIPT, 0)])
+def test_init_refuses(env: dict[str, str], code: int) -> None:
+    program = "from ring_notebook.api.basics import init, size; init(); print(size())"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, **env}, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (code, "" if code else "1\n"), done.stderr
+    assert ("RingError: process 1 of 4 that srun started" in done.stderr) is bool(code)
