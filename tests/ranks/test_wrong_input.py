@@ -52,7 +52,12 @@ WRONG: dict[str, tuple[Call, type[Exception], str]] = {
     "splits of halves": (lambda hvd, t: hvd.alltoall(t, [1.5] * hvd.size()), ValueError, "must be integers"),
     "alltoall of a scalar": (lambda hvd, t: hvd.alltoall(t.sum()), ValueError, "the tensor has none"),
     "reducescatter of a scalar": (lambda hvd, t: hvd.reducescatter(t.sum()), ValueError, "the tensor has none"),
-    "reducescatter by Adasum": (lambda hvd, t: hvd.reducescatter(t, op=hvd.Adasum), ValueError, "an allreduce only"),
+    "reducescatter by Adasum": (
+        lambda hvd, t: hvd.reducescatter(t, op=hvd.Adasum),
+        NotImplementedError,
+        "use Average or Sum, or allreduce",
+    ),
+    "broadcast of nothing": (lambda hvd, t: hvd.broadcast(None, 0), TypeError, "takes torch tensors, got NoneType"),
     "process set as list": (lambda hvd, t: hvd.allreduce(t, process_set=[0]), TypeError, "must be a ProcessSet"),
     "barrier of a number": (lambda hvd, t: hvd.barrier(3), TypeError, "must be a ProcessSet"),
     "broadcast in a list": (lambda hvd, t: hvd.broadcast(t, 0, process_set=[0]), TypeError, "must be a ProcessSet"),

@@ -24,6 +24,11 @@ __all__ = ["grouped_reducescatter", "grouped_reducescatter_async", "reducescatte
 def _start(tensor: Tensor, how: Reduction, name: str | None, *, blocking: bool) -> Handle:
     check_tensor(tensor, "reducescatter")
     communicator = how.process_set.communicator
+    if how.op is ReduceOp.ADASUM:
+        raise NotImplementedError(
+            f"rank {communicator.rank}: reducescatter cannot combine by Adasum, which needs whole tensors; use Average "
+            "or Sum, or allreduce"
+        )
     if tensor.dim() == 0:
         raise ValueError(
             f"rank {communicator.rank}: reducescatter splits along the first dimension, but the tensor has none"

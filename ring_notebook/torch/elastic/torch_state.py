@@ -50,12 +50,13 @@ class TorchState(State):
         self._load(copy.deepcopy(self._saved))
 
     def sync(self) -> None:
-        """Take rank 0's values on all ranks, and keep them."""
+        """Take rank 0's values on all ranks, and keep them; samplers split what is left of the epoch anew."""
         own = {name: _content(getattr(self, name)) for name in self._names}
         # The commits too: a rank may have made one that another, which a death kept from it, has not.
         contents, self.commits = broadcast_object((own, self.commits), name="elastic state")
         if rank() != 0:
             self._load(contents)
+        self._split_samplers()
         self.save()
 
     def write(self) -> None:
@@ -65,6 +66,9 @@ class TorchState(State):
 
     def reset(self) -> None:
         """Have samplers read again which ranks there are."""
+        self._split_samplers()
+
+    def _split_samplers(self) -> None:
         for name in self._names:
             value = getattr(self, name)
             if isinstance(value, ElasticSampler):

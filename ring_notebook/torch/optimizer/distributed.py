@@ -127,17 +127,16 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         if compression is not Compression.none or gradient_predivide_factor != 1.0 or op == ReduceOp.ADASUM:
             raise ValueError("fused=True takes neither compression, gradient_predivide_factor nor op=Adasum")
         check_fusable(optimizer)
-        fused_optimizer = wrap(FusedOptimizer, optimizer)
+        fused_optimizer = wrap(FusedOptimizer, optimizer, names)
         fused_optimizer.set_backward_passes_per_step(backward_passes_per_step)
         fused_optimizer._prepare(process_set, ReduceOp(op))
         return claim(fused_optimizer)
     if op == ReduceOp.ADASUM:
-        adasum = wrap(AdasumOptimizer, optimizer)
+        adasum = wrap(AdasumOptimizer, optimizer, names)
         adasum.set_backward_passes_per_step(backward_passes_per_step)
         adasum._compression, adasum._process_set = compression, process_set
         return claim(adasum)
-    distributed = wrap(ReducingOptimizer, optimizer)
-    distributed._names = names
+    distributed = wrap(ReducingOptimizer, optimizer, names)
     distributed._reducer = GradientReducer(
         Reduction(ReduceOp(op), 1.0 / gradient_predivide_factor, gradient_predivide_factor, process_set),
         compression,

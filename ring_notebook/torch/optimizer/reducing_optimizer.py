@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ring_notebook.api.arguments import check_passes
 from ring_notebook.torch.optimizer.gradient_reducer import GradientReducer
@@ -21,7 +20,6 @@ class ReducingOptimizer(Wrapper):
     """Mixed into the class of the wrapped optimizer by `DistributedOptimizer`."""
 
     _reducer: GradientReducer
-    _names: dict[Tensor, str]
     _skipping = False
     _synchronized = False
     _warned = False
@@ -44,7 +42,7 @@ class ReducingOptimizer(Wrapper):
         self._check_newest()
         self._reducer.synchronize(
             [
-                (self._names.get(p) or f"group {g} parameter {i}", p)
+                (self._parameter_names.get(p) or f"group {g} parameter {i}", p)
                 for g, group in enumerate(self.param_groups)
                 for i, p in enumerate(group["params"])
             ]

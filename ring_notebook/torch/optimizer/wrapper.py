@@ -35,6 +35,8 @@ class Wrapper(torch.optim.Optimizer):
     """Tells a GradScaler to leave it to `step` to unscale, and to call it also for an inf, which others may not have.
     It sets ``grad_scale`` meanwhile, None when its user has unscaled, and ``found_inf``."""
 
+    _parameter_names: dict[Tensor, str]
+    """Horovod's attribute, which libraries read: the name of each parameter."""
     _wrapped: torch.optim.Optimizer
     _superseded = False
     _passes = 1
@@ -126,8 +128,8 @@ def original_of(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return optimizer._wrapped if isinstance(optimizer, Wrapper) else optimizer
 
 
-def wrap(mixin: type[W], optimizer: torch.optim.Optimizer) -> W:
-    """``optimizer`` as an instance of a class that is both ``mixin`` and its own class.
+def wrap(mixin: type[W], optimizer: torch.optim.Optimizer, names: dict[Tensor, str]) -> W:
+    """``optimizer`` as an instance of a class that is both ``mixin`` and its own class, with ``names`` of parameters.
 
     An optimizer that is already wrapped is wrapped again, with the state that its wrapper keeps: all ranks must call
     this for one that is fused. `claim` makes the result the one that counts.
@@ -140,6 +142,7 @@ def wrap(mixin: type[W], optimizer: torch.optim.Optimizer) -> W:
     both = type(base.__name__, (mixin, base), {"__module__": base.__module__, "__doc__": base.__doc__})
     wrapped: W = object.__new__(both)
     wrapped._wrapped = original
+    wrapped._parameter_names = names
     # A step in the instance is the one that an LR scheduler has patched for the original.
     wrapped.__dict__.update(
         {key: value for key, value in original.__dict__.items() if key != "step" and key not in _SHARED}

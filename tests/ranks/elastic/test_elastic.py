@@ -231,6 +231,19 @@ def train(state, momentum=0.9):
     assert place() not in places
 
 
+def test_sync_splits_what_is_left_of_an_epoch(hvd: ModuleType) -> None:
+    """Also on the rank that the others take their values from, whose sampler has been under way."""
+    sampler = hvd.elastic.ElasticSampler(range(40), shuffle=True)
+    state = hvd.elastic.TorchState(sampler=sampler)
+    used = hvd.allgather_object(list(sampler)[:3])
+    sampler.record_batch(0, 3)
+    state.sync()
+    left = hvd.allgather_object(list(sampler))
+    assert {sample for share in left for sample in share} == set(range(40)) - {s for share in used for s in share}
+    assert len({len(share) for share in left}) == 1
+    assert len(sampler) == len(left[0])
+
+
 def test_a_state_of_ones_own(hvd: ModuleType) -> None:
     """Horovod's State: a subclass says how to save, restore and sync."""
     calls: list[str] = []

@@ -203,3 +203,29 @@ def test_different_thresholds_are_named(hvd: ModuleType, settings: Callable[...,
     optimizer = hvd.DistributedOptimizer(momentum(model))
     with pytest.raises(RuntimeError, match="RING_FUSION_THRESHOLD"):
         plain_step(model, optimizer, (torch.ones(2, 7), torch.ones(2, 3)))
+
+
+def test_a_table_that_one_rank_uses_is_sparse_from_the_first_step_on(hvd: ModuleType) -> None:
+    table = nn.Embedding(10, 4, sparse=True)
+    nn.init.ones_(table.weight)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SparseAdam(table.parameters(), lr=0.1), named_parameters=table.named_parameters()
+    )
+    for _ in range(2):
+        optimizer.zero_grad()
+        if hvd.rank() == hvd.size() - 1:
+            table(torch.tensor([3])).sum().backward()
+        optimizer.step()
+        assert table.weight.grad is not None
+        assert table.weight.grad.is_sparse
+        assert table.weight.grad.coalesce().indices().tolist() == [[3]]
+    assert (table.weight != 1).any(dim=1).nonzero().tolist() == [[3]]
+
+
+@pytest.mark.parametrize("options", [{}, {"op": 2}, {"fused": True}], ids=str)
+def test_the_names_of_parameters_are_where_libraries_look(hvd: ModuleType, options: dict[str, Any]) -> None:
+    model = nn.Linear(2, 1)
+    for names in ({"named_parameters": model.named_parameters()}, {}):
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), **names, **options)
+        found = [optimizer._parameter_names[parameter] for parameter in model.parameters()]
+        assert found == (["weight", "bias"] if names else ["group 0 parameter 0", "group 0 parameter 1"])
