@@ -7,17 +7,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+    from ring_notebook.horovod.as_horovod import as_horovod
     from ring_notebook.launch.run_function import run
     from ring_notebook.notebook.cluster.cluster import Cluster
     from ring_notebook.notebook.run.run import Run
 
-__all__ = ["Cluster", "Run", "__version__", "load_ipython_extension", "run"]
+__all__ = ["Cluster", "Run", "__version__", "as_horovod", "load_ipython_extension", "run"]
 __version__ = "0.1.0"
 
 # Name -> module. Loaded on first use, so that `import ring_notebook` costs nothing on either island.
 _LAZY = {
     "Cluster": "ring_notebook.notebook.cluster.cluster",
     "Run": "ring_notebook.notebook.run.run",
+    "as_horovod": "ring_notebook.horovod.as_horovod",
     "run": "ring_notebook.launch.run_function",
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import resource
 import sys
+from contextlib import nullcontext
 from multiprocessing import active_children
 from time import perf_counter, time
 from typing import Any, Literal
@@ -21,31 +22,36 @@ from ring_notebook.engine.failure_record import describe
 from ring_notebook.engine.interrupt import Interruptible
 from ring_notebook.engine.publisher import Publisher
 from ring_notebook.errors import CollectiveAborted
+from ring_notebook.horovod.as_horovod import as_horovod
 from ring_notebook.records import RECORDS, Ended, Failure, Record, Status, Trace, messages
 
 __all__ = ["execute"]
 
 
-def execute(run: str, epoch: int, engines: list[int], source: str, first_line: int, recorded: bool) -> None:
+def execute(
+    run: str, epoch: int, engines: list[int], source: str, first_line: int, recorded: bool, horovod: bool
+) -> None:
     """Run a cell as this rank's part of ``run``, in a new communicator epoch over ``engines``, its ranks in this order.
 
-    With ``recorded`` it ends with a Trace of what its collectives did.
+    With ``recorded`` it ends with a Trace of what its collectives did. With ``horovod`` the cell imports this package
+    under Horovod's names.
 
     Returns when the rank has ended and everything it recorded has been sent; never raises what the cell
     raised.
     """
-    _Execution(run, epoch, engines, recorded).execute(source, first_line)
+    _Execution(run, epoch, engines, recorded, horovod).execute(source, first_line)
 
 
 class _Execution:
     """One rank's part of one run."""
 
-    def __init__(self, run: str, epoch: int, engines: list[int], recorded: bool) -> None:
+    def __init__(self, run: str, epoch: int, engines: list[int], recorded: bool, horovod: bool) -> None:
         self.run = run
         self.epoch = epoch
         self.engines = engines
         self.rank = engines.index(setup.rank())
         self.recorded = recorded
+        self.horovod = horovod
         self.cell: Cell | None = None
         self.entered = False  # the kernel knows that the cell itself has begun
         self.capture = Capture(run, self.rank)
@@ -75,7 +81,10 @@ class _Execution:
         world.open_run(self.run, self.epoch, self.engines)
         if self.recorded:
             trace.record()
-        self.cell.execute()
+        if self.horovod:
+            setup.wait_for_preload()
+        with as_horovod() if self.horovod else nullcontext():
+            self.cell.execute()
 
     def _leave(self, error: BaseException | None) -> None:
         """End the epoch for all when this rank failed; leave it in any case."""

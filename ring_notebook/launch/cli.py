@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from ring_notebook import __version__
 from ring_notebook.errors import RingError
+from ring_notebook.horovod.as_horovod import variables
 from ring_notebook.launch.allocation import find_allocation
 from ring_notebook.launch.job import Job, print_message
 from ring_notebook.launch.launchers.hosts import Host, check_slots, named_hosts, only_here
@@ -36,6 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(any(check.status == "fail" for check in checks))
     if options.command[:1] == ["--"]:
         del options.command[0]
+    if options.horovod and options.command:
+        options.command = _with_python(options.command)
     if not options.command:
         parser.error("nothing to run; for example: ringrun -np 4 python train.py")
     try:
@@ -118,11 +122,19 @@ def _reserve_standard_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
 
 
+def _with_python(command: list[str]) -> list[str]:
+    """A Python script that cannot be executed itself, behind ``python``: only Python programs import Horovod."""
+    script = command[0].endswith(".py") and os.path.isfile(command[0]) and shutil.which(command[0]) is None
+    return ["python", *command] if script else command
+
+
 def _environment(options: argparse.Namespace) -> dict[str, str]:
     # `python` means the Python that ringrun belongs to, also when its environment is not activated.
     env = {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])}
     if options.timeline_filename:
         env["RING_TIMELINE"] = options.timeline_filename
+    if options.horovod:
+        env |= variables()
     if options.fusion_threshold_mb is not None:
         env["RING_FUSION_THRESHOLD"] = str(options.fusion_threshold_mb << 20)
     return env
@@ -136,6 +148,7 @@ def _parser() -> argparse.ArgumentParser:
     where = parser.add_mutually_exclusive_group()
     where.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="the hosts, and how many ranks each may run")
     where.add_argument("-hostfile", "--hostfile", metavar="FILE", help="the same, one host a line: 'a slots=2'")
+    parser.add_argument("--horovod", action="store_true", help="make `import horovod` mean Ring Notebook in the ranks")
     parser.add_argument("--elastic", action="store_true", help="continue without ranks that die (see elastic.run)")
     parser.add_argument("--min-np", type=int, metavar="K", help="the same, while so many ranks are left")
     parser.add_argument(

@@ -25,7 +25,7 @@ from ring_notebook.launch.function_rank import ADDRESS, KEY, LAST, Outcome
 from ring_notebook.launch.job import Job
 from ring_notebook.launch.launchers.hosts import Host, check_slots, is_local, named_hosts, only_here
 
-__all__ = ["run"]
+__all__ = ["run", "run_on_ranks"]
 
 _LAST_WORDS = 1.0
 """Seconds to read what a rank has sent before it ended."""
@@ -57,30 +57,42 @@ def run(
     traceback; RunFailed alone when a rank died; MPIMissingError when there is no MPI; ValueError for a ``min_np``
     out of range, and for hosts with too few slots.
     """
+    return run_on_ranks(fn, args, kwargs or {}, n or num_proc, hosts, hostfile, env or {}, mpi_args, min_np)
+
+
+def run_on_ranks(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    n: int | None,
+    hosts: str | None,
+    hostfile: str | None,
+    env: Mapping[str, str],
+    mpi_args: Sequence[str],
+    min_np: int | None,
+    python: str = sys.executable,
+) -> list[Any]:
+    """What `run` does, in ranks of the interpreter ``python``."""
     named = named_hosts(hosts, hostfile)
     allocation = None if named else find_allocation()
     where = allocation.hosts if allocation else named
-    size = n or num_proc or sum(host.slots for host in where) or len(gpus()) or cores()
+    size = n or sum(host.slots for host in where) or len(gpus()) or cores()
     if min_np is not None and not 1 <= min_np <= size:
         raise ValueError(f"min_np must be between 1 and the {size} ranks of the job, got {min_np}")
     if min_np is not None and not only_here(where):
         raise ValueError(f"min_np needs all ranks on this host, got {', '.join(host.name for host in where)}")
     if named:
         check_slots(size, named)
-    work = (sys.path, cloudpickle.dumps((fn, tuple(args), dict(kwargs or {}))))
+    work = (sys.path, cloudpickle.dumps((fn, tuple(args), dict(kwargs))))
     key = secrets.token_hex(32)  # text, because an environment variable carries it to the ranks
     with tempfile.TemporaryDirectory(prefix="ring-run-") as folder:
         inbox = _Inbox(_address(where, folder), key.encode(), work)
         try:
             job = Job(
-                [
-                    sys.executable,
-                    "-c",
-                    "import sys; from ring_notebook.launch.function_rank import main; sys.exit(main())",
-                ],
+                [python, "-c", "import sys; from ring_notebook.launch.function_rank import main; sys.exit(main())"],
                 size,
                 where,
-                {**(env or {}), ADDRESS: inbox.address, KEY: key},
+                {**env, ADDRESS: inbox.address, KEY: key},
                 mpi_args,
                 subprocess.DEVNULL,
                 min_np or 0,

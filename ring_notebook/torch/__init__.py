@@ -38,7 +38,7 @@ from ring_notebook.api.process_sets import ProcessSet, add_process_set, global_p
 from ring_notebook.api.tensor_adapter import register_adapter
 from ring_notebook.core.metrics import log, track
 from ring_notebook.errors import HorovodInternalError, HostsUpdatedInterrupt
-from ring_notebook.torch import elastic
+from ring_notebook.torch import elastic, mpi_ops
 from ring_notebook.torch.collectives.allgather import (
     allgather,
     allgather_async,
@@ -144,6 +144,7 @@ __all__ = [
     "log",
     "mpi_built",
     "mpi_enabled",
+    "mpi_ops",
     "mpi_threads_supported",
     "nccl_built",
     "noise_scale",

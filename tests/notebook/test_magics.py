@@ -269,6 +269,19 @@ def test_the_same_cell_at_several_sizes(notebook: Notebook) -> None:
     assert "expected numbers of ranks" in notebook.run("%%ringscale 1,x\npass")[0]["text"]
 
 
+def test_a_cell_imports_horovod_when_asked_and_the_next_one_does_not(notebook: Notebook) -> None:
+    assert "sum 3" in notebook.text(
+        "%%ringtrain -n 2 --horovod --name ported\nimport horovod.torch as hvd, torch\nhvd.init()\n"
+        "print('sum', int(hvd.allreduce(torch.tensor([hvd.rank() + 1]), op=hvd.Sum)))"
+    )
+    assert notebook.error("%%ringtrain\nimport horovod")[0] == "ModuleNotFoundError"
+    assert "the same" in notebook.text(
+        "%%ringtrain -n 2 --horovod\nimport horovod.torch\nif horovod.torch is hvd: print('the same')"
+    )
+    notebook.run("%ring export ported.py ported")
+    assert "\nring_notebook.as_horovod()\n" in notebook.text("print(open('ported.py').read())")
+
+
 def test_names_of_the_ranks_complete_in_their_cells_only(notebook: Notebook) -> None:
     notebook.run("%%ringtrain\nmomentum_of_ranks = 1j")
     for cell, there in (("%%ringtrain\nmoment", True), ("%ring pull moment", True), ("moment", False)):

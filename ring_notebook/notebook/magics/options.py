@@ -184,6 +184,7 @@ def _train() -> LineParser:
     parser.add_argument(
         "--timeline", action="store_true", help="record what each rank does when, and show it at the end"
     )
+    parser.add_argument("--horovod", action="store_true", help="`import horovod` means Ring Notebook in the cell")
     parser.add_argument("--background", action="store_true", help="return at once; `%%ring interrupt` stops the run")
     parser.add_argument("--setup", action="store_true", help="run again on `%%ring restart --rerun`")
     parser.add_argument("--out", default="", metavar="VAR", help="assign the run to this variable")

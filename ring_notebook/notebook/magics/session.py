@@ -138,6 +138,7 @@ class Session:
         timeout: float = 0.0,
         plot: Sequence[str] = (),
         timeline: bool = False,
+        horovod: bool = False,
         background: bool = False,
         setup: bool = False,
         first_line: int = 2,
@@ -159,6 +160,7 @@ class Session:
             "timeout": timeout,
             "plot": list(plot),
             "timeline": timeline,
+            "horovod": horovod,
             "setup": setup,
             "cell_id": cell_id,
         }

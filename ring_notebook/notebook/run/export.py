@@ -84,7 +84,9 @@ def script(record: RunRecord, before: Sequence[RunRecord], name: str) -> Script:
         lines[node.lineno - 1] = f"# {lines[node.lineno - 1]}"
         body = "\n".join(lines)
     framework = named(names_in(tree)) or default()
-    head += f"\nimport {framework.face} as ring\n"
+    horovod = any(one.options.get("horovod") for one in (*before, record))
+    head += "\nimport ring_notebook" * horovod + f"\nimport {framework.face} as ring\n"
+    head += "\nring_notebook.as_horovod()\n" * horovod
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     head += (_IPYTHON if "get_ipython" in used else "") + (_DISPLAY if "display" in used else "")
     head += "\nring.init()\n" + (framework.gpu_setup if framework.gpu_word and framework.gpu_word in body else "")

@@ -53,7 +53,8 @@ def send(
     )
     # From the clock, so that epochs also increase from one kernel to the next that attaches.
     epoch = time.time_ns() // 1_000_000
-    args = (run, epoch, list(ranks), source, first_line, bool(options.get("timeline")))
+    flags = bool(options.get("timeline")), bool(options.get("horovod"))
+    args = (run, epoch, list(ranks), source, first_line, *flags)
     return Run(chosen, log, chosen.submit(_RANK_SIDE, args, range(len(ranks)), log.put), timeout=timeout)
 
 

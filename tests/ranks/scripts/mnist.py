@@ -2,6 +2,7 @@
 
 import argparse
 
+import horovod
 import horovod.torch as hvd
 import torch
 import torch.nn as nn
@@ -19,6 +20,9 @@ parser.add_argument("--seed", type=int, default=42)
 parser.add_argument("--fp16-allreduce", action="store_true")
 parser.add_argument("--use-adasum", action="store_true")
 parser.add_argument("--gradient-predivide-factor", type=float, default=1.0)
+parser.add_argument("--num-proc", type=int)  # and these when it is not started by a launcher
+parser.add_argument("--hosts")
+parser.add_argument("--communication")
 
 
 class Net(nn.Module):
@@ -38,43 +42,38 @@ class Net(nn.Module):
         return F.log_softmax(self.fc2(x), dim=1)
 
 
-def metric_average(val, name):
-    return hvd.allreduce(torch.tensor(val), name=name).item()
-
-
-def train(epoch):
-    model.train()
-    train_sampler.set_epoch(epoch)
-    for data, target in train_loader:
-        if args.cuda:
-            data, target = data.cuda(), target.cuda()
-        optimizer.zero_grad()
-        loss = F.nll_loss(model(data), target)
-        loss.backward()
-        optimizer.step()
-
-
-def test():
-    model.eval()
-    test_loss = test_accuracy = 0.0
-    with torch.no_grad():
-        for data, target in test_loader:
+def train(args):
+    def train_epoch(epoch):
+        model.train()
+        train_sampler.set_epoch(epoch)
+        for data, target in train_loader:
             if args.cuda:
                 data, target = data.cuda(), target.cuda()
-            output = model(data)
-            test_loss += F.nll_loss(output, target, reduction="sum").item()
-            test_accuracy += output.argmax(1).eq(target).float().sum().item()
-    # The sampler's length, not the data set's: it is this rank's share.
-    test_loss = metric_average(test_loss / len(test_sampler), "avg_loss")
-    test_accuracy = metric_average(test_accuracy / len(test_sampler), "avg_accuracy")
-    if hvd.rank() == 0:
-        print(f"Test set: Average loss: {test_loss:.4f}, Accuracy: {100 * test_accuracy:.2f}%")
-    return test_accuracy
+            optimizer.zero_grad()
+            loss = F.nll_loss(model(data), target)
+            loss.backward()
+            optimizer.step()
 
+    def metric_average(val, name):
+        return hvd.allreduce(torch.tensor(val), name=name).item()
 
-if __name__ == "__main__":
-    args = parser.parse_args()
-    args.cuda = torch.cuda.is_available()
+    def test():
+        model.eval()
+        test_loss = test_accuracy = 0.0
+        with torch.no_grad():
+            for data, target in test_loader:
+                if args.cuda:
+                    data, target = data.cuda(), target.cuda()
+                output = model(data)
+                test_loss += F.nll_loss(output, target, reduction="sum").item()
+                test_accuracy += output.argmax(1).eq(target).float().sum().item()
+        # The sampler's length, not the data set's: it is this rank's share.
+        test_loss = metric_average(test_loss / len(test_sampler), "avg_loss")
+        test_accuracy = metric_average(test_accuracy / len(test_sampler), "avg_accuracy")
+        if hvd.rank() == 0:
+            print(f"Test set: Average loss: {test_loss:.4f}, Accuracy: {100 * test_accuracy:.2f}%")
+        return test_accuracy
+
     hvd.init()
     torch.manual_seed(args.seed)
     if args.cuda:
@@ -114,5 +113,23 @@ if __name__ == "__main__":
         gradient_predivide_factor=args.gradient_predivide_factor,
     )
     for epoch in range(1, args.epochs + 1):
-        train(epoch)
+        train_epoch(epoch)
         accuracy = test()
+    return model, accuracy
+
+
+if __name__ == "__main__":
+    args = parser.parse_args()
+    args.cuda = torch.cuda.is_available()
+    if args.num_proc:
+        results = horovod.run(
+            train,
+            args=(args,),
+            np=args.num_proc,
+            hosts=args.hosts,
+            use_gloo=args.communication == "gloo",
+            use_mpi=args.communication == "mpi",
+            verbose=2,
+        )
+    else:
+        model, accuracy = train(args)

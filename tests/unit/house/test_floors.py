@@ -26,10 +26,12 @@ MAY_IMPORT = {
     "torch/optimizer": {"torch/collectives", "torch", "api", "api/buckets", "core", "ground"},
     "torch/training": {"torch/optimizer", "torch/collectives", "torch", "api", "core", "ground"},
     "torch/elastic": {"torch/training", "torch", "api", "api/elastic", "core", "ground"},
-    "engine": {"core", "ground"},
+    "horovod": {"ground"},
+    "horovod/path": {"horovod", "ground"},
+    "engine": {"core", "horovod", "ground"},
     "launch/supervisor": {"ground"},
     "launch/launchers": {"launch/supervisor", "ground"},
-    "launch": {"launch/launchers", "launch/supervisor", "ground"},
+    "launch": {"launch/launchers", "launch/supervisor", "horovod", "ground"},
     "notebook": {"ground"},
     "notebook/record": {"notebook", "ground"},
     "notebook/panel/charts": {"notebook/record", "notebook", "ground"},
@@ -68,6 +70,7 @@ MAY_IMPORT = {
 # starts inside ranks is rank side.
 EXCEPTIONS = {
     "ring_notebook/torch/__init__.py": {"torch/collectives", "torch/optimizer", "torch/training", "torch/elastic"},
+    "ring_notebook/torch/mpi_ops.py": {"torch/collectives"},
     "ring_notebook/launch/function_rank.py": {"core"},
 }
 # Frameworks and the only rooms that may import them, with the rooms in these.

@@ -1,0 +1,61 @@
+"""What scripts and libraries take from ``horovod.common.util``: small functions without ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from ring_notebook.hardware import gpus
+
+__all__ = ["env", "extension_available", "gpu_available", "is_iterable", "num_rank_is_power_2", "split_list"]
+
+T = TypeVar("T")
+
+
+def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
+    """Whether ``horovod.NAME`` can be imported: True for "torch"."""
+    return ext_base_name == "torch"
+
+
+def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
+    """Whether this machine has a GPU that ``horovod.NAME`` could use."""
+    return extension_available(ext_base_name) and bool(gpus())
+
+
+def is_iterable(x: Any) -> bool:
+    """Whether ``iter(x)`` works."""
+    try:
+        iter(x)
+    except TypeError:
+        return False
+    return True
+
+
+def num_rank_is_power_2(num_rank: int) -> bool:
+    """Whether so many ranks can run Adasum: a power of two."""
+    return num_rank > 0 and num_rank & (num_rank - 1) == 0
+
+
+def split_list(items: Sequence[T], n: int) -> list[Sequence[T]]:
+    """``n`` consecutive parts whose lengths differ by one at most, the longer ones first."""
+    base, extra = divmod(len(items), n)
+    ends = [(index + 1) * base + min(index + 1, extra) for index in range(n)]
+    return [items[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+
+
+@contextmanager
+def env(**variables: str | None) -> Iterator[None]:
+    """Within, these environment variables are set; those that are None are left as they are."""
+    wanted = {name: value for name, value in variables.items() if value is not None}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,0 +1,71 @@
+"""Horovod's modules, as data: where each of their names comes from in this package.
+
+The modules and names are those of Horovod 0.28.1 that PyTorch scripts and libraries import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ring_notebook import __version__
+
+__all__ = ["MODULES", "NAME", "VERSION", "below", "bindings"]
+
+NAME = "horovod"
+VERSION = f"0.28.1+ring.notebook.{__version__}"
+"""Horovod's version, for comparisons, and whose code it is."""
+
+_TORCH = "ring_notebook.torch"
+_BASICS = "ring_notebook.api.basics"
+_ERRORS = "ring_notebook.errors"
+_SETS = "ring_notebook.api.process_sets"
+_STATE = "ring_notebook.torch.elastic.torch_state"
+_SAMPLER = "ring_notebook.torch.elastic.elastic_sampler"
+
+MODULES: dict[str, dict[str, str]] = {
+    "horovod": {"ring_notebook.horovod.names": "__version__=VERSION", "ring_notebook.launch.horovod_run": "run"},
+    "horovod.runner": {"ring_notebook.launch.horovod_run": "run"},
+    "horovod.common": {},
+    "horovod.common.exceptions": {_ERRORS: "HorovodInternalError HostsUpdatedInterrupt"},
+    "horovod.common.process_sets": {_SETS: "ProcessSet global_process_set add_process_set remove_process_set"},
+    "horovod.common.elastic": {"ring_notebook.api.elastic.state": "State"},
+    "horovod.common.util": {
+        _BASICS: "mpi_built gloo_built nccl_built ddl_built ccl_built cuda_built rocm_built",
+        "ring_notebook.horovod.common_util": (
+            "env extension_available gpu_available is_iterable num_rank_is_power_2 split_list"
+        ),
+    },
+    "horovod.torch": {_TORCH: "*"},
+    "horovod.torch.mpi_ops": {"ring_notebook.torch.mpi_ops": "*"},
+    "horovod.torch.compression": {
+        "ring_notebook.torch.compression": (
+            "Compression Compressor NoneCompressor=Compression.none FP16Compressor=Compression.fp16"
+        )
+    },
+    "horovod.torch.functions": {
+        _TORCH: "allgather_object broadcast_object broadcast_optimizer_state broadcast_parameters"
+    },
+    "horovod.torch.optimizer": {
+        "ring_notebook.torch.optimizer.distributed": "DistributedOptimizer",
+        "ring_notebook.torch.optimizer.reducing_optimizer": "_DistributedOptimizer=ReducingOptimizer",
+        "ring_notebook.torch.optimizer.adasum_optimizer": "_DistributedAdasumOptimizer=AdasumOptimizer",
+    },
+    "horovod.torch.sync_batch_norm": {_TORCH: "SyncBatchNorm"},
+    "horovod.torch.elastic": {"ring_notebook.torch.elastic": "*"},
+    "horovod.torch.elastic.sampler": {_SAMPLER: "ElasticSampler"},
+    "horovod.torch.elastic.state": {_STATE: "TorchState"},
+}
+"""By module: our modules, and the names that come from each: ``*`` for all public ones, ``THEIRS=OURS`` for others."""
+
+
+def bindings(module: str) -> Iterator[tuple[str, str, str]]:
+    """What binds the names of a module: Horovod's name, our module, and our name there (dotted, or ``*`` for all)."""
+    for ours, names in MODULES[module].items():
+        for name in names.split():
+            theirs, _, own = name.partition("=")
+            yield theirs, ours, own or theirs
+
+
+def below(module: str) -> list[str]:
+    """The modules directly in a package; empty for a module that is none."""
+    return [name for name in MODULES if name.rpartition(".")[0] == module]

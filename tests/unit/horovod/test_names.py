@@ -1,0 +1,156 @@
+"""Horovod's modules: what is in them, how they come and go, and what a missing one says."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.version import Version
+
+import ring_notebook
+import ring_notebook.torch as face
+from ring_notebook.horovod.as_horovod import as_horovod, variables
+from ring_notebook.horovod.names import MODULES, VERSION
+from ring_notebook.launch import horovod_run
+
+# What the modules of Horovod 0.28.1 hold and scripts import.
+THEIRS = {
+    "horovod": "run __version__",
+    "horovod.runner": "run",
+    "horovod.common.exceptions": "HorovodInternalError HostsUpdatedInterrupt",
+    "horovod.common.process_sets": "ProcessSet global_process_set add_process_set remove_process_set",
+    "horovod.common.elastic": "State",
+    "horovod.common.util": (
+        "env extension_available gpu_available is_iterable num_rank_is_power_2 split_list "
+        "mpi_built gloo_built nccl_built ddl_built ccl_built"
+    ),
+    "horovod.torch": (
+        "Adasum Average Compression DistributedOptimizer ProcessSet Sum SyncBatchNorm add_process_set allgather "
+        "allgather_async allgather_object allreduce allreduce_ allreduce_async allreduce_async_ alltoall "
+        "alltoall_async barrier broadcast broadcast_ broadcast_async broadcast_async_ broadcast_object "
+        "broadcast_optimizer_state broadcast_parameters ccl_built cross_rank cross_size cuda_built ddl_built elastic "
+        "global_process_set gloo_built gloo_enabled grouped_allgather grouped_allgather_async grouped_allreduce "
+        "grouped_allreduce_ grouped_allreduce_async grouped_allreduce_async_ grouped_reducescatter "
+        "grouped_reducescatter_async init is_homogeneous is_initialized join local_rank local_size mpi_built "
+        "mpi_enabled mpi_threads_supported nccl_built poll rank reducescatter reducescatter_async remove_process_set "
+        "rocm_built shutdown size sparse_allreduce_async start_timeline stop_timeline synchronize "
+        "compression functions mpi_ops optimizer sync_batch_norm"
+    ),
+    "horovod.torch.mpi_ops": (
+        "Adasum Average HorovodInternalError ProcessSet Sum add_process_set allgather allgather_async allreduce "
+        "allreduce_ allreduce_async allreduce_async_ alltoall alltoall_async barrier broadcast broadcast_ "
+        "broadcast_async broadcast_async_ ccl_built cross_rank cross_size cuda_built ddl_built global_process_set "
+        "gloo_built gloo_enabled grouped_allgather grouped_allgather_async grouped_allreduce grouped_allreduce_ "
+        "grouped_allreduce_async grouped_allreduce_async_ grouped_reducescatter grouped_reducescatter_async init "
+        "is_homogeneous is_initialized join local_rank local_size mpi_built mpi_enabled mpi_threads_supported "
+        "nccl_built poll rank reducescatter reducescatter_async remove_process_set rocm_built shutdown size "
+        "sparse_allreduce_async start_timeline stop_timeline synchronize"
+    ),
+    "horovod.torch.compression": "Compression Compressor NoneCompressor FP16Compressor",
+    "horovod.torch.functions": "allgather_object broadcast_object broadcast_optimizer_state broadcast_parameters",
+    "horovod.torch.optimizer": "DistributedOptimizer _DistributedOptimizer _DistributedAdasumOptimizer",
+    "horovod.torch.sync_batch_norm": "SyncBatchNorm",
+    "horovod.torch.elastic": "ElasticSampler TorchState run sampler state",
+    "horovod.torch.elastic.sampler": "ElasticSampler",
+    "horovod.torch.elastic.state": "TorchState",
+}
+
+
+@pytest.fixture
+def horovod() -> Iterator[Any]:
+    with as_horovod():
+        yield importlib.import_module("horovod")
+
+
+@pytest.mark.parametrize("module", THEIRS)
+def test_every_name_is_there(horovod: Any, module: str) -> None:
+    found = importlib.import_module(module)
+    assert [name for name in THEIRS[module].split() if not hasattr(found, name)] == []
+
+
+def test_the_table_has_no_module_that_is_not_compared() -> None:
+    assert set(MODULES) - {"horovod.common"} == set(THEIRS)
+
+
+def test_names_are_those_of_the_face(horovod: Any) -> None:
+    hvd = importlib.import_module("horovod.torch")
+    assert hvd.allreduce is face.allreduce
+    assert hvd.mpi_ops.Sum is face.mpi_ops.Sum is face.Sum
+    assert hvd.elastic.state.TorchState is face.elastic.TorchState
+    assert hvd.compression.FP16Compressor is face.Compression.fp16
+    assert horovod.run is horovod_run.run
+
+
+def test_the_version_compares_as_horovods_and_says_whose_it_is(horovod: Any) -> None:
+    assert Version("0.28.1") < Version(horovod.__version__) < Version("0.29")
+    assert ring_notebook.__version__ in horovod.__version__
+
+
+@pytest.mark.parametrize("code", ["import horovod.tensorflow", "from horovod import spark", "import horovod.torch.x"])
+def test_a_missing_module_says_what_there_is(horovod: Any, code: str) -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'horovod\..*Ring Notebook .*has horovod.*torch"):
+        exec(code)
+
+
+def test_an_installed_horovod_is_hidden_and_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "horovod").mkdir()
+    (tmp_path / "horovod" / "__init__.py").write_text("__version__ = 'real'")
+    monkeypatch.syspath_prepend(tmp_path)
+    real = importlib.import_module("horovod")
+    kept = {}
+    for turn in range(2):
+        with as_horovod():
+            kept[turn] = importlib.import_module("horovod.torch")
+            assert importlib.import_module("horovod").__version__ == VERSION
+            with as_horovod():
+                pass
+            assert importlib.import_module("horovod").__version__ == VERSION, "the inner one has no end of its own"
+        assert importlib.import_module("horovod") is real
+    assert kept[0] is kept[1]
+    del sys.modules["horovod"]
+
+
+def test_without_it_there_is_no_horovod() -> None:
+    with as_horovod():
+        importlib.import_module("horovod.torch")
+    assert not [name for name in sys.modules if name.startswith("horovod")]
+    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'horovod'$"):
+        importlib.import_module("horovod")
+
+
+def test_programs_that_get_the_variables_and_their_children_have_it(tmp_path: Path) -> None:
+    """Also where a Horovod is installed, behind what a user has in PYTHONPATH himself."""
+    (tmp_path / "horovod.py").write_text("__version__ = 'real'")
+    (tmp_path / "program.py").write_text(
+        "import horovod.common.util, os, subprocess, sys\n"
+        "print(horovod.__version__, horovod.common.util.split_list([1, 2, 3], 2), flush=True)\n"
+        "if 'child' not in sys.argv: subprocess.run([sys.executable, __file__, 'child'], check=True)\n"
+    )
+    script = tmp_path / "scripts"
+    script.mkdir()
+    (tmp_path / "program.py").rename(script / "program.py")
+    env = {"PATH": "", **variables({"PYTHONPATH": str(tmp_path)})}
+    done = subprocess.run([sys.executable, script / "program.py"], env=env, capture_output=True, text=True, check=False)
+    assert done.stdout == f"{VERSION} [[1, 2], [3]]\n" * 2, done.stderr
+
+
+def test_util() -> None:
+    with as_horovod():
+        util = importlib.import_module("horovod.common.util")
+    import os
+
+    assert [len(part) for part in util.split_list(list(range(11)), 4)] == [3, 3, 3, 2]
+    assert [n for n in range(9) if util.num_rank_is_power_2(n)] == [1, 2, 4, 8]
+    assert util.is_iterable("x")
+    assert not util.is_iterable(1)
+    assert util.extension_available("torch")
+    assert not util.gpu_available("tensorflow")
+    with util.env(RING_TEST_OF_ENV="1", PATH=None):
+        assert os.environ["RING_TEST_OF_ENV"] == "1"
+        assert "PATH" in os.environ
+    assert "RING_TEST_OF_ENV" not in os.environ
