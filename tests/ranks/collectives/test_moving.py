@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
@@ -168,9 +169,29 @@ def test_join_counts_zeros_and_names_the_last(hvd: ModuleType) -> None:
     assert torch.equal(hvd.allgather(torch.tensor([rank])), torch.arange(size))
 
 
-def test_join_does_not_serve_an_allgather(hvd: ModuleType) -> None:
+BESIDE_JOIN: dict[str, Callable[[ModuleType], object]] = {
+    "allgather": lambda hvd: hvd.allgather(torch.ones(1)),
+    "broadcast_object": lambda hvd: hvd.broadcast_object([torch.ones(3), "text"], hvd.size() - 1),
+    "two at once": lambda hvd: hvd.synchronize(hvd.grouped_allgather_async([torch.ones(1), torch.ones(2)], "pair")),
+    "sparse": lambda hvd: hvd.sparse_allreduce_async(torch.eye(2).to_sparse(), "sparse", hvd.Sum)(),
+    "alltoall": lambda hvd: hvd.alltoall(torch.ones(hvd.size())),
+}
+
+
+@pytest.mark.parametrize("operation", BESIDE_JOIN)
+def test_what_a_joined_rank_does_not_serve_fails_on_all_and_leaves_them_in_step(
+    hvd: ModuleType, operation: str
+) -> None:
     if hvd.size() == 1:
         pytest.skip("there is nobody to wait for")
-    call = hvd.join if hvd.rank() == 0 else lambda: hvd.allgather(torch.ones(1))
-    with pytest.raises(RuntimeError, match="join"):
-        call()
+    if hvd.rank() != 0:
+        with pytest.raises(hvd.HorovodInternalError, match="joined"):
+            BESIDE_JOIN[operation](hvd)
+        others = float(hvd.size() - 1)
+        assert hvd.allreduce(torch.ones(1), op=hvd.Sum, name="after").item() == others
+        assert hvd.join() > 0
+    else:
+        with pytest.raises(hvd.HorovodInternalError, match="joined"):
+            hvd.join()
+    assert hvd.allgather_object(hvd.rank()) == list(range(hvd.size()))
+    hvd.barrier()
