@@ -20,6 +20,7 @@ from ring_notebook.notebook.cluster.default_size import choose_size
 from ring_notebook.notebook.cluster.descriptors import require_descriptors
 from ring_notebook.notebook.cluster.prepare_engines import prepare_engines
 from ring_notebook.notebook.cluster.processes import Processes
+from ring_notebook.notebook.cluster.stacks import Stack, stacks
 from ring_notebook.notebook.engines import Engine, Engines, EngineStatus
 from ring_notebook.notebook.run.run import Run
 from ring_notebook.notebook.run.send import send
@@ -257,6 +258,13 @@ class Cluster:
     def names(self, path: str = "") -> list[str]:
         """The names on rank 0, or those after ``path`` and a dot. Raises ClusterError when rank 0 is slow."""
         return push_pull.names(self._idle(), path)
+
+    def stacks(self) -> list[Stack]:
+        """Where each rank is now, by rank: also while a run is in progress, and while native code runs.
+
+        Raises ClusterError when the cluster does not run.
+        """
+        return stacks(self._connected(), self._directory / "log")
 
     def _connected(self) -> Engines:
         if self._engines is None:

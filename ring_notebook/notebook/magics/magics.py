@@ -119,6 +119,9 @@ class RingMagics(Magics):
     def _status(self) -> Any:
         return self._session.status()
 
+    def _stacks(self) -> None:
+        print(self._session.stacks())  # noqa: T201
+
     def _push(self, names: list[str]) -> None:
         missing = [name for name in names if name not in self.shell.user_ns]
         if missing:

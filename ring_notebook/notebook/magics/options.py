@@ -208,6 +208,7 @@ def _ring() -> LineParser:
         attach="attach to a running cluster and its run, after a kernel restart or from another notebook",
         default="on: run cells without a magic on the ranks, but for those with %%%%local; off: in the notebook",
         status="list the engines and what each is doing",
+        stacks="show where every rank is now, in the cell and in what it has called",
         interrupt="stop the run in progress; variables and cluster are kept",
         stop="stop the cluster",
         restart="stop the cluster and start it again; all variables of ranks are lost",

@@ -11,6 +11,7 @@ from IPython.display import display
 
 from ring_notebook.errors import ClusterError, RingError
 from ring_notebook.notebook.cluster.cluster import Cluster
+from ring_notebook.notebook.cluster.stacks import render
 from ring_notebook.notebook.magics.cell_check import check_syntax
 from ring_notebook.notebook.panel.panel import load_charts
 from ring_notebook.notebook.record.run_record import RunRecord
@@ -211,6 +212,12 @@ class Session:
             for one in cluster.status()
         ]
         return Listing(["rank", "host", "pid", "gpu", "state"], rows, f"{_engines(cluster)}: {cluster.why}")
+
+    def stacks(self) -> str:
+        """Where every rank is now, equal places once."""
+        found = self.require().stacks()
+        log = self.run.log if self.run is not None else None
+        return render(found, log.source if log else "", log.options.get("first_line", 1) if log else 1)
 
     def pull(self, names: Sequence[str], rank: int) -> tuple[dict[str, Any], Listing]:
         """Variables of ``rank`` by name, and a table that describes them on every rank."""

@@ -178,7 +178,7 @@ class Run:
 
     @property
     def busy(self) -> list[int]:
-        """The ranks whose engines still execute this run."""
+        """The engines that still execute this run, by their ranks in the cluster."""
         return self._watch.busy
 
     def wait_idle(self, timeout: float) -> bool:

@@ -76,10 +76,12 @@ class Watch:
 
     @property
     def busy(self) -> list[int]:
-        """The ranks whose engines still execute this run."""
-        if not self._futures:  # another kernel has sent it
-            return [] if self.ended.is_set() else [rank for rank in self._ranks if rank not in self._log.ended()]
-        return [rank for rank, future in zip(self._ranks, self._futures, strict=False) if not future.done()]
+        """The engines that still execute this run, by their ranks in the cluster."""
+        if self._futures:
+            ranks = [rank for rank, future in zip(self._ranks, self._futures, strict=False) if not future.done()]
+        else:  # another kernel has sent it
+            ranks = [] if self.ended.is_set() else [rank for rank in self._ranks if rank not in self._log.ended()]
+        return [self._engines.all[rank].rank for rank in ranks]
 
     def wait_idle(self, timeout: float) -> bool:
         """Wait until no engine executes this run any more; False when one still does after ``timeout`` seconds."""
