@@ -8,4 +8,5 @@ PYBIND11_MODULE(_core, module) {
     register_memory(module);
     register_link(module);
     register_communicator(module);
+    register_member_group(module);
 }

@@ -5,6 +5,7 @@
 
 #include "arguments.hpp"
 #include "register.hpp"
+#include "released.hpp"
 #include "ring/communicator/communicator.hpp"
 
 namespace py = pybind11;
@@ -16,17 +17,6 @@ namespace {
 
 // (input address, output address, elements)
 using PieceTuple = std::tuple<std::uintptr_t, std::uintptr_t, std::uint64_t>;
-
-// Releasing a communicator waits for other ranks and threads, which may need the interpreter.
-std::shared_ptr<Communicator> released_unlocked(std::shared_ptr<Communicator> communicator) {
-    Communicator* raw = communicator.get();
-    if (raw == nullptr) return nullptr;
-    return {raw, [communicator = std::move(communicator)](Communicator*) mutable {
-                if (PyGILState_Check() == 0) return communicator.reset();
-                const py::gil_scoped_release nogil;
-                communicator.reset();
-            }};
-}
 
 struct Handle {
     std::shared_ptr<Communicator> communicator;

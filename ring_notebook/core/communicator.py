@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import enum
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from ring_notebook.config import config
 from ring_notebook.core.buffers import Buffer, Device
+from ring_notebook.core.native import core
 from ring_notebook.core.partition import layout_hash
 from ring_notebook.errors import CollectiveError
 
@@ -246,12 +247,31 @@ class Communicator:
         if not members or len(set(members)) != len(members) or not all(0 <= r < self.size for r in members):
             raise ValueError(f"a group needs distinct ranks between 0 and {self.size - 1}, got {members}")
         native = self._native.group(members, self._timeout).subgroup()
-        if native is None:
-            return None
+        return None if native is None else self._adopt(native)
+
+    def group_of_members(
+        self, ranks: Sequence[int], exchange: Callable[[tuple[int, int, int]], Sequence[tuple[int, int, int]]]
+    ) -> Communicator:
+        """A communicator over ``ranks`` (of this group), which these make alone: no other rank calls it.
+
+        ``exchange`` gives the members' values in group order for that of this rank, and raises when one is missing.
+        Raises ValueError where this rank is not among ``ranks``.
+        """
+        offer = core().MemberGroup(self._native, list(ranks))
+        child = self._adopt(offer.enter(exchange(offer.card())))
+        child.limit_time(self._timeout)
+        child.barrier()  # all have entered: none leaves before another has come
+        return child
+
+    def _adopt(self, native: _core.Communicator) -> Communicator:
         child = Communicator(native, self._domain)
         # A new list each time: another thread may be looking at the old one.
         self._children = [*(known for known in self._children if known() is not None), ref(child)]
         return child
+
+    def limit_time(self, seconds: float) -> None:
+        """Have operations that begin from now on raise CollectiveTimeout after ``seconds``; 0 sets no limit."""
+        self._timeout = seconds
 
     def mates(self) -> Communicator:
         """The communicator of those ranks of this group that share ring memory: the group itself on one host.

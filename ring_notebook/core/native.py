@@ -23,6 +23,7 @@ class Core(Protocol):
     Communicator: type[_core.Communicator]
     Domain: type[_core.Domain]
     Header: type[_core.Header]
+    MemberGroup: type[_core.MemberGroup]
     Options: type[_core.Options]
     Staging: type[_core.Staging]
     Update: type[_core.Update]

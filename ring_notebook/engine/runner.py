@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import sys
 from contextlib import nullcontext
@@ -23,6 +24,7 @@ from ring_notebook.engine.interrupt import Interruptible
 from ring_notebook.engine.publisher import Publisher
 from ring_notebook.errors import CollectiveAborted
 from ring_notebook.horovod.as_horovod import as_horovod
+from ring_notebook.rank_variables import master, rank_variables
 from ring_notebook.records import RECORDS, Ended, Failure, Record, Status, Trace, messages
 
 __all__ = ["execute"]
@@ -78,7 +80,9 @@ class _Execution:
     def _run(self, shell: InteractiveShell, source: str, first_line: int) -> None:
         self.cell = Cell(shell, source, self.run, first_line)
         namespace.provide_ring(self.cell.names())
-        world.open_run(self.run, self.epoch, self.engines)
+        opened = world.open_run(self.run, self.epoch, self.engines)
+        here = (opened.rank, opened.size, opened.local_rank, opened.local_size)
+        os.environ.update(rank_variables(*here, master()))
         if self.recorded:
             trace.record()
         if self.horovod:

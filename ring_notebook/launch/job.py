@@ -15,12 +15,13 @@ from types import FrameType
 from typing import TextIO
 
 from ring_notebook.launch.launchers.find_launcher import find_launcher
-from ring_notebook.launch.launchers.hosts import Host
+from ring_notebook.launch.launchers.hosts import Host, master_of
 from ring_notebook.launch.merge_traces import Traces
 from ring_notebook.launch.supervisor.output_lines import SOON, Carrier, pieces
 from ring_notebook.launch.supervisor.parent_death import wrap
 from ring_notebook.launch.supervisor.rank_failure import RankFailure, describe_exit, first_failure, split_reports
 from ring_notebook.launch.supervisor.supervisor import STOPPING
+from ring_notebook.rank_variables import MASTER
 
 __all__ = ["Job", "print_message"]
 
@@ -51,12 +52,12 @@ class Job:
         min_np: int = 0,
     ) -> None:
         launcher = find_launcher(hosts, min_np, mpi_args)
-        self.command = launcher.command(launcher.supervised(program), n, hosts, mpi_args, env or ())
+        self.command = launcher.command(launcher.supervised(program), n, hosts, mpi_args, {MASTER, *(env or ())})
         self._elastic = min_np > 0
         self._n = n
         self.failures: list[RankFailure] = []
         self.ended_by = 0
-        environment = {**os.environ, **launcher.environment(), **(env or {})}
+        environment = {**os.environ, MASTER: master_of(hosts), **launcher.environment(), **(env or {})}
         self._traces = Traces(environment, n)
         self._process = subprocess.Popen(
             wrap(self.command),

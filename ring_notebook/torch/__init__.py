@@ -36,6 +36,7 @@ from ring_notebook.api.join import join
 from ring_notebook.api.objects import allgather_object, broadcast_object
 from ring_notebook.api.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from ring_notebook.api.tensor_adapter import register_adapter
+from ring_notebook.core import world
 from ring_notebook.core.metrics import log, track
 from ring_notebook.errors import HorovodInternalError, HostsUpdatedInterrupt
 from ring_notebook.torch import elastic, mpi_ops
@@ -67,6 +68,7 @@ from ring_notebook.torch.collectives.ring_memory import empty
 from ring_notebook.torch.collectives.sparse_allreduce import sparse_allreduce_async
 from ring_notebook.torch.compression import Compression
 from ring_notebook.torch.optimizer.distributed import DistributedOptimizer
+from ring_notebook.torch.process_group.default_group import end_groups_of_failed_epoch, process_group
 from ring_notebook.torch.tensors import TorchAdapter
 from ring_notebook.torch.training.broadcast_state import broadcast_optimizer_state, broadcast_parameters
 from ring_notebook.torch.training.checkpoint import load, save
@@ -77,8 +79,11 @@ from ring_notebook.torch.training.noise_scale import noise_scale
 from ring_notebook.torch.training.prepare import prepare
 from ring_notebook.torch.training.schedules import LinearScalingLR
 from ring_notebook.torch.training.sync_batch_norm import SyncBatchNorm
+from ring_notebook.torch_backend import register
 
 register_adapter(TorchAdapter())
+register()
+world.at_close(end_groups_of_failed_epoch)
 
 __all__ = [
     "LAMB",
@@ -150,6 +155,7 @@ __all__ = [
     "noise_scale",
     "poll",
     "prepare",
+    "process_group",
     "rank",
     "reducescatter",
     "reducescatter_async",

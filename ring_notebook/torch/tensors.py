@@ -15,6 +15,7 @@ __all__ = [
     "TorchAdapter",
     "buffer_in_place",
     "buffer_of",
+    "can_reduce",
     "check_tensor",
     "copy_back",
     "dtype_of",
@@ -57,6 +58,11 @@ def check_tensor(tensor: Any, operation: str) -> None:
 
 def _has_values(tensor: Tensor) -> bool:
     return not tensor.is_meta and not (tensor.is_cpu and tensor.numel() and tensor.data_ptr() == 0)
+
+
+def can_reduce(dtype: torch.dtype) -> bool:
+    """Whether the core has kernels for elements of this type."""
+    return dtype in _DTYPES
 
 
 def dtype_of(tensor: Tensor) -> DType:

@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,6 +53,46 @@ def test_groups_nested_and_overlapping(launcher: str, size: int) -> None:
         total(ring)
 
     LAUNCHERS[launcher](size, body)
+
+
+@pytest.mark.parametrize("hosts", [(), (0, 0, 1, 1), (0, 1, 1, 1)], ids=["one host", "two and two", "one and three"])
+def test_groups_that_their_members_make_alone(hosts: tuple[int, ...]) -> None:
+    """No other rank takes part, and members may make several groups at once with different mates."""
+    cards: dict[tuple[tuple[int, ...], int], Any] = {}
+    come = threading.Condition()
+
+    def make(ring: Communicator, ranks: list[int]) -> Communicator:
+        def exchange(card: Any) -> list[Any]:
+            keys = [(tuple(ranks), rank) for rank in ranks]
+            with come:
+                cards[tuple(ranks), ring.rank] = card
+                come.notify_all()
+                assert come.wait_for(lambda: all(key in cards for key in keys), 30)
+                return [cards[key] for key in keys]
+
+        return ring.group_of_members(ranks, exchange)
+
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        for ranks in ([3, 1], [0, 2], [1, 2, 3], [2], [0, 1, 2, 3]):
+            if ring.rank not in ranks:
+                continue
+            group = make(ring, ranks)
+            assert group.ranks == tuple(ranks)
+            total(group)
+            total(group, count=100_000)
+            group.close()
+        total(ring)
+
+    as_threads(4, body, hosts=hosts)
+
+
+def test_a_group_of_others() -> None:
+    def body(seat: Seat) -> None:
+        with pytest.raises(ValueError, match="only its members make it"):
+            seat.open().group_of_members([1 - seat.rank], lambda card: [card])
+
+    as_threads(2, body)
 
 
 @pytest.mark.parametrize("ranks", [[], [0, 0], [0, 2], [-1]])

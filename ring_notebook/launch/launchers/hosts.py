@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Host", "check_slots", "is_local", "named_hosts", "only_here", "parse_hostfile", "parse_hosts"]
+from ring_notebook.rank_variables import free_port, loopback
+
+__all__ = ["Host", "check_slots", "is_local", "master_of", "named_hosts", "only_here", "parse_hostfile", "parse_hosts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,14 @@ def check_slots(n: int, hosts: Sequence[Host]) -> None:
 def only_here(hosts: Sequence[Host]) -> bool:
     """Whether a job on ``hosts`` runs on this host alone; no hosts mean this one."""
     return not hosts or (len(hosts) == 1 and is_local(hosts[0].name))
+
+
+def master_of(hosts: Sequence[Host]) -> str:
+    """``host:port`` of rank 0, which is on the first host; its name is one by which the others know it."""
+    if only_here(hosts):
+        return loopback()
+    first = hosts[0].name
+    return f"{socket.gethostname() if is_local(first) else first}:{free_port()}"
 
 
 def is_local(name: str) -> bool:

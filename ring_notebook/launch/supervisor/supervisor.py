@@ -27,6 +27,7 @@ from ring_notebook.launch.supervisor.rank_failure import RankFailure, describe_e
 from ring_notebook.launch.supervisor.rank_wrapper import FORWARDED
 from ring_notebook.launch.supervisor.start_error import explain_start
 from ring_notebook.rank_status import StatusFile
+from ring_notebook.rank_variables import loopback, rank_variables
 
 __all__ = ["STOPPING", "Supervisor", "main"]
 
@@ -64,6 +65,7 @@ class Supervisor:
         self._catch_signals()
         self._files = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (self._files[1], self._files[1]))  # several per rank
+        self._master = loopback()
         for rank in range(n):
             self._start(rank, program)
         # Threads only now: what Popen runs between fork and exec may need a lock that one of them holds.
@@ -127,6 +129,7 @@ class Supervisor:
                     "PYTHONUNBUFFERED": "1",
                     **self._connections.variables(rank, theirs),
                     **own,
+                    **rank_variables(rank, self._n, rank, self._n, self._master),
                     **self._status_files[rank].variables,
                     **({"RING_MIN_NP": str(self._min_np)} if self._min_np else {}),
                 },

@@ -21,10 +21,11 @@ from traitlets.config import Config
 
 from ring_notebook.errors import ClusterError
 from ring_notebook.launch.launchers.find_launcher import find_launcher
-from ring_notebook.launch.launchers.hosts import Host, only_here
+from ring_notebook.launch.launchers.hosts import Host, master_of, only_here
 from ring_notebook.launch.supervisor.parent_death import wrap
 from ring_notebook.notebook.cluster.death import Death, explain, not_started, tail
 from ring_notebook.notebook.record.run_files import read_json, read_text
+from ring_notebook.rank_variables import MASTER
 
 __all__ = ["ControllerLauncher", "EngineLauncher", "Processes"]
 
@@ -77,7 +78,8 @@ class EngineLauncher(MPIEngineSetLauncher):  # type: ignore[misc]
         return command if self.keep else wrap(command)
 
     def get_env(self) -> dict[str, str]:
-        return {**super().get_env(), **find_launcher([Host(*host) for host in self.hosts]).environment()}
+        hosts = [Host(*host) for host in self.hosts]
+        return {**super().get_env(), MASTER: master_of(hosts), **find_launcher(hosts).environment()}
 
     def get_output(self, remove: bool = False) -> str:
         return _kept_output(self)

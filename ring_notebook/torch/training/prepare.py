@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, TypeAlias, TypeVar, overload
+from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 import torch
 from torch.utils.data import DataLoader
@@ -18,11 +18,14 @@ from ring_notebook.torch.optimizer.reducing_optimizer import ReducingOptimizer
 from ring_notebook.torch.training.broadcast_state import broadcast_optimizer_state, broadcast_parameters
 from ring_notebook.torch.training.data import batch_size_of, shard
 from ring_notebook.torch.training.noise_scale import NOISE_EVERY, measure_noise
+from ring_notebook.torch.training.strategies import wrap
 
 __all__ = ["prepare"]
 
 M = TypeVar("M", bound=torch.nn.Module)
 T = TypeVar("T")
+O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741
+L = TypeVar("L", bound=DataLoader[Any] | None)
 Distributed: TypeAlias = ReducingOptimizer | AdasumOptimizer | FusedOptimizer
 
 
@@ -34,6 +37,7 @@ def prepare(
     *,
     scale_lr: bool = False,
     noise_scale: bool | int = False,
+    strategy: None = None,
     **options: Any,
 ) -> tuple[M, Distributed, None]: ...
 
@@ -46,19 +50,32 @@ def prepare(
     *,
     scale_lr: bool = False,
     noise_scale: bool | int = False,
+    strategy: None = None,
     **options: Any,
 ) -> tuple[M, Distributed, DataLoader[T]]: ...
 
 
+@overload
 def prepare(
-    model: M,
+    model: torch.nn.Module,
+    optimizer: O,
+    loader: L = None,  # type: ignore[assignment]  # the type of its default is None
+    *,
+    scale_lr: bool = False,
+    strategy: Literal["ddp", "fsdp"],
+) -> tuple[torch.nn.Module, O, L]: ...
+
+
+def prepare(
+    model: Any,
     optimizer: torch.optim.Optimizer,
-    loader: DataLoader[T] | None = None,
+    loader: Any = None,
     *,
     scale_lr: bool = False,
     noise_scale: bool | int = False,
+    strategy: str | None = None,
     **options: Any,
-) -> tuple[M, Distributed, DataLoader[T] | None]:
+) -> tuple[Any, Any, Any]:
     """Make a single-process training loop data parallel; all ranks must call this. Beyond Horovod.
 
     Returns ``(model, optimizer, loader)``, to use in place of the arguments:
@@ -75,7 +92,9 @@ def prepare(
         schedules afterwards, since they keep the rates that they find (there is a warning).
     noise_scale: measure the gradient noise scale, see `noise_scale`, in every 10th step, or in every so many, and add
         it as ``noise_scale`` to every row that is logged.
-    options: keyword arguments of `DistributedOptimizer`.
+    strategy: "ddp" or "fsdp" wrap the model as torch.distributed has it, in DistributedDataParallel or FSDP2's
+        ``fully_shard``, on `process_group`; the optimizer is then ``optimizer`` itself, on the parameters of that.
+    options: keyword arguments of `DistributedOptimizer`; there are none with a ``strategy``.
 
     Raises NotInitializedError before ``init()``, TypeError for other arguments than a module, an optimizer and a
     DataLoader, ValueError for a ``noise_scale`` with a ``loader`` of unknown batch size, and TypeError for a
@@ -90,6 +109,11 @@ def prepare(
     broadcast_optimizer_state(optimizer, root_rank=0)
     if scale_lr:
         _scale_rates(optimizer)
+    if strategy is not None:
+        if options or noise_scale:
+            given = ", ".join([*options, *(["noise_scale"] if noise_scale else [])])
+            raise TypeError(f"prepare(strategy={strategy!r}) takes no options of DistributedOptimizer, got {given}")
+        return wrap(model, optimizer, strategy), optimizer, share
     options.setdefault("named_parameters", model.named_parameters())
     distributed = DistributedOptimizer(optimizer, **options)
     if isinstance(distributed, ReducingOptimizer):

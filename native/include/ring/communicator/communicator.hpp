@@ -25,6 +25,7 @@ namespace ring {
 
 class Agreement;
 class Communicator;
+class MemberGroup;
 class Progress;
 
 // One operation under way, shared by the thread that waits for it and the one that carries it out.
@@ -115,6 +116,7 @@ class Communicator {
 
    private:
     friend class Progress;
+    friend class MemberGroup;
     // Blocked: a gate or the link; Polling: the link, which rings no bell.
     enum class Served { Idle, Blocked, Polling, Moved, Done };
 

@@ -1,0 +1,77 @@
+"""The environment variables in which torch.distributed looks for its ranks, under torchrun's names."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+
+__all__ = ["MASTER", "free_port", "is_of_this_job", "loopback", "master", "rank_variables", "variables_of_rank"]
+
+MASTER = "RING_MASTER"
+"""The variable in which a launcher tells ranks the host of rank 0 and a port of it, as ``host:port``."""
+_LOOPBACK, _USUAL_PORT = "127.0.0.1", 29500
+# What MPICH, Open MPI and Slurm tell a rank: its rank, the size, and both on its host.
+_LAUNCHERS = (
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
+)
+
+
+def loopback() -> str:
+    """A `MASTER` for ranks that are all on this host. Nothing of ours listens at its port."""
+    return f"{_LOOPBACK}:{free_port()}"
+
+
+def master(env: Mapping[str, str] = os.environ) -> str:
+    """The `MASTER` of this process; one that all ranks of a host agree on where no launcher of ours has given it."""
+    return env.get(MASTER) or f"{_LOOPBACK}:{_USUAL_PORT}"
+
+
+def variables_of_rank(env: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """`rank_variables` of a rank that an MPI launcher or Slurm has started; empty where these do not tell."""
+    for names in _LAUNCHERS:
+        values = [env.get(name, "") for name in names]
+        if all(value.isdigit() for value in values):
+            rank, size, local_rank, local_size = map(int, values)
+            return rank_variables(rank, size, local_rank, local_size, master(env))
+    return {}
+
+
+def rank_variables(rank: int, size: int, local_rank: int, local_size: int, master: str) -> dict[str, str]:
+    """What rank ``rank`` of ``size`` has in its environment.
+
+    Where one host is all, Gloo listens on loopback only.
+    """
+    address, _, port = master.rpartition(":")
+    variables = {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(local_size),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": port,
+        MASTER: master,
+    }
+    if size == local_size:
+        variables["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
+    return variables
+
+
+def free_port() -> int:
+    """A port of this host at which nothing listens now."""
+    with socket.socket() as probe:
+        probe.bind((_LOOPBACK, 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def is_of_this_job(rank: int, size: int, env: Mapping[str, str] = os.environ) -> bool:
+    """Whether these are the rank and the size that we gave to this process, and it has changed no variable of ours.
+
+    False for ranks that a program starts itself within a rank, as ``torchrun`` and ``torch.multiprocessing`` do.
+    """
+    now = f"{env.get('MASTER_ADDR')}:{env.get('MASTER_PORT')}"
+    own = (env.get("RANK"), env.get("WORLD_SIZE"), env.get(MASTER))
+    return own == (str(rank), str(size), now) and env.get("TORCHELASTIC_USE_AGENT_STORE") != "True"

@@ -1,0 +1,81 @@
+"""The default group of torch.distributed for the ranks of a run, and what becomes of its groups when a run ends."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import timedelta
+
+import torch
+import torch._C._distributed_c10d as c10d
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as registry
+
+from ring_notebook.core import world
+from ring_notebook.core.communicator import ReduceOp
+from ring_notebook.torch.process_group.identity import GroupIdentity
+from ring_notebook.torch.process_group.run_store import run_store
+from ring_notebook.torch.tensors import buffer_of
+from ring_notebook.torch_backend import register
+
+__all__ = ["end_groups_of_failed_epoch", "process_group"]
+
+
+def process_group(backend: str | None = None, timeout: timedelta | None = None) -> c10d.ProcessGroup:
+    """The default group of torch.distributed over all ranks of the run or job; all of them call this. Beyond Horovod.
+
+    Makes it where there is none, and makes it anew where that of an earlier cell has another ``backend`` or other
+    ranks; else it is the one that is there, so that a cell may run again. ``backend`` is "ring" when left out, "gloo",
+    "nccl", or any other that torch.distributed knows. ``timeout`` is that of `torch.distributed.init_process_group`.
+    Raises NotInitializedError before ``init()``.
+    """
+    register()
+    current = world.current()
+    wanted = backend or "ring"
+    fits = torch.tensor([int(_fits(wanted, current))])
+    memory = buffer_of(fits)
+    current.communicator.allreduce([memory], [memory], op=ReduceOp.MIN)  # on every rank, or on none
+    if not fits.item():
+        if dist.is_initialized():
+            _destroy()
+        store = run_store(timeout or c10d._DEFAULT_PG_TIMEOUT)
+        dist.init_process_group(wanted, store=store, rank=current.rank, world_size=current.size, timeout=timeout)
+    group = dist.group.WORLD
+    assert group is not None
+    return group
+
+
+def _fits(backend: str, current: world.World) -> bool:
+    return (
+        dist.is_initialized()
+        and dist.get_backend() == backend
+        and (dist.get_rank(), dist.get_world_size()) == (current.rank, current.size)
+    )
+
+
+def end_groups_of_failed_epoch() -> None:
+    """Called when this rank leaves an epoch: where a rank has failed, end the groups of other backends.
+
+    Their ranks may be out of step, or wait for one another: gone here, they raise on the others too. Groups of ours
+    have ended with the epoch, and begin anew with the next.
+    """
+    failed = world.is_initialized() and world.current().communicator.aborted
+    if failed and any(not isinstance(group, GroupIdentity) for group in list(registry._world.pg_map)):
+        _destroy()
+
+
+def _destroy() -> None:
+    for group in list(registry._world.pg_map):
+        if not isinstance(group, GroupIdentity):
+            with suppress(RuntimeError):  # those that cannot be aborted end when nobody holds them
+                group.abort()
+    try:
+        dist.destroy_process_group()
+    except Exception:  # of another backend's; its state in torch.distributed has to go all the same
+        registry._update_default_pg(None)
+        for known in (
+            registry._world.pg_map,
+            registry._world.pg_names,
+            registry._world.pg_group_ranks,
+            registry._world.tags_to_pg,
+        ):
+            known.clear()

@@ -1,0 +1,78 @@
+"""Tensors of torch.distributed as Buffers: flat, of any dtype, with the copy back that other layouts need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ring_notebook.core.buffers import Buffer, DType
+from ring_notebook.torch.tensors import buffer_in_place, buffer_of, can_reduce
+
+__all__ = ["Operand", "check_on_host", "flat_bytes", "nbytes", "operand", "raw_operand"]
+
+CopyBack = Callable[[], object] | None
+Operand = tuple[Buffer, CopyBack]
+"""Memory that an operation reads or writes, and what brings its result back into the tensor, if anything has to."""
+
+
+def check_on_host(tensors: Sequence[Tensor], rank: int, operation: str) -> None:
+    """Raise ValueError for tensors on a device and TypeError for sparse ones, with what to do instead."""
+    for tensor in tensors:
+        if not tensor.is_cpu:
+            raise ValueError(
+                f"rank {rank}: dist.{operation}: backend 'ring' moves tensors in CPU memory, got one on "
+                f"{tensor.device}; use a group of backend 'nccl' for it: dist.new_group(backend='nccl')"
+            )
+        if tensor.layout is not torch.strided:
+            raise TypeError(
+                f"rank {rank}: dist.{operation}: backend 'ring' takes dense tensors, got {tensor.layout}; "
+                "call to_dense() first, or ring.sparse_allreduce_async"
+            )
+
+
+def nbytes(tensor: Tensor) -> int:
+    """Size of a tensor's values in bytes."""
+    return tensor.numel() * tensor.element_size()
+
+
+def operand(tensor: Tensor) -> Operand:
+    """The values of ``tensor`` as numbers, in one dimension. Raises TypeError for a dtype that the core lacks."""
+    numbers = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor
+    buffer = buffer_in_place(numbers)
+    if buffer is not None and numbers.data_ptr() == tensor.data_ptr():
+        return Buffer(buffer.address, (numbers.numel(),), buffer.dtype, tensor), None
+    if not can_reduce(numbers.dtype):
+        raise TypeError(f"backend 'ring' cannot reduce {tensor.dtype}; convert the tensor first")
+    copy = numbers.detach().resolve_neg().contiguous().view(-1)
+    if copy.data_ptr() == numbers.data_ptr():
+        copy = copy.clone()
+    return buffer_of(copy), lambda: _write(tensor, copy)
+
+
+def raw_operand(tensor: Tensor) -> Operand:
+    """The values of ``tensor`` as bytes, whatever its dtype."""
+    plain = tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()
+    memory = (
+        tensor if plain else tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+    )
+    buffer = Buffer(memory.data_ptr(), (nbytes(memory),), DType.UINT8, memory)
+    return buffer, None if plain else lambda: tensor.detach().copy_(memory)
+
+
+def flat_bytes(tensors: Sequence[Tensor]) -> Tensor:
+    """The bytes of all ``tensors``, one after another, in one tensor of uint8; without a copy where possible."""
+    parts = [
+        tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+        for tensor in tensors
+        if tensor.numel()
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8)
+
+
+def _write(tensor: Tensor, copy: Tensor) -> None:
+    target = tensor.detach()
+    target.copy_(torch.view_as_complex(copy.view(*tensor.shape, 2)) if tensor.is_complex() else copy.view(tensor.shape))

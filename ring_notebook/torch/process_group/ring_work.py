@@ -1,0 +1,99 @@
+"""The handle that torch.distributed gets for an operation of the core."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch._C._distributed_c10d as c10d
+from torch import Tensor
+
+from ring_notebook.core.communicator import Work
+from ring_notebook.errors import RingError
+
+__all__ = ["RingWork"]
+
+_NO_TIMEOUT = timedelta(0)
+
+
+class RingWork(c10d.Work):
+    """One or several operations under way, and what has to be done when they have completed.
+
+    Errors are the core's: `wait`, `get_future` and `exception` raise or return CollectiveMismatch, CollectiveAborted
+    and CollectiveTimeout as they are, on whatever thread asks.
+    """
+
+    def __init__(
+        self,
+        works: Iterable[Work] = (),
+        finish: Callable[[], object] | None = None,
+        result: Sequence[Any] = (),
+        source: Callable[[], int] | None = None,
+    ) -> None:
+        """``finish`` runs once, when all of ``works`` have completed; ``result`` is what `result` and futures give."""
+        super().__init__()
+        self._works = tuple(works)
+        self._finish = finish
+        self._result = list(result)
+        self._source = source
+        self._lock = threading.Lock()
+
+    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
+        """Return True when the operation has completed; raise its error, or CollectiveTimeout after ``timeout``."""
+        seconds = timeout.total_seconds() if timeout is not None and timeout > _NO_TIMEOUT else None
+        for work in self._works:
+            work.wait(seconds)
+        with self._lock:
+            finish, self._finish = self._finish, None
+            if finish is not None:
+                finish()
+        return True
+
+    def synchronize(self) -> None:
+        """As `wait`."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether `wait` would return at once."""
+        return all(work.done() for work in self._works)
+
+    def is_success(self) -> bool:
+        """Whether the operation has completed without an error."""
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> Any:
+        """The error of the operation, once it has completed; None without one."""
+        try:
+            self.wait()
+        except RingError as error:
+            return error
+        return None
+
+    def result(self) -> list[Tensor]:
+        """The tensors that the operation has written."""
+        self.wait()
+        return self._result
+
+    def source_rank(self) -> int:
+        """The group rank that a received tensor came from; -1 for other operations."""
+        self.wait()
+        return -1 if self._source is None else self._source()
+
+    _source_rank = source_rank
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """A completed future of the tensors. Raises the operation's error.
+
+        It waits here and not in the future: C++ waits for that without looking at signals, and it would tell an error
+        by its text alone. DistributedDataParallel and its hooks ask for a future in the backward pass.
+        """
+        if self._source is not None:
+            raise RingError("a receive has no future; call wait(), which an interrupt and a failing rank can end")
+        self.wait()
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        # DistributedDataParallel reads the first tensor of the result without a look.
+        future.set_result(self._result or [torch.empty(0)])
+        return future

@@ -1,0 +1,172 @@
+"""The key-value store in which ranks of one run find each other: no port where one host is all, and never stuck."""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch._C._distributed_c10d as c10d
+
+from ring_notebook.core import world
+from ring_notebook.errors import CollectiveAborted, CollectiveTimeout
+from ring_notebook.torch.process_group.store_server import connect, serve
+from ring_notebook.torch.tensors import buffer_of
+
+__all__ = ["RunStore", "run_store"]
+
+_SHORTEST, _LONGEST = 0.0005, 0.01  # seconds between two looks for a key
+_LOOK = 0.25  # seconds between two looks for ranks that will not come
+_CARD = 512  # bytes
+# torch.distributed holds the C++ side of a store alone, and that calls its Python side.
+_in_use: RunStore | None = None
+
+
+class RunStore(c10d.Store):
+    """A store whose waits end with the epoch: by an interrupt, a rank that failed or left, and after the timeout.
+
+    C++ calls it too: Gloo finds its ranks through it. ``inner`` is what holds the keys.
+    """
+
+    def __init__(self, inner: Any, timeout: timedelta) -> None:
+        super().__init__()
+        self._inner = inner
+        self._timeout = timeout
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Set ``key``, whether it was set before or not."""
+        self._inner.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        """The value of ``key``, once it is set."""
+        self.wait([key])
+        value: bytes = self._inner.get(key)
+        return value
+
+    def add(self, key: str, value: int) -> int:
+        """Add to the number that ``key`` holds, 0 before; returns the sum."""
+        total: int = self._inner.add(key, value)
+        return total
+
+    def compare_set(self, key: str, expected_value: str, desired_value: str) -> bytes:
+        """Set ``key`` if it is ``expected_value``; returns what it is then."""
+        value: bytes = self._inner.compare_set(key, expected_value, desired_value)
+        return value
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all ``keys`` are set."""
+        return bool(self._inner.check(list(keys)))
+
+    def delete_key(self, key: str) -> bool:
+        """Forget ``key``; whether it was set."""
+        return bool(self._inner.delete_key(key))
+
+    deleteKey = delete_key  # noqa: N815  C++ asks for it by this name
+
+    def num_keys(self) -> int:
+        """How many keys are set."""
+        count: int = self._inner.num_keys()
+        return count
+
+    getNumKeys = num_keys  # noqa: N815
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """How long `get` and `wait` wait."""
+        self._timeout = timeout
+
+    def clone(self) -> RunStore:
+        """This store: any thread may use it."""
+        return self
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Return when all ``keys`` are set.
+
+        Raises CollectiveTimeout after ``timeout``, CollectiveAborted when a rank of the epoch failed or left, and
+        KeyboardInterrupt.
+        """
+        limit = self._timeout if timeout is None else timeout
+        begin = look = time.monotonic()
+        pause = _SHORTEST
+        while not self.check(keys):
+            now = time.monotonic()
+            if now - look > _LOOK:
+                look = now
+                _check_epoch(keys)
+            if now - begin > limit.total_seconds():
+                raise CollectiveTimeout(
+                    f"rank {_rank()}: waited {limit.total_seconds():g} s for {', '.join(keys)} of another rank in "
+                    "torch.distributed's store; call init_process_group and new_group on every rank of the group"
+                )
+            time.sleep(pause)
+            pause = min(_LONGEST, 2 * pause)
+
+
+class _MemoryStore(c10d.FileStore):
+    """A file store over a descriptor of this process, which it closes."""
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        # The store opens the path anew for every look.
+        super().__init__(f"/proc/{os.getpid()}/fd/{descriptor}", size)
+        weakref.finalize(self, os.close, descriptor)
+
+
+def _rank() -> int:
+    return world.current().rank if world.is_initialized() else 0
+
+
+def _check_epoch(keys: Sequence[str]) -> None:
+    """Raise CollectiveAborted where a rank of the epoch failed or left, so that nobody will set the keys."""
+    if not world.is_initialized():
+        raise CollectiveAborted(f"the run ended while this process waited for {', '.join(keys)} in its store")
+    communicator = world.current().communicator
+    if not communicator.aborted:
+        gone = [entry["rank"] for entry in communicator.snapshot() if entry["state"] == "left"]
+        if gone:
+            communicator.abort(
+                f"rank {gone[0]} has left (its cell or script ended) while rank {_rank()} waits for "
+                f"{', '.join(keys)} in torch.distributed's store"
+            )
+    if communicator.aborted:
+        communicator.barrier()  # raises with the reason
+
+
+def run_store(timeout: timedelta) -> RunStore:
+    """A new store for all ranks of the open epoch, every one of which calls this.
+
+    On one host it is a file in memory that has no name: nobody else can open it, and nothing is left when the ranks
+    have ended. Between hosts rank 0 serves it to whoever knows a key that goes to the ranks alone.
+    """
+    global _in_use
+    _in_use = RunStore(_keys_of_ranks(), timeout)
+    return _in_use
+
+
+def _keys_of_ranks() -> Any:
+    current = world.current()
+    if len(set(current.hosts)) > 1 or len(set(current.communicator._native.host_of)) > 1:
+        return _served_store()
+    own = os.memfd_create("torch-store") if current.rank == 0 else -1
+    pid, descriptor = map(int, _from_rank_0(f"{os.getpid()} {own}").split())
+    if own < 0:
+        own = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+    current.communicator.barrier()  # rank 0 may close its own now
+    return _MemoryStore(own, current.size)
+
+
+def _served_store() -> Any:
+    current = world.current()
+    address, key = _from_rank_0(serve() if current.rank == 0 else "").split()
+    return connect(address, bytes.fromhex(key))
+
+
+def _from_rank_0(text: str) -> str:
+    """What rank 0 passes, a few words."""
+    card = torch.zeros(_CARD, dtype=torch.uint8)
+    card[: len(text)] = torch.frombuffer(bytearray(text.encode() or b"\0"), dtype=torch.uint8)[: len(text)]
+    memory = buffer_of(card)
+    world.current().communicator.broadcast(memory, memory, 0)
+    return bytes(card.tolist()).rstrip(b"\0").decode()

@@ -1,0 +1,34 @@
+"""Makes ``backend="ring"`` known to torch.distributed; torch calls it when it is imported (entry point torch.backends).
+
+It imports nothing but what torch has imported then, so that ``import torch`` takes no longer.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__all__ = ["register"]
+
+
+def register() -> None:
+    """Register the backend, and the way in which ranks of ours find each other. May be called again."""
+    distributed = import_module("torch.distributed")
+    if not distributed.is_available() or "ring" in distributed.Backend.backend_list:
+        return
+    distributed.Backend.register_backend("ring", _create, extended_api=True, devices=["cpu"])
+    handlers = import_module("torch.distributed.rendezvous")._rendezvous_handlers
+    handlers["env"] = _rendezvous(handlers["env"])
+
+
+def _create(opts: Any, options: Any) -> Any:
+    return import_module("ring_notebook.torch.process_group.ring_process_group").create(opts, options)
+
+
+def _rendezvous(otherwise: Any) -> Any:
+    """``env://`` for ranks of ours; ``otherwise`` is torch's own, which opens a port on all interfaces."""
+
+    def rendezvous(url: str, **kwargs: Any) -> Any:
+        return import_module("ring_notebook.torch.process_group.rendezvous_env").rendezvous(url, otherwise, **kwargs)
+
+    return rendezvous

@@ -1,0 +1,262 @@
+"""torch's own wrappers on backend "ring": they train as one process with all the data does, also after a failure."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import ring_notebook.torch as hvd
+from ring_notebook.core import world
+from ring_notebook.errors import CollectiveAborted, CollectiveMismatch, CollectiveTimeout
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`?torch.distributed:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:The TorchScript:DeprecationWarning"),
+]
+ROWS = 12  # of all ranks: one to four ranks share them evenly
+
+
+@pytest.fixture(autouse=True)
+def group() -> Iterator[Any]:
+    hvd.init()
+    yield hvd.process_group()
+    hvd.shutdown()
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+
+
+def batch(step: int, rank: int, size: int) -> tuple[Tensor, Tensor]:
+    """This rank's rows of a step."""
+    generator = torch.Generator().manual_seed(step)
+    inputs, labels = torch.randn(ROWS, 16, generator=generator), torch.randint(4, (ROWS,), generator=generator)
+    rows = slice(rank * ROWS // size, (rank + 1) * ROWS // size)
+    return inputs[rows], labels[rows]
+
+
+def train(model: nn.Module, steps: int = 3, rank: int = 0, size: int = 1) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step in range(steps):
+        inputs, labels = batch(step, rank, size)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+
+
+def alone() -> list[Tensor]:
+    model = network()
+    train(model)
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+def sharded() -> nn.Module:
+    model = network()
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer)
+    return fully_shard(model)
+
+
+def with_views() -> nn.Module:
+    return DistributedDataParallel(
+        network(), gradient_as_bucket_view=True, bucket_cap_mb=0.001, find_unused_parameters=True
+    )
+
+
+def with_hook() -> nn.Module:
+    model = DistributedDataParallel(network())
+    model.register_comm_hook(None, default_hooks.allreduce_hook)
+    return model
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda: DistributedDataParallel(network()), with_views, with_hook, sharded],
+    ids=["ddp", "views", "hook", "fsdp2"],
+)  # fmt: skip
+def test_training_equals_that_of_one_process(wrap: Callable[[], nn.Module], rank: int, size: int) -> None:
+    model = wrap()
+    train(model, rank=rank, size=size)
+    for ours, theirs in zip(model.parameters(), alone(), strict=True):
+        value = ours.full_tensor() if hasattr(ours, "full_tensor") else ours
+        torch.testing.assert_close(value.detach(), theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_a_model_outlives_the_epoch(rank: int, size: int) -> None:
+    """A wrapped model of one cell trains in the next one, as does the group."""
+    model = DistributedDataParallel(network())
+    train(model, rank=rank, size=size)
+    hvd.shutdown()
+    hvd.init()
+    train(model, rank=rank, size=size)
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == size
+
+
+def in_ddp(model: nn.Module) -> None:
+    train(model, steps=1)
+
+
+def in_all_reduce(_model: nn.Module) -> None:
+    dist.all_reduce(torch.ones(3))
+
+
+def in_wait(_model: nn.Module) -> None:
+    work = dist.all_reduce(torch.ones(3), async_op=True)
+    assert work is not None
+    work.wait()
+
+
+def in_future(_model: nn.Module) -> None:
+    work = dist.all_reduce(torch.ones(3), async_op=True)
+    assert work is not None
+    work.get_future().wait()
+
+
+def until_others_wait(rank: int) -> None:
+    """Return when every other rank waits for this one: what fails then is this collective, and not the one before."""
+    while not all(rank in entry["missing"] for entry in world.snapshot() if entry["rank"] != rank):
+        time.sleep(0.01)
+
+
+PLACES = [in_ddp, in_all_reduce, in_wait, in_future]
+
+
+@pytest.mark.sizes(3)
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_a_rank_fails(place: Callable[[nn.Module], None], kind: str, rank: int, size: int) -> None:
+    """The others raise our error with its words wherever they wait, and the next epoch trains."""
+    model = DistributedDataParallel(network()) if kind == "ddp" else sharded()
+    train(model, steps=1, rank=rank, size=size)
+    if rank == 1:
+        until_others_wait(rank)
+        world.fail(ValueError("boom"))
+    else:
+        with pytest.raises(CollectiveAborted, match="rank 1 raised ValueError: boom"):
+            place(model)
+    hvd.shutdown()
+    hvd.init()
+    train(model, steps=1, rank=rank, size=size)
+
+
+@pytest.mark.sizes(3)
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
+def test_an_interrupt(place: Callable[[nn.Module], None], rank: int, size: int) -> None:
+    """SIGINT raises KeyboardInterrupt wherever a rank waits, and CollectiveAborted on the others."""
+    model = DistributedDataParallel(network())
+    train(model, steps=1, rank=rank, size=size)
+    if rank == 0:
+        timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt) as interrupt:
+            timer.start() or place(model)
+        world.fail(interrupt.value)
+    elif rank == 1:
+        with pytest.raises(CollectiveAborted, match="rank 0 was interrupted"):
+            place(model)
+    else:
+        while not world.current().communicator.aborted:  # it calls nothing meanwhile
+            time.sleep(0.01)
+    hvd.shutdown()
+    hvd.init()
+    train(model, steps=1, rank=rank, size=size)
+
+
+@pytest.mark.sizes(3)
+def test_a_mismatch(rank: int, size: int) -> None:
+    """Different sizes, types and operations raise on every rank, and the group lives on."""
+    for call in (
+        lambda: dist.all_reduce(torch.ones(2 + rank)),
+        lambda: dist.all_reduce(torch.ones(2, dtype=torch.float64 if rank else torch.float32)),
+        lambda: dist.barrier() if rank else dist.all_reduce(torch.ones(2)),
+    ):
+        with pytest.raises(CollectiveMismatch, match="rank"):
+            call()
+    tensor = torch.ones(2)
+    dist.all_reduce(tensor)
+    assert tensor.tolist() == [size] * 2
+
+
+@pytest.mark.sizes(3)
+def test_the_timeout_of_a_group(rank: int, size: int) -> None:
+    """A collective that one rank does not call ends after the group's own limit."""
+    hasty = dist.new_group(timeout=timedelta(seconds=1))
+    if rank != 1:
+        with pytest.raises((CollectiveTimeout, CollectiveAborted), match="rank 1 has not called it"):
+            dist.all_reduce(torch.ones(2), group=hasty)
+    while not world.current().communicator.aborted:  # it calls nothing meanwhile
+        time.sleep(0.01)
+
+
+def test_wrong_arguments(rank: int, size: int) -> None:
+    """Errors before anything is sent: they name the rank, the operation and the sizes."""
+    with pytest.raises(ValueError, match=rf"rank {rank}: dist.reduce_scatter_single: .* {3 * size} and 2"):
+        dist.reduce_scatter_tensor(torch.empty(2), torch.empty(3 * size))
+    with pytest.raises(ValueError, match=f"rank {rank}: dist.all_to_all_single: input_split_sizes"):
+        dist.all_to_all_single(torch.empty(size), torch.empty(size), [1] * size, [2] * size)
+    with pytest.raises(ValueError, match="use a group of backend 'nccl'"):
+        dist.all_reduce(torch.empty(2, device="meta"))
+    with pytest.raises(TypeError, match="dense tensors"):
+        dist.group.WORLD.allreduce([torch.eye(2).to_sparse()])
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_prepare_with_a_strategy(strategy: str, rank: int, size: int) -> None:
+    """torch's own wrapper around the model, the optimizer on its parameters, and this rank's share of the data."""
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    data = torch.utils.data.TensorDataset(*batch(0, 0, 1))
+    loader = torch.utils.data.DataLoader(data, batch_size=2)
+    model, optimizer, share = hvd.prepare(model, optimizer, loader, strategy=strategy)
+    assert isinstance(model, DistributedDataParallel) == (strategy == "ddp")
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    rows = 0
+    for inputs, labels in share:
+        rows += len(inputs)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+    assert rows == ROWS // size
+    assert all(not torch.equal(now, then) for now, then in zip(model.parameters(), before, strict=True))
+
+
+def test_wrong_strategies() -> None:
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters())
+    with pytest.raises(ValueError, match="strategy must be 'ddp' or 'fsdp', got 'zero'"):
+        hvd.prepare(model, optimizer, strategy="zero")
+    with pytest.raises(TypeError, match="fused"):
+        hvd.prepare(model, optimizer, strategy="ddp", fused=True)
+
+
+def test_process_group_again(group: Any, rank: int, size: int) -> None:
+    """The same group as long as it fits, another one for another backend; Gloo's ends when a rank fails."""
+    assert hvd.process_group() is group
+    gloo = hvd.process_group("gloo")
+    assert hvd.process_group("gloo") is gloo
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == size
+    world.abort("rank 0 raised ValueError: boom")
+    hvd.shutdown()
+    assert not dist.is_initialized()
+    hvd.init()
+    again = hvd.process_group("gloo")
+    dist.all_reduce(tensor, group=again)
+    assert tensor.item() == size * size
+    dist.destroy_process_group()
