@@ -123,3 +123,26 @@ def test_min_num_proc_is_elastic_unless_no_reset_is_allowed(limit: int | None) -
 def test_what_run_cannot_do_it_says(keywords: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         horovod_run.run(rank_of_horovod, **keywords)  # type: ignore[arg-type]
+
+
+IGNITE = """
+import ring_notebook
+ring_notebook.as_horovod()
+import ignite.distributed as idist
+import torch
+
+def work(local_rank, text):
+    total = idist.all_reduce(torch.tensor([local_rank + 1.0]))
+    print(text, idist.get_world_size(), total.item(), flush=True)
+
+if __name__ == "__main__":
+    with idist.Parallel(backend="horovod", nproc_per_node=2) as parallel:
+        parallel.run(work, "of ignite")
+"""
+
+
+def test_ignite_spawns_ranks_itself(tmp_path: Path) -> None:
+    pytest.importorskip("ignite", reason="pip install pytorch-ignite: its own spawn is not tested without it")
+    (tmp_path / "train.py").write_text(IGNITE)
+    done = python("train.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "of ignite 2 3.0\n" * 2), done.stderr
