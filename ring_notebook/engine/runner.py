@@ -15,12 +15,13 @@ from ipyparallel.engine.datapub import publish_data
 from IPython.core.interactiveshell import InteractiveShell
 
 from ring_notebook.core import metrics, trace, world
-from ring_notebook.engine import figures, namespace, setup
-from ring_notebook.engine.capture import Capture
+from ring_notebook.engine import namespace, setup
 from ring_notebook.engine.cell import Cell
 from ring_notebook.engine.child_processes import end_children
 from ring_notebook.engine.failure_record import describe
 from ring_notebook.engine.interrupt import Interruptible
+from ring_notebook.engine.output import figures
+from ring_notebook.engine.output.capture import Capture
 from ring_notebook.engine.publisher import Publisher
 from ring_notebook.errors import CollectiveAborted
 from ring_notebook.horovod.as_horovod import as_horovod

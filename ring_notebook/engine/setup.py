@@ -17,7 +17,7 @@ from IPython.core.page import as_hook, display_page
 
 from ring_notebook.core import world
 from ring_notebook.core.native import core
-from ring_notebook.engine import capture, figures
+from ring_notebook.engine.output import capture, figures, progress_bars
 from ring_notebook.engine.spool import Spool
 from ring_notebook.frameworks import default
 from ring_notebook.hardware import cores, gpus
@@ -43,6 +43,7 @@ def prepare(directory: str, keep: bool) -> dict[str, Any]:
     # OpenMP reads this once, when a framework loads it; without it each rank would take every core, or one.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // topology.local_size)))
     figures.prepare()
+    progress_bars.install()
     # The help that `name?` asks for is shown as output: an engine has no pager.
     shell = InteractiveShell.instance()
     shell.set_hook("show_in_pager", as_hook(display_page), 0)

@@ -169,10 +169,15 @@ class _OutputArea:
 
     def __init__(self) -> None:
         self._lines = labelled_lines.Lines()
+        self._unfinished = HTML()
+        self._unfinished.add_class("ring-lines")
+        self._unfinished.layout.flex = "0 0 auto"
         self._cleared = 0
         self._due = 0.0
-        # Newest first in a reversed column, so that the page keeps the end visible.
-        self._column = VBox(layout=Layout(max_height="240px", overflow="auto", flex_flow="column-reverse"))
+        # Newest first in a reversed column, so that the page keeps the end visible: rows that may still change, which
+        # are drawn again each time, then the chunks.
+        layout = Layout(max_height="240px", overflow="auto", flex_flow="column-reverse")
+        self._column = VBox([self._unfinished], layout=layout)
         self.widget = Accordion([self._column], titles=["Output"], selected_index=0)
         self.widget.layout.display = "none"
 
@@ -184,14 +189,16 @@ class _OutputArea:
             self._cleared = view.cleared
             self._due = monotonic() + sum(len(piece.text) for piece in view.output) / TEXT_BYTES
             self._lines = labelled_lines.Lines()
-            old, self._column.children = self._column.children, ()
+            old, self._column.children = self._column.children[1:], (self._unfinished,)
             for chunk in old:
                 close_widgets.close(chunk)
         lines = self._lines.take(view.output)
+        self._unfinished.value = labelled_lines.html(self._lines.unfinished())
+        if lines or self._unfinished.value:
+            self.widget.layout.display = None
         if not lines:
             return
-        self.widget.layout.display = None
-        chunks = self._column.children
+        chunks = self._column.children[1:]
         text = labelled_lines.html(lines)
         if chunks and len(chunks[0].value) + len(text) < CHUNK:
             chunks[0].value += text
@@ -201,7 +208,7 @@ class _OutputArea:
         chunk.layout.flex = "0 0 auto"
         for old in chunks[CHUNKS - 1 :]:
             close_widgets.close(old)
-        self._column.children = (chunk, *chunks[: CHUNKS - 1])
+        self._column.children = (self._unfinished, chunk, *chunks[: CHUNKS - 1])
 
 
 def _head(log: RunRecord, view: RunView) -> str:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable
 from html import escape
 from typing import NamedTuple
 
+from ring_notebook.notebook.panel.output.terminal_rows import TerminalRows
 from ring_notebook.notebook.record.run_view import Printed
 from ring_notebook.notebook.style import GREY, rank_color, rank_list
 
 __all__ = ["Line", "Lines", "html", "text"]
-
-_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class Line(NamedTuple):
@@ -25,32 +23,36 @@ class Line(NamedTuple):
 
 
 class Lines:
-    """Splits pieces of output into lines. An unfinished line is kept back while it grows, like a progress bar."""
+    """Splits pieces of output into lines. A row that may still change, as a progress bar does, is in `unfinished`."""
 
     def __init__(self) -> None:
         self._seen = 0
-        self._open: dict[tuple[int, str], str] = {}
+        self._rows: dict[tuple[int, str], TerminalRows] = {}
 
     def take(self, pieces: Iterable[Printed], last: bool = False) -> list[Line]:
-        """The lines that these pieces complete; pieces of earlier calls are skipped.
-
-        An unfinished line is returned when it has not grown since the last call, or with ``last``.
-        """
-        open_before = dict(self._open)
+        """The lines that these pieces complete, with ``last`` unfinished ones too; pieces seen before are skipped."""
         lines: list[tuple[int, str, str]] = []
+
+        def settle(key: tuple[int, str], last: bool = False) -> None:
+            lines.extend((*key, line) for line in self._rows[key].settle(last))
+
         for piece in pieces:
             if piece.number <= self._seen:
                 continue
             self._seen = piece.number
             key = piece.rank, piece.stream
-            *complete, rest = (self._open.get(key, "") + piece.text).split("\n")
-            lines += [(*key, line) for line in complete]
-            self._open[key] = rest
-        for key, rest in list(self._open.items()):
-            if not rest or last or open_before.get(key) == rest:
-                del self._open[key]
-                lines += [(*key, rest)] * bool(rest)
+            rows = self._rows.setdefault(key, TerminalRows())
+            rows.write(piece.text)
+            if not rows.goes_up:  # at once, so that lines stay in the order in which they came
+                settle(key)
+        for key, rows in self._rows.items():
+            if last or rows.goes_up:
+                settle(key, last)
         return _joined(lines)
+
+    def unfinished(self) -> list[Line]:
+        """The rows that may still change, as they are now."""
+        return _joined([(*key, line) for key, rows in self._rows.items() for line in rows.open])
 
 
 def _joined(lines: list[tuple[int, str, str]]) -> list[Line]:
@@ -61,12 +63,7 @@ def _joined(lines: list[tuple[int, str, str]]) -> list[Line]:
         rank, stream, content = line
         said[line] += 1
         joined.setdefault((stream, content, said[line]), []).append(rank)
-    return [Line(tuple(ranks), stream, _plain(content)) for (stream, content, _), ranks in joined.items()]
-
-
-def _plain(line: str) -> str:
-    """The line as a terminal shows it: what a carriage return overwrites and colors are removed."""
-    return _ESCAPES.sub("", line.rstrip("\r").rpartition("\r")[2])
+    return [Line(tuple(ranks), stream, content) for (stream, content, _), ranks in joined.items()]
 
 
 def html(lines: Iterable[Line]) -> str:
@@ -74,9 +71,8 @@ def html(lines: Iterable[Line]) -> str:
     parts = []
     for line in lines:
         color = rank_color(line.ranks[0]) if len(line.ranks) == 1 else GREY
-        style = " style='color:#ef4444'" if line.stream == "stderr" else ""
         label = f"<span style='color:{color};user-select:none'>[{rank_list(line.ranks)}]</span>"
-        parts.append(f"<div>{label} <span{style}>{escape(line.text)}</span></div>")
+        parts.append(f"<div>{label} {escape(line.text)}</div>")
     return "".join(parts)
 
 

@@ -26,12 +26,32 @@ def test_pieces_come_once() -> None:
     assert lines.take(pieces) == []
 
 
-def test_an_unfinished_line_comes_when_it_stops_growing() -> None:
+def test_an_unfinished_line_is_shown_as_it_grows_and_once_when_it_is_complete() -> None:
     lines = Lines()
     assert lines.take([out(1, 0, "load")]) == []
-    assert lines.take([out(2, 0, "ing")]) == []
-    assert text(lines.take([])) == "[0] loading\n"
-    assert text(lines.take([out(3, 0, " done\n")])) == "[0]  done\n"
+    assert text(lines.unfinished()) == "[0] load\n"
+    assert lines.take([]) == []
+    assert lines.take([out(2, 0, "ing"), out(3, 1, "loading")]) == []
+    assert text(lines.unfinished()) == "[0-1] loading\n"
+    assert text(lines.take([out(4, 0, " done\n")])) == "[0] loading done\n"
+    assert text(lines.unfinished()) == "[1] loading\n"
+
+
+def test_lines_of_both_streams_stay_in_order() -> None:
+    pieces = [out(1, 0, "a\n"), out(2, 0, "b\n", "stderr"), out(3, 0, "c\n")]
+    assert text(Lines().take(pieces)) == "[0] a\n[0] b\n[0] c\n"
+
+
+def test_nested_progress_bars_leave_a_row_each() -> None:
+    """As tqdm draws them: the inner bar is a row below, from which the cursor goes up again."""
+    lines, number = Lines(), 0
+    for outer in range(3):
+        for inner in range(3):
+            number += 1
+            said = f"\repoch {outer}/2\n\rbatch {inner}/2\x1b[A"
+            assert lines.take([out(number, 0, said, "stderr")]) == []
+            assert text(lines.unfinished()) == f"[0] epoch {outer}/2\n[0] batch {inner}/2\n"
+    assert text(lines.take([out(number + 1, 0, "\n\n", "stderr")], last=True)) == "[0] epoch 2/2\n[0] batch 2/2\n"
 
 
 def test_an_unfinished_line_comes_at_the_end() -> None:

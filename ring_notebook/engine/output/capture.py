@@ -14,7 +14,7 @@ from typing import Any, Literal, TextIO
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
 
-from ring_notebook.engine.mime_bundle import portable
+from ring_notebook.engine.output.mime_bundle import portable
 from ring_notebook.error_text import printable
 from ring_notebook.records import Cleared, Display, Output
 

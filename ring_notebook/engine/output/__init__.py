@@ -1,0 +1,1 @@
+"""What a rank prints, displays and draws, on its way to the notebook."""
