@@ -73,7 +73,18 @@ SIGNATURES = {
     "elastic.ElasticSampler.reset": "self",
 }
 
-NAMES = {"Average", "Sum", "Adasum", "Min", "Max", "Product", "global_process_set", "Compression", "elastic"} | {
+NAMES = {
+    "Average",
+    "Sum",
+    "Adasum",
+    "Min",
+    "Max",
+    "Product",
+    "global_process_set",
+    "Compression",
+    "elastic",
+    "mpi_ops",
+} | {
     "HorovodInternalError",
     "HostsUpdatedInterrupt",
 }
@@ -81,6 +92,7 @@ NAMES = {"Average", "Sum", "Adasum", "Min", "Max", "Product", "global_process_se
 BEYOND = {"prepare", "log", "track", "save", "load", "empty", "noise_scale", "check", "LARS", "LAMB"} | {
     "LinearScalingLR",
     "DistributedSampler",
+    "process_group",
 }
 
 
