@@ -11,7 +11,7 @@ from ring_notebook.error_text import MOST, error_text, printable
 from ring_notebook.errors import CollectiveAborted, RingError
 from ring_notebook.records import Failure
 
-__all__ = ["describe"]
+__all__ = ["describe", "from_cell"]
 
 # An exception may drag a whole tensor along; the message and the frames travel anyway.
 _PICKLE_LIMIT = 1 << 20
@@ -22,7 +22,7 @@ def describe(error: BaseException, run: str, rank: int, cell: str) -> Failure:
 
     Texts are shortened, and never those of a class that raises when it is asked for them.
     """
-    tb = _from_cell(error, cell)
+    tb = from_cell(error, cell)
     kind: type[BaseException] = type(error)
     return Failure(
         run=run,
@@ -53,7 +53,7 @@ def _formatted(error: BaseException, tb: TracebackType | None) -> str:
         return f"Traceback (most recent call last):\n{frames}{type(error).__name__}: {error_text(error)}\n"
 
 
-def _from_cell(error: BaseException, cell: str) -> TracebackType | None:
+def from_cell(error: BaseException, cell: str) -> TracebackType | None:
     """The traceback from the cell inwards. When it does not begin in the cell, none for what explains itself."""
     walk = error.__traceback__
     while walk is not None:

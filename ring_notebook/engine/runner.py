@@ -15,10 +15,10 @@ from ipyparallel.engine.datapub import publish_data
 from IPython.core.interactiveshell import InteractiveShell
 
 from ring_notebook.core import metrics, trace, world
-from ring_notebook.engine import namespace, setup
+from ring_notebook.engine import namespace, post_mortem, setup
 from ring_notebook.engine.cell import Cell
 from ring_notebook.engine.child_processes import end_children
-from ring_notebook.engine.failure_record import describe
+from ring_notebook.engine.failure_record import describe, from_cell
 from ring_notebook.engine.interrupt import Interruptible
 from ring_notebook.engine.output import figures
 from ring_notebook.engine.output.capture import Capture
@@ -62,6 +62,7 @@ class _Execution:
     def execute(self, source: str, first_line: int) -> None:
         started = perf_counter()
         children = active_children()
+        post_mortem.forget()
         shell = InteractiveShell.instance()
         metrics.begin()
         if setup.spool is not None:
@@ -75,6 +76,7 @@ class _Execution:
                 error = unshown if error is None else error  # an exception may be false
             if error is not None:
                 end_children(kept=children)
+                post_mortem.keep(from_cell(error, self.cell.file if self.cell else ""))
             self._report(error, perf_counter() - started)
         metrics.end()
 

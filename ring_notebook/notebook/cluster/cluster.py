@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -265,6 +266,21 @@ class Cluster:
         Raises ClusterError when the cluster does not run.
         """
         return stacks(self._connected(), self._directory / "log")
+
+    def debug(self, rank: int, command: str = "") -> tuple[str, bool]:
+        """What pdb on ``rank`` says to ``command``, and whether it takes another.
+
+        It looks at the exception that ended the last cell there, from the frame that raised; an empty command shows the
+        frame. Raises ClusterError when there is none. An interrupt of this process ends the command.
+        """
+        engines = self._idle()
+        self._check_ranks([rank])
+        try:
+            text, goes_on = engines.call("ring_notebook.engine.post_mortem:answer", command, ranks=[rank])[0]
+        except KeyboardInterrupt:
+            engines.signal(signal.SIGINT, [rank])
+            raise
+        return text, goes_on
 
     def _connected(self) -> Engines:
         if self._engines is None:

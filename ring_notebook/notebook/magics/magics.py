@@ -119,6 +119,9 @@ class RingMagics(Magics):
     def _status(self) -> Any:
         return self._session.status()
 
+    def _debug(self, rank: int | None, commands: list[str]) -> None:
+        self._session.debug(rank, commands)
+
     def _stacks(self) -> None:
         print(self._session.stacks())  # noqa: T201
 

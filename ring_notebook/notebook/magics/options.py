@@ -208,6 +208,7 @@ def _ring() -> LineParser:
         attach="attach to a running cluster and its run, after a kernel restart or from another notebook",
         default="on: run cells without a magic on the ranks, but for those with %%%%local; off: in the notebook",
         status="list the engines and what each is doing",
+        debug="look at the exception that ended the last cell on a rank, with pdb",
         stacks="show where every rank is now, in the cell and in what it has called",
         interrupt="stop the run in progress; variables and cluster are kept",
         stop="stop the cluster",
@@ -229,6 +230,16 @@ def _ring() -> LineParser:
     )
     commands["default"].add_argument(
         "state", nargs="?", choices=["on", "off"], help="without it: say where such cells run"
+    )
+    debug = commands["debug"]
+    debug.add_argument("-t", "--rank", type=int, metavar="RANK", help="by default the rank that failed first")
+    debug.add_argument(
+        "-c",
+        dest="commands",
+        action="append",
+        default=[],
+        metavar="CMD",
+        help="answer this and do not ask for others",
     )
     restart = commands["restart"]
     restart.add_argument("-n", type=_count, metavar="N", help="number of engines; by default as before")

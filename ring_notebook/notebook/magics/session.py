@@ -13,12 +13,14 @@ from ring_notebook.errors import ClusterError, RingError
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.cluster.stacks import render
 from ring_notebook.notebook.magics.cell_check import check_syntax
+from ring_notebook.notebook.magics.debugging import debug_rank
 from ring_notebook.notebook.panel.panel import load_charts
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.run.catalogue import find
 from ring_notebook.notebook.run.export import Script, export, set_up_cells
 from ring_notebook.notebook.run.run import Run
 from ring_notebook.notebook.run.scaling import ScalingReport, measure
+from ring_notebook.notebook.run.verdict import own_failures
 from ring_notebook.notebook.style import plural
 from ring_notebook.notebook.table import Listing
 
@@ -212,6 +214,22 @@ class Session:
             for one in cluster.status()
         ]
         return Listing(["rank", "host", "pid", "gpu", "state"], rows, f"{_engines(cluster)}: {cluster.why}")
+
+    def debug(self, rank: int | None = None, commands: Sequence[str] = ()) -> None:
+        """pdb on a rank of the last run, in the frame that raised; by default on the rank that failed first.
+
+        Answers ``commands``, or without them those that the user types until ``q``. Raises RingError when no rank has
+        failed, and ClusterError when ``rank`` has left no exception.
+        """
+        cluster = self.require()
+        log = self.run.log if self.run is not None else None
+        if rank is None:
+            failed = own_failures(log.failures()) or log.failures() if log is not None else []
+            if not failed:
+                raise RingError("no rank has failed in the last cell; `%ring debug -t RANK` looks at a certain one")
+            rank = failed[0].rank
+        ranks = log.environment.get("ranks") if log is not None else None
+        debug_rank(cluster, ranks[rank] if ranks and rank < len(ranks) else rank, f"rank {rank}", commands)
 
     def stacks(self) -> str:
         """Where every rank is now, equal places once."""

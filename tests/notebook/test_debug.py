@@ -1,0 +1,86 @@
+"""`%ring debug` in a real kernel: pdb over the exception that ended a rank's cell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from notebook.kernel import Notebook
+
+CELL = """%%ringtrain
+ring.barrier()
+def inner(x):
+    secret = x * 2
+    return 1 / (x - 1)
+
+def outer():
+    return inner(ring.rank())
+
+outer()
+ring.barrier()
+"""
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    started = Notebook(tmp_path_factory.mktemp("notebook"))
+    started.run("%load_ext ring_notebook\n%ring start -n 2")
+    yield started
+    started.close()
+
+
+def refused(notebook: Notebook, line: str) -> str:
+    return notebook.error(line)[1]
+
+
+def test_without_an_exception_there_is_nothing_to_debug(notebook: Notebook) -> None:
+    assert "no rank has failed in the last cell" in refused(notebook, "%ring debug")
+    notebook.run("%%ringtrain\npass")
+    assert "no rank has failed in the last cell" in refused(notebook, "%ring debug")
+    assert "rank 0: its last cell has left no exception" in refused(notebook, "%ring debug -t 0")
+    assert "no rank 7" in refused(notebook, "%ring debug -t 7")
+
+
+def test_commands_on_the_line_begin_in_the_frame_that_raised(notebook: Notebook) -> None:
+    assert notebook.error(CELL)[0] == "ZeroDivisionError"
+    text = notebook.text("%ring debug -c 'p secret' -c up -c 'p __name__' -c where -c 'p nothing'")
+    assert text.startswith("rank 1:\n")
+    assert "return 1 / (x - 1)" in text
+    assert "\n2\n" in text
+    assert "return inner(ring.rank())" in text
+    assert "runner.py" not in text, "the frames begin in the cell"
+    assert "NameError" in text
+    assert "ring.barrier()" in notebook.text("%ring debug -t 0 -c where")
+
+
+def test_a_dialogue_ends_with_q_and_the_next_cell_works(notebook: Notebook) -> None:
+    assert notebook.error(CELL)[0] == "ZeroDivisionError"
+    client = notebook.client.kc
+    typed, asked, printed = iter(["p secret", "", "q"]), [], []
+
+    def answer(message: dict[str, Any]) -> None:
+        asked.append(message["content"]["prompt"])
+        client.input(next(typed))
+
+    def take(message: dict[str, Any]) -> None:
+        printed.append(message["content"].get("text", ""))
+
+    reply = notebook.loop.run_until_complete(
+        client._async_execute_interactive(
+            "%ring debug", allow_stdin=True, stdin_hook=answer, output_hook=take, timeout=60
+        )
+    )
+    assert reply["content"]["status"] == "ok"
+    assert asked == ["rank 1 (Pdb) "] * 3
+    assert "2\n" in "".join(printed)
+    assert "all 2" in notebook.text("%%ringtrain\nring.barrier()\nprint('all', ring.size())")
+    assert "no rank has failed" in refused(notebook, "%ring debug"), "another cell has run since"
+
+
+def test_a_command_can_be_interrupted(notebook: Notebook) -> None:
+    assert notebook.error(CELL)[0] == "ZeroDivisionError"
+    name, _ = notebook.error("%ring debug -c '!import time; time.sleep(100)'", interrupt_when=lambda: True)
+    assert name == "KeyboardInterrupt"
+    assert "\n2\n" in notebook.text("%ring debug -c 'p secret'")
