@@ -25,6 +25,7 @@ from ring_notebook.engine.output.capture import Capture
 from ring_notebook.engine.publisher import Publisher
 from ring_notebook.errors import CollectiveAborted
 from ring_notebook.horovod.as_horovod import as_horovod
+from ring_notebook.horovod.names import NAME
 from ring_notebook.rank_variables import master, rank_variables
 from ring_notebook.records import RECORDS, Ended, Failure, Record, Status, Trace, messages
 
@@ -90,8 +91,13 @@ class _Execution:
             trace.record()
         if self.horovod:
             setup.wait_for_preload()
-        with as_horovod() if self.horovod else nullcontext():
-            self.cell.execute()
+        try:
+            with as_horovod() if self.horovod else nullcontext():
+                self.cell.execute()
+        except ModuleNotFoundError as error:
+            if error.name == NAME:
+                error.msg = f"{error.msg}; `%%ringtrain --horovod` makes it mean Ring Notebook in the cell"
+            raise
 
     def _leave(self, error: BaseException | None) -> None:
         """End the epoch for all when this rank failed; leave it in any case."""

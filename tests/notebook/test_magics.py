@@ -274,7 +274,9 @@ def test_a_cell_imports_horovod_when_asked_and_the_next_one_does_not(notebook: N
         "%%ringtrain -n 2 --horovod --name ported\nimport horovod.torch as hvd, torch\nhvd.init()\n"
         "print('sum', int(hvd.allreduce(torch.tensor([hvd.rank() + 1]), op=hvd.Sum)))"
     )
-    assert notebook.error("%%ringtrain\nimport horovod")[0] == "ModuleNotFoundError"
+    name, shown = notebook.error("%%ringtrain\nimport horovod.torch")
+    assert name == "ModuleNotFoundError"
+    assert "No module named 'horovod'; `%%ringtrain --horovod` makes it mean Ring Notebook" in shown
     assert "the same" in notebook.text(
         "%%ringtrain -n 2 --horovod\nimport horovod.torch\nif horovod.torch is hvd: print('the same')"
     )
