@@ -2,6 +2,9 @@
 
     ringrun -np 2 python benchmarks/allreduce.py [--sizes 4,1048576] [--seconds 1.0] [--json FILE]
 
+``ordinary`` is a tensor as torch makes it: in ranks that ringrun starts, a large one comes to lie in ring memory.
+``staged`` is a part of a tensor, which stays where it is.
+
 Every candidate is called in turn, over and over, so that all of them see the same noise; the median is printed. Times
 are of the slowest rank. ``algbw`` is bytes over time, ``busbw`` is nccl-tests' algbw·2(p-1)/p. The limit is what memory
 allows: with B bytes/s of read and write by all ranks together, and 2 bytes moved per byte and rank, B/(2p) of algbw.
@@ -53,10 +56,11 @@ def horovod(tensor: torch.Tensor) -> Call:
 def candidates(count: int) -> dict[str, Call]:
     """What is measured, by name, each on a tensor of its own."""
     in_ring = ring.empty(count, dtype=torch.float32).fill_(0)
-    plain = torch.zeros(count)
+    plain, part = torch.zeros(count), torch.zeros(count + 16)[16:]
     calls: dict[str, Call] = {
         "ring memory": lambda: ring.allreduce_(in_ring, op=ring.Sum),
         "ordinary": lambda: ring.allreduce_(plain, op=ring.Sum),
+        "staged": lambda: ring.allreduce_(part, op=ring.Sum),
         "mpi": mpi(torch.zeros(count)),
         "gloo": gloo(torch.zeros(count)),
     }

@@ -1,15 +1,19 @@
 """The time of a training step: ours, ours fused, DDP, Horovod (where installed) and ranks that do not communicate.
 
     ringrun -np 2 python benchmarks/training.py [--models fc,conv,gpt] [--optimizer sgd|adam] [--seconds 20]
+    [--variants alone,ours]
 
 All variants train in one run and take turns step by step, one thread per rank, so that they see the same noise. The
 figure is the median of a step's time on the slowest rank; in parentheses what it costs beyond ranks that train alone.
+With RING_ALLOCATOR=system all of them have the C library's allocator. The last line is the most memory that a rank
+took.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import resource
 from collections.abc import Callable
 from statistics import median
 from time import perf_counter
@@ -83,8 +87,8 @@ def step_of(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Loss) -> C
     return step
 
 
-def variants(name: str, optimizer: str) -> dict[str, Callable[[], None]]:
-    """The steps to compare, each over a model of its own that begins alike."""
+def variants(name: str, optimizer: str, wanted: list[str]) -> dict[str, Callable[[], None]]:
+    """The steps to compare, each over a model of its own that begins alike; those ``wanted``, or all."""
     make = OPTIMIZERS[optimizer]
 
     def build() -> tuple[nn.Module, Loss]:
@@ -95,13 +99,15 @@ def variants(name: str, optimizer: str) -> dict[str, Callable[[], None]]:
     model, loss = build()
     steps["alone"] = step_of(model, make(model), loss)
     for label, fused in (("ours", False), ("ours fused", True)):
+        if not wanted or label in wanted:
+            model, loss = build()
+            steps[label] = step_of(model, ring.DistributedOptimizer(make(model), fused=fused), loss)
+    if not wanted or "DDP" in wanted:
+        start_gloo()
         model, loss = build()
-        steps[label] = step_of(model, ring.DistributedOptimizer(make(model), fused=fused), loss)
-    start_gloo()
-    model, loss = build()
-    parallel = nn.parallel.DistributedDataParallel(model)
-    steps["DDP"] = step_of(parallel, make(parallel), loss)
-    if importlib.util.find_spec("horovod") is not None:
+        parallel = nn.parallel.DistributedDataParallel(model)
+        steps["DDP"] = step_of(parallel, make(parallel), loss)
+    if importlib.util.find_spec("horovod") is not None and (not wanted or "Horovod" in wanted):
         import horovod.torch as hvd
 
         hvd.init()
@@ -134,11 +140,13 @@ def main() -> None:
     parser.add_argument("--models", default="fc,conv,gpt")
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd")
     parser.add_argument("--seconds", type=float, default=20.0, help="time for each model")
+    parser.add_argument("--variants", default="", help="only these, beside alone")
     arguments = parser.parse_args()
+    wanted = [name for name in arguments.variants.split(",") if name]
     ring.init()
     torch.set_num_threads(1)
     for number, name in enumerate(arguments.models.split(",")):
-        steps = variants(name, arguments.optimizer)
+        steps = variants(name, arguments.optimizer, wanted)
         result = measure(steps, arguments.seconds)
         if ring.rank() == 0:
             if number == 0:
@@ -148,6 +156,9 @@ def main() -> None:
             alone = result["alone"]
             cells = [f"{t * 1e3:.1f} ms" + (f" ({t / alone - 1:+.0%})" if t != alone else "") for t in result.values()]
             print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
+    peak = ring.allreduce(torch.tensor([resource.getrusage(resource.RUSAGE_SELF).ru_maxrss]), op=ring.Max)
+    if ring.rank() == 0:
+        print(f"\nat most {int(peak) / 1024:.0f} MiB a rank")
     ring.shutdown()
 
 

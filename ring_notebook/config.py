@@ -21,6 +21,10 @@ _MIB = 1 << 20
 class Config:
     """Settings of this process. `config` reads them from the environment once."""
 
+    allocator: Literal["ring", "system"] = "ring"
+    """RING_ALLOCATOR: what serves large tensors in ranks that `ringrun`, `run` and notebooks start. ``ring`` keeps
+    their memory for later ones, and those that are reduced lie in ring memory; ``system`` is the C library."""
+
     algorithm: Literal["auto", "push", "ring"] = "auto"
     """RING_ALGORITHM: how ranks of one host reduce. ``push`` is another name of ``auto``: in memory that they share.
     ``ring``, for comparison and teaching, makes a host of each rank, so that tensors travel around a ring of them."""
@@ -87,6 +91,7 @@ class Config:
 
 _ALIASES = {"fusion_threshold": "HOROVOD_FUSION_THRESHOLD", "timeline": "HOROVOD_TIMELINE"}
 _CHOICES = {
+    "allocator": ("ring", "system"),
     "algorithm": ("auto", "push", "ring"),
     "isa": ("baseline", "avx2", "avx512"),
     "overlap": ("auto", "inline", "thread"),

@@ -34,6 +34,16 @@ void register_memory(py::module_& module) {
         .def_property_readonly("token", &Domain::token)
         .def_property_readonly("allocated", &Domain::allocated)
         .def("trim", &Domain::trim)
+        .def("serve_tensors", &Domain::serve_tensors,
+             "Have the preloaded allocator serve large tensors of this process; False where there is none.")
+        .def(
+            "tensors",
+            [](const Domain& self) {
+                const ring::PreloadCounts counts = self.preload_counts();
+                return py::dict(py::arg("used") = counts.used, py::arg("cached") = counts.cached,
+                                py::arg("promoted") = counts.promoted, py::arg("reserved") = counts.reserved);
+            },
+            "Bytes in blocks of the preloaded allocator; see preload_table.hpp.")
         .def("dead", &Domain::dead, py::arg("local_rank"))
         .def_property_readonly("cores", &Domain::cores, "Processors that the ranks of the host may run on together.")
         .def(

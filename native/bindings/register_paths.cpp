@@ -22,7 +22,7 @@ ring::OpKind operation_called(const std::string& name) {
 }
 
 Header make_header(const std::string& operation, int dtype, int op, int device, bool is_inline, bool input_in_ring,
-                   bool output_in_ring, int root) {
+                   bool output_in_ring, int root, int tensors) {
     Header header;
     header.kind = operation_called(operation);
     header.dtype = enum_argument<ring::DType>("dtype", dtype, ring::kDTypes);
@@ -32,6 +32,7 @@ Header make_header(const std::string& operation, int dtype, int op, int device, 
     header.input = input_in_ring ? 0 : ring::kNowhere;
     header.output = output_in_ring ? 0 : ring::kNowhere;
     header.root = root;
+    header.tensors = tensors;
     header.count = 1;
     return header;
 }
@@ -44,7 +45,8 @@ void register_paths(py::module_& module) {
              py::arg("dtype") = static_cast<int>(ring::DType::Float32),
              py::arg("op") = static_cast<int>(ring::ReduceOp::Sum),
              py::arg("device") = static_cast<int>(ring::Device::Cpu), py::arg("is_inline") = false,
-             py::arg("input_in_ring") = false, py::arg("output_in_ring") = false, py::arg("root") = 0);
+             py::arg("input_in_ring") = false, py::arg("output_in_ring") = false, py::arg("root") = 0,
+             py::arg("tensors") = 1);
 
     py::class_<ring::Path>(module, "Path",
                            "One way to carry an operation out, with its costs; see collectives/paths.hpp.")

@@ -20,6 +20,7 @@ from ring_notebook.core.native import core, options
 from ring_notebook.core.topology import Place, Topology, find_place
 from ring_notebook.error_text import error_text
 from ring_notebook.errors import CollectiveAborted, NotInitializedError, RingError
+from ring_notebook.preload import unload_from_children
 from ring_notebook.rank_status import report_error, report_status
 
 __all__ = [
@@ -103,6 +104,9 @@ def prepare_host() -> Place:
     global _place
     if _place is None:
         _place = find_place()
+        unload_from_children()
+        if config().allocator == "ring":
+            _place.domain.serve_tensors()
         atexit.register(_leave_job)  # before MPI ends, and before what `find_place` has registered
         _fail_when_uncaught()
         report_status("initialized")

@@ -7,7 +7,7 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -17,6 +17,7 @@ from ring_notebook.errors import RingError
 from ring_notebook.hardware import cores, gpus
 from ring_notebook.launch.launchers.find_launcher import find_launcher
 from ring_notebook.launch.launchers.mpi_library import loaded_mpi
+from ring_notebook.preload import ineligible, preloaded
 
 __all__ = ["Check", "diagnose", "render"]
 
@@ -57,10 +58,11 @@ def _guarded(look: Callable[[], Check]) -> Check:
         return Check(look.__name__.strip("_"), "fail", str(error), "repair this first, then run the doctor again")
 
 
-def _ask(code: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+def _ask(code: str, timeout: float = 60, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """The answer of a fresh Python: what it imports may be broken and stays out of this process."""
     command = [sys.executable, "-c", code]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    variables = {**os.environ, **(env or {})}
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, env=variables)
 
 
 def _last_line(done: subprocess.CompletedProcess[str]) -> str:
@@ -172,4 +174,21 @@ def _notebook() -> Check:
     return Check("notebook", "ok", f"{found}, widgets and charts installed")
 
 
-_LOOKS = (_python, _settings, _core, _mpi, _cores, _memory, _files, _torch, _notebook)
+def _allocator() -> Check:
+    if why := ineligible():
+        return Check(
+            "allocator", "ok" if settings.config().allocator == "system" else "warn", f"the C library's, because {why}"
+        )
+    code = "from ring_notebook import _core; print(_core.Domain.create(0, 1, 1 << 28).serve_tensors())"
+    done = _ask(code, env=preloaded())
+    if done.returncode or done.stdout.split() != ["True"]:
+        return Check(
+            "allocator",
+            "warn",
+            "the C library's, because this system preloads no other one" if not done.returncode else _last_line(done),
+            "ranks work as before, ordinary tensors take longer to reduce; RING_ALLOCATOR=system silences this",
+        )
+    return Check("allocator", "ok", "ring: large tensors of ranks lie in ring memory when they are reduced")
+
+
+_LOOKS = (_python, _settings, _core, _allocator, _mpi, _cores, _memory, _files, _torch, _notebook)

@@ -42,6 +42,17 @@ def test_the_first_cell_starts_a_cluster_and_says_why(notebook: Notebook) -> Non
     assert "rank 1" in text
 
 
+def test_large_tensors_of_a_cell_lie_in_ring_memory(notebook: Notebook) -> None:
+    text = notebook.text(
+        "%%ringtrain\nimport torch\nfrom ring_notebook.core import world\ntensor = torch.ones(1 << 20)\n"
+        "for _ in range(4): ring.allreduce_(tensor)\n"
+        "promoted = world.prepare_host().domain.tensors()['promoted'] >> 20\n"
+        "print('promoted:', promoted, 'MiB, mean', float(tensor.mean()))\n"
+        "del promoted, tensor, torch, world"
+    )
+    assert "[0-1] promoted: 4 MiB, mean 1.0" in text
+
+
 def test_start_says_that_one_runs(notebook: Notebook) -> None:
     assert "engines is running already" in notebook.text("%ring start")
     for line, restart in (("%ring start -n 99", True), ("%ring start --keep", False)):

@@ -17,6 +17,7 @@ bool adasum(const Situation& all) { return all.lead.op == ReduceOp::Adasum; }
 bool small(const Situation& all) { return all_inline(all.headers); }
 bool inputs_in_ring(const Situation& all) { return all_in_ring(all.headers, false); }
 bool in_ring(const Situation& all) { return all_in_ring(all.headers, true); }
+bool lists_in_ring(const Situation& all) { return all.lead.tensors > 1 && in_ring(all); }
 bool root_in_ring(const Situation& all) {
     const std::vector<int>& ranks = all.topology.ranks;
     const auto root = std::find(ranks.begin(), ranks.end(), all.lead.root) - ranks.begin();
@@ -34,6 +35,7 @@ const std::vector<Path> kHostMemory = {
     {OpKind::Allreduce,     kOneHost, "adasum",   adasum,          "1+log2(p)",      "4*S+3*S*log2(p)",              "0",                 make_adasum},
     {OpKind::Allreduce,     kOneHost, "alone",    alone,           "1",              "2*S",                          "0",                 make_local_allreduce},
     {OpKind::Allreduce,     kOneHost, "one-shot", small,           "1",              "(p+3)*S",                      "0",                 make_one_shot_allreduce},
+    {OpKind::Allreduce,     kOneHost, "list",     lists_in_ring,   "2",              "2*S",                          "0",                 make_push_list},
     {OpKind::Allreduce,     kOneHost, "push",     in_ring,         "2",              "2*S",                          "0",                 make_push_allreduce},
     {OpKind::Allreduce,     kOneHost, "staged",   always,          "2+ceil(S/seg)",  "(4*(p-1)/p+1+2/p)*S",          "0",                 make_staged_allreduce},
     {OpKind::ReduceScatter, kOneHost, "one-shot", small,           "1",              "(3+1/p)*S",                    "0",                 make_one_shot_reducescatter},

@@ -105,12 +105,6 @@ std::shared_ptr<Work> Communicator::make_work(Request request, double timeout) c
     header.dims = static_cast<std::uint8_t>(request.shape.size());
     std::copy(request.shape.begin(), request.shape.end(), header.shape);
     set_name(header, request.name);
-    if (request.pieces.size() == 1) {
-        const Piece& piece = request.pieces.front();
-        const std::size_t bytes = piece.count * item_size(request.dtype);
-        header.input = domain()->offset_of(piece.input, bytes);
-        header.output = domain()->offset_of(piece.output, bytes);
-    }
     if (request.kind == OpKind::Group) {
         header.count = request.members.size();
         header.layout = hash_words(request.members);

@@ -86,8 +86,16 @@ void Communicator::fail(Work& work, std::exception_ptr error) noexcept {
 // be stopped in the middle of that, they are not given to anyone else.
 void Communicator::keep_tensors_until_quiet(const Work& work) noexcept {
     if (group_->wait_quiet()) return;
-    for (const std::uint64_t tensor : {work.header_.input, work.header_.output})
-        domain()->keep(tensor, group_->quiet());
+    const auto keep = [&](std::uint64_t offset) {
+        if (offset != kNowhere) domain()->keep(offset, group_->quiet());
+    };
+    keep(work.header_.input);
+    keep(work.header_.output);
+    if (work.request_.pieces.size() < 2) return;
+    for (const Piece& piece : work.request_.pieces) {
+        keep(domain()->offset_of(piece.input, 1));
+        keep(domain()->offset_of(piece.output, 1));
+    }
 }
 
 void Communicator::announce_abort() noexcept {

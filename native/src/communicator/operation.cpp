@@ -32,11 +32,13 @@ void Communicator::begin(Work& work) {
     note(work, Phase::Queued);
     if (header.kind == OpKind::Join && header.joined_at == 0) header.joined_at = header.sequence;
     header.is_inline = fill_inline(*group_, work.request_, index(), header.sequence) ? 1 : 0;
+    place_tensors(work);
     if (in_host_memory(header.device) && ((fabric_ && header.is_inline == 0) || header.op == ReduceOp::Adasum))
         move_to_ring(work);
     if (header.kind == OpKind::Alltoall)
         std::copy(work.request_.splits.begin(), work.request_.splits.end(),
                   group_->splits(group_->index(), header.sequence));
+    for (const Work::Guest& guest : work.guests_) std::memcpy(guest.copy, guest.from, guest.bytes);
     note(work, Phase::Packing);
     group_->post(header);
     group_->set_state(RankState::Waiting);
@@ -99,6 +101,7 @@ std::unique_ptr<Algorithm> Communicator::make_algorithm(Work& work, const std::v
     if (work.header_.kind == OpKind::Group) return make_group(work, headers);
     try {
         const Path& path = choose(headers, topology_);
+        if (path.make != make_push_list) work.guests_.clear();  // the path takes the tensors themselves
         return path.make({*group_, work.request_, headers, work.result_, fabric_.get(), work.agreement_.get()});
     } catch (const Unsupported& error) {
         throw Unsupported(who() + ": " + title(work.header_) + ": " + error.what());
@@ -149,7 +152,8 @@ void Communicator::note(Work& work, Phase phase) {
 void Communicator::end(Work& work) {
     const Header& header = work.header_;
     const bool writes = header.kind == OpKind::Allreduce || header.kind == OpKind::Broadcast;
-    if (work.bounce_ && writes && header.op != ReduceOp::Adasum)
+    for (const Work::Guest& guest : work.guests_) std::memcpy(guest.to, guest.copy, guest.bytes);
+    if (fabric_ && work.bounce_ && writes && header.op != ReduceOp::Adasum)
         copy_out(work.request_.pieces, 0, header.count, static_cast<const std::byte*>(work.bounce_->data()),
                  item_size(header.dtype));
     group_->set_state(RankState::Idle);

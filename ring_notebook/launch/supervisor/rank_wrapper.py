@@ -20,6 +20,7 @@ from ring_notebook.launch.supervisor.output_lines import carry, outlet
 from ring_notebook.launch.supervisor.parent_death import bind_to_parent
 from ring_notebook.launch.supervisor.rank_failure import RankFailure, report_failure
 from ring_notebook.launch.supervisor.start_error import explain_start
+from ring_notebook.preload import preloaded
 from ring_notebook.rank_status import StatusFile, rank_of_process
 from ring_notebook.rank_variables import variables_of_rank
 
@@ -80,7 +81,7 @@ def main() -> None:
             close_fds=manager.isdigit(),
             pass_fds=(int(manager),) if manager.isdigit() else (),
             preexec_fn=lambda: _leave_group(parent),
-            env=os.environ | variables_of_rank() | status_file.variables,
+            env=os.environ | variables_of_rank() | preloaded() | status_file.variables,
             stdout=outlet(1),
             stderr=outlet(2),
         )

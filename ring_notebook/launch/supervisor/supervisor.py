@@ -26,6 +26,7 @@ from ring_notebook.launch.supervisor.parent_death import bind_to_parent
 from ring_notebook.launch.supervisor.rank_failure import RankFailure, describe_exit, first_failure, report_failure
 from ring_notebook.launch.supervisor.rank_wrapper import FORWARDED
 from ring_notebook.launch.supervisor.start_error import explain_start
+from ring_notebook.preload import preloaded
 from ring_notebook.rank_status import StatusFile
 from ring_notebook.rank_variables import loopback, rank_variables
 
@@ -130,6 +131,7 @@ class Supervisor:
                     **self._connections.variables(rank, theirs),
                     **own,
                     **rank_variables(rank, self._n, rank, self._n, self._master),
+                    **preloaded(own),
                     **self._status_files[rank].variables,
                     **({"RING_MIN_NP": str(self._min_np)} if self._min_np else {}),
                 },

@@ -14,6 +14,7 @@ BELOW_COLLECTIVES = {"group", "transport", "kernels", "memory", "base"}
 MAY_INCLUDE = {
     "base": set(),
     "memory": {"base"},
+    "preload": {"memory"},  # of which the one header that needs the C library only
     "group": {"memory", "base"},
     "transport": {"memory", "base"},
     "kernels": {"memory", "base"},

@@ -46,7 +46,14 @@ class Work {
 
     Request request_;
     Header header_;
-    std::optional<Region> bounce_;                   // between hosts: the tensor's stay in ring memory
+    std::optional<Region> bounce_;  // the tensor's stay in ring memory, or what place_list puts there
+    struct Guest {
+        const std::byte* from;
+        std::byte* copy;
+        std::byte* to;
+        std::size_t bytes;
+    };
+    std::vector<Guest> guests_;                      // tensors of a list that have copies in `bounce_`
     std::unique_ptr<BlockReservation> reservation_;  // group: of the block that this rank reserved for it
     std::shared_ptr<const TagNumber> number_;        // group between hosts: for what this rank is sent in it
     std::vector<int> numbers_;                       // and those of all its members
@@ -139,6 +146,9 @@ class Communicator {
 
     // The state machine. Only one thread at a time is in it: the inline caller or the progress thread.
     void begin(Work& work);
+    void place_tensors(Work& work) const;
+    void promote_tensors(const Request& request) const;
+    void place_list(Work& work) const;
     void move_to_ring(Work& work);
     std::unique_ptr<Algorithm> make_algorithm(Work& work, const std::vector<Header>& headers);
     Served attempt(Work& work);

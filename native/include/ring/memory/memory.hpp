@@ -18,6 +18,7 @@
 #include "ring/base/shared_atomic.hpp"
 #include "ring/base/wait.hpp"
 #include "ring/memory/arena.hpp"
+#include "ring/memory/preload_table.hpp"
 #include "ring/memory/sizes.hpp"
 
 namespace ring {
@@ -79,7 +80,7 @@ class Domain {
     T* at(std::uint64_t offset) const {
         return reinterpret_cast<T*>(mapping_->base + offset);
     }
-    // Offset of `bytes` at `address` when all of it is ring memory, else kNowhere.
+    // Offset of `bytes` at `address` when all of it is ring memory, or lies in a promoted block; else kNowhere.
     std::uint64_t offset_of(const void* address, std::size_t bytes) const;
 
     // What lies at the offset, for as long as somebody holds it: this keeps the mapping and not the domain.
@@ -98,7 +99,17 @@ class Domain {
     // holds; it is asked whenever this rank allocates.
     void keep(std::uint64_t offset, const std::shared_ptr<Arena::Condition>& until) noexcept {
         arena_.keep(offset, until);
+        if (preload_ != nullptr) preload_->retire(offset);
     }
+
+    // Has the preloaded allocator serve large tensors of this process, whose ring memory this is. False where none is
+    // preloaded, another domain has it, or there is no address space for it.
+    bool serve_tensors();
+    // Notes that a collective works on an ordinary tensor; when that pays, the tensor lies in ring memory on return.
+    // Its address stays. Nobody may write to it meanwhile.
+    void promote(const void* address, std::size_t bytes) noexcept;
+    // Of the preloaded allocator; all 0 where this domain has none.
+    PreloadCounts preload_counts() const { return preload_ != nullptr ? preload_->counts() : PreloadCounts{}; }
     // Calls `use` while the owner of the block at that offset, on whatever rank, sees that this rank is about to use
     // it. What `use` throws is passed on.
     template <class Use>
@@ -114,7 +125,7 @@ class Domain {
         const Entering entering(slot(local_rank_), block);
         use();
     }
-    // Gives the pages of free blocks, which are kept up to kReserve, back to the machine.
+    // Gives the pages of free blocks, which are kept up to kReserve, back to the machine; those of free tensors too.
     void trim() noexcept;
     std::size_t allocated() const { return arena_.allocated(); }
 
@@ -147,6 +158,7 @@ class Domain {
     Owner owner_;
     std::uint64_t token_;
     Arena arena_;
+    const PreloadTable* preload_ = nullptr;
 
     std::mutex entering_;
     std::mutex watching_;  // of the descriptors by which this process sees that others end

@@ -119,6 +119,13 @@ class Reduction {
 const Header& lead_header(const std::vector<Header>& headers);
 
 MakeAlgorithm make_nothing, make_join, make_push_step, make_adasum;
+// One tensor of a list, as its rank shows it to the others: an array of these lies at the offset of its header.
+struct ListedPiece {
+    std::uint64_t input, output;  // offsets
+    std::uint64_t count;          // elements
+};
+
+MakeAlgorithm make_push_list;
 MakeAlgorithm make_local_allreduce, make_one_shot_allreduce, make_push_allreduce, make_staged_allreduce;
 MakeAlgorithm make_one_shot_reducescatter, make_pull_reducescatter, make_staged_reducescatter;
 MakeAlgorithm make_one_shot_broadcast, make_pull_broadcast, make_staged_broadcast;

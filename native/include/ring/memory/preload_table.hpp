@@ -1,0 +1,53 @@
+// What the preloaded allocator (native/preload) and the core know of each other: plain data and C functions.
+//
+// The allocator serves a program's large blocks, in private memory. When a collective works on a block again and again,
+// the core reserves ring memory for it and the allocator *promotes* the block: its content moves there, its address
+// stays. The table is the only symbol that the core looks for; where there is none, nobody has preloaded it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace ring {
+
+// The allocator leaves smaller blocks to the C library.
+constexpr std::size_t kLeastBlock = std::size_t{256} << 10;
+
+// Where promoted blocks lie, and who takes their pages back.
+struct PromotionSource {
+    int fd;
+    void* owner;
+    void (*give_back)(void* owner, std::uint64_t offset);  // called with the allocator's lock held
+};
+
+// Bytes and blocks at one moment.
+struct PreloadCounts {
+    std::size_t used;      // in blocks that the program holds
+    std::size_t cached;    // in free blocks that keep their pages
+    std::size_t promoted;  // of both, in ring memory
+    std::size_t reserved;  // of address space, in blocks of all kinds
+};
+
+struct PreloadTable {
+    // Begins to serve large blocks; false where there is no address space for it. Repeated calls do nothing.
+    bool (*activate)();
+    // Blocks may be promoted until `detach`; false where another owner is attached.
+    bool (*attach)(const PromotionSource* source);
+    void (*detach)(void* owner);
+    // Offset in ring memory of `bytes` at `address` when they lie in a promoted block; else ~0.
+    std::uint64_t (*offset_of)(const void* address, std::size_t bytes);
+    // Notes that a collective works on `bytes` at `address`. The bytes of ring memory that a promotion takes, where the
+    // block is private and worth it; else 0. A part of a block is never: other threads may write to the rest.
+    std::size_t (*claim)(const void* address, std::size_t bytes);
+    // Moves the block to `offset`, which is mapped at `place` too. False where it stays what it was.
+    bool (*promote)(const void* address, std::uint64_t offset, void* place);
+    // The ring memory at `offset` is given to no other tensor: the block goes back to `give_back` when it is freed.
+    void (*retire)(std::uint64_t offset);
+    // Gives the pages of all free blocks back.
+    void (*trim)();
+    PreloadCounts (*counts)();
+};
+
+constexpr const char* kPreloadSymbol = "ring_preload_v1";
+
+}  // namespace ring

@@ -1,0 +1,79 @@
+// Where the tensors of an operation lie: which of them move to ring memory, and what the other ranks are told.
+#include <cstring>
+#include <vector>
+
+#include "collectives/host/algorithm_parts.hpp"
+#include "ring/communicator/communicator.hpp"
+
+namespace ring {
+namespace {
+
+constexpr std::size_t kLineBytes = 64;
+// A list pays while no more than one part in so many of it has to be copied.
+constexpr std::size_t kListedPart = 4;
+
+}  // namespace
+
+// Tensors that ranks read where they lie, and those that they write.
+void Communicator::promote_tensors(const Request& request) const {
+    const bool reads = request.kind == OpKind::Allreduce || request.kind == OpKind::ReduceScatter ||
+                       request.kind == OpKind::Allgather || request.kind == OpKind::Alltoall;
+    if (!reads || size() == 1 || !in_host_memory(request.device)) return;
+    for (const Piece& piece : request.pieces) {
+        const std::size_t bytes = piece.count * item_size(request.dtype);
+        domain()->promote(piece.input, bytes);
+        if (request.kind == OpKind::Allreduce && piece.output != piece.input) domain()->promote(piece.output, bytes);
+    }
+}
+
+// Shows the other ranks where its tensors lie. Only when the operation begins: before that, one that is queued before
+// it may still write to them.
+void Communicator::place_tensors(Work& work) const {
+    const Request& request = work.request_;
+    Header& header = work.header_;
+    promote_tensors(request);
+    if (request.pieces.size() == 1) {
+        const Piece& piece = request.pieces.front();
+        const std::size_t bytes = piece.count * item_size(request.dtype);
+        header.input = domain()->offset_of(piece.input, bytes);
+        header.output = domain()->offset_of(piece.output, bytes);
+    } else if (request.kind == OpKind::Allreduce && header.is_inline == 0 && !request.pieces.empty() && size() > 1 &&
+               !fabric_ && in_host_memory(request.device) && request.op != ReduceOp::Adasum) {
+        place_list(work);
+    }
+}
+
+// Shows the other ranks where the tensors of a fused allreduce lie, when most of it is in ring memory: the rest gets
+// copies there. Leaves the header alone where that does not pay, or memory is short.
+void Communicator::place_list(Work& work) const {
+    const std::vector<Piece>& pieces = work.request_.pieces;
+    const std::size_t item = item_size(work.request_.dtype);
+    std::vector<ListedPiece> list(pieces.size());
+    std::size_t copies = 0;
+    for (std::size_t i = 0; i < list.size(); ++i) {
+        const Piece& piece = pieces[i];
+        const std::size_t bytes = piece.count * item;
+        list[i] = {domain()->offset_of(piece.input, bytes), domain()->offset_of(piece.output, bytes), piece.count};
+        if (list[i].input == kNowhere || list[i].output == kNowhere) copies += round_up(bytes, kLineBytes);
+    }
+    if (copies * kListedPart > work.header_.count * item) return;
+    const std::size_t table = round_up(list.size() * sizeof(ListedPiece), kLineBytes);
+    try {
+        work.bounce_.emplace(domain(), table + copies);
+    } catch (const OutOfMemory&) {
+        return;
+    }
+    auto* const begin = static_cast<std::byte*>(work.bounce_->data());
+    std::byte* copy = begin + table;
+    for (std::size_t i = 0; i < list.size(); ++i) {
+        if (list[i].input != kNowhere && list[i].output != kNowhere) continue;
+        const std::size_t bytes = pieces[i].count * item;
+        work.guests_.push_back({pieces[i].input, copy, pieces[i].output, bytes});
+        list[i].input = list[i].output = domain()->offset_of(copy, bytes);
+        copy += round_up(bytes, kLineBytes);
+    }
+    std::memcpy(begin, list.data(), list.size() * sizeof(ListedPiece));
+    work.header_.input = work.header_.output = domain()->offset_of(begin, table);
+}
+
+}  // namespace ring
