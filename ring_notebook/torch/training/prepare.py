@@ -25,7 +25,6 @@ __all__ = ["prepare"]
 M = TypeVar("M", bound=torch.nn.Module)
 T = TypeVar("T")
 O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741
-L = TypeVar("L", bound=DataLoader[Any] | None)
 Distributed: TypeAlias = ReducingOptimizer | AdasumOptimizer | FusedOptimizer
 
 
@@ -39,7 +38,7 @@ def prepare(
     noise_scale: bool | int = False,
     strategy: None = None,
     **options: Any,
-) -> tuple[M, Distributed, None]: ...
+) -> tuple[M, Distributed]: ...
 
 
 @overload
@@ -59,11 +58,22 @@ def prepare(
 def prepare(
     model: torch.nn.Module,
     optimizer: O,
-    loader: L = None,  # type: ignore[assignment]  # the type of its default is None
+    loader: None = None,
     *,
     scale_lr: bool = False,
     strategy: Literal["ddp", "fsdp"],
-) -> tuple[torch.nn.Module, O, L]: ...
+) -> tuple[torch.nn.Module, O]: ...
+
+
+@overload
+def prepare(
+    model: torch.nn.Module,
+    optimizer: O,
+    loader: DataLoader[T],
+    *,
+    scale_lr: bool = False,
+    strategy: Literal["ddp", "fsdp"],
+) -> tuple[torch.nn.Module, O, DataLoader[T]]: ...
 
 
 def prepare(
@@ -75,18 +85,19 @@ def prepare(
     noise_scale: bool | int = False,
     strategy: str | None = None,
     **options: Any,
-) -> tuple[Any, Any, Any]:
+) -> tuple[Any, ...]:
     """Make a single-process training loop data parallel; all ranks must call this. Beyond Horovod.
 
-    Returns ``(model, optimizer, loader)``, to use in place of the arguments:
+    Returns ``(model, optimizer, loader)``, without a loader ``(model, optimizer)``, to use in place of the arguments:
 
     - the model itself, on this rank's device, with the values of rank 0;
     - a `DistributedOptimizer` of the same class as ``optimizer``, whose state and parameter groups it shares, with the
       state of rank 0;
     - a DataLoader with this rank's share of the data in batches of the same size, reshuffled in every pass if
-      ``loader`` shuffles; None without ``loader``.
+      ``loader`` shuffles.
 
-    The batch of a step is ``size()`` times as large as that of one process. May be called again on what it returned.
+    The batch of a step is ``size()`` times as large as that of one process. May be called again on what it returned,
+    and for each of several models with optimizers of their own, such as those of a GAN.
 
     scale_lr: multiply the learning rates by ``size()`` (Goyal et al. 2017), once per optimizer. Make learning rate
         schedules afterwards, since they keep the rates that they find (there is a warning).
@@ -113,14 +124,15 @@ def prepare(
         if options or noise_scale:
             given = ", ".join([*options, *(["noise_scale"] if noise_scale else [])])
             raise TypeError(f"prepare(strategy={strategy!r}) takes no options of DistributedOptimizer, got {given}")
-        return wrap(model, optimizer, strategy), optimizer, share
+        prepared = wrap(model, optimizer, strategy), optimizer
+        return prepared if loader is None else (*prepared, share)
     options.setdefault("named_parameters", model.named_parameters())
     distributed = DistributedOptimizer(optimizer, **options)
     if isinstance(distributed, ReducingOptimizer):
         distributed._reducer.batch_size = None if loader is None else batch_size_of(loader)
     if noise_scale:
         measure_noise(distributed, NOISE_EVERY if noise_scale is True else noise_scale)
-    return model, distributed, share
+    return (model, distributed) if loader is None else (model, distributed, share)
 
 
 def _own_gpu() -> torch.device:

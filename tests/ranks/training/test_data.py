@@ -185,13 +185,45 @@ def test_prepare_is_the_whole_port(hvd: ModuleType) -> None:
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
 
 
+def test_prepare_of_two_models_that_train_each_other(hvd: ModuleType, settings: Callable[..., None]) -> None:
+    """A GAN: the generator's loss also gives the discriminator gradients, which its own next step leaves out."""
+    settings(overlap="inline")
+    size = hvd.size()
+    real = torch.randn(12 * 4, 2, generator=torch.Generator().manual_seed(0)) + 3
+    noise = torch.randn(12 * 4, 3, generator=torch.Generator().manual_seed(1))
+
+    def train(wrap: Callable[..., Any], own: slice) -> list[nn.Module]:
+        torch.manual_seed(2)
+        generator, discriminator = nn.Linear(3, 2), nn.Linear(2, 1)
+        generator, generates = wrap(generator, momentum(generator))
+        discriminator, judges = wrap(discriminator, momentum(discriminator))
+        loss = nn.functional.binary_cross_entropy_with_logits
+        for step in range(4):
+            rows = slice(step * 12, (step + 1) * 12)
+            good, made = real[rows][own], generator(noise[rows][own])
+            judges.zero_grad()
+            verdict = discriminator(torch.cat([good, made.detach()]))
+            loss(verdict, torch.cat([torch.ones(len(good), 1), torch.zeros(len(made), 1)])).backward()
+            judges.step()
+            generates.zero_grad()
+            loss(discriminator(made), torch.ones(len(made), 1)).backward()
+            generates.step()
+        return [generator, discriminator]
+
+    alone = train(lambda *given: given, slice(0, 12))
+    together = train(hvd.prepare, slice(hvd.rank() * 12 // size, (hvd.rank() + 1) * 12 // size))
+    for mine, theirs in zip(together, alone, strict=True):
+        hvd.check(mine)
+        for one, other in zip(mine.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
 def test_prepare_scales_the_learning_rate_once(hvd: ModuleType) -> None:
     model = make_model()
     optimizer = momentum(model)
     for _ in range(2):  # as a cell that is run again
-        _, prepared, loader = hvd.prepare(model, optimizer, scale_lr=True, compression=hvd.Compression.fp16)
+        _, prepared = hvd.prepare(model, optimizer, scale_lr=True, compression=hvd.Compression.fp16)
         assert prepared.param_groups[0]["lr"] == pytest.approx(0.05 * hvd.size())
-        assert loader is None
     unscaled = hvd.prepare(model, momentum(model))[1]
     assert unscaled.param_groups[0]["lr"] == 0.05
 
@@ -268,7 +300,7 @@ def test_prepare_puts_the_noise_scale_into_the_rows(
 def test_noise_scale_needs_a_batch_size_and_leaves_out_overflows(hvd: ModuleType) -> None:
     w = nn.Parameter(torch.zeros(2000))
     model = nn.ParameterList([w])
-    _, optimizer, _ = hvd.prepare(model, torch.optim.SGD([w], lr=0.0))
+    _, optimizer = hvd.prepare(model, torch.optim.SGD([w], lr=0.0))
     with pytest.raises(ValueError, match="pass batch_size, or give the loader to prepare"):
         hvd.noise_scale(optimizer)
     assert math.isnan(hvd.noise_scale(optimizer, 16))

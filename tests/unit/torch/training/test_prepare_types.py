@@ -23,9 +23,12 @@ def train(net: Net, optimizer: torch.optim.SGD, loader: DataLoader[int]) -> None
     reveal_type(model)
     reveal_type(share)
     distributed.synchronize()
-    nothing = ring.prepare(net, optimizer)[2]
-    reveal_type(nothing)
+    reveal_type(ring.prepare(net, optimizer)[0])
+    reveal_type(ring.prepare(net, optimizer, loader, strategy="ddp")[1])
 """
+
+
+_LAST = ["train.Net", "torch.optim.sgd.SGD"]
 
 
 @pytest.mark.slow
@@ -36,5 +39,5 @@ def test_mypy_knows_the_result(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml", str(script)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     revealed = [line.split('"')[1] for line in done.stdout.splitlines() if "Revealed type" in line]
-    assert revealed == ["train.Net", "torch.utils.data.dataloader.DataLoader[int]", "None"], done.stdout
+    assert revealed == ["train.Net", "torch.utils.data.dataloader.DataLoader[int]", *_LAST], done.stdout
     assert done.returncode == 0, done.stdout
