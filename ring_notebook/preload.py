@@ -16,6 +16,8 @@ from ring_notebook.config import config
 __all__ = ["ineligible", "library", "preloaded", "unload_from_children"]
 
 _VARIABLE = "LD_PRELOAD"
+_SANITIZERS = ("libasan", "libtsan", "liblsan", "libubsan", "libclang_rt")
+"""They have to come first, and watch an allocator of their own."""
 
 
 def library() -> Path | None:
@@ -42,6 +44,8 @@ def preloaded(env: Mapping[str, str] = os.environ) -> dict[str, str]:
     if ineligible():
         return {}
     others = [entry for entry in _entries(env) if entry != str(library())]
+    if any(Path(entry).name.startswith(_SANITIZERS) for entry in others):
+        return {}
     return {_VARIABLE: ":".join([str(library()), *others])}
 
 

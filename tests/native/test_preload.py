@@ -165,6 +165,7 @@ def test_who_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ineligible() == ""
     assert preloaded({"LD_PRELOAD": "/other.so /more.so"}) == {"LD_PRELOAD": f"{path}:/other.so:/more.so"}
     assert preloaded({"LD_PRELOAD": path}) == {"LD_PRELOAD": path}
+    assert preloaded({"LD_PRELOAD": "/usr/lib/gcc/12/libasan.so"}) == {}
     monkeypatch.setenv("LD_PRELOAD", f"{path}:/other.so")
     unload_from_children()
     assert os.environ["LD_PRELOAD"] == "/other.so"

@@ -45,3 +45,31 @@ def test_ranks_have(tmp_path: Path, allocator: str, shell: bool, expected: bool)
     assert done.returncode == 0, done.stderr
     line = f"in ring memory: {expected}, in a child: False, sum: {float(1 << 20)}"
     assert done.stdout.splitlines() == [line, line]
+
+
+def test_memory_at_its_limit(tmp_path: Path) -> None:
+    """Tensors that ring memory has no room for stay where they are, and are reduced as ever."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch, ring_notebook.torch as hvd\n"
+        "from ring_notebook.core import world\n"
+        "hvd.init()\n"
+        "for step in range(4):\n"
+        "    tensors = [torch.full((1 << 20,), float(number)) for number in range(20)]\n"
+        "    for _ in range(2):\n"
+        "        hvd.grouped_allreduce_(tensors[:10])\n"
+        "        for tensor in tensors: hvd.allreduce_(tensor)\n"
+        "    assert all(bool((tensor == number).all()) for number, tensor in enumerate(tensors))\n"
+        "    counts = world.prepare_host().domain.tensors()\n"
+        "    assert 8 << 20 <= counts['promoted'] <= 32 << 20 and counts['used'] == 80 << 20, counts\n"
+        "print('well')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "ring_notebook.launch.cli", "-np", "2", sys.executable, str(script)],
+        env=os.environ | {"RING_MEMORY": str(32 << 20)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.split()) == (0, ["well", "well"]), done.stderr
