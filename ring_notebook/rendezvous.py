@@ -27,15 +27,15 @@ def variables(rank: int, size: int, channel: socket.socket) -> dict[str, str]:
 
 
 def send(channel: socket.socket, **message: Any) -> None:
-    """Send one message. Raises OSError when the other side has closed."""
-    channel.send(json.dumps(message).encode(), socket.MSG_NOSIGNAL)
+    """Send one message. Raises OSError when the other side has closed, or has read none of many."""
+    channel.send(json.dumps(message).encode(), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
 
 
 def receive(channel: socket.socket) -> dict[str, Any]:
     """The next message; empty when the other side has closed, or has sent something else."""
     try:
         data = channel.recv(_LONGEST)
-    except ConnectionResetError:  # it closed before it had read all messages
+    except OSError:  # it closed before it had read all messages, or this process has closed the descriptor
         data = b""
     try:
         message = json.loads(data or b"{}")
@@ -54,13 +54,24 @@ class Rendezvous:
 
     @classmethod
     def take(cls) -> Rendezvous | None:
-        """The rendezvous that this process takes part in, once: its children do not. None when there is none."""
+        """The rendezvous that this process takes part in, once: its children do not. None when there is none.
+
+        Raises RingError when it has not inherited the socket.
+        """
         descriptor = os.environ.pop(_SOCKET, "")
         if not descriptor:
             return None
-        channel = socket.socket(fileno=int(descriptor))
+        rank = int(os.environ[_RANK])
+        try:
+            channel = socket.socket(fileno=int(descriptor))
+        except OSError as error:
+            raise RingError(
+                f"rank {rank} failed to initialize: the socket to its supervisor, descriptor {descriptor}, is closed "
+                f"({error.strerror}); a program between ringrun and this one has closed it: start this one with "
+                "`exec`, or with close_fds=False"
+            ) from None
         channel.set_inheritable(False)
-        return cls(int(os.environ[_RANK]), int(os.environ[_SIZE]), channel)
+        return cls(rank, int(os.environ[_SIZE]), channel)
 
     def send_card(self, card: list[int]) -> None:
         """Rank 0: send ``card`` to all other ranks."""

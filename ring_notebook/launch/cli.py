@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import shlex
 import shutil
@@ -59,12 +60,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not 1 <= min_np <= n:
             parser.error(f"--min-np must be between 1 and the {n} ranks of the job, got {min_np}")
         elastic = options.elastic or options.min_np is not None  # as horovodrun takes it
+        if options.reset_limit < 0:
+            parser.error(f"--reset-limit must be at least 0, got {options.reset_limit}")
         starts = _Starts(options, hosts, n, min_np if elastic else 0)
         if problem := starts.start_error(argv):
             print_message(problem[1])
             return problem[0]
         return starts.run()
-    except (RingError, ValueError, OSError) as error:
+    except OSError as error:
+        few = "; this process may open too few files, raise `ulimit -n`" if error.errno == errno.EMFILE else ""
+        parser.error(f"{error}{few}")
+    except (RingError, ValueError) as error:
         parser.error(str(error))
 
 

@@ -17,6 +17,7 @@ from ring_notebook.errors import RingError
 from ring_notebook.hardware import cores, gpus
 from ring_notebook.launch.launchers.find_launcher import find_launcher
 from ring_notebook.launch.launchers.mpi_library import loaded_mpi
+from ring_notebook.launch.supervisor.outer_job import without_outer_job
 from ring_notebook.preload import ineligible, preloaded
 
 __all__ = ["Check", "diagnose", "render"]
@@ -98,7 +99,7 @@ def _mpi() -> Check:
     program = [sys.executable, "-c", "import os; from mpi4py import MPI; os.write(1, b'%d;' % MPI.COMM_WORLD.size)"]
     done = subprocess.run(
         launcher.command(program, 2),
-        env={**os.environ, **launcher.environment()},
+        env={**without_outer_job(os.environ), **launcher.environment()},
         capture_output=True,
         text=True,
         timeout=60,

@@ -15,12 +15,10 @@ import cloudpickle
 from ring_notebook.errors import CollectiveAborted
 from ring_notebook.rank_status import rank_of_process, report_error
 
-__all__ = ["ADDRESS", "KEY", "LAST", "Outcome", "main"]
+__all__ = ["ADDRESS", "KEY", "Outcome", "main"]
 
 ADDRESS = "RING_RUN_ADDRESS"
 KEY = "RING_RUN_KEY"
-LAST = -1
-"""In place of a rank: no other rank will connect."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shlex
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -17,9 +19,11 @@ from typing import TextIO
 from ring_notebook.launch.launchers.find_launcher import find_launcher
 from ring_notebook.launch.launchers.hosts import Host, master_of
 from ring_notebook.launch.merge_traces import Traces
+from ring_notebook.launch.supervisor.outer_job import without_outer_job
 from ring_notebook.launch.supervisor.output_lines import SOON, Carrier, pieces
 from ring_notebook.launch.supervisor.parent_death import wrap
 from ring_notebook.launch.supervisor.rank_failure import RankFailure, describe_exit, first_failure, split_reports
+from ring_notebook.launch.supervisor.rank_process import end_session
 from ring_notebook.launch.supervisor.supervisor import STOPPING
 from ring_notebook.rank_variables import MASTER
 
@@ -57,7 +61,12 @@ class Job:
         self._n = n
         self.failures: list[RankFailure] = []
         self.ended_by = 0
-        environment = {**os.environ, MASTER: master_of(hosts), **launcher.environment(), **(env or {})}
+        environment = {
+            **without_outer_job(os.environ),
+            MASTER: master_of(hosts),
+            **launcher.environment(),
+            **(env or {}),
+        }
         self._traces = Traces(environment, n)
         self._process = subprocess.Popen(
             wrap(self.command),
@@ -86,11 +95,12 @@ class Job:
     def kill(self) -> None:
         """End all ranks now."""
         self.send(signal.SIGTERM)
-        try:
-            self._process.wait(GRACE)
-        except subprocess.TimeoutExpired:
-            self._kill_at_once()
-            self._process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            try:
+                self._process.wait(GRACE)
+            finally:  # also after a second interrupt
+                self._kill_at_once()
+        self._process.wait()
 
     def wait(self) -> int:
         """Wait for the job; its exit code is the first failed rank's, and 128 + signal where one ended it.
@@ -183,9 +193,7 @@ class Job:
     def _kill_at_once(self) -> None:
         if self._over.is_set():  # the process id may belong to another process by now
             return
-        # The ranks die with their launcher, also those that ignore SIGTERM.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        end_session(self._process.pid)
 
     @contextlib.contextmanager
     def signals_passed_on(self) -> Iterator[None]:
@@ -231,7 +239,10 @@ class _Output:
         self._write(self._kept)
 
     def _write(self, data: bytes) -> None:
-        """Write ``data``. Raises BrokenPipeError when the reader has gone; ranks that write more then learn of it."""
+        """Write ``data``. Raises BrokenPipeError when the reader has gone; ranks that write more then learn of it.
+
+        A terminal that has gone is such a reader.
+        """
         if not data or self.error:
             return
         if self._sink is None:
@@ -239,10 +250,14 @@ class _Output:
             return
         try:
             _write(self._sink, data)
-        except BrokenPipeError:
-            raise
         except OSError as error:
+            if error.errno in (errno.EPIPE, errno.ECONNRESET) or (error.errno == errno.EIO and _is_device(self._sink)):
+                raise BrokenPipeError(errno.EPIPE, "the reader of the output has gone") from error
             self.error = str(error.strerror)
+
+
+def _is_device(stream: TextIO) -> bool:
+    return stat.S_ISCHR(os.fstat(stream.fileno()).st_mode)
 
 
 def print_message(text: str) -> None:

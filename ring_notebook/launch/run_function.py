@@ -6,14 +6,16 @@ import contextlib
 import os
 import pickle
 import secrets
+import select
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Listener
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any
 
 import cloudpickle
@@ -21,7 +23,7 @@ import cloudpickle
 from ring_notebook.errors import RunFailed
 from ring_notebook.hardware import cores, gpus
 from ring_notebook.launch.allocation import find_allocation
-from ring_notebook.launch.function_rank import ADDRESS, KEY, LAST, Outcome
+from ring_notebook.launch.function_rank import ADDRESS, KEY, Outcome
 from ring_notebook.launch.job import Job
 from ring_notebook.launch.launchers.hosts import Host, check_slots, is_local, named_hosts, only_here
 
@@ -29,6 +31,8 @@ __all__ = ["run", "run_on_ranks"]
 
 _LAST_WORDS = 1.0
 """Seconds to read what a rank has sent before it ended."""
+_SECONDS_TO_GREET = 10
+"""For each message in which a caller proves that it has the key, and says its rank."""
 
 
 def run(
@@ -112,22 +116,27 @@ class _Inbox:
         self.outcomes: dict[int, Outcome] = {}
         self._key = key
         self._work = work
-        self._listener = Listener(address, authkey=key)
-        self._receivers: list[tuple[threading.Thread, Any]] = []
+        self._listener = socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET)
+        self._listener.bind(address)
+        self._listener.listen()
+        self._listener.setblocking(False)
+        self._receivers: list[tuple[threading.Thread, Connection[Any, Any]]] = []
+        self._closing = os.eventfd(0)
         self._acceptor = threading.Thread(target=self._accept, name="ring-run-inbox", daemon=True)
         self._acceptor.start()
 
     @property
     def address(self) -> str:
         """The path of the socket file, or ``host:port``."""
-        at = self._listener.address
+        at = self._listener.getsockname()
         return at if isinstance(at, str) else f"{at[0]}:{at[1]}"
 
     def close(self) -> None:
         """Take what the ranks have sent, all of which have ended, and stop."""
-        with Client(self._listener.address, authkey=self._key) as last:
-            last.send(LAST)
+        os.eventfd_write(self._closing, 1)
         self._acceptor.join()
+        os.close(self._closing)
+        self._listener.close()
         for receiver, caller in self._receivers:
             receiver.join(_LAST_WORDS)
             if receiver.is_alive():
@@ -135,26 +144,34 @@ class _Inbox:
                 with contextlib.suppress(OSError), socket.socket(fileno=os.dup(caller.fileno())) as connection:
                     connection.shutdown(socket.SHUT_RDWR)
                 receiver.join()
-        self._listener.close()
 
     def _accept(self) -> None:
-        while True:
-            try:
-                caller = self._listener.accept()
-                rank = caller.recv()
-            except (AuthenticationError, EOFError, OSError):
-                continue  # the key was wrong, or the rank died half way
-            if rank == LAST:
-                caller.close()
-                return
-            receiver = threading.Thread(target=self._serve, args=(rank, caller), daemon=True)
-            receiver.start()
-            self._receivers.append((receiver, caller))
+        poll = select.poll()
+        for descriptor in (self._listener.fileno(), self._closing):
+            poll.register(descriptor, select.POLLIN)
+        while self._listener.fileno() in dict(poll.poll()):  # what has connected before the end is taken first
+            with contextlib.suppress(OSError):  # the caller has hung up already
+                caller = Connection(_with_timeout(self._listener.accept()[0], _SECONDS_TO_GREET).detach())
+                receiver = threading.Thread(target=self._serve, args=(caller,), daemon=True)
+                receiver.start()
+                self._receivers.append((receiver, caller))
 
-    def _serve(self, rank: int, caller: Any) -> None:
-        with caller, contextlib.suppress(EOFError, OSError):  # a rank that dies: the job reports how
+    def _serve(self, caller: Connection[Any, Any]) -> None:
+        # The key was wrong, or the rank has died: the job reports how.
+        with caller, contextlib.suppress(AuthenticationError, EOFError, OSError):
+            deliver_challenge(caller, self._key)
+            answer_challenge(caller, self._key)
+            rank = caller.recv()
+            _with_timeout(socket.socket(fileno=os.dup(caller.fileno())), 0).close()
             caller.send(self._work)
             self.outcomes[rank] = caller.recv()
+
+
+def _with_timeout(connection: socket.socket, seconds: int) -> socket.socket:
+    """``connection``, whose receives and sends fail after so many ``seconds``; 0: never."""
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", seconds, 0))
+    return connection
 
 
 def _results(outcomes: Mapping[int, Outcome], size: int, code: int, job: Job) -> list[Any]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -22,6 +24,9 @@ from ring_notebook.launch.launchers.srun import Srun
 
 __all__ = ["find_launcher"]
 
+_MPICH = "HYDRA build details"
+"""What the mpiexec of MPICH prints first with --version."""
+_SECONDS_TO_ANSWER = 20.0
 # Launchers by what they print first with --version. Hydra, which many vendors build, comes last.
 _LAUNCHERS: tuple[tuple[str, type[Launcher]], ...] = (
     (r".*\((Open MPI|OpenRTE|PRRTE)\)", OpenMPI),
@@ -38,9 +43,11 @@ def find_launcher(hosts: Sequence[Host] = (), min_np: int = 0, mpi_args: Sequenc
     ``min_np``.
 
     Raises MPIMissingError when there is none, when it does not run, and when it belongs to another MPI than
-    mpi4py loads: each rank would be a job of size 1.
+    mpi4py loads: each rank would be a job of size 1. Raises ValueError for ``mpi_args`` of an elastic job.
     """
     if min_np:
+        if mpi_args:
+            raise ValueError("an elastic job of one host starts without mpiexec; leave out the options for mpiexec")
         return Local(min_np=min_np)
     beside = Path(sys.executable).with_name("mpiexec")
     path = config().mpiexec or (str(beside) if beside.exists() else shutil.which("mpiexec"))
@@ -49,10 +56,11 @@ def find_launcher(hosts: Sequence[Host] = (), min_np: int = 0, mpi_args: Sequenc
             "no mpiexec beside this Python or on the PATH; "
             "`pip install mpich`, or set RING_MPIEXEC to your site's mpiexec or srun"
         )
-    launcher = _kind(path)(path)
-    own = path == str(beside) and not config().mpiexec
-    if own and launcher.mpis == Local.mpis and only_here(hosts) and not mpi_args:
+    said = _version(path)
+    # Other MPIs whose mpiexec is a Hydra, such as Intel's, need not be what our supervisor knows.
+    if path == str(beside) and not config().mpiexec and said.startswith(_MPICH) and only_here(hosts) and not mpi_args:
         return Local()
+    launcher = next(kind for pattern, kind in _LAUNCHERS if re.match(pattern, said))(path)
     if path != str(beside) and (loaded := loaded_mpi()) not in launcher.mpis:
         mpis = " or ".join(launcher.mpis)
         raise MPIMissingError(
@@ -63,9 +71,19 @@ def find_launcher(hosts: Sequence[Host] = (), min_np: int = 0, mpi_args: Sequenc
 
 
 @lru_cache(maxsize=8)
-def _kind(path: str) -> type[Launcher]:
+def _version(path: str) -> str:
+    """What the launcher at ``path`` says of itself."""
+    command = [path, "--version"]
     try:
-        said = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=False).stdout
+        # In a file: a pipe would be waited for while a child of a launcher that hangs has it.
+        with tempfile.TemporaryFile("w+", errors="replace") as said:
+            subprocess.run(command, stdout=said, stderr=subprocess.DEVNULL, timeout=_SECONDS_TO_ANSWER, check=False)
+            said.seek(0)
+            return said.read()
+    except subprocess.TimeoutExpired:
+        why = f"`{path} --version` does not answer within {_SECONDS_TO_ANSWER:g} s"
+        raise MPIMissingError(f"{why}; set RING_MPIEXEC to your mpiexec or srun") from None
     except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN):
+            raise  # it is not the launcher's fault
         raise MPIMissingError(f"{path} does not run ({error}); set RING_MPIEXEC to your mpiexec or srun") from error
-    return next(kind for pattern, kind in _LAUNCHERS if re.match(pattern, said))

@@ -9,8 +9,8 @@ from pathlib import Path
 
 __all__ = ["too_many_ranks"]
 
-_FILES_PER_RANK = 6
-"""Open files of the supervisor: a socket, a status file, a process descriptor, two pipes and one to spare."""
+_FILES_PER_RANK = 7
+"""Open files of the supervisor: a socket, a status file, two pipes, two process descriptors and a selector."""
 _FILES_OF_SUPERVISOR = 24
 _THREADS_PER_RANK = 2
 """The rank itself, and the thread that passes its output on."""

@@ -20,7 +20,10 @@ def loaded_mpi() -> MPI:
     Raises MPIMissingError when it cannot load one.
     """
     code = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.get_vendor()[0])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    try:
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise MPIMissingError(f"mpi4py does not load an MPI library within {error.timeout:g} s") from None
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise MPIMissingError(f"mpi4py cannot load an MPI library ({reason}); `pip install mpich`")

@@ -80,13 +80,18 @@ class MpiConnections(Connections):
 
     def receive(self, rank: int) -> bool:
         try:
-            data = self._channels[rank].recv(_CAPACITY)
+            data = self._channels[rank].recv(_CAPACITY, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        try:
             replies = self._pmi.receive(rank, data)
-        except (OSError, ValueError):
+        except ValueError:
             return False
         for to, reply in replies.items():
-            with contextlib.suppress(OSError):
-                self._channels[to].sendall(reply)
+            with contextlib.suppress(OSError):  # it has exited, or it asks without end and reads no answer
+                self._channels[to].sendall(reply, socket.MSG_DONTWAIT)
         return bool(data)
 
     def exited(self, rank: int, how: str) -> None:

@@ -16,26 +16,19 @@ import sys
 import time
 
 from ring_notebook.hardware import oom_kills
-from ring_notebook.launch.supervisor.output_lines import carry, outlet
-from ring_notebook.launch.supervisor.parent_death import bind_to_parent
+from ring_notebook.launch.supervisor.outer_job import with_variables_of_job
+from ring_notebook.launch.supervisor.output_lines import carry
 from ring_notebook.launch.supervisor.rank_failure import RankFailure, report_failure
-from ring_notebook.launch.supervisor.start_error import explain_start
+from ring_notebook.launch.supervisor.rank_process import FORWARDED, end_children, send_signal, start_rank
+from ring_notebook.launch.supervisor.start_error import report_start_error
 from ring_notebook.preload import preloaded
 from ring_notebook.rank_status import StatusFile, rank_of_process
 from ring_notebook.rank_variables import variables_of_rank
 
-__all__ = ["FORWARDED", "main"]
+__all__ = ["main"]
 
-FORWARDED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that are passed on to the program."""
 LINGER = 1.0
 """Seconds that other ranks have to report, or to end with errors of their own, before MPI kills them."""
-
-
-def _leave_group(parent: int) -> None:
-    # mpiexec signals whole process groups; in a group of its own the program gets each signal once, from us.
-    os.setpgid(0, 0)
-    bind_to_parent(parent, signal.SIGKILL)
 
 
 def _hang_up(manager: int) -> None:
@@ -57,7 +50,6 @@ def _hang_up(manager: int) -> None:
 
 def main() -> None:
     """Run the program of ``sys.argv``, pass signals on to it, and end as it ends."""
-    parent = os.getpid()
     stopping = False
     oom_before = oom_kills()
 
@@ -65,8 +57,7 @@ def main() -> None:
         nonlocal stopping
         stopping = stopping or signum not in (signal.SIGUSR1, signal.SIGUSR2)
         if child is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(child.pid, signum)
+            send_signal(child, signum)
 
     child: subprocess.Popen[bytes] | None = None
     for signum in FORWARDED:
@@ -76,24 +67,24 @@ def main() -> None:
     # has them, such as a child that outlives the program. What other process managers need we do not know.
     manager = os.environ.get("PMI_FD", "")
     try:
-        child = subprocess.Popen(
+        # mpiexec signals whole process groups; in a group of its own the program gets each signal once, from us.
+        child = start_rank(
             sys.argv[1:],
+            with_variables_of_job(os.environ, variables_of_rank()) | preloaded() | status_file.variables,
+            None,
+            [int(manager)] if manager.isdigit() else [],
             close_fds=manager.isdigit(),
-            pass_fds=(int(manager),) if manager.isdigit() else (),
-            preexec_fn=lambda: _leave_group(parent),
-            env=os.environ | variables_of_rank() | preloaded() | status_file.variables,
-            stdout=outlet(1),
-            stderr=outlet(2),
         )
     except OSError as error:
-        code, reason = explain_start(sys.argv[1:], error=error) or (1, str(error))
-        os.write(2, f"ringrun: {reason}\n".encode())
+        code = report_start_error(sys.argv[1:], error)
         report_failure(RankFailure(rank_of_process(), socket.gethostname(), code, time.time()))
         sys.exit(code)
     output = carry(child)
     if stopping:  # a signal came before there was a child
         child.terminate()
     code = child.wait()
+    if stopping:
+        end_children(child.pid)
     status = status_file.read()
     left_early = not code and status.left_early
     if (code or left_early) and not stopping:

@@ -1,15 +1,21 @@
-"""Why a program cannot be started, in one line, and the exit code that shells use for it."""
+"""Why ranks cannot be started, in one line, and the exit code that shells use for it."""
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import shlex
 import shutil
 from collections.abc import Sequence
 
-__all__ = ["explain_start"]
+__all__ = ["NoProgramError", "explain_start", "report_start_error"]
 
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
+
+
+class NoProgramError(OSError):
+    """A rank cannot be started for a reason that lies in its program, not in this host."""
 
 
 def explain_start(
@@ -34,6 +40,20 @@ def explain_start(
         return _NOT_FOUND, f"there is no program {program!r} on the PATH{hint or f'; did you mean: ./{program}'}"
     if error is None:
         return None
-    if isinstance(error, FileNotFoundError):
+    if error.errno == errno.ENOENT:
         return _NOT_EXECUTABLE, f"the first line of {program} names an interpreter that does not exist{hint}"
     return _NOT_EXECUTABLE, f"{program} cannot be started: {error.strerror}{hint}"
+
+
+def report_start_error(program: Sequence[str], error: OSError) -> int:
+    """Write to stderr why a rank of ``program`` cannot be started, and return the exit code for it."""
+    code, reason = 1, f"this host cannot start the ranks: {error.strerror}"
+    if isinstance(error, NoProgramError):
+        code, reason = explain_start(program, error=error) or (code, reason)
+    elif error.errno == errno.EMFILE:
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        reason += f"; this process may have {files}, raise it with `ulimit -n`"
+    elif error.filename:
+        reason += f": {error.filename}"
+    os.write(2, f"ringrun: {reason}\n".encode())
+    return code

@@ -21,11 +21,16 @@ from collections.abc import Sequence
 
 from ring_notebook.hardware import oom_kills
 from ring_notebook.launch.supervisor.connections import Connections, MpiConnections, RendezvousConnections
-from ring_notebook.launch.supervisor.output_lines import Carrier, carry, outlet
-from ring_notebook.launch.supervisor.parent_death import bind_to_parent
+from ring_notebook.launch.supervisor.outer_job import with_variables_of_job, without_outer_job
+from ring_notebook.launch.supervisor.output_lines import Carrier, carry
 from ring_notebook.launch.supervisor.rank_failure import RankFailure, describe_exit, first_failure, report_failure
-from ring_notebook.launch.supervisor.rank_wrapper import FORWARDED
-from ring_notebook.launch.supervisor.start_error import explain_start
+from ring_notebook.launch.supervisor.rank_process import (
+    FORWARDED,
+    end_children,
+    send_signal,
+    start_rank,
+)
+from ring_notebook.launch.supervisor.start_error import report_start_error
 from ring_notebook.preload import preloaded
 from ring_notebook.rank_status import StatusFile
 from ring_notebook.rank_variables import loopback, rank_variables
@@ -38,14 +43,14 @@ GRACE = 5.0
 """Seconds that ranks have to end when an elastic job cannot continue, and after SIGTERM before SIGKILL."""
 STOPPING = 10.0
 """Seconds that ranks have to end after a signal: for a checkpoint, or a timeline."""
-_OF_OTHER_JOBS = ("PMI_", "PMIX_", "HYDI_", "OMPI_COMM_WORLD_", "RING_RANK", "RING_SIZE", "RING_RENDEZVOUS")
-"""Variables of the job that this process itself may be a rank of."""
 
 
 class Supervisor:
     """``program`` on ``n`` ranks of this host."""
 
     def __init__(self, program: Sequence[str], n: int, min_np: int = 0) -> None:
+        self._files = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (self._files[1], self._files[1]))  # several per rank
         self._n = n
         self._min_np = min_np
         self._failures: list[RankFailure] = []
@@ -63,12 +68,14 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._ranks: dict[int, subprocess.Popen[bytes]] = {}
         self._pidfds: dict[int, int] = {}
+        self._groups: list[int] = []
+        # A signal waits until it can be passed on to all ranks.
+        signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
         self._catch_signals()
-        self._files = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (self._files[1], self._files[1]))  # several per rank
         self._master = loopback()
         for rank in range(n):
             self._start(rank, program)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
         # Threads only now: what Popen runs between fork and exec may need a lock that one of them holds.
         self._output: list[Carrier] = [carry(process) for process in self._ranks.values()]
 
@@ -90,17 +97,12 @@ class Supervisor:
                 self._send(signal.SIGKILL if self._ending else signal.SIGTERM)
                 self._ending = True
         if self._ending:
-            self._end_group()
+            for group in self._groups:  # the program behind a shell script is a child of it
+                end_children(group)
         self._connections.close()
         for output in self._output:
             output.join()
         return self._exit_code()
-
-    def _end_group(self) -> None:
-        """End what ranks of a job that ends early have started: the program behind a shell script is such a process."""
-        if os.getpgrp() == os.getpid():  # else the group is that of another program
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            os.killpg(0, signal.SIGTERM)
 
     def _exit_code(self) -> int:
         if self._signal:
@@ -114,36 +116,27 @@ class Supervisor:
         return code if code > 0 else 128 - code
 
     def _start(self, rank: int, program: Sequence[str]) -> None:
-        parent = os.getpid()
-
-        def in_rank() -> None:
-            bind_to_parent(parent, signal.SIGKILL)
-            resource.setrlimit(resource.RLIMIT_NOFILE, self._files)
-
         ours, theirs = self._connections.pair(rank)
-        own = {name: value for name, value in os.environ.items() if not name.startswith(_OF_OTHER_JOBS)}
         with theirs:
-            self._ranks[rank] = subprocess.Popen(
-                program,
-                # As MPI has it: what ranks print comes when they do.
-                env={
-                    "PYTHONUNBUFFERED": "1",
-                    **self._connections.variables(rank, theirs),
-                    **own,
-                    **rank_variables(rank, self._n, rank, self._n, self._master),
-                    **preloaded(own),
-                    **self._status_files[rank].variables,
-                    **({"RING_MIN_NP": str(self._min_np)} if self._min_np else {}),
-                },
-                stdin=None if rank == 0 else subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                preexec_fn=in_rank,
-                stdout=outlet(1),
-                stderr=outlet(2),
-            )
+            environment = self._environment(rank, theirs)
+            stdin = None if rank == 0 else subprocess.DEVNULL
+            self._ranks[rank] = start_rank(program, environment, stdin, [theirs.fileno()], files=self._files)
+        self._groups.append(self._ranks[rank].pid)
         self._selector.register(ours, selectors.EVENT_READ, ("message", rank))
         self._pidfds[rank] = os.pidfd_open(self._ranks[rank].pid)
         self._selector.register(self._pidfds[rank], selectors.EVENT_READ, ("exit", rank))
+
+    def _environment(self, rank: int, channel: socket.socket) -> dict[str, str]:
+        own = without_outer_job(os.environ)
+        # As MPI has it: what ranks print comes when they do.
+        defaults = {"PYTHONUNBUFFERED": "1", **self._connections.variables(rank, channel)}
+        added = {name: value for name, value in defaults.items() if name not in own}
+        return {
+            **with_variables_of_job(own, added | rank_variables(rank, self._n, rank, self._n, self._master)),
+            **preloaded(own),
+            **self._status_files[rank].variables,
+            **({"RING_MIN_NP": str(self._min_np)} if self._min_np else {}),
+        }
 
     def _read_message(self, channel: object, rank: int) -> None:
         assert isinstance(channel, socket.socket)
@@ -212,7 +205,7 @@ class Supervisor:
 
     def _send(self, signum: int) -> None:
         for process in self._ranks.values():
-            process.send_signal(signum)
+            send_signal(process, signum)
 
     def _catch_signals(self) -> None:
         def pass_on(signum: int, _frame: object) -> None:
@@ -237,9 +230,7 @@ def main() -> None:
     try:
         supervisor = Supervisor(program, n, min_np)
     except OSError as error:
-        code, reason = explain_start(program, error=error) or (1, str(error))
-        os.write(2, f"ringrun: {reason}\n".encode())
-        sys.exit(code)
+        sys.exit(report_start_error(program, error))
     sys.exit(supervisor.run())
 
 

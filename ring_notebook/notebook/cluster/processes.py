@@ -115,6 +115,7 @@ class Processes:
             self.stop()
             raise
         if self._error is not None:
+            self._thread.join()  # it ends what has started
             os.close(self._wake)
             raise self._error
 
@@ -122,9 +123,12 @@ class Processes:
     def launch(cls, directory: Path, n: int, hosts: Sequence[Host], keep: bool) -> Processes:
         """Start ``n`` engines; returns when they run, which is before they can be talked to.
 
-        Raises MPIMissingError before it starts anything.
+        Raises MPIMissingError, and ClusterError for more than this host can start, before it starts anything.
         """
-        find_launcher(hosts)
+        try:
+            find_launcher(hosts).command((), n, hosts)
+        except ValueError as error:
+            raise ClusterError(str(error)) from None
         return cls(_cluster(directory, hosts, keep), n)
 
     @classmethod

@@ -1,0 +1,87 @@
+"""The process of one rank: started in a group of its own, signaled as by a terminal, ended with its children."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from ring_notebook.launch.supervisor.output_lines import outlet
+from ring_notebook.launch.supervisor.parent_death import bind_to_parent
+from ring_notebook.launch.supervisor.start_error import NoProgramError
+
+__all__ = ["FORWARDED", "end_children", "end_session", "send_signal", "start_rank"]
+
+FORWARDED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that are passed on to the program."""
+_TO_ALL = (signal.SIGINT, signal.SIGQUIT, signal.SIGKILL)
+"""Signals that the program's children get too: those of a terminal's keys, and the one that nobody can pass on."""
+
+
+def start_rank(
+    program: Sequence[str],
+    environment: Mapping[str, str],
+    stdin: int | None,
+    descriptors: Sequence[int],
+    *,
+    close_fds: bool = True,
+    files: tuple[int, int] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start ``program``, which inherits ``descriptors``, with pipes for `carry`. It is killed when this process dies.
+
+    ``files`` are its limits of open files. Raises NoProgramError when the program is the reason, OSError else.
+    """
+    parent = os.getpid()
+
+    def in_rank() -> None:
+        os.setpgid(0, 0)
+        bind_to_parent(parent, signal.SIGKILL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+        if files is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, files)
+
+    try:
+        return subprocess.Popen(
+            program,
+            env=environment,
+            stdin=stdin,
+            stdout=outlet(1),
+            stderr=outlet(2),
+            pass_fds=descriptors,
+            close_fds=close_fds,
+            preexec_fn=in_rank,
+        )
+    except OSError as error:
+        if error.filename == program[0]:
+            raise NoProgramError(*error.args) from error
+        raise
+
+
+def send_signal(process: subprocess.Popen[bytes], signum: int) -> None:
+    """Send a signal to the program; Ctrl-C and SIGKILL reach its children too.
+
+    The others do not: what the program has started need not know SIGUSR1, and SIGTERM is the program's to handle.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        if signum in _TO_ALL and process.returncode is None:
+            os.killpg(process.pid, signum)
+        else:
+            process.send_signal(signum)
+
+
+def end_children(group: int) -> None:
+    """Send SIGTERM to what the program with process id ``group``, which has exited, leaves behind."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGTERM)
+
+
+def end_session(session: int) -> None:
+    """Kill every process of ``session``, which has a process group for each rank."""
+    for _ in range(2):  # a second time for what was started meanwhile
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError):
+                if os.getsid(int(name)) == session:
+                    os.kill(int(name), signal.SIGKILL)

@@ -1,0 +1,269 @@
+"""Jobs that start badly: signals while ranks start, hosts that lack something, launchers that hang, inner jobs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ring_notebook.config import config
+from ring_notebook.errors import ClusterError, MPIMissingError
+from ring_notebook.launch.launchers import find_launcher as finding
+from ring_notebook.launch.launchers import limits
+from ring_notebook.launch.launchers.find_launcher import find_launcher
+from ring_notebook.launch.supervisor.outer_job import ADDED, without_outer_job
+from ring_notebook.notebook.cluster.cluster import Cluster
+from ring_notebook.notebook.cluster.processes import EngineLauncher
+
+RINGRUN = [sys.executable, "-m", "ring_notebook.launch.cli"]
+LIMIT = 60.0
+
+
+def supervisor(setup: str, *arguments: str, shell: str = '"$@"') -> subprocess.CompletedProcess[str]:
+    """The supervisor in a process of its own, after ``setup``."""
+    code = f"from ring_notebook.launch.supervisor import connections, supervisor\n{setup}\nsupervisor.main()"
+    command = ["bash", "-c", shell, "bash", sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
+
+
+@pytest.mark.parametrize("min_np", ["0", "1"], ids=["mpi", "elastic"])
+def test_a_signal_that_comes_while_ranks_start_reaches_all_of_them(min_np: str) -> None:
+    """The first rank sends it; whoever does not get it sleeps for longer than the test may take."""
+    rank = "import os; raise SystemExit(int(os.environ.get('PMI_RANK') or os.environ['RING_RANK']))"
+    script = f'{sys.executable} -S -c "{rank}" && kill -TERM $PPID; exec sleep 1000'
+    slow_start = (
+        "import time; start = supervisor.start_rank\n"
+        "def later(*a, **k): process = start(*a, **k); time.sleep(0.2); return process\n"
+        "supervisor.start_rank = later; supervisor.STOPPING = 1000.0"
+    )
+    done = supervisor(slow_start, "4", min_np, "sh", "-c", script)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGTERM, "")
+
+
+@pytest.mark.parametrize(
+    ("setup", "shell", "min_np", "said"),
+    [
+        (
+            "import pathlib; connections.FOLDER = pathlib.Path('/no/such')",
+            '"$@"',
+            "0",
+            "this host cannot start the ranks: No such file or directory: /no/such/ring-",
+        ),
+        (
+            "",
+            'ulimit -n 40; "$@"',
+            "1",
+            "this host cannot start the ranks: Too many open files; this process may have 40, raise it with ",
+        ),
+    ],
+    ids=["no shared memory", "descriptors"],
+)
+def test_what_this_host_lacks_is_not_blamed_on_the_program(setup: str, shell: str, min_np: str, said: str) -> None:
+    done = supervisor(setup, "8", min_np, "/bin/sleep", "100", shell=shell)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"ringrun: {said}")
+    assert len(done.stderr.splitlines()) == 1
+    assert "sleep" not in done.stderr
+
+
+def test_as_many_ranks_as_the_limits_allow_start() -> None:
+    """The count of descriptors for each rank is the true one."""
+    code = "from mpi4py import MPI; MPI.COMM_WORLD.Barrier()"
+    shell = 'ulimit -n 66; "$@"; echo $?'
+    for n, code_of_job in ((6, "0"), (7, "2")):
+        command = ["bash", "-c", shell, "bash", *RINGRUN, "-np", str(n), "python", "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
+        assert done.stdout == f"{code_of_job}\n", done.stderr
+
+
+def test_few_descriptors_are_said_in_words() -> None:
+    command = ["bash", "-c", 'ulimit -Sn 8; "$@"', "bash", *RINGRUN, "--elastic", "-np", "2", "true"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
+    assert done.returncode == 2
+    (line,) = [line for line in done.stderr.splitlines() if "error:" in line]
+    assert line.endswith("this process may open too few files, raise `ulimit -n`")
+
+
+@pytest.mark.parametrize(
+    ("said", "own"),
+    [("HYDRA build details:", True), ("Intel(R) MPI Library for Linux* OS, Version 2021.15", False)],
+)
+def test_only_the_wheel_of_mpich_is_replaced(
+    said: str, own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mpiexec = tmp_path / "mpiexec"
+    mpiexec.write_text(f"#!/bin/sh\necho '{said}'\n")
+    mpiexec.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.delenv("RING_MPIEXEC", raising=False)
+    assert (type(find_launcher()).__name__ == "Local") is own
+
+
+def test_a_launcher_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when it has started something that has its output."""
+    mpiexec = tmp_path / "mpiexec"
+    mpiexec.write_text("#!/bin/sh\nsleep 3 & wait\n")
+    mpiexec.chmod(0o755)
+    monkeypatch.setattr(finding, "_SECONDS_TO_ANSWER", 0.2)
+    with pytest.raises(MPIMissingError, match=r"mpiexec --version` does not answer within 0.2 s; set RING_MPIEXEC"):
+        finding._version(str(mpiexec))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--elastic", "--reset-limit", "-1", "-H", "a:1,b:1"], "--reset-limit must be at least 0, got -1"),
+        (["--elastic", "--mpi-args=-v"], "an elastic job of one host starts without mpiexec"),
+    ],
+)
+def test_options_that_can_have_no_effect_are_refused(arguments: list[str], words: str) -> None:
+    command = [*RINGRUN, "-np", "2", *arguments, "true"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
+    assert done.returncode == 2
+    assert words in done.stderr.splitlines()[-1]
+
+
+def test_a_cluster_that_is_too_large_is_refused_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "_processes", lambda: 6)
+    with pytest.raises(ClusterError, match="5 ranks are more than this host can start: at most 3"):
+        Cluster(5).start()
+
+
+def test_a_cluster_whose_engines_do_not_start_has_ended_when_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its controller, which had started."""
+
+    def fail(_: object) -> list[str]:
+        raise OSError("no engines today")
+
+    monkeypatch.setenv("RING_RUNS_DIR", str(tmp_path / "runs"))
+    config.cache_clear()
+    monkeypatch.setattr(EngineLauncher, "find_args", fail)
+    with pytest.raises(OSError, match="no engines today"):
+        Cluster(2).start()
+    assert "ring-cluster" not in [thread.name for thread in threading.enumerate()]
+    names = [" ".join(child.cmdline()) for child in psutil.Process().children() if child.status() != "zombie"]
+    config.cache_clear()
+    assert [name for name in names if "controller" in name] == []
+
+
+SHOW = "import json, os; os.write(1, json.dumps(dict(os.environ)).encode() + b'\\n')"
+OF_ONE_JOB = ("PMI_", "RING_RANK", "RING_SIZE", "RING_RENDEZVOUS", "RING_MIN_NP", "RING_STATUS_FILE", "UCX_", ADDED)
+
+
+def names_of_a_job(environment: str) -> set[str]:
+    return {name for name in json.loads(environment) if name.startswith(OF_ONE_JOB)}
+
+
+@pytest.mark.parametrize("outer", [[], ["--elastic"]], ids=["mpi", "elastic"])
+def test_a_job_within_a_rank_inherits_nothing_of_the_outer_one(outer: list[str], tmp_path: Path) -> None:
+    """Ranks of our supervisor have what theirs have anywhere, and a site's launcher gets none of it."""
+    mpiexec = tmp_path / "mpiexec"
+    mpiexec.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exit\nexec {sys.executable} -c {shlex.quote(SHOW)}\n')
+    mpiexec.chmod(0o755)
+
+    def shown(*command: str) -> str:
+        done = subprocess.run([*RINGRUN, *command], capture_output=True, text=True, timeout=LIMIT, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    job = [*RINGRUN, "-np", "1", "python", "-c", SHOW]
+    assert names_of_a_job(shown(*outer, "-np", "1", *job)) == names_of_a_job(shown(*job[len(RINGRUN) :]))
+    site = ["env", f"RING_MPIEXEC={mpiexec}", *RINGRUN, "-np", "2", "-H", "a:1,b:1", "true"]
+    assert names_of_a_job(shown(*outer, "-np", "1", *site)) == set()
+
+
+def test_variables_that_the_user_has_set_reach_a_job_within_a_job() -> None:
+    outer = {"UCX_TLS": "tcp,self", "UCX_POSIX_DIR": "/dev/shm/x", ADDED: "UCX_POSIX_DIR", "PMI_RANK": "1", "A": "b"}
+    assert without_outer_job(outer) == {"UCX_TLS": "tcp,self", "A": "b"}
+
+
+SCRIPT = """\
+#!/bin/sh
+{python} -c "import signal, time
+signal.signal(signal.SIGTERM, lambda *_: (print('ended by', 15, flush=True), exit()))
+print('ready', flush=True); time.sleep(100)"
+true
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_program_behind_a_script_ends_with_its_wrapper(signum: signal.Signals, tmp_path: Path) -> None:
+    """As ranks of mpiexec and srun have one."""
+    script = tmp_path / "train.sh"
+    script.write_text(SCRIPT.format(python=sys.executable))
+    script.chmod(0o755)
+    wrapper = [sys.executable, "-m", "ring_notebook.launch.supervisor.rank_wrapper", str(script)]
+    with subprocess.Popen(wrapper, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as rank:
+        assert rank.stdout is not None
+        assert rank.stdout.readline() == "ready\n"
+        rank.send_signal(signum)
+        said = rank.communicate(timeout=LIMIT)[0]
+    assert said == ("ended by 15\n" if signum == signal.SIGTERM else "")
+
+
+def test_a_terminal_that_has_gone_is_no_failure() -> None:
+    """As for any reader that has gone: an elastic job continues, and what it would have said is lost."""
+    ours, theirs = os.openpty()
+    code = "import os; from ring_notebook.core import world; world.init(); os._exit(world.current().rank)"
+    with open(theirs, "wb") as terminal:
+        job = subprocess.Popen([*RINGRUN, "--elastic", "-np", "2", "python", "-c", code], stderr=terminal)
+    os.close(ours)
+    assert job.wait(LIMIT) == 0
+
+
+def test_a_second_stop_kills_a_function_that_ignores_the_first(tmp_path: Path) -> None:
+    """No rank is left then; the first stop alone gives the ranks time to end."""
+    code = """
+import contextlib, os, signal, threading, time
+from ring_notebook.launch import job
+from ring_notebook.launch.run_function import run
+job.GRACE = 1000.0
+def stubborn():
+    import os, signal, time
+    signal.signal(signal.SIGINT, signal.SIG_IGN); signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    open(f"{folder}/{os.getpid()}", "w").close(); time.sleep(1000)
+def stop():
+    while len(os.listdir(folder)) < 2: time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGINT); time.sleep(1); os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=stop, daemon=True).start()
+try:
+    run(stubborn, n=2)
+except KeyboardInterrupt:
+    def alive(name):
+        with contextlib.suppress(OSError):
+            return open(f"/proc/{name}/stat").read().rpartition(")")[2].split()[0] != "Z"
+    until = time.monotonic() + 5  # no more than a moment; the first stop alone takes twice as long
+    while any(map(alive, os.listdir(folder))) and time.monotonic() < until: time.sleep(0.05)
+    print(list(filter(alive, os.listdir(folder))))
+"""
+    command = [sys.executable, "-c", f"folder = {str(tmp_path)!r}\n{code}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
+    assert done.stdout == "[]\n", done.stderr
+
+
+def test_a_caller_that_says_nothing_does_not_hold_up_the_ranks_of_run(tmp_path: Path) -> None:
+    """On several hosts anybody can connect to the port."""
+    code = """
+import socket
+from ring_notebook.launch import run_function
+start = run_function.Job
+def with_a_silent_caller(program, n, hosts, env, *rest):
+    address = next(value for name, value in env.items() if name == run_function.ADDRESS)
+    callers.append(socket.socket(socket.AF_UNIX)); callers[0].connect(address)
+    return start(program, n, hosts, env, *rest)
+callers = []
+run_function.Job = with_a_silent_caller
+print(run_function.run(lambda: 7, n=2))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT, check=False)
+    assert done.stdout == "[7, 7]\n", done.stderr
