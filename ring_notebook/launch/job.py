@@ -22,7 +22,14 @@ from ring_notebook.launch.merge_traces import Traces
 from ring_notebook.launch.supervisor.outer_job import without_outer_job
 from ring_notebook.launch.supervisor.output_lines import SOON, Carrier, pieces
 from ring_notebook.launch.supervisor.parent_death import wrap
-from ring_notebook.launch.supervisor.rank_failure import RankFailure, describe_exit, first_failure, split_reports
+from ring_notebook.launch.supervisor.rank_failure import (
+    RankFailure,
+    describe_exit,
+    exit_code,
+    first_failure,
+    job_exit_code,
+    split_reports,
+)
 from ring_notebook.launch.supervisor.rank_process import end_session
 from ring_notebook.launch.supervisor.supervisor import STOPPING
 from ring_notebook.rank_variables import MASTER
@@ -120,14 +127,11 @@ class Job:
         self._take_rest()
         if problem := self._traces.merge():
             print_message(problem)
-        first = self.first_failure
         if self.ended_by:
             code = -self.ended_by
         elif self.failures and not self._elastic:
-            code = 0 if first is None else first.code or 1
-        if code == 0 and self._output_error:
-            return 1
-        return code if code >= 0 else 128 - code
+            code = job_exit_code(self.failures, self._n)
+        return exit_code(code) or int(bool(self._output_error))
 
     @property
     def first_failure(self) -> RankFailure | None:

@@ -69,8 +69,7 @@ class PmiServer:
             self._at_barrier.clear()
             return dict.fromkeys(range(self._size), "cmd=barrier_out rc=0")
         if command == "abort":
-            code = fields.get("exitcode", "")
-            self.aborted[rank] = int(code) if code.isdigit() else 1
+            self.aborted[rank] = _abort_code(fields.get("exitcode", ""))
             return {}
         return {rank: self._reply(rank, command, fields, value)}
 
@@ -104,3 +103,11 @@ class PmiServer:
             return {}
         self._in_spawn.discard(rank)
         return {rank: "cmd=spawn_result rc=-1 status=1"}
+
+
+def _abort_code(text: str) -> int:
+    """The exit code that a rank asks for, as the 8 bits that a process has for it; 1 where these would say success."""
+    try:
+        return int(text) & 0xFF or 1
+    except ValueError:
+        return 1

@@ -7,15 +7,29 @@ import json
 import os
 import re
 import signal
+import socket
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-__all__ = ["RankFailure", "describe_exit", "first_failure", "report_failure", "signal_name", "split_reports"]
+from ring_notebook.hardware import oom_kills
+from ring_notebook.rank_status import RankStatus
 
-# A report is one line between two record separators, which programs may print too.
-_REPORT = re.compile(rb"\x1e(\{[^\x1e\n]{,4096}\})\x1e\r?\n?")
-_UNFINISHED = re.compile(rb"\x1e(\{[^\x1e\n]{,4096})?\Z")
+__all__ = [
+    "RankFailure",
+    "describe_exit",
+    "exit_code",
+    "first_failure",
+    "job_exit_code",
+    "report_failure",
+    "signal_name",
+    "split_reports",
+]
+
+# A report is one line between two record separators, which programs may print too. A terminal adds the \r.
+_REPORT = re.compile(rb"\x1e(\{[^\x1e\n]{,4096}\})\x1e\r?\n")
+_UNFINISHED = re.compile(rb"\x1e(\{[^\x1e\n]{,4096}(\}\x1e\r?)?)?\Z")
 _KINDS: dict[str, type | tuple[type, ...]] = {
     "rank": int,
     "host": str,
@@ -41,6 +55,12 @@ class RankFailure:
     out_of_memory: bool = False
     aborted: bool = False
 
+    @classmethod
+    def of(cls, rank: int, code: int, status: RankStatus, oom_kills_before: int) -> RankFailure:
+        """The failure of a rank of this host that exits now with ``code`` and has reported ``status``."""
+        failed_at = status.failed_at(code) or time.time()
+        return cls(rank, socket.gethostname(), code, failed_at, oom_kills() > oom_kills_before, status.aborted)
+
 
 def signal_name(number: int) -> str:
     """SIGKILL for 9, and so on."""
@@ -60,15 +80,29 @@ def describe_exit(code: int) -> str:
     return f"killed by {name}{hint}"
 
 
-def first_failure(failures: Sequence[RankFailure], n: int) -> RankFailure | None:
+def first_failure(failures: Sequence[RankFailure], n: int = 0) -> RankFailure | None:
     """The rank of ``n`` that failed before all others; None when none has.
 
-    Ranks that others have aborted come after those, whatever the clocks of the hosts say. When all ranks exit with 0 in
-    the middle of the job, none has failed: no rank waited for them.
+    Ranks that others have aborted come after those, whatever the clocks of the hosts say. When all ``n`` ranks of a job
+    exit with 0 in the middle of it, none has failed: no rank waited for them.
     """
     if len(failures) == n and not any(failure.code for failure in failures):
         return None
     return min(failures, key=lambda failure: (failure.aborted, failure.time), default=None)
+
+
+def exit_code(code: int) -> int:
+    """What a shell shows for a subprocess return code: 128 + signal for a signal."""
+    return code if code >= 0 else 128 - code
+
+
+def job_exit_code(failures: Sequence[RankFailure], n: int) -> int:
+    """The exit code of a job of ``n`` ranks, all of which it needs: that of the first failure.
+
+    1 where that rank exited with 0 in the middle of the job.
+    """
+    first = first_failure(failures, n)
+    return 0 if first is None else exit_code(first.code or 1)
 
 
 def report_failure(failure: RankFailure) -> None:

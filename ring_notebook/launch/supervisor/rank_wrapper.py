@@ -77,7 +77,7 @@ def main() -> None:
         )
     except OSError as error:
         code = report_start_error(sys.argv[1:], error)
-        report_failure(RankFailure(rank_of_process(), socket.gethostname(), code, time.time()))
+        report_failure(RankFailure.of(rank_of_process(), code, status_file.read(), oom_before))
         sys.exit(code)
     output = carry(child)
     if stopping:  # a signal came before there was a child
@@ -88,11 +88,7 @@ def main() -> None:
     status = status_file.read()
     left_early = not code and status.left_early
     if (code or left_early) and not stopping:
-        failed_at = status.failed_at(code) or time.time()
-        out_of_memory = oom_kills() > oom_before
-        report_failure(
-            RankFailure(rank_of_process(), socket.gethostname(), code, failed_at, out_of_memory, status.aborted)
-        )
+        report_failure(RankFailure.of(rank_of_process(), code, status, oom_before))
     output.join()
     if (left_early or status.aborted) and not stopping:
         time.sleep(LINGER)

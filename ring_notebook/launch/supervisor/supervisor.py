@@ -23,7 +23,13 @@ from ring_notebook.hardware import oom_kills
 from ring_notebook.launch.supervisor.connections import Connections, MpiConnections, RendezvousConnections
 from ring_notebook.launch.supervisor.outer_job import with_variables_of_job, without_outer_job
 from ring_notebook.launch.supervisor.output_lines import Carrier, carry
-from ring_notebook.launch.supervisor.rank_failure import RankFailure, describe_exit, first_failure, report_failure
+from ring_notebook.launch.supervisor.rank_failure import (
+    RankFailure,
+    describe_exit,
+    exit_code,
+    job_exit_code,
+    report_failure,
+)
 from ring_notebook.launch.supervisor.rank_process import (
     FORWARDED,
     end_children,
@@ -106,14 +112,10 @@ class Supervisor:
 
     def _exit_code(self) -> int:
         if self._signal:
-            return 128 + self._signal
+            return exit_code(-self._signal)
         if self._min_np and not self._connections.error and self._n - len(self._failures) >= self._min_np:
             return 0
-        first = first_failure(self._failures, self._n)
-        if first is None:
-            return 0
-        code = first.code or 1
-        return code if code > 0 else 128 - code
+        return job_exit_code(self._failures, self._n)
 
     def _start(self, rank: int, program: Sequence[str]) -> None:
         ours, theirs = self._connections.pair(rank)
@@ -175,10 +177,7 @@ class Supervisor:
 
     def _fail(self, rank: int, code: int) -> None:
         """Rank ``rank`` has failed: report it, and have the job end unless it can continue."""
-        status = self._status_files[rank].read()
-        failed_at = time.time() if self._min_np else status.failed_at(code) or time.time()
-        out_of_memory = oom_kills() > self._oom_kills
-        failure = RankFailure(rank, socket.gethostname(), code, failed_at, out_of_memory, status.aborted)
+        failure = RankFailure.of(rank, code, self._status_files[rank].read(), self._oom_kills)
         self._failures.append(failure)
         report_failure(failure)
         if self._kill_at is not None:

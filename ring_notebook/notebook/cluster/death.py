@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from ring_notebook.launch.supervisor.rank_failure import signal_name, split_reports
+from ring_notebook.launch.supervisor.rank_failure import first_failure, signal_name, split_reports
 from ring_notebook.notebook.record.run_files import read_text
 
 __all__ = ["Death", "explain", "not_started", "tail"]
@@ -35,9 +35,9 @@ def explain(ended: str, output: str, logs: Path) -> Death:
     if ended == "controller":
         return Death("the controller of the cluster died, and the engines were stopped")
     text, failures, _ = split_reports(output.encode())
-    if not failures:
+    first = first_failure(failures)
+    if first is None:
         return Death("the launcher of the engines died, and all engines with it", log=tail(output))
-    first = min(failures, key=lambda failure: failure.time)
     how = f"exited with code {first.code}"
     if first.code < 0:
         how = f"was killed by {signal_name(-first.code)}"
