@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +21,8 @@ SECRET = "token-of-the-first-user"
 TRIES = 200
 SECONDS = 20.0
 """Bound of the attack on a running job, however slow the machine."""
+SECONDS_OF_ALL = 1200.0
+"""Bound of 200 tries."""
 JOB = """
 import os, time, torch
 import ring_notebook.torch as ring
@@ -35,15 +40,15 @@ def _secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FIRST_USERS_TOKEN", SECRET)
 
 
-def attacked_for(seconds: float, intruder: Stranger, *folders: Path) -> dict[str, str]:
-    """What the intruder gets of all that is open, in up to 200 tries."""
+def attacked_for(seconds: float, intruder: Stranger, *folders: Path) -> tuple[dict[str, str], int]:
+    """What the intruder gets of all that is open, in up to 200 tries, and the number of tries."""
     deadline = time.monotonic() + seconds
     got: dict[str, str] = {}
-    for _ in range(TRIES):
+    tries = 0
+    while tries < TRIES and time.monotonic() < deadline:
         got |= intruder.attack(Exposed(*folders))
-        if time.monotonic() > deadline:
-            break
-    return got
+        tries += 1
+    return got, tries
 
 
 def test_the_attack_works_where_nothing_is_protected(intruder: Stranger, tmp_path: Path) -> None:
@@ -72,7 +77,7 @@ def test_a_cluster_that_runs(intruder: Stranger, records: Path) -> None:
             f"until = time.time() + {SECONDS + 10}\n"
             f"while time.time() < until:\n    print({SECRET!r}); ring.log(loss=1.0); time.sleep(0.02)"
         )
-        got = attacked_for(SECONDS / 4, intruder, records)
+        got, _ = attacked_for(SECONDS / 4, intruder, records)
         assert not run.done
         run.stop()
         assert cluster.pull("kept") == 42
@@ -105,7 +110,7 @@ def test_a_ringrun_job(options: list[str], intruder: Stranger, tmp_path: Path) -
     stop = tmp_path / "stop"
     command = [sys.executable, "-m", "ring_notebook.launch.cli", *options, "-np", "2", "python", "-c"]
     with subprocess.Popen([*command, JOB.format(stop=str(stop))], stdout=subprocess.PIPE, text=True) as job:
-        got = attacked_for(SECONDS / 2, intruder, tmp_path)
+        got, _ = attacked_for(SECONDS / 2, intruder, tmp_path)
         stop.touch()
         said, _ = job.communicate(timeout=60)
     assert job.returncode == 0
@@ -113,10 +118,51 @@ def test_a_ringrun_job(options: list[str], intruder: Stranger, tmp_path: Path) -
     assert got == {}
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["cluster", "job"])
+def test_200_tries(
+    kind: str, intruder: Stranger, records: Path, record_property: Callable[[str, object], None]
+) -> None:
+    """All of them, of a cluster and of a job that run: nothing read, nothing ended."""
+    stop = records.parent / "stop"
+    if kind == "cluster":
+        with Cluster(2) as cluster:
+            cluster.run(f"kept = 42; secret = {SECRET!r}").wait()
+            got, tries = attacked_for(SECONDS_OF_ALL, intruder, records)
+            assert cluster.pull("kept") == 42
+    else:
+        command = [sys.executable, "-m", "ring_notebook.launch.cli", "-np", "2", "python", "-c"]
+        with subprocess.Popen([*command, JOB.format(stop=str(stop))], stdout=subprocess.DEVNULL) as job:
+            got, tries = attacked_for(SECONDS_OF_ALL, intruder, records)
+            stop.touch()
+            assert job.wait(60) == 0
+    record_property("tries", tries)
+    assert (got, tries) == ({}, TRIES)
+
+
+def scanned() -> dict[str, str]:
+    """What listens on this machine according to ``ss``: address and port by process, of processes of ours."""
+    listed = subprocess.run(["ss", "-Hltnp"], capture_output=True, text=True, check=True).stdout
+    ours = {str(pid) for pid in Exposed().processes}
+    found = {}
+    for line in listed.splitlines():
+        pids = set(re.findall(r"pid=(\d+)", line))
+        if pids & ours:
+            found[line.split()[3]] = ", ".join(sorted(pids & ours))
+    return found
+
+
 def test_what_listens(records: Path) -> None:
-    """Loopback alone."""
-    with Cluster(2):
-        assert {address for address, _ in Exposed().listeners} <= {"127.0.0.1", "::1"}
+    """Loopback alone, and of a cluster nobody but its controller: MPI of its ranks listens nowhere."""
+    if shutil.which("ss") is None:
+        pytest.skip("NOT TESTED with a port scanner: `make test-deps` installs iproute2")
+    with Cluster(2) as cluster:
+        cluster.run("from mpi4py import MPI; assert MPI.COMM_WORLD.allreduce(1) == 2").wait()
+        found = scanned()
+        engines = {str(engine.pid) for engine in cluster.status()}
+    assert len(found) > 10
+    assert [address for address in found if not address.startswith("127.0.0.1:")] == []
+    assert set(", ".join(found.values()).split(", ")) & engines == set()
 
 
 def test_the_controller_lets_nobody_in(intruder: Stranger, records: Path) -> None:
