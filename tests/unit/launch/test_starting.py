@@ -157,7 +157,10 @@ def test_a_cluster_whose_engines_do_not_start_has_ended_when_that_is_said(
 
 
 SHOW = "import json, os; os.write(1, json.dumps(dict(os.environ)).encode() + b'\\n')"
-OF_ONE_JOB = ("PMI_", "RING_RANK", "RING_SIZE", "RING_RENDEZVOUS", "RING_MIN_NP", "RING_STATUS_FILE", "UCX_", ADDED)
+OF_ONE_JOB = (
+    *("PMI_", "RING_RANK", "RING_SIZE", "RING_RENDEZVOUS", "RING_MIN_NP", "RING_STATUS_FILE", "UCX_", ADDED),
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_", "GLOO_"),
+)
 
 
 def names_of_a_job(environment: str) -> set[str]:
