@@ -1,7 +1,8 @@
 """Every RING_* variable: typed, documented, checked and read once.
 
 Nothing else reads the environment for settings. The native core gets ``isa`` when it is loaded, and ``wire``, ``spin``,
-``inline``, ``segment`` and ``staging`` with each epoch (`ring_notebook.core.native`).
+``inline``, ``segment``, ``staging``, ``stall_warning`` and ``fusion_threshold`` with each epoch
+(`ring_notebook.core.native`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class Config:
     """RING_FRAMEWORK: the framework of cells that name none, whose face engines load when they start; empty: torch."""
 
     fusion_threshold: int = 64 * _MIB
-    """RING_FUSION_THRESHOLD (HOROVOD_FUSION_THRESHOLD): size of a gradient bucket, in bytes."""
+    """RING_FUSION_THRESHOLD (HOROVOD_FUSION_THRESHOLD): size of a gradient bucket, and of the operations with names
+    that are carried out as one, in bytes."""
 
     wire: Literal["", "float16", "bfloat16"] = ""
     """RING_WIRE: what float32 tensors above 64 KiB are rounded to while a sum or average carries them between hosts.
@@ -46,7 +48,8 @@ class Config:
     """RING_TIMEOUT: seconds after which a waiting collective raises CollectiveTimeout; 0 and ``inf`` wait for ever."""
 
     stall_warning: float = 10.0
-    """RING_STALL_WARNING: seconds without progress after which a run says who waits for whom."""
+    """RING_STALL_WARNING: seconds without progress after which a run says who waits for whom: a notebook's in its
+    panel, a script on standard error, once for an operation or name and never for 0."""
 
     spin: float = -1.0
     """RING_SPIN: microseconds that a wait spins before it sleeps; -1 chooses by ranks and cores."""

@@ -7,6 +7,7 @@
 #include "register.hpp"
 #include "released.hpp"
 #include "ring/communicator/communicator.hpp"
+#include "ring/communicator/named_lane.hpp"
 
 namespace py = pybind11;
 using ring::Communicator;
@@ -138,6 +139,7 @@ void register_communicator(py::module_& module) {
                  return Output{self.work};
              })
         .def("counts", [](const Handle& self) { return self.result().counts; })
+        .def("check_names", [](const Handle& self) { self.work->check_names(); })
         .def("last_joined", [](const Handle& self) { return self.result().last_joined; })
         .def("subgroup", [](const Handle& self) {
             const py::gil_scoped_release nogil;
@@ -294,6 +296,18 @@ void register_communicator(py::module_& module) {
                  self.close(signal_check());
              })
         .def("activity", &activity)
+        .def("named_wait",
+             [](const Communicator& self) -> py::object {
+                 const std::optional<ring::NamedWait> wait = self.named().wait();
+                 if (!wait) return py::none();
+                 return py::make_tuple(ring::to_string(wait->header.kind), std::string(wait->header.name),
+                                       wait->seconds, wait->missing);
+             })
+        .def("named_counts",
+             [](const Communicator& self) {
+                 const ring::NamedLane::Counts counts = self.named().counts();
+                 return py::make_tuple(counts.rounds, counts.names, counts.operations);
+             })
         .def("seconds_spent", [](const Communicator& self) { return 1e-9 * self.recorder().spent(); })
         .def(
             "record", [](const Communicator& self, std::size_t capacity) { self.recorder().start(capacity); },

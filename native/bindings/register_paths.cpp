@@ -9,6 +9,7 @@
 #include "ring/base/errors.hpp"
 #include "ring/collectives/inter_host/ring_plan.hpp"
 #include "ring/collectives/paths.hpp"
+#include "ring/communicator/fusion.hpp"
 
 namespace py = pybind11;
 using ring::Header;
@@ -21,8 +22,11 @@ ring::OpKind operation_called(const std::string& name) {
     throw ring::InvalidArgument("Header: there is no operation '" + name + "'");
 }
 
+// (joins called, [(name, joins before it)])
+using MemberNews = std::pair<std::uint64_t, std::vector<std::pair<std::string, std::uint64_t>>>;
+
 Header make_header(const std::string& operation, int dtype, int op, int device, bool is_inline, bool input_in_ring,
-                   bool output_in_ring, int root, int tensors) {
+                   bool output_in_ring, int root, int tensors, std::uint64_t count) {
     Header header;
     header.kind = operation_called(operation);
     header.dtype = enum_argument<ring::DType>("dtype", dtype, ring::kDTypes);
@@ -33,7 +37,7 @@ Header make_header(const std::string& operation, int dtype, int op, int device, 
     header.output = output_in_ring ? 0 : ring::kNowhere;
     header.root = root;
     header.tensors = tensors;
-    header.count = 1;
+    header.count = count;
     return header;
 }
 
@@ -46,7 +50,7 @@ void register_paths(py::module_& module) {
              py::arg("op") = static_cast<int>(ring::ReduceOp::Sum),
              py::arg("device") = static_cast<int>(ring::Device::Cpu), py::arg("is_inline") = false,
              py::arg("input_in_ring") = false, py::arg("output_in_ring") = false, py::arg("root") = 0,
-             py::arg("tensors") = 1);
+             py::arg("tensors") = 1, py::arg("count") = 1);
 
     py::class_<ring::Path>(module, "Path",
                            "One way to carry an operation out, with its costs; see collectives/paths.hpp.")
@@ -68,6 +72,44 @@ void register_paths(py::module_& module) {
         },
         py::arg("headers"), py::arg("hosts"),
         "The path of the operation that ranks 0, 1, ... on so many hosts have posted these headers for.");
+    module.def(
+        "fuse",
+        [](const std::vector<std::vector<Header>>& operations, std::uint64_t threshold) {
+            std::vector<ring::Ready> ready;
+            std::vector<int> ranks;
+            for (const std::vector<Header>& headers : operations) {
+                ready.push_back({{}, headers});
+                ranks.resize(headers.size());
+            }
+            return ring::plan_fusion(ready, ranks, threshold);
+        },
+        py::arg("operations"), py::arg("threshold"),
+        "Of operations that all ranks have posted these headers for by name, which are carried out as one.");
+    module.def(
+        "ready_names",
+        [](std::size_t size, const std::vector<std::vector<MemberNews>>& rounds) {
+            ring::NameTable table(size);
+            std::vector<std::vector<std::string>> all;
+            for (const auto& round : rounds) {
+                for (std::size_t member = 0; member < round.size(); ++member) {
+                    ring::News news;
+                    news.joins = round[member].first;
+                    for (const auto& [name, joins] : round[member].second) {
+                        ring::Post post;
+                        ring::set_name(post.header, name);
+                        post.joins = joins;
+                        news.posts.push_back(post);
+                    }
+                    table.add(member, news);
+                }
+                all.emplace_back();
+                for (const ring::Ready& one : table.take_ready()) all.back().push_back(one.key.name);
+            }
+            return all;
+        },
+        py::arg("size"), py::arg("rounds"),
+        "What is carried out after each round in which ranks 0, 1, ... tell how often they have called join, and the "
+        "names that they have posted, with how often all had joined before.");
     module.def(
         "chunk_range",
         [](std::uint64_t count, int size, int index, std::size_t item) {

@@ -32,6 +32,7 @@ Plan make_plan(std::uint64_t seed, std::uint64_t epoch, int ranks) {
         action.count = sizes[below(std::size(sizes))];
         action.root = static_cast<int>(below(plan.groups[action.group].size()));
         action.queued = below(2) == 0;
+        action.named = action.queued && below(2) == 0;
         plan.actions.push_back(action);
     }
 

@@ -15,6 +15,7 @@ struct Action {
     std::uint64_t count;  // elements of each rank; per rank of the group for reducescatter and alltoall
     int root;             // index in the group
     bool queued;
+    bool named;  // queued ones: in another order on each rank
 };
 
 // How an epoch ends before its plan does.

@@ -46,10 +46,13 @@ struct Rank::Open {
     std::unique_ptr<Tensor> input, output;
     std::shared_ptr<Communicator> communicator;
     std::shared_ptr<Work> work;
+    Request request;
 };
 
 Rank::Rank(Seat seat, std::uint64_t seed)
     : seat_(std::move(seat)), random_(seed * 1000 + static_cast<std::uint64_t>(seat_.rank)) {}
+
+Rank::~Rank() = default;
 
 void Rank::run(const Plan& plan, std::uint64_t epoch) {
     Communicator::Setup setup;
@@ -87,7 +90,8 @@ void Rank::run(const Plan& plan, std::uint64_t epoch) {
             }
             act(plan, i, open);
         }
-        settle(open, 0);
+        start_held(open);
+        settle(open, 0, true);
         groups_.front()->close(nullptr);
     } catch (const Aborted&) {
         if (plan.trouble.kind == Trouble::Kind::None) throw std::logic_error("aborted without a cause");
@@ -98,6 +102,7 @@ void Rank::run(const Plan& plan, std::uint64_t epoch) {
         if (plan.trouble.kind != Trouble::Kind::Mismatch) throw;
     } catch (const Interrupted&) {
     }
+    held_.clear();
     // Some operations may be under way: first the communicators go, which ends them, and then the tensors.
     groups_.clear();
     for (Open& one : open) one.communicator.reset();
@@ -139,7 +144,7 @@ void Rank::act(const Plan& plan, std::size_t index, std::vector<Open>& open) {
     const std::uint64_t own = action.kind == OpKind::Allgather
                                   ? action.count * static_cast<std::uint64_t>(group->index()) / size
                                   : action.count * (by_rank ? size : 1);
-    Open one{&action, index, group->ranks(), group->index(), own, nullptr, nullptr, group, nullptr};
+    Open one{&action, index, group->ranks(), group->index(), own, nullptr, nullptr, group, nullptr, {}};
     one.input = std::make_unique<Tensor>(seat_.domain, own, random_() % 2 == 0);
     one.output = std::make_unique<Tensor>(seat_.domain, own, random_() % 2 == 0);
     for (std::uint64_t i = 0; i < own; ++i) one.input->data()[i] = value(seat_.rank, index, i);
@@ -154,20 +159,39 @@ void Rank::act(const Plan& plan, std::size_t index, std::vector<Open>& open) {
         request.pieces.push_back({reinterpret_cast<const std::byte*>(one.input->data()),
                                   reinterpret_cast<std::byte*>(one.output->data()), own});
     ++operations_;
-    if (action.queued) {
+    if (action.named) {
+        request.name = "action " + std::to_string(index);
+        one.request = std::move(request);
+        held_.push_back(std::move(one));
+        if (random_() % 4 == 0) start_held(open);
+    } else if (action.queued) {
         one.work = group->start(std::move(request), kTimeout);
         open.push_back(std::move(one));
-        if (random_() % 4 == 0) settle(open, random_() % open.size());
+        if (random_() % 4 == 0) settle(open, random_() % open.size(), false);
     } else {
         one.work = group->run(std::move(request), kTimeout, nullptr);
         finish(one);
     }
 }
 
-void Rank::settle(std::vector<Open>& open, std::size_t leave) {
-    while (open.size() > leave) {
-        finish(open.front());
-        open.erase(open.begin());
+void Rank::start_held(std::vector<Open>& open) {
+    std::shuffle(held_.begin(), held_.end(), random_);
+    for (Open& one : held_) {
+        one.work = one.communicator->start(std::move(one.request), kTimeout);
+        open.push_back(std::move(one));
+    }
+    held_.clear();
+}
+
+// Those with names wait for what other ranks may have yet to start, so they are settled when nothing is held back.
+void Rank::settle(std::vector<Open>& open, std::size_t leave, bool named) {
+    for (auto one = open.begin(); one != open.end() && open.size() > leave;) {
+        if (named || !one->action->named) {
+            finish(*one);
+            one = open.erase(one);
+        } else {
+            ++one;
+        }
     }
 }
 

@@ -20,6 +20,7 @@ struct Seat {
 class Rank {
    public:
     Rank(Seat seat, std::uint64_t seed);
+    ~Rank();
     // Opens the epoch, carries the plan out until its end or its trouble, and leaves. Throws std::logic_error for a
     // wrong result, and for an error that the plan does not explain.
     void run(const Plan& plan, std::uint64_t epoch);
@@ -29,13 +30,15 @@ class Rank {
     struct Open;  // a queued operation whose result has yet to be checked
 
     void act(const Plan& plan, std::size_t index, std::vector<Open>& open);
+    void start_held(std::vector<Open>& open);
     void cause(const Trouble& trouble);
     void finish(Open& open);
-    void settle(std::vector<Open>& open, std::size_t leave);
+    void settle(std::vector<Open>& open, std::size_t leave, bool named);
 
     Seat seat_;
     std::mt19937_64 random_;
     std::vector<std::shared_ptr<Communicator>> groups_;
+    std::vector<Open> held_;  // with names, to be started in an order of this rank's own
     std::size_t operations_ = 0;
 };
 

@@ -30,6 +30,8 @@ def join(device: int = -1) -> int:
             # with all of them.
             mismatch = mismatch or error
     _joins += 1
+    if mismatch is None:
+        work.check_names()
     if mismatch is not None:
         raise mismatch
     return work.last_rank()

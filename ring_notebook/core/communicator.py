@@ -61,18 +61,26 @@ class Work:
         """Elements that came from each rank, in group order (allgather, alltoall)."""
         return self._native.counts()
 
+    def check_names(self) -> None:
+        """Raise the error of the first operation by name in which this rank, having joined, has no part (join)."""
+        self._native.check_names()
+
     def last_rank(self) -> int:
         """The group rank that joined last (join)."""
         return self._native.last_joined()
 
 
 class Communicator:
-    """The collectives of one group. Operations of one group match by order of issue and are checked by header.
+    """The collectives of one group.
 
     With ``blocking`` (the default) an operation has completed when the method returns; otherwise it is queued and
-    `Work.wait` waits for it. Every method raises CollectiveMismatch on every rank when the ranks do not call the same
-    thing, CollectiveAborted when another rank failed, left or died, CollectiveTimeout past ``RING_TIMEOUT``, ValueError
-    for arguments that cannot be right, and KeyboardInterrupt when this process is interrupted while it waits.
+    `Work.wait` waits for it. Operations match by order of issue and are checked by header. Those that are queued with
+    a ``name`` match by that instead, in whatever order each rank starts them, beside the others; small sums that are
+    ready together are carried out as one. ValueError while one of that name is under way.
+
+    Every method raises CollectiveMismatch on every rank when the ranks do not call the same thing, CollectiveAborted
+    when another rank failed, left or died, CollectiveTimeout past ``RING_TIMEOUT``, ValueError for arguments that
+    cannot be right, and KeyboardInterrupt when this process is interrupted while it waits.
     """
 
     rank: int
@@ -304,14 +312,34 @@ class Communicator:
 
         One dict per rank: ``rank``, ``state`` ("idle", "waiting", "moving", "left"), ``operation``, ``name``,
         ``sequence``, ``seconds`` (in that state) and ``missing``, the ranks that it waits for. A rank that works in a
-        smaller group is shown with what it does there.
+        smaller group is shown with what it does there. Of operations that it has started by name, this rank is shown
+        with the one that has waited for longest; these have ``sequence`` 0.
         """
         entries = {entry["rank"]: entry for entry in _with_missing(self._native.activity())}
+        own = self._named_wait()
+        if own is not None and entries[own["rank"]]["state"] == "idle":
+            entries[own["rank"]] = own
         for child in filter(None, [known() for known in self._children]):
             for entry in child.snapshot():
                 if entry["state"] in ("waiting", "moving") and entry["rank"] in entries:
                     entries[entry["rank"]] = entry
         return list(entries.values())
+
+    def _named_wait(self) -> dict[str, Any] | None:
+        wait = self._native.named_wait()
+        if wait is None:
+            return None
+        fields = ("operation", "name", "seconds", "missing")
+        own = {"rank": self.ranks[self.rank], "state": "waiting", "sequence": 0}
+        return {**own, **dict(zip(fields, wait, strict=True))}
+
+    def named_counts(self) -> dict[str, int]:
+        """What has become of operations that were started with a name, so far.
+
+        ``names`` that all ranks had started, ``operations`` that carried them out (fewer where some were fused), and
+        ``rounds`` in which the ranks agreed on them.
+        """
+        return dict(zip(("rounds", "names", "operations"), self._native.named_counts(), strict=True))
 
     def seconds_spent(self) -> float:
         """How long callers of this rank have been in operations of the epoch, waiting for other ranks included."""
@@ -328,8 +356,9 @@ class Communicator:
         """The events of the recording that have not been returned yet; with ``end`` it ends.
 
         Each is (begin, end, phase, operation, name, sequence, bytes, group, last): nanoseconds of the monotonic clock;
-        the phases are "queued", "packing", "waiting", "moving" (reducing too) and "sending"; ``group`` numbers the
-        groups of the epoch, 0 being all ranks; ``last`` is the global rank that came last to what was waited for, -1
+        the phases are "queued", "negotiating" (until all ranks had started the name), "packing", "waiting", "moving"
+        (reducing too) and "sending"; ``group`` numbers the groups of the epoch, 0 being all ranks, with 65536 added for
+        their operations by name; ``last`` is the global rank that came last to what was waited for, -1
         where nobody waited.
         """
         return self._native.recorded(end)

@@ -31,6 +31,10 @@ class Core(Protocol):
     def buffer_info(self, data: object) -> tuple[int, tuple[int, ...], str, bool]: ...
     def choose(self, headers: Sequence[_core.Header], hosts: int) -> _core.Path: ...
     def chunk_range(self, count: int, size: int, index: int, item: int) -> tuple[int, int]: ...
+    def fuse(self, operations: Sequence[Sequence[_core.Header]], threshold: int) -> list[list[int]]: ...
+    def ready_names(
+        self, size: int, rounds: Sequence[Sequence[tuple[int, Sequence[tuple[str, int]]]]]
+    ) -> list[list[str]]: ...
     def control_group_left(self, root: str, group: str) -> int: ...
     def isa(self) -> str: ...
     def memory_left(self) -> int: ...
@@ -75,8 +79,8 @@ def select_instructions(module: Core, asked: str) -> None:
         warn(f"RING_ISA={asked}: this processor has no {asked}; {used} is used", RuntimeWarning, stacklevel=3)
 
 
-def options() -> _core.Options:
-    """The settings of an epoch."""
+def options(*, warns: bool = True) -> _core.Options:
+    """The settings of an epoch. ``warns`` where standard error is to say which operations wait for long."""
     settings = config()
     return core().Options(
         wire=settings.wire,
@@ -84,4 +88,6 @@ def options() -> _core.Options:
         inline_bytes=settings.inline,
         segment_bytes=settings.segment,
         spin=settings.spin,
+        stall_warning=settings.stall_warning if warns else 0.0,
+        fusion_threshold=settings.fusion_threshold,
     )

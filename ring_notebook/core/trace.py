@@ -6,7 +6,8 @@ The events' clock is the host's monotonic one; each rank adds what the wall cloc
 host agree to about a microsecond and ranks of several hosts as well as their clocks do.
 
 A rank is a process of the trace and a group is a thread of it: a group carries out one operation at a time, so its
-phases follow one another. Operations that are queued overlap, and are shown as asynchronous events.
+phases follow one another; what a group does by name is a thread of its own. Operations that are queued, or wait until
+all ranks have started their name, overlap: they are shown as asynchronous events.
 """
 
 from __future__ import annotations
@@ -156,8 +157,8 @@ def _trace(
             "tid": group,
             "args": arguments,
         }
-        if phase == "queued":
-            event["id"] = f"{rank}.{group}.{sequence}.{begin}"
+        if phase in ("queued", "negotiating"):
+            event["id"] = f"{rank}.{group}.{sequence}.{begin}.{name}"
             trace += [{**event, "ph": "b"}, {**event, "ph": "e", "ts": (end + ahead) / 1000}]
         else:
             trace.append({**event, "ph": "X", "dur": (end - begin) / 1000})

@@ -207,7 +207,7 @@ def _open(place: Place, ranks: list[int], epoch: int, run: str | None) -> World:
         addresses=ranks if spans else [],
         timeout=config().timeout,
         run=_run_number,
-        options=options(),
+        options=options(warns=run is None),  # a notebook's panel says it
     )
     _world = World(topology, Communicator(native, place.domain), tuple(ranks), run)
     return _world

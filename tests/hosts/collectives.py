@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -148,6 +150,39 @@ def check_groups() -> None:
     assert ring.join() == 0
 
 
+def check_names() -> None:
+    """Forty names in an order of each rank's own, beside sums without one, one that does not match, then a join."""
+    rank, size = ring.rank(), ring.size()
+    before = world.current().communicator.named_counts()
+    order = list(range(40))
+    random.Random(rank).shuffle(order)
+    handles: dict[int | str, Any] = {}
+    for number in order:
+        tensor = torch.full((10 ** (number % 6),), float(rank + number))
+        handles[number] = ring.allreduce_async(tensor, op=ring.Sum, name=f"gradient {number}")
+        if number % 10 == rank % 10:
+            handles["rows"] = ring.allgather_async(torch.full((rank + 1,), rank), name="rows")
+            handles["wrong"] = ring.broadcast_async(torch.zeros(3 + (rank == size - 1)), 0, name="wrong")
+            break
+    assert ring.allreduce(torch.ones(2), op=ring.Sum)[0] == size
+    for number in order[len(handles) - 2 :]:
+        tensor = torch.full((10 ** (number % 6),), float(rank + number))
+        handles[number] = ring.allreduce_async(tensor, op=ring.Sum, name=f"gradient {number}")
+    for number in range(40):
+        expected = float(sum(range(size)) + number * size)
+        assert torch.equal(ring.synchronize(handles[number]), torch.full((10 ** (number % 6),), expected))
+    rows = [r for r in range(size) for _ in range(r + 1)]
+    assert ring.synchronize(handles["rows"]).tolist() == rows
+    if size > 1:
+        with pytest.raises(CollectiveMismatch, match=rf"rank {size - 1}: broadcast 'wrong' float32 \[4\]"):
+            ring.synchronize(handles["wrong"])
+    counts = world.current().communicator.named_counts()
+    assert counts["operations"] - before["operations"] < counts["names"] - before["names"] == 42
+    own = ring.allreduce_async(torch.ones(3), op=ring.Sum, name=f"of rank {rank} alone")
+    ring.join()
+    assert ring.synchronize(own).tolist() == [1.0] * 3
+
+
 def check_mismatch() -> None:
     for count in (4, 40_000):
         with pytest.raises(CollectiveMismatch, match=rf"rank {ring.size() - 1}: allreduce sum .* \[{count + 1}\]"):
@@ -180,6 +215,7 @@ def main() -> None:
     check_fused_options()
     check_adasum()
     check_groups()
+    check_names()
     check_mismatch()
     for operation in (ring.barrier, lambda: ring.allreduce(torch.ones(100_000)), lambda: ring.allgather(torch.ones(3))):
         check_end(lambda: world.abort("rank 9 raised ValueError: bad"), "raised ValueError: bad", operation)

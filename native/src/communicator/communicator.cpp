@@ -1,14 +1,19 @@
 // The queue of a group's operations: who carries them out, who waits for them, and how the group is left.
 #include "ring/communicator/communicator.hpp"
 
+#include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "collectives/inter_host/header_exchange.hpp"
 #include "ring/base/text.hpp"
+#include "ring/communicator/named_lane.hpp"
 #include "ring/communicator/progress.hpp"
 
 namespace ring {
 namespace {
+
+constexpr int kLaneNumber = 1 << 16;  // above the numbers of groups
 
 std::exception_ptr dropped(const std::string& who, const Work& work) {
     return std::make_exception_ptr(Aborted(who + ": " + work.describe() + " was dropped with its communicator"));
@@ -23,19 +28,28 @@ Communicator::Communicator(std::vector<int> ranks, int index, std::shared_ptr<Ho
       fabric_(std::move(fabric)),
       topology_{std::move(ranks), fabric_ ? fabric_->hosts() : 1},
       epoch_(std::move(epoch)),
-      number_(epoch_.recorder->next_group()) {
+      number_(epoch_.recorder->next_group()),
+      named_(std::make_unique<NamedLane>(*this)) {
     epoch_.progress->add(this);
 }
+
+Communicator::Communicator(const Communicator& owner, std::shared_ptr<HostGroup> group, std::shared_ptr<Fabric> fabric)
+    : index_(owner.index_),
+      group_(std::move(group)),
+      fabric_(std::move(fabric)),
+      topology_(owner.topology_),
+      epoch_(owner.epoch_),
+      number_(kLaneNumber + owner.number_) {}
 
 Communicator::~Communicator() {
     if (!domain()->owned()) return;  // a forked process: its copy of the progress thread does not exist
     epoch_.progress->remove(this);
-    if (!queue_.empty()) {
+    if (!queue_.empty() || (named_ && !named_->is_quiet())) {
         // Other ranks may be writing to the tensors of an operation that has begun.
         group_->abort(FixedText("rank %d dropped a communicator with operations under way", rank()));
         announce_abort();
-        keep_tensors_until_quiet(*queue_.front());  // the others have not begun
     }
+    if (!queue_.empty()) keep_tensors_until_quiet(*queue_.front());  // the others have not begun
     // Those that still wait for a queued operation must learn that nobody will carry it out.
     for (const auto& work : queue_) {
         std::exception_ptr error;
@@ -50,11 +64,19 @@ Communicator::~Communicator() {
 }
 
 void Communicator::leave() noexcept {
-    if (group_->leave() && fabric_ && !group_->aborted()) fabric_->notices().announce_departure(sequence_);
+    if (named_) named_->leave();
+    if (!group_->leave() || !fabric_ || group_->aborted()) return;
+    fabric_->notices().announce_departure(sequence_);
+    if (named_) named_->announce_departure();
 }
 
 std::shared_ptr<Work> Communicator::run(Request request, double timeout, const Interruption& check) {
     std::shared_ptr<Work> work = make_work(std::move(request), timeout);
+    std::optional<NamedLane::Joining> joining;
+    if (work->request_.kind == OpKind::Join) {
+        joining.emplace(*named_);
+        wait_for_names(work->request_, check);
+    }
     {
         std::unique_lock<std::mutex> lock(mutex_);
         check_open(work->request_);
@@ -68,6 +90,7 @@ std::shared_ptr<Work> Communicator::run(Request request, double timeout, const I
             lock.unlock();
             epoch_.progress->nudge();
             wait(*work, 0, check);
+            if (joining) joining->end(*work);
             return work;
         }
         inline_thread_ = std::this_thread::get_id();
@@ -96,7 +119,24 @@ std::shared_ptr<Work> Communicator::run(Request request, double timeout, const I
     }
     idle_.ring();
     if (more) epoch_.progress->nudge();
+    if (joining) joining->end(*work);
     return work;
+}
+
+// What this rank has posted by name ends before it joins: the others may have joined and add nothing to it.
+void Communicator::wait_for_names(const Request& request, const Interruption& check) {
+    epoch_.progress->begin();
+    epoch_.progress->nudge();
+    const auto ended = [&] { return !named_->has_own(); };
+    try {
+        wait_until(idle_, group_->spin(), ended, [&] {
+            if (check) check();
+        });
+    } catch (...) {
+        abort(FixedText("rank %d was interrupted in %s", rank(), to_string(request.kind)));
+        wait_until(idle_, group_->spin(), ended, [] {});
+        throw;
+    }
 }
 
 std::shared_ptr<Work> Communicator::start(Request request, double timeout) {
@@ -105,13 +145,19 @@ std::shared_ptr<Work> Communicator::start(Request request, double timeout) {
     {
         const std::lock_guard<std::mutex> lock(mutex_);
         check_open(work->request_);
-        queue_.push_back(work);
+        if (work->request_.name.empty()) {
+            queue_.push_back(work);
+        } else {
+            named_->post(work);
+        }
     }
     epoch_.progress->nudge();
     return work;
 }
 
-Communicator::Served Communicator::serve() {
+Communicator::Served Communicator::serve() { return std::max(serve_queue(), named_->serve()); }
+
+Communicator::Served Communicator::serve_queue() {
     std::shared_ptr<Work> work;
     {
         const std::lock_guard<std::mutex> lock(mutex_);
@@ -181,9 +227,11 @@ void Communicator::close(const Interruption& check) {
         closed_.store(true, std::memory_order_release);
         within = is_inline_here();
     }
+    named_->begin_close();
+    epoch_.progress->nudge();
     const auto idle = [&] {
         const std::lock_guard<std::mutex> lock(mutex_);
-        return is_idle();
+        return is_idle() && named_->is_quiet();
     };
     if (within) {
         abort(FixedText("rank %d closed the communicator within an operation", rank()));

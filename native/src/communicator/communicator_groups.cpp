@@ -41,6 +41,8 @@ Room room_of(const Options& options, const Domain& domain, const Fabric* fabric,
 
 }  // namespace
 
+std::size_t Communicator::room_for_hosts(const Fabric& fabric) { return extra_bytes(fabric); }
+
 std::shared_ptr<Communicator> Communicator::open(Setup setup, double timeout, const Interruption& check) {
     Domain& domain = *setup.domain;
     Opening opening(domain.slot(domain.local_rank()), setup.epoch);

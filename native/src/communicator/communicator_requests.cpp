@@ -83,6 +83,10 @@ void Communicator::validate(const Request& request) const {
 
 std::shared_ptr<Work> Communicator::make_work(Request request, double timeout) const {
     validate(request);
+    return prepare(std::move(request), timeout);
+}
+
+std::shared_ptr<Work> Communicator::prepare(Request request, double timeout) const {
     auto work = std::make_shared<Work>();
     work->deadline_ = deadline_after(timeout);
     work->mark_ = epoch_.recorder->now();

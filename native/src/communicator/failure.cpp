@@ -35,12 +35,31 @@ void Communicator::check_waiting(Work& work, const Interruption& check) {
             throw Aborted(group_->abort_reason());
         }
     }
+    warn_of_stall(work, now);
     if (work.deadline_ != 0 && now > work.deadline_ && (work.polling_ || !group_->released(work.gate_))) {
         const std::string late = locate(work) + " timed out: " +
                                  (work.polling_ ? "another host has not answered" : group_->missing(work.gate_));
         group_->abort(late);
         throw Timeout(late + ". Call it on every rank of the group, or raise the timeout.");
     }
+}
+
+// Of the ranks of a host that wait one says so. A rank that has joined is meant to wait.
+void Communicator::warn_of_stall(Work& work, std::int64_t now) const {
+    const double limit = group_->options().stall_warning;
+    if (work.stalled_at_ != work.gate_) {
+        work.stalled_at_ = work.gate_;
+        work.since_ = now;
+    }
+    const double waited = static_cast<double>(now - work.since_) * 1e-9;
+    if (limit <= 0.0 || waited < limit || work.warned_ || named_ == nullptr || work.header_.kind == OpKind::Join)
+        return;
+    work.warned_ = true;
+    int first = 0;
+    while (!work.polling_ && !group_->has_arrived(first, work.gate_)) ++first;
+    if (first != group_->index() || (!work.polling_ && group_->released(work.gate_))) return;
+    warn(locate(work) + " has waited " + seconds_text(waited) + ": " +
+         (work.polling_ ? "another host has not answered" : group_->missing(work.gate_)));
 }
 
 // Aborts the epoch unless it is aborted already, and adds to `error` what this rank did. False where the group lives

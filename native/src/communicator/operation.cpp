@@ -15,6 +15,10 @@ void Work::get() const {
     if (error_) std::rethrow_exception(error_);
 }
 
+void Work::check_names() const {
+    if (names_error_) std::rethrow_exception(names_error_);
+}
+
 void Work::finish(std::exception_ptr error) noexcept {
     error_ = std::move(error);
     algorithm_.reset();
@@ -29,7 +33,7 @@ void Communicator::begin(Work& work) {
     if (group_->aborted()) throw Aborted(group_->abort_reason());
     Header& header = work.header_;
     header.sequence = ++sequence_;
-    note(work, Phase::Queued);
+    note(work, work.by_name_ ? Phase::Negotiating : Phase::Queued);
     if (header.kind == OpKind::Join && header.joined_at == 0) header.joined_at = header.sequence;
     header.is_inline = fill_inline(*group_, work.request_, index(), header.sequence) ? 1 : 0;
     place_tensors(work);
@@ -132,7 +136,7 @@ Communicator::Served Communicator::complete(Work& work) {
         if (group_->aborted()) throw Aborted(group_->abort_reason());
         if (work.polling_) return Served::Polling;
     }
-    if (work.header_.kind == OpKind::Join && work.result_.last_joined < 0) {
+    if (work.header_.kind == OpKind::Join && work.result_.last_joined < 0 && !work.joined_for_once_) {
         begin(work);  // the others did something else; keep taking part until all have joined
         return Served::Moved;
     }

@@ -5,6 +5,8 @@
 #include <new>
 #include <utility>
 
+#include "ring/base/text.hpp"
+
 namespace ring {
 namespace {
 
@@ -46,14 +48,16 @@ void HostGroup::publish(Domain& domain, const std::vector<int>& local, std::uint
 }
 
 HostGroup::HostGroup(std::shared_ptr<Domain> domain, std::uint64_t block, Members members,
-                     std::unique_ptr<BlockReservation> reservation, std::shared_ptr<HostGroup> epoch)
+                     std::unique_ptr<BlockReservation> reservation, std::shared_ptr<HostGroup> epoch,
+                     const HostGroup* lane_of)
     : domain_(std::move(domain)),
       members_(std::move(members)),
       epoch_(std::move(epoch)),
       reservation_(std::move(reservation)),
       reference_(
           std::make_shared<BlockReference>(*domain_, block, members_.local, members_.index,
-                                           [this, block] {
+                                           [this, block, lane_of] {
+                                               if (lane_of != nullptr) return lane_of->lane() == block;
                                                // Members of a group come to its block within an operation of the epoch,
                                                // and to none once that has ended.
                                                if (epoch_) return !epoch_->aborted();
@@ -90,7 +94,8 @@ void HostGroup::post(const Header& header) { mailbox(index()).headers[header.seq
 std::uint64_t HostGroup::arrive() {
     const std::uint64_t gate = ++arrivals_;
     mailbox(index()).arrivals.store(gate, std::memory_order_release);
-    const std::uint64_t all = block_->arrived.fetch_add(1, std::memory_order_acq_rel) + 1;
+    // In one order with the bells: who sleeps in the belief that nobody has come is woken.
+    const std::uint64_t all = block_->arrived.fetch_add(1, std::memory_order_seq_cst) + 1;
     if (all == gate * static_cast<std::uint64_t>(size())) {
         block_->last.store(index(), std::memory_order_relaxed);
         block_->released.store(gate, std::memory_order_seq_cst);
@@ -231,13 +236,10 @@ std::vector<RankActivity> HostGroup::activity() const {
 }
 
 std::string HostGroup::missing(std::uint64_t gate) const {
-    std::string text;
-    int count = 0;
-    for (int i = 0; i < size(); ++i) {
-        if (mailbox(i).arrivals.load(std::memory_order_acquire) >= gate) continue;
-        text += (count++ ? ", " : "") + std::to_string(members_.ranks[static_cast<std::size_t>(i)]);
-    }
-    return (count == 1 ? "rank " : "ranks ") + text + (count == 1 ? " has" : " have") + " not called it";
+    std::vector<int> ranks;
+    for (int i = 0; i < size(); ++i)
+        if (!has_arrived(i, gate)) ranks.push_back(members_.ranks[static_cast<std::size_t>(i)]);
+    return rank_list(ranks) + " not called it";
 }
 
 }  // namespace ring

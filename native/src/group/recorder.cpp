@@ -8,7 +8,7 @@
 namespace ring {
 
 const char* to_string(Phase phase) {
-    static constexpr const char* names[] = {"queued", "packing", "waiting", "moving", "sending"};
+    static constexpr const char* names[] = {"queued", "packing", "waiting", "moving", "sending", "negotiating"};
     return names[static_cast<int>(phase)];
 }
 

@@ -52,7 +52,7 @@ def _cells(rank: RankView) -> tuple[str, ...]:
     return (
         str(rank.rank),
         f"{waiting.get('operation')} {waiting.get('name', '')}".strip(),
-        str(waiting.get("sequence", "")),
+        str(waiting.get("sequence") or ""),
         duration(waiting.get("seconds", rank.idle)),
         line,
         rank_list(waiting.get("missing", ())),

@@ -37,7 +37,7 @@ def start(
     outputs = list(tensors) if in_place else [torch.empty_like(tensor) for tensor in tensors]
     targets = sources if in_place else [_buffer(output) for output in outputs]
     works: list[Work] = []
-    for dtype in dict.fromkeys(source.dtype for source in sources):
+    for part, dtype in enumerate(dict.fromkeys(source.dtype for source in sources)):
         works.append(
             communicator.allreduce(
                 [source for source in sources if source.dtype is dtype],
@@ -45,7 +45,7 @@ def start(
                 op=how.op,
                 prescale=how.prescale,
                 postscale=how.postscale,
-                name=label,
+                name=f"{label}, part {part + 1}" if label and part else label,
                 blocking=blocking,
             )
         )

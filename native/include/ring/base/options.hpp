@@ -23,6 +23,10 @@ struct Options {
     std::size_t segment_bytes = 0;
     // RING_SPIN: microseconds that a wait spins before it sleeps; a negative number chooses by ranks and cores.
     double spin = -1.0;
+    // RING_STALL_WARNING: seconds that an operation waits for ranks before standard error names them; 0 for never.
+    double stall_warning = 0.0;
+    // RING_FUSION_THRESHOLD: most bytes of operations that are carried out as one; of several ranks the least counts.
+    std::uint64_t fusion_threshold = std::uint64_t{64} << 20;
 };
 
 }  // namespace ring

@@ -1,9 +1,11 @@
-// Texts for where there may be no memory left.
+// Texts that several rooms make, one of them for where there may be no memory left.
 #pragma once
 
 #include <cstdarg>
 #include <cstdio>
+#include <string>
 #include <string_view>
+#include <vector>
 
 namespace ring {
 
@@ -22,5 +24,15 @@ class FixedText {
    private:
     char text_[512];
 };
+
+// "rank 1 has", "ranks 1, 3 have"
+inline std::string rank_list(const std::vector<int>& ranks) {
+    std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+    for (std::size_t i = 0; i < ranks.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
+    return text + (ranks.size() == 1 ? " has" : " have");
+}
+
+// A line on standard error.
+inline void warn(const std::string& text) noexcept { std::fprintf(stderr, "[ring] %s\n", text.c_str()); }
 
 }  // namespace ring

@@ -1,7 +1,8 @@
 // The collectives of one group: a queue of operations, served inline by the caller or by the progress thread.
 //
-// Operations of one group match by order of issue. An operation is a small state machine (`advance`) that never
-// waits, so one thread serves the heads of many groups and groups cannot deadlock one another.
+// Operations of one group match by order of issue; those that are started with a name go to its `NamedLane` and match
+// by name. An operation is a small state machine (`advance`) that never waits, so one thread serves the heads of many
+// groups and groups cannot deadlock one another.
 #pragma once
 
 #include <atomic>
@@ -26,6 +27,7 @@ namespace ring {
 class Agreement;
 class Communicator;
 class MemberGroup;
+class NamedLane;
 class Progress;
 
 // One operation under way, shared by the thread that waits for it and the one that carries it out.
@@ -36,11 +38,14 @@ class Work {
     bool done() const { return state_.load(std::memory_order_seq_cst) != State::Pending; }
     // Valid once done. Rethrows the error of a failed operation.
     void get() const;
+    // Join, done: throws the error of the first operation by name in which this rank could take no part, having joined.
+    void check_names() const;
     Result& result() { return result_; }
     std::string describe() const { return ring::describe(header_); }
 
    private:
     friend class Communicator;
+    friend class NamedLane;
     enum class State : int { Pending, Done, Failed };
     void finish(std::exception_ptr error) noexcept;
 
@@ -67,6 +72,12 @@ class Work {
     bool moved_all_ = false;     // only notices that are on their way may still fail it
     std::int64_t deadline_ = 0;  // monotonic ns, 0 for none
     std::int64_t next_check_ = 0;
+    std::int64_t since_ = 0;        // when it was posted by name, or was first seen to wait for a gate:
+    std::uint64_t stalled_at_ = 0;  // that one
+    bool warned_ = false;           // that it has waited for long
+    bool by_name_ = false;          // waits for its turn until all ranks have posted it
+    std::exception_ptr names_error_;
+    bool joined_for_once_ = false;  // a joined rank's part of an operation that the others have posted by name
     bool started_ = false;
     Result result_;
 
@@ -103,6 +114,8 @@ class Communicator {
     // Carries the operation out in this thread when nothing is queued, else waits for the progress thread to do it.
     // `timeout` in seconds, 0 for none; `check` is called while it waits and may throw.
     std::shared_ptr<Work> run(Request request, double timeout, const Interruption& check);
+    // Queues it. One with a name matches by that, whatever comes in which order; throws InvalidArgument while one of
+    // that name is under way.
     std::shared_ptr<Work> start(Request request, double timeout);
     // Ends when the work is done; an interruption aborts the epoch, because the work cannot be taken back.
     void wait(Work& work, double timeout, const Interruption& check);
@@ -120,10 +133,12 @@ class Communicator {
     // Shared by all groups of the epoch.
     Recorder& recorder() const { return *epoch_.recorder; }
     std::vector<RankActivity> activity() const { return group_->activity(); }
+    const NamedLane& named() const { return *named_; }
 
    private:
     friend class Progress;
     friend class MemberGroup;
+    friend class NamedLane;
     // Blocked: a gate or the link; Polling: the link, which rings no bell.
     enum class Served { Idle, Blocked, Polling, Moved, Done };
 
@@ -137,10 +152,15 @@ class Communicator {
 
     Communicator(std::vector<int> ranks, int index, std::shared_ptr<HostGroup> group, std::shared_ptr<Fabric> fabric,
                  Epoch epoch);
+    // What the named lane of `owner` carries its operations out on.
+    Communicator(const Communicator& owner, std::shared_ptr<HostGroup> group, std::shared_ptr<Fabric> fabric);
     std::shared_ptr<Work> make_work(Request request, double timeout) const;
+    std::shared_ptr<Work> prepare(Request request, double timeout) const;
     void validate(const Request& request) const;
     InvalidArgument invalid(const Request& request, const std::string& why) const;
     HostGroup::Members members_here(const std::vector<int>& indices) const;
+    // Bytes of a block that the hosts of a group share.
+    static std::size_t room_for_hosts(const Fabric& fabric);
     std::unique_ptr<BlockReservation> reserve_part(const std::vector<int>& indices) const;
     std::unique_ptr<Algorithm> make_group(Work& work, const std::vector<Header>& headers) const;
 
@@ -157,6 +177,7 @@ class Communicator {
     void note(Work& work, Phase phase);
     void end(Work& work);
     void check_waiting(Work& work, const Interruption& check);
+    void warn_of_stall(Work& work, std::int64_t now) const;
     void fail(Work& work, std::exception_ptr error) noexcept;
     bool explain(const Work& work, std::exception_ptr& error);
     void keep_tensors_until_quiet(const Work& work) noexcept;
@@ -167,6 +188,8 @@ class Communicator {
     bool is_inline_here() const { return inline_thread_ == std::this_thread::get_id(); }
     bool is_idle() const;
     Served serve();
+    Served serve_queue();
+    void wait_for_names(const Request& request, const Interruption& check);
     int rank() const { return ranks()[static_cast<std::size_t>(index_)]; }
     std::string who() const { return "rank " + std::to_string(rank()); }
     std::string locate(const Work& work) const;
@@ -184,6 +207,7 @@ class Communicator {
     std::thread::id inline_thread_;  // carries an operation out in its caller; none when there is none
     std::atomic<bool> closed_{false};
     Doorbell idle_;  // rings when an operation has ended
+    std::unique_ptr<NamedLane> named_;
 };
 
 }  // namespace ring

@@ -52,6 +52,8 @@ struct GroupBlock {
     alignas(64) SharedAtomic<std::uint64_t> arrived{0};
     SharedAtomic<std::int32_t> last{-1};  // index of the member that released the gate
     alignas(64) SharedAtomic<std::uint64_t> released{0};
+    // Where the block of the lane lies that carries out what has a name; some member reserves it when one is given.
+    SharedAtomic<std::uint64_t> lane{kNowhere};
     // Only the block of an epoch uses these; its groups share them.
     alignas(64) SharedAtomic<std::uint32_t> aborted{0};  // 1: someone writes the reason, 2: it can be read
     SharedAtomic<std::uint32_t> announced{0};            // whether a rank of this host tells the other hosts

@@ -66,9 +66,10 @@ class HostGroup {
     static void publish(Domain& domain, const std::vector<int>& local, std::uint64_t block, std::uint64_t epoch);
     // Takes a reference to the block; throws Aborted where it is too late for that. The member that has reserved the
     // block hands the reservation over. `epoch` is the group whose abort and departures count for this one too; null
-    // for an epoch's own group.
+    // for an epoch's own group. `lane_of` is the group whose lane this is, if it is one.
     HostGroup(std::shared_ptr<Domain> domain, std::uint64_t block, Members members,
-              std::unique_ptr<BlockReservation> reservation, std::shared_ptr<HostGroup> epoch = nullptr);
+              std::unique_ptr<BlockReservation> reservation, std::shared_ptr<HostGroup> epoch = nullptr,
+              const HostGroup* lane_of = nullptr);
     ~HostGroup();
     HostGroup(const HostGroup&) = delete;
     HostGroup& operator=(const HostGroup&) = delete;
@@ -99,6 +100,18 @@ class HostGroup {
     }
     // Headers of all members for the operation whose gate has been released.
     std::vector<Header> headers(std::uint64_t sequence) const;
+    // That of one member which has arrived.
+    Header header(int member, std::uint64_t sequence) const { return mailbox(member).headers[sequence % 2].load(); }
+    // Whether a member waits at the next gate, to which this rank has yet to come.
+    bool is_called() const {
+        return block_->arrived.load(std::memory_order_seq_cst) > arrivals_ * static_cast<std::uint64_t>(size());
+    }
+    // Whether a member has come to the gate; what it has written before can be read.
+    bool has_arrived(int member, std::uint64_t gate) const {
+        return mailbox(member).arrivals.load(std::memory_order_seq_cst) >= gate;
+    }
+    // Wakes members that may sleep, for what is no gate.
+    void wake_all() const noexcept;
     // Whether waiting for `gate` is over for any reason.
     bool ready(std::uint64_t gate) const {
         return released(gate) || aborted() ||
@@ -113,6 +126,20 @@ class HostGroup {
     std::byte* segment(int member, std::uint64_t step) const;
     std::byte* extra() const { return reference_->at(layout_.extra); }
     Staging& staging() { return staging_; }
+
+    // --- the lane of the operations that have a name ---
+    // Where its block lies; kNowhere, kClaimed or kClosed where there is none.
+    std::uint64_t lane() const { return block_->lane.load(std::memory_order_seq_cst); }
+    // True for the one member that has to reserve the block.
+    bool claim_lane() {
+        std::uint64_t nowhere = kNowhere;
+        return block_->lane.compare_exchange_strong(nowhere, kClaimed, std::memory_order_seq_cst);
+    }
+    // By the member that claimed it: from here on members may enter, until it is kClosed.
+    void publish_lane(std::uint64_t block) const {
+        block_->lane.store(block, std::memory_order_seq_cst);
+        wake_all();
+    }
 
     // --- the end of an epoch ---
     bool aborted() const { return epoch_block_->aborted.load(std::memory_order_seq_cst) != 0; }
@@ -152,7 +179,6 @@ class HostGroup {
    private:
     Mailbox& mailbox(int member) const { return reference_->mailbox(member); }
     const Room& room() const { return block_->room; }
-    void wake_all() const noexcept;
 
     std::shared_ptr<Domain> domain_;
     Members members_;

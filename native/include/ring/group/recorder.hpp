@@ -13,11 +13,12 @@
 namespace ring {
 
 enum class Phase : std::uint32_t {
-    Queued = 0,   // until its turn came
-    Packing = 1,  // into the mailbox or ring memory
-    Waiting = 2,  // for other ranks; `last` is who came last
-    Moving = 3,   // reducing or copying
-    Sending = 4,  // the link was at work
+    Queued = 0,       // until its turn came
+    Packing = 1,      // into the mailbox or ring memory
+    Waiting = 2,      // for other ranks; `last` is who came last
+    Moving = 3,       // reducing or copying
+    Sending = 4,      // the link was at work
+    Negotiating = 5,  // until all ranks had posted the name and its turn came
 };
 const char* to_string(Phase phase);
 

@@ -26,6 +26,8 @@ namespace ring {
 constexpr std::uint64_t kNowhere = ~std::uint64_t{0};
 // In the place of the offset of a block that nobody may enter any more.
 constexpr std::uint64_t kClosed = kNowhere - 1;
+// In the place of the offset of a block that a rank is about to reserve.
+constexpr std::uint64_t kClaimed = kNowhere - 2;
 // Of 64 processors each; 8192 is the most that Linux counts on x86-64.
 constexpr std::size_t kCoreWords = 128;
 

@@ -9,7 +9,9 @@
 namespace ring {
 namespace {
 
+// Tags of a number: those of a group, then those of its named lane.
 constexpr int kChannels = 8;
+constexpr int kLaneTags = 4;
 // What one message may have: MPI counts with int.
 constexpr std::size_t kMostPerMessage = std::size_t{64} << 20;
 
@@ -37,8 +39,9 @@ void forget(Link& link, int tag) {
 
 TagNumber::TagNumber(std::shared_ptr<Link> link)
     : link_(std::move(link)), taken_(link_->take_number(numbers_of_a_kind(*link_))) {
-    for (int channel : {Fabric::kAgreement, Fabric::kData, Fabric::kNotice})
-        forget(*link_, value() * kChannels + channel);
+    for (int first : {0, kLaneTags})
+        for (int channel : {Fabric::kAgreement, Fabric::kData, Fabric::kNotice})
+            forget(*link_, value() * kChannels + first + channel);
 }
 
 TagNumber::~TagNumber() { link_->give_back(taken_); }
@@ -91,7 +94,7 @@ int Fabric::most_local() const {
 }
 
 int Fabric::tag(Channel channel, int member) const {
-    return identity_.numbers[static_cast<std::size_t>(member)] * kChannels + channel;
+    return identity_.numbers[static_cast<std::size_t>(member)] * kChannels + first_tag_ + channel;
 }
 
 Link::Transfer Fabric::send(Channel channel, int to, const void* data, std::size_t bytes) const {
@@ -110,6 +113,20 @@ bool Fabric::has_notice(int& source, std::size_t& bytes) const {
 
 Link::Transfer Fabric::receive_notice(int source, void* data, std::size_t bytes) const {
     return link_->receive(source, tag(kNotice, index_), data, bytes);
+}
+
+std::shared_ptr<Fabric> Fabric::lane() const {
+    Identity identity = identity_;
+    identity.id = mix(~identity.id);
+    auto lane = std::make_shared<Fabric>(link_, host_of_, addresses_, index_, std::move(identity), options_);
+    lane->first_tag_ = kLaneTags;
+    return lane;
+}
+
+bool Fabric::is_called() const {
+    int source = 0;
+    std::size_t bytes = 0;
+    return link_->probe(tag(kAgreement, index_), source, bytes);
 }
 
 bool Fabric::spans(const std::vector<int>& members) const {

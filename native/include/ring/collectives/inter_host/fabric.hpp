@@ -42,7 +42,7 @@ struct MessageFront {
 
 class Fabric {
    public:
-    enum Channel { kAgreement = 0, kData = 1, kNotice = 7 };
+    enum Channel { kAgreement = 0, kData = 1, kNotice = 2 };
 
     // What tells a group's messages from all others.
     struct Identity {
@@ -83,6 +83,11 @@ class Fabric {
     std::size_t message_bytes() const { return message_bytes_; }
     std::size_t shared_bytes() const { return message_bytes() * static_cast<std::size_t>(hosts()); }
 
+    // The same hosts again, with tags of their own: for the group's named lane.
+    std::shared_ptr<Fabric> lane() const;
+    // Whether another leader has begun an agreement; asked by a leader that has none under way.
+    bool is_called() const;
+
     // Whether these members (group indices) are on more than one host.
     bool spans(const std::vector<int>& members) const;
     // The part of this fabric that `members` (group indices) make up; null when they share one host.
@@ -102,6 +107,7 @@ class Fabric {
     int index_;
     Identity identity_;
     Options options_;
+    int first_tag_ = 0;  // of those that belong to a number
     std::size_t message_bytes_ = 0;
     std::vector<std::vector<int>> members_;
     std::unique_ptr<Notices> notices_;  // last: it sends what is due when it goes

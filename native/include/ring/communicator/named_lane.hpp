@@ -1,0 +1,142 @@
+// The operations of a group that match by name: beside the queue of the group, with a gate and mailboxes of its own.
+//
+// Its progress threads hold rounds (ring/group/names.hpp). A rank begins a round when it has news and takes part in one
+// that another has begun while it has names of its own to wait for, or has joined: without such no name can be
+// complete. Behind the round all ranks know the same complete names and carry them out in the same order, as few
+// operations as `plan_fusion` makes of them; then comes the next round. So the lane is a sequence of operations like
+// that of any group, and gates, algorithms, mismatches and aborts are those of all groups.
+//
+//   rank 0   posts a, b        | round |         | round | a+b |
+//   rank 1            posts b  | round | posts a | round | a+b |
+//
+// The lane's block is reserved by the rank that first needs it, when it does: who gives no name pays nothing.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "ring/communicator/communicator.hpp"
+#include "ring/group/names.hpp"
+
+namespace ring {
+
+// An operation of this rank that waits for others to post it.
+struct NamedWait {
+    Header header;
+    double seconds = 0.0;
+    std::vector<int> missing;  // global ranks, as far as this rank knows
+};
+
+class NamedLane {
+   public:
+    struct Counts {
+        std::uint64_t rounds = 0, names = 0, operations = 0;  // carried out so far
+    };
+
+    explicit NamedLane(Communicator& owner);
+    // Its communicator is served no more. Operations that have not ended fail.
+    ~NamedLane();
+    NamedLane(const NamedLane&) = delete;
+    NamedLane& operator=(const NamedLane&) = delete;
+
+    // Throws InvalidArgument while one of that name is under way.
+    void post(const std::shared_ptr<Work>& work);
+    // While it lives this rank counts as one that has posted all names of others.
+    class Joining {
+       public:
+        explicit Joining(NamedLane& lane);
+        ~Joining();
+        Joining(const Joining&) = delete;
+        Joining& operator=(const Joining&) = delete;
+        // Of the join that has ended. One that has failed on this rank does not count: those of all ranks that all
+        // have joined in do.
+        void end(Work& join);
+
+       private:
+        NamedLane& lane_;
+    };
+    // Whether this rank has posted what has not ended.
+    bool has_own() const;
+    // It posts nothing more.
+    void begin_close();
+    // Whether there is nothing left to do.
+    bool is_quiet() const;
+    // Of the epoch's block: takes part in nothing more.
+    void leave() noexcept;
+    // Tells the other hosts, when all ranks of this one have left.
+    void announce_departure() const noexcept;
+
+    Counts counts() const;
+    // What this rank has waited for longest, if it does.
+    std::optional<NamedWait> wait() const;
+
+   private:
+    friend class Communicator;
+    using Served = Communicator::Served;
+    // One operation of the lane's queue: a round, or what came of the names of one.
+    struct UnderWay {
+        std::shared_ptr<Work> work;
+        std::vector<NameKey> names;  // of this rank's operations that it carries out; none where it has joined
+        bool is_round = false;
+    };
+
+    // By the progress thread alone. Never waits.
+    Served serve();
+    Served listen();
+    bool open(bool called);
+    bool has_news() const;
+    Served begin_round();
+    void show_place(const Request& request, Header& header) const;
+    Served settle();
+    void read_round(const Work& round);
+    void carry_out(const std::vector<const Ready*>& ready);
+    void push(UnderWay next);
+    std::shared_ptr<Work> own(const NameKey& key) const;
+    void finish(const NameKey& key, const std::shared_ptr<Work>& work, std::exception_ptr error);
+    void fail(std::exception_ptr error) noexcept;
+    void fail_waiting() noexcept;
+    void update_busy();
+
+    // What it looks for while it waits.
+    void check();
+    void check_members(bool in_round) const;
+    void check_deadlines(std::int64_t now);
+    void note_waits(std::int64_t now);
+    bool in_round() const;
+    std::vector<int> missing(const NameKey& key) const;
+    std::string missing_text(const std::vector<int>& members) const;
+
+    Communicator& owner_;
+    std::shared_ptr<Fabric> fabric_;       // of the lane; null on one host
+    std::unique_ptr<Communicator> inner_;  // null before the lane is open
+    bool reserved_ = false;                // this rank has reserved its block
+    std::vector<std::byte> news_;          // on its way
+    std::uint64_t told_joins_ = 0;
+    bool told_closing_ = false;
+    std::int64_t next_check_ = 0;
+    std::set<std::string> reported_;
+
+    // Other threads post, and look.
+    mutable std::mutex mutex_;
+    std::deque<UnderWay> under_way_;
+    NameTable table_;
+    std::deque<NameKey> fresh_;                     // not told yet
+    std::map<NameKey, std::shared_ptr<Work>> own_;  // that have not ended
+    std::uint64_t joins_called_ = 0, joins_ended_ = 0;
+    std::exception_ptr join_error_;  // of the first operation in which this rank took no part, having joined
+    bool closing_ = false;
+    std::optional<NamedWait> wait_;
+    Counts counts_;
+    std::uint64_t begun_ = 0;        // operations of the lane's queue
+    std::atomic<bool> busy_{false};  // something is left to do or to wait for
+};
+
+}  // namespace ring

@@ -1,0 +1,39 @@
+"""Sums that are started by name, for tests of how they match and how they end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from native.values import Tensor
+from ring_notebook.core.buffers import DType
+from ring_notebook.core.communicator import Communicator, Work
+
+__all__ = ["LATE", "ends", "start", "total"]
+
+LATE = 30.0
+"""Seconds within which a rank must have learned that it waits in vain: far above what it takes."""
+
+
+def start(ring: Communicator, name: str, value: float, count: int = 3) -> tuple[Tensor, Work]:
+    """One sum of ``value``."""
+    tensor = Tensor.of(ring, np.full(count, value), DType.FLOAT32)
+    return tensor, ring.allreduce([tensor.buffer], [tensor.buffer], name=name, blocking=False)
+
+
+def total(ring: Communicator) -> None:
+    """One blocking sum without a name that must be right."""
+    tensor = Tensor.of(ring, np.ones(5), DType.FLOAT32)
+    ring.allreduce([tensor.buffer], [tensor.buffer])
+    assert tensor.values.tolist() == [float(ring.size)] * 5
+
+
+def ends(wait: Callable[[], object], error: type[BaseException], match: str) -> None:
+    """``wait`` must raise ``error`` soon."""
+    begun = time.monotonic()
+    with pytest.raises(error, match=match):
+        wait()
+    assert time.monotonic() - begun < LATE

@@ -1,0 +1,220 @@
+"""Names that not all ranks start: reported where they wait for long, and every way that such a wait ends."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import signal
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from native.names import LATE, ends, start, total
+from native.ranks import Dead, Seat, as_processes, as_threads
+from ring_notebook.config import config
+from ring_notebook.errors import CollectiveAborted, CollectiveTimeout
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("place", [(), (0, 1, 1)])
+def test_abort(place: tuple[int, ...], known: bool) -> None:
+    """The reason reaches who waits for a name that others have not started, in a round and after one."""
+    waiting = threading.Semaphore(0)
+
+    def body(seat: Seat) -> None:
+        ring = seat.open(1)
+        if known:
+            start(ring, "before", 1.0)[1].wait()
+        if seat.rank == 1:
+            if known:
+                start(ring, "of rank 1 alone", 1.0)
+            assert waiting.acquire(timeout=LATE)
+            assert waiting.acquire(timeout=LATE)
+            time.sleep(0.1)
+            ring.abort("rank 1 raised ValueError: bad")
+        else:
+            _, work = start(ring, "x", 1.0)
+            waiting.release()
+            ends(work.wait, CollectiveAborted, f"rank {seat.rank}: allreduce 'x' stopped because rank 1 raised")
+        ends(lambda: start(ring, "y", 1.0)[1].wait(), CollectiveAborted, "rank 1 raised ValueError: bad")
+        total(seat.open(2))
+
+    as_threads(3, body, hosts=place)
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("in_group", [False, True])
+@pytest.mark.parametrize("place", [(), (0, 1, 1), (0, 0, 1)])
+def test_a_rank_that_leaves(place: tuple[int, ...], in_group: bool, known: bool) -> None:
+    """Who waits for its name learns that it has left, whether it has ever started one or not."""
+
+    def body(seat: Seat) -> None:
+        ring = seat.open(1)
+        group = ring.group([2, 1, 0]) if in_group else ring
+        assert group is not None
+        if known:
+            start(group, "before", 1.0)[1].wait()
+        if seat.rank == 2:
+            time.sleep(0.1)
+            group.close()
+            ring.close()
+        else:
+            _, work = start(group, "x", 1.0)
+            ends(work.wait, CollectiveAborted, r"ranks? 2.* left \(.*cells? or scripts? ended\)")
+        total(seat.open(2))
+
+    as_threads(3, body, hosts=place)
+
+
+@pytest.mark.parametrize("place", [(), (0, 1, 1)])
+def test_closing_with_names_that_nobody_else_starts(place: tuple[int, ...]) -> None:
+    """Ranks that close while each waits for a name of its own end the epoch instead of waiting for one another."""
+
+    def body(seat: Seat) -> None:
+        ring = seat.open(1)
+        _, work = start(ring, f"of rank {seat.rank}", 1.0)
+        ring.close()
+        ends(work.wait, CollectiveAborted, r"has left \(its cell or script ended\)")
+        total(seat.open(2))
+
+    as_threads(3, body, hosts=place)
+
+
+def test_closing_waits_for_names_that_come() -> None:
+    """As for any queued operation."""
+
+    def body(seat: Seat) -> None:
+        ring = seat.open(1)
+        if seat.rank == 0:
+            time.sleep(0.1)
+        tensor, work = start(ring, "x", 1.0)
+        ring.close()
+        assert work.done()
+        assert tensor.values.tolist() == [3.0] * 3
+
+    as_threads(3, body)
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_rank_that_dies(known: bool) -> None:
+    """Who waits for its name learns of its death."""
+
+    def body(seat: Seat) -> str:
+        ring = seat.open(1)
+        if known:
+            start(ring, "before", 1.0)[1].wait()
+        if seat.rank == 1:
+            ring.barrier()
+            os.kill(os.getpid(), signal.SIGKILL)
+        _, work = start(ring, "x", 1.0)
+        ring.barrier()
+        ends(work.wait, CollectiveAborted, "rank 1 .*has died")
+        return "told"
+
+    assert as_processes(3, body) == ["told", Dead(9), "told"]
+
+
+@pytest.mark.parametrize("place", [(), (0, 1)])
+def test_deadline(place: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Past RING_TIMEOUT the error says which ranks have not started the name."""
+    monkeypatch.setenv("RING_TIMEOUT", "0.3")
+    config.cache_clear()
+
+    def body(seat: Seat) -> None:
+        ring = seat.open(1)
+        if seat.rank == 0:
+            _, work = start(ring, "x", 1.0)
+            ends(
+                work.wait, CollectiveTimeout, r"allreduce 'x' timed out: rank 1 has not started it\. Start it on every"
+            )
+        else:
+            time.sleep(0.6)
+            ends(ring.barrier, CollectiveAborted, "allreduce 'x' timed out")
+
+    try:
+        as_threads(2, body, hosts=place)
+    finally:
+        monkeypatch.undo()
+        config.cache_clear()
+
+
+def test_dropped_while_under_way() -> None:
+    """A communicator that is dropped while a name waits ends the epoch instead of leaving others waiting."""
+
+    def body(seat: Seat) -> None:
+        ring = seat.open(1)
+        if seat.rank == 0:
+            start(ring, "before", 1.0)[1].wait()
+            start(ring, "x", 1.0)
+            seat.opened.clear()
+            del ring
+            gc.collect()
+        else:
+            # The first one too, where its result had not arrived yet.
+            names = ("before", "y")
+            ends(lambda: [start(ring, n, 1.0)[1].wait() for n in names], CollectiveAborted, "rank 0 dropped")
+        total(seat.open(2))
+
+    as_threads(2, body)
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_name_that_a_rank_does_not_start_is_reported(known: bool, capfd: pytest.CaptureFixture[str]) -> None:
+    """On standard error, by one rank, once for a name, with the ranks that are missing."""
+    started, reported = threading.Event(), threading.Event()
+
+    def body(seat: Seat) -> None:
+        ring = seat.open(1, stall_warning=0.5)
+        if known:
+            start(ring, "before", 1.0)[1].wait()
+        for time_round in range(2):
+            if seat.rank in (0, 2):
+                if seat.rank == 0:
+                    assert started.wait(LATE)
+                _, work = start(ring, "layer 3", 1.0)
+                started.set()
+                if seat.rank == 0 and time_round == 0:
+                    deadline = time.monotonic() + LATE
+                    own: dict[str, Any] = {}  # as the panel sees it
+                    while own.get("missing") != [1, 3] and time.monotonic() < deadline:
+                        own = next(entry for entry in ring.snapshot() if entry["rank"] == 0)
+                        time.sleep(0.01)
+                    assert (own["state"], own["operation"], own["name"]) == ("waiting", "allreduce", "layer 3")
+                    assert own["missing"] == [1, 3]
+                    time.sleep(1.0)
+                    reported.set()
+            else:
+                assert reported.wait(LATE)
+                _, work = start(ring, "layer 3", 1.0)
+            work.wait()
+
+    as_threads(4, body)
+    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("[ring]")]
+    assert len(lines) == 1
+    assert re.fullmatch(
+        r"\[ring\] rank 0: allreduce 'layer 3' has waited \d\.\d s: ranks 1, 3 have not started it", lines[0]
+    )
+
+
+@pytest.mark.parametrize("queued", [False, True])
+def test_an_operation_without_a_name_is_reported(queued: bool, capfd: pytest.CaptureFixture[str]) -> None:
+    """By one of the ranks that wait, once; a joined rank is meant to wait."""
+
+    def body(seat: Seat) -> None:
+        ring = seat.open(1, stall_warning=0.5)
+        if seat.rank == 1:
+            time.sleep(1.2)
+        ring.barrier(blocking=not queued).wait()
+        if seat.rank == 2:
+            time.sleep(0.8)
+        ring.join()
+
+    as_threads(3, body)
+    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("[ring]")]
+    assert len(lines) == 1
+    assert re.fullmatch(
+        r"\[ring\] rank 0: barrier \(sequence 2\) has waited \d\.\d s: rank 1 has not called it", lines[0]
+    )
