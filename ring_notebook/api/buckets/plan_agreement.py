@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import blake2b
+from random import SystemRandom
 
 from ring_notebook.api.buckets.bucket_plan import ParameterSpec
 from ring_notebook.api.objects import gather_objects
@@ -17,21 +18,26 @@ from ring_notebook.errors import CollectiveMismatch
 
 __all__ = ["agree_on_plan", "agree_on_sparse"]
 
+_random = SystemRandom()  # that of a script may be seeded alike for all of its optimizers
 
-def agree_on_plan(specs: Sequence[ParameterSpec], division: object, threaded: bool, process_set: ProcessSet) -> bool:
-    """Whether some rank wants to reduce during backward, once it is known that all ranks make the same plan.
 
-    ``division`` stands for all that divides the parameters into buckets. Raises CollectiveMismatch on every rank,
+def agree_on_plan(
+    specs: Sequence[ParameterSpec], division: object, threaded: bool, process_set: ProcessSet
+) -> tuple[bool, str]:
+    """Whether some rank wants to reduce during backward, and a mark, once all ranks are known to make the same plan.
+
+    The mark is equal on all ranks, and tells the plan from all others that they may use at the same time. ``division``
+    stands for all that divides the parameters into buckets. Raises CollectiveMismatch on every rank,
     naming the first difference, when the ranks' ``specs`` or ``division`` are not the same.
     """
     digest = int.from_bytes(blake2b(repr((specs, division)).encode(), digest_size=6).digest(), "big")
     parts = [digest >> 24, digest & 0xFFFFFF]  # small enough for int64 to hold the sum of their squares
-    shared = [1, int(threaded), *parts, *(part * part for part in parts)]
-    ranks, any_threaded, *sums = allreduce_numbers(shared, ReduceOp.SUM, "bucket plan", process_set)
+    shared = [1, int(threaded), _random.getrandbits(32), *parts, *(part * part for part in parts)]
+    ranks, any_threaded, mark, *sums = allreduce_numbers(shared, ReduceOp.SUM, "bucket plan", process_set)
     # Numbers are all equal if and only if their count times the sum of their squares is the square of their sum.
     if any(ranks * squares != total * total for total, squares in zip(sums[:2], sums[2:], strict=True)):
         raise CollectiveMismatch(_difference(specs, process_set))
-    return any_threaded > 0
+    return any_threaded > 0, f"{mark:x}"
 
 
 def agree_on_sparse(sparse: Sequence[bool], process_set: ProcessSet) -> list[bool]:

@@ -3,8 +3,9 @@
 A round goes from the first gradient after a `synchronize` to the next `synchronize`:
 
 1. A hook marks each gradient as ready as soon as autograd has it.
-2. Full buckets are reduced in the order of the plan: during backward on the progress thread, or in `synchronize`. The
-   gradients stay where they are; moving them into one buffer costs more than the core saves by it.
+2. Full buckets are reduced: during backward on the progress thread, as they become full, or in `synchronize`. During
+   backward they match by name: ranks may fill them in different orders, and leave some out. The gradients stay where
+   they are; moving them into one buffer costs more than the core saves by it.
 3. `synchronize` reduces what is left, with zeros for gradients that this rank does not have, and waits.
 
 In the first round of a plan the hooks are idle: only `synchronize`, which all ranks call, can settle the plan.
@@ -53,7 +54,6 @@ class _Layout:
     buckets: list[Bucket] = field(default_factory=list)
     sparse: list[tuple[str, Tensor]] = field(default_factory=list)
     places: dict[Tensor, tuple[Bucket, int] | None] = field(default_factory=dict)  # None: sparse
-    started: int = 0  # buckets of this round that are being reduced
 
 
 class GradientReducer:
@@ -100,7 +100,7 @@ class GradientReducer:
 
     def pending(self) -> bool:
         """Whether buckets are being reduced during backward."""
-        return self._layout is not None and self._layout.started > 0
+        return self._layout is not None and any(bucket.started for bucket in self._layout.buckets)
 
     def reset(self) -> None:
         """Forget round and plan: gradients are left as they are, the next `synchronize` settles a new plan."""
@@ -160,7 +160,7 @@ class GradientReducer:
         specs = [ParameterSpec(name, tuple(p.shape), dtype_of(p)) for name, p in trainable]
         sparse_here = [p.grad is not None and p.grad.is_sparse and not self._sparse_as_dense for p in parameters]
         division = (config().fusion_threshold, self._groups(parameters))
-        threaded = agree_on_plan(specs, division, _wants_thread(parameters), process_set)
+        threaded, mark = agree_on_plan(specs, division, _wants_thread(parameters), process_set)
         sparse = agree_on_sparse(sparse_here, process_set)
         layout = _Layout(weakref.ref(communicator), threaded)
         layout.sparse = [pair for pair, is_sparse in zip(trainable, sparse, strict=True) if is_sparse]
@@ -170,7 +170,8 @@ class GradientReducer:
         plans = plan_buckets([specs[index] for index in dense], config().fusion_threshold, self._groups(chosen))
         for number, plan in enumerate(plans):
             members = [chosen[index] for index in plan.parameters]
-            bucket = Bucket(members, f"bucket {number}", self.how, self._compression, self._sparse_as_dense)
+            name = f"gradients {mark}, bucket {number}"
+            bucket = Bucket(members, name, self.how, self._compression, self._sparse_as_dense)
             layout.buckets.append(bucket)
             layout.places.update({p: (bucket, position) for position, p in enumerate(members)})
         for parameter in parameters:
@@ -198,31 +199,27 @@ class GradientReducer:
                 "within optimizer.no_sync()"
             )
         bucket.mark_ready(position)
-        if layout.threaded and not self.waits_for_step and self._holds(layout):
-            # In the order of the plan only, whatever order backward takes: operations match by order.
-            while layout.started < len(layout.buckets) and layout.buckets[layout.started].full:
-                self._start(layout, blocking=False)
+        if layout.threaded and bucket.full and not self.waits_for_step and self._holds(layout):
+            self._start(bucket, blocking=False)
 
     def _measuring(self) -> bool:
         return self.meter is not None and self.meter.wanted
 
-    def _start(self, layout: _Layout, *, blocking: bool) -> None:
-        bucket = layout.buckets[layout.started]
+    def _start(self, bucket: Bucket, *, blocking: bool) -> None:
         if self._measuring():
             self._here += bucket.square()
         bucket.start(blocking=blocking)
-        layout.started += 1
 
     def _reduce(self, layout: _Layout) -> None:
         """Do the rest of a round."""
-        for bucket in layout.buckets[layout.started :]:
-            bucket.make_dense()
-            self._start(layout, blocking=not layout.threaded)
+        for bucket in layout.buckets:
+            if not bucket.started:
+                bucket.make_dense()
+                self._start(bucket, blocking=not layout.threaded)
         for bucket in layout.buckets:
             bucket.finish()
             if self._measuring():
                 self._reduced += bucket.square()
-        layout.started = 0
         process_set = self.how.process_set
         for bucket in layout.buckets:
             if bucket.turned_sparse:

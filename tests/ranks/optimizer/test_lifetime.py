@@ -243,3 +243,32 @@ def test_memory_is_flat_over_many_optimizers_and_epochs(hvd: ModuleType) -> None
     # A rank is watched by a descriptor of its own from the first time that it is waited for long.
     assert before[1] <= after[1] < before[1] + hvd.size()
     assert after[2] == before[2]
+
+
+@pytest.mark.parametrize("turn", [0, 1])
+def test_a_layer_left_out_on_one_rank_disturbs_nobody(
+    hvd: ModuleType, settings: Callable[..., None], turn: int
+) -> None:
+    """Its bucket has to wait for ``step()`` there; collectives of the user, and another optimizer, come before that."""
+    settings(overlap="thread", fusion_threshold=1)
+    size, odd = hvd.size(), hvd.rank() == hvd.size() - 1
+    layers = [nn.Parameter(torch.ones(2)) for _ in range(4)]
+    other = nn.Parameter(torch.ones(2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(layers, lr=1.0))
+    second = hvd.DistributedOptimizer(torch.optim.SGD([other], lr=1.0))
+    for step in range(4):
+        optimizer.zero_grad()
+        second.zero_grad()
+        used = [w for number, w in enumerate(layers) if not (odd and step > 0 and number == (step + turn) % 4)]
+        torch.stack(used[:: -1 if odd else 1]).sum().backward()
+        other.sum().backward()
+        assert hvd.allreduce(torch.ones(3), op=hvd.Sum).tolist() == [size] * 3
+        named = [hvd.allreduce_async(torch.ones(3), op=hvd.Sum, name=f"mine {n}") for n in range(3)[:: 1 - 2 * odd]]
+        assert hvd.allgather(torch.ones(1)).shape == (size,)
+        for one in (optimizer, second) if odd and step > 0 else (second, optimizer):  # the first step makes the plans
+            one.step()
+        assert all(hvd.synchronize(handle).tolist() == [size] * 3 for handle in named)
+    for number, w in enumerate(layers):
+        missed = sum((step + turn) % 4 == number for step in range(1, 4))
+        torch.testing.assert_close(w.detach(), torch.full((2,), 1 - 4 + missed / size))
+    torch.testing.assert_close(other.detach(), torch.full((2,), -3.0))
