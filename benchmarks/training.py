@@ -5,8 +5,8 @@
 
 All variants train in one run and take turns step by step, one thread per rank, so that they see the same noise. The
 figure is the median of a step's time on the slowest rank; in parentheses what it costs beyond ranks that train alone.
-With RING_ALLOCATOR=system all of them have the C library's allocator. The last line is the most memory that a rank
-took.
+With RING_ALLOCATOR=system all of them have the C library's allocator. Under the table stand the page faults of a step
+on rank 0, and the most memory that a rank took.
 """
 
 from __future__ import annotations
@@ -116,23 +116,33 @@ def variants(name: str, optimizer: str, wanted: list[str]) -> dict[str, Callable
     return steps
 
 
-def measure(steps: dict[str, Callable[[], None]], seconds: float) -> dict[str, float]:
-    """Median time of each step in seconds, of the slowest rank, interleaved."""
+def page_faults() -> int:
+    """Pages that this process has had to wait for so far, of memory that was new to it."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+def measure(steps: dict[str, Callable[[], None]], seconds: float) -> tuple[dict[str, float], dict[str, float]]:
+    """Median time of each step in seconds, of the slowest rank, interleaved; and its page faults on this rank."""
     for _ in range(3):
         for step in steps.values():
             step()
     times: dict[str, list[float]] = {name: [] for name in steps}
+    faults: dict[str, list[int]] = {name: [] for name in steps}
     began = perf_counter()
     while True:
         for name, step in steps.items():
             ring.barrier()
-            start = perf_counter()
+            before, start = page_faults(), perf_counter()
             step()
+            faults[name].append(page_faults() - before)
             ring.barrier()  # a step is over when it is over on all ranks, also for ranks that train alone
             times[name].append(perf_counter() - start)
         enough = perf_counter() - began > seconds and len(times["alone"]) >= 10
         if ring.broadcast(torch.tensor([enough]), 0)[0]:
-            return {name: median(values) for name, values in times.items()}
+            return (
+                {name: median(values) for name, values in times.items()},
+                {name: median(values) for name, values in faults.items()},
+            )
 
 
 def main() -> None:
@@ -145,9 +155,10 @@ def main() -> None:
     wanted = [name for name in arguments.variants.split(",") if name]
     ring.init()
     torch.set_num_threads(1)
+    summary: list[str] = []
     for number, name in enumerate(arguments.models.split(",")):
         steps = variants(name, arguments.optimizer, wanted)
-        result = measure(steps, arguments.seconds)
+        result, faults = measure(steps, arguments.seconds)
         if ring.rank() == 0:
             if number == 0:
                 print(f"{ring.size()} ranks, one thread each, {arguments.optimizer}\n")
@@ -156,9 +167,11 @@ def main() -> None:
             alone = result["alone"]
             cells = [f"{t * 1e3:.1f} ms" + (f" ({t / alone - 1:+.0%})" if t != alone else "") for t in result.values()]
             print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
+            summary.append(f"page faults a step of {name}: " + ", ".join(f"{k} {v:.0f}" for k, v in faults.items()))
     peak = ring.allreduce(torch.tensor([resource.getrusage(resource.RUSAGE_SELF).ru_maxrss]), op=ring.Max)
     if ring.rank() == 0:
-        print(f"\nat most {int(peak) / 1024:.0f} MiB a rank")
+        print("", *summary, sep="\n")
+        print(f"at most {int(peak) / 1024:.0f} MiB a rank")
     ring.shutdown()
 
 
