@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.metadata import entry_points
@@ -83,6 +83,8 @@ class Framework:
     """A word in the source of every cell that uses a GPU."""
     gpu_setup: str = ""
     """Lines by which a rank of a script chooses its GPU; in an engine the rank's own GPU is the first."""
+    before: Mapping[str, str] = field(default_factory=dict)
+    """What an engine calls before a cell that names the key, as ``module:function``."""
     vocabulary: Vocabulary = field(default_factory=Vocabulary)
     advice: Advice = field(default_factory=Advice)
 
@@ -102,6 +104,8 @@ import torch
 if torch.cuda.is_available():
     torch.cuda.set_device(ring.local_rank() % torch.cuda.device_count())
 """,
+    # It raises where there is a group, and a cell runs again.
+    before={"init_process_group": "ring_notebook.torch.process_group.default_group:end_groups"},
     vocabulary=Vocabulary(
         gradients=frozenset({"backward"}),
         averaging=frozenset(

@@ -112,10 +112,13 @@ class Communicator:
     def _work(self, native: _core.Work, blocking: bool, *keep: Any) -> Work:
         work = Work(native, keep)
         if not blocking:
-            # Dropping the handle must not drop the memory under an operation.
-            self._queued = [queued for queued in self._queued if not queued.done()]
-            self._queued.append(work)
+            self._hold(work)
         return work
+
+    def _hold(self, work: Work) -> None:
+        """Dropping the handle must not drop the memory under an operation."""
+        self._queued = [queued for queued in self._queued if not queued.done()]
+        self._queued.append(work)
 
     def allreduce(
         self,

@@ -50,9 +50,31 @@ class Core(Protocol):
         tag_limit: int,
     ) -> _core.Link: ...
     def paths(self) -> list[_core.Path]: ...
+    def receive(
+        self,
+        communicator: _core.Communicator,
+        data: int,
+        count: int,
+        dtype: int,
+        source: int,
+        tag: int,
+        timeout: float,
+        attended: bool,
+    ) -> _core.Message: ...
     def reserve_memory_link(self, domain: _core.Domain) -> int: ...
     def ring_plan(self, hosts: int, host: int) -> list[tuple[int, int, bool]]: ...
     def select_isa(self, isa: str) -> str: ...
+    def send(
+        self,
+        communicator: _core.Communicator,
+        data: int,
+        count: int,
+        dtype: int,
+        to: int,
+        tag: int,
+        timeout: float,
+        attended: bool,
+    ) -> _core.Message: ...
 
 
 @lru_cache(maxsize=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import pickle
 from importlib import import_module
 from types import ModuleType
@@ -14,7 +15,7 @@ from ring_notebook.engine import setup
 from ring_notebook.error_text import printable
 from ring_notebook.frameworks import default, frameworks, named
 
-__all__ = ["describe", "get", "names", "provide_ring", "put"]
+__all__ = ["describe", "get", "names", "prepare_calls", "provide_ring", "put"]
 
 _MOST_NAMES = 12  # in a message
 
@@ -31,6 +32,17 @@ def provide_ring(names: set[str]) -> None:
     namespace, wanted = _namespace(), named(names)
     if "ring" not in namespace or (wanted and getattr(namespace["ring"], "__name__", "") in _faces()):
         namespace["ring"] = import_module((wanted or default()).face)
+
+
+def prepare_calls(tree: ast.AST) -> None:
+    """Do what frameworks ask for before a cell that names one of their functions."""
+    named = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    named |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    for framework in frameworks():
+        for function in {function for call, function in framework.before.items() if call in named}:
+            setup.wait_for_preload()
+            module, _, name = function.partition(":")
+            getattr(import_module(module), name)()
 
 
 def _faces() -> set[str]:

@@ -84,6 +84,7 @@ class _Execution:
     def _run(self, shell: InteractiveShell, source: str, first_line: int) -> None:
         self.cell = Cell(shell, source, self.run, first_line)
         namespace.provide_ring(self.cell.names())
+        namespace.prepare_calls(self.cell.tree)
         opened = world.open_run(self.run, self.epoch, self.engines)
         here = (opened.rank, opened.size, opened.local_rank, opened.local_size)
         os.environ.update(rank_variables(*here, master()))

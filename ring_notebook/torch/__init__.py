@@ -58,6 +58,7 @@ from ring_notebook.torch.collectives.allreduce import (
 )
 from ring_notebook.torch.collectives.alltoall import alltoall, alltoall_async
 from ring_notebook.torch.collectives.broadcast import broadcast, broadcast_, broadcast_async, broadcast_async_
+from ring_notebook.torch.collectives.point_to_point_calls import irecv, isend, recv, send
 from ring_notebook.torch.collectives.reducescatter import (
     grouped_reducescatter,
     grouped_reducescatter_async,
@@ -140,8 +141,10 @@ __all__ = [
     "grouped_reducescatter",
     "grouped_reducescatter_async",
     "init",
+    "irecv",
     "is_homogeneous",
     "is_initialized",
+    "isend",
     "join",
     "load",
     "local_rank",
@@ -157,11 +160,13 @@ __all__ = [
     "prepare",
     "process_group",
     "rank",
+    "recv",
     "reducescatter",
     "reducescatter_async",
     "remove_process_set",
     "rocm_built",
     "save",
+    "send",
     "shutdown",
     "size",
     "sparse_allreduce_async",

@@ -24,8 +24,9 @@ const char* to_string(ReduceOp op) {
 }
 
 const char* to_string(OpKind kind) {
-    static constexpr const char* names[kOpKinds] = {"allreduce", "reducescatter", "allgather", "broadcast", "alltoall",
-                                                    "barrier",   "join",          "group",     "step"};
+    static constexpr const char* names[kOpKinds] = {"allreduce", "reducescatter", "allgather", "broadcast",
+                                                    "alltoall",  "barrier",       "join",      "group",
+                                                    "step",      "send",          "receive"};
     return names[static_cast<int>(kind)];
 }
 

@@ -29,6 +29,7 @@ Communicator::Communicator(std::vector<int> ranks, int index, std::shared_ptr<Ho
       topology_{std::move(ranks), fabric_ ? fabric_->hosts() : 1},
       epoch_(std::move(epoch)),
       number_(epoch_.recorder->next_group()),
+      post_(std::make_unique<PostOffice>(group_, epoch_.recorder, number_)),
       named_(std::make_unique<NamedLane>(*this)) {
     epoch_.progress->add(this);
 }
@@ -44,6 +45,7 @@ Communicator::Communicator(const Communicator& owner, std::shared_ptr<HostGroup>
 Communicator::~Communicator() {
     if (!domain()->owned()) return;  // a forked process: its copy of the progress thread does not exist
     epoch_.progress->remove(this);
+    post_.reset();
     if (!queue_.empty() || (named_ && !named_->is_quiet())) {
         // Other ranks may be writing to the tensors of an operation that has begun.
         group_->abort(FixedText("rank %d dropped a communicator with operations under way", rank()));
@@ -247,6 +249,7 @@ void Communicator::close(const Interruption& check) {
             throw;
         }
     }
+    if (post_) post_->close(nullptr);
     leave();
 }
 

@@ -77,9 +77,11 @@ bool Progress::scan() {
     bool moved = false;
     for (Communicator* communicator : communicators_) {
         const auto served = communicator->serve();
-        any_work_ |= served != Communicator::Served::Idle;
+        const auto messages = communicator->serve_messages();
+        any_work_ |= served != Communicator::Served::Idle || messages != Communicator::Served::Idle;
         any_polling_ |= served == Communicator::Served::Polling;
-        moved |= served == Communicator::Served::Moved || served == Communicator::Served::Done;
+        moved |= served == Communicator::Served::Moved || served == Communicator::Served::Done ||
+                 messages == Communicator::Served::Moved;
     }
     return moved;
 }

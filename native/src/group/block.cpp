@@ -103,7 +103,9 @@ BlockReference::~BlockReference() {
 
 bool BlockReference::holds(Domain& domain) noexcept {
     for (int i = 0; i < static_cast<int>(local_.size()); ++i)
-        if (i != index_ && mailbox(i).busy.load(std::memory_order_seq_cst) != 0 &&
+        if (i != index_ &&
+            (mailbox(i).busy.load(std::memory_order_seq_cst) != 0 ||
+             mailbox(i).reading.load(std::memory_order_seq_cst) != 0) &&
             !domain.dead(local_[static_cast<std::size_t>(i)]))
             return false;
     return true;

@@ -168,16 +168,17 @@ const char* HostGroup::abort_reason() const noexcept {
     return epoch_block_->reason;
 }
 
-HostGroup::Moving::Moving(HostGroup& group) : group_(group) {
+HostGroup::Moving::Moving(HostGroup& group, SharedAtomic<std::uint32_t> Mailbox::* mark)
+    : mark_(group.mailbox(group.index()).*mark) {
     // Pairs with abort() + wait_quiet(): either the aborter sees `busy`, or this sees the abort.
-    group_.mailbox(group_.index()).busy.store(1, std::memory_order_seq_cst);
-    if (group_.aborted()) {
-        group_.mailbox(group_.index()).busy.store(0, std::memory_order_seq_cst);
-        throw Aborted(group_.abort_reason());
+    mark_.store(1, std::memory_order_seq_cst);
+    if (group.aborted()) {
+        mark_.store(0, std::memory_order_seq_cst);
+        throw Aborted(group.abort_reason());
     }
 }
 
-HostGroup::Moving::~Moving() { group_.mailbox(group_.index()).busy.store(0, std::memory_order_release); }
+HostGroup::Moving::~Moving() { mark_.store(0, std::memory_order_release); }
 
 bool HostGroup::wait_quiet() const noexcept {
     // Moving never waits for another rank and what writes to others looks for aborts, so this ends as soon as the

@@ -17,7 +17,7 @@ from ring_notebook.torch.process_group.run_store import run_store
 from ring_notebook.torch.tensors import buffer_of
 from ring_notebook.torch_backend import register
 
-__all__ = ["end_groups_of_failed_epoch", "process_group"]
+__all__ = ["end_groups", "end_groups_of_failed_epoch", "process_group"]
 
 
 def process_group(backend: str | None = None, timeout: timedelta | None = None) -> c10d.ProcessGroup:
@@ -35,12 +35,13 @@ def process_group(backend: str | None = None, timeout: timedelta | None = None) 
     memory = buffer_of(fits)
     current.communicator.allreduce([memory], [memory], op=ReduceOp.MIN)  # on every rank, or on none
     if not fits.item():
-        if dist.is_initialized():
-            _destroy()
+        end_groups()
         store = run_store(timeout or c10d._DEFAULT_PG_TIMEOUT)
         dist.init_process_group(wanted, store=store, rank=current.rank, world_size=current.size, timeout=timeout)
     group = dist.group.WORLD
     assert group is not None
+    if isinstance(group, GroupIdentity):
+        group.communicator  # noqa: B018  all ranks are here: what comes next may be a message between two of them
     return group
 
 
@@ -60,6 +61,12 @@ def end_groups_of_failed_epoch() -> None:
     """
     failed = world.is_initialized() and world.current().communicator.aborted
     if failed and any(not isinstance(group, GroupIdentity) for group in list(registry._world.pg_map)):
+        _destroy()
+
+
+def end_groups() -> None:
+    """End all groups of torch.distributed in this process, so that ``init_process_group`` can make a default group."""
+    if dist.is_initialized():
         _destroy()
 
 

@@ -15,14 +15,14 @@ import torch.distributed as dist
 
 from ring_notebook.core import world
 from ring_notebook.errors import RingError
-from ring_notebook.torch.process_group.movements import MovingGroup
+from ring_notebook.torch.process_group.point_to_point import SendingGroup
 from ring_notebook.torch.process_group.ring_work import RingWork
 from ring_notebook.torch.tensors import buffer_of, from_bytes
 
 __all__ = ["RingProcessGroup", "create"]
 
 
-class RingProcessGroup(MovingGroup):
+class RingProcessGroup(SendingGroup):
     """torch.distributed's operations on the native core, for tensors in CPU memory.
 
     It has a communicator of its own: no call of `ring_notebook.torch` can be taken for one of torch.distributed. All

@@ -21,7 +21,8 @@ MAY_INCLUDE = {
     "collectives/host": BELOW_COLLECTIVES,
     "collectives/inter_host": {"collectives/host", *BELOW_COLLECTIVES},
     "collectives": {"collectives/inter_host", "collectives/host", *BELOW_COLLECTIVES},
-    "communicator": {"collectives", "collectives/inter_host", "collectives/host", *BELOW_COLLECTIVES},
+    "messages": {"group", "memory", "base"},
+    "communicator": {"messages", "collectives", "collectives/inter_host", "collectives/host", *BELOW_COLLECTIVES},
 }
 FILES = sorted(path for path in NATIVE.rglob("*") if path.suffix in {".cpp", ".hpp"})
 # No test sets what the environment may hold, and the core of one process has one user.

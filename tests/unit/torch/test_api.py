@@ -92,7 +92,11 @@ NAMES = {
 BEYOND = {"prepare", "log", "track", "save", "load", "empty", "noise_scale", "check", "LARS", "LAMB"} | {
     "LinearScalingLR",
     "DistributedSampler",
+    "irecv",
+    "isend",
     "process_group",
+    "recv",
+    "send",
 }
 
 

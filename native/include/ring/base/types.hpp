@@ -41,8 +41,10 @@ enum class OpKind : std::uint8_t {
     Join = 6,
     Group = 7,
     Step = 8,
+    Send = 9,
+    Receive = 10,
 };
-constexpr int kOpKinds = 9;
+constexpr int kOpKinds = 11;
 
 std::size_t item_size(DType dtype);
 const char* to_string(DType dtype);

@@ -21,6 +21,7 @@
 #include "ring/collectives/paths.hpp"
 #include "ring/group/host_group.hpp"
 #include "ring/group/recorder.hpp"
+#include "ring/messages/post_office.hpp"
 
 namespace ring {
 
@@ -120,6 +121,15 @@ class Communicator {
     // Ends when the work is done; an interruption aborts the epoch, because the work cannot be taken back.
     void wait(Work& work, double timeout, const Interruption& check);
 
+    // Messages to and from members (group indices) on this host; `from` may be PostOffice::kAny. One that the caller
+    // does not go on to wait for is carried on by the progress thread.
+    std::shared_ptr<Message> send(int to, int tag, const void* data, std::uint64_t count, DType dtype, double timeout,
+                                  bool attended);
+    std::shared_ptr<Message> receive(int from, int tag, void* data, std::uint64_t count, DType dtype, double timeout,
+                                     bool attended);
+    void wait(Message& message, double timeout, const Interruption& check) { post_->wait(message, timeout, check); }
+    int source(const Message& message) const;
+
     // The communicator of a group that a Group operation has made.
     std::shared_ptr<Communicator> subgroup(Work& work) const;
 
@@ -190,6 +200,9 @@ class Communicator {
     Served serve();
     Served serve_queue();
     void wait_for_names(const Request& request, const Interruption& check);
+    Served serve_messages();
+    // Of a member on this host, its index here.
+    int neighbour(OpKind kind, int member) const;
     int rank() const { return ranks()[static_cast<std::size_t>(index_)]; }
     std::string who() const { return "rank " + std::to_string(rank()); }
     std::string locate(const Work& work) const;
@@ -201,6 +214,9 @@ class Communicator {
     Epoch epoch_;
     int number_;                  // of this group in the epoch
     std::uint64_t sequence_ = 0;  // counted by the thread that carries an operation out
+
+    std::unique_ptr<PostOffice> post_;  // null in the lane of named operations
+    std::int64_t next_look_ = 0;        // at the messages' senders and receivers, by the progress thread
 
     mutable std::mutex mutex_;
     std::deque<std::shared_ptr<Work>> queue_;

@@ -37,7 +37,9 @@ enum class Reference : std::uint32_t { NotTaken = 0, Held = 1, Dropped = 2 };
 
 struct alignas(128) Mailbox {
     SharedAtomic<std::uint64_t> arrivals{0};
-    SharedAtomic<std::uint32_t> busy{0};  // is touching other ranks' memory
+    SharedAtomic<std::uint32_t> busy{0};            // is touching other ranks' memory, in an operation
+    SharedAtomic<std::uint32_t> reading{0};         // the same, in what a message brought
+    SharedAtomic<std::uint64_t> letters{kNowhere};  // the newest message to this member that it has not taken
     SharedAtomic<RankState> state{RankState::Idle};
     SharedAtomic<std::int64_t> since{0};
     SharedAtomic<std::uint32_t> left{0};

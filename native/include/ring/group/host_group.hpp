@@ -154,12 +154,16 @@ class HostGroup {
     // While a guard lives, other ranks' memory may be touched; none can be made once the epoch has been aborted.
     class Moving {
        public:
-        explicit Moving(HostGroup& group);
+        // One thread at a time carries operations out, and one at a time messages: each has its own mark.
+        explicit Moving(HostGroup& group, SharedAtomic<std::uint32_t> Mailbox::* mark = &Mailbox::busy);
         ~Moving();
 
        private:
-        HostGroup& group_;
+        SharedAtomic<std::uint32_t>& mark_;
     };
+    // The messages to a member, newest first.
+    SharedAtomic<std::uint64_t>& letters(int member) const { return mailbox(member).letters; }
+    void ring_bell_of(int member) const { domain_->slot(local_rank(member)).bell.ring(); }
     // After an abort: returns when no other member touches this rank's memory, or false when one still does after a
     // time that only a stopped process needs. None begins to again.
     bool wait_quiet() const noexcept;

@@ -1,0 +1,124 @@
+// Messages from one rank to another of its host, matched by sender and tag in the order in which they were sent.
+//
+// The sender writes a *letter* into its own ring memory and hangs it on the receiver's mailbox, so that no rank needs a
+// connection to another. What a letter brings is of one of three kinds:
+//
+//   small     lies behind the letter: the send is complete at once, whatever the receiver does
+//   pulled    lies in the sender's tensor, which is in ring memory: the receiver copies it from there
+//   streamed  comes through a window behind the letter, which the sender fills while the receiver empties it
+//
+// Nothing here waits but `wait`. The thread that waits for a message, and the progress thread for those that nobody
+// waits for, carry all messages of the office on (`advance`).
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "ring/group/host_group.hpp"
+#include "ring/group/recorder.hpp"
+
+namespace ring {
+
+struct Letter;
+
+// One message that this rank sends or receives.
+class Message {
+   public:
+    bool done() const { return state_.load(std::memory_order_seq_cst) != State::Pending; }
+    // Valid once done. Rethrows the error of a failed message.
+    void get() const {
+        if (error_) std::rethrow_exception(error_);
+    }
+    // The member that a received message came from; -1 before.
+    int source() const { return source_; }
+
+   private:
+    friend class PostOffice;
+    enum class State : int { Pending, Done, Failed };
+
+    Header header_;  // kind, dtype, count and tag, for timelines and errors
+    int peer_ = -1;  // member; -1 for any
+    int tag_ = 0;
+    std::byte* data_ = nullptr;  // to send it is only read
+    std::size_t bytes_ = 0;
+    std::size_t moved_ = 0;            // of a stream
+    Letter* letter_ = nullptr;         // sent or matched
+    std::uint64_t offset_ = kNowhere;  // of a letter that was sent
+    std::int64_t deadline_ = 0;
+    std::int64_t mark_ = 0;
+    int source_ = -1;
+    bool attended_ = false;
+    std::atomic<State> state_{State::Pending};
+    std::exception_ptr error_;
+};
+
+class PostOffice {
+   public:
+    static constexpr int kAny = -1;
+
+    // `number` is that of the group, for timelines.
+    PostOffice(std::shared_ptr<HostGroup> group, std::shared_ptr<Recorder> recorder, int number);
+    // Gives up what is under way. Small messages that were sent can be received as long as their receiver lives.
+    ~PostOffice();
+    PostOffice(const PostOffice&) = delete;
+    PostOffice& operator=(const PostOffice&) = delete;
+
+    // To and from members. Throws Mismatch where the receiver has refused an earlier small message.
+    // `attended` says that the caller goes on to wait for it.
+    std::shared_ptr<Message> send(int to, int tag, const void* data, std::uint64_t count, DType dtype, double timeout,
+                                  bool attended);
+    std::shared_ptr<Message> receive(int from, int tag, void* data, std::uint64_t count, DType dtype, double timeout,
+                                     bool attended);
+    // Returns when the message is done; an interruption aborts the epoch.
+    void wait(Message& message, double timeout, const Interruption& check);
+    // Carries messages on as far as they can be; true when anything moved.
+    bool advance();
+    // Every now and then, by whoever waits: ends the epoch where a rank that is waited for has left or died, or is
+    // late.
+    void look() noexcept;
+    // Whether there are messages that nobody may be waiting for.
+    bool unattended() const { return unattended_.load(std::memory_order_seq_cst) != 0; }
+    // Fails what is under way: the communicator is closed.
+    void close(std::exception_ptr error) noexcept;
+
+   private:
+    std::shared_ptr<Message> make(OpKind kind, int peer, int tag, void* data, std::uint64_t count, DType dtype,
+                                  double timeout, bool attended);
+    void begin(const Message& message);
+    void post(Message& message);
+    void take_letters();
+    bool match();
+    void accept(Message& message, Letter& letter);
+    bool fill(Message& message);
+    bool empty(Message& message);
+    void finish(Message& message, std::exception_ptr error) noexcept;
+    void fail_all(const std::exception_ptr& error) noexcept;
+    void reap();
+    void give_up_letter(std::uint64_t offset, int to) noexcept;
+    std::string describe(const Message& message) const;
+    std::string rank_of(int member) const;
+
+    std::shared_ptr<HostGroup> group_;
+    std::shared_ptr<Recorder> recorder_;
+    int number_;
+    std::mutex mutex_;
+    std::deque<Letter*> arrived_;                     // and not matched
+    std::deque<std::shared_ptr<Message>> wanted_;     // receives that are not matched
+    std::deque<std::shared_ptr<Message>> receiving_;  // streams
+    std::deque<std::shared_ptr<Message>> sending_;    // until the receiver has taken them
+    struct Posted {
+        std::uint64_t offset;
+        int to;
+    };
+    std::deque<Posted> posted_;  // small letters whose send is complete
+    std::exception_ptr late_;    // of such a letter
+    std::atomic<int> pending_{0};
+    std::atomic<int> unattended_{0};
+};
+
+}  // namespace ring

@@ -1,0 +1,302 @@
+// Letters: sent, matched, and taken.
+#include "ring/messages/post_office.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "messages/letter.hpp"
+#include "ring/base/errors.hpp"
+
+namespace ring {
+namespace {
+
+constexpr std::size_t kPart = std::size_t{16} << 20;  // bytes copied between two looks for an abort
+
+std::string elements(std::uint64_t count, DType dtype) {
+    return std::to_string(count) + " elements of " + to_string(dtype);
+}
+
+}  // namespace
+
+PostOffice::PostOffice(std::shared_ptr<HostGroup> group, std::shared_ptr<Recorder> recorder, int number)
+    : group_(std::move(group)), recorder_(std::move(recorder)), number_(number) {}
+
+PostOffice::~PostOffice() {
+    if (!group_->domain().owned()) return;
+    close(nullptr);
+    for (const Posted& one : posted_) give_up_letter(one.offset, one.to);
+}
+
+std::shared_ptr<Message> PostOffice::make(OpKind kind, int peer, int tag, void* data, std::uint64_t count, DType dtype,
+                                          double timeout, bool attended) {
+    auto message = std::make_shared<Message>();
+    message->attended_ = attended;
+    message->peer_ = peer;
+    message->tag_ = tag;
+    message->data_ = static_cast<std::byte*>(data);
+    message->bytes_ = count * item_size(dtype);
+    message->deadline_ = deadline_after(timeout);
+    message->mark_ = recorder_->now();
+    message->header_.kind = kind;
+    message->header_.dtype = dtype;
+    message->header_.count = count;
+    return message;
+}
+
+std::shared_ptr<Message> PostOffice::send(int to, int tag, const void* data, std::uint64_t count, DType dtype,
+                                          double timeout, bool attended) {
+    auto message = make(OpKind::Send, to, tag, const_cast<void*>(data), count, dtype, timeout, attended);
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        reap();
+        if (late_) std::rethrow_exception(std::exchange(late_, nullptr));
+        if (group_->aborted()) throw Aborted(describe(*message) + " stopped because " + group_->abort_reason());
+        sending_.push_back(message);
+        try {
+            post(*message);
+        } catch (...) {
+            sending_.pop_back();
+            throw;
+        }
+        if (message->bytes_ <= kSmallBytes && posted_.size() < kMostWaiting) {
+            sending_.pop_back();
+            posted_.push_back({message->offset_, to});
+            begin(*message);
+            finish(*message, nullptr);
+        } else {
+            begin(*message);
+        }
+    }
+    group_->ring_bell_of(to);
+    return message;
+}
+
+std::shared_ptr<Message> PostOffice::receive(int from, int tag, void* data, std::uint64_t count, DType dtype,
+                                             double timeout, bool attended) {
+    auto message = make(OpKind::Receive, from, tag, data, count, dtype, timeout, attended);
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        reap();
+        if (late_) std::rethrow_exception(std::exchange(late_, nullptr));
+        if (group_->aborted()) throw Aborted(describe(*message) + " stopped because " + group_->abort_reason());
+        wanted_.push_back(message);
+        begin(*message);
+    }
+    advance();
+    return message;
+}
+
+void PostOffice::begin(const Message& message) {
+    ++pending_;
+    if (!message.attended_) ++unattended_;
+}
+
+// Writes the letter and hangs it on the receiver's mailbox.
+void PostOffice::post(Message& message) {
+    Domain& domain = group_->domain();
+    const bool is_small = message.bytes_ <= kSmallBytes;
+    const std::uint64_t tensor = is_small ? kNowhere : domain.offset_of(message.data_, message.bytes_);
+    const std::size_t behind = is_small ? message.bytes_ : tensor == kNowhere ? kWindowBytes : 0;
+    message.offset_ = domain.allocate(sizeof(Letter) + behind);
+    auto* letter = new (domain.at(message.offset_)) Letter();
+    letter->from = group_->index();
+    letter->tag = message.tag_;
+    letter->dtype = message.header_.dtype;
+    letter->count = message.header_.count;
+    if (is_small) {
+        letter->data = message.offset_ + sizeof(Letter);
+        if (message.bytes_ > 0) std::memcpy(letter->behind(), message.data_, message.bytes_);
+    } else if (tensor != kNowhere) {
+        letter->data = tensor;
+    }
+    message.letter_ = letter;
+    if (letter->data == kNowhere) fill(message);
+    SharedAtomic<std::uint64_t>& letters = group_->letters(message.peer_);
+    letter->next = letters.load(std::memory_order_relaxed);
+    while (!letters.compare_exchange_weak(letter->next, message.offset_, std::memory_order_seq_cst)) {
+    }
+}
+
+bool PostOffice::advance() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (pending_.load(std::memory_order_relaxed) == 0) return false;
+    if (group_->aborted()) {
+        fail_all(nullptr);
+        return true;
+    }
+    bool moved = false;
+    try {
+        take_letters();
+        moved = match();
+        for (std::size_t i = 0; i < receiving_.size();) {
+            const auto message = receiving_[i];
+            moved |= empty(*message);
+            if (!message->done()) {
+                ++i;
+                continue;
+            }
+            receiving_.erase(receiving_.begin() + static_cast<std::ptrdiff_t>(i));
+        }
+    } catch (const Aborted&) {  // while something was copied
+        fail_all(nullptr);
+        return true;
+    }
+    for (std::size_t i = 0; i < sending_.size();) {
+        const auto message = sending_[i];
+        Letter& letter = *message->letter_;
+        moved |= fill(*message);
+        const LetterState state = letter.state.load(std::memory_order_seq_cst);
+        if (state == LetterState::Sent) {
+            ++i;
+            continue;
+        }
+        std::exception_ptr error;
+        if (state == LetterState::Refused)
+            error = std::make_exception_ptr(Mismatch(describe(*message) + ": " + rank_of(message->peer_) +
+                                                     " expected " + elements(letter.wanted_count, letter.wanted_dtype) +
+                                                     "; send and receive tensors of one size and dtype"));
+        group_->domain().release(message->offset_);
+        sending_.erase(sending_.begin() + static_cast<std::ptrdiff_t>(i));
+        finish(*message, error);
+        moved = true;
+    }
+    return moved;
+}
+
+// What has come since, oldest first.
+void PostOffice::take_letters() {
+    SharedAtomic<std::uint64_t>& letters = group_->letters(group_->index());
+    if (letters.load(std::memory_order_seq_cst) == kNowhere) return;
+    std::uint64_t newest = letters.exchange(kNowhere, std::memory_order_seq_cst);
+    const auto before = static_cast<std::ptrdiff_t>(arrived_.size());
+    for (; newest != kNowhere; newest = arrived_.back()->next) arrived_.push_back(group_->domain().at<Letter>(newest));
+    std::reverse(arrived_.begin() + before, arrived_.end());
+}
+
+bool PostOffice::match() {
+    bool moved = false;
+    for (std::size_t i = 0; i < wanted_.size();) {
+        const auto message = wanted_[i];
+        const auto found = std::find_if(arrived_.begin(), arrived_.end(), [&](const Letter* letter) {
+            return letter->tag == message->tag_ && (message->peer_ == kAny || message->peer_ == letter->from);
+        });
+        if (found == arrived_.end()) {
+            ++i;
+            continue;
+        }
+        Letter& letter = **found;
+        arrived_.erase(found);
+        wanted_.erase(wanted_.begin() + static_cast<std::ptrdiff_t>(i));
+        receiving_.push_back(message);  // so that an abort finds it
+        accept(*message, letter);
+        if (message->done()) receiving_.pop_back();
+        moved = true;
+    }
+    return moved;
+}
+
+void PostOffice::accept(Message& message, Letter& letter) {
+    message.source_ = letter.from;
+    message.letter_ = &letter;
+    recorder_->record(Phase::Waiting, message.mark_, recorder_->now(), message.header_, number_,
+                      group_->ranks()[static_cast<std::size_t>(letter.from)]);
+    message.mark_ = recorder_->now();
+    if (letter.count != message.header_.count || letter.dtype != message.header_.dtype) {
+        const std::string got = elements(letter.count, letter.dtype);
+        letter.wanted_count = message.header_.count;
+        letter.wanted_dtype = message.header_.dtype;
+        letter.state.store(LetterState::Refused, std::memory_order_seq_cst);
+        group_->ring_bell_of(message.source_);
+        finish(message, std::make_exception_ptr(Mismatch(describe(message) + ": expected " +
+                                                         elements(letter.wanted_count, letter.wanted_dtype) + ", got " +
+                                                         got + "; send and receive tensors of one size and dtype")));
+        return;
+    }
+    if (letter.data == kNowhere) {
+        empty(message);
+        return;
+    }
+    {
+        const HostGroup::Moving moving(*group_, &Mailbox::reading);
+        const std::byte* from = group_->domain().at<std::byte>(letter.data);
+        for (std::size_t at = 0; at < message.bytes_; at += kPart) {
+            if (group_->aborted()) throw Aborted(group_->abort_reason());
+            std::memcpy(message.data_ + at, from + at, std::min(kPart, message.bytes_ - at));
+        }
+    }
+    letter.state.store(LetterState::Taken, std::memory_order_seq_cst);
+    group_->ring_bell_of(message.source_);
+    finish(message, nullptr);
+}
+
+// Sender: puts the next part of a stream into the window.
+bool PostOffice::fill(Message& message) {
+    Letter& letter = *message.letter_;
+    if (letter.data != kNowhere) return false;
+    bool moved = false;
+    while (message.moved_ < message.bytes_) {
+        const std::size_t room = kWindowBytes - (message.moved_ - letter.emptied.load(std::memory_order_seq_cst));
+        const std::size_t at = message.moved_ % kWindowBytes;
+        const std::size_t part = std::min({room, kWindowBytes - at, message.bytes_ - message.moved_, kStepBytes});
+        if (part == 0) break;
+        std::memcpy(letter.behind() + at, message.data_ + message.moved_, part);
+        message.moved_ += part;
+        letter.filled.store(message.moved_, std::memory_order_seq_cst);
+        group_->ring_bell_of(message.peer_);
+        moved = true;
+    }
+    return moved;
+}
+
+// Receiver: takes what is in the window.
+bool PostOffice::empty(Message& message) {
+    Letter& letter = *message.letter_;
+    bool moved = false;
+    const HostGroup::Moving moving(*group_, &Mailbox::reading);
+    for (;;) {
+        const std::size_t there = letter.filled.load(std::memory_order_seq_cst) - message.moved_;
+        const std::size_t at = message.moved_ % kWindowBytes;
+        const std::size_t part = std::min({there, kWindowBytes - at, kStepBytes});
+        if (part == 0) break;
+        std::memcpy(message.data_ + message.moved_, letter.behind() + at, part);
+        message.moved_ += part;
+        letter.emptied.store(message.moved_, std::memory_order_seq_cst);
+        group_->ring_bell_of(message.source_);
+        moved = true;
+    }
+    if (message.moved_ == message.bytes_) {
+        letter.state.store(LetterState::Taken, std::memory_order_seq_cst);
+        group_->ring_bell_of(message.source_);
+        finish(message, nullptr);
+    }
+    return moved;
+}
+
+void PostOffice::finish(Message& message, std::exception_ptr error) noexcept {
+    recorder_->record(Phase::Moving, message.mark_, recorder_->now(), message.header_, number_, -1);
+    message.error_ = std::move(error);
+    --pending_;
+    if (!message.attended_) --unattended_;
+    message.state_.store(message.error_ ? Message::State::Failed : Message::State::Done, std::memory_order_seq_cst);
+    group_->bell().ring();  // another thread may wait for it
+}
+
+// Frees small letters that have been taken, oldest first.
+void PostOffice::reap() {
+    while (!posted_.empty()) {
+        auto* letter = group_->domain().at<Letter>(posted_.front().offset);
+        const LetterState state = letter->state.load(std::memory_order_seq_cst);
+        if (state == LetterState::Sent) return;
+        if (state == LetterState::Refused)
+            late_ = std::make_exception_ptr(Mismatch("an earlier message of " + elements(letter->count, letter->dtype) +
+                                                     " with tag " + std::to_string(letter->tag) + " was refused by " +
+                                                     rank_of(posted_.front().to) + ", which expected " +
+                                                     elements(letter->wanted_count, letter->wanted_dtype)));
+        group_->domain().release(posted_.front().offset);
+        posted_.pop_front();
+    }
+}
+
+}  // namespace ring

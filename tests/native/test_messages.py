@@ -1,0 +1,217 @@
+"""Messages from rank to rank: order, tags, sizes on both sides of each limit, errors on both sides, and never stuck."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from native.ranks import LAUNCHERS, Seat, as_threads
+from native.values import Tensor
+from ring_notebook.core.buffers import DType
+from ring_notebook.core.communicator import Communicator
+from ring_notebook.core.messages import ANY, receive, send
+from ring_notebook.errors import CollectiveAborted, CollectiveMismatch, CollectiveTimeout
+
+COUNTS = [0, 1, 16 << 10, (16 << 10) + 1, 1_000_003]  # up to 64 KiB, just above, and many windows
+
+
+def filled(ring: Communicator, count: int, value: float, in_ring: bool = False) -> Tensor:
+    return Tensor.of(ring, np.arange(count) % 1000 + value, DType.FLOAT32, ring=in_ring)
+
+
+@pytest.mark.parametrize("in_ring", [False, True], ids=["private", "ring memory"])
+@pytest.mark.parametrize("launcher", ["threads", "processes"])
+def test_around_the_ring(launcher: str, in_ring: bool) -> None:
+    """Every rank sends to the next one and receives from the one before, at once and one after another."""
+
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        after, before = (ring.rank + 1) % 3, (ring.rank - 1) % 3
+        for count in COUNTS:
+            ours = filled(ring, count, ring.rank, in_ring)
+            theirs = filled(ring, count, -1, in_ring)
+            outgoing = send(ring, ours.buffer, after, blocking=False)
+            incoming = receive(ring, theirs.buffer, before, blocking=False)
+            incoming.wait()
+            outgoing.wait()
+            assert incoming.source() == before
+            assert theirs.values.tolist() == filled(ring, count, before).values.tolist()
+            if ring.rank == 0:
+                send(ring, ours.buffer, after)
+                receive(ring, theirs.buffer, before)
+            else:
+                receive(ring, theirs.buffer, before)
+                send(ring, ours.buffer, after)
+
+    LAUNCHERS[launcher](3, body)
+
+
+def test_tags_and_order() -> None:
+    """A tag picks a message; those of one tag come in order; any source takes what is there."""
+
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        if ring.rank:
+            for number in range(4):
+                send(ring, filled(ring, 1, 10 * ring.rank + number).buffer, 0, tag=number % 2)
+            return
+        got = filled(ring, 1, -1)
+        for source in (1, 2):
+            for tag, number in ((1, 1), (0, 0), (1, 3)):
+                receive(ring, got.buffer, source, tag=tag)
+                assert got.values.tolist() == [10 * source + number]
+        left = set()
+        for _ in range(2):
+            message = receive(ring, got.buffer, ANY)
+            left.add((message.source(), float(got.values[0])))
+        assert left == {(1, 12.0), (2, 22.0)}
+
+    as_threads(3, body)
+
+
+def test_many_small_ones_before_anyone_receives() -> None:
+    """More than are buffered: later sends end when they are received."""
+
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        sent = [send(ring, filled(ring, 5, n).buffer, 1, blocking=False) for n in range(1500)] if ring.rank == 0 else []
+        ring.barrier()
+        got = filled(ring, 5, -1)
+        for number in range(1500 if ring.rank == 1 else 0):
+            receive(ring, got.buffer, 0)
+            assert got.values[0] == number
+        for message in sent:
+            message.wait()
+
+    as_threads(2, body)
+
+
+def test_large_ones_beside_collectives() -> None:
+    """One that nobody waits for moves on while its rank is in a collective."""
+
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        tensor = filled(ring, 1_000_003, ring.rank)
+        if ring.rank == 0:
+            message = send(ring, tensor.buffer, 1, blocking=False)
+        else:
+            receive(ring, tensor.buffer, 0)
+        ring.barrier()
+        if ring.rank == 0:
+            message.wait()
+        assert tensor.values[0] == 0
+
+    as_threads(2, body)
+
+
+@pytest.mark.parametrize("count", [3, 100_000])
+def test_other_sizes_and_types(count: int) -> None:
+    """Both sides raise, with both sizes, and the group lives on."""
+
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        other = Tensor.of(ring, np.zeros(count), DType.FLOAT64)
+        for theirs in (filled(ring, count + 1, 0), other):
+            if ring.rank == 1:
+                with pytest.raises(CollectiveMismatch, match=rf"rank 1: receive from rank 0 .*got {count} elements"):
+                    receive(ring, theirs.buffer, 0)
+            elif count > 3:
+                with pytest.raises(CollectiveMismatch, match=r"rank 0: send to rank 1 .*: rank 1 expected"):
+                    send(ring, filled(ring, count, 0).buffer, 1)
+            else:
+                send(ring, filled(ring, count, 0).buffer, 1)
+            ring.barrier()
+            if ring.rank == 0 and count == 3:
+                with pytest.raises(CollectiveMismatch, match="was refused by rank 1"):
+                    send(ring, filled(ring, count, 0).buffer, 1)
+        ring.barrier()
+        if ring.rank == 0:
+            send(ring, filled(ring, count, 5).buffer, 1, tag=9)
+        else:
+            got = filled(ring, count, 0)
+            receive(ring, got.buffer, 0, tag=9)
+            assert got.values[0] == 5
+
+    as_threads(2, body)
+
+
+@pytest.mark.parametrize("blocking", [True, False], ids=["send or receive", "wait"])
+@pytest.mark.parametrize("sends", [True, False])
+@pytest.mark.parametrize("how", ["abort", "leave"])
+def test_the_other_rank_fails_or_leaves(how: str, sends: bool, blocking: bool) -> None:
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        tensor = filled(ring, 500_000, 0)
+        if ring.rank == 1:
+            while not (how == "leave" or calls.is_set()):
+                time.sleep(0.001)
+            if how == "abort":
+                ring.abort("rank 1 raised ValueError: boom")
+            return
+        calls.set()
+        words = "boom" if how == "abort" else "left"
+        with pytest.raises(CollectiveAborted, match=words):
+            (send if sends else receive)(ring, tensor.buffer, 1, blocking=blocking).wait()
+
+    calls = threading.Event()
+    as_threads(2, body)
+
+
+def test_the_deadline_of_a_receive() -> None:
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        if ring.rank == 0:
+            ring.limit_time(0.2)
+            with pytest.raises(
+                (CollectiveTimeout, CollectiveAborted), match=r"receive from rank 1 \(tag 0\) timed out"
+            ):
+                receive(ring, filled(ring, 5, 0).buffer, 1)
+        else:
+            while not ring.aborted:
+                time.sleep(0.001)
+
+    as_threads(2, body)
+
+
+def test_a_small_one_outlives_its_sender() -> None:
+    """What a rank has sent before it left can be received."""
+
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        if ring.rank == 0:
+            send(ring, filled(ring, 5, 3).buffer, 1)
+            ring.close()
+            gone.set()
+        else:
+            assert gone.wait(30)
+            got = filled(ring, 5, 0)
+            receive(ring, got.buffer, 0)
+            assert got.values[0] == 3
+
+    gone = threading.Event()
+    as_threads(2, body)
+
+
+def test_wrong_ranks_and_tags() -> None:
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        buffer = filled(ring, 1, 0).buffer
+        with pytest.raises(ValueError, match="rank 2 is not in this group of 2"):
+            send(ring, buffer, 2)
+        with pytest.raises(ValueError, match="tag of a message"):
+            receive(ring, buffer, 0, tag=-1)
+
+    as_threads(2, body)
+
+
+def test_another_host() -> None:
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        other = 1 - ring.rank
+        with pytest.raises(ValueError, match=f"rank {other} is on another host"):
+            send(ring, filled(ring, 1, 0).buffer, other)
+
+    as_threads(2, body, hosts=(0, 1))

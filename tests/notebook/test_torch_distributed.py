@@ -1,0 +1,67 @@
+"""Cells that speak torch.distributed: again and again, on other ranks, after failures, on both backends."""
+
+from __future__ import annotations
+
+import pytest
+
+from ring_notebook.notebook.cluster.cluster import Cluster
+
+USES = """
+import torch, torch.distributed as dist
+dist.init_process_group("{backend}")
+tensor = torch.ones(1)
+dist.all_reduce(tensor)
+assert tensor.item() == dist.get_world_size() == ring.size()
+"""
+FAILS = """
+import torch, torch.distributed as dist
+dist.init_process_group("{backend}")
+if ring.rank() == 1:
+    raise ValueError("boom")
+dist.all_reduce(torch.ones(1))
+dist.all_reduce(torch.ones(1))
+"""
+MAKES = """
+import torch
+from torch.nn.parallel import DistributedDataParallel
+ring.process_group()
+model = DistributedDataParallel(torch.nn.Linear(2, 1))
+"""
+TRAINS = """
+model(torch.ones(1, 2) * (ring.rank() + 1)).sum().backward()
+assert model.module.weight.grad.tolist() == [[1.5, 1.5]], model.module.weight.grad
+model.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("backend", ["ring", "gloo"])
+def test_a_cell_again_and_after_a_failure(cluster: Cluster, backend: str) -> None:
+    uses, fails = USES.format(backend=backend), FAILS.format(backend=backend)
+    for _ in range(2):
+        assert cluster.run(uses).wait().status == "ok"
+    # Gloo tells the other rank that it lost the connection, and that may be what comes first.
+    with pytest.raises((ValueError, RuntimeError), match=r"boom|closed by peer|reset by peer"):
+        cluster.run(fails).wait()
+    assert cluster.run(uses, n=1).wait().status == "ok"
+    assert cluster.run(uses).wait().status == "ok"
+
+
+def test_a_model_of_an_earlier_cell(cluster: Cluster) -> None:
+    """It trains in the next cells, also after one that failed."""
+    cluster.run(MAKES).wait()
+    cluster.run(TRAINS).wait()
+    with pytest.raises(ValueError, match="boom"):
+        cluster.run("if ring.rank() == 1:\n    raise ValueError('boom')\n" + TRAINS).wait()
+    cluster.run(TRAINS).wait()
+
+
+def test_the_variables_of_a_cell(cluster: Cluster) -> None:
+    """Those of its ranks, and not of the engines."""
+    cell = """
+import os
+assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == (str(ring.rank()), str(ring.size()))
+assert (os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"]) == (str(ring.local_rank()), str(ring.local_size()))
+assert os.environ["MASTER_ADDR"] == "127.0.0.1" and int(os.environ["MASTER_PORT"])
+"""
+    cluster.run(cell).wait()
+    cluster.run(cell, n=1).wait()
