@@ -11,7 +11,8 @@ from ring_notebook.notebook.cluster.cluster import Cluster
 CELL = f"""{BARRIER}
 def wait():
     import ctypes
-    ctypes.PyDLL(None).sleep(30)  # holds the interpreter, as badly written native code does
+    while True:  # the signal that asks for the stack ends a sleep
+        ctypes.PyDLL(None).sleep(30)  # holds the interpreter, as badly written native code does
 if world.current().rank == 0:
     barrier()
 else:
