@@ -79,7 +79,8 @@ def _keep_log(logs: Path, rank: int) -> None:
         os.dup2(log, 2)
         os.close(log)
     faulthandler.enable(2, all_threads=False)
-    faulthandler.register(signal.SIGUSR1, 2)
+    # The main thread alone: to walk the frames of threads that run may crash the process.
+    faulthandler.register(signal.SIGUSR1, 2, all_threads=False)
 
 
 def wait_for_preload() -> None:

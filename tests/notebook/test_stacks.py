@@ -38,3 +38,14 @@ def test_ranks_in_a_collective_and_in_foreign_code(cluster: Cluster) -> None:
     finally:
         os.kill(cluster.status()[1].pid, signal.SIGCONT)
         cluster.restart()
+
+
+def test_asking_does_not_disturb_threads_that_run(cluster: Cluster) -> None:
+    """To read the frames of a thread that runs crashes its process now and then, so those are left alone."""
+    busy = "import threading\nstop = threading.Event()\ndef work():\n    while not stop.is_set(): sum(range(100))\n"
+    cluster.run(
+        busy + "threads = [threading.Thread(target=work) for _ in range(4)]\nfor t in threads: t.start()"
+    ).wait()
+    for _ in range(50):
+        assert all(not one.trouble for one in cluster.stacks())
+    cluster.run("stop.set()\nfor t in threads: t.join()").wait()

@@ -23,6 +23,7 @@ _PERIOD = 0.01
 _OUTERMOST = " in _run_module_as_main"
 _CUT_OFF = "  ..."
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
+_HEAD = "Stack (most recent call first):"
 _CELL = "<cell of run "
 
 
@@ -96,8 +97,8 @@ def parse(text: str) -> tuple[Frame, ...] | None:
 
     Of a stack that is too deep to be written, its inner frames.
     """
-    _, current, last = text.rpartition("Current thread ")
-    if not current:
+    _, head, last = text.rpartition(_HEAD)
+    if not head:
         return None
     frames: list[Frame] = []
     for line in last.splitlines()[1:]:

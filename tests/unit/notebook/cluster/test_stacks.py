@@ -5,10 +5,7 @@ from __future__ import annotations
 from ring_notebook.notebook.cluster.stacks import Frame, Stack, parse, render
 
 WRITTEN = """a line that the cell has printed
-Thread 0x00007f (most recent call first):
-  File "/lib/threading.py", line 5 in run
-
-Current thread 0x00007e (most recent call first):
+Stack (most recent call first):
   File "/lib/socket.py", line 9 in recv
   File "<cell of run r1>", line 4 in load
   File "<cell of run r1>", line 6 in <module>
@@ -22,19 +19,19 @@ FRAMES = (
 )
 
 
-def test_the_current_thread_from_the_cell_inward() -> None:
+def test_the_frames_from_the_cell_inward() -> None:
     assert parse(WRITTEN) == FRAMES
 
 
 def test_an_unfinished_dump_is_told_from_a_rank_in_no_cell() -> None:
-    head = "Current thread 0x1 (most recent call first):\n"
+    head = "Stack (most recent call first):\n"
     assert parse(head + '  File "/loop.py", line 1 in run\n  File "r", line 1 in _run_module_as_main\n') == ()
     for end in range(len(WRITTEN) - 2):
         assert parse(WRITTEN[:end]) is None
 
 
 def test_of_a_stack_that_is_too_deep_the_inner_calls() -> None:
-    text = "Current thread 0x1 (most recent call first):\n" + '  File "/deep.py", line 3 in f\n' * 100 + "  ...\n"
+    text = "Stack (most recent call first):\n" + '  File "/deep.py", line 3 in f\n' * 100 + "  ...\n"
     assert parse(text) == (Frame("/deep.py", 3, "f"),) * 100
 
 
