@@ -2,7 +2,7 @@
 
     ringrun -np 2 python benchmarks/allreduce.py [--sizes 4,1048576] [--seconds 1.0] [--json FILE]
 
-``ordinary`` is a tensor as torch makes it: in ranks that ringrun starts, a large one comes to lie in ring memory.
+``ordinary`` is a tensor as torch makes it. In ranks that ringrun starts, a large one moves to ring memory by itself.
 ``staged`` is a part of a tensor, which stays where it is.
 
 Every candidate is called in turn, over and over, so that all of them see the same noise; the median is printed. Times

@@ -111,7 +111,7 @@ def test_nothing_is_recorded_unless_asked() -> None:
 
 
 def test_events_are_given_while_the_recording_continues() -> None:
-    """Each of them once, in order, whoever takes them: also what comes after, and what the end gives."""
+    """Each event is taken once and in order, also those after the first call and those that the end gives."""
 
     def body(seat: Seat) -> None:
         ring = seat.open()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from notebook.kernel import Notebook
 from ring_notebook.config import config
 from ring_notebook.notebook.cluster.cluster import Cluster
 
@@ -32,3 +33,12 @@ def cluster(_own_records: Path) -> Iterator[Cluster]:
     """Two engines for all tests of a module; a test that ends them restarts them."""
     with Cluster(2) as started:
         yield started
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    """A kernel with a cluster of two engines; a module that needs another one has a fixture of its own."""
+    started = Notebook(tmp_path_factory.mktemp("notebook"))
+    started.run("%load_ext ring_notebook\n%ring start -n 2")
+    yield started
+    started.close()

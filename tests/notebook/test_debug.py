@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
-
-import pytest
 
 from notebook.kernel import Notebook
 
@@ -23,24 +20,12 @@ ring.barrier()
 """
 
 
-@pytest.fixture(scope="module")
-def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    started = Notebook(tmp_path_factory.mktemp("notebook"))
-    started.run("%load_ext ring_notebook\n%ring start -n 2")
-    yield started
-    started.close()
-
-
-def refused(notebook: Notebook, line: str) -> str:
-    return notebook.error(line)[1]
-
-
 def test_without_an_exception_there_is_nothing_to_debug(notebook: Notebook) -> None:
-    assert "no rank has failed in the last cell" in refused(notebook, "%ring debug")
+    assert "no rank has failed in the last cell" in notebook.error("%ring debug")[1]
     notebook.run("%%ringtrain\npass")
-    assert "no rank has failed in the last cell" in refused(notebook, "%ring debug")
-    assert "rank 0: its last cell has left no exception" in refused(notebook, "%ring debug -t 0")
-    assert "no rank 7" in refused(notebook, "%ring debug -t 7")
+    assert "no rank has failed in the last cell" in notebook.error("%ring debug")[1]
+    assert "rank 0: its last cell has left no exception" in notebook.error("%ring debug -t 0")[1]
+    assert "no rank 7" in notebook.error("%ring debug -t 7")[1]
 
 
 def test_commands_on_the_line_begin_in_the_frame_that_raised(notebook: Notebook) -> None:
@@ -76,7 +61,7 @@ def test_a_dialogue_ends_with_q_and_the_next_cell_works(notebook: Notebook) -> N
     assert asked == ["rank 1 (Pdb) "] * 3
     assert "2\n" in "".join(printed)
     assert "all 2" in notebook.text("%%ringtrain\nring.barrier()\nprint('all', ring.size())")
-    assert "no rank has failed" in refused(notebook, "%ring debug"), "another cell has run since"
+    assert "no rank has failed" in notebook.error("%ring debug")[1], "another cell has run since"
 
 
 def test_a_command_can_be_interrupted(notebook: Notebook) -> None:

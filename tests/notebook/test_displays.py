@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
-
-import pytest
 
 from notebook.kernel import Notebook
 
 PNG = "image/png"
-
-
-@pytest.fixture(scope="module")
-def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    started = Notebook(tmp_path_factory.mktemp("notebook"))
-    started.run("%load_ext ring_notebook\n%ring start -n 2")
-    yield started
-    started.close()
 
 
 def displayed(outputs: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:

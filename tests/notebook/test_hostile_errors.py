@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from notebook.kernel import Notebook
@@ -46,14 +44,6 @@ def test_an_exception_that(cluster: Cluster, what: str) -> None:
     assert len(str(caught.value).encode()) < 50_000
     assert run.summary["status"] == run.status == "failed"
     assert cluster.run("ring.barrier()").wait().status == "ok"
-
-
-@pytest.fixture(scope="module")
-def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    started = Notebook(tmp_path_factory.mktemp("notebook"))
-    started.run("%load_ext ring_notebook\n%ring start -n 2")
-    yield started
-    started.close()
 
 
 @pytest.mark.parametrize(

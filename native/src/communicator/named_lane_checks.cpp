@@ -74,8 +74,8 @@ void NamedLane::check_deadlines(std::int64_t now) {
     }
 }
 
-// Keeps what this rank has waited for longest, for whoever asks; of the ranks that wait too long for a name the first
-// one says so, once for each name.
+// Keeps what this rank has waited for longest, for those who ask what it is doing. When ranks wait too long for a name,
+// the first of them reports it, once for each name.
 void NamedLane::note_waits(std::int64_t now) {
     std::shared_ptr<Work> oldest;
     std::vector<std::pair<NameKey, std::shared_ptr<Work>>> stalled;

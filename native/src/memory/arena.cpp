@@ -249,7 +249,7 @@ bool Arena::exceeds_reserve() noexcept {
     return reserved > std::max(kAlwaysKept, most_kept_.load(std::memory_order_relaxed));
 }
 
-// Whoever holds `allocating_` meanwhile does this afterwards, so nobody waits for it.
+// A thread that holds `allocating_` calls this before it returns, so no other thread waits for the lock.
 void Arena::give_back_excess() noexcept {
     if (!exceeds_reserve()) return;
     const std::unique_lock<std::mutex> one_at_a_time(allocating_, std::try_to_lock);

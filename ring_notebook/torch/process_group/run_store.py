@@ -138,7 +138,7 @@ def run_store(timeout: timedelta) -> RunStore:
     """A new store for all ranks of the open epoch, every one of which calls this.
 
     On one host it is a file in memory that has no name: nobody else can open it, and nothing is left when the ranks
-    have ended. Between hosts rank 0 serves it to whoever knows a key that goes to the ranks alone.
+    have ended. Between hosts rank 0 serves it to processes that know a key, which only the ranks get.
     """
     global _in_use
     _in_use = RunStore(_keys_of_ranks(), timeout)

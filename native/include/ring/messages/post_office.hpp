@@ -78,7 +78,7 @@ class PostOffice {
     void wait(Message& message, double timeout, const Interruption& check);
     // Carries messages on as far as they can be; true when anything moved.
     bool advance();
-    // Every now and then, by whoever waits: ends the epoch where a rank that is waited for has left or died, or is
+    // A thread that waits calls this from time to time. Ends the epoch when an expected rank has left or died, or is
     // late.
     void look() noexcept;
     // Whether there are messages that nobody may be waiting for.
