@@ -1,6 +1,6 @@
 // The functions of the C library that this library takes the place of, and the table that the core finds.
 //
-// Until the core activates it, every call goes on to the next library: so it is as if it were not there in other
+// Until the core activates it, it passes every call to the next library, so it has no effect in other
 // programs that a rank runs.
 #include <dlfcn.h>
 #include <errno.h>

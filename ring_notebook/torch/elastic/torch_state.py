@@ -50,7 +50,7 @@ class TorchState(State):
         self._load(copy.deepcopy(self._saved))
 
     def sync(self) -> None:
-        """Take rank 0's values on all ranks, and keep them; samplers split what is left of the epoch anew."""
+        """Take rank 0's values on all ranks, and keep them; samplers split the rest of the epoch again."""
         own = {name: _content(getattr(self, name)) for name in self._names}
         # The commits too: a rank may have made one that another, which a death kept from it, has not.
         contents, self.commits = broadcast_object((own, self.commits), name="elastic state")

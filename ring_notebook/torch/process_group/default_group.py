@@ -23,7 +23,7 @@ __all__ = ["end_groups", "end_groups_of_failed_epoch", "process_group"]
 def process_group(backend: str | None = None, timeout: timedelta | None = None) -> c10d.ProcessGroup:
     """The default group of torch.distributed over all ranks of the run or job; all of them call this. Beyond Horovod.
 
-    Makes it where there is none, and makes it anew where that of an earlier cell has another ``backend`` or other
+    Makes it where there is none, and makes a new one where that of an earlier cell has another ``backend`` or other
     ranks; else it is the one that is there, so that a cell may run again. ``backend`` is "ring" when left out, "gloo",
     "nccl", or any other that torch.distributed knows. ``timeout`` is that of `torch.distributed.init_process_group`.
     Raises NotInitializedError before ``init()``.
@@ -57,7 +57,7 @@ def end_groups_of_failed_epoch() -> None:
     """Called when this rank leaves an epoch: where a rank has failed, end the groups of other backends.
 
     Their ranks may be out of step, or wait for one another: gone here, they raise on the others too. Groups of ours
-    have ended with the epoch, and begin anew with the next.
+    have ended with the epoch, and restart with the next.
     """
     failed = world.is_initialized() and world.current().communicator.aborted
     if failed and any(not isinstance(group, GroupIdentity) for group in list(registry._world.pg_map)):

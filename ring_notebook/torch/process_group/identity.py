@@ -59,7 +59,7 @@ class GroupIdentity(c10d.ProcessGroup):
         current = world.current()
         if self._communicator is None or self._world is not current:
             if self._world is not None and self._communicator is None:
-                raise RingError(f"rank {current.rank}: this process group has been destroyed; make it anew")
+                raise RingError(f"rank {current.rank}: this process group has been destroyed; make a new one")
             if current.size != self._everyone:
                 raise RingError(
                     f"rank {current.rank}: this process group is of {self._everyone} ranks, and now there are "

@@ -109,7 +109,7 @@ class _MemoryStore(c10d.FileStore):
     """A file store over a descriptor of this process, which it closes."""
 
     def __init__(self, descriptor: int, size: int) -> None:
-        # The store opens the path anew for every look.
+        # The store opens the path again for every look.
         super().__init__(f"/proc/{os.getpid()}/fd/{descriptor}", size)
         weakref.finalize(self, os.close, descriptor)
 

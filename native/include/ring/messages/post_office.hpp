@@ -69,7 +69,7 @@ class PostOffice {
     PostOffice& operator=(const PostOffice&) = delete;
 
     // To and from members. Throws Mismatch where the receiver has refused an earlier small message.
-    // `attended` says that the caller goes on to wait for it.
+    // `attended` says that the caller will wait for it.
     std::shared_ptr<Message> send(int to, int tag, const void* data, std::uint64_t count, DType dtype, double timeout,
                                   bool attended);
     std::shared_ptr<Message> receive(int from, int tag, void* data, std::uint64_t count, DType dtype, double timeout,
