@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 from ring_notebook.api.process_sets import ProcessSet, add_process_set
 from ring_notebook.config import config
-from ring_notebook.core import trace, world
+from ring_notebook.core import world
 from ring_notebook.core.communicator import ReduceOp
+from ring_notebook.core.tracing import trace
 
 __all__ = [
     "Adasum",

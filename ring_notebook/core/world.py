@@ -20,8 +20,8 @@ from ring_notebook.core.native import core, options
 from ring_notebook.core.topology import Place, Topology, find_place
 from ring_notebook.error_text import error_text
 from ring_notebook.errors import CollectiveAborted, NotInitializedError, RingError
-from ring_notebook.preload import unload_from_children
-from ring_notebook.rank_status import report_error, report_status
+from ring_notebook.rank.preload import unload_from_children
+from ring_notebook.rank.rank_status import report_error, report_status
 
 __all__ = [
     "World",

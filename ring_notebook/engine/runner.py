@@ -14,7 +14,8 @@ from typing import Any, Literal
 from ipyparallel.engine.datapub import publish_data
 from IPython.core.interactiveshell import InteractiveShell
 
-from ring_notebook.core import metrics, trace, world
+from ring_notebook.core import metrics, world
+from ring_notebook.core.tracing import trace
 from ring_notebook.engine import namespace, post_mortem, setup
 from ring_notebook.engine.cell import Cell
 from ring_notebook.engine.child_processes import end_children
@@ -26,7 +27,7 @@ from ring_notebook.engine.publisher import Publisher
 from ring_notebook.errors import CollectiveAborted
 from ring_notebook.horovod.as_horovod import as_horovod
 from ring_notebook.horovod.names import NAME
-from ring_notebook.rank_variables import master, rank_variables
+from ring_notebook.rank.rank_variables import master, rank_variables
 from ring_notebook.records import RECORDS, Ended, Failure, Record, Status, Trace, messages
 
 __all__ = ["execute"]

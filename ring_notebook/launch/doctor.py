@@ -18,7 +18,7 @@ from ring_notebook.hardware import cores, gpus
 from ring_notebook.launch.launchers.find_launcher import find_launcher
 from ring_notebook.launch.launchers.mpi_library import loaded_mpi
 from ring_notebook.launch.supervisor.outer_job import without_outer_job
-from ring_notebook.preload import ineligible, preloaded
+from ring_notebook.rank.preload import ineligible, preloaded
 
 __all__ = ["Check", "diagnose", "render"]
 

@@ -13,7 +13,7 @@ from multiprocessing.connection import Client
 import cloudpickle
 
 from ring_notebook.errors import CollectiveAborted
-from ring_notebook.rank_status import rank_of_process, report_error
+from ring_notebook.rank.rank_status import rank_of_process, report_error
 
 __all__ = ["ADDRESS", "KEY", "Outcome", "main"]
 

@@ -12,7 +12,7 @@ from typing import Any
 from ring_notebook.horovod.as_horovod import variables
 from ring_notebook.launch.launchers.hosts import named_hosts, only_here
 from ring_notebook.launch.run_function import run_on_ranks
-from ring_notebook.rank_status import rank_of_process
+from ring_notebook.rank.rank_status import rank_of_process
 
 __all__ = ["run"]
 

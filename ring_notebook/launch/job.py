@@ -32,7 +32,7 @@ from ring_notebook.launch.supervisor.rank_failure import (
 )
 from ring_notebook.launch.supervisor.rank_process import end_session
 from ring_notebook.launch.supervisor.supervisor import STOPPING
-from ring_notebook.rank_variables import MASTER
+from ring_notebook.rank.rank_variables import MASTER
 
 __all__ = ["Job", "print_message"]
 

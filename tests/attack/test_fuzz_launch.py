@@ -12,8 +12,8 @@ import pytest
 
 from attack.fuzz import damaged, with_other_values
 from ring_notebook.errors import RingError
-from ring_notebook.rank_status import RankStatus, StatusFile
-from ring_notebook.rendezvous import Rendezvous, receive
+from ring_notebook.rank.rank_status import RankStatus, StatusFile
+from ring_notebook.rank.rendezvous import Rendezvous, receive
 
 COUNT = 3000
 LINES = (

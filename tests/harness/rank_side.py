@@ -19,7 +19,7 @@ import pytest
 
 from harness.protocol import FOLDER, SIZE, report_file, stack_file
 from ring_notebook.core.mpi_memory import unname_shared_memory
-from ring_notebook.rank_status import rank_of_process
+from ring_notebook.rank.rank_status import rank_of_process
 
 RANK = rank_of_process()
 _ORDER = {"passed": 0, "skipped": 1, "failed": 2}

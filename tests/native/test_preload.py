@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ring_notebook.config import config
-from ring_notebook.preload import ineligible, library, preloaded, unload_from_children
+from ring_notebook.rank.preload import ineligible, library, preloaded, unload_from_children
 
 PRELUDE = """
 import ctypes, os, random, resource, threading
@@ -179,6 +179,6 @@ def test_who_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_path_that_cannot_be_preloaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("ring_notebook.preload.library", lambda: tmp_path / "a b.so")
+    monkeypatch.setattr("ring_notebook.rank.preload.library", lambda: tmp_path / "a b.so")
     config.cache_clear()
     assert "contains a space or a colon" in ineligible()

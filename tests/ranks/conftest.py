@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 from ring_notebook.config import config
-from ring_notebook.rank_status import rank_of_process
+from ring_notebook.rank.rank_status import rank_of_process
 
 USUAL = pytest.mark.sizes(1, 3, slow=(2, 4)).mark
 """Alone, where nothing is sent, and the fewest ranks of which none is like another: a first, a middle and a last one,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ring_notebook.rank_variables import free_port, loopback
+from ring_notebook.rank.rank_variables import free_port, loopback
 
 __all__ = ["Host", "check_slots", "is_local", "master_of", "named_hosts", "only_here", "parse_hostfile", "parse_hosts"]
 

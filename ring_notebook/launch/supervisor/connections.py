@@ -7,10 +7,10 @@ import socket
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from ring_notebook import rendezvous
 from ring_notebook.launch.supervisor import pmi
 from ring_notebook.launch.supervisor.shared_memory import FOLDER, Cleaner
-from ring_notebook.rank_status import RankStatus
+from ring_notebook.rank import rendezvous
+from ring_notebook.rank.rank_status import RankStatus
 
 __all__ = ["Connections", "MpiConnections", "RendezvousConnections"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ring_notebook.rank_variables import MASTER
+from ring_notebook.rank.rank_variables import MASTER
 
 __all__ = ["ADDED", "with_variables_of_job", "without_outer_job"]
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from ring_notebook.hardware import oom_kills
-from ring_notebook.rank_status import RankStatus
+from ring_notebook.rank.rank_status import RankStatus
 
 __all__ = [
     "RankFailure",

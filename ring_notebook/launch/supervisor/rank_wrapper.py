@@ -21,9 +21,9 @@ from ring_notebook.launch.supervisor.output_lines import carry
 from ring_notebook.launch.supervisor.rank_failure import RankFailure, report_failure
 from ring_notebook.launch.supervisor.rank_process import FORWARDED, end_children, send_signal, start_rank
 from ring_notebook.launch.supervisor.start_error import report_start_error
-from ring_notebook.preload import preloaded
-from ring_notebook.rank_status import StatusFile, rank_of_process
-from ring_notebook.rank_variables import variables_of_rank
+from ring_notebook.rank.preload import preloaded
+from ring_notebook.rank.rank_status import StatusFile, rank_of_process
+from ring_notebook.rank.rank_variables import variables_of_rank
 
 __all__ = ["main"]
 

@@ -37,9 +37,9 @@ from ring_notebook.launch.supervisor.rank_process import (
     start_rank,
 )
 from ring_notebook.launch.supervisor.start_error import report_start_error
-from ring_notebook.preload import preloaded
-from ring_notebook.rank_status import StatusFile
-from ring_notebook.rank_variables import loopback, rank_variables
+from ring_notebook.rank.preload import preloaded
+from ring_notebook.rank.rank_status import StatusFile
+from ring_notebook.rank.rank_variables import loopback, rank_variables
 
 __all__ = ["STOPPING", "Supervisor", "main"]
 

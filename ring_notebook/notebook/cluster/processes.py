@@ -25,7 +25,7 @@ from ring_notebook.launch.launchers.hosts import Host, master_of, only_here
 from ring_notebook.launch.supervisor.parent_death import wrap
 from ring_notebook.notebook.cluster.death import Death, explain, not_started, tail
 from ring_notebook.notebook.record.run_files import read_json, read_text
-from ring_notebook.rank_variables import MASTER
+from ring_notebook.rank.rank_variables import MASTER
 
 __all__ = ["ControllerLauncher", "EngineLauncher", "Processes"]
 

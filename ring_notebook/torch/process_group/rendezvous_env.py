@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, urlparse
 import torch._C._distributed_c10d as c10d
 
 from ring_notebook.core import world
-from ring_notebook.rank_variables import is_of_this_job
+from ring_notebook.rank.rank_variables import is_of_this_job
 from ring_notebook.torch.process_group.run_store import run_store
 
 __all__ = ["rendezvous"]

@@ -22,7 +22,7 @@ from ranks.training import (
     share,
 )
 from ring_notebook.errors import CollectiveMismatch
-from ring_notebook.rank_status import rank_of_process
+from ring_notebook.rank.rank_status import rank_of_process
 
 BUILDS: dict[str, Build] = {
     "sgd": lambda model: torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.01),

@@ -14,7 +14,7 @@ from ring_notebook.launch import job as jobs
 from ring_notebook.launch.launchers.hydra import Hydra
 from ring_notebook.launch.supervisor import rank_wrapper
 from ring_notebook.launch.supervisor.rank_failure import RankFailure
-from ring_notebook.rank_status import StatusFile
+from ring_notebook.rank.rank_status import StatusFile
 
 PROGRAM = """
 import atexit, os, signal, sys, time
@@ -109,7 +109,7 @@ def test_a_rank_that_others_have_aborted_is_not_first(monkeypatch: pytest.Monkey
 def test_what_a_rank_reports() -> None:
     file = StatusFile()
     assert not file.read().left_early
-    module = "from ring_notebook.rank_status import report_error, report_status\n"
+    module = "from ring_notebook.rank.rank_status import report_error, report_status\n"
     child = f"{module}report_status('exiting'); report_error(ValueError())"
     code = (
         f"{module}import subprocess, sys; report_status('initialized'); report_status('continued without', 2, 5)\n"

@@ -20,7 +20,7 @@ from ring_notebook.launch.launchers.hosts import Host
 from ring_notebook.launch.launchers.openmpi import OpenMPI
 from ring_notebook.launch.run_function import run
 from ring_notebook.launch.supervisor.rank_failure import RankFailure, describe_exit, split_reports
-from ring_notebook.rank_status import rank_of_process
+from ring_notebook.rank.rank_status import rank_of_process
 
 PROGRAM = r"""
 import os, signal, sys, time

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from ring_notebook.rank_variables import (
+from ring_notebook.rank.rank_variables import (
     MASTER,
     free_port,
     is_of_this_job,

@@ -20,7 +20,7 @@ from typing import Any
 
 from ring_notebook.core import metrics, world
 from ring_notebook.core.buffers import from_memoryview
-from ring_notebook.core.trace_file import GrowingTrace, report_unwritten
+from ring_notebook.core.tracing.trace_file import GrowingTrace, report_unwritten
 
 __all__ = ["active", "finish", "record", "start", "stop", "take"]
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from ring_notebook.errors import RingError
-from ring_notebook.launch_check import check_alone
+from ring_notebook.rank.launch_check import check_alone
 
 SRUN = {"SLURM_NTASKS": "4", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4"}
 BATCH_SCRIPT = {"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from ring_notebook.core import trace_file
-from ring_notebook.core.trace_file import GrowingTrace
+from ring_notebook.core.tracing import trace_file
+from ring_notebook.core.tracing.trace_file import GrowingTrace
 
 
 def numbers(path: Path) -> list[int]:
@@ -62,7 +62,7 @@ def test_a_device_is_left_alone(tmp_path: Path) -> None:
 FULL = """
 import resource, sys
 from pathlib import Path
-from ring_notebook.core import trace_file
+from ring_notebook.core.tracing import trace_file
 trace_file.PERIOD = 0.01
 events = [[], [{"text": "x" * 1000}], [{}]]
 file = trace_file.GrowingTrace(Path("own"), Path("shown"), [{}], lambda: events.pop(0) if events else [])

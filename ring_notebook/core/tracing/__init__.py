@@ -1,0 +1,1 @@
+"""What happened on this rank: native events as a Chrome trace."""
