@@ -1,6 +1,7 @@
 """Native events as a Chrome trace: one file per rank, and one of all ranks on one clock.
 
-The latter `stop` writes, over the network; without it `launch.traces` puts together what the ranks have left on a disk.
+The latter `stop` writes, over the network; without it `launch.merge_traces` puts together what the ranks have left on a
+disk.
 
 The events' clock is the host's monotonic one; each rank adds what the wall clock is ahead of it, so that ranks of one
 host agree to about a microsecond and ranks of several hosts as well as their clocks do.
