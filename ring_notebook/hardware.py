@@ -1,4 +1,4 @@
-"""What this machine has for ranks: cores, GPUs, memory that ran out; found without loading a framework."""
+"""What this machine has for ranks: cores, and how often its memory ran out."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import os
 import sys
 from pathlib import Path
 
-__all__ = ["cores", "gpus", "oom_kills"]
+__all__ = ["cores", "oom_kills"]
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _VMSTAT = Path("/proc/vmstat")
-_NVIDIA = Path("/proc/driver/nvidia/gpus")
 
 
 def cores() -> int:
@@ -29,17 +28,6 @@ def _cores_of_container() -> int:
         if quota not in ("max", "-1"):
             return max(1, math.ceil(int(quota) / int(period)))
     return sys.maxsize
-
-
-def gpus() -> list[str]:
-    """The NVIDIA GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return [name for name in visible.split(",") if name and name != "-1"]
-    try:
-        return [str(index) for index in range(len(list(_NVIDIA.iterdir())))]
-    except OSError:
-        return []
 
 
 def oom_kills() -> int:

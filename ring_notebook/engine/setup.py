@@ -20,7 +20,8 @@ from ring_notebook.core.native import core
 from ring_notebook.engine.output import capture, figures, progress_bars
 from ring_notebook.engine.spool import Spool
 from ring_notebook.frameworks import default
-from ring_notebook.hardware import cores, gpus
+from ring_notebook.gpus import VISIBLE, gpus, gpus_of_engine
+from ring_notebook.hardware import cores
 
 __all__ = ["prepare", "rank", "wait_for_preload"]
 
@@ -90,8 +91,5 @@ def wait_for_preload() -> None:
 
 
 def _pin_gpu(local_rank: int) -> None:
-    """Put this rank's GPU first, so that ``cuda`` means it and the peers' memory can still be mapped."""
-    devices = gpus()
-    if devices:
-        first = local_rank % len(devices)
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices[first:] + devices[:first])
+    if names := gpus():
+        os.environ[VISIBLE] = gpus_of_engine(local_rank, names)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from ring_notebook.hardware import gpus
+from ring_notebook.gpus import gpus
 
 __all__ = ["env", "extension_available", "gpu_available", "is_iterable", "num_rank_is_power_2", "split_list"]
 

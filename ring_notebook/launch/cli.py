@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ring_notebook import __version__
 from ring_notebook.errors import RingError
+from ring_notebook.gpus import gpus, sharing
 from ring_notebook.horovod.as_horovod import variables
 from ring_notebook.launch.allocation import find_allocation
 from ring_notebook.launch.job import Job, print_message
@@ -56,6 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.error("the number of ranks is missing: give -np N, -H or --hostfile, or run in an allocation")
         if named:
             check_slots(n, named)
+        if only_here(hosts) and (shared := sharing(n, gpus())):
+            print_message(shared)
         min_np = 1 if options.min_np is None else options.min_np
         if not 1 <= min_np <= n:
             parser.error(f"--min-np must be between 1 and the {n} ranks of the job, got {min_np}")

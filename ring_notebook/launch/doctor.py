@@ -14,7 +14,8 @@ from typing import Literal
 
 from ring_notebook import config as settings
 from ring_notebook.errors import RingError
-from ring_notebook.hardware import cores, gpus
+from ring_notebook.gpus import gpus
+from ring_notebook.hardware import cores
 from ring_notebook.launch.launchers.find_launcher import find_launcher
 from ring_notebook.launch.launchers.mpi_library import loaded_mpi
 from ring_notebook.launch.supervisor.outer_job import without_outer_job

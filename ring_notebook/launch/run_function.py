@@ -21,7 +21,8 @@ from typing import Any
 import cloudpickle
 
 from ring_notebook.errors import RunFailed
-from ring_notebook.hardware import cores, gpus
+from ring_notebook.gpus import gpus
+from ring_notebook.hardware import cores
 from ring_notebook.launch.allocation import find_allocation
 from ring_notebook.launch.function_rank import ADDRESS, KEY, Outcome
 from ring_notebook.launch.job import Job

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 
+from ring_notebook.gpus import gpus, gpus_of_script
 from ring_notebook.hardware import oom_kills
 from ring_notebook.launch.supervisor.outer_job import with_variables_of_job
 from ring_notebook.launch.supervisor.output_lines import carry
@@ -66,11 +67,14 @@ def main() -> None:
     # Hydra and Slurm talk to the program through one descriptor. They leave others open too and wait until no process
     # has them, such as a child that outlives the program. What other process managers need we do not know.
     manager = os.environ.get("PMI_FD", "")
+    added = variables_of_rank()
+    if "LOCAL_RANK" in added:
+        added |= gpus_of_script(int(added["LOCAL_RANK"]), gpus())
     try:
         # mpiexec signals whole process groups; in a group of its own the program gets each signal once, from us.
         child = start_rank(
             sys.argv[1:],
-            with_variables_of_job(os.environ, variables_of_rank()) | preloaded() | status_file.variables,
+            with_variables_of_job(os.environ, added) | preloaded() | status_file.variables,
             None,
             [int(manager)] if manager.isdigit() else [],
             close_fds=manager.isdigit(),

@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+from ring_notebook.gpus import gpus, gpus_of_script
 from ring_notebook.hardware import oom_kills
 from ring_notebook.launch.supervisor.connections import Connections, MpiConnections, RendezvousConnections
 from ring_notebook.launch.supervisor.outer_job import with_variables_of_job, without_outer_job
@@ -63,6 +64,7 @@ class Supervisor:
         self._finished: list[int] = []  # ranks that exited with 0
         self._status_files = [StatusFile() for _ in range(n)]
         self._oom_kills = oom_kills()
+        self._gpus = gpus()
         self._connections: Connections
         if min_np:
             self._connections = RendezvousConnections(n)
@@ -133,8 +135,9 @@ class Supervisor:
         # As MPI has it: what ranks print comes when they do.
         defaults = {"PYTHONUNBUFFERED": "1", **self._connections.variables(rank, channel)}
         added = {name: value for name, value in defaults.items() if name not in own}
+        added |= rank_variables(rank, self._n, rank, self._n, self._master) | gpus_of_script(rank, self._gpus)
         return {
-            **with_variables_of_job(own, added | rank_variables(rank, self._n, rank, self._n, self._master)),
+            **with_variables_of_job(own, added),
             **preloaded(own),
             **self._status_files[rank].variables,
             **({"RING_MIN_NP": str(self._min_np)} if self._min_np else {}),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ring_notebook.hardware import cores, gpus
+from ring_notebook.gpus import gpus, sharing
+from ring_notebook.hardware import cores
 from ring_notebook.launch.allocation import find_allocation
 from ring_notebook.launch.launchers.hosts import Host, check_slots, only_here
 
@@ -32,15 +33,24 @@ def choose_size(n: int | None = None, hosts: Sequence[Host] = ()) -> Size:
     if not only_here(where):
         check_slots(n or 1, where)
     slots = sum(host.slots for host in where)
+    names = gpus()
     if n:
-        return Size(n, where, f"as asked for, in {allocation}" if allocation else "as asked for")
+        why = f"as asked for, in {allocation}" if allocation else "as asked for"
+        return Size(n, where, _with_sharing(why, n, where, names))
     # Notebook servers often run as one task that has all cores of its host.
     if slots > 1 or not only_here(where):
-        return Size(slots, where, str(allocation) if allocation else "the hosts' slots")
+        why = str(allocation) if allocation else "the hosts' slots"
+        return Size(slots, where, _with_sharing(why, slots, where, names))
     if hosts:
         return Size(slots, where, "the host's slot")
-    found, what = (len(gpus()), "GPU") if gpus() else (cores(), "core")
+    found, what = (len(names), "GPU") if names else (cores(), "core")
     why = f"one per {what}, {found} found" + (", no GPU" if what == "core" else "")
     if found < 2:
         found, why = 2, f"{why}; at least two"
-    return Size(found, where, f"{why}; {allocation}" if allocation else why)
+    return Size(found, where, _with_sharing(f"{why}; {allocation}" if allocation else why, found, where, names))
+
+
+def _with_sharing(why: str, n: int, hosts: Sequence[Host], names: Sequence[str]) -> str:
+    """``why`` and that ranks share the GPUs ``names`` of this host, where they do; nothing is known of other hosts."""
+    shared = sharing(n, names) if only_here(hosts) else ""
+    return f"{why}; {shared}" if shared else why

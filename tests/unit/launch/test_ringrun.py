@@ -52,6 +52,15 @@ def test_every_rank_runs_the_program(program: str) -> None:
     assert sorted(done.stdout.splitlines()) == [f"rank {rank} got ['--flag', 'a b']" for rank in range(3)]
 
 
+@pytest.mark.parametrize("mpi_args", ["", "-genv UNUSED 1"], ids=["supervisor", "mpiexec"])
+def test_each_rank_sees_an_instance_of_a_divided_gpu(mpi_args: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-a,MIG-b")
+    program = ["python", "-c", "import os; os.write(1, os.environ['CUDA_VISIBLE_DEVICES'].encode() + b';')"]
+    done = ringrun("-np", "3", f"--mpi-args={mpi_args}", *program)
+    assert sorted(done.stdout.split(";")) == ["", "MIG-a", "MIG-a", "MIG-b"], done.stderr
+    assert done.stderr == "ringrun: 3 ranks share 2 GPUs, so sums of GPU tensors take the way through CPU memory\n"
+
+
 def test_two_dashes_end_the_options(program: str) -> None:
     done = ringrun("-np", "1", "--", "python", program, "ok", "--")
     assert (done.returncode, done.stdout) == (0, "rank 0 got ['--']\n"), done.stderr

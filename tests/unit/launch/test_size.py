@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ring_notebook.gpus import sharing
 from ring_notebook.launch.launchers.hosts import Host
 from ring_notebook.notebook.cluster import default_size
 from ring_notebook.notebook.cluster.default_size import Size, choose_size
@@ -47,7 +48,8 @@ def test_size(
     ("gpus", "cores", "size"),
     [
         (["0", "1", "2"], 8, Size(3, (), "one per GPU, 3 found")),
-        (["0"], 8, Size(2, (), "one per GPU, 1 found; at least two")),
+        (["MIG-a", "MIG-b"], 8, Size(2, (), "one per GPU, 2 found")),
+        (["0"], 8, Size(2, (), f"one per GPU, 1 found; at least two; {sharing(2, ['0'])}")),
         ([], 1, Size(2, (), "one per core, 1 found, no GPU; at least two")),
     ],
 )
@@ -55,6 +57,18 @@ def test_size_of_a_machine(gpus: list[str], cores: int, size: Size, monkeypatch:
     monkeypatch.setattr(default_size, "gpus", lambda: gpus)
     monkeypatch.setattr(default_size, "cores", lambda: cores)
     assert choose_size() == size
+
+
+@pytest.mark.parametrize(
+    ("n", "hosts", "said"),
+    [(2, [], ""), (3, [], "; 3 ranks share 2 GPUs"), (4, [Host("localhost", 4)], "; 4 ranks share"), (4, [A, B], "")],
+)
+def test_a_size_that_leaves_ranks_without_a_gpu_says_so(
+    n: int, hosts: list[Host], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(default_size, "gpus", lambda: ["0", "1"])
+    assert choose_size(n, hosts).why.startswith(f"as asked for{said}")
+    assert ("share" in choose_size(n, hosts).why) is bool(said)
 
 
 def test_several_hosts_with_too_few_slots_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
