@@ -12,7 +12,7 @@ from contextlib import suppress
 import pytest
 
 from attack.fuzz import damaged
-from ring_notebook.launch.supervisor.pmi import PmiServer
+from ring_notebook.launch.connections.pmi import PmiServer
 from ring_notebook.launch.supervisor.rank_failure import RankFailure, exit_code, split_reports
 
 SECONDS = 3.0

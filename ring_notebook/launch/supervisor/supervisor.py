@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
-import secrets
 import selectors
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 
-from ring_notebook.gpus import gpus, gpus_of_script
-from ring_notebook.hardware import oom_kills
-from ring_notebook.launch.supervisor.connections import Connections, MpiConnections, RendezvousConnections
-from ring_notebook.launch.supervisor.outer_job import with_variables_of_job, without_outer_job
-from ring_notebook.launch.supervisor.output_lines import Carrier, carry
+from ring_notebook.launch.connections.connections import (
+    Connections,
+    MpiConnections,
+    RendezvousConnections,
+    new_job_name,
+)
+from ring_notebook.launch.supervisor.host_ranks import Assignment, HostRanks
+from ring_notebook.launch.supervisor.local_ranks import LocalRanks, raise_file_limit
+from ring_notebook.launch.supervisor.outer_job import without_outer_job
 from ring_notebook.launch.supervisor.rank_failure import (
     RankFailure,
     describe_exit,
@@ -31,16 +32,9 @@ from ring_notebook.launch.supervisor.rank_failure import (
     job_exit_code,
     report_failure,
 )
-from ring_notebook.launch.supervisor.rank_process import (
-    FORWARDED,
-    end_children,
-    send_signal,
-    start_rank,
-)
+from ring_notebook.launch.supervisor.rank_process import FORWARDED
 from ring_notebook.launch.supervisor.start_error import report_start_error
-from ring_notebook.rank.preload import preloaded
-from ring_notebook.rank.rank_status import StatusFile
-from ring_notebook.rank.rank_variables import loopback, rank_variables
+from ring_notebook.rank.rank_variables import loopback
 
 __all__ = ["STOPPING", "Supervisor", "main"]
 
@@ -53,63 +47,51 @@ STOPPING = 10.0
 
 
 class Supervisor:
-    """``program`` on ``n`` ranks of this host."""
+    """The job of the ranks of ``hosts``, which find each other through ``connections``."""
 
-    def __init__(self, program: Sequence[str], n: int, min_np: int = 0) -> None:
-        self._files = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (self._files[1], self._files[1]))  # several per rank
-        self._n = n
+    def __init__(self, hosts: Sequence[HostRanks], connections: Connections, min_np: int = 0) -> None:
+        self._hosts = hosts
+        self._host_of = {rank: host for host in hosts for rank in host.ranks}
+        self._n = len(self._host_of)
         self._min_np = min_np
+        self._connections = connections
         self._failures: list[RankFailure] = []
         self._finished: list[int] = []  # ranks that exited with 0
-        self._status_files = [StatusFile() for _ in range(n)]
-        self._oom_kills = oom_kills()
-        self._gpus = gpus()
-        self._connections: Connections
-        if min_np:
-            self._connections = RendezvousConnections(n)
-        else:
-            self._connections = MpiConnections(f"ring-{os.getpid()}-{secrets.token_hex(8)}", n)
         self._signal = 0  # that has ended the job
         self._ending = False  # ranks are being ended; what they exit with says nothing
         self._kill_at: float | None = None
         self._selector = selectors.DefaultSelector()
-        self._ranks: dict[int, subprocess.Popen[bytes]] = {}
-        self._pidfds: dict[int, int] = {}
-        self._groups: list[int] = []
+        self._running = set(self._host_of)
         # A signal waits until it can be passed on to all ranks.
         signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
         self._catch_signals()
-        self._master = loopback()
-        for rank in range(n):
-            self._start(rank, program)
+        for host in hosts:
+            host.watch(self._selector, self._handle_exit)
+        for rank in range(self._n):
+            self._start(rank)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
-        # Threads only now: what Popen runs between fork and exec may need a lock that one of them holds.
-        self._output: list[Carrier] = [carry(process) for process in self._ranks.values()]
+        for host in hosts:
+            host.carry_output()
 
     def run(self) -> int:
         """Wait for all ranks; the exit code of the job.
 
         0 when all finished, of an elastic job ``min_np``; else that of the first failure, 128 + signal for a signal.
         """
-        while self._ranks:
+        while self._running:
             for key, _ in self._selector.select(0.5):
-                what, rank = key.data
-                if what == "message":
-                    self._read_message(key.fileobj, rank)
-                else:
-                    self._handle_exit(rank)
+                key.data()
             self._find_deserters()
             if self._kill_at is not None and time.monotonic() >= self._kill_at:
                 self._kill_at = time.monotonic() + GRACE
                 self._send(signal.SIGKILL if self._ending else signal.SIGTERM)
                 self._ending = True
         if self._ending:
-            for group in self._groups:  # the program behind a shell script is a child of it
-                end_children(group)
+            for host in self._hosts:
+                host.end_children()
         self._connections.close()
-        for output in self._output:
-            output.join()
+        for host in self._hosts:
+            host.close()
         return self._exit_code()
 
     def _exit_code(self) -> int:
@@ -119,32 +101,13 @@ class Supervisor:
             return 0
         return job_exit_code(self._failures, self._n)
 
-    def _start(self, rank: int, program: Sequence[str]) -> None:
+    def _start(self, rank: int) -> None:
         ours, theirs = self._connections.pair(rank)
         with theirs:
-            environment = self._environment(rank, theirs)
-            stdin = None if rank == 0 else subprocess.DEVNULL
-            self._ranks[rank] = start_rank(program, environment, stdin, [theirs.fileno()], files=self._files)
-        self._groups.append(self._ranks[rank].pid)
-        self._selector.register(ours, selectors.EVENT_READ, ("message", rank))
-        self._pidfds[rank] = os.pidfd_open(self._ranks[rank].pid)
-        self._selector.register(self._pidfds[rank], selectors.EVENT_READ, ("exit", rank))
+            self._host_of[rank].start(rank, theirs)
+        self._selector.register(ours, selectors.EVENT_READ, lambda: self._read_message(ours, rank))
 
-    def _environment(self, rank: int, channel: socket.socket) -> dict[str, str]:
-        own = without_outer_job(os.environ)
-        # As MPI has it: what ranks print comes when they do.
-        defaults = {"PYTHONUNBUFFERED": "1", **self._connections.variables(rank, channel)}
-        added = {name: value for name, value in defaults.items() if name not in own}
-        added |= rank_variables(rank, self._n, rank, self._n, self._master) | gpus_of_script(rank, self._gpus)
-        return {
-            **with_variables_of_job(own, added),
-            **preloaded(own),
-            **self._status_files[rank].variables,
-            **({"RING_MIN_NP": str(self._min_np)} if self._min_np else {}),
-        }
-
-    def _read_message(self, channel: object, rank: int) -> None:
-        assert isinstance(channel, socket.socket)
+    def _read_message(self, channel: socket.socket, rank: int) -> None:
         if not self._connections.receive(rank):
             self._selector.unregister(channel)
             channel.close()
@@ -153,11 +116,8 @@ class Supervisor:
             self._fail(rank, code)
             self._kill_at = time.monotonic()
 
-    def _handle_exit(self, rank: int) -> None:
-        # A dead process's descriptor stays readable: left in the selector, no select would wait any more.
-        self._selector.unregister(self._pidfds[rank])
-        os.close(self._pidfds.pop(rank))
-        code = self._ranks.pop(rank).wait()
+    def _handle_exit(self, rank: int, code: int) -> None:
+        self._running.discard(rank)
         self._connections.exited(rank, describe_exit(code))
         if self._ending:
             return
@@ -170,7 +130,7 @@ class Supervisor:
         """Ranks that exited with 0 while others still needed them have failed, like ranks that died."""
         if self._ending:
             return
-        statuses = [file.read() for file in self._status_files] if self._finished else []
+        statuses = [self._host_of[rank].status(rank) for rank in range(self._n)] if self._finished else []
         lost = self._connections.deserters(self._finished, statuses)
         if self._min_np and self._failures and all(failure.aborted for failure in self._failures):
             lost |= set(self._finished)  # the others waited for ranks that had exited
@@ -180,7 +140,7 @@ class Supervisor:
 
     def _fail(self, rank: int, code: int) -> None:
         """Rank ``rank`` has failed: report it, and have the job end unless it can continue."""
-        failure = RankFailure.of(rank, code, self._status_files[rank].read(), self._oom_kills)
+        failure = self._host_of[rank].failure(rank, code)
         self._failures.append(failure)
         report_failure(failure)
         if self._kill_at is not None:
@@ -206,8 +166,8 @@ class Supervisor:
             os.write(2, f"ringrun: {text}\n".encode())
 
     def _send(self, signum: int) -> None:
-        for process in self._ranks.values():
-            send_signal(process, signum)
+        for host in self._hosts:
+            host.send(signum)
 
     def _catch_signals(self) -> None:
         def pass_on(signum: int, _frame: object) -> None:
@@ -229,8 +189,12 @@ def main() -> None:
     """Run the program of ``sys.argv`` and exit with the exit code of the job."""
     n, min_np = int(sys.argv[1]), int(sys.argv[2])
     program = sys.argv[3:]
+    connections: Connections
     try:
-        supervisor = Supervisor(program, n, min_np)
+        files = raise_file_limit()
+        connections = RendezvousConnections(n) if min_np else MpiConnections(new_job_name(), n)
+        assignment = Assignment(program, without_outer_job(os.environ), list(range(n)), n, loopback(), min_np)
+        supervisor = Supervisor([LocalRanks(assignment, connections.variables, files)], connections, min_np)
     except OSError as error:
         sys.exit(report_start_error(program, error))
     sys.exit(supervisor.run())

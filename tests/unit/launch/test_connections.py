@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from ring_notebook.launch.supervisor.connections import MpiConnections, RendezvousConnections
+from ring_notebook.launch.connections.connections import MpiConnections, RendezvousConnections
 
 RINGRUN = [sys.executable, "-m", "ring_notebook.launch.cli"]
 

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from ring_notebook.launch.supervisor.pmi import PmiServer, shared_memory_prefixes
+from ring_notebook.launch.connections.pmi import PmiServer, shared_memory_prefixes
 
 
 def answers(server: PmiServer, rank: int, *lines: str) -> dict[int, list[str]]:

@@ -30,7 +30,10 @@ LIMIT = 60.0
 
 def supervisor(setup: str, *arguments: str, shell: str = '"$@"') -> subprocess.CompletedProcess[str]:
     """The supervisor in a process of its own, after ``setup``."""
-    code = f"from ring_notebook.launch.supervisor import connections, supervisor\n{setup}\nsupervisor.main()"
+    code = (
+        "from ring_notebook.launch.connections import connections\n"
+        f"from ring_notebook.launch.supervisor import local_ranks, supervisor\n{setup}\nsupervisor.main()"
+    )
     command = ["bash", "-c", shell, "bash", sys.executable, "-c", code, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
 
@@ -41,9 +44,9 @@ def test_a_signal_that_comes_while_ranks_start_reaches_all_of_them(min_np: str) 
     rank = "import os; raise SystemExit(int(os.environ.get('PMI_RANK') or os.environ['RING_RANK']))"
     script = f'{sys.executable} -S -c "{rank}" && kill -TERM $PPID; exec sleep 1000'
     slow_start = (
-        "import time; start = supervisor.start_rank\n"
+        "import time; start = local_ranks.start_rank\n"
         "def later(*a, **k): process = start(*a, **k); time.sleep(0.2); return process\n"
-        "supervisor.start_rank = later; supervisor.STOPPING = 1000.0"
+        "local_ranks.start_rank = later; supervisor.STOPPING = 1000.0"
     )
     done = supervisor(slow_start, "4", min_np, "sh", "-c", script)
     assert (done.returncode, done.stderr) == (128 + signal.SIGTERM, "")

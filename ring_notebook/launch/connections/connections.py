@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import secrets
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from ring_notebook.launch.supervisor import pmi
-from ring_notebook.launch.supervisor.shared_memory import FOLDER, Cleaner
+from ring_notebook.launch.connections import pmi
+from ring_notebook.launch.connections.shared_memory import FOLDER, Cleaner
 from ring_notebook.rank import rendezvous
 from ring_notebook.rank.rank_status import RankStatus
 
-__all__ = ["Connections", "MpiConnections", "RendezvousConnections"]
+__all__ = ["Connections", "MpiConnections", "RendezvousConnections", "new_job_name"]
 
 _CAPACITY = 1 << 16
 
@@ -57,6 +59,11 @@ class Connections(ABC):
     @abstractmethod
     def deserters(self, exited: Sequence[int], statuses: Sequence[RankStatus]) -> set[int]:
         """Those of the ranks that ``exited`` with 0 which others still need; ``statuses`` are those of all ranks."""
+
+
+def new_job_name() -> str:
+    """A name that no other job has on any host, and that nobody can guess."""
+    return f"ring-{os.getpid()}-{secrets.token_hex(8)}"
 
 
 class MpiConnections(Connections):

@@ -1,0 +1,110 @@
+"""The ranks of this host: processes of ours, with their environment, their status and their output."""
+
+from __future__ import annotations
+
+import os
+import resource
+import selectors
+import socket
+import subprocess
+from collections.abc import Callable
+
+from ring_notebook.gpus import gpus, gpus_of_script
+from ring_notebook.hardware import oom_kills
+from ring_notebook.launch.supervisor.host_ranks import Assignment, HostRanks
+from ring_notebook.launch.supervisor.outer_job import with_variables_of_job
+from ring_notebook.launch.supervisor.output_lines import Carrier, carry
+from ring_notebook.launch.supervisor.rank_failure import RankFailure
+from ring_notebook.launch.supervisor.rank_process import end_children, send_signal, start_rank
+from ring_notebook.rank.preload import preloaded
+from ring_notebook.rank.rank_status import RankStatus, StatusFile
+from ring_notebook.rank.rank_variables import rank_variables
+
+__all__ = ["LocalRanks", "raise_file_limit"]
+
+
+def raise_file_limit() -> tuple[int, int]:
+    """Let this process have as many open files as it may, several per rank. Returns the limits it had."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
+    return limits
+
+
+class LocalRanks(HostRanks):
+    """``variables`` gives those by which a rank finds the others through its socket, and ``files`` are its limits."""
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        variables: Callable[[int, socket.socket], dict[str, str]],
+        files: tuple[int, int],
+        carry_from: Callable[[int, subprocess.Popen[bytes]], Carrier] = lambda _, process: carry(process),
+        stdin: int | None = None,
+    ) -> None:
+        super().__init__(assignment.ranks)
+        self._assignment = assignment
+        self._variables = variables
+        self._files = files
+        self._carry_from = carry_from
+        self._stdin = stdin  # of rank 0; None for that of this process
+        self._oom_kills = oom_kills()
+        self._gpus = gpus()
+        self._status_files = {rank: StatusFile() for rank in self.ranks}
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._pidfds: dict[int, int] = {}
+        self._groups: list[int] = []
+        self._output: list[Carrier] = []
+
+    def start(self, rank: int, channel: socket.socket) -> None:
+        environment = self._environment(rank, channel)
+        stdin = self._stdin if rank == 0 else subprocess.DEVNULL
+        self._processes[rank] = start_rank(
+            self._assignment.program, environment, stdin, [channel.fileno()], files=self._files
+        )
+        self._groups.append(self._processes[rank].pid)
+        self._pidfds[rank] = os.pidfd_open(self._processes[rank].pid)
+        self._selector.register(self._pidfds[rank], selectors.EVENT_READ, lambda: self._handle_exit(rank))
+
+    def carry_output(self) -> None:
+        # Threads only now: what Popen runs between fork and exec may need a lock that one of them holds.
+        self._output = [self._carry_from(rank, process) for rank, process in self._processes.items()]
+
+    def send(self, signum: int) -> None:
+        for process in self._processes.values():
+            send_signal(process, signum)
+
+    def status(self, rank: int) -> RankStatus:
+        return self._status_files[rank].read()
+
+    def failure(self, rank: int, code: int) -> RankFailure:
+        return RankFailure.of(rank, code, self.status(rank), self._oom_kills)
+
+    def end_children(self) -> None:
+        for group in self._groups:  # the program behind a shell script is a child of it
+            end_children(group)
+
+    def close(self) -> None:
+        for output in self._output:
+            output.join()
+
+    def _handle_exit(self, rank: int) -> None:
+        # A dead process's descriptor stays readable: left in the selector, no select would wait any more.
+        self._selector.unregister(self._pidfds[rank])
+        os.close(self._pidfds.pop(rank))
+        self._on_exit(rank, self._processes.pop(rank).wait())
+
+    def _environment(self, rank: int, channel: socket.socket) -> dict[str, str]:
+        job = self._assignment
+        own = job.environment
+        # As MPI has it: what ranks print comes when they do.
+        defaults = {"PYTHONUNBUFFERED": "1", **self._variables(rank, channel)}
+        added = {name: value for name, value in defaults.items() if name not in own}
+        local_rank = self.ranks.index(rank)
+        added |= rank_variables(rank, job.size, local_rank, len(self.ranks), job.master)
+        added |= gpus_of_script(local_rank, self._gpus)
+        return {
+            **with_variables_of_job(own, added),
+            **preloaded(own),
+            **self._status_files[rank].variables,
+            **({"RING_MIN_NP": str(job.min_np)} if job.min_np else {}),
+        }
