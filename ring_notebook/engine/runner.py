@@ -16,17 +16,19 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from ring_notebook.core import metrics, world
 from ring_notebook.core.tracing import trace
-from ring_notebook.engine import namespace, post_mortem, setup
+from ring_notebook.engine import namespace, setup
 from ring_notebook.engine.cell import Cell
 from ring_notebook.engine.child_processes import end_children
+from ring_notebook.engine.debugging import dialogue, live_debugger, post_mortem
+from ring_notebook.engine.debugging.interrupt import Interruptible
 from ring_notebook.engine.failure_record import describe, from_cell
-from ring_notebook.engine.interrupt import Interruptible
 from ring_notebook.engine.output import figures
 from ring_notebook.engine.output.capture import Capture
 from ring_notebook.engine.publisher import Publisher
 from ring_notebook.errors import CollectiveAborted
 from ring_notebook.horovod.as_horovod import as_horovod
 from ring_notebook.horovod.names import NAME
+from ring_notebook.question import QUESTIONS
 from ring_notebook.rank.rank_variables import master, rank_variables
 from ring_notebook.records import RECORDS, Ended, Failure, Record, Status, Trace, messages
 
@@ -94,12 +96,14 @@ class _Execution:
         if self.horovod:
             setup.wait_for_preload()
         try:
-            with as_horovod() if self.horovod else nullcontext():
+            with as_horovod() if self.horovod else nullcontext(), dialogue.listening(_ask):
                 self.cell.execute()
         except ModuleNotFoundError as error:
             if error.name == NAME:
                 error.msg = f"{error.msg}; `%%ringtrain --horovod` makes it mean Ring Notebook in the cell"
             raise
+        finally:
+            live_debugger.stop()
 
     def _leave(self, error: BaseException | None) -> None:
         """End the epoch for all when this rank failed; leave it in any case."""
@@ -169,6 +173,10 @@ def _send(message: bytes) -> None:
     if setup.spool is not None and (trouble := setup.spool.add(message)):
         print(f"{trouble}: a notebook that attaches later will miss records of this rank", file=sys.stderr)  # noqa: T201
     publish_data({RECORDS: message})
+
+
+def _ask(question: str) -> None:
+    publish_data({QUESTIONS: question})
 
 
 def _spent() -> dict[str, float]:

@@ -6,17 +6,19 @@ import faulthandler
 import os
 import signal
 import socket
-import sys
 from importlib import import_module
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
+from ipykernel.kernelbase import Kernel
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.page import as_hook, display_page
 
 from ring_notebook.core import world
 from ring_notebook.core.native import core
+from ring_notebook.engine import control
+from ring_notebook.engine.debugging import dialogue, live_debugger
 from ring_notebook.engine.output import capture, figures, progress_bars
 from ring_notebook.engine.spool import Spool
 from ring_notebook.frameworks import default
@@ -50,7 +52,9 @@ def prepare(directory: str, keep: bool) -> dict[str, Any]:
     shell.set_hook("show_in_pager", as_hook(display_page), 0)
     # Before a framework is loaded, whose loggers keep the stream that they find.
     capture.redirect()
-    sys.stdin = capture.NoInput()
+    dialogue.install()
+    live_debugger.install()
+    control.serve(Kernel.instance())
     # ipyparallel's handler waits for the cell to end; stopping a cluster must not.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     global _preload, spool

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from time import monotonic, sleep
@@ -15,6 +15,7 @@ import ipyparallel
 from ipyparallel.serialize import deserialize_object
 
 from ring_notebook.errors import ClusterError
+from ring_notebook.question import CONTROL, QUESTIONS
 from ring_notebook.records import RECORDS
 
 __all__ = ["Engine", "EngineStatus", "Engines"]
@@ -92,17 +93,22 @@ class Engines:
         args: Sequence[Any],
         ranks: Sequence[int],
         on_records: Callable[[bytes], None] | None = None,
+        on_question: Callable[[int, str], None] | None = None,
     ) -> list[Future[Any]]:
         """Call ``module:function`` on the engines of ``ranks``; what a rank returns is its future's result.
 
-        ``on_records`` gets every message of records that the call publishes, on ipyparallel's IO thread,
-        where it must only enqueue.
+        ``on_records`` gets every message of records that the call publishes, and ``on_question`` every question with
+        its rank, on ipyparallel's IO thread, where they must only enqueue.
         """
 
-        def listen(future: Any) -> None:
-            # Before the message is sent: a callback added afterwards may miss the first answers.
+        def listen(rank: int) -> Callable[[Any], None]:
+            handlers: dict[str, Callable[[Any], None]] = {}
             if on_records is not None:
-                future.iopub_callbacks.append(lambda message: _hand_over(message, on_records))
+                handlers[RECORDS] = on_records
+            if on_question is not None:
+                handlers[QUESTIONS] = lambda question: on_question(rank, question)
+            # Before the message is sent: a callback added afterwards may miss the first answers.
+            return lambda future: future.iopub_callbacks.append(lambda message: _hand_over(message, handlers))
 
         module, _, name = function.partition(":")
         reference = ipyparallel.Reference(f"__import__({module!r}, fromlist=[{name!r}]).{name}")
@@ -116,10 +122,38 @@ class Engines:
                 list(args),
                 ident=client._engines[self.all[rank].rank if self.all else rank].encode(),
                 metadata={"label": None},
-                message_future_hook=listen,
+                message_future_hook=listen(rank),
             )
             for rank in ranks
         ]
+
+    def submit_beside(self, function: str, args: Sequence[Any], ranks: Sequence[int]) -> list[Future[Any]]:
+        """Call ``module:function`` on engines beside the cell that they execute; arguments and results are JSON.
+
+        The result of a future is a message with the content ``{"result": ...}`` or ``{"error": text}``. An engine
+        whose native code holds the interpreter answers when it has released it.
+        """
+        client = self._client
+        content = {"function": function, "args": list(args)}
+        return [
+            client._send(client._control_stream, CONTROL, content=content, ident=client._engines[engine.rank].encode())
+            for engine in (self.all[rank] for rank in ranks)
+        ]
+
+    def call_beside(self, function: str, *args: Any, timeout: float = 2.0) -> list[Any]:
+        """Call ``module:function`` on all engines beside the cells that they execute; None for those that are silent.
+
+        Raises ClusterError with the message of the first rank that raised.
+        """
+        futures = self.submit_beside(function, args, range(len(self.all)))
+        deadline = monotonic() + timeout
+        for future in futures:
+            future.wait(max(0.0, deadline - monotonic()))  # type: ignore[attr-defined]
+        contents = [future.result()["content"] if future.done() else {} for future in futures]
+        for content in contents:
+            if "error" in content:
+                raise ClusterError(content["error"])
+        return [content.get("result") for content in contents]
 
     def call(self, function: str, *args: Any, ranks: Sequence[int] | None = None, timeout: float = 60.0) -> list[Any]:
         """Call ``module:function`` and return its results by rank.
@@ -158,9 +192,10 @@ class Engines:
         self._client.close(linger=0)
 
 
-def _hand_over(message: dict[str, Any], on_records: Callable[[bytes], None]) -> None:
+def _hand_over(message: dict[str, Any], handlers: Mapping[str, Callable[[Any], None]]) -> None:
     if message["header"]["msg_type"] != "data_message":
         return
     data, _ = deserialize_object(message["buffers"])
-    if records := data.get(RECORDS):
-        on_records(records)
+    for key, value in data.items():
+        if key in handlers:
+            handlers[key](value)

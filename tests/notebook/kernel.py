@@ -61,6 +61,33 @@ class Notebook:
         assert len(errors) == 1, errors
         return errors[0]["ename"], ANSI.sub("", "\n".join(errors[0]["traceback"]))
 
+    def talk(self, source: str, *typed: str) -> tuple[list[str], str, dict[str, Any]]:
+        """Execute a cell that asks questions: the prompts, what it printed, and the kernel's reply.
+
+        Once all of ``typed`` is used up, the kernel is interrupted at the next question.
+        """
+        asked: list[str] = []
+        printed: list[str] = []
+        answers = iter(typed)
+
+        def answer(message: dict[str, Any]) -> None:
+            asked.append(message["content"]["prompt"])
+            line = next(answers, None)
+            if line is None:
+                os.kill(self.pid, signal.SIGINT)
+            else:
+                self.client.kc.input(line)
+
+        def take(message: dict[str, Any]) -> None:
+            printed.append(message["content"].get("text", ""))
+
+        reply = self.loop.run_until_complete(
+            self.client.kc._async_execute_interactive(
+                source, allow_stdin=True, stdin_hook=answer, output_hook=take, timeout=60
+            )
+        )
+        return asked, "".join(printed), reply["content"]
+
     def complete(self, source: str) -> list[str]:
         """What the kernel offers at the end of ``source`` when somebody presses Tab there."""
         reply = self.loop.run_until_complete(self.client.kc.complete(source, reply=True, timeout=200))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from notebook.kernel import Notebook
 
 CELL = """%%ringtrain
@@ -42,24 +40,10 @@ def test_commands_on_the_line_begin_in_the_frame_that_raised(notebook: Notebook)
 
 def test_a_dialogue_ends_with_q_and_the_next_cell_works(notebook: Notebook) -> None:
     assert notebook.error(CELL)[0] == "ZeroDivisionError"
-    client = notebook.client.kc
-    typed, asked, printed = iter(["p secret", "", "q"]), [], []
-
-    def answer(message: dict[str, Any]) -> None:
-        asked.append(message["content"]["prompt"])
-        client.input(next(typed))
-
-    def take(message: dict[str, Any]) -> None:
-        printed.append(message["content"].get("text", ""))
-
-    reply = notebook.loop.run_until_complete(
-        client._async_execute_interactive(
-            "%ring debug", allow_stdin=True, stdin_hook=answer, output_hook=take, timeout=60
-        )
-    )
-    assert reply["content"]["status"] == "ok"
+    asked, printed, reply = notebook.talk("%ring debug", "p secret", "", "q")
+    assert reply["status"] == "ok"
     assert asked == ["rank 1 (Pdb) "] * 3
-    assert "2\n" in "".join(printed)
+    assert "2\n" in printed
     assert "all 2" in notebook.text("%%ringtrain\nring.barrier()\nprint('all', ring.size())")
     assert "no rank has failed" in notebook.error("%ring debug")[1], "another cell has run since"
 

@@ -140,12 +140,6 @@ def test_a_metric_that_never_came_is_named(notebook: Notebook) -> None:
     assert "--plot los: not logged; the run logged loss." in notebook.text(f"%%ringtrain --plot los,loss\n{cell}")
 
 
-def test_input_says_that_ranks_cannot_read(notebook: Notebook) -> None:
-    name, shown = notebook.error("%%ringtrain\nx = input('name? ')")
-    assert name == "UnsupportedOperation"
-    assert "a rank cannot read input" in shown
-
-
 def test_a_failure_shows_the_line_of_the_cell(notebook: Notebook) -> None:
     name, shown = notebook.error("%%ringtrain\ndef f(x):\n    return 1 / x\nf(0)")
     assert name == "ZeroDivisionError"

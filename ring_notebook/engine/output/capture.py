@@ -18,7 +18,7 @@ from ring_notebook.engine.output.mime_bundle import portable
 from ring_notebook.error_text import printable
 from ring_notebook.records import Cleared, Display, Output
 
-__all__ = ["Capture", "NoInput", "Piece", "redirect"]
+__all__ = ["Capture", "Piece", "redirect"]
 
 Piece = Output | Display | Cleared
 # Characters of one Output. The kernel holds several copies of a record while it takes it in, and of one record only.
@@ -134,24 +134,6 @@ class _Publisher(DisplayPublisher):
 
     def clear_output(self, wait: bool = False) -> None:
         self._capture.clear(wait)
-
-
-class NoInput(io.TextIOBase):
-    """What ``input()`` reads from on a rank: nothing, and it says so instead of waiting."""
-
-    encoding = "utf-8"
-    name = "<stdin>"
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, _size: int | None = -1, /) -> str:
-        raise io.UnsupportedOperation(
-            "a rank cannot read input: it has no terminal. Set a variable in the notebook and `%ring push` it"
-        )
-
-    def readline(self, _size: int = -1, /) -> str:  # type: ignore[override]
-        return self.read()
 
 
 class _Writer(io.TextIOBase):

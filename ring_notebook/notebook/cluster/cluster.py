@@ -276,7 +276,7 @@ class Cluster:
         engines = self._idle()
         self._check_ranks([rank])
         try:
-            text, goes_on = engines.call("ring_notebook.engine.post_mortem:answer", command, ranks=[rank])[0]
+            text, goes_on = engines.call("ring_notebook.engine.debugging.post_mortem:answer", command, ranks=[rank])[0]
         except KeyboardInterrupt:
             engines.signal(signal.SIGINT, [rank])
             raise

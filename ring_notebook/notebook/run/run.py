@@ -15,6 +15,7 @@ from ring_notebook.notebook.record.displays import Displayed
 from ring_notebook.notebook.record.logged_rows import Metrics
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.record.run_record import RunStatus
+from ring_notebook.notebook.run.answering import Answering
 from ring_notebook.notebook.run.export import Script, export
 from ring_notebook.notebook.run.failures import brief
 from ring_notebook.notebook.run.takeover import FollowedLog
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Run"]
 
+_SECONDS_TO_LOOK = 0.05  # for questions of ranks
 # A kernel that exits does not wait longer for a page that no longer answers.
 _SECONDS_TO_LEAVE = 2.0
 
@@ -46,12 +48,14 @@ class Run:
         futures: Sequence[Any] = (),
         *,
         timeout: float = 0.0,
+        questions: Answering | None = None,
     ) -> None:
         self.log = log
+        self._questions = questions or Answering(engines)
         self._panels: list[Panel] = []
         self._showing = Lock()
         self._closed = Event()  # ended, or left by this kernel; set before the panels become reports
-        self._watch = Watch(engines, log, futures, timeout, self._close_panels)
+        self._watch = Watch(engines, log, futures, timeout, self._questions, self._close_panels)
 
     @property
     def status(self) -> RunStatus:
@@ -73,11 +77,13 @@ class Run:
 
         Raises what ended it: a rank's own exception, KeyboardInterrupt, RunTimeout, or ClusterError when a rank died.
         An interrupt of this process stops the run and is raised when the ranks have stopped. A second one prints what
-        each rank is doing; a third one returns at once and leaves the ranks as they are.
+        each rank is doing; a third one returns at once and leaves the ranks as they are. What ranks ask, by `input()`
+        or `breakpoint()`, is asked here.
         """
         for attempt in range(1, 4):
             try:
-                self._watch.ended.wait()
+                while not self._watch.ended.wait(_SECONDS_TO_LOOK):
+                    self._questions.answer_one()
                 break
             except KeyboardInterrupt:
                 self.interrupt()
@@ -110,7 +116,9 @@ class Run:
         """What each rank that has not ended is doing, in one line."""
         ended, statuses = self.log.ended(), self.log.statuses()
         running = [rank for rank in range(self.log.size) if rank not in ended]
-        return "; ".join(f"rank {rank} {_doing(statuses.get(rank))}" for rank in running) or "all ranks have ended"
+        asking = self._questions.waiting
+        doing = {rank: _doing(statuses.get(rank)) + ", waits for an answer" * (rank in asking) for rank in running}
+        return "; ".join(f"rank {rank} {text}" for rank, text in doing.items()) or "all ranks have ended"
 
     @property
     def summary(self) -> dict[str, Any]:

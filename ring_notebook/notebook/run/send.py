@@ -13,6 +13,7 @@ from ring_notebook.config import config
 from ring_notebook.hardware import cores
 from ring_notebook.notebook.engines import Engines
 from ring_notebook.notebook.record.run_log import RunLog
+from ring_notebook.notebook.run.answering import Answering
 from ring_notebook.notebook.run.run import Run
 
 __all__ = ["send"]
@@ -55,7 +56,9 @@ def send(
     epoch = time.time_ns() // 1_000_000
     flags = bool(options.get("timeline")), bool(options.get("horovod"))
     args = (run, epoch, list(ranks), source, first_line, *flags)
-    return Run(chosen, log, chosen.submit(_RANK_SIDE, args, range(len(ranks)), log.put), timeout=timeout)
+    questions = Answering(chosen)
+    futures = chosen.submit(_RANK_SIDE, args, range(len(ranks)), log.put, questions.put)
+    return Run(chosen, log, futures, timeout=timeout, questions=questions)
 
 
 def _run_id() -> str:

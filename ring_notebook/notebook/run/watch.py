@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ring_notebook.error_text import error_text
 from ring_notebook.errors import ClusterError
 from ring_notebook.notebook.record.run_log import RunLog
+from ring_notebook.notebook.run.answering import Answering
 from ring_notebook.notebook.run.failures import brief
 from ring_notebook.notebook.run.takeover import FollowedLog
 from ring_notebook.notebook.run.verdict import Verdict, judge, own_failures
@@ -34,8 +35,8 @@ _SECONDS_TO_REPORT = 2.0
 class Watch:
     """Watches a run in a thread of its own; ``ended`` is set when `verdict` is final.
 
-    ``futures`` are the engines' answers by rank, empty for a run that another kernel has sent. ``on_end`` is called
-    before ``ended`` is set.
+    ``futures`` are the engines' answers by rank, empty for a run that another kernel has sent. No time limit runs while
+    one of ``questions`` waits for its answer. ``on_end`` is called before ``ended`` is set.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Watch:
         log: RunLog | FollowedLog,
         futures: Sequence[Any],
         timeout: float,
+        questions: Answering,
         on_end: Callable[[], None],
     ) -> None:
         self.verdict = Verdict("running", None)
@@ -52,6 +54,8 @@ class Watch:
         self._log = log
         self._futures = futures
         self._timeout = timeout
+        self._questions = questions
+        self._held = 0.0  # seconds in which a rank waited for its user, which no time limit counts
         self._on_end = on_end
         self._ranks = range(log.size)
         self._started = monotonic()
@@ -107,15 +111,20 @@ class Watch:
             self._log.trouble = f"the report could not be shown: {type(error).__name__}: {error_text(error)}"
         finally:
             self.ended.set()
+            self._questions.close()
 
     def _wait(self) -> None:
         """Return when all ranks have ended, or nothing more can arrive from them."""
         answered = 0.0
+        before = self._started
         while not self._log.wait_ended(self._ranks, _TICK):
             now = monotonic()
+            self._held += now - before if self._is_held() else 0.0
+            before = now
+            self._stop_with_one_that_was_interrupted()
             if self._futures and not answered and all(future.done() for future in self._futures):
                 answered = now
-            if self._timeout and not self._timed_out and now - self._started > self._timeout:
+            if self._timeout and not self._timed_out and now - self._started - self._held > self._timeout:
                 self._timed_out = True
                 self.interrupt()
             silent = bool(answered) and now - answered > _SECONDS_TO_REPORT
@@ -136,6 +145,8 @@ class Watch:
             if not self._failures():
                 return 0.0
             self._failed_at = now
+        elif self._is_held():
+            self._failed_at = now  # whoever debugs one rank may look at it for as long as it takes
         elapsed = now - self._failed_at
         if elapsed > _SECONDS_TO_ABORT and not self._asked:
             self._asked += 1
@@ -162,7 +173,16 @@ class Watch:
             self._signalled.update(wanted)
             self._engines.signal(signal.SIGINT, wanted)
 
+    def _is_held(self) -> bool:
+        return self._questions.held(self._log.ended())
+
+    def _stop_with_one_that_was_interrupted(self) -> None:
+        """A rank whose debugger was quit stops all, as an interrupt of the kernel does."""
+        if not self._asked and any(end.status == "interrupted" for end in self._log.ended().values()):
+            self.interrupt()
+
     def _judge(self) -> Verdict:
+        self._stop_with_one_that_was_interrupted()
         ended = self._log.ended()
         futures = enumerate(self._futures)
         answers = {rank: str(one.result() or "") for rank, one in futures if rank not in ended and one.done()}

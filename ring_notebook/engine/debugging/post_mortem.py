@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import io
 from contextlib import redirect_stderr, redirect_stdout
-from pdb import Pdb
 from types import TracebackType
 
-from ring_notebook.engine import setup
-from ring_notebook.engine.interrupt import Interruptible
+from ring_notebook.core import world
+from ring_notebook.engine.debugging.cell_pdb import CellPdb
+from ring_notebook.engine.debugging.interrupt import Interruptible
 from ring_notebook.error_text import printable
 
 __all__ = ["answer", "forget", "keep"]
@@ -38,7 +38,7 @@ def answer(command: str) -> tuple[str, bool]:
     """
     global _debugger
     if _traceback is None:
-        raise LookupError(f"rank {setup.rank()}: its last cell has left no exception to debug")
+        raise LookupError(f"rank {world.prepare_host().topology.rank}: its last cell has left no exception to debug")
     if _debugger is None:
         _debugger = _Debugger(_traceback)
     text, goes_on = _debugger.answer(command)
@@ -47,7 +47,7 @@ def answer(command: str) -> tuple[str, bool]:
     return printable(text, _MOST_TEXT), goes_on
 
 
-class _Debugger(Pdb):
+class _Debugger(CellPdb):
     """pdb whose commands arrive one by one."""
 
     def __init__(self, traceback: TracebackType) -> None:

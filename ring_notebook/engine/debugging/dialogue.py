@@ -1,0 +1,124 @@
+"""What a rank asks its user, as `input()` and a debugger do; the notebook shows the question and sends the answer."""
+
+from __future__ import annotations
+
+import builtins
+import getpass
+import io
+import itertools
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from queue import SimpleQueue
+from typing import Any, Literal
+
+from ring_notebook.core import world
+from ring_notebook.error_text import printable
+from ring_notebook.question import Question
+
+__all__ = ["answer", "ask", "install", "listening", "pending", "release"]
+
+_MOST_TEXT = 100_000  # characters shown before a prompt
+_numbers = itertools.count(1)
+_answers: SimpleQueue[tuple[int, str | None, str]] = SimpleQueue()
+_process = os.getpid()
+_send: Callable[[str], None] | None = None  # to the notebook, while a cell runs
+_pending: Question | None = None
+
+
+@contextmanager
+def listening(send: Callable[[str], None]) -> Iterator[None]:
+    """Within the block questions of this rank reach the notebook by ``send``, as encoded `Question`s."""
+    global _send
+    _send = send
+    try:
+        yield
+    finally:
+        _send = None
+
+
+def ask(prompt: str, *, text: str = "", kind: Literal["input", "password", "pdb"] = "input") -> str:
+    """The user's answer, one line without its end; ``text`` is shown before the prompt. An interrupt ends the wait.
+
+    Raises EOFError when the user ended the input, and io.UnsupportedOperation where nobody can answer: no cell runs,
+    the front end cannot ask, or the caller is another thread or a process that this rank has forked.
+    """
+    send, number = _send, next(_numbers)
+    if send is None or os.getpid() != _process or threading.current_thread() is not threading.main_thread():
+        raise io.UnsupportedOperation(f"{_who()}: only the main thread of a rank whose cell runs can ask {prompt!r}")
+    _show(send, Question(number, printable(prompt), printable(text, _MOST_TEXT), kind, held=True))
+    try:
+        answered, line, trouble = 0, None, ""
+        while answered != number:  # another one answers a question that an interrupt has ended
+            answered, line, trouble = _answers.get()
+    finally:
+        # A command of pdb is carried out now, and another question follows or `release`.
+        _show(send, Question(number, held=kind == "pdb"))
+    if trouble:
+        raise io.UnsupportedOperation(f"{_who()}: {prompt!r} has no answer: {trouble}")
+    if line is None:
+        raise EOFError
+    return line
+
+
+def release() -> None:
+    """Let the run's time limits count again: this rank is no longer debugged."""
+    if _send is not None:
+        _show(_send, Question(next(_numbers)))
+
+
+def _show(send: Callable[[str], None], question: Question) -> None:
+    global _pending
+    _pending = question if question.kind else None
+    send(question.encode())
+
+
+def answer(number: int, line: str | None, trouble: str) -> None:
+    """Answer question ``number``: None ends the input, and ``trouble`` says why nobody can answer."""
+    _answers.put((number, line, trouble))
+
+
+def pending() -> str:
+    """The question that waits for an answer, encoded; empty without one."""
+    question = _pending
+    return "" if question is None else question.encode()
+
+
+def _who() -> str:
+    return f"rank {world.current().rank if world.is_initialized() else world.prepare_host().topology.rank}"
+
+
+def install() -> None:
+    """Make `input`, `getpass.getpass` and reading lines from sys.stdin ask the user of the notebook."""
+    builtins.input = _input
+    getpass.getpass = _getpass
+    sys.stdin = _Input()
+
+
+def _input(prompt: object = "", /) -> str:
+    return ask(str(prompt))
+
+
+def _getpass(prompt: str = "Password: ", stream: Any = None, **_: Any) -> str:
+    return ask(prompt, kind="password")
+
+
+class _Input(io.TextIOBase):
+    """sys.stdin of a rank: each line of it is an answer of the user."""
+
+    encoding = "utf-8"
+    name = "<stdin>"
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, _size: int | None = -1, /) -> str:
+        raise io.UnsupportedOperation(f"{_who()}: sys.stdin has no end here; read a line, or call input()")
+
+    def readline(self, _size: int = -1, /) -> str:  # type: ignore[override]
+        try:
+            return ask("") + "\n"
+        except EOFError:
+            return ""

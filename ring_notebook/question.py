@@ -1,0 +1,47 @@
+"""A question that a rank asks its user, as it travels to the kernel."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from ring_notebook.field_types import check_fields
+
+__all__ = ["CONTROL", "QUESTIONS", "Question"]
+
+QUESTIONS = "ring_question"
+"""The key under which an engine publishes a question."""
+
+CONTROL = "ring_request"
+"""The type of the messages by which the kernel calls a function of an engine beside the cell that runs there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """``prompt``, with ``text`` to be shown before it.
+
+    ``number`` counts the questions of a rank. ``kind`` is what the answer is for: ``pdb`` takes commands, and of a
+    ``password`` nothing is shown. An empty kind takes the question back, which has been answered or interrupted.
+    With ``held`` no time limit of the run counts until the rank says something else: a debugger has stopped it.
+    """
+
+    number: int
+    prompt: str = ""
+    text: str = ""
+    kind: Literal["input", "password", "pdb", ""] = ""
+    held: bool = False
+
+    def encode(self) -> str:
+        """The question as text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def decode(cls, message: str) -> Question:
+        """The question of one message. Raises ValueError when it is not one of `encode`."""
+        try:
+            fields: dict[str, Any] = json.loads(message)
+            check_fields(cls, fields)
+            return cls(**fields)
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"a question of a rank is invalid: {type(error).__name__}: {error}") from None

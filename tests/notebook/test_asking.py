@@ -1,0 +1,130 @@
+"""`input()`, `getpass()` and `breakpoint()` on a rank, in a real kernel whose front end answers."""
+
+from __future__ import annotations
+
+import re
+
+from notebook.kernel import ANSI, Notebook
+
+NEXT = "%%ringtrain\nring.barrier()\nprint('all', ring.size())"
+
+
+def error(reply: dict[str, object]) -> str:
+    return ANSI.sub("", "\n".join(reply["traceback"]))  # type: ignore[arg-type]
+
+
+def test_input_on_one_rank(notebook: Notebook) -> None:
+    cell = """%%ringtrain
+import getpass
+name = secret = line = None
+if ring.rank() == 1:
+    name = input("Name? ")
+    secret = getpass.getpass()
+    import sys
+    line = sys.stdin.readline()
+ring.barrier()
+"""
+    asked, _, reply = notebook.talk(cell, "Ada", "s3cret", "a line")
+    assert reply["status"] == "ok"
+    assert asked == ["rank 1: Name? ", "rank 1: Password: ", "rank 1: "]
+    assert "['Ada', 's3cret', 'a line\\n']" in notebook.text("%ring pull name secret line -t 1\n[name, secret, line]")
+    assert "all 2" in notebook.text(NEXT)
+
+
+def test_all_ranks_are_asked_one_after_the_other(notebook: Notebook) -> None:
+    asked, _, reply = notebook.talk("%%ringtrain\na = input('a? ')\nb = input('b? ')", "1", "2", "3", "4")
+    assert reply["status"] == "ok"
+    assert asked == [f"rank {rank}: {name}? " for rank in (0, 1) for name in "ab"]
+    assert "['1', '3']" in notebook.text("%ring pull a -t 0\nfirst = a\n%ring pull a -t 1\n[first, a]")
+
+
+def test_an_interrupt_while_a_rank_asks_ends_the_cell(notebook: Notebook) -> None:
+    asked, _, reply = notebook.talk("%%ringtrain\nif ring.rank() == 1:\n    input()\nring.barrier()")
+    assert asked == ["rank 1: "]
+    assert reply["ename"] == "KeyboardInterrupt"
+    assert "all 2" in notebook.text(NEXT)
+
+
+def test_a_front_end_that_cannot_ask_is_told_what_to_do(notebook: Notebook) -> None:
+    name, shown = notebook.error("%%ringtrain\nif ring.rank() == 1:\n    input('Name? ')\nring.barrier()")
+    assert name == "UnsupportedOperation"
+    assert "rank 1: 'Name? ' has no answer: this front end cannot ask; set a variable" in shown
+    assert "all 2" in notebook.text(NEXT)
+
+
+def test_a_breakpoint_opens_pdb_on_its_rank_while_the_others_wait(notebook: Notebook) -> None:
+    cell = """%%ringtrain --timeout 4
+def inner(x):
+    secret = x * 2
+    breakpoint()
+    return secret
+
+if ring.rank() == 1:
+    secret = inner(4)
+ring.barrier()
+done = True
+"""
+    notebook.run(NEXT)  # so that no import counts
+    typed = ["p secret", "import time; time.sleep(5)", "w", "n", "s", "u", "l", "c"]
+    asked, printed, reply = notebook.talk(cell, *typed)
+    assert reply["status"] == "ok", error(reply)
+    assert asked == ["rank 1 (Pdb) "] * len(typed)
+    assert "8\n" in printed
+    assert "return secret" in printed
+    assert re.search(r"Cell\(8\)<module>\(\)", printed), printed
+    assert "cell.py" not in printed, "the stack begins in the cell"
+    assert "8" in notebook.text("%ring pull secret -t 1\nsecret")
+
+
+def test_stepping_ends_with_the_cell(notebook: Notebook) -> None:
+    asked, printed, reply = notebook.talk("%%ringtrain\nbreakpoint()\nx = 1\nx + 1", *["n"] * 4)
+    assert reply["status"] == "ok", error(reply)
+    assert asked == ["rank 0 (Pdb) "] * 2 + ["rank 1 (Pdb) "] * 2, "one question for each line"
+    assert "runner" not in printed
+    assert "None" in notebook.text("%%ringtrain -n 1\nimport sys\nprint(sys.gettrace())")
+
+
+def test_ranks_that_all_stop_are_stepped_one_by_one_through_a_collective(notebook: Notebook) -> None:
+    asked, _, reply = notebook.talk("%%ringtrain\nbreakpoint()\nring.barrier()\nx = 1", "n", "n", "c", "c")
+    assert reply["status"] == "ok", error(reply)
+    # Rank 0 waits in the barrier until rank 1 has called it.
+    assert asked[0] == "rank 0 (Pdb) "
+    assert asked.count("rank 1 (Pdb) ") >= 1
+
+
+def test_q_ends_the_cell_on_every_rank(notebook: Notebook) -> None:
+    _, _, reply = notebook.talk("%%ringtrain\nif ring.rank() == 1:\n    breakpoint()\n    x = 1\nring.barrier()", "q")
+    assert reply["ename"] == "KeyboardInterrupt"
+    assert "variables and cluster are kept" in error(reply)
+    assert "all 2" in notebook.text(NEXT)
+
+
+def test_an_interrupt_at_a_breakpoint_ends_the_cell(notebook: Notebook) -> None:
+    cell = "%%ringtrain\nimport pdb\nif ring.rank() == 1:\n    pdb.set_trace()\n    x = 1\nring.barrier()"
+    asked, _, reply = notebook.talk(cell, "p 1")
+    assert len(asked) == 2
+    assert reply["ename"] == "KeyboardInterrupt"
+    assert "all 2" in notebook.text(NEXT)
+
+
+def test_a_rank_that_dies_while_it_is_debugged_is_not_waited_for(notebook: Notebook) -> None:
+    cell = """%%ringtrain
+import os, signal, threading
+if ring.rank() == 1:
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    breakpoint()
+    x = 1
+ring.barrier()
+"""
+    asked: list[str] = []
+
+    def never(message: dict[str, dict[str, str]]) -> None:
+        asked.append(message["content"]["prompt"])
+
+    reply = notebook.loop.run_until_complete(
+        notebook.client.kc._async_execute_interactive(cell, allow_stdin=True, stdin_hook=never, timeout=60)
+    )
+    assert asked == ["rank 1 (Pdb) "]
+    assert reply["content"]["ename"] == "ClusterError"
+    notebook.run("%ring restart")
+    assert "all 2" in notebook.text(NEXT)
