@@ -117,7 +117,7 @@ def gather_objects(obj: Any, name: str, process_set: ProcessSet) -> list[Any]:
         raise failure
     sizes, gathered = work.counts(), work.output()
     if len(_NO_PICKLE) in sizes:
-        failed = communicator.ranks[sizes.index(len(_NO_PICKLE))]
+        failed = (process_set.ranks or [])[sizes.index(len(_NO_PICKLE))]
         raise RingError(f"rank {world.current().rank}: rank {failed} failed to pickle its object for {name}")
     ends = [sum(sizes[: index + 1]) for index in range(len(sizes))]
     return [pickle.loads(gathered[end - size : end]) for end, size in zip(ends, sizes, strict=True)]

@@ -94,11 +94,12 @@ class ProcessSet:
 
     def group_rank(self, rank: int) -> int:
         """Index among the members of the global rank ``rank``. Raises ValueError when it is not a member."""
-        ranks = self.communicator.ranks
+        _ = self.communicator  # or it says why there is none
+        ranks = self.ranks or []
         if rank not in ranks:
             raise ValueError(
                 f"rank {world.current().rank}: root_rank={rank!r} is not in process set {self.process_set_id} "
-                f"(ranks {list(ranks)}); pass one of these global ranks"
+                f"(ranks {ranks}); pass one of these global ranks"
             )
         return ranks.index(rank)
 
@@ -145,8 +146,8 @@ _sets: list[ProcessSet] = []
 
 def _registered() -> list[ProcessSet]:
     current = world.current()
-    _sets[:] = [known for known in _sets if known._world is current]
-    return _sets
+    _sets[:] = [known for known in _sets if world.is_open(known._world)]
+    return [known for known in _sets if known._world is current]
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:

@@ -35,9 +35,12 @@ __all__ = [
     "fail",
     "init",
     "is_initialized",
+    "is_open",
+    "narrow",
     "open_run",
     "prepare_host",
     "snapshot",
+    "widen",
 ]
 
 
@@ -92,6 +95,7 @@ _NO_RUN = 1 << 63
 
 _place: Place | None = None
 _world: World | None = None
+_narrowed: list[World] = []  # parts of it, each of the one before, whose ranks work without the others
 _epoch = 0
 _at_close: list[Callable[[], object]] = []
 _run: tuple[str, list[int]] | None = None  # id and ranks (in the job) of the run that this process is in
@@ -225,10 +229,34 @@ def is_initialized() -> bool:
 
 
 def current() -> World:
-    """The open epoch. Raises NotInitializedError when there is none."""
+    """The open epoch, or the part of it that `narrow` has made. Raises NotInitializedError when there is none."""
     if _world is None:
         raise NotInitializedError("Ring Notebook has not been initialized; call init() first.")
-    return _world
+    return _narrowed[-1] if _narrowed else _world
+
+
+def is_open(world: World | None) -> bool:
+    """Whether it is the open epoch or a part of it."""
+    return world is not None and (world is _world or any(world is part for part in _narrowed))
+
+
+def narrow(ranks: Sequence[int]) -> bool:
+    """Make ``ranks`` of `current` all there are, until `widen`; returns whether this rank is one of them.
+
+    All ranks of `current` call this with the same ones; for the others nothing changes.
+    """
+    whole = current()
+    communicator = whole.communicator.group(ranks)
+    if communicator is None:
+        return False
+    members = tuple(whole.ranks[rank] for rank in ranks)
+    _narrowed.append(World(whole.topology.part(list(ranks)), communicator, members, whole.run))
+    return True
+
+
+def widen() -> None:
+    """Undo the last `narrow` of this rank."""
+    _narrowed.pop().communicator.close()
 
 
 def alive() -> int:
@@ -265,6 +293,7 @@ def close() -> None:
         for callback in _at_close:
             callback()
     world, _world = _world, None
+    _narrowed.clear()
     if world is not None:
         try:
             world.communicator.close()

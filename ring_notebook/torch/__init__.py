@@ -34,6 +34,7 @@ from ring_notebook.api.basics import (
 from ring_notebook.api.handles import poll, synchronize
 from ring_notebook.api.join import join
 from ring_notebook.api.objects import allgather_object, broadcast_object
+from ring_notebook.api.only import only
 from ring_notebook.api.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from ring_notebook.api.tensor_adapter import register_adapter
 from ring_notebook.core import world
@@ -156,6 +157,7 @@ __all__ = [
     "mpi_threads_supported",
     "nccl_built",
     "noise_scale",
+    "only",
     "poll",
     "prepare",
     "process_group",

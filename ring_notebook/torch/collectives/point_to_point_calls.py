@@ -54,7 +54,7 @@ def _send(tensor: Tensor, dst: int, tag: int, process_set: ProcessSet, *, blocki
 def _receive(tensor: Tensor, src: int | None, tag: int, process_set: ProcessSet, *, blocking: bool) -> Handle:
     check_tensor(tensor, "recv")
     check_process_set(process_set)
-    communicator = process_set.communicator
+    communicator, ranks = process_set.communicator, process_set.ranks or []
     values = tensor.detach()
     host = on_host(values)
     source = ANY if src is None else process_set.group_rank(src)
@@ -62,6 +62,6 @@ def _receive(tensor: Tensor, src: int | None, tag: int, process_set: ProcessSet,
 
     def finish() -> int:
         copy_back(host, values)
-        return communicator.ranks[message.source()]
+        return ranks[message.source()]
 
     return Handle(communicator, "", [message], finish)

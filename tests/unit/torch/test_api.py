@@ -89,7 +89,7 @@ NAMES = {
     "HostsUpdatedInterrupt",
 }
 
-BEYOND = {"prepare", "log", "track", "save", "load", "empty", "noise_scale", "check", "LARS", "LAMB"} | {
+BEYOND = {"prepare", "log", "track", "save", "load", "empty", "noise_scale", "check", "LARS", "LAMB", "only"} | {
     "LinearScalingLR",
     "DistributedSampler",
     "irecv",

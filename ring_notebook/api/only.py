@@ -1,0 +1,70 @@
+"""`with only(0):` a block that some ranks execute while the others wait at its end."""
+
+from __future__ import annotations
+
+import operator
+import sys
+from types import FrameType, TracebackType
+from typing import Any
+
+from ring_notebook.core import world
+
+__all__ = ["only"]
+
+
+class _SkippedError(BaseException):
+    """Raised at the beginning of the block on ranks that do not execute it."""
+
+
+class only:  # noqa: N801 - a statement reads it, as it does contextlib's suppress
+    """A block for some ranks: ``with ring.only(0):`` or ``with ring.only(0, 2):``.
+
+    All ranks reach it. The named ones execute it, and are all there are in it: there they count from 0, and collectives
+    are theirs. The others wait at its end. Only a ``with`` statement can skip its block.
+
+    Raises ValueError on every rank for ranks that do not exist, and CollectiveAborted on those that wait when a rank of
+    the block fails.
+    """
+
+    def __init__(self, *ranks: int) -> None:
+        self.ranks = tuple(sorted(operator.index(rank) for rank in ranks))
+        self._frame: FrameType | None = None
+
+    def __enter__(self) -> None:
+        current = world.current()
+        if not self.ranks or len(set(self.ranks)) < len(self.ranks):
+            raise ValueError(f"rank {current.rank}: only() takes at least one rank, and each once, got {self.ranks}")
+        if any(not 0 <= rank < current.size for rank in self.ranks):
+            raise ValueError(
+                f"rank {current.rank}: only{self.ranks}: expected ranks within 0..{current.size - 1}; "
+                "they count as in the block around"
+            )
+        frame = sys._getframe(1)
+        if frame.f_globals.get("__name__") == "contextlib":
+            raise TypeError(f"rank {current.rank}: only() is for a `with` statement, whose block it can skip")
+        if not world.narrow(self.ranks):
+            self._skip(frame)
+
+    def _skip(self, frame: FrameType) -> None:
+        """Have the next instruction of ``frame``, the first one of the block, raise."""
+
+        def raise_skipped(*_: Any) -> None:
+            raise _SkippedError
+
+        # Python has no other way: a trace function is what is called between two instructions.
+        self._before = sys.gettrace(), frame.f_trace, frame.f_trace_opcodes
+        self._frame = frame
+        sys.settrace(lambda *_: None)
+        frame.f_trace, frame.f_trace_opcodes = raise_skipped, True
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> bool:
+        if self._frame is not None:
+            frame, self._frame = self._frame, None
+            sys.settrace(self._before[0])
+            frame.f_trace, frame.f_trace_opcodes = self._before[1:]
+        else:
+            world.widen()
+        if kind is not None and kind is not _SkippedError:
+            return False
+        world.current().communicator.barrier(name=f"end of only{self.ranks}").wait()
+        return True
