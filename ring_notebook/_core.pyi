@@ -147,6 +147,21 @@ class Work:
     def last_joined(self) -> int: ...
     def subgroup(self) -> Communicator | None: ...
 
+class TensorReader:
+    def __init__(self, types: tuple[type, ...], is_neg: object) -> None: ...
+    def read(self, tensor: object) -> tuple[int, tuple[int, ...], int] | None: ...
+    def allreduce(
+        self,
+        communicator: Communicator,
+        tensor: object,
+        output: object,
+        op: int,
+        prescale: float,
+        postscale: float,
+        name: str,
+        timeout: float,
+    ) -> bool: ...
+
 class Communicator:
     @staticmethod
     def open(

@@ -10,4 +10,5 @@ PYBIND11_MODULE(_core, module) {
     register_communicator(module);
     register_member_group(module);
     register_messages(module);
+    register_tensor_calls(module);
 }

@@ -13,6 +13,7 @@ void register_link(pybind11::module_& module);
 void register_communicator(pybind11::module_& module);
 void register_member_group(pybind11::module_& module);
 void register_messages(pybind11::module_& module);
+void register_tensor_calls(pybind11::module_& module);
 
 // Thrown while Python's error indicator of this thread is set; not a std::exception, so nothing takes it for one.
 struct PythonSignal {};

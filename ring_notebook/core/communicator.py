@@ -171,6 +171,23 @@ class Communicator:
             self._timeout,
         )
 
+    def allreduce_tensor(
+        self,
+        reader: _core.TensorReader,
+        tensor: Any,
+        output: Any,
+        op: ReduceOp,
+        prescale: float,
+        postscale: float,
+        name: str,
+    ) -> bool:
+        """`allreduce_now` of a small tensor of a framework, without what a Buffer costs.
+
+        False, and nothing is done, for what ``reader`` does not know, what is large, and what another path carries
+        out: call `allreduce_now` then.
+        """
+        return reader.allreduce(self._native, tensor, output, op, prescale, postscale, name, self._timeout)
+
     def reducescatter(
         self,
         input: Buffer,

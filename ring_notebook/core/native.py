@@ -26,6 +26,7 @@ class Core(Protocol):
     MemberGroup: type[_core.MemberGroup]
     Options: type[_core.Options]
     Staging: type[_core.Staging]
+    TensorReader: type[_core.TensorReader]
     Update: type[_core.Update]
 
     def buffer_info(self, data: object) -> tuple[int, tuple[int, ...], str, bool]: ...

@@ -97,32 +97,29 @@ std::shared_ptr<Work> Communicator::run(Request request, double timeout, const I
         }
         inline_thread_ = std::this_thread::get_id();
     }
+    carry_out(*work, check);
+    end_turn();
+    if (joining) joining->end(*work);
+    return work;
+}
+
+void Communicator::carry_out(Work& work, const Interruption& check) {
     try {
-        begin(*work);
+        if (!work.started_) begin(work);
         Served served = Served::Moved;
         while (served != Served::Done) {
-            const bool polling = work->polling_;
+            const bool polling = work.polling_;
             wait_until(
                 group_->bell(), polling ? group_->spin().polling() : group_->spin(),
                 [&] {
-                    served = attempt(*work);
-                    return served == Served::Moved || served == Served::Done || work->polling_ != polling;
+                    served = attempt(work);
+                    return served == Served::Moved || served == Served::Done || work.polling_ != polling;
                 },
-                [&] { check_waiting(*work, check); }, polling ? kPoll : kSleep);
+                [&] { check_waiting(work, check); }, polling ? kPoll : kSleep);
         }
     } catch (...) {
-        fail(*work, std::current_exception());
+        fail(work, std::current_exception());
     }
-    bool more = false;
-    {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        inline_thread_ = {};
-        more = !queue_.empty();
-    }
-    idle_.ring();
-    if (more) epoch_.progress->nudge();
-    if (joining) joining->end(*work);
-    return work;
 }
 
 // What this rank has posted by name ends before it joins: the others may have joined and add nothing to it.

@@ -120,6 +120,7 @@ std::shared_ptr<Work> Communicator::prepare(Request request, double timeout) con
         work->reservation_ = reserve_part(request.members);
         header.input = work->reservation_ ? work->reservation_->offset() : kNowhere;
     }
+    set_digest(header);
     work->request_ = std::move(request);
     return work;
 }

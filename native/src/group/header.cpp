@@ -129,8 +129,22 @@ bool works_with_joined(const Header& header) {
 
 }  // namespace
 
-void set_name(Header& header, const std::string& name) {
-    std::string text = name.substr(0, name.find('\0'));
+void set_digest(Header& header) {
+    std::uint64_t hash = 1469598103934665603ull;  // FNV-1a, of words
+    const auto add = [&](std::uint64_t word) { hash = (hash ^ word) * 1099511628211ull; };
+    for (int i = 0; i < header.dims; ++i) add(static_cast<std::uint64_t>(header.shape[i]));
+    static_assert(kNameBytes % sizeof(std::uint64_t) == 0, "a name is read as words");
+    for (std::size_t at = 0; at < kNameBytes && header.name[at] != '\0'; at += sizeof(std::uint64_t)) {
+        std::uint64_t word;
+        std::memcpy(&word, header.name + at, sizeof word);
+        add(word);
+    }
+    header.digest = hash;
+}
+
+void set_name(Header& header, std::string_view name) {
+    if (name.empty()) return;
+    std::string text(name.substr(0, name.find('\0')));
     if (text.size() != name.size() || text.size() >= kNameBytes) {
         std::uint64_t hash = 1469598103934665603ull;  // FNV-1a
         for (char byte : name) hash = (hash ^ static_cast<unsigned char>(byte)) * 1099511628211ull;

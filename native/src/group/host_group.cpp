@@ -96,12 +96,25 @@ std::uint64_t HostGroup::arrive() {
     mailbox(index()).arrivals.store(gate, std::memory_order_release);
     // In one order with the bells: who sleeps in the belief that nobody has come is woken.
     const std::uint64_t all = block_->arrived.fetch_add(1, std::memory_order_seq_cst) + 1;
-    if (all == gate * static_cast<std::uint64_t>(size())) {
+    // More than that when another rank has seen this one arrive, and come to the next gate since.
+    if (all >= gate * static_cast<std::uint64_t>(size())) {
         block_->last.store(index(), std::memory_order_relaxed);
         block_->released.store(gate, std::memory_order_seq_cst);
         wake_all();
     }
     return gate;
+}
+
+bool HostGroup::all_have_arrived(std::uint64_t gate) const {
+    for (int i = 0; i < size(); ++i)
+        if (mailbox(i).arrivals.load(std::memory_order_acquire) < gate) return false;
+    return true;
+}
+
+bool HostGroup::agrees_at_once(const Header& own) const {
+    for (int i = 0; i < size(); ++i)
+        if (!mailbox(i).headers[own.sequence % 2].begins_like(own, kHeaderLine / sizeof(std::uint64_t))) return false;
+    return true;
 }
 
 std::vector<Header> HostGroup::headers(std::uint64_t sequence) const {
@@ -209,11 +222,11 @@ bool HostGroup::has_left(int local) const {
            (epoch_ && epoch_->has_left(local));
 }
 
-void HostGroup::set_state(RankState state) {
+void HostGroup::set_state(RankState state, std::int64_t now) {
     if (left()) return;
     Mailbox& own = mailbox(index());
     own.state.store(state, std::memory_order_relaxed);
-    own.since.store(monotonic_ns(), std::memory_order_relaxed);
+    own.since.store(now, std::memory_order_relaxed);
 }
 
 std::vector<RankActivity> HostGroup::activity() const {

@@ -32,7 +32,7 @@ def _differentiable(tensors: Sequence[Tensor], how: Reduction, name: str | None)
     if torch.is_grad_enabled() and any(isinstance(tensor, Tensor) and tensor.requires_grad for tensor in tensors):
         return list(_Allreduce.apply(how, name, *tensors))  # type: ignore[no-untyped-call]
     if len(tensors) == 1:
-        return [reduce_now(tensors[0], *how, name, in_place=False)]
+        return [reduce_now(tensors[0], *how, name, False)]
     result: list[Tensor] = start(tensors, how, name, in_place=False, blocking=True).wait()
     return result
 
@@ -100,9 +100,8 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
     """`allreduce` in place; returns ``tensor``."""
-    return reduce_now(
-        tensor, operation_of(average, op), prescale_factor, postscale_factor, process_set, name, in_place=True
-    )
+    how = op if type(op) is ReduceOp and average is None else operation_of(average, op)
+    return reduce_now(tensor, how, prescale_factor, postscale_factor, process_set, name, True)
 
 
 def allreduce_async_(

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <deque>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -30,6 +31,7 @@ class Communicator;
 class MemberGroup;
 class NamedLane;
 class Progress;
+struct SmallAllreduce;
 
 // One operation under way, shared by the thread that waits for it and the one that carries it out.
 class Work {
@@ -115,6 +117,10 @@ class Communicator {
     // Carries the operation out in this thread when nothing is queued, else waits for the progress thread to do it.
     // `timeout` in seconds, 0 for none; `check` is called while it waits and may throw.
     std::shared_ptr<Work> run(Request request, double timeout, const Interruption& check);
+    // `run` of an allreduce that fits the mailboxes of one host, where nothing is queued; false, and nothing is done,
+    // for all others. `before_wait` is called once unless the others have come by then.
+    bool allreduce_small(const SmallAllreduce& call, double timeout, const Interruption& check,
+                         const std::function<void()>& before_wait);
     // Queues it. One with a name matches by that, whatever comes in which order; throws InvalidArgument while one of
     // that name is under way.
     std::shared_ptr<Work> start(Request request, double timeout);
@@ -173,6 +179,14 @@ class Communicator {
     static std::size_t room_for_hosts(const Fabric& fabric);
     std::unique_ptr<BlockReservation> reserve_part(const std::vector<int>& indices) const;
     std::unique_ptr<Algorithm> make_group(Work& work, const std::vector<Header>& headers) const;
+
+    // This thread carries an operation out from here on, unless another one does or some are queued.
+    bool try_turn();
+    void end_turn();
+    std::shared_ptr<Work> arrived_work(const SmallAllreduce& call, const Header& header, std::uint64_t gate,
+                                       double timeout);
+    // Until the work is done, by the thread whose turn it is.
+    void carry_out(Work& work, const Interruption& check);
 
     // The state machine. Only one thread at a time is in it: the inline caller or the progress thread.
     void begin(Work& work);

@@ -44,7 +44,9 @@ struct alignas(128) Mailbox {
     SharedAtomic<std::int64_t> since{0};
     SharedAtomic<std::uint32_t> left{0};
     SharedAtomic<Reference> reference{Reference::NotTaken};
-    alignas(64) SharedCopy<Header> headers[2];
+    // Of operations of even and odd sequence.
+    struct alignas(64) Posted : SharedCopy<Header> {};
+    Posted headers[2];
 };
 
 struct GroupBlock {

@@ -1,9 +1,11 @@
 // What a rank posts for each operation, so that the others can check that they are all doing the same thing.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ring/base/shared_atomic.hpp"
@@ -16,6 +18,7 @@ constexpr int kMaxDims = 8;
 constexpr std::size_t kNameBytes = 72;
 
 struct Header {
+    // One cache line, in which two ranks that call the same thing agree (`agrees_at_once`).
     std::uint64_t sequence = 0;
     OpKind kind = OpKind::Barrier;
     DType dtype = DType::UInt8;
@@ -27,17 +30,21 @@ struct Header {
     std::uint8_t reserved = 0;
     std::int32_t root = -1;
     std::int32_t tensors = 1;
-    std::uint64_t count = 0;         // elements
-    std::uint64_t layout = 0;        // hash of the shapes of a fused group, or of the members of a new one
+    std::uint64_t count = 0;   // elements
+    std::uint64_t layout = 0;  // hash of the shapes of a fused group, or of the members of a new one
+    double prescale = 1.0;
+    double postscale = 1.0;
+    std::uint64_t digest = 0;  // of shape and name
+    // Beyond the line.
     std::uint64_t input = kNowhere;  // offset in ring memory, where the tensor lies there
     std::uint64_t output = kNowhere;
     std::uint64_t joined_at = 0;  // sequence at which this rank joined
-    double prescale = 1.0;
-    double postscale = 1.0;
     std::int64_t shape[kMaxDims] = {};
     char name[kNameBytes] = {};
 };
 static_assert(sizeof(Header) % sizeof(std::uint64_t) == 0, "a header is copied as words");
+constexpr std::size_t kHeaderLine = 64;
+static_assert(offsetof(Header, input) == kHeaderLine, "what ranks compare first is one cache line");
 
 // A T that other processes may read while it is written: copied word by word with relaxed atomics. Readers that need
 // a consistent copy are ordered by the gate; diagnostics accept a torn one.
@@ -56,14 +63,27 @@ class SharedCopy {
         std::memcpy(&value, raw, sizeof(T));
         return value;
     }
+    // Whether its first `words` words are those of `value`.
+    bool begins_like(const T& value, std::size_t words) const {
+        std::uint64_t differs = 0;
+        for (std::size_t i = 0; i < words; ++i) {
+            std::uint64_t wanted;
+            std::memcpy(&wanted, reinterpret_cast<const char*>(&value) + i * sizeof wanted, sizeof wanted);
+            differs |= wanted ^ words_[i].load(std::memory_order_relaxed);
+        }
+        return differs == 0;
+    }
 
    private:
     static constexpr std::size_t kWords = sizeof(T) / sizeof(std::uint64_t);
     SharedAtomic<std::uint64_t> words_[kWords];
 };
 
+// Notes the digest, once shape and name are set.
+void set_digest(Header& header);
+
 // Cuts a name that is too long where a character ends; a hash of all of it takes the place of the rest.
-void set_name(Header& header, const std::string& name);
+void set_name(Header& header, std::string_view name);
 
 // "allreduce 'grad'"
 std::string title(const Header& header);

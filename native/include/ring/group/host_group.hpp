@@ -98,6 +98,11 @@ class HostGroup {
         const std::int32_t last = block_->last.load(std::memory_order_relaxed);
         return last < 0 ? -1 : members_.ranks[static_cast<std::size_t>(last)];
     }
+    // Whether all members have come to the gate, which a rank that looks sees sooner than that it has been released.
+    // What they have written before can be read.
+    bool all_have_arrived(std::uint64_t gate) const;
+    // Whether all members have posted what this rank has. False says nothing: they may agree all the same.
+    bool agrees_at_once(const Header& own) const;
     // Headers of all members for the operation whose gate has been released.
     std::vector<Header> headers(std::uint64_t sequence) const;
     // That of one member which has arrived.
@@ -175,7 +180,7 @@ class HostGroup {
     bool has_left(int local) const;
     bool left() const { return left_.load(std::memory_order_acquire); }
 
-    void set_state(RankState state);
+    void set_state(RankState state, std::int64_t now = monotonic_ns());
     std::vector<RankActivity> activity() const;
     // "ranks 1, 3 have not called it": those that have not arrived at `gate`.
     std::string missing(std::uint64_t gate) const;

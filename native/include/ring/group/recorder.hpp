@@ -49,6 +49,8 @@ class Recorder {
     // Nanoseconds that callers have spent in operations, other ranks' lateness included; always counted.
     std::int64_t spent() const { return spent_.load(std::memory_order_relaxed); }
 
+    void spend(std::int64_t ns) { spent_.fetch_add(ns, std::memory_order_relaxed); }
+
     // Keeps the newest `capacity` events. Leaves a recording that is under way as it is.
     void start(std::size_t capacity);
     // The events since it began, or since the last call, in the order in which they ended. The recording continues.
@@ -57,7 +59,6 @@ class Recorder {
     std::vector<Event> stop();
 
    private:
-    friend class Spending;
     struct Ring;
     static std::vector<Event> events_of(Ring& ring, bool ended);
     struct Slot {
@@ -84,7 +85,7 @@ class Recorder {
 class Spending {
    public:
     explicit Spending(Recorder& recorder) : recorder_(recorder), begin_(monotonic_ns()) {}
-    ~Spending() { recorder_.spent_.fetch_add(monotonic_ns() - begin_, std::memory_order_relaxed); }
+    ~Spending() { recorder_.spend(monotonic_ns() - begin_); }
     Spending(const Spending&) = delete;
     Spending& operator=(const Spending&) = delete;
 

@@ -70,18 +70,27 @@ Range row_range(std::uint64_t count, std::int64_t rows, int size, int index) {
     return {static_cast<std::uint64_t>(first) * width, static_cast<std::uint64_t>(first + own) * width};
 }
 
-Reduction::Reduction(const std::vector<Header>& headers, const Header& lead, std::size_t size, Share share)
-    : kernel_(reduce_kernel(lead.dtype, lead.op == ReduceOp::Average ? ReduceOp::Sum : lead.op)) {
-    for (std::size_t i = 0; i < headers.size(); ++i)
-        if (headers[i].kind != OpKind::Join) contributors_.push_back(static_cast<int>(i));
-    finish_.post = lead.postscale;
-    if (lead.op == ReduceOp::Average) {
-        if (is_integer(lead.dtype)) {
-            finish_.divisor = static_cast<long long>(size);
+ReduceFn kernel_of(const Header& header) {
+    return reduce_kernel(header.dtype, header.op == ReduceOp::Average ? ReduceOp::Sum : header.op);
+}
+
+Scale scale_behind(const Header& header, std::size_t size) {
+    Scale scale;
+    scale.post = header.postscale;
+    if (header.op == ReduceOp::Average) {
+        if (is_integer(header.dtype)) {
+            scale.divisor = static_cast<long long>(size);
         } else {
-            finish_.post /= static_cast<double>(size);
+            scale.post /= static_cast<double>(size);
         }
     }
+    return scale;
+}
+
+Reduction::Reduction(const std::vector<Header>& headers, const Header& lead, std::size_t size, Share share)
+    : kernel_(kernel_of(lead)), finish_(scale_behind(lead, size)) {
+    for (std::size_t i = 0; i < headers.size(); ++i)
+        if (headers[i].kind != OpKind::Join) contributors_.push_back(static_cast<int>(i));
     // A sum that is rounded to two bytes between hosts must not leave their range when its average stays in it. So what
     // makes it smaller is applied before it is rounded for the first time, as far as it is a power of two: that part
     // changes no digit.

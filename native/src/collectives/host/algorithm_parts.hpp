@@ -78,6 +78,10 @@ inline bool all_inline(const std::vector<Header>& headers) {
 // sum over the hosts.
 enum class Share { Whole, OneHost, AllHosts };
 
+// The kernel that a reduction takes, and what is left to do to its result: an average over `size` ranks, a postscale.
+ReduceFn kernel_of(const Header& header);
+Scale scale_behind(const Header& header, std::size_t size);
+
 // The reduction that an operation asks for, over the members that have data (all that have not joined).
 class Reduction {
    public:
