@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ring_notebook.core.communicator import Communicator, Work
+from ring_notebook.core.communicator import Communicator
+from ring_notebook.core.work import Work
 
 __all__ = ["Handle", "check_name", "member_name", "poll", "synchronize", "together"]
 

@@ -1,4 +1,4 @@
-"""The collectives of one group of ranks, and the handles of operations under way."""
+"""The collectives of one group of ranks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from ring_notebook.config import config
 from ring_notebook.core.buffers import Buffer, Device
 from ring_notebook.core.native import core
 from ring_notebook.core.partition import layout_hash
+from ring_notebook.core.work import Work
 from ring_notebook.errors import CollectiveError
 
 if TYPE_CHECKING:
     from ring_notebook import _core
 
-__all__ = ["Communicator", "ReduceOp", "Work"]
+__all__ = ["Communicator", "ReduceOp"]
 
 
 class ReduceOp(enum.IntEnum):
@@ -30,44 +31,6 @@ class ReduceOp(enum.IntEnum):
     MIN = 3
     MAX = 4
     PRODUCT = 5
-
-
-class Work:
-    """One operation under way. Horovod calls it a handle."""
-
-    __slots__ = ("_keep", "_native")
-
-    def __init__(self, native: _core.Work, keep: Any) -> None:
-        self._native = native
-        self._keep = keep  # the memory that the operation reads and writes
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Return when the operation has completed, or raise its error.
-
-        Interruptible; releases the GIL. ``timeout`` is in seconds and raises CollectiveTimeout (which aborts the
-        epoch: a timed-out operation cannot be taken back).
-        """
-        self._native.wait(timeout or 0.0)
-
-    def done(self) -> bool:
-        """Whether `wait` would return at once (also when the operation failed)."""
-        return self._native.done()
-
-    def output(self) -> memoryview:
-        """The bytes that an allgather or alltoall produced; they stay valid as long as the view lives."""
-        return memoryview(self._native.output())
-
-    def counts(self) -> list[int]:
-        """Elements that came from each rank, in group order (allgather, alltoall)."""
-        return self._native.counts()
-
-    def check_names(self) -> None:
-        """Raise the error of the first operation by name in which this rank, having joined, has no part (join)."""
-        self._native.check_names()
-
-    def last_rank(self) -> int:
-        """The group rank that joined last (join)."""
-        return self._native.last_joined()
 
 
 class Communicator:

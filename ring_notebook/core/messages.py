@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from ring_notebook.core.buffers import Buffer
-from ring_notebook.core.communicator import Communicator, Work
+from ring_notebook.core.communicator import Communicator
 from ring_notebook.core.native import core
+from ring_notebook.core.work import Work
 
 __all__ = ["ANY", "Message", "receive", "send"]
 

@@ -8,7 +8,8 @@ import numpy as np
 
 from native.values import Tensor
 from ring_notebook.core.buffers import DType
-from ring_notebook.core.communicator import Communicator, Work
+from ring_notebook.core.communicator import Communicator
+from ring_notebook.core.work import Work
 
 __all__ = ["ASYNCHRONOUS", "CALLS", "WAITS"]
 

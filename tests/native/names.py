@@ -10,7 +10,8 @@ import pytest
 
 from native.values import Tensor
 from ring_notebook.core.buffers import DType
-from ring_notebook.core.communicator import Communicator, Work
+from ring_notebook.core.communicator import Communicator
+from ring_notebook.core.work import Work
 
 __all__ = ["LATE", "ends", "start", "total"]
 

@@ -16,7 +16,8 @@ from native.matrix import SIZES
 from native.ranks import LAUNCHERS, Seat, as_threads
 from native.values import Tensor
 from ring_notebook.core.buffers import DType
-from ring_notebook.core.communicator import Communicator, ReduceOp, Work
+from ring_notebook.core.communicator import Communicator, ReduceOp
+from ring_notebook.core.work import Work
 from ring_notebook.errors import CollectiveMismatch
 
 

@@ -11,8 +11,9 @@ from native.matrix import every_type_and_size
 from native.ranks import LAUNCHERS, Seat
 from native.values import Array, Tensor, decode, encode, reduced_samples, sample
 from ring_notebook.core.buffers import DType
-from ring_notebook.core.communicator import Communicator, ReduceOp, Work
+from ring_notebook.core.communicator import Communicator, ReduceOp
 from ring_notebook.core.partition import row_split
+from ring_notebook.core.work import Work
 
 SEGMENT = 512 << 10  # native kSegmentBytesCrowded
 MEMORIES: dict[str, Callable[[int], bool]] = {

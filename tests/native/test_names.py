@@ -15,8 +15,9 @@ from native.names import start, total
 from native.ranks import LAUNCHERS, Seat, as_hosts, as_threads
 from native.values import Tensor
 from ring_notebook.core.buffers import DType
-from ring_notebook.core.communicator import Communicator, ReduceOp, Work
+from ring_notebook.core.communicator import Communicator, ReduceOp
 from ring_notebook.core.native import core
+from ring_notebook.core.work import Work
 from ring_notebook.errors import CollectiveAborted, CollectiveMismatch
 
 NAMES = 40

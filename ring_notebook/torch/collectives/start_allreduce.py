@@ -12,7 +12,8 @@ from ring_notebook.api.handles import Handle, check_name
 from ring_notebook.api.process_sets import ProcessSet, global_process_set
 from ring_notebook.api.reduction import Reduction
 from ring_notebook.core.buffers import Buffer
-from ring_notebook.core.communicator import ReduceOp, Work
+from ring_notebook.core.communicator import ReduceOp
+from ring_notebook.core.work import Work
 from ring_notebook.core.world import current
 from ring_notebook.torch.tensors import buffer_in_place, buffer_of, check_tensor, copy_back, on_host, reader
 

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from ring_notebook.config import config
 from ring_notebook.core import world
-from ring_notebook.core.communicator import Communicator, Work
+from ring_notebook.core.communicator import Communicator
+from ring_notebook.core.work import Work
 from ring_notebook.errors import RingError
 from ring_notebook.torch.collectives.ring_memory import empty_in
 from ring_notebook.torch.process_group.group_binding import bind

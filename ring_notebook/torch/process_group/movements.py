@@ -12,7 +12,7 @@ import torch._C._distributed_c10d as c10d
 from torch import Tensor
 
 from ring_notebook.core.buffers import Buffer, DType
-from ring_notebook.core.communicator import Work
+from ring_notebook.core.work import Work
 from ring_notebook.torch.process_group.operands import check_on_host, flat_bytes, nbytes, raw_operand
 from ring_notebook.torch.process_group.reductions import ReducingGroup, all_of
 from ring_notebook.torch.process_group.ring_work import RingWork

@@ -11,7 +11,7 @@ import torch
 import torch._C._distributed_c10d as c10d
 from torch import Tensor
 
-from ring_notebook.core.communicator import Work
+from ring_notebook.core.work import Work
 from ring_notebook.errors import RingError
 
 __all__ = ["RingWork"]
