@@ -7,9 +7,10 @@ import sys
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from time import monotonic_ns, time
+from time import monotonic, monotonic_ns, time
 from typing import Any, Generic, TypeVar
 
+from ring_notebook.core.device_numbers import copy_from_device, has_arrived, read
 from ring_notebook.records import MetricBatch
 
 __all__ = ["begin", "carry", "data_wait", "data_waits", "drain", "end", "keep_data_waits", "log", "progress", "track"]
@@ -20,6 +21,7 @@ _Row = tuple[float, int, dict[str, Any]]
 # A tracked loop that logs nothing itself still shows its throughput this often (seconds).
 _TRACK_PERIOD = 0.2
 _PRINT_PERIOD = 1.0
+_LAST_WAIT = 5.0  # seconds for numbers that a device still has when a script ends
 _WAITS_KEPT = 1 << 14
 
 
@@ -30,6 +32,7 @@ class _Recorder:
         self.rows: deque[_Row] = deque()
         self.attached = False
         self.printed = 0.0
+        self.prints_last = False
         self.reset()
 
     def reset(self) -> None:
@@ -59,32 +62,46 @@ class _Recorder:
 
     def print_row(self, now: float) -> None:
         """In a plain script rank 0 prints the latest row once a second; the other rows are dropped."""
-        if not self.printed:
+        if not self.prints_last:
+            self.prints_last = True
             atexit.register(self.print_last)
         if now - self.printed < _PRINT_PERIOD:
-            # Keep the latest row only: without a notebook nothing drains the rows.
-            while len(self.rows) > 1:
+            # Keep the latest row that can be printed: without a notebook nothing drains the rows.
+            while len(self.rows) > 1 and _is_there(self.rows[1]):
                 self.rows.popleft()
             return
-        self.printed = now
-        self.print_latest()
+        self.print_latest(now)
 
     def print_last(self) -> None:
         """At the end of a script: print the row that came less than a second after the last printed one."""
         if self.rows and not self.attached:
-            self.print_latest()
+            _is_there(self.rows[-1], monotonic() + _LAST_WAIT)
+            self.print_latest(time())
 
-    def print_latest(self) -> None:
-        """Print the latest row, on rank 0, and forget the others."""
+    def print_latest(self, now: float) -> None:
+        """Print the latest row whose numbers no device still has, on rank 0, and forget those before it."""
         from ring_notebook.core import world
 
+        later: list[_Row] = []
+        while self.rows and not _is_there(self.rows[-1]):
+            later.append(self.rows.pop())
+        if not self.rows:
+            self.rows.extend(reversed(later))
+            return
         _, step, values = self.rows[-1]
         self.rows.clear()
+        self.rows.extend(reversed(later))
+        self.printed = now
         if world.is_initialized() and world.current().rank != 0:
             return
-        numbers = "  ".join(f"{name} {float(value):.6g}" for name, value in values.items())
+        numbers = "  ".join(f"{name} {read(value):.6g}" for name, value in values.items())
         sys.stdout.write(f"step {step}  {numbers}\n")
         sys.stdout.flush()
+
+
+def _is_there(row: _Row, deadline: float = 0.0) -> bool:
+    """Whether every number of ``row`` can be read without waiting for a device, at the latest at ``deadline``."""
+    return all(has_arrived(value, deadline) for value in row[2].values())
 
 
 _recorder = _Recorder()
@@ -94,9 +111,9 @@ _valid_names: set[str] = set()  # so that a name is checked once
 def log(step: int | None = None, **values: Any) -> None:
     """Record numbers of this rank, for example ``log(loss=loss, samples=len(x))``; returns at once.
 
-    A value is a number, or a tensor or array with one element. One on a device is copied there and read
-    later, so that training never waits for it. ``step`` defaults to the batch of `track`, else to the count
-    of calls. ``samples`` (how many samples this step trained on) gives the throughput; `track` fills it in by
+    A value is a number, or a tensor or array with one element. One on a device is copied in the background and read
+    when it has arrived, so that training never waits for it. ``step`` defaults to the batch of `track`, else to the
+    count of calls. ``samples`` (how many samples this step trained on) gives the throughput; `track` fills it in by
     itself. In a notebook every row reaches the run's record; in a script rank 0 prints one line a second.
     Raises TypeError that names the metric when a value is not a number, and for a ``step`` that is not an integer.
     """
@@ -119,14 +136,14 @@ def _check_name(name: str) -> None:
 
 
 def _number(name: str, value: Any) -> Any:
-    """``value`` as a float, or as a copy on its device that becomes a float when it is drained."""
+    """``value`` as a float, or as a copy from its device that becomes a float when it is drained."""
+    if not getattr(value, "is_cpu", True) and _is_number(value):
+        return copy_from_device(value)
     try:
+        if hasattr(value, "item") and getattr(value, "is_cpu", True):
+            return float(value.item())
         if hasattr(value, "item"):
-            if getattr(value, "is_cpu", True) or value.numel() != 1:
-                return float(value.item())
-            if getattr(value, "is_meta", False) or getattr(value.dtype, "is_complex", False):
-                raise ValueError("there is no number to copy")
-            return value.detach().clone()
+            raise ValueError("there is no number to copy")
         if not isinstance(value, (str, bytes, bytearray)):
             return float(value)
     except (TypeError, ValueError, RuntimeError):
@@ -134,6 +151,13 @@ def _number(name: str, value: Any) -> Any:
     shape = getattr(value, "shape", None)
     kind = type(value).__name__ + (f" of shape {tuple(shape)}" if shape is not None else "")
     raise TypeError(f"metric {name!r} is not a number: got {kind}; log one number per name, such as its mean")
+
+
+def _is_number(tensor: Any) -> bool:
+    """Whether a tensor on a device is one real number."""
+    return (
+        tensor.numel() == 1 and not getattr(tensor, "is_meta", False) and not getattr(tensor.dtype, "is_complex", False)
+    )
 
 
 def carry(**values: float) -> None:
@@ -231,14 +255,21 @@ def data_waits() -> list[tuple[int, int]]:
     return waits
 
 
-def drain(run: str, rank: int) -> list[MetricBatch]:
-    """Take the rows recorded so far, a batch for each sequence with the same names. Callable from any thread."""
+def drain(run: str, rank: int, limit: float = 0.0) -> list[MetricBatch]:
+    """Take the rows recorded so far, a batch for each sequence with the same names. Callable from any thread.
+
+    Rows from the first whose numbers a device still has are left for the next call. With a ``limit``, in seconds, the
+    device is waited for, and all rows are taken: a number that has not come by then is NaN.
+    """
     batches: list[MetricBatch] = []
     rows = _recorder.rows
+    deadline = monotonic() + limit if limit else 0.0
     for _ in range(len(rows)):
+        if not _is_there(rows[0], deadline) and not limit:
+            break
         now, step, values = rows.popleft()
         names = tuple(values)
         if not batches or batches[-1].names != names:
             batches.append(MetricBatch(run, rank, names, array("d")))
-        batches[-1].values.extend((now, step, *map(float, values.values())))
+        batches[-1].values.extend((now, step, *map(read, values.values())))
     return batches

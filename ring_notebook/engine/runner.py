@@ -34,6 +34,9 @@ from ring_notebook.records import RECORDS, Ended, Failure, Record, Status, Trace
 
 __all__ = ["execute"]
 
+_LAST_WAIT = 5.0
+"""Seconds that a device has, when a run ends, to hand over the numbers that were logged."""
+
 
 def execute(
     run: str, epoch: int, engines: list[int], source: str, first_line: int, recorded: bool, horovod: bool
@@ -112,7 +115,7 @@ class _Execution:
         world.close_run()
 
     def _report(self, error: BaseException | None, seconds: float) -> None:
-        records = self._collect(rows=True, status=True)
+        records = self._collect(rows=True, status=True, limit=_LAST_WAIT)
         if events := trace.take():
             records.append(Trace(self.run, self.rank, json.dumps(events).encode()))
         if failure := self._failure(error):
@@ -141,10 +144,10 @@ class _Execution:
             tb = tb.tb_next
         return line
 
-    def _collect(self, rows: bool, status: bool) -> list[Record]:
+    def _collect(self, rows: bool, status: bool, limit: float = 0.0) -> list[Record]:
         records: list[Record] = list(self.capture.drain())
         if rows:
-            records += metrics.drain(self.run, self.rank)
+            records += metrics.drain(self.run, self.rank, limit)
         line = self.cell.current_line() if self.cell else 0
         if status or (line and not self.entered):
             self.entered = line > 0

@@ -38,6 +38,7 @@ from ring_notebook.api.only import only
 from ring_notebook.api.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from ring_notebook.api.tensor_adapter import register_adapter
 from ring_notebook.core import world
+from ring_notebook.core.device_numbers import register_copier
 from ring_notebook.core.metrics import log, track
 from ring_notebook.errors import HorovodInternalError, HostsUpdatedInterrupt
 from ring_notebook.torch import elastic, mpi_ops
@@ -69,6 +70,7 @@ from ring_notebook.torch.collectives.reducescatter import (
 from ring_notebook.torch.collectives.ring_memory import empty
 from ring_notebook.torch.collectives.sparse_allreduce import sparse_allreduce_async
 from ring_notebook.torch.compression import Compression
+from ring_notebook.torch.logged_tensors import begin_copy
 from ring_notebook.torch.optimizer.distributed import DistributedOptimizer
 from ring_notebook.torch.process_group.default_group import end_groups_of_failed_epoch, process_group
 from ring_notebook.torch.tensors import TorchAdapter
@@ -84,6 +86,7 @@ from ring_notebook.torch.training.sync_batch_norm import SyncBatchNorm
 from ring_notebook.torch_backend import register
 
 register_adapter(TorchAdapter())
+register_copier(begin_copy)
 register()
 world.at_close(end_groups_of_failed_epoch)
 

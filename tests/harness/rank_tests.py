@@ -19,6 +19,10 @@ class RankFailedError(Exception):
     """A test failed on some rank; holds what the ranks said."""
 
 
+_APART = "devices"
+"""The folder whose tests have launches of their own: what they make torch believe would reach other tests."""
+
+
 class RankItem(pytest.Item):
     """Stands for a test that runs inside ranks, and waits there for its outcome."""
 
@@ -57,27 +61,27 @@ def _limit(item: pytest.Item) -> float:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put RankItems in the place of tests with ranks, those of one size in a row."""
+    """Put RankItems in the place of tests with ranks, those of one launch in a row."""
     ranks = Path(config.rootpath, "tests", "ranks")
-    by_size: dict[int, list[RankItem]] = {}
+    by_launch: dict[tuple[bool, int], list[RankItem]] = {}
     others: list[pytest.Item] = []
     for item in items:
         if isinstance(item, pytest.Function) and ranks in item.path.parents:
             assert item.parent is not None
             stand_in = RankItem.from_parent(item.parent, name=item.name, original=item)
-            by_size.setdefault(stand_in.size, []).append(stand_in)
+            by_launch.setdefault((ranks / _APART in item.path.parents, stand_in.size), []).append(stand_in)
         else:
             others.append(item)
     before: list[RankItem] = []
-    for size, group in sorted(by_size.items()):
+    for (_, size), group in sorted(by_launch.items()):
         launch = Launch(config.rootpath, [item.nodeid for item in group], size)
         for item in before:
             item.following = launch
         for item in group:
             item.launch = launch
         before = group
-    config.stash[_LAUNCHES] = [group[0].launch for group in by_size.values()]
-    items[:] = others + [item for group in by_size.values() for item in group]
+    config.stash[_LAUNCHES] = [group[0].launch for group in by_launch.values()]
+    items[:] = others + [item for group in by_launch.values() for item in group]
 
 
 _LAUNCHES = pytest.StashKey[list[Any]]()

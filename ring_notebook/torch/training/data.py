@@ -107,8 +107,10 @@ class ShardedIterable(IterableDataset[Any]):
             self.rank, self.size = rank(), size()
 
 
-def shard(loader: DataLoader[T]) -> DataLoader[T]:
+def shard(loader: DataLoader[T], *, pin_memory: bool = False) -> DataLoader[T]:
     """A DataLoader like ``loader`` that yields this rank's share, in batches of the same size.
+
+    With ``pin_memory`` the batches lie in pinned memory, also where those of ``loader`` do not.
 
     A loader that shuffles still shuffles, with a seed that rank 0 takes from torch's. One that yields a share
     already, of this function's or torch's own DistributedSampler, is returned as it is. Raises TypeError for anything
@@ -122,6 +124,7 @@ def shard(loader: DataLoader[T]) -> DataLoader[T]:
         return loader
     # All options that this version of torch has, except those that say which samples to draw: they follow.
     same = {name: getattr(loader, name) for name in inspect.signature(DataLoader).parameters if name not in _DRAWN}
+    same["pin_memory"] = loader.pin_memory or pin_memory
     if isinstance(loader.dataset, IterableDataset):
         dataset = ShardedIterable(loader.dataset)
         return DataLoader(dataset, batch_size=loader.batch_size, drop_last=loader.drop_last, **same)

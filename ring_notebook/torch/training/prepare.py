@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 from ring_notebook.api.basics import local_rank, size
 from ring_notebook.core import world
 from ring_notebook.torch.collectives.tensor_arguments import check_module, check_optimizer
+from ring_notebook.torch.devices import accelerator
 from ring_notebook.torch.optimizer.adasum_optimizer import AdasumOptimizer
 from ring_notebook.torch.optimizer.distributed import DistributedOptimizer
 from ring_notebook.torch.optimizer.fused import FusedOptimizer
@@ -94,7 +95,7 @@ def prepare(
     - a `DistributedOptimizer` of the same class as ``optimizer``, whose state and parameter groups it shares, with the
       state of rank 0;
     - a DataLoader with this rank's share of the data in batches of the same size, reshuffled in every pass if
-      ``loader`` shuffles.
+      ``loader`` shuffles; on a GPU from pinned memory, so that ``x.to("cuda", non_blocking=True)`` does not wait.
 
     The batch of a step is ``size()`` times as large as that of one process. May be called again on what it returned,
     and for each of several models with optimizers of their own, such as those of a GAN.
@@ -113,9 +114,10 @@ def prepare(
     """
     check_module(model, "prepare")
     check_optimizer(optimizer, "prepare")
-    share = None if loader is None else shard(loader)
-    if torch.cuda.is_available():
-        model.to(_own_gpu())
+    device = accelerator()
+    share = None if loader is None else shard(loader, pin_memory=device is not None)
+    if device is not None:
+        model.to(_own_device(device))
     broadcast_parameters([*model.named_parameters(), *model.named_buffers()], root_rank=0)
     broadcast_optimizer_state(optimizer, root_rank=0)
     if scale_lr:
@@ -135,11 +137,12 @@ def prepare(
     return (model, distributed) if loader is None else (model, distributed, share)
 
 
-def _own_gpu() -> torch.device:
-    """The GPU that ``cuda`` means for this rank."""
+def _own_device(kind: str) -> torch.device:
+    """The device that ``cuda``, or another ``kind``, means for this rank."""
+    module = getattr(torch, kind)
     if world.current().run is None:  # in an engine the rank's own GPU is the first; in a script all see the same first
-        torch.cuda.set_device(local_rank() % torch.cuda.device_count())
-    return torch.device("cuda", torch.cuda.current_device())
+        module.set_device(local_rank() % module.device_count())
+    return torch.device(kind, module.current_device())
 
 
 def _scale_rates(optimizer: torch.optim.Optimizer) -> None:

@@ -46,7 +46,7 @@ class SyncBatchNorm(_BatchNorm):
         shape = [1, -1, *[1] * (input.dim() - 2)]
         # Half precision cannot hold the sums.
         values = input if input.dtype.itemsize >= 4 else input.float()
-        count = values.new_tensor([values.numel() // values.shape[1]])
+        count = values.new_full([1], values.numel() // values.shape[1])  # written by the device: a copy would wait
         # Two passes over the data: the difference of two sums of squares would lose what it is to find.
         sums = allreduce(torch.cat([values.sum(dims), count]), op=ReduceOp.SUM, name="batch norm mean")
         total = sums[-1].detach()

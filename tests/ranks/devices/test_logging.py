@@ -1,0 +1,91 @@
+"""Logging and preparing on a device: log waits for nothing, and what is drained is what the tensor was then."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from harness.pretended_gpu import PretendedGpu
+from ring_notebook.core import metrics
+
+pytestmark = pytest.mark.sizes(1)
+
+
+@pytest.fixture(autouse=True)
+def _recording() -> Iterator[None]:
+    metrics.begin()
+    yield
+    metrics.end()
+
+
+def values(limit: float = 0.0) -> list[float]:
+    return [row[-1] for batch in metrics.drain("run", 0, limit) for row in batch.rows()]
+
+
+def test_a_logged_loss_does_not_wait_for_its_device(hvd: ModuleType, device: torch.device, gpu: PretendedGpu) -> None:
+    loss, more = torch.full((), 2.0, device=device), torch.full((), 3.0, device=device)
+    with gpu.held():
+        hvd.log(loss=loss)
+        loss.copy_(more)
+        hvd.log(loss=loss)
+        assert values() == []
+    assert values(limit=60) == [2.0, 3.0]
+    assert gpu.waits == []
+
+
+def test_rows_keep_their_order_while_a_number_is_on_its_way(
+    hvd: ModuleType, device: torch.device, gpu: PretendedGpu
+) -> None:
+    two = torch.full((), 2.0, device=device)
+    hvd.log(x=1.0)
+    with gpu.held():
+        hvd.log(x=two)
+        hvd.log(x=3.0)
+        assert values() == [1.0]
+    assert values(limit=60) == [2.0, 3.0]
+
+
+def test_a_script_prints_the_last_number_that_has_arrived(
+    hvd: ModuleType, device: torch.device, gpu: PretendedGpu, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metrics.end()
+    one, two = torch.full((), 1.0, device=device), torch.full((), 2.0, device=device)
+    hvd.log(loss=one)
+    gpu.driver.synchronize(gpu.current_stream().cuda_stream)
+    with gpu.held():
+        hvd.log(loss=two)
+        assert capsys.readouterr().out == "step 0  loss 1\n"
+    metrics._recorder.print_last()
+    assert capsys.readouterr().out == "step 1  loss 2\n"
+    assert gpu.waits == []
+
+
+def test_a_number_that_never_comes_is_nan(hvd: ModuleType, device: torch.device, gpu: PretendedGpu) -> None:
+    one = torch.ones((), device=device)
+    with gpu.held():
+        hvd.log(x=one, y=2.0)
+        (batch,) = metrics.drain("run", 0, limit=0.01)
+    (row,) = batch.rows()
+    assert math.isnan(row[2])
+    assert row[3] == 2.0
+
+
+def test_a_captured_tensor_is_refused(hvd: ModuleType, device: torch.device, gpu: PretendedGpu) -> None:
+    with gpu.capture(), pytest.raises(RuntimeError, match="log the tensor after the graph's replay"):
+        hvd.log(loss=torch.ones((), device=device))
+
+
+def test_prepare_moves_the_model_and_pins_the_batches(hvd: ModuleType, device: torch.device) -> None:
+    model = nn.Linear(6, 3)
+    loader = DataLoader(TensorDataset(torch.zeros(8, 6)), batch_size=2)
+    same, optimizer, share = hvd.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
+    assert same is model
+    assert model.weight.device.type == device.type
+    assert optimizer.param_groups[0]["params"][0] is model.weight
+    assert share.pin_memory
