@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -12,6 +14,7 @@ from harness.two_hosts import NAMES
 from notebook.endure import SECONDS_TO_END
 from ring_notebook.errors import ClusterError, CollectiveAborted
 from ring_notebook.notebook.cluster.cluster import Cluster
+from ring_notebook.notebook.cluster.workspace import Workspace
 from ring_notebook.notebook.magics.session import Session
 from ring_notebook.notebook.run.run import Run
 
@@ -50,6 +53,25 @@ def trains(cluster: Cluster) -> None:
     assert len(run.metrics) == 16
 
 
+def syncs(cluster: Cluster, folder: Path) -> None:
+    """Modules in a folder that the other host does not see are imported and reloaded there; what changed travels."""
+    (folder / "pkg").mkdir(parents=True)
+    (folder / "pkg" / "__init__.py").write_text("# unchanged\n")
+    cluster._workspace = Workspace(folder)
+    cell = "import pkg.module, socket\nsaid = [pkg.module.VALUE, socket.gethostname()]"
+    for value in (1, 2):
+        (folder / "pkg" / "module.py").write_text(f"VALUE = {value}\n")
+        synced = cluster.sync()
+        assert synced.sent == len(f"VALUE = {value}\n") + (len("# unchanged\n") if value == 1 else 0), synced
+        cluster.run(cell).wait()
+        assert [cluster.pull("said", rank) for rank in range(4)] == [[value, NAMES[rank // 2]] for rank in range(4)]
+    assert not cluster.sync().changed
+    (folder / "pkg" / "module.py").unlink()
+    assert cluster.sync().changed == ("pkg/module.py",)
+    cluster.run("import pkg, os\nthere = os.listdir(pkg.__path__[0])").wait()
+    assert "module.py" not in cluster.pull("there", 3)
+
+
 def ends(run: Run, error: type[BaseException], message: str) -> str:
     """The run ends soon, with this error."""
     started = time.monotonic()
@@ -80,6 +102,8 @@ def everything() -> None:
     cluster = session.require()
     assert [engine.host for engine in cluster.status()] == [NAMES[0]] * 2 + [NAMES[1]] * 2
     trains(cluster)
+    with TemporaryDirectory(dir="/dev/shm") as folder:  # each host has its own
+        syncs(cluster, Path(folder))
 
     run = cluster.run("import time\nif ring.rank() == 3: time.sleep(100)\nring.allreduce(torch.ones(4))")
     time.sleep(1)

@@ -8,6 +8,7 @@ import shutil
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from ring_notebook.notebook.cluster.descriptors import require_descriptors
 from ring_notebook.notebook.cluster.prepare_engines import prepare_engines
 from ring_notebook.notebook.cluster.processes import Processes
 from ring_notebook.notebook.cluster.stacks import Stack, stacks
+from ring_notebook.notebook.cluster.workspace import Synced, Workspace
 from ring_notebook.notebook.engines import Engine, Engines, EngineStatus
 from ring_notebook.notebook.run.run import Run
 from ring_notebook.notebook.run.send import send
@@ -60,6 +62,7 @@ class Cluster:
         self._processes: Processes | None = None
         self._engines: Engines | None = None
         self._directory = Path()
+        self._workspace = Workspace(Path.cwd())
 
     @property
     def n(self) -> int:
@@ -93,6 +96,7 @@ class Cluster:
             self._engines = Engines(client, self._processes.trouble)
             self._engines.wait_for(self.n, _START_TIMEOUT)
             self._prepare(self._engines)
+            self._begin_sync(self._engines)
         except BaseException as error:
             message = self._processes.not_started(str(error)) if self._processes else str(error)
             self.stop()
@@ -259,6 +263,22 @@ class Cluster:
     def names(self, path: str = "") -> list[str]:
         """The names on rank 0, or those after ``path`` and a dot. Raises ClusterError when rank 0 is slow."""
         return push_pull.names(self._idle(), path)
+
+    def sync(self) -> Synced:
+        """Bring the modules that have changed in this notebook's folder to all ranks, and reload them there.
+
+        Raises ClusterError when a module cannot be loaded, a run is in progress or the folder holds too much.
+        """
+        return self._workspace.sync(self._idle())
+
+    def _begin_sync(self, engines: Engines) -> None:
+        """Have engines of other hosts find this notebook's modules; those of this host see its folder."""
+        self._workspace = Workspace(Path.cwd())
+        with suppress(ClusterError):  # of a folder that holds too much, which a sync says
+            if all(engine.local for engine in engines.all):
+                self._workspace.assume_synced()
+            else:
+                self._workspace.sync(engines)
 
     def stacks(self) -> list[Stack]:
         """Where each rank is now, by rank: also while a run is in progress, and while native code runs.

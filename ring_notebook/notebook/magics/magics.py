@@ -93,8 +93,11 @@ class RingMagics(Magics):
         given = options.RING.parse(line)
         return None if given is None else getattr(self, f"_{given.pop('command')}")(**given)
 
-    def _start(self, n: int | None, hosts: str, keep: bool) -> None:
-        print(self._session.start(n, hosts, keep))  # noqa: T201
+    def _start(self, n: int | None, hosts: str, keep: bool, sync: bool) -> None:
+        print(self._session.start(n, hosts, keep, sync))  # noqa: T201
+
+    def _sync(self) -> None:
+        print(self._session.require().sync())  # noqa: T201
 
     def _default(self, state: str | None) -> None:
         print(self._session.set_default(None if state is None else state == "on"))  # noqa: T201

@@ -207,6 +207,7 @@ def _ring() -> LineParser:
         start="start a cluster of engines, one per rank",
         attach="attach to a running cluster and its run, after a kernel restart or from another notebook",
         default="on: run cells without a magic on the ranks, but for those with %%%%local; off: in the notebook",
+        sync="bring modules that have changed in this folder to the ranks and reload them there",
         status="list the engines and what each is doing",
         debug="look at the exception that ended the last cell on a rank, with pdb",
         stacks="show where every rank is now, in the cell and in what it has called",
@@ -228,6 +229,7 @@ def _ring() -> LineParser:
     start.add_argument(
         "--keep", action="store_true", help="keep the cluster when the kernel ends; `%%ring attach` finds it"
     )
+    start.add_argument("--sync", action="store_true", help="before each cell do what `%%ring sync` does")
     commands["default"].add_argument(
         "state", nargs="?", choices=["on", "off"], help="without it: say where such cells run"
     )

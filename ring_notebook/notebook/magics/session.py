@@ -37,14 +37,18 @@ class Session:
         self.cluster: Cluster | None = None
         self.run: Run | None = None
         self.default = False  # whether cells without a magic run on the ranks
+        self._syncs = False  # before each cell
         self._names: dict[str, list[str]] = {}
         self._setup: list[RunRecord] = []
 
-    def start(self, n: int | None = None, hosts: str = "", keep: bool = False) -> str:
+    def start(self, n: int | None = None, hosts: str = "", keep: bool = False, sync: bool = False) -> str:
         """Start a cluster; returns how many engines and why, or that a cluster like this is running already.
+
+        With ``sync`` each cell first brings modules that have changed to the ranks.
 
         Raises ClusterError when a different one is running.
         """
+        self._syncs = sync
         if self.cluster is not None and self.cluster.running:
             return self._running(self.cluster, n, hosts, keep)
         if self.cluster is not None:
@@ -154,8 +158,10 @@ class Session:
         """
         check_syntax(cell, first_line)
         if self.cluster is None:
-            print(self.start(n))  # noqa: T201
+            print(self.start(n, sync=self._syncs))  # noqa: T201
         cluster = self.require()
+        if self._syncs and (synced := cluster.sync()).changed:
+            print(synced)  # noqa: T201
         options = {
             "n": n,
             "ranks": ranks,
@@ -187,7 +193,7 @@ class Session:
         """Run a cell at several numbers of ranks, one after the other, and compare their throughput."""
         check_syntax(cell, first_line=2)
         if self.cluster is None:
-            print(self.start(max(sizes)))  # noqa: T201
+            print(self.start(max(sizes), sync=self._syncs))  # noqa: T201
         for size in sizes:  # all of them, before the first one runs
             self.require().check_size(size)
         runs = [

@@ -1,0 +1,116 @@
+"""The user's own modules on a rank: imported from the notebook's folder or a copy of it, and reloaded."""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import linecache
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib.util import cache_from_source
+from pathlib import Path
+from types import ModuleType
+
+from IPython.extensions.autoreload import superreload
+
+from ring_notebook.engine import setup
+from ring_notebook.error_text import error_text
+from ring_notebook.file_digest import digest
+from ring_notebook.private_files import make_private_folder, open_private
+
+__all__ = ["compare", "take", "use"]
+
+_copy: Path | None = None  # of the notebook's folder, where this host does not see that
+
+
+def compare(folder: str, digests: Mapping[str, str], removed: Sequence[str]) -> tuple[str, list[str]]:
+    """The folder to import from on this host, and which of the files are missing or different there.
+
+    That is the notebook's ``folder`` itself where this host sees it, else a private copy, from which ``removed`` files
+    are removed.
+    """
+    if _copy is None and all(digest(Path(folder, path)) == known for path, known in digests.items()):
+        return folder, []
+    root = _own_copy()
+    for path in removed:
+        with suppress(FileNotFoundError):
+            _inside(path).unlink()
+    return str(root), [path for path, known in digests.items() if digest(root / path) != known]
+
+
+def take(contents: Mapping[str, bytes]) -> None:
+    """Write files into this host's copy. Raises ValueError for a path that leads out of it."""
+    for path, content in contents.items():
+        file = _inside(path)
+        make_private_folder(file.parent)
+        with open_private(file, "wb") as written:
+            written.write(content)
+
+
+def _own_copy() -> Path:
+    global _copy
+    if _copy is None:
+        _copy = Path(tempfile.mkdtemp(prefix="ring-code-")).resolve()  # mode 0700
+        atexit.register(shutil.rmtree, _copy, ignore_errors=True)
+    return _copy
+
+
+def _inside(path: str) -> Path:
+    root = _own_copy()
+    if not (root / path).resolve().is_relative_to(root):
+        raise ValueError(f"rank {setup.rank()}: {path!r} leads out of the folder that is synced")
+    return root / path
+
+
+def use(roots: Sequence[str], changed: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Import from ``roots[rank]`` from now on, and reload what has ``changed`` there, as `%autoreload 2` does.
+
+    Returns the names of the reloaded modules, and what went wrong with the others.
+    """
+    root = roots[setup.rank()]
+    if root not in sys.path:
+        sys.path.insert(0, root)
+    importlib.invalidate_caches()
+    files = {os.path.join(root, path) for path in changed if path.endswith(".py")}
+    for file in files:
+        # Written in the same second with the same size, a file looks like the one that was compiled.
+        with suppress(OSError):
+            os.unlink(cache_from_source(file))
+        linecache.cache.pop(file, None)
+    reloaded: list[str] = []
+    failed: list[str] = []
+    # Python moves a module behind those that it has imported: it is to take the new ones.
+    for name, module in list(sys.modules.items()):
+        if _is_one_of(files, module):
+            if error := _reload(module):
+                failed.append(error)
+            else:
+                reloaded.append(name)
+    return reloaded, failed
+
+
+def _is_one_of(files: set[str], module: ModuleType) -> bool:
+    file = module.__dict__.get("__file__") if isinstance(module, ModuleType) else None
+    # A path may have links: to follow those of all modules takes a while.
+    return isinstance(file, str) and any(
+        os.path.basename(file) == os.path.basename(one) and os.path.realpath(file) == one for one in files
+    )
+
+
+def _reload(module: ModuleType) -> str:
+    """Reload the module and give its old functions and classes their new code; returns what it raised."""
+    try:
+        superreload(module)
+    except SyntaxError as error:
+        return f"{os.path.basename(error.filename or '')}, line {error.lineno}: SyntaxError: {error.msg}"
+    except Exception as error:
+        line, tb = 0, error.__traceback__
+        while tb is not None:
+            line = tb.tb_lineno if tb.tb_frame.f_code.co_filename == module.__file__ else line
+            tb = tb.tb_next
+        return f"{os.path.basename(module.__file__ or '')}, line {line}: {type(error).__name__}: {error_text(error)}"
+    return ""

@@ -1,0 +1,138 @@
+"""The user's own modules: finds what has changed in the notebook's folder, and brings it to the engines."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ring_notebook.errors import ClusterError
+from ring_notebook.file_digest import digest
+from ring_notebook.notebook.style import plural, ranks
+
+if TYPE_CHECKING:
+    from ring_notebook.notebook.engines import Engines
+
+__all__ = ["MOST_BYTES", "MOST_FILES", "Synced", "Workspace"]
+
+_SUFFIXES = (".py", ".json", ".toml", ".yaml", ".yml")
+MOST_BYTES = 1 << 20
+"""Larger files are left out: they are data and not code."""
+MOST_FILES = 2000
+_MOST_FOLDERS = 500
+_RANK_SIDE = "ring_notebook.engine.synced_modules"
+_OTHERS = {"__pycache__", "node_modules", "site-packages"}
+
+
+@dataclass(frozen=True, slots=True)
+class Synced:
+    """What a sync did: ``changed`` files, how many bytes traveled, ``reloaded`` modules, files ``left_out``."""
+
+    changed: tuple[str, ...] = ()
+    sent: int = 0
+    reloaded: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        left = f" Left out, above {MOST_BYTES >> 20} MiB: {', '.join(self.left_out)}." if self.left_out else ""
+        if not self.changed:
+            return f"No file has changed.{left}"
+        names = f"{', '.join(self.changed[:4])}{', ...' * (len(self.changed) > 4)}"
+        how = f", {self.sent} bytes sent" if self.sent else ""
+        reloaded = f"reloaded {', '.join(self.reloaded)}" if self.reloaded else "no rank has imported it yet"
+        return f"Synced {plural(len(self.changed), 'file')} ({names}{how}): {reloaded}.{left}"
+
+
+class Workspace:
+    """The code in ``folder``: files of Python and of settings, in folders below it too, hidden ones left out.
+
+    Nothing outside of it is read, whatever a link says.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.resolve()
+        self._stamps: dict[str, tuple[int, int]] = {}  # of each file when the engines got it
+
+    def assume_synced(self) -> None:
+        """Engines that start now import what the folder holds now."""
+        self._stamps, _ = self._scan()
+
+    def sync(self, engines: Engines) -> Synced:
+        """Bring what has changed since the last time to all engines, and reload it in those that have imported it.
+
+        Raises ClusterError when the folder holds too much, or a module cannot be loaded; the next call tries again.
+        """
+        stamps, left_out = self._scan()
+        changed = sorted(path for path in stamps if self._stamps.get(path) != stamps[path])
+        removed = sorted(self._stamps.keys() - stamps.keys())
+        if not changed and not removed:
+            return Synced(left_out=left_out)
+        roots, sent = self._deliver(engines, changed, removed)
+        answers = engines.call(f"{_RANK_SIDE}:use", roots, changed)
+        failed: dict[str, list[int]] = {}
+        for rank, (_, errors) in enumerate(answers):
+            for error in errors:
+                failed.setdefault(error, []).append(rank)
+        if failed:
+            said = "; ".join(f"{ranks(where)}: {error}" for error, where in failed.items())
+            raise ClusterError(f"{said}; mend it and run the cell again: the ranks keep what they had")
+        self._stamps = stamps
+        reloaded = {name for names, _ in answers for name in names}
+        return Synced((*changed, *removed), sent, tuple(sorted(reloaded)), left_out)
+
+    def _deliver(self, engines: Engines, changed: Sequence[str], removed: Sequence[str]) -> tuple[list[str], int]:
+        """The folder that each rank imports from, and how many bytes traveled to hosts that do not see this one."""
+        roots = {engine.host: str(self.folder) for engine in engines.all if engine.local}
+        digests: dict[str, str] = {}
+        sent = 0
+        for engine in engines.all:
+            if engine.host in roots:
+                continue
+            digests = digests or {path: digest(self.folder / path) for path in changed}
+            arguments = str(self.folder), digests, removed
+            root, missing = engines.call(f"{_RANK_SIDE}:compare", *arguments, ranks=[engine.rank])[0]
+            contents = {path: (self.folder / path).read_bytes() for path in missing}
+            if contents:
+                engines.call(f"{_RANK_SIDE}:take", contents, ranks=[engine.rank])
+                sent += sum(map(len, contents.values()))
+            roots[engine.host] = root
+        return [roots[engine.host] for engine in engines.all], sent
+
+    def _scan(self) -> tuple[dict[str, tuple[int, int]], tuple[str, ...]]:
+        """Time and size of each file by its path in the folder, and the files that are too large."""
+        stamps: dict[str, tuple[int, int]] = {}
+        large: list[str] = []
+        for path in self._files():
+            try:
+                about = path.stat()
+            except OSError:  # removed meanwhile
+                continue
+            name = path.relative_to(self.folder).as_posix()
+            if about.st_size > MOST_BYTES:
+                large.append(name)
+            else:
+                stamps[name] = about.st_mtime_ns, about.st_size
+            if len(stamps) > MOST_FILES:
+                raise ClusterError(self._too_much(f"{MOST_FILES} files of code"))
+        return stamps, tuple(sorted(large))
+
+    def _files(self) -> Iterator[Path]:
+        for count, (folder, below, files) in enumerate(os.walk(self.folder)):
+            if count >= _MOST_FOLDERS:
+                raise ClusterError(self._too_much(f"{_MOST_FOLDERS} folders"))
+            below[:] = [name for name in below if _is_code(Path(folder), name)]
+            for name in files:
+                path = Path(folder, name)
+                leads_out = path.is_symlink() and not path.resolve().is_relative_to(self.folder)
+                if name.endswith(_SUFFIXES) and not name.startswith(".") and not leads_out:
+                    yield path
+
+    def _too_much(self, what: str) -> str:
+        return f"{self.folder} holds more than {what} to sync; keep the notebook and its code in a folder of their own"
+
+
+def _is_code(folder: Path, name: str) -> bool:
+    """Whether the folder of this name may hold the user's code, and is not hidden or an environment of packages."""
+    return not name.startswith(".") and name not in _OTHERS and not (folder / name / "pyvenv.cfg").exists()
