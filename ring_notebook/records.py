@@ -63,13 +63,14 @@ class MetricBatch:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What a rank printed since its last Output."""
+    """What a rank printed since its last Output, or with ``block`` the lines that one call of print wrote."""
 
     kind: ClassVar[str] = "output"
     run: str
     rank: int
     stream: Literal["stdout", "stderr"]
     text: str
+    block: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from ring_notebook.core import world
 from ring_notebook.core.native import core
 from ring_notebook.engine import control
 from ring_notebook.engine.debugging import dialogue, live_debugger
-from ring_notebook.engine.output import capture, figures, progress_bars
+from ring_notebook.engine.output import capture, figures, progress_bars, rich_bars
 from ring_notebook.engine.spool import Spool
 from ring_notebook.frameworks import default
 from ring_notebook.gpus import VISIBLE, gpus, gpus_of_engine
@@ -47,6 +47,7 @@ def prepare(directory: str, keep: bool) -> dict[str, Any]:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // topology.local_size)))
     figures.prepare()
     progress_bars.install()
+    rich_bars.install()
     # The help that `name?` asks for is shown as output: an engine has no pager.
     shell = InteractiveShell.instance()
     shell.set_hook("show_in_pager", as_hook(display_page), 0)

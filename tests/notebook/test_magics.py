@@ -301,7 +301,7 @@ def test_names_of_the_ranks_complete_in_their_cells_only(notebook: Notebook) -> 
 
 def test_commands_and_options_complete(notebook: Notebook) -> None:
     assert notebook.complete("%ring st") == ["stacks", "start", "status", "stop"]
-    assert notebook.complete("x = 1\n%ring start --keep --") == ["--hosts"]
+    assert notebook.complete("x = 1\n%ring start --keep --") == ["--hosts", "--sync"]
     assert notebook.complete("%%ringtrain --time") == ["--timeline", "--timeout"]
     assert "--plot" not in notebook.complete("%%ringtrain --name --pl")
 

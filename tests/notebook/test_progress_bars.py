@@ -1,8 +1,9 @@
-"""tqdm on the ranks, in each of its forms: text that ends at 100 %, once, with the rank's label."""
+"""Progress of tqdm and rich on the ranks: text that ends at 100 %, once, with the rank's label; and widgets."""
 
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 
@@ -26,3 +27,36 @@ def test_bars_end_at_100_percent(cluster: Cluster, module: str) -> None:
     assert "batch" not in text, "a bar with leave=False leaves nothing"
     assert "[0-1] after" in text
     assert not run.displays
+
+
+def test_rich_draws_in_place_and_takes_nothing_back(cluster: Cluster) -> None:
+    cell = """import time
+from rich.progress import Progress
+print("before")
+with Progress() as progress:
+    first, second = progress.add_task("first", total=5), progress.add_task("second", total=10)
+    for step in range(10):
+        progress.update(first, advance=0.5)
+        progress.update(second, advance=1)
+        time.sleep(0.1)
+        if step == 5:
+            print("meanwhile")
+print("after")
+"""
+    run = cluster.run(cell)
+    seen = set()
+    while not run.done:
+        seen |= set(re.findall(r"second [━╸╺ ]+ +(\d+)%", mime_bundle(run.log)["text/plain"]))
+        time.sleep(0.05)
+    text = mime_bundle(run.wait().log)["text/plain"]
+    assert seen - {"0", "100"}, "it is seen to move"
+    assert len(re.findall(r"first [━ ]+ 100%", text)) == 1, text
+    assert len(re.findall(r"second [━ ]+ 100%", text)) == 1
+    assert [line for line in ("before", "meanwhile", "after") if f"[0-1] {line}" not in text] == []
+
+
+def test_a_widget_says_in_a_line_what_to_do(cluster: Cluster) -> None:
+    cell = "import ipywidgets\nfrom IPython.display import display\ndisplay(ipywidgets.IntSlider(3))"
+    text = mime_bundle(cluster.run(cell).wait().log)["text/plain"]
+    assert "[0-1] IntSlider: widgets work in the notebook's own process only" in text
+    assert "`%ring push` its value" in text

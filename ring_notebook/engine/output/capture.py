@@ -6,7 +6,7 @@ import io
 import os
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import groupby
 from typing import Any, Literal, TextIO
@@ -85,10 +85,35 @@ class Capture:
             if stream is None:
                 pieces += group
             else:
-                text = "".join(piece.text for piece in group if isinstance(piece, Output))
-                parts = (text[start : start + MOST_TEXT] for start in range(0, len(text), MOST_TEXT))
-                pieces += (Output(self._run, self._rank, stream, printable(part, MOST_TEXT)) for part in parts)
+                for text, block in _blocks(piece.text for piece in group if isinstance(piece, Output)):
+                    parts = (text[start : start + MOST_TEXT] for start in range(0, len(text), MOST_TEXT))
+                    shown = (printable(part, MOST_TEXT) for part in parts)
+                    pieces += (Output(self._run, self._rank, stream, part, block) for part in shown)
         return pieces
+
+
+def _blocks(written: Iterable[str]) -> Iterator[tuple[str, bool]]:
+    """What was written as it is to be shown: the lines of one print, with True, and all else joined."""
+    joined = ""
+    block = ""
+    for text in written:
+        if block:  # print writes the end of its last line by itself
+            block += "\n" * (text == "\n")
+            yield block, block.endswith("\n")
+            block, text = "", "" if text == "\n" else text
+        if _is_block(text) and (not joined or joined.endswith("\n")):
+            if joined:
+                yield joined, False
+            joined, block = "", text
+        else:
+            joined += text
+    if block or joined:
+        yield block or joined, block.endswith("\n")
+
+
+def _is_block(text: str) -> bool:
+    """Whether it is several lines: no progress bar, which moves the cursor."""
+    return "\n" in text[:-1] and "\r" not in text and "\x1b[" not in text
 
 
 def _not_replaced(pieces: list[Piece]) -> list[Piece]:

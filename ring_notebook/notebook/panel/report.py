@@ -22,6 +22,7 @@ __all__ = ["alert", "compare", "figure", "headline", "lint", "mime_bundle", "out
 
 LONG_ENOUGH = 1.0  # seconds, for shares of a run's time to mean something
 MOST_CHARTS = 12  # of metrics, where --plot names none
+VISIBLE = 10  # of the last lines of output, those before them behind a click
 MOST_PRINTED = 200  # lines of output in the page; the whole of it is on disk
 
 
@@ -194,10 +195,13 @@ def _output(log: RunRecord, view: RunView) -> str:
     if not lines:
         return ""
     where = f"<div>Earlier lines are in {escape(str(log.directory))}</div>" if len(lines) > MOST_PRINTED else ""
-    return (
-        f"<details{' open' * (len(lines) <= 12)}><summary>Output</summary>{where}"
-        f"<div class='ring-lines'>{labelled_lines.html(lines[-MOST_PRINTED:])}</div></details>"
+    before, visible = labelled_lines.split_last(lines[-MOST_PRINTED:], VISIBLE)
+    hidden = plural(labelled_lines.count(lines) - labelled_lines.count(visible), "earlier line")
+    earlier = (
+        f"<details><summary>{hidden}</summary>"
+        f"{where}<div class='ring-lines'>{labelled_lines.html(before)}</div></details>"
     )
+    return f"{earlier if before else ''}<div class='ring-lines'>{labelled_lines.html(visible)}</div>"
 
 
 def _text(log: RunRecord, view: RunView, plot: Sequence[str]) -> str:

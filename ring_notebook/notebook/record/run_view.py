@@ -18,12 +18,13 @@ OUTPUT_CHARACTERS = 100_000  # of printed output that stay in memory; all of it 
 
 
 class Printed(NamedTuple):
-    """A piece of output, numbered from 1 in the order of arrival."""
+    """A piece of output, numbered from 1 in the order of arrival. A ``block`` is the lines of one print."""
 
     number: int
     rank: int
     stream: str
     text: str
+    block: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +191,8 @@ class RunState:
 
     def _print(self, output: Output) -> None:
         self._printed += 1
-        self._output.append(Printed(self._printed, output.rank, output.stream, output.text[-OUTPUT_CHARACTERS:]))
+        text = output.text[-OUTPUT_CHARACTERS:]
+        self._output.append(Printed(self._printed, output.rank, output.stream, text, output.block))
         self._output_characters += len(self._output[-1].text)
         while self._output_characters > OUTPUT_CHARACTERS:
             self._output_characters -= len(self._output.popleft().text)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
+from itertools import zip_longest
 from typing import NamedTuple
 
 from ring_notebook.notebook.panel.output.terminal_rows import TerminalRows
 from ring_notebook.notebook.record.run_view import Printed
 from ring_notebook.notebook.style import GREY, rank_color, rank_list
 
-__all__ = ["Line", "Lines", "html", "text"]
+__all__ = ["Line", "Lines", "count", "html", "split_last", "text"]
+
+_Said = tuple[int, str, str]  # rank, stream and line
+_MOST_OF_A_ROUND = 3  # pieces of a rank: a message has several when it holds blocks
 
 
 class Line(NamedTuple):
-    """A line that ``ranks`` printed to ``stream``."""
+    """A line that ``ranks`` printed to ``stream``, or the lines of one print."""
 
     ranks: tuple[int, ...]
     stream: str
@@ -31,33 +35,54 @@ class Lines:
 
     def take(self, pieces: Iterable[Printed], last: bool = False) -> list[Line]:
         """The lines that these pieces complete, with ``last`` unfinished ones too; pieces seen before are skipped."""
-        lines: list[tuple[int, str, str]] = []
-
-        def settle(key: tuple[int, str], last: bool = False) -> None:
-            lines.extend((*key, line) for line in self._rows[key].settle(last))
-
-        for piece in pieces:
-            if piece.number <= self._seen:
-                continue
-            self._seen = piece.number
-            key = piece.rank, piece.stream
-            rows = self._rows.setdefault(key, TerminalRows())
-            rows.write(piece.text)
-            if not rows.goes_up:  # at once, so that lines stay in the order in which they came
-                settle(key)
-        for key, rows in self._rows.items():
+        new = [piece for piece in pieces if piece.number > self._seen]
+        self._seen = new[-1].number if new else self._seen
+        lines = [line for arrived in _rounds(new) for line in _side_by_side([self._split(own) for own in arrived])]
+        for (rank, stream), rows in self._rows.items():
             if last or rows.goes_up:
-                settle(key, last)
+                lines.extend((rank, stream, line) for line in rows.settle(last))
         return _joined(lines)
+
+    def _split(self, pieces: Iterable[Printed]) -> list[_Said]:
+        """What the pieces of a rank complete, line by line; a block is one of them."""
+        lines: list[_Said] = []
+        for piece in pieces:
+            rows = self._rows.setdefault((piece.rank, piece.stream), TerminalRows())
+            rows.write(piece.text)
+            if not rows.goes_up:  # those rows are complete when the cursor is below them for a while
+                settled = rows.settle()
+                settled = ["\n".join(settled)] if piece.block else settled
+                lines += [(piece.rank, piece.stream, line) for line in settled]
+        return lines
 
     def unfinished(self) -> list[Line]:
         """The rows that may still change, as they are now."""
         return _joined([(*key, line) for key, rows in self._rows.items() for line in rows.open])
 
 
-def _joined(lines: list[tuple[int, str, str]]) -> list[Line]:
+def _rounds(pieces: Iterable[Printed]) -> Iterator[list[list[Printed]]]:
+    """What ranks sent at about the same time, by rank in the order of the ranks."""
+    arrived: dict[int, list[Printed]] = {}
+    last = -1
+    for piece in pieces:
+        own = arrived.get(piece.rank, [])
+        if own and (piece.rank != last or len(own) == _MOST_OF_A_ROUND):
+            yield [arrived[rank] for rank in sorted(arrived)]
+            arrived = {}
+        arrived.setdefault(piece.rank, []).append(piece)
+        last = piece.rank
+    yield [arrived[rank] for rank in sorted(arrived)]
+
+
+def _side_by_side(ranks: Sequence[list[_Said]]) -> Iterator[_Said]:
+    """The first line of every rank, the second of every rank, and so on."""
+    for lines in zip_longest(*ranks):
+        yield from filter(None, lines)
+
+
+def _joined(lines: list[_Said]) -> list[Line]:
     # The n-th equal line of one rank joins the n-th of another, so that repeated lines stay repeated.
-    said: Counter[tuple[int, str, str]] = Counter()
+    said: Counter[_Said] = Counter()
     joined: dict[tuple[str, str, int], list[int]] = {}
     for line in lines:
         rank, stream, content = line
@@ -66,16 +91,37 @@ def _joined(lines: list[tuple[int, str, str]]) -> list[Line]:
     return [Line(tuple(ranks), stream, content) for (stream, content, _), ranks in joined.items()]
 
 
+def count(lines: Iterable[Line]) -> int:
+    """How many lines they are, those of each print counted."""
+    return sum(line.text.count("\n") + 1 for line in lines)
+
+
+def split_last(lines: Sequence[Line], wanted: int) -> tuple[Sequence[Line], Sequence[Line]]:
+    """Divide the lines before the last ``wanted``; the lines of the very last print stay together."""
+    start = len(lines)
+    while start > 0 and (start == len(lines) or count(lines[start - 1 :]) <= wanted):
+        start -= 1
+    return lines[:start], lines[start:]
+
+
 def html(lines: Iterable[Line]) -> str:
     """The lines for a page, each after its ranks."""
     parts = []
     for line in lines:
         color = rank_color(line.ranks[0]) if len(line.ranks) == 1 else GREY
         label = f"<span style='color:{color};user-select:none'>[{rank_list(line.ranks)}]</span>"
-        parts.append(f"<div>{label} {escape(line.text)}</div>")
+        body = escape(line.text)
+        if "\n" in line.text:
+            body = f"<span style='display:inline-block;vertical-align:top;white-space:pre'>{body}</span>"
+        parts.append(f"<div>{label} {body}</div>")
     return "".join(parts)
 
 
 def text(lines: Iterable[Line]) -> str:
     """The lines for a terminal."""
-    return "".join(f"[{rank_list(line.ranks)}] {line.text}\n" for line in lines)
+    shown = []
+    for line in lines:
+        label = f"[{rank_list(line.ranks)}] "
+        below = "\n" + " " * len(label)
+        shown.append(f"{label}{line.text.replace(chr(10), below)}\n")
+    return "".join(shown)

@@ -46,6 +46,23 @@ def test_text_is_joined_up_to_a_change(capture: Capture) -> None:
     assert capture.drain() == []
 
 
+def test_lines_of_one_print_are_a_block(capture: Capture) -> None:
+    def block(said: str) -> Output:
+        return Output("r1", 1, "stdout", said, block=True)
+
+    for said in ["a", "\n", "[[1],\n [2]]", "\n", "b", "\n", "x\ny\n", "half", "1\n2", "\n", "\r10%\n\r20%"]:
+        capture.write("stdout", said)
+    assert capture.drain() == [
+        text("a\n"),
+        block("[[1],\n [2]]\n"),
+        text("b\n"),
+        block("x\ny\n"),
+        text("half1\n2\n\r10%\n\r20%"),
+    ]
+    capture.write("stdout", "1\n2")
+    assert capture.drain() == [text("1\n2")], "its end is still to come"
+
+
 def test_what_is_only_text_is_printed_unless_it_may_be_replaced(capture: Capture) -> None:
     capture.show({"text/plain": "3"}, {})
     capture.show({}, {})
@@ -122,12 +139,20 @@ def test_ipython_s_own_calls_come_here_within_the_block_only(
     assert "afterwards" in capsys.readouterr().out
 
 
-def test_a_bundle_travels_as_json_and_leaves_widgets_behind() -> None:
+def test_a_widget_becomes_a_line_that_says_what_to_do() -> None:
+    widget = {"text/plain": "IntSlider(value=3)", "application/vnd.jupyter.widget-view+json": {"model_id": "x"}}
+    data, metadata = portable(widget, {})
+    assert (list(data), metadata) == (["text/plain"], {})
+    assert data["text/plain"].startswith(
+        "IntSlider: widgets work in the notebook's own process only; make it in a cell"
+    )
+
+
+def test_a_bundle_travels_as_json() -> None:
     data, metadata = portable(
         {
             "image/png": b"\x89PNG",
             "application/x": {"a": {1, 2}},
-            "application/vnd.jupyter.widget-view+json": {"model_id": "x"},
         },
         {"image/png": {"width": 3}},
     )

@@ -1,6 +1,6 @@
 """Output of many ranks as labelled lines."""
 
-from ring_notebook.notebook.panel.output.labelled_lines import Line, Lines, html, text
+from ring_notebook.notebook.panel.output.labelled_lines import Line, Lines, count, html, split_last, text
 from ring_notebook.notebook.record.run_view import Printed
 
 
@@ -11,6 +11,36 @@ def out(number: int, rank: int, said: str, stream: str = "stdout") -> Printed:
 def test_equal_lines_of_several_ranks_become_one() -> None:
     lines = Lines().take([out(1, 0, "epoch 1\na\n"), out(2, 2, "epoch 1\n"), out(3, 1, "epoch 1\nb\n")])
     assert text(lines) == "[0-2] epoch 1\n[0] a\n[1] b\n"
+
+
+def test_lines_of_one_print_stay_together_and_join_as_a_whole() -> None:
+    def block(number: int, rank: int, said: str) -> Printed:
+        return Printed(number, rank, "stdout", said, block=True)
+
+    pieces = [block(1, 1, "[[1],\n [2]]\n"), block(2, 0, "[[1],\n [3]]\n"), block(3, 2, "[[1],\n [2]]\n")]
+    lines = Lines().take(pieces)
+    assert text(lines) == "[0] [[1],\n     [3]]\n[1-2] [[1],\n       [2]]\n"
+    assert "white-space:pre" in html(lines)
+
+
+def test_lines_that_arrive_together_are_in_the_order_of_the_ranks() -> None:
+    lines = Lines()
+    first = [out(1, 2, "a2\nb2\n"), out(2, 0, "a0\nb0\nc0\n"), out(3, 1, "a1\n")]
+    assert text(lines.take(first)) == "[0] a0\n[1] a1\n[2] a2\n[0] b0\n[2] b2\n[0] c0\n"
+    assert text(lines.take([*first, out(4, 1, "later\n"), out(5, 1, "last\n"), out(6, 0, "other\n")])) == (
+        "[0] other\n[1] later\n[1] last\n"
+    )
+
+
+def test_the_last_lines_are_divided_from_those_before_without_cutting_a_print() -> None:
+    lines = [Line((0,), "stdout", said) for said in ["a", "b\nc", "d", "e"]]
+    assert count(lines) == 5
+    assert split_last(lines, 2) == (lines[:2], lines[2:])
+    assert split_last(lines, 3) == (lines[:2], lines[2:])
+    assert split_last(lines, 4) == (lines[:1], lines[1:])
+    assert split_last(lines, 9) == ([], lines)
+    assert split_last(lines[:2], 1) == (lines[:1], lines[1:2])
+    assert split_last([], 3) == ([], [])
 
 
 def test_what_one_rank_repeats_is_kept() -> None:

@@ -108,6 +108,17 @@ def test_the_page_stays_small_in_a_long_run(tmp_path: Path) -> None:
     assert sum(map(len, report.mime_bundle(log).values())) < 250_000
 
 
+def test_the_last_ten_lines_are_visible_and_a_click_opens_the_rest(tmp_path: Path) -> None:
+    said = "".join(f"line {n}\n" for n in range(40))
+    page = report.mime_bundle(run(tmp_path / "r1", 1, Output("r1", 0, "stdout", said), steps=0))["text/html"]
+    hidden, visible = re.search(r"<details><summary>31 earlier lines</summary>(.*?)</details>(.*)", page).groups()  # type: ignore[union-attr]
+    assert ("line 29<" in hidden, "line 30<" in hidden, "line 29<" in visible) == (True, False, False)
+    assert all(f"line {n}<" in visible for n in range(30, 40))
+    short = report.mime_bundle(run(tmp_path / "r2", 1, steps=0))["text/html"]
+    assert "<details>" not in short
+    assert "epoch 1<" in short
+
+
 def test_displays_are_in_the_page_or_outputs_of_their_own(tmp_path: Path) -> None:
     picture = {"image/png": "iVBO", "text/plain": "<Figure>"}
     table = {"text/html": "<table></table>", "text/plain": "a b"}
