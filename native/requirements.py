@@ -16,7 +16,7 @@ REQUIREMENTS = [
     "ipyparallel>=9.0",
     "mpi4py>=4.0",
     "ipywidgets>=8.1",
-    "bqplot>=0.12.40",
+    "ipecharts>=1.4",
     "cloudpickle>=3.0",
     "jupyterlab>=4.0",
     # No upper bound and no index: a torch (CPU or CUDA) that is installed stays.

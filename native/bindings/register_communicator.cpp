@@ -28,6 +28,7 @@ struct Handle {
             const ring::Spending spending(communicator->recorder());
             const py::gil_scoped_release nogil;
             communicator->wait(*work, timeout, signal_check());
+            communicator->recorder().add_waited(work->waited_since(spending.begin()));
         }
         work->get();
     }
@@ -70,6 +71,7 @@ Handle submit(const std::shared_ptr<Communicator>& self, Request request, bool b
     if (!blocking) return {self, self->start(std::move(request), timeout)};
     const ring::Spending spending(self->recorder());
     Handle handle{self, self->run(std::move(request), timeout, signal_check())};
+    self->recorder().add_waited(handle.work->waited_since(spending.begin()));
     handle.work->get();
     return handle;
 }
@@ -309,6 +311,7 @@ void register_communicator(py::module_& module) {
                  return py::make_tuple(counts.rounds, counts.names, counts.operations);
              })
         .def("seconds_spent", [](const Communicator& self) { return 1e-9 * self.recorder().spent(); })
+        .def("seconds_waited", [](const Communicator& self) { return 1e-9 * self.recorder().waited(); })
         .def(
             "record", [](const Communicator& self, std::size_t capacity) { self.recorder().start(capacity); },
             py::arg("capacity"))

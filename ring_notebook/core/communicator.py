@@ -324,9 +324,14 @@ class Communicator:
         """
         return dict(zip(("rounds", "names", "operations"), self._native.named_counts(), strict=True))
 
-    def seconds_spent(self) -> float:
-        """How long callers of this rank have been in operations of the epoch, waiting for other ranks included."""
-        return self._native.seconds_spent()
+    def seconds_spent(self) -> tuple[float, float]:
+        """How long callers of this rank have been in operations of the epoch, and the part before all had come."""
+        return self._native.seconds_spent(), self._native.seconds_waited()
+
+    def calls(self) -> int:
+        """How many operations of all ranks this one has begun in the epoch, those with a name not counted."""
+        own = self.ranks[self.rank]
+        return next((entry["sequence"] for entry in self._native.activity() if entry["rank"] == own), 0)
 
     def record(self, capacity: int = 1 << 16) -> None:
         """Begin to note what operations of the epoch do; the newest ``capacity`` events are kept.

@@ -28,6 +28,7 @@ __all__ = [
     "abort",
     "alive",
     "at_close",
+    "calls",
     "close",
     "close_run",
     "communication",
@@ -40,6 +41,7 @@ __all__ = [
     "open_run",
     "prepare_host",
     "snapshot",
+    "waiting",
     "widen",
 ]
 
@@ -100,7 +102,7 @@ _epoch = 0
 _at_close: list[Callable[[], object]] = []
 _run: tuple[str, list[int]] | None = None  # id and ranks (in the job) of the run that this process is in
 _run_number = _NO_RUN  # its first epoch, which no other run has
-_communicated = 0.0  # seconds, in earlier epochs of the run
+_communicated = _waited = 0.0  # seconds, in earlier epochs of the run
 
 
 def prepare_host() -> Place:
@@ -183,9 +185,9 @@ def open_run(run: str, epoch: int, ranks: Sequence[int]) -> World:
     ``epoch`` grows from run to run, by more than a run calls `init` again. Until `close_run` that is for the ranks of
     the run. A rank that waits here for another one can be interrupted.
     """
-    global _epoch, _run, _run_number, _communicated
+    global _epoch, _run, _run_number, _communicated, _waited
     close()
-    _communicated = 0.0
+    _communicated = _waited = 0.0
     _run = (run, list(ranks))
     place = prepare_host()
     _epoch = max(_epoch, epoch)
@@ -288,7 +290,7 @@ def fail(error: BaseException) -> None:
 
 def close() -> None:
     """Leave the epoch, if one is open. Ranks that still wait for this rank raise CollectiveAborted."""
-    global _world, _communicated
+    global _world, _communicated, _waited
     if _world is not None:
         for callback in _at_close:
             callback()
@@ -298,7 +300,8 @@ def close() -> None:
         try:
             world.communicator.close()
         finally:
-            _communicated += world.communicator.seconds_spent()
+            spent, waited = world.communicator.seconds_spent()
+            _communicated, _waited = _communicated + spent, _waited + waited
             prepare_host().domain.trim()
 
 
@@ -321,7 +324,19 @@ def _leave_job() -> None:
 def communication() -> float:
     """Seconds that this rank has spent in collectives since its run began, waiting for other ranks included."""
     world = _world
-    return _communicated + (0.0 if world is None else world.communicator.seconds_spent())
+    return _communicated + (0.0 if world is None else world.communicator.seconds_spent()[0])
+
+
+def waiting() -> float:
+    """The part of `communication` in which other ranks had not come to the operation yet, in seconds."""
+    world = _world
+    return _waited + (0.0 if world is None else world.communicator.seconds_spent()[1])
+
+
+def calls() -> int:
+    """How many operations of all ranks this one has begun in the epoch; 0 when none is open."""
+    world = _world
+    return 0 if world is None else world.communicator.calls()
 
 
 def snapshot() -> list[dict[str, Any]]:

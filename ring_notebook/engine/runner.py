@@ -25,6 +25,7 @@ from ring_notebook.engine.failure_record import describe, from_cell
 from ring_notebook.engine.output import figures
 from ring_notebook.engine.output.capture import Capture
 from ring_notebook.engine.publisher import Publisher
+from ring_notebook.engine.time_spent import TimeSpent
 from ring_notebook.errors import CollectiveAborted
 from ring_notebook.horovod.as_horovod import as_horovod
 from ring_notebook.horovod.names import NAME
@@ -64,6 +65,7 @@ class _Execution:
         self.horovod = horovod
         self.cell: Cell | None = None
         self.entered = False  # the kernel knows that the cell itself has begun
+        self.spent = TimeSpent()
         self.capture = Capture(run, self.rank)
 
     def execute(self, source: str, first_line: int) -> None:
@@ -122,7 +124,7 @@ class _Execution:
             records.append(failure)
         summary = {
             "line": self._line_of(error),
-            **_spent(),
+            **self.spent.now(),
             "peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         }
         records.append(Ended(self.run, self.rank, _status(error), seconds, summary))
@@ -147,7 +149,10 @@ class _Execution:
     def _collect(self, rows: bool, status: bool, limit: float = 0.0) -> list[Record]:
         records: list[Record] = list(self.capture.drain())
         if rows:
-            records += metrics.drain(self.run, self.rank, limit)
+            batches = metrics.drain(self.run, self.rank, limit)
+            records += batches
+            if batches:
+                self.spent.begin_training()
         line = self.cell.current_line() if self.cell else 0
         if status or (line and not self.entered):
             self.entered = line > 0
@@ -163,7 +168,7 @@ class _Execution:
             line=line,
             waiting=self._waiting(),
             progress=metrics.progress(),
-            extra=_spent(),
+            extra={**self.spent.now(), "calls": world.calls()},
         )
 
     def _waiting(self) -> dict[str, Any] | None:
@@ -180,11 +185,6 @@ def _send(message: bytes) -> None:
 
 def _ask(question: str) -> None:
     publish_data({QUESTIONS: question})
-
-
-def _spent() -> dict[str, float]:
-    """Seconds since the run began that went elsewhere than into training."""
-    return {"communication": world.communication(), "data_wait": metrics.data_wait()}
 
 
 def _status(error: BaseException | None) -> Literal["ok", "failed", "aborted", "interrupted"]:

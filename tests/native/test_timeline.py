@@ -171,3 +171,23 @@ def test_recordings_begin_and_end_beside_the_progress_thread() -> None:
         return seen
 
     assert all(as_threads(2, body))
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_waiting_for_a_late_rank_is_told_from_moving_data(launcher: str, blocking: bool) -> None:
+    """The ranks that come in time wait; the late one does not, and nobody waits for what moves afterwards."""
+
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        allreduce(ring, "first", 3)
+        before, began = ring.seconds_spent(), ring.calls()
+        if seat.rank == 1:
+            time.sleep(1.0)
+        allreduce(ring, "late", 3, blocking=blocking)
+        spent, waited = (now - then for now, then in zip(ring.seconds_spent(), before, strict=True))
+        assert waited <= spent
+        assert waited < 0.5 if seat.rank == 1 else waited > 0.5
+        assert ring.calls() == began + blocking
+
+    LAUNCHERS[launcher](3, body)

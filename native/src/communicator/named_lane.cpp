@@ -321,6 +321,8 @@ void NamedLane::carry_out(const std::vector<const Ready*>& ready) {
         for (const std::shared_ptr<Work>& part : parts) {
             if (part->deadline_ != 0 && (next.work->deadline_ == 0 || part->deadline_ < next.work->deadline_))
                 next.work->deadline_ = part->deadline_;
+            part->blocked_ = part->since_;
+            part->released_ = monotonic_ns();
             if (part != parts.front()) inner_->note(*part, Phase::Negotiating);
         }
     }

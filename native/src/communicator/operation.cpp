@@ -73,19 +73,24 @@ void Communicator::move_to_ring(Work& work) {
 Communicator::Served Communicator::attempt(Work& work) {
     if (work.moved_all_) return complete(work);
     if (!work.polling_) {
-        if (!group_->ready(work.gate_)) return Served::Blocked;
         if (!group_->released(work.gate_)) {
-            group_->check_alive(work.gate_, false);
+            if (work.blocked_ == 0 && !work.algorithm_) work.blocked_ = monotonic_ns();
+            if (group_->ready(work.gate_)) group_->check_alive(work.gate_, false);
             return Served::Blocked;
         }
+        if (work.blocked_ != 0 && work.released_ == 0 && !fabric_) work.released_ = monotonic_ns();
         note(work, Phase::Waiting);
     }
     if (fabric_ && !work.agreed_) {
         if (!work.agreement_) work.agreement_ = std::make_unique<Agreement>(group_, *fabric_, work.header_.sequence);
         const HostGroup::Moving moving(*group_);
         const Step step = work.agreement_->advance(work.gates_);
-        if (step != Step::Done) return take_step(work, step);
+        if (step != Step::Done) {
+            if (work.blocked_ == 0) work.blocked_ = monotonic_ns();
+            return take_step(work, step);
+        }
         work.agreed_ = true;
+        if (work.blocked_ != 0) work.released_ = monotonic_ns();
         work.gates_ = 0;
     }
     if (!work.algorithm_) {

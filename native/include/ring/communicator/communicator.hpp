@@ -5,7 +5,9 @@
 // groups and groups cannot deadlock one another.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <deque>
 #include <exception>
 #include <functional>
@@ -45,6 +47,10 @@ class Work {
     void check_names() const;
     Result& result() { return result_; }
     std::string describe() const { return ring::describe(header_); }
+    // Done: how much of the time since `begin` it waited for ranks that had not come, before any data moved.
+    std::int64_t waited_since(std::int64_t begin) const {
+        return blocked_ == 0 ? 0 : std::max<std::int64_t>(0, released_ - std::max(blocked_, begin));
+    }
 
    private:
     friend class Communicator;
@@ -75,6 +81,8 @@ class Work {
     bool moved_all_ = false;     // only notices that are on their way may still fail it
     std::int64_t deadline_ = 0;  // monotonic ns, 0 for none
     std::int64_t next_check_ = 0;
+    std::int64_t blocked_ = 0;      // when it was first seen to wait for other ranks; 0 when all had come
+    std::int64_t released_ = 0;     // when all had come
     std::int64_t since_ = 0;        // when it was posted by name, or was first seen to wait for a gate:
     std::uint64_t stalled_at_ = 0;  // that one
     bool warned_ = false;           // that it has waited for long

@@ -50,6 +50,11 @@ class Recorder {
     std::int64_t spent() const { return spent_.load(std::memory_order_relaxed); }
 
     void spend(std::int64_t ns) { spent_.fetch_add(ns, std::memory_order_relaxed); }
+    // The part of them in which other ranks had not come yet.
+    std::int64_t waited() const { return waited_.load(std::memory_order_relaxed); }
+    void add_waited(std::int64_t ns) {
+        if (ns > 0) waited_.fetch_add(ns, std::memory_order_relaxed);
+    }
 
     // Keeps the newest `capacity` events. Leaves a recording that is under way as it is.
     void start(std::size_t capacity);
@@ -75,6 +80,7 @@ class Recorder {
     std::atomic<Ring*> ring_{nullptr};  // null when off
     std::atomic<int> groups_{0};
     std::atomic<std::int64_t> spent_{0};
+    std::atomic<std::int64_t> waited_{0};
     std::mutex mutex_;
     // One of each capacity that was asked for, kept when a recording ends: a thread may still be writing its last
     // event.
@@ -86,6 +92,7 @@ class Spending {
    public:
     explicit Spending(Recorder& recorder) : recorder_(recorder), begin_(monotonic_ns()) {}
     ~Spending() { recorder_.spend(monotonic_ns() - begin_); }
+    std::int64_t begin() const { return begin_; }
     Spending(const Spending&) = delete;
     Spending& operator=(const Spending&) = delete;
 
