@@ -24,7 +24,7 @@ from ring_notebook.rank.preload import ineligible, preloaded
 __all__ = ["Check", "diagnose", "render"]
 
 _GIB = 1 << 30
-_WIDGETS = ("@jupyter-widgets/jupyterlab-manager", "bqplot")
+_WIDGETS = ("@jupyter-widgets/jupyterlab-manager", "ipecharts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ def _notebook() -> Check:
     except importlib.metadata.PackageNotFoundError:
         found = "no JupyterLab in this environment"
     if missing:
-        advice = "`pip install ipywidgets bqplot` where Jupyter runs, then reload the page"
+        advice = "`pip install ipywidgets ipecharts` where Jupyter runs, then reload the page"
         return Check("notebook", "warn", f"{found}, without {', '.join(missing)}", advice)
     return Check("notebook", "ok", f"{found}, widgets and charts installed")
 

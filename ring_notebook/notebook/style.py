@@ -6,10 +6,14 @@ import math
 from collections.abc import Iterable, Sequence
 
 __all__ = [
-    "BAND",
     "CSS",
     "GREY",
+    "MEAN",
+    "PHASE_COLORS",
+    "PHASE_WORDS",
+    "RED",
     "STATUS_COLORS",
+    "VALIDATION",
     "ago",
     "duration",
     "first_names",
@@ -23,8 +27,20 @@ __all__ = [
 
 # Distinct for any color vision, and readable on white and on black pages.
 _COLORS = ("#3b82f6", "#f59e0b", "#10b981", "#ef4444", "#a855f7", "#06b6d4", "#ec4899", "#84cc16")
-BAND = _COLORS[0]
+MEAN = "#6366f1"  # of several ranks; no rank has it
+VALIDATION = "#f97316"
 GREY = "#8791a0"
+RED = "#ef4444"
+# What a rank's time goes to, in its table and on the timeline.
+PHASE_COLORS = {
+    "compute": "#64748b",
+    "data": "#a855f7",
+    "packing": "#06b6d4",
+    "waiting": "#f59e0b",
+    "moving": "#3b82f6",
+    "sending": "#10b981",
+}
+PHASE_WORDS = {"compute": "compute", "moving": "moving data", "waiting": "waiting for ranks", "data": "loading data"}
 STATUS_COLORS = {
     "running": "#3b82f6",
     "ok": "#10b981",
@@ -99,14 +115,14 @@ def ranks(numbers: Iterable[int]) -> str:
 # For the panel and the report. The page's own colors come first, so that both follow its theme.
 CSS = """<style>
 .ring-panel, .ring-report { border: 1px solid var(--jp-border-color2, #8885); border-radius: 8px;
-  padding: 10px 14px; margin: 2px 0; color: var(--jp-ui-font-color1, inherit); font-size: 13px;
-  --bq-background: transparent; --bq-plotarea-background-fill: transparent; }
-.ring-panel .bqplot > svg text.mainheading { font: 600 13px system-ui, sans-serif; fill: #8791a0; }
-.ring-panel .bqplot > svg .axis text, .ring-panel .bqplot > svg .axis .tick text {
-  font: 11px system-ui, sans-serif; fill: #8791a0; }
-.ring-panel .bqplot > svg .axis path.domain { display: none; }
-.ring-head { display: flex; gap: 4px 14px; align-items: center; flex-wrap: wrap; line-height: 1.5; }
-.ring-head b { font-size: 14px; }
+  padding: 10px 14px; margin: 2px 0; color: var(--jp-ui-font-color1, inherit); font-size: 13px; }
+.ring-head { display: flex; gap: 2px 8px; align-items: center; flex-wrap: wrap; line-height: 1.6; }
+.ring-head b, .ring-status { font-size: 14px; font-weight: 600; }
+.ring-dot { color: #8791a0; white-space: pre; margin: 0 -4px; }
+.ring-alarm { font-weight: 600; line-height: 1.5; }
+.ring-begin { padding: 10px 0 0 2px; line-height: 1.6; color: var(--jp-ui-font-color2, #666);
+  font-family: var(--jp-code-font-family, monospace); font-size: 12px; }
+.ring-panel .ring-toggle { line-height: 22px; padding: 0 8px; border-radius: 4px; font-size: 12px; }
 .ring-bar { display: inline-block; width: 140px; height: 6px; border-radius: 3px; margin-right: 8px;
   background: var(--jp-border-color2, #8885); vertical-align: middle; }
 .ring-bar i { display: block; height: 100%; border-radius: 3px; background: #3b82f6;
@@ -115,16 +131,20 @@ CSS = """<style>
   font-variant-numeric: tabular-nums; }
 .ring-table th { position: sticky; top: 0; background: var(--jp-layout-color0, transparent);
   font-weight: 600; }
-.ring-table th, .ring-table td { text-align: right; padding: 1px 18px 1px 0; white-space: nowrap;
+.ring-table th, .ring-table td { text-align: right; padding: 1px 14px 1px 0; white-space: nowrap;
   border: none; }
 .ring-table th:nth-child(-n+2), .ring-table td:nth-child(-n+2) { text-align: left; }
+.ring-table .ring-slow { color: #d97706; font-weight: 600; }
+.ring-time { display: inline-flex; width: 110px; height: 9px; border-radius: 2px; overflow: hidden;
+  vertical-align: middle; background: var(--jp-border-color2, #8885); }
+.ring-time i { height: 100%; }
 .ring-lines, .ring-lines .widget-html-content { font: 12px/1.45 var(--jp-code-font-family, monospace);
   white-space: pre-wrap; min-height: 0; height: auto; }
 .ring-notice { border-left: 3px solid #f59e0b; padding: 2px 0 2px 10px; margin: 6px 0; line-height: 1.5; }
+.ring-stuck th, .ring-stuck td { text-align: left !important; }
+.ring-stuck { border-color: #ef4444; }
 .ring-alert { border-color: #ef4444; color: #ef4444; }
 .ring-hint { border-color: #3b82f6; }
 .ring-report summary { cursor: pointer; margin-top: 4px; }
-.ring-charts { display: flex; flex-wrap: wrap; gap: 6px; margin-top: 8px; }
-.ring-charts img { flex: 1 1 300px; min-width: 0; max-width: 420px; }
 .ring-rows { max-height: 260px; overflow: auto; }
 </style>"""

@@ -42,7 +42,7 @@ def test_figures_are_drawn_live_and_stay(
     assert panel.get_by_role("heading", name="the same on all ranks").count() == 1
     source = pictures.first.get_attribute("src")
     notebook.until(lambda: pictures.count() == 2 and pictures.first.get_attribute("src") != source)
-    notebook.until(lambda: panel.locator(".bqplot").count() == 2)
+    notebook.until(lambda: panel.locator("canvas").count() == 2)
     notebook.page.wait_for_timeout(500)
     # Pictures that change in place move nothing.
     heights = set()

@@ -316,7 +316,7 @@ class Cluster:
         if run is not None:
             if not run.done:
                 raise ClusterError(
-                    f"run {run.log.name or run.log.run} is in progress ({run.describe()}); stop it with "
+                    f"run {run.log.title} is in progress ({run.describe()}); stop it with "
                     "`%ring interrupt`, the Stop button or `Run.stop()`"
                 )
             if not run.wait_idle(_SECONDS_TO_SETTLE):

@@ -14,7 +14,8 @@ from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.cluster.stacks import render
 from ring_notebook.notebook.magics.cell_check import check_syntax
 from ring_notebook.notebook.magics.debugging import debug_rank
-from ring_notebook.notebook.panel.panel import load_charts
+from ring_notebook.notebook.magics.elapsed_line import ElapsedLine
+from ring_notebook.notebook.panel.chart_area import load_charts
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.run.catalogue import find
 from ring_notebook.notebook.run.export import Script, export, set_up_cells
@@ -56,7 +57,8 @@ class Session:
             self.cluster = None
         cluster = Cluster(n, hosts, keep=keep)
         Thread(target=load_charts, name="ring-preload", daemon=True).start()  # while the engines start
-        self.cluster = cluster.start()
+        with ElapsedLine("Starting the engines:"):
+            self.cluster = cluster.start()
         return f"Started {_engines(cluster)} ({cluster.why}) in {cluster.seconds_to_start:.1f} s."
 
     def _running(self, cluster: Cluster, n: int | None, hosts: str, keep: bool) -> str:
@@ -94,13 +96,13 @@ class Session:
         if self.run is None:
             return ""
         self.run.show(self.run.log.options.get("plot", ()), _LIVE_AFTER)
-        return f"Run {self.run.log.name or self.run.log.run} {'has ended' if self.run.done else 'is in progress'}."
+        return f"Run {self.run.log.title} {'has ended' if self.run.done else 'is in progress'}."
 
     def interrupt(self) -> str:
         """Stop the run in progress and keep the cluster; returns whether it has stopped."""
         if self.run is None or self.run.done:
             return "No run is in progress."
-        name = self.run.log.name or self.run.log.run
+        name = self.run.log.title
         if self.run.stop():
             return f"Run {name} has ended."
         return f"Run {name} is still stopping: {self.run.describe()}. `%ring restart` ends ranks that do not stop."
@@ -120,7 +122,8 @@ class Session:
     def restart(self, n: int | None = None, rerun: bool = False) -> str:
         """Restart the cluster, with ``n`` engines if given; with ``rerun`` run the set-up cells again, in order."""
         cluster = self.require()
-        cluster.restart(n)
+        with ElapsedLine("Restarting the engines:"):
+            cluster.restart(n)
         text = f"Restarted {_engines(cluster)} in {cluster.seconds_to_start:.1f} s; all variables of ranks are lost."
         if not rerun:
             return text
@@ -150,9 +153,11 @@ class Session:
         setup: bool = False,
         first_line: int = 2,
         cell_id: str = "",
+        one_rank: float = 0.0,
     ) -> Run:
         """Run a cell on ranks 0..n-1, or on ``ranks``, and show it; starts a cluster where there is none.
 
+        ``one_rank`` is the samples/s that the same cell has been measured to reach on one rank.
         With ``setup`` `restart` can run it again; when a cell with the same ``cell_id`` was edited, its last version.
         Returns when the run has ended, with ``background`` at once. Raises what `Cluster.run` and `Run.wait` raise.
         """
@@ -172,6 +177,7 @@ class Session:
             "horovod": horovod,
             "setup": setup,
             "cell_id": cell_id,
+            "one_rank": one_rank,
         }
         run = self.run = cluster.run(
             cell, n=n, ranks=ranks, name=name, timeout=timeout, first_line=first_line, options=options
@@ -196,9 +202,11 @@ class Session:
             print(self.start(max(sizes), sync=self._syncs))  # noqa: T201
         for size in sizes:  # all of them, before the first one runs
             self.require().check_size(size)
-        runs = [
-            self.train(cell, n=size, name=f"{name or 'scale'} {size}", timeout=timeout) for size in sorted(set(sizes))
-        ]
+        runs: list[Run] = []
+        for size in sorted(set(sizes)):
+            first = runs[0].summary if runs else {}
+            one_rank = first["samples_per_s"] if first.get("size") == 1 else 0.0
+            runs.append(self.train(cell, n=size, name=f"{name or 'scale'} {size}", timeout=timeout, one_rank=one_rank))
         return ScalingReport(measure([run.summary for run in runs]))
 
     def export(self, path: str, name: str = "") -> Script:

@@ -3,43 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from html import escape
 from threading import Event, Thread
 from time import monotonic
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from IPython.display import display
-from ipywidgets import HTML, Accordion, Button, HBox, Layout, VBox, Widget
+from ipywidgets import HTML, Accordion, Button, HBox, Layout, VBox
 
 from ring_notebook.config import config
 from ring_notebook.notebook import close_widgets
-from ring_notebook.notebook.panel import hints, rank_table, report, stall_notice
-from ring_notebook.notebook.panel.charts.curves import MOST_LINES, per_rank
-from ring_notebook.notebook.panel.hints import logs_metrics
+from ring_notebook.notebook.panel import beginning, headline, hints, rank_table, report, stall_notice
+from ring_notebook.notebook.panel.chart_area import ChartArea, answer_while_busy
 from ring_notebook.notebook.panel.output import labelled_lines
 from ring_notebook.notebook.panel.output.live_displays import Gallery
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.record.run_view import RunView
-from ring_notebook.notebook.style import CSS, STATUS_COLORS, duration
+from ring_notebook.notebook.style import CSS
 
-if TYPE_CHECKING:
-    from ring_notebook.notebook.panel.charts.live_chart import Chart
+__all__ = ["Panel"]
 
-__all__ = ["Panel", "load_charts"]
-
-RATE = "samples/s"  # the chart that every run with samples has
 PERIOD = 0.2  # seconds between redraws
-MOST_CHARTS = 3  # of metrics, where --plot names none
 TEXT_BYTES = 60_000  # a second: the table of many ranks, and output after a clear_output, are drawn less often
 CHUNK = 2_000  # characters of output that may be sent again when a little more comes
 CHUNKS = 60
-
-
-def load_charts() -> type[Chart]:
-    """Import bqplot, which takes half a second the first time; a cluster's start does it in the background."""
-    from ring_notebook.notebook.panel.charts.live_chart import Chart
-
-    return Chart
 
 
 class Panel:
@@ -67,7 +53,7 @@ class Panel:
         self._displays = displays
         self._plot = tuple(plot)
         self._stop = stop
-        self._charts: dict[str, Chart] = {}
+        self._charts = ChartArea(plot, log.look, log.keep_look)
         self._lint = report.lint(log)
         self._table_due = 0.0
         self._ended = Event()
@@ -75,14 +61,13 @@ class Panel:
         self._redraw = Thread(target=self._loop, name=f"ring-panel-{log.run}", daemon=True)
 
         self._head = HTML(layout=Layout(flex="1 1 auto"))
-        size = Layout(width="110px", visibility="visible" if stop else "hidden")
+        size = Layout(width="90px", height="26px", flex="0 0 auto", visibility="visible" if stop else "hidden")
         self._button = Button(description="Stop", icon="stop", tooltip="Interrupt every rank", layout=size)
         self._button.on_click(self._on_stop)
-        _answer_while_busy(self._button)
-        # Space for charts and table from the start, so that what is below them does not jump.
-        self._expected = bool(plot) or logs_metrics(log.source)
-        height = "237px" if self._expected else None
-        self._chart_row = HBox(layout=Layout(flex_flow="row wrap", width="100%", min_height=height))
+        answer_while_busy(self._button)
+        # In the place of charts and table until the first step, and as high, so that what is below does not jump.
+        expected = bool(plot) or hints.logs_metrics(log.source)
+        self._beginning = HTML(layout=Layout(min_height="300px" if expected else None))
         self._table = HTML(layout=Layout(max_height="230px", overflow="auto"))
         self._notices = HTML()
         self._output = _OutputArea()
@@ -90,8 +75,12 @@ class Panel:
         self._box = VBox(
             [
                 HTML(CSS),
-                HBox([self._head, self._button], layout=Layout(align_items="center", width="100%")),
-                self._chart_row,
+                HBox(
+                    [self._head, self._charts.buttons, self._button],
+                    layout=Layout(align_items="flex-start", width="100%"),
+                ),
+                self._beginning,
+                self._charts.grid,
                 self._table,
                 self._notices,
                 self._output.widget,
@@ -134,26 +123,23 @@ class Panel:
             view = self._log.view()
             self._draw_text(view)
             try:
-                for name in self._plot or view.charted[:MOST_CHARTS]:
-                    self._chart(name, "step").draw(per_rank(view.curves.get(name, {})))
-                if any(len(points.x) for points in view.throughput.values()):
-                    self._chart(RATE, "seconds", from_zero=True).draw(per_rank(view.throughput))
+                self._charts.draw(view)
             except Exception as error:  # table and Stop button must keep working
                 self._log.trouble = f"a chart cannot be drawn: {type(error).__name__}: {error}"
 
-    def _chart(self, name: str, xlabel: str, from_zero: bool = False) -> Chart:
-        if name not in self._charts:
-            self._charts[name] = load_charts()(name, xlabel, from_zero)
-            self._chart_row.children = tuple(one.figure for one in self._charts.values())
-        return self._charts[name]
-
     def _draw_text(self, view: RunView) -> None:
-        self._head.value = _head(self._log, view)
-        if (view.names or self._expected) and monotonic() >= self._table_due:
-            self._table.value = rank_table.html(rank_table.table(view), colors=view.size <= MOST_LINES)
+        stuck = view.stuck(config().stall_warning)
+        if not view.names and not any(rank.status and rank.status.waiting for rank in stuck):
+            stuck = ()  # it has not begun to train; what it is doing is shown
+        self._head.value = headline.html(headline.headline(self._log, view, stuck), live=True)
+        if view.names and monotonic() >= self._table_due:
+            self._table.value = rank_table.html(rank_table.table(view))
             self._table_due = monotonic() + len(self._table.value) / TEXT_BYTES
         trouble = report.alert(self._log.trouble)
-        waiting = stall_notice.html(view.stuck(config().stall_warning))
+        waiting = stall_notice.html(stuck, self._log.source, self._log.first_line)
+        begun = bool(view.names or stuck)
+        self._beginning.value = "" if begun else beginning.html(view, self._log.source, self._log.first_line)
+        self._beginning.layout.display = "none" if begun else None
         self._notices.value = trouble + waiting + hints.html(self._lint.hints(view))
         self._output.add(view)
         self._gallery.draw(view)
@@ -209,23 +195,3 @@ class _OutputArea:
         for old in chunks[CHUNKS - 1 :]:
             close_widgets.close(old)
         self._column.children = (self._unfinished, chunk, *chunks[: CHUNKS - 1])
-
-
-def _head(log: RunRecord, view: RunView) -> str:
-    name, *facts = (escape(part) for part in report.headline(log, view))
-    parts = [f"<span style='color:{STATUS_COLORS['running']}'>● running</span>", f"<b>{name}</b>", *facts]
-    if view.progress is not None:
-        left = f", {duration(view.left)} left" if view.left is not None else ""
-        bar = f"<span class='ring-bar'><i style='width:{view.progress:.1%}'></i></span>"
-        parts.append(f"<span>{bar}{view.progress:.0%}{left}</span>")
-    return f"<div class='ring-head'>{''.join(f'<span>{part}</span>' for part in parts)}</div>"
-
-
-def _answer_while_busy(widget: Widget) -> None:
-    """Let clicks on ``widget`` reach the kernel while a cell blocks its main shell.
-
-    ipykernel 7 sends them to the shell that last used the widget, which is the blocked one; this sends them to the
-    front end's subshell. Where there are no subshells, only an interrupt of the kernel stops the run.
-    """
-    if hasattr(widget.comm, "_reply_subshell_for"):
-        widget.comm._reply_subshell_for = lambda _data, default: default

@@ -2,70 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
-from statistics import median_low
 
-from ring_notebook.notebook.record.run_view import RankView, RunView
-from ring_notebook.notebook.style import STATUS_COLORS, ago, number, rank_color, whole
+from ring_notebook.notebook.panel import slow_ranks
+from ring_notebook.notebook.record.run_view import EPOCH, RankView, RunView
+from ring_notebook.notebook.record.spent import Spent
+from ring_notebook.notebook.style import PHASE_COLORS, PHASE_WORDS, STATUS_COLORS, duration, number, rank_color, whole
 
-__all__ = ["Table", "html", "table", "text", "work"]
+__all__ = ["Table", "html", "status_of", "table", "text"]
 
-SLOW = 0.85  # a rank is slow when the usual one works less than this share of what it does
+MOST_COLORS = 8  # ranks that are told apart by color
 TEXT_ROWS = 16
+SILENT = 5.0  # seconds without a record before it is said
 MOST_METRICS = 12  # columns
+
+
+_SHARES = {"moving": "moving", "waiting": "waiting", "loading": "data"}  # column: what of `Spent` it shows
 
 
 @dataclass(frozen=True)
 class Table:
-    """Column titles, the cells of each rank (first its number and status), and the ranks that the others wait for."""
+    """Column titles, the cells of each rank (first its number and status), and the ranks that the others wait for.
+
+    ``bars`` shows a page where the time of each rank went; empty when no rank has said so.
+    """
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     stragglers: frozenset[int]
+    bars: tuple[str, ...] = ()
 
 
 def table(view: RunView, still: bool = False) -> Table:
     """The rows of a run. ``still`` leaves out the columns of a run in progress."""
     shares = {
-        title: {rank.rank: _share(view, rank, fact) for rank in view.ranks}
-        for title, fact in (("communication", "communication"), ("waiting for data", "data_wait"))
+        title: {rank.rank: rank.spent.share(getattr(rank.spent, kind)) for rank in view.ranks}
+        for title, kind in _SHARES.items()
     }
     shares = {title: by_rank for title, by_rank in shares.items() if any(by_rank.values())}
-    shown = view.charted[:MOST_METRICS]
-    more = len(view.charted) - len(shown)
-    columns = ["rank", "status", "step", *shown, *[f"and {more:,} more metrics"] * (more > 0)]
-    columns += ["samples/s"] * bool(view.throughput) + list(shares) + ["last record"] * (not still)
+    logged = [*(name for name in view.names if name == EPOCH), *view.charted]
+    shown = logged[:MOST_METRICS]
+    more = len(logged) - len(shown)
+    silent = not still and any(rank.quiet > SILENT and not rank.ended for rank in view.ranks)
+    columns = ["rank", "status", "step", *["samples/s"] * bool(view.throughput), *shares, *["silent for"] * silent]
+    columns += [*shown, *[f"and {more:,} more metrics"] * (more > 0)]
+    slow = slow_ranks.find(view)
+    late = frozenset(slow.ranks if slow else ())
+    # Of very many ranks the page shows the first ones, so these should be the ones to look at.
+    shown_ranks = sorted(view.ranks, key=lambda rank: rank.rank not in late) if view.size > TEXT_ROWS else view.ranks
     rows = []
-    for rank in view.ranks:
+    for rank in shown_ranks:
         cells = [str(rank.rank), status_of(rank, still), str(rank.step)]
-        cells += [number(rank.last[name]) if name in rank.last else "" for name in shown]
-        cells += [""] * (more > 0)
         if view.throughput:
             cells.append(whole(rank.samples_per_s) if rank.samples_per_s else "")
         cells += [f"{by_rank[rank.rank]:.0%}" for by_rank in shares.values()]
-        if not still:
-            cells.append("" if rank.ended else ago(rank.quiet))
+        if silent:
+            cells.append("" if rank.ended or rank.quiet < SILENT else duration(rank.quiet))
+        cells += [number(rank.last[name]) if name in rank.last else "" for name in shown]
+        cells += [""] * (more > 0)
         rows.append(tuple(cells))
-    return Table(tuple(columns), tuple(rows), _stragglers(work(view)))
+    bars = tuple(_bar(rank.spent) for rank in shown_ranks) if shares else ()
+    return Table(tuple(columns), tuple(rows), late, bars)
 
 
-def work(view: RunView) -> dict[int, float]:
-    """The share of its time that each rank spends outside of collectives; empty when it called none."""
-    shares = {rank.rank: _share(view, rank, "communication") for rank in view.ranks}
-    return {rank: 1 - share for rank, share in shares.items()} if any(shares.values()) else {}
-
-
-def _stragglers(work: Mapping[int, float]) -> frozenset[int]:
-    """The ranks that the others wait for, by the share of time that each spends outside of collectives.
-
-    Ranks in lockstep all have the same samples/s; the slow rank is the one that hardly waits.
-    """
-    if len(work) < 2:
-        return frozenset()
-    usual = median_low(work.values())
-    return frozenset(rank for rank, share in work.items() if usual < SLOW * share)
+def _bar(spent: Spent) -> str:
+    """Where a rank's time went, as a bar in the colors of a timeline."""
+    parts = (("compute", spent.compute), ("moving", spent.moving), ("waiting", spent.waiting), ("data", spent.data))
+    pieces = "".join(
+        f"<i style='width:{spent.share(seconds):.1%};background:{PHASE_COLORS[phase]}' "
+        f"title='{PHASE_WORDS[phase]}: {spent.share(seconds):.0%}'></i>"
+        for phase, seconds in parts
+        if seconds > 0
+    )
+    return f"<span class='ring-time'>{pieces}</span>"
 
 
 def status_of(rank: RankView, still: bool = False) -> str:
@@ -77,24 +87,31 @@ def status_of(rank: RankView, still: bool = False) -> str:
     return "waiting" if rank.status and rank.status.waiting else "running"
 
 
-def _share(view: RunView, rank: RankView, fact: str) -> float:
-    """The share of its time that a rank spent on ``fact``, 0 to 1."""
-    facts = rank.ended.summary if rank.ended else rank.status.extra if rank.status else {}
-    seconds = rank.ended.seconds if rank.ended else view.elapsed
-    return min(float(facts.get(fact, 0.0)) / seconds, 1.0) if seconds > 0 else 0.0
-
-
-def html(content: Table, colors: bool) -> str:
-    """The table for a page. ``colors`` marks each rank with the color of its line."""
-    head = "".join(f"<th>{escape(column)}</th>" for column in content.columns)
+def html(content: Table) -> str:
+    """The table for a page, each rank of a few marked with the color of its line."""
+    colors = len(content.rows) <= MOST_COLORS
+    place = next((index for index, column in enumerate(content.columns) if column in _SHARES), len(content.columns))
+    heads = [f"<th>{_swatch(column)}{escape(column)}</th>" for column in content.columns]
+    if content.bars:
+        heads.insert(place, f"<th>{_swatch('compute')}time</th>")
     rows = []
-    for rank, cells in enumerate(content.rows):
+    for index, cells in enumerate(content.rows):
+        rank = int(cells[0])
         swatch = f"<span style='color:{rank_color(rank)}'>■</span> " if colors else ""
-        slow = " <b title='the others wait for this rank'>slow</b>" if rank in content.stragglers else ""
+        slow = " <b class='ring-slow' title='the others wait for this rank'>slow</b>" * (rank in content.stragglers)
         color = STATUS_COLORS.get(cells[1], "inherit")
-        first = f"<td>{swatch}{cells[0]}{slow}</td><td style='color:{color}'>{cells[1]}</td>"
-        rows.append("<tr>" + first + "".join(f"<td>{escape(cell)}</td>" for cell in cells[2:]) + "</tr>")
-    return f"<table class='ring-table'><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+        first = f"<td>{swatch}{rank}{slow}</td><td style='color:{color}'>{cells[1]}</td>"
+        others = [f"<td>{escape(cell)}</td>" for cell in cells[2:]]
+        if content.bars:
+            others.insert(place - 2, f"<td>{content.bars[index]}</td>")
+        rows.append(f"<tr>{first}{''.join(others)}</tr>")
+    return f"<table class='ring-table'><thead><tr>{''.join(heads)}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def _swatch(column: str) -> str:
+    """The color that a column has in the bars."""
+    phase = "compute" if column == "compute" else _SHARES.get(column)
+    return f"<span style='color:{PHASE_COLORS[phase]}'>■</span> " if phase else ""
 
 
 def text(content: Table) -> str:

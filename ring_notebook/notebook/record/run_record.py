@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from threading import Condition
 from typing import Any, Literal, get_args
 
 from ring_notebook.notebook.record.displays import Displayed, bundles
 from ring_notebook.notebook.record.logged_rows import Metrics
+from ring_notebook.notebook.record.look import Look, keep_look, read_look
 from ring_notebook.notebook.record.run_files import RUN, SUMMARY, read_json
 from ring_notebook.notebook.record.run_reader import RunReader
 from ring_notebook.notebook.record.run_view import RunState, RunView
 from ring_notebook.records import Ended, Failure, Status
 
-__all__ = ["UNREADABLE", "RunRecord", "RunStatus", "read_about", "read_summary"]
+__all__ = ["UNREADABLE", "RunRecord", "RunStatus", "first_line", "read_about", "read_summary"]
 
 # What reading the files of a run raises when somebody else has written or truncated them.
 UNREADABLE = (OSError, ValueError, TypeError, KeyError, AttributeError)
 
 _MOST_RANKS = 1 << 20
+_TITLE = 48  # characters
 _LATEST = 1 << 35  # seconds since the epoch, in the year 3058
 
 RunStatus = Literal["running", "ok", "failed", "interrupted"]
@@ -54,6 +57,7 @@ class RunRecord:
         self.environment: dict[str, Any] = about["environment"]
         self.started: float = about["started"]
         self.trouble = ""
+        self.look = read_look(directory)
         try:
             self.summary = read_summary(directory)
         except ValueError as error:
@@ -81,6 +85,23 @@ class RunRecord:
         """``running`` until the run has ended, then ``ok``, ``failed`` or ``interrupted``."""
         status: RunStatus = self.summary.get("status", "running")
         return status
+
+    @property
+    def title(self) -> str:
+        """What a person calls the run: its name, else the first line of its cell that does something."""
+        return self.name or first_line(self.source) or self.run
+
+    @property
+    def first_line(self) -> int:
+        """The number that the notebook shows beside the first line of the source."""
+        number = self.options.get("first_line", 1)
+        return number if isinstance(number, int) else 1
+
+    def keep_look(self, look: Look) -> None:
+        """Take over how a reader wants to see the charts, and keep it with the run."""
+        self.look = look
+        with suppress(OSError):  # a full disk; the report of this notebook still has it
+            keep_look(self.directory, look)
 
     def view(self) -> RunView:
         """The run at this moment (after its end: at its end), bounded however long it is."""
@@ -125,6 +146,15 @@ class RunRecord:
         wanted = set(ranks)
         with self._changed:
             return self._changed.wait_for(lambda: wanted <= self._state.ended().keys(), timeout)
+
+
+def first_line(source: str) -> str:
+    """The first line of a cell that is no import, because imports tell no cells apart; else the first one."""
+    lines = [line.strip().lstrip("# ") for line in source.splitlines()]
+    lines = [line for line in lines if line and not line.startswith("%")]
+    telling = (line for line in lines if not line.startswith(("import ", "from ")))
+    line = next(telling, lines[0] if lines else "")
+    return line if len(line) <= _TITLE else f"{line[: _TITLE - 1].rstrip()}…"
 
 
 def read_about(directory: Path) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from array import array
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,11 +11,14 @@ from typing import NamedTuple
 
 from ring_notebook.notebook.record.displays import Displayed, Displays
 from ring_notebook.notebook.record.series import Points, Rate, Series
+from ring_notebook.notebook.record.spent import NOTHING_SPENT, Spent, spent
 from ring_notebook.records import Cleared, Display, Ended, Failure, MetricBatch, Output, Record, Status
 
-__all__ = ["SAMPLES", "Printed", "RankView", "RunState", "RunView"]
+__all__ = ["EPOCH", "SAMPLES", "Printed", "RankView", "RunState", "RunView"]
 
 SAMPLES = "samples"  # the metric that is shown as throughput
+EPOCH = "epoch"  # the metric whose changes are marked in the charts
+MOST_EPOCHS = 200  # marks; every second one is dropped when there are more
 OUTPUT_CHARACTERS = 100_000  # of printed output that stay in memory; all of it is on disk
 
 
@@ -29,7 +34,7 @@ class Printed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RankView:
-    """One rank at one moment. Times are in seconds; ``left`` is None when unknown.
+    """One rank at one moment. Times are in seconds; ``left`` is None when unknown. ``spent`` is where its time went.
 
     ``quiet`` counts from its last metrics or output, ``idle`` from its last change of any kind (also of its progress,
     its line of the cell, its collective). ``samples_per_s`` is the current rate; after the rank's end, that of the
@@ -46,6 +51,7 @@ class RankView:
     left: float | None
     status: Status | None
     ended: Ended | None
+    spent: Spent = NOTHING_SPENT
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -59,7 +65,9 @@ class RunView:
 
     ``curves`` holds points over steps by metric and rank, ``throughput`` samples/s over seconds since the
     start by rank. ``output`` is the newest of what the ranks printed, ``displays`` the newest of what they displayed
-    (``dropped`` older ones are not shown). ``cleared`` counts calls of clear_output.
+    (``dropped`` older ones are not shown). ``cleared`` counts calls of clear_output. ``epochs`` are the steps at which
+    the logged epoch changed, with its new value. ``broken`` holds the first value that is not finite of each metric
+    and rank: its step, and "NaN" or "inf".
     """
 
     size: int
@@ -73,11 +81,13 @@ class RunView:
     displays: tuple[Displayed, ...] = ()
     dropped: int = 0
     cleared: int = 0
+    epochs: tuple[tuple[float, float], ...] = ()
+    broken: Mapping[str, Mapping[int, tuple[float, str]]] = field(default_factory=dict)
 
     @property
     def charted(self) -> tuple[str, ...]:
-        """The metrics that have a chart of their own."""
-        return tuple(name for name in self.names if name != SAMPLES)
+        """The metrics that have a curve."""
+        return tuple(name for name in self.names if name not in (SAMPLES, EPOCH))
 
     @property
     def samples_per_s(self) -> float:
@@ -96,7 +106,12 @@ class RunView:
         return max((rank.left for rank in self.ranks if rank.left is not None), default=None)
 
     def stuck(self, after: float) -> tuple[RankView, ...]:
-        """The ranks that have not ended, when none of them has made progress for ``after`` seconds; else empty."""
+        """The ranks that have not ended, when none of them has made progress for ``after`` seconds; else empty.
+
+        Empty for 0, too, which asks for no warning.
+        """
+        if not after:
+            return ()
         alive = tuple(rank for rank in self.ranks if rank.ended is None)
         return alive if all(rank.idle >= after for rank in alive) else ()
 
@@ -120,6 +135,11 @@ class _Rank:
         _, start_done, start_total = self.progress_start
         if total != start_total or done < start_done:
             self.progress_start = (now, done, total)
+
+    def spent(self, elapsed: float) -> Spent:
+        if self.ended:
+            return spent(self.ended.summary, self.ended.seconds)
+        return spent(self.status.extra if self.status else {}, elapsed)
 
     def left(self, now: float) -> float | None:
         start, start_done, _ = self.progress_start
@@ -152,6 +172,8 @@ class RunState:
         self._printed = 0
         self._displays = Displays()
         self._cleared = 0
+        self._epochs: list[tuple[float, float]] = []
+        self._broken: dict[str, dict[int, tuple[float, str]]] = {}
 
     def apply(self, record: Record, now: float) -> None:
         """Apply one record. Raises ValueError when its rank is not one of the run."""
@@ -183,11 +205,30 @@ class RunState:
         for name, values in zip(batch.names, columns, strict=True):
             rank.last[name] = values[-1]
             self.names.setdefault(name)
+            if not math.isfinite(sum(values)):  # or too large a sum
+                self._find_broken(name, batch.rank, steps, values)
             if name == SAMPLES:
                 rank.rate.extend(times, values)
+            elif name == EPOCH:
+                self._mark_epochs(steps, values)
             else:
                 curve = self._curves.setdefault(name, {})
                 curve.setdefault(batch.rank, Series()).extend(steps, values)
+
+    def _find_broken(self, name: str, rank: int, steps: array[float], values: array[float]) -> None:
+        found = self._broken.setdefault(name, {})
+        for step, value in zip(steps, values, strict=True):
+            if not math.isfinite(value):
+                found.setdefault(rank, (step, "NaN" if math.isnan(value) else "inf"))
+                return
+
+    def _mark_epochs(self, steps: array[float], values: array[float]) -> None:
+        """Keep where the epoch grows, as the first rank to say so logs it."""
+        for step, value in zip(steps, values, strict=True):
+            if not self._epochs or value > self._epochs[-1][1]:
+                self._epochs.append((step, value))
+        if len(self._epochs) > MOST_EPOCHS:
+            self._epochs = self._epochs[::2]
 
     def _print(self, output: Output) -> None:
         self._printed += 1
@@ -235,6 +276,7 @@ class RunState:
                     left=rank.left(now),
                     status=rank.status,
                     ended=rank.ended,
+                    spent=rank.spent(now - self.started),
                 )
                 for number, rank in self._ranks.items()
             ),
@@ -243,4 +285,6 @@ class RunState:
             displays=displays,
             dropped=dropped,
             cleared=self._cleared,
+            epochs=tuple(self._epochs),
+            broken={name: dict(ranks) for name, ranks in self._broken.items() if ranks},
         )

@@ -13,7 +13,7 @@ from ring_notebook.config import config
 from ring_notebook.errors import RingError
 from ring_notebook.notebook.panel.report import compare as compare_report
 from ring_notebook.notebook.record.run_files import RUN
-from ring_notebook.notebook.record.run_record import UNREADABLE, RunRecord, read_about, read_summary
+from ring_notebook.notebook.record.run_record import UNREADABLE, RunRecord, first_line, read_about, read_summary
 from ring_notebook.notebook.table import Listing
 
 __all__ = ["compare", "find", "listing", "runs_directory"]
@@ -70,7 +70,7 @@ def _row(directory: Path) -> list[str]:
     dots = ["..."] if len(last) > _MOST_METRICS else []
     return [
         directory.name,
-        about["name"],
+        about["name"] or first_line(about["source"]),
         time.strftime("%d %b %H:%M", time.localtime(about["started"])),
         str(about["size"]),
         summary.get("status", "running or lost"),

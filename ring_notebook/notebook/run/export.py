@@ -72,7 +72,7 @@ def script(record: RunRecord, before: Sequence[RunRecord], name: str) -> Script:
     """The script that does what the cells of the runs ``before`` and then that of ``record`` do."""
     parts = []
     for one in (*before, record):
-        title = f"{one.name or one.run}{', a set-up cell' if one is not record else ''}"
+        title = f"{one.title}{', a set-up cell' if one is not record else ''}"
         parts.append(f"# %% {title}\n{TransformerManager().transform_cell(one.source).strip()}\n")
     body = "\n".join(parts)
     tree = ast.parse(body)

@@ -194,7 +194,7 @@ class Run:
         return self._watch.wait_idle(timeout)
 
     def __repr__(self) -> str:
-        return f"<Run {self.log.name or self.log.run} on {self.log.size} ranks: {self.status}>"
+        return f"<Run {self.log.title} on {self.log.size} ranks: {self.status}>"
 
     def _close_panels(self) -> None:
         with self._showing:

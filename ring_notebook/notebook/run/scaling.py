@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import base64
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ring_notebook.notebook.panel.charts import still_charts
+from ring_notebook.notebook.panel.charts.chart import Chart
 from ring_notebook.notebook.panel.charts.curves import many
-from ring_notebook.notebook.panel.charts.svg_chart import line_chart
 from ring_notebook.notebook.record.series import Points
 from ring_notebook.notebook.table import Listing
 
@@ -34,7 +34,8 @@ class Scaling:
 def measure(summaries: Sequence[dict[str, Any]]) -> list[Scaling]:
     """The scaling of runs of one cell, from their summaries, in order of size."""
     ordered = sorted(summaries, key=lambda summary: int(summary["size"]))
-    rates = [summary["samples"] / summary["seconds"] for summary in ordered]
+    # Of the training alone, as the panels say it: not of the imports before and the rest of the cell.
+    rates = [float(summary["samples_per_s"]) for summary in ordered]
     # Without samples every run is taken to do the same work.
     pace = rates if all(rates) else [1 / summary["seconds"] for summary in ordered]
     first = ordered[0]["size"]
@@ -73,5 +74,5 @@ class ScalingReport(Listing):
             "measured": {0: Points(ranks, array("d", (point.speedup for point in self.points)))},
             "ideal": {0: Points(ranks, array("d", (rank / ranks[0] for rank in ranks)))},
         }
-        chart = base64.b64encode(line_chart("speedup", many(lines), "ranks", from_zero=True).encode()).decode()
-        return f"{super()._repr_html_()}<img alt='speedup over ranks' src='data:image/svg+xml;base64,{chart}'>"
+        chart = Chart("speedup", "", "ranks", many(lines), from_zero=True)
+        return f"{super()._repr_html_()}{still_charts.CSS}{still_charts.grid([chart])}"

@@ -8,21 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ring_notebook.notebook.style import GREY
+from ring_notebook.notebook.style import GREY, PHASE_COLORS
 from ring_notebook.notebook.timeline.spans import Span
 
 __all__ = ["MIME", "spec"]
 
 MIME = "application/vnd.vegalite.v5+json"
 MOST_BARS = 3000  # of some 100 bytes each in the saved notebook
-_COLORS = {
-    "compute": "#4b5563",
-    "data": "#a855f7",
-    "packing": "#06b6d4",
-    "waiting": "#f59e0b",
-    "moving": "#3b82f6",
-    "sending": "#10b981",
-}
 
 
 def spec(spans: Sequence[Span]) -> dict[str, Any]:
@@ -43,7 +35,7 @@ def spec(spans: Sequence[Span]) -> dict[str, Any]:
         for rank in ranks
     ]
     bars += [_bar(group) for group in _joined(spans, end - begin)]
-    used = [phase for phase in _COLORS if any(bar["phase"] == phase for bar in bars)]
+    used = [phase for phase in PHASE_COLORS if any(bar["phase"] == phase for bar in bars)]
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
         "width": 720,
@@ -70,7 +62,7 @@ def spec(spans: Sequence[Span]) -> dict[str, Any]:
                 "field": "phase",
                 "type": "nominal",
                 "title": None,
-                "scale": {"domain": used, "range": [_COLORS[phase] for phase in used]},
+                "scale": {"domain": used, "range": [PHASE_COLORS[phase] for phase in used]},
             },
             "tooltip": [
                 {"field": "rank"},

@@ -100,7 +100,7 @@ FRAMEWORKS = {
     "mpi4py": {"core", "engine"},
     "ipyparallel": {"engine", "notebook"},
     "ipywidgets": {"notebook"},
-    "bqplot": {"notebook"},
+    "ipecharts": {"notebook"},
 }
 # Whatever their spelling, as words of their own or at the beginning of one (torchvision).
 NAMES = ["torch", "tensorflow", "keras", "jax"]

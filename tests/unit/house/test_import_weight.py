@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-HEAVY = ["torch", "ipyparallel", "ipywidgets", "bqplot", "mpi4py", "numpy", "IPython", "ring_notebook._core"]
+HEAVY = ["torch", "ipyparallel", "ipywidgets", "ipecharts", "mpi4py", "numpy", "IPython", "ring_notebook._core"]
 
 
 def loaded_after(code: str) -> set[str]:
@@ -46,7 +46,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 
 def test_rank_side_does_not_load_the_kernel_side() -> None:
-    assert not loaded_after("import ring_notebook.torch") & {"ipyparallel", "ipywidgets", "bqplot"}
+    assert not loaded_after("import ring_notebook.torch") & {"ipyparallel", "ipywidgets", "ipecharts"}
 
 
 PANEL = """
@@ -69,5 +69,5 @@ log.finish("ok")
 
 
 def test_the_panel_of_a_run_without_metrics_does_not_load_what_draws_charts() -> None:
-    assert "bqplot" not in loaded_after(PANEL.replace("ROWS", "0"))
-    assert "bqplot" in loaded_after(PANEL.replace("ROWS", "2"))
+    assert "ipecharts" not in loaded_after(PANEL.replace("ROWS", "0"))
+    assert "ipecharts" in loaded_after(PANEL.replace("ROWS", "2"))

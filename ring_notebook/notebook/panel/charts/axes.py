@@ -15,19 +15,37 @@ __all__ = ["Scale", "scales"]
 
 @dataclass(frozen=True)
 class Scale:
-    """One axis from ``low`` to ``high``."""
+    """One axis from ``low`` to ``high``; ``log`` when equal distances are equal factors."""
 
     low: float
     high: float
+    log: bool = False
+
+    def place(self, value: float) -> float:
+        """Where a value lies on the axis, 0 at its beginning and 1 at its end."""
+        if self.log:
+            return math.log(value / self.low) / math.log(self.high / self.low)
+        return (value - self.low) / (self.high - self.low)
 
     @property
     def ticks(self) -> tuple[float, ...]:
-        """At most six round numbers on the axis, a step of 1, 2 or 5 times a power of ten apart."""
-        width = self.high - self.low
-        power = 10.0 ** math.floor(math.log10(width / 5))
-        step = next(power * factor for factor in (1, 2, 5, 10) if width / (power * factor) <= 5)
-        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
-        return tuple(float(f"{index * step:.12g}") for index in range(first, last + 1))
+        """At most six round numbers on the axis: 1, 2 or 5 times a power of ten apart, or powers of ten."""
+        if self.log:
+            return self._powers() or (self.low, self.high)
+        first, last = math.ceil(self.low / self.step - 1e-9), math.floor(self.high / self.step + 1e-9)
+        return tuple(float(f"{index * self.step:.12g}") for index in range(first, last + 1))
+
+    @property
+    def step(self) -> float:
+        """The way from one tick to the next on a linear axis."""
+        return _step(self.high - self.low)
+
+    def _powers(self) -> tuple[float, ...]:
+        first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
+        every = 1 + (last - first) // 8
+        factors = (1, 2, 5) if last - first <= 2 else (1,)
+        found = [10.0**power * factor for power in range(first, last + 1, every) for factor in factors]
+        return tuple(tick for tick in found if self.low <= tick <= self.high)
 
     @staticmethod
     def label(tick: float) -> str:
@@ -35,15 +53,33 @@ class Scale:
         return whole(tick) if abs(tick) >= 1000 else number(tick)
 
 
-def scales(curves: Curves, from_zero: bool) -> tuple[Scale, Scale]:
-    """The x and y axes that contain all of ``curves``; ``from_zero`` starts y at 0."""
-    rows = curves.rows if curves.band is None else np.concatenate([curves.rows, curves.band])
-    x, y = _scale(curves.x, False), _scale(rows, from_zero)
-    room = (y.high - y.low) * 0.05
-    return x, Scale(y.low if from_zero else y.low - room, y.high + room)
+def scales(curves: Curves, from_zero: bool, log: bool = False) -> tuple[Scale, Scale]:
+    """The x and y axes that contain all of ``curves`` that is drawn; ``from_zero`` starts y at 0."""
+    drawn = curves.drawn
+    rows = [line.y for line in drawn]
+    if curves.band is not None and drawn:
+        rows += [curves.band.low, curves.band.high]
+    x, y = _scale([line.x for line in drawn], False), _scale(rows, from_zero)
+    if log and y.low > 0:
+        room = (y.high / y.low) ** 0.05
+        return x, Scale(y.low / room, y.high * room, log=True)
+    return x, _rounded(y)
 
 
-def _scale(values: Floats, from_zero: bool) -> Scale:
+def _rounded(scale: Scale) -> Scale:
+    """The axis from one tick to another."""
+    step = _step(scale.high - scale.low)
+    low, high = math.floor(scale.low / step + 1e-9) * step, math.ceil(scale.high / step - 1e-9) * step
+    return Scale(float(f"{low:.12g}"), float(f"{high:.12g}"))
+
+
+def _step(width: float) -> float:
+    power = 10.0 ** math.floor(math.log10(width / 5))
+    return float(f"{next(power * factor for factor in (1, 2, 5, 10) if width / (power * factor) <= 5 + 1e-9):.12g}")
+
+
+def _scale(arrays: list[Floats], from_zero: bool) -> Scale:
+    values = np.concatenate(arrays) if arrays else np.empty(0)
     finite = values[np.isfinite(values)]
     if not finite.size:
         return Scale(0.0, 1.0)

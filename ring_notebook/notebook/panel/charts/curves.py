@@ -1,8 +1,8 @@
-"""The lines of a chart: one per rank, or mean and band above eight ranks."""
+"""The lines of a chart: one per rank, or their mean with a band, and the ranks that differ."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,53 +10,121 @@ import numpy as np
 import numpy.typing as npt
 
 from ring_notebook.notebook.record.series import Points
-from ring_notebook.notebook.style import BAND, rank_color
+from ring_notebook.notebook.style import MEAN, rank_color
 
-__all__ = ["MOST_LINES", "Curves", "many", "per_rank"]
+__all__ = ["MOST_LINES", "Band", "Curves", "Floats", "Line", "differing", "many", "mean_line", "per_rank", "smoothed"]
 
-MOST_LINES = 8
+MOST_LINES = 2  # ranks that are all drawn; of more the mean is, and the others on demand
 GRID = 256  # points of a chart whose ranks logged at different steps
+SMOOTHING = 0.9  # the share of the value before, as TensorBoard's slider has it
+DIFFERS = 4.0  # times as far from the others as they are from one another
+_LEAST_POINTS = 12  # for a difference to be more than noise
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Curves:
-    """Lines over one x axis: ``rows`` has a row per label. A NaN is a gap. ``band`` is (lowest, highest)."""
+class Line:
+    """One line. A NaN in ``y`` is a gap. A line that is not ``shown`` is drawn when its label is clicked.
+
+    ``sparse`` marks each point, and joins them by a dashed line: values of a validation.
+    """
+
+    label: str
+    color: str
+    x: Floats
+    y: Floats
+    shown: bool = True
+    sparse: bool = False
+
+
+@dataclass(frozen=True)
+class Band:
+    """The lowest and the highest of all ranks over ``x``."""
 
     x: Floats
-    rows: Floats
-    labels: tuple[str, ...]
-    colors: tuple[str, ...]
-    band: Floats | None = None
-
-    def same(self, other: Any) -> bool:
-        """Whether drawing the other one would show the same."""
-        return (
-            isinstance(other, Curves)
-            and self.labels == other.labels
-            and np.array_equal(self.x, other.x)
-            and np.array_equal(self.rows, other.rows, equal_nan=True)
-        )
+    low: Floats
+    high: Floats
 
 
-def per_rank(points: Mapping[int, Points]) -> Curves:
-    """A line per rank; above eight ranks their mean, and a band from the lowest to the highest."""
-    x, rows = _aligned(tuple(points.values()))
+@dataclass(frozen=True)
+class Curves:
+    """Lines and the band behind them."""
+
+    lines: tuple[Line, ...]
+    band: Band | None = None
+
+    @property
+    def drawn(self) -> tuple[Line, ...]:
+        """The lines that are drawn unasked."""
+        return tuple(line for line in self.lines if line.shown)
+
+    @property
+    def points(self) -> int:
+        """The length of the longest line."""
+        return max((len(line.x) for line in self.lines), default=0)
+
+
+def per_rank(points: Mapping[int, Points], smooth: bool = False, chosen: Collection[int] = ()) -> Curves:
+    """A line per rank; of more than two their mean, a band from the lowest to the highest, and those that differ.
+
+    ``chosen`` ranks are drawn in any case. With ``smooth`` every line is an exponential average.
+    """
+    points = {rank: line for rank, line in points.items() if len(line.x)}
     if len(points) <= MOST_LINES:
-        ranks = tuple(points)
-        return Curves(x, rows, tuple(f"rank {rank}" for rank in ranks), tuple(map(rank_color, ranks)))
-    band = np.stack([np.fmin.reduce(rows), np.fmax.reduce(rows)])
-    return Curves(x, _mean(rows)[None], (f"mean of {len(points)} ranks",), (BAND,), band)
+        return Curves(tuple(_rank_line(rank, line, smooth) for rank, line in points.items()))
+    x, rows = _aligned(tuple(points.values()))
+    if smooth:
+        rows = np.stack([smoothed(row) for row in rows])
+    ranks = tuple(points)
+    apart = {ranks[index] for index in differing(rows)} | set(chosen)
+    lines = [Line(f"mean of {len(ranks)} ranks", MEAN, x, _mean(rows))]
+    lines += [
+        Line(f"rank {rank}", rank_color(rank), x, row, rank in apart) for rank, row in zip(ranks, rows, strict=True)
+    ]
+    return Curves(tuple(lines), Band(x, np.fmin.reduce(rows), np.fmax.reduce(rows)))
 
 
-def many(runs: Mapping[str, Mapping[int, Points]]) -> Curves:
+def many(runs: Mapping[str, Mapping[int, Points]], smooth: bool = False) -> Curves:
     """A line per run, the mean of its ranks, to compare runs in one chart."""
-    means = []
-    for points in runs.values():
-        x, rows = _aligned(tuple(points.values()))
-        means.append((x, _mean(rows)))
-    x, rows = _aligned(means)
-    return Curves(x, rows, tuple(runs), tuple(rank_color(index) for index in range(len(runs))))
+    lines = [mean_line(label, points, rank_color(index), smooth) for index, (label, points) in enumerate(runs.items())]
+    return Curves(tuple(lines))
+
+
+def mean_line(label: str, points: Mapping[int, Points], color: str, smooth: bool = False, sparse: bool = False) -> Line:
+    """The mean of the ranks as one line."""
+    x, rows = _aligned(tuple(points.values()))
+    y = _mean(rows)
+    return Line(label, color, x, smoothed(y) if smooth and not sparse else y, sparse=sparse)
+
+
+def differing(rows: Floats) -> tuple[int, ...]:
+    """The rows, two at most, whose second half lies clearly apart from that of the others."""
+    half = rows[:, rows.shape[1] // 2 :]
+    whole = np.flatnonzero(np.isfinite(half).all(axis=1))
+    half = half[whole]
+    if len(whole) <= MOST_LINES or half.shape[1] < _LEAST_POINTS:
+        return ()
+    usual = np.median(half, axis=0)
+    distance = np.median(np.abs(half - usual), axis=1)
+    typical = float(np.median(distance))
+    height = float(half.max() - half.min())
+    apart = np.flatnonzero((distance > DIFFERS * typical) & (distance > 0.05 * height))
+    return tuple(int(whole[index]) for index in sorted(apart, key=lambda index: -distance[index])[:2])
+
+
+def smoothed(values: Floats) -> Floats:
+    """The exponential average of values, unbiased at its beginning; a NaN stays one and is left out of it."""
+    result, total, weight = np.full(len(values), np.nan), 0.0, 0.0
+    for index, value in enumerate(values):
+        if np.isfinite(value):
+            total, weight = SMOOTHING * total + value, SMOOTHING * weight + 1.0
+            result[index] = total / weight
+    return result
+
+
+def _rank_line(rank: int, points: Points, smooth: bool) -> Line:
+    x, y = _array(points.x), _array(points.y)
+    return Line(f"rank {rank}", rank_color(rank), x, smoothed(y) if smooth else y)
 
 
 def _mean(rows: Floats) -> Floats:
@@ -66,9 +134,13 @@ def _mean(rows: Floats) -> Floats:
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
+def _array(values: Any) -> Floats:
+    return np.asarray(values, dtype=float)
+
+
 def _aligned(lines: Sequence[tuple[Any, Any]]) -> tuple[Floats, Floats]:
     """The lines on one x axis: their own where they share it, else a grid."""
-    arrays = [(np.asarray(x, dtype=float), np.asarray(y, dtype=float)) for x, y in lines]
+    arrays = [(_array(x), _array(y)) for x, y in lines]
     arrays = [(x, y) for x, y in arrays if len(x)]
     if not arrays:
         return np.empty(0), np.empty((len(lines), 0))

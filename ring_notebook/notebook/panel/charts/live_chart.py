@@ -1,61 +1,238 @@
-"""A live chart: one metric in a bqplot widget, which gets only the numbers that have changed."""
+"""A live chart: an ECharts widget, with hover, zoom, and ranks that a click on the legend shows."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
 import numpy as np
-from bqplot import Axis, Figure, LinearScale, Lines
+from ipecharts import EChartsRawWidget
 
-from ring_notebook.notebook.panel.charts.axes import scales
-from ring_notebook.notebook.panel.charts.curves import Curves
+from ring_notebook.notebook.panel.charts.axes import Scale, scales
+from ring_notebook.notebook.panel.charts.chart import Chart
+from ring_notebook.notebook.panel.charts.curves import Band, Floats, Line
+from ring_notebook.notebook.panel.charts.svg_chart import BOTTOM, HEIGHT, LEFT, RIGHT, TOP
+from ring_notebook.notebook.style import GREY, RED
 
-__all__ = ["Chart"]
+__all__ = ["LiveChart"]
 
-_MARGIN = {"top": 28, "bottom": 36, "left": 52, "right": 14}
+_BAND = "lowest to highest"
 
 
-class Chart:
-    """One figure; `draw` shows new curves. ``figure`` is the widget. ``from_zero`` starts the y axis at 0."""
+class LiveChart:
+    """One figure; `draw` shows a new `Chart`. ``widget`` is what a page shows.
 
-    def __init__(self, title: str, xlabel: str, from_zero: bool = False) -> None:
-        self._from_zero = from_zero
-        self._scales = {"x": LinearScale(), "y": LinearScale()}
-        self._band = Lines(x=[], y=[], scales=self._scales, fill="between", stroke_width=0)
-        self._lines = Lines(x=[], y=[], scales=self._scales, stroke_width=1.8)
-        self._axes = [
-            Axis(
-                scale=self._scales["x"],
-                label=xlabel,
-                grid_lines="none",
-                tick_format=",~g",
-                label_offset="30px",
-            ),
-            Axis(scale=self._scales["y"], orientation="vertical", tick_format=",~g"),
-        ]
-        self._drawn: Curves | None = None
-        self.figure = Figure(
-            title=title,
-            marks=[self._band, self._lines],
-            axes=self._axes,
-            fig_margin=_MARGIN,
-            padding_y=0,
-            display_toolbar=False,
-            layout={"height": "230px", "width": "330px", "flex": "0 0 auto"},
+    ``on_click(rank)`` is called when the label of a rank is clicked.
+    """
+
+    def __init__(self, on_click: Callable[[int], None] = lambda _rank: None) -> None:
+        self._on_click = on_click
+        self._drawn: Chart | None = None
+        self._series: dict[str, dict[str, Any]] = {}
+        self._sent = 0
+        self.widget = EChartsRawWidget(
+            option={}, style={"width": "100%", "height": f"{HEIGHT}px"}, layout={"width": "100%", "min_width": "0"}
         )
+        self.widget.on("legendselectchanged", None, self._clicked)
 
-    def draw(self, curves: Curves) -> None:
-        """Show ``curves``, from two points on; sends nothing when they are those already shown."""
-        # bqplot squeezes what it is given: rows of one point would become a single row, or no array at all.
-        if len(curves.x) < 2 or curves.same(self._drawn):
-            return
-        self._drawn = curves
-        for scale, axis, wanted in zip(self._scales.values(), self._axes, scales(curves, self._from_zero), strict=True):
-            with scale.hold_sync():
-                scale.min, scale.max = wanted.low, wanted.high
-            axis.tick_values = list(wanted.ticks)
-        with self._lines.hold_sync():
-            self._lines.colors = list(curves.colors)
-            self._lines.x, self._lines.y = curves.x, curves.rows
-        if curves.band is not None and (there := np.isfinite(curves.band).all(axis=0)).sum() > 1:
-            with self._band.hold_sync():
-                self._band.fill_colors, self._band.fill_opacities = [curves.colors[0]], [0.2]
-                self._band.x, self._band.y = curves.x[there], curves.band[:, there]
+    def draw(self, chart: Chart) -> int:
+        """Show ``chart``; sends nothing when it is the one already shown. Returns about how many bytes it has sent."""
+        if chart.curves.points < 1 or _same(chart, self._drawn):
+            return 0
+        self._drawn = chart
+        option = self._option(chart)
+        self.widget.option = option
+        return 16 * sum(len(one.get("data", ())) for one in option["series"])
+
+    def _clicked(self, event: dict[str, Any]) -> None:
+        name = str(event.get("name", ""))
+        if name.startswith("rank "):
+            self._on_click(int(name.removeprefix("rank ")))
+
+    def _option(self, chart: Chart) -> dict[str, Any]:
+        lines = chart.curves.lines
+        labels = [line.label for line in lines] if len(lines) > 1 else []
+        series = {line.label: _line(line) for line in lines}
+        if chart.curves.band is not None:
+            series = {_BAND: _band(chart.curves.band, lines[0].color), **series}
+            labels.insert(1, _BAND)
+        series["marks"] = _marks(chart)
+        # A series that is left out would stay as it was: the page merges what it gets into what it has.
+        gone = {name: {**old, "data": []} for name, old in self._series.items() if name not in series}
+        self._series = series | gone
+        _, y = scales(chart.curves, chart.from_zero, chart.log)
+        small = {"fontSize": 11, "color": GREY}
+        faint = {"lineStyle": {"color": GREY, "opacity": 0.22}}
+        return {
+            "animation": False,
+            "backgroundColor": "transparent",
+            "title": {
+                "text": f"{{title|{chart.title}}}  {chart.note}",
+                "left": LEFT,
+                "top": 4,
+                "padding": 0,
+                "textStyle": {**small, "fontWeight": 400, "rich": {"title": {"fontSize": 13, "fontWeight": 600}}},
+            },
+            "grid": {"left": LEFT, "right": RIGHT, "top": TOP, "bottom": BOTTOM},
+            "legend": {
+                "type": "scroll",
+                "data": labels,
+                "selected": {line.label: line.shown for line in lines},
+                "left": LEFT,
+                "right": RIGHT,
+                "top": 18,
+                "padding": [4, 0],
+                "itemGap": 12,
+                "icon": "path://M0 4H12V8H0Z M0 0 M12 12",
+                "itemWidth": 12,
+                "itemHeight": 12,
+                "inactiveColor": "#8791a070",
+                "textStyle": small,
+                "pageTextStyle": small,
+                "pageIconSize": 10,
+            },
+            "toolbox": {
+                "right": RIGHT - 6,
+                "top": -4,
+                "itemSize": 11,
+                "iconStyle": {"borderColor": GREY},
+                "feature": {
+                    "dataZoom": {"title": {"zoom": "zoom: drag over the chart", "back": "zoom back"}},
+                    "restore": {"title": "show all"},
+                },
+            },
+            "tooltip": {
+                "trigger": "axis",
+                "confine": True,
+                "axisPointer": {"type": "line", "label": {"precision": 0}},
+                "backgroundColor": "rgba(31,41,55,.94)",
+                "borderWidth": 0,
+                "textStyle": {"fontSize": 11, "color": "#f3f4f6"},
+                "padding": [4, 8],
+            },
+            "xAxis": {
+                "type": "value",
+                "name": chart.xlabel,
+                "nameLocation": "middle",
+                "nameGap": 8,
+                "nameTextStyle": {"color": "transparent"},
+                "min": "dataMin",
+                "max": "dataMax",
+                "splitLine": {"show": False},
+                "axisLine": {"show": False},
+                "axisTick": {"show": False},
+                "axisLabel": {**small, "hideOverlap": True, "showMinLabel": False, "showMaxLabel": False},
+            },
+            "yAxis": {
+                "type": "log" if y.log else "value",
+                **_bounds(y),
+                "splitLine": faint,
+                "axisLine": {"show": False},
+                "axisTick": {"show": False},
+                "axisLabel": small,
+            },
+            "series": [{"id": name, "name": name, **one} for name, one in self._series.items()],
+        }
+
+
+def _bounds(y: Scale) -> dict[str, Any]:
+    """The same axis as in the report; a logarithmic one has powers of ten by itself."""
+    if y.log:
+        return {"min": y.low, "max": y.high}
+    return {"min": y.low, "max": y.high, "interval": y.step}
+
+
+def _line(line: Line) -> dict[str, Any]:
+    return {
+        "type": "line",
+        "data": _pairs(line.x, line.y) if line.shown else [],
+        "color": line.color,
+        "showSymbol": line.sparse,
+        "symbol": "circle",
+        "symbolSize": 6,
+        "lineStyle": {"width": 1.8, "type": "dashed" if line.sparse else "solid"},
+        "emphasis": {"disabled": True},
+    }
+
+
+def _band(band: Band, color: str) -> dict[str, Any]:
+    """One line along the highest values and back along the lowest: what it encloses is filled, and the line not seen.
+
+    Stacked areas, the usual way, stack the steps where the x axis has numbers too.
+    """
+    there = np.isfinite(band.low) & np.isfinite(band.high)
+    return {
+        "type": "line",
+        "data": [*_pairs(band.x[there], band.high[there]), *_pairs(band.x[there], band.low[there])[::-1]],
+        "color": color,
+        "showSymbol": False,
+        "symbol": "none",
+        "lineStyle": {"opacity": 0},
+        "areaStyle": {"opacity": 0.2},
+        "emphasis": {"disabled": True},
+    }
+
+
+def _marks(chart: Chart) -> dict[str, Any]:
+    """The best point, the epochs, and where no number is, on a series without a line."""
+    epochs = [
+        {
+            "xAxis": mark.x,
+            "label": {"show": not chart.broken, "formatter": f"epoch {mark.label}" if index == 0 else mark.label},
+        }
+        for index, mark in enumerate(chart.some_epochs)
+    ]
+    red = {"color": RED}
+    broken = [
+        {
+            "xAxis": mark.x,
+            "lineStyle": {**red, "type": "solid", "width": 1.5},
+            "label": {**red, "formatter": mark.label, "fontSize": 11, "position": "end", "distance": 2},
+        }
+        for mark in chart.broken
+    ]
+    best = [list(chart.best)] if chart.best is not None else []
+    return {
+        "type": "scatter",
+        "data": best,
+        "symbolSize": 9,
+        "itemStyle": {"color": "transparent", "borderColor": GREY, "borderWidth": 2},
+        "tooltip": {"show": False},
+        "silent": True,
+        "markLine": {
+            "silent": True,
+            "symbol": "none",
+            "animation": False,
+            "lineStyle": {"color": GREY, "opacity": 0.6, "type": "dashed"},
+            "label": {"color": GREY, "fontSize": 9, "position": "end", "distance": 2},
+            "data": epochs + broken,
+        },
+    }
+
+
+def _pairs(x: Floats, y: Floats) -> list[list[float | None]]:
+    """Points in five digits, which is more than a page can show; a value that is not finite is a gap."""
+    return [
+        [_short(a, 7), _short(b) if math.isfinite(b) else None] for a, b in zip(x.tolist(), y.tolist(), strict=True)
+    ]
+
+
+def _short(value: float, digits: int = 5) -> float:
+    return float(f"{value:.{digits}g}")
+
+
+def _same(one: Chart, other: Chart | None) -> bool:
+    """Whether drawing the other one would show the same."""
+    if other is None or _plain(one) != _plain(other) or len(one.curves.lines) != len(other.curves.lines):
+        return False
+    pairs = zip(one.curves.lines, other.curves.lines, strict=True)
+    return all(a.label == b.label and a.shown == b.shown and _equal((a.x, a.y), (b.x, b.y)) for a, b in pairs)
+
+
+def _plain(chart: Chart) -> tuple[object, ...]:
+    return chart.note, chart.log, chart.best, chart.epochs, chart.broken
+
+
+def _equal(one: Iterable[Floats], other: Iterable[Floats]) -> bool:
+    return all(np.array_equal(a, b, equal_nan=True) for a, b in zip(one, other, strict=True))

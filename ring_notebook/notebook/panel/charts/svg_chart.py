@@ -1,4 +1,8 @@
-"""A still chart: curves as SVG text, for saved notebooks, where no widget is alive."""
+"""A still chart: SVG for saved notebooks, where no widget is alive. It fills any width, and its text keeps its size.
+
+Nothing but the curves is stretched: they lie in an inner picture whose lines are drawn after that, and everything else
+is placed in percent of the width.
+"""
 
 from __future__ import annotations
 
@@ -7,71 +11,157 @@ from html import escape
 
 import numpy as np
 
-from ring_notebook.notebook.panel.charts.axes import scales
+from ring_notebook.notebook.panel.charts.axes import Scale, scales
+from ring_notebook.notebook.panel.charts.chart import Chart
 from ring_notebook.notebook.panel.charts.curves import Curves, Floats
-from ring_notebook.notebook.style import GREY
+from ring_notebook.notebook.style import GREY, RED, number
 
-__all__ = ["line_chart"]
+__all__ = ["BOTTOM", "HEIGHT", "LEFT", "RIGHT", "TOP", "svg", "tips"]
 
-WIDTH, HEIGHT = 360, 230  # pixels
-LEFT, RIGHT, TOP, BOTTOM = 52, 12, 36, 34  # margins
-FONT = "font-family='system-ui,-apple-system,Segoe UI,Helvetica,Arial,sans-serif'"
+HEIGHT = 240  # pixels
+LEFT, RIGHT, TOP, BOTTOM = 52, 16, 44, 24  # margins
+TIPS = 60  # places of a chart that show their values
+MOST_LABELS = 24  # in the legend
+_END = 0.88  # of the x axis, where its name stands
+_LEGEND = 400  # its width; a narrow page cuts it
+_BAND = "lowest to highest"
+_UNIT = 1000  # the curves' own coordinates
+_FONT = "font-family='system-ui,-apple-system,Segoe UI,Helvetica,Arial,sans-serif'"
 
 
-def line_chart(title: str, curves: Curves, xlabel: str, from_zero: bool = False) -> str:
-    """The curves with axes, grid and legend. Its colors suit light and dark pages."""
-    x_scale, y_scale = scales(curves, from_zero)
-
-    def sx(value: float) -> float:
-        return LEFT + (value - x_scale.low) / (x_scale.high - x_scale.low) * (WIDTH - LEFT - RIGHT)
-
-    def sy(value: float) -> float:
-        return TOP + (y_scale.high - value) / (y_scale.high - y_scale.low) * (HEIGHT - TOP - BOTTOM)
-
-    def path(x: Floats, y: Floats) -> str:
-        pieces, gap = [], True
-        for one_x, one_y in zip(x, y, strict=True):
-            if math.isfinite(one_y):
-                pieces.append(f"{'M' if gap else 'L'}{sx(one_x):.1f} {sy(one_y):.1f}")
-            gap = not math.isfinite(one_y)
-        return "".join(pieces)
-
+def svg(chart: Chart) -> str:
+    """The chart as one SVG of no width of its own. Its colors suit light and dark pages."""
+    x, y = scales(chart.curves, chart.from_zero, chart.log)
+    legend, more = _legend(chart.curves)
+    top = TOP + more
+    height = HEIGHT - top - BOTTOM
     parts = [
-        f"<svg xmlns='http://www.w3.org/2000/svg' width='{WIDTH}' height='{HEIGHT}' "
-        f"viewBox='0 0 {WIDTH} {HEIGHT}' {FONT} font-size='11' fill='{GREY}'>",
-        f"<text x='{LEFT}' y='14' font-size='13' font-weight='600'>{escape(title)}</text>",
+        f"<svg xmlns='http://www.w3.org/2000/svg' width='100%' height='{HEIGHT}' {_FONT} font-size='11' fill='{GREY}'>",
+        f"<text x='{LEFT}' y='15'><tspan font-size='13' font-weight='600'>{escape(chart.title)}</tspan>"
+        f"<tspan dx='8'>{escape(chart.note)}</tspan></text>",
+        *legend,
+        f"<svg x='{LEFT}' y='{top}' width='88%' height='{height}' overflow='visible' "
+        f"style='width:calc(100% - {LEFT + RIGHT}px)'>",
     ]
-    for tick in y_scale.ticks:
-        y = sy(tick)
+    for tick in y.ticks:
+        at = f"{100 - 100 * y.place(tick):.2f}%"
         parts.append(
-            f"<path d='M{LEFT} {y:.1f}H{WIDTH - RIGHT}' stroke='{GREY}' stroke-opacity='.25'/>"
-            f"<text x='{LEFT - 6}' y='{y + 4:.1f}' text-anchor='end'>{y_scale.label(tick)}</text>"
+            f"<line x1='0' x2='100%' y1='{at}' y2='{at}' stroke='{GREY}' stroke-opacity='.22'/>"
+            f"<text x='-7' y='{at}' dy='4' text-anchor='end'>{y.label(tick)}</text>"
         )
-    for tick in x_scale.ticks:
-        anchor = f"x='{sx(tick):.1f}' y='{HEIGHT - BOTTOM + 15}' text-anchor='middle'"
-        parts.append(f"<text {anchor}>{x_scale.label(tick)}</text>")
-    parts.append(f"<text x='{WIDTH - RIGHT}' y='{HEIGHT - 4}' text-anchor='end'>{escape(xlabel)}</text>")
-    if curves.band is not None:
-        there = np.isfinite(curves.band).all(axis=0)
-        around_x = np.concatenate([curves.x[there], curves.x[there][::-1]])
-        around_y = np.concatenate([curves.band[0, there], curves.band[1, there][::-1]])
-        parts.append(f"<path d='{path(around_x, around_y)}Z' fill='{curves.colors[0]}' fill-opacity='.2'/>")
-    for row, color in zip(curves.rows, curves.colors, strict=True):
-        parts.append(
-            f"<path d='{path(curves.x, row)}' fill='none' stroke='{color}' stroke-width='1.6' stroke-linejoin='round'/>"
-        )
-    parts += [*_legend(curves), "</svg>"]
+    for tick in (tick for tick in x.ticks if x.place(tick) < _END):
+        at = f"{100 * x.place(tick):.2f}%"
+        parts.append(f"<text x='{at}' y='{height + 15}' text-anchor='middle'>{x.label(tick)}</text>")
+    parts.append(f"<text x='100%' y='{height + 15}' text-anchor='end' fill-opacity='.75'>{escape(chart.xlabel)}</text>")
+    parts += _epochs(chart, x, height)
+    parts.append(
+        f"<svg width='100%' height='100%' viewBox='0 0 {_UNIT} {_UNIT}' preserveAspectRatio='none' overflow='visible'>"
+    )
+    parts += [*_lines(chart.curves, x, y), "</svg>", *_points(chart, x, y), "</svg></svg>"]
     return "".join(parts)
 
 
-def _legend(curves: Curves) -> list[str]:
-    parts, x = [], LEFT
-    for label, color in zip(curves.labels, curves.colors, strict=True):
+def _lines(curves: Curves, x: Scale, y: Scale) -> list[str]:
+    parts = []
+    if curves.band is not None and curves.drawn:
+        there = np.isfinite(curves.band.low)
+        around_x = np.concatenate([curves.band.x[there], curves.band.x[there][::-1]])
+        around_y = np.concatenate([curves.band.low[there], curves.band.high[there][::-1]])
+        color = curves.drawn[0].color
+        parts.append(f"<path d='{_path(around_x, around_y, x, y)}Z' fill='{color}' fill-opacity='.18'/>")
+    for line in curves.drawn:
+        dashes = " stroke-dasharray='5 4'" if line.sparse else ""
         parts.append(
-            f"<path d='M{x} 25h10' stroke='{color}' stroke-width='3'/>"
-            f"<text x='{x + 13}' y='29' font-size='10'>{escape(label)}</text>"
+            f"<path d='{_path(line.x, line.y, x, y)}' fill='none' stroke='{line.color}' stroke-width='1.8' "
+            f"stroke-linejoin='round' vector-effect='non-scaling-stroke'{dashes}/>"
         )
-        x += 20 + 6 * len(label)
-    if curves.band is not None:
-        parts.append(f"<text x='{x}' y='29' font-size='10'>band: lowest to highest</text>")
     return parts
+
+
+def _path(xs: Floats, ys: Floats, x: Scale, y: Scale) -> str:
+    pieces, gap = [], True
+    for one_x, one_y in zip(xs, ys, strict=True):
+        if math.isfinite(one_y):
+            pieces.append(f"{'M' if gap else 'L'}{_UNIT * x.place(one_x):.0f} {_UNIT - _UNIT * y.place(one_y):.0f}")
+        gap = not math.isfinite(one_y)
+    return "".join(pieces)
+
+
+def _points(chart: Chart, x: Scale, y: Scale) -> list[str]:
+    parts = []
+    for line in chart.curves.drawn:
+        if line.sparse:
+            parts += [
+                f"<circle cx='{100 * x.place(a):.2f}%' cy='{100 - 100 * y.place(b):.2f}%' r='3' fill='{line.color}'/>"
+                for a, b in zip(line.x, line.y, strict=True)
+                if math.isfinite(b)
+            ]
+    if chart.best is not None:
+        cx, cy = f"{100 * x.place(chart.best[0]):.2f}%", f"{100 - 100 * y.place(chart.best[1]):.2f}%"
+        parts.append(f"<circle cx='{cx}' cy='{cy}' r='4.5' fill='none' stroke='{GREY}' stroke-width='2'/>")
+    for mark in chart.broken:
+        at = f"{100 * x.place(mark.x):.2f}%"
+        anchor = "end" if x.place(mark.x) > 0.6 else "start"
+        offset = -5 if anchor == "end" else 5
+        parts.append(
+            f"<line x1='{at}' x2='{at}' y1='0' y2='100%' stroke='{RED}' stroke-width='1.5'/>"
+            f"<text x='{at}' dx='{offset}' y='11' fill='{RED}' text-anchor='{anchor}'>{escape(mark.label)}</text>"
+        )
+    return parts
+
+
+def _epochs(chart: Chart, x: Scale, height: int) -> list[str]:
+    marks = chart.some_epochs
+    parts = []
+    for mark in marks:
+        at = f"{100 * x.place(mark.x):.2f}%"
+        parts.append(
+            f"<line x1='{at}' x2='{at}' y1='0' y2='100%' stroke='{GREY}' stroke-opacity='.5' stroke-dasharray='2 3'/>"
+        )
+        if chart.broken:
+            continue
+        label = f"epoch {mark.label}" if mark is marks[0] else mark.label
+        parts.append(f"<text x='{at}' y='-3' font-size='9' text-anchor='middle'>{escape(label)}</text>")
+    return parts
+
+
+def _legend(curves: Curves) -> tuple[list[str], int]:
+    """The labels of what is drawn, in as many rows as they need, and the height of all rows but the first."""
+    entries = [(line.label, line.color, line.sparse) for line in curves.drawn[:MOST_LABELS]]
+    if len(entries) < 2 and curves.band is None:
+        return [], 0
+    parts, x, y = [], LEFT, 29
+    for label, color, sparse in [*entries, *([(_BAND, entries[0][1], False)] if curves.band and entries else [])]:
+        width = 28 + round(6.2 * len(label))
+        if x > LEFT and x + width > LEFT + _LEGEND:
+            x, y = LEFT, y + 14
+        if label == _BAND:
+            parts.append(f"<rect x='{x}' y='{y - 4}' width='12' height='8' fill='{color}' fill-opacity='.25'/>")
+        else:
+            dashes = " stroke-dasharray='4 3'" if sparse else ""
+            parts.append(f"<path d='M{x} {y}h12' stroke='{color}' stroke-width='2.5'{dashes}/>")
+        parts.append(f"<text x='{x + 16}' y='{y + 4}'>{escape(label)}</text>")
+        x += width
+    return parts, y - 29
+
+
+def tips(chart: Chart) -> str:
+    """An empty element for each of some places along the x axis, with the values there for the style sheet to show."""
+    x, _ = scales(chart.curves, chart.from_zero, chart.log)
+    drawn = [line for line in chart.curves.drawn if np.isfinite(line.y).any()]
+    longest = max((len(line.x) for line in drawn), default=0)
+    count = min(TIPS, longest)
+    found = []
+    for index in range(count):
+        at = x.low + (index + 0.5) / count * (x.high - x.low)
+        rows = [f"{chart.xlabel} {at:,.0f}"]
+        for line in drawn:
+            known = np.flatnonzero(np.isfinite(line.y))
+            nearest = known[np.abs(line.x[known] - at).argmin()]
+            rows.append(f"{line.label}  {number(float(line.y[nearest]))}")
+        if chart.curves.band is not None:
+            nearest = np.abs(chart.curves.band.x - at).argmin()
+            low, high = chart.curves.band.low[nearest], chart.curves.band.high[nearest]
+            rows.append(f"lowest {number(float(low))}, highest {number(float(high))}")
+        found.append(f"<i data-tip='{'&#10;'.join(escape(row, quote=True) for row in rows)}'></i>")
+    return "".join(found)

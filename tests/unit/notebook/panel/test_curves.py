@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ring_notebook.notebook.panel.charts.axes import Scale, scales
-from ring_notebook.notebook.panel.charts.curves import many, per_rank
+from ring_notebook.notebook.panel.charts.curves import Curves, many, per_rank, smoothed
 from ring_notebook.notebook.record.series import Points
 
 
@@ -15,51 +15,73 @@ def points(x: list[float], y: list[float]) -> Points:
     return Points(array("d", x), array("d", y))
 
 
-def test_a_line_per_rank_on_their_own_steps() -> None:
-    curves = per_rank({0: points([1, 2], [5, 6]), 3: points([1, 2], [7, 8])})
-    assert curves.labels == ("rank 0", "rank 3")
-    assert curves.x.tolist() == [1, 2]
-    assert curves.rows.tolist() == [[5, 6], [7, 8]]
+def by_label(curves: Curves) -> dict[str, list[float]]:
+    return {line.label: line.y.tolist() for line in curves.lines}
+
+
+def test_two_ranks_are_two_lines_on_their_own_steps() -> None:
+    curves = per_rank({0: points([1, 2], [5, 6]), 3: points([1, 4], [7, 8])})
+    assert by_label(curves) == {"rank 0": [5, 6], "rank 3": [7, 8]}
+    assert [line.x.tolist() for line in curves.lines] == [[1, 2], [1, 4]]
     assert curves.band is None
-    assert len(set(curves.colors)) == 2
+    assert len({line.color for line in curves.drawn}) == 2
 
 
-def test_mean_and_band_above_eight_ranks() -> None:
-    curves = per_rank({rank: points([0, 1], [rank, 2 * rank]) for rank in range(9)})
-    assert curves.labels == ("mean of 9 ranks",)
-    assert curves.rows.tolist() == [[4, 8]]
+def test_three_ranks_are_a_mean_and_a_band() -> None:
+    curves = per_rank({rank: points([0, 1], [rank, 2 * rank]) for rank in range(3)})
+    assert [line.label for line in curves.drawn] == ["mean of 3 ranks"]
+    assert by_label(curves)["mean of 3 ranks"] == [1, 2]
     assert curves.band is not None
-    assert curves.band.tolist() == [[0, 0], [8, 16]]
+    assert (curves.band.low.tolist(), curves.band.high.tolist()) == ([0, 0], [2, 4])
+
+
+def test_chosen_ranks_are_drawn_beside_the_mean() -> None:
+    lines = {rank: points([0, 1], [rank, 2 * rank]) for rank in range(200)}
+    assert [line.label for line in per_rank(lines, chosen=[150]).drawn] == ["mean of 200 ranks", "rank 150"]
+
+
+def test_the_rank_that_differs_is_drawn_by_itself() -> None:
+    steps = [float(step) for step in range(100)]
+    noise = np.random.default_rng(0).normal(0, 0.05, (8, 100))
+    alike = {rank: points(steps, (1 + row).tolist()) for rank, row in enumerate(noise)}
+    assert [line.label for line in per_rank(alike).drawn] == ["mean of 8 ranks"]
+    apart = alike | {5: points(steps, (1.5 + noise[5]).tolist())}
+    assert [line.label for line in per_rank(apart).drawn] == ["mean of 8 ranks", "rank 5"]
+    gone = apart | {2: points(steps, [math.nan] * 100)}
+    assert [line.label for line in per_rank(gone).drawn] == ["mean of 8 ranks", "rank 5"]
+
+
+def test_a_few_steps_make_no_rank_differ() -> None:
+    lines = {rank: points([0, 1, 2], [float(rank == 1)] * 3) for rank in range(4)}
+    assert len(per_rank(lines).drawn) == 1
 
 
 def test_ranks_that_logged_at_other_steps_share_a_grid() -> None:
-    curves = per_rank({0: points([0, 10], [0, 10]), 1: points([5, 20], [5, 20])})
-    assert curves.x[0] == 0
-    assert curves.x[-1] == 20
-    first, second = curves.rows
-    assert np.allclose(first[curves.x <= 10], curves.x[curves.x <= 10])
-    assert np.isnan(first[curves.x > 10]).all()
-    assert np.isnan(second[curves.x < 5]).all()
+    curves = per_rank({rank: points([5.0 * rank, 10 + 5 * rank], [0, 10]) for rank in range(3)})
+    mean = curves.lines[0]
+    assert (mean.x[0], mean.x[-1]) == (0, 20)
+    assert np.isfinite(mean.y).all()
+    assert np.isnan(curves.lines[1].y[mean.x > 10]).all()
 
 
 def test_a_gap_of_one_rank_leaves_the_mean_of_the_others() -> None:
     curves = per_rank({rank: points([0], [math.nan if rank == 0 else 2.0]) for rank in range(9)})
-    assert curves.rows.tolist() == [[2.0]]
+    assert by_label(curves)["mean of 9 ranks"] == [2.0]
     everything_lost = per_rank({rank: points([0], [math.nan]) for rank in range(9)})
-    assert math.isnan(everything_lost.rows[0, 0])
+    assert math.isnan(everything_lost.lines[0].y[0])
 
 
 def test_runs_over_one_another() -> None:
     curves = many({"a": {0: points([0, 1], [1, 1]), 1: points([0, 1], [3, 3])}, "b": {0: points([0, 1], [9, 8])}})
-    assert curves.labels == ("a", "b")
-    assert curves.rows.tolist() == [[2, 2], [9, 8]]
+    assert by_label(curves) == {"a": [2, 2], "b": [9, 8]}
 
 
-def test_same_only_when_nothing_would_change() -> None:
-    one = per_rank({0: points([0, 1], [1, math.nan])})
-    assert one.same(per_rank({0: points([0, 1], [1, math.nan])}))
-    assert not one.same(per_rank({0: points([0, 1], [1, 2])}))
-    assert not one.same(None)
+def test_smoothing_begins_at_the_first_value_and_leaves_gaps() -> None:
+    smooth = smoothed(np.array([4.0, math.nan, 2.0]))
+    assert smooth[0] == 4.0
+    assert math.isnan(smooth[1])
+    assert 2.0 < smooth[2] < 4.0
+    assert np.allclose(smoothed(np.full(50, 3.0)), 3.0)
 
 
 @pytest.mark.parametrize(
@@ -83,6 +105,18 @@ def test_axes_of_few_or_strange_values_have_a_width(values: list[float]) -> None
         for scale in scales(per_rank({0: points(x, values)}), from_zero):
             assert scale.low < scale.high
             assert scale.ticks
+
+
+def test_a_logarithmic_axis_has_powers_of_ten() -> None:
+    _, y = scales(per_rank({0: points([0, 1, 2], [100, 1, 0.001])}), from_zero=False, log=True)
+    assert y.log
+    assert set(y.ticks) >= {0.001, 0.01, 0.1, 1, 10, 100}
+    assert y.place(0.001) < y.place(1) < y.place(100)
+    assert y.place(10) - y.place(1) == pytest.approx(y.place(1) - y.place(0.1))
+
+
+def test_a_value_of_zero_makes_an_axis_linear() -> None:
+    assert not scales(per_rank({0: points([0, 1], [0, 1])}), from_zero=False, log=True)[1].log
 
 
 def test_a_rate_starts_at_zero() -> None:

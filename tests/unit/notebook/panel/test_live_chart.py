@@ -1,39 +1,96 @@
-"""A live chart shows what it is given, from the first point of the first rank on."""
+"""The option of a live chart: what ECharts is told to draw, and what a click on a label does."""
 
 from __future__ import annotations
 
+import json
 from array import array
+from dataclasses import replace
+from typing import Any
 
-import numpy as np
-import pytest
-
-from ring_notebook.notebook import close_widgets
-from ring_notebook.notebook.panel.charts.curves import per_rank
-from ring_notebook.notebook.panel.charts.live_chart import Chart
+from ring_notebook.notebook.panel.charts.chart import Chart, Mark
+from ring_notebook.notebook.panel.charts.curves import Curves, per_rank
+from ring_notebook.notebook.panel.charts.live_chart import LiveChart
 from ring_notebook.notebook.record.series import Points
 
-
-def points(*values: float) -> Points:
-    """A value per step."""
-    return Points(array("d", range(len(values))), array("d", values))
+STEPS = array("d", range(40))
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 9])
-def test_from_the_first_point_on(ranks: int) -> None:
-    chart = Chart("loss", "step")
-    for count in range(5):
-        chart.draw(per_rank({rank: points(*(rank / (step + 1) for step in range(count))) for rank in range(ranks)}))
-        lines = chart.figure.marks[1]
-        assert list(lines.x) == (list(range(count)) if count > 1 else [])
-    assert np.atleast_2d(lines.y).shape == (ranks if ranks < 9 else 1, 4)
-    close_widgets.close(chart.figure)
+def curves(size: int, odd: int = -1) -> Curves:
+    return per_rank(
+        {rank: Points(STEPS, array("d", (1 / (x + 1) + (rank == odd) for x in STEPS))) for rank in range(size)}
+    )
 
 
-def test_ranks_that_come_one_after_the_other() -> None:
-    chart = Chart("loss", "step")
-    chart.draw(per_rank({0: points(1.0), 1: points()}))
-    chart.draw(per_rank({0: points(1.0, 0.5, 0.2), 1: points(1.5)}))
-    chart.draw(per_rank({0: points(1.0, 0.5, 0.2), 1: points(1.5, 1.0, 0.5)}))
-    lines = chart.figure.marks[1]
-    assert lines.y.tolist() == [[1.0, 0.5, 0.2], [1.5, 1.0, 0.5]]
-    close_widgets.close(chart.figure)
+def chart(size: int = 4, odd: int = -1, **details: Any) -> Chart:
+    return Chart("loss", "0.1", "step", curves(size, odd), **details)
+
+
+def series(live: LiveChart) -> dict[str, dict[str, Any]]:
+    return {one["id"]: one for one in live.widget.option["series"]}
+
+
+def test_one_rank_is_one_line() -> None:
+    live = LiveChart()
+    assert live.draw(chart(1)) > 0
+    assert [name for name, one in series(live).items() if one["data"]] == ["rank 0"]
+    assert live.widget.option["legend"]["data"] == []
+
+
+def test_ranks_are_a_mean_and_a_band_and_wait_for_a_click() -> None:
+    live = LiveChart()
+    live.draw(chart(8))
+    drawn = {name for name, one in series(live).items() if one["data"]}
+    assert drawn == {"mean of 8 ranks", "lowest to highest"}
+    assert "rank 7" in live.widget.option["legend"]["data"]
+    assert live.widget.option["legend"]["selected"]["rank 7"] is False
+
+
+def test_the_band_is_one_line_there_and_back() -> None:
+    live = LiveChart()
+    live.draw(chart(3, odd=1))
+    band = series(live)["lowest to highest"]["data"]
+    assert len(band) == 2 * len(STEPS)
+    assert band[0] == [0.0, 2.0]
+    assert band[-1] == [0.0, 1.0]
+
+
+def test_a_rank_that_no_longer_differs_disappears() -> None:
+    """The page merges what it gets into what it has: a series that is left out would stay."""
+    live = LiveChart()
+    live.draw(chart(4, odd=2))
+    assert series(live)["rank 2"]["data"]
+    live.draw(chart(4))
+    assert series(live)["rank 2"]["data"] == []
+
+
+def test_nothing_is_sent_twice() -> None:
+    live = LiveChart()
+    assert live.draw(chart()) > 0
+    assert live.draw(chart()) == 0
+    assert live.draw(replace(chart(), best=(3.0, 0.25))) > 0
+
+
+def test_values_that_json_does_not_know_are_gaps() -> None:
+    broken = Points(STEPS, array("d", [1.0, float("nan"), float("inf"), *([0.5] * 37)]))
+    live = LiveChart()
+    live.draw(Chart("loss", "", "step", per_rank({0: broken}), broken=(Mark(1, "NaN, rank 0"),)))
+    text = json.dumps(live.widget.option, allow_nan=False)
+    assert series(live)["rank 0"]["data"][:3] == [[0.0, 1.0], [1.0, None], [2.0, None]]
+    assert "NaN, rank 0" in text
+
+
+def test_a_click_on_a_label_asks_for_that_rank() -> None:
+    clicked: list[int] = []
+    live = LiveChart(clicked.append)
+    live._clicked({"name": "rank 12"})
+    live._clicked({"name": "mean of 128 ranks"})
+    assert clicked == [12]
+
+
+def test_a_logarithmic_scale_needs_positive_values() -> None:
+    live = LiveChart()
+    live.draw(chart(1, log=True))
+    assert live.widget.option["yAxis"]["type"] == "log"
+    flat = per_rank({0: Points(STEPS, array("d", (0.0 for _ in STEPS)))})
+    live.draw(Chart("loss", "", "step", flat, log=True))
+    assert live.widget.option["yAxis"]["type"] == "value"

@@ -1,0 +1,122 @@
+"""The charts of a live panel, and the buttons that choose how they look."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from ipywidgets import Dropdown, GridBox, HBox, Layout, ToggleButton, Widget
+
+from ring_notebook.notebook.panel.charts.chart import Chart, charts, columns, titles
+from ring_notebook.notebook.record.look import Look
+from ring_notebook.notebook.record.run_view import RunView
+
+if TYPE_CHECKING:
+    from ring_notebook.notebook.panel.charts.live_chart import LiveChart
+
+__all__ = ["MOST_CHARTS", "ChartArea", "answer_while_busy", "load_charts"]
+
+MOST_CHARTS = 6  # of metrics, where --plot names none; a menu shows the others
+CHART_BYTES = 150_000  # a second: charts with many points are drawn less often
+_OTHERS = "more metrics…"
+
+
+def load_charts() -> type[LiveChart]:
+    """Import the charts, which takes a moment the first time; a cluster's start does it in the background."""
+    from ring_notebook.notebook.panel.charts.live_chart import LiveChart
+
+    return LiveChart
+
+
+class ChartArea:
+    """The charts of one run. ``grid`` and ``buttons`` are widgets; ``look`` is what the reader has chosen.
+
+    ``plot`` names the metrics to chart, by default the first ones logged. ``on_look`` is called with each new choice.
+    """
+
+    def __init__(self, plot: Sequence[str], look: Look, on_look: Callable[[Look], None]) -> None:
+        self.look = look
+        self._plot = tuple(plot)
+        self._on_look = on_look
+        self._charts: dict[str, LiveChart] = {}
+        self._shown: tuple[str, ...] = ()
+        self._due = 0.0
+        self._log = _toggle("log", "Logarithmic scale where all values are positive", look.log)
+        self._smooth = _toggle("smooth", "Exponential average of every curve", look.smooth)
+        self._menu = Dropdown(options=[_OTHERS], layout=Layout(width="130px", display="none"))
+        for widget in (self._log, self._smooth, self._menu):
+            answer_while_busy(widget)
+            widget.observe(self._chosen, "value")
+        self.buttons = HBox([self._menu, self._log, self._smooth], layout=Layout(display="none", flex="0 0 auto"))
+        self.grid = GridBox(layout=Layout(width="100%", grid_gap="6px 10px"))
+
+    def draw(self, view: RunView) -> None:
+        """Show the run as it is now, unless the last drawing was so large that the page still has to rest."""
+        if monotonic() < self._due:
+            return
+        made = {chart.title: chart for chart in charts(view, self._names(view), self.look)}
+        if not made:
+            return
+        sent = sum(self._chart(title).draw(chart) for title, chart in made.items())
+        self._due = monotonic() + sent / CHART_BYTES
+        self._place(view, made)
+
+    def _names(self, view: RunView) -> list[str]:
+        if self._plot:
+            return list(self._plot)
+        every = titles(view)
+        names = list(every[:MOST_CHARTS])
+        wanted = self._menu.value
+        if wanted in every and wanted not in names:
+            names[-1] = wanted
+        return names
+
+    def _place(self, view: RunView, made: dict[str, Chart]) -> None:
+        shown = tuple(made)
+        if shown != self._shown:
+            self._shown = shown
+            self.grid.layout.grid_template_columns = columns(len(shown))
+            self.grid.children = tuple(self._charts[title].widget for title in shown)
+            self.buttons.layout.display = "flex"
+        others = () if self._plot else titles(view)[MOST_CHARTS:]
+        options = (_OTHERS, *others)
+        if others and self._menu.options != options:
+            value = self._menu.value
+            self._menu.options = options
+            self._menu.value = value if value in options else _OTHERS
+            self._menu.layout.display = None
+
+    def _chart(self, title: str) -> LiveChart:
+        if title not in self._charts:
+            self._charts[title] = load_charts()(self._rank_clicked)
+            answer_while_busy(self._charts[title].widget)
+        return self._charts[title]
+
+    def _rank_clicked(self, rank: int) -> None:
+        self._set(Look(self.look.log, self.look.smooth, self.look.ranks ^ {rank}))
+
+    def _chosen(self, _change: dict[str, Any]) -> None:
+        self._set(Look(self._log.value, self._smooth.value, self.look.ranks))
+
+    def _set(self, look: Look) -> None:
+        self._due = 0.0
+        if look != self.look:
+            self.look = look
+            self._on_look(look)
+
+
+def _toggle(word: str, tooltip: str, value: bool) -> ToggleButton:
+    button = ToggleButton(value, description=word, tooltip=tooltip, layout=Layout(width="auto", height="24px"))
+    button.add_class("ring-toggle")
+    return button
+
+
+def answer_while_busy(widget: Widget) -> None:
+    """Let clicks on ``widget`` reach the kernel while a cell blocks its main shell.
+
+    ipykernel 7 sends them to the shell that last used the widget, which is the blocked one; this sends them to the
+    front end's subshell. Where there are no subshells, only an interrupt of the kernel stops the run.
+    """
+    if hasattr(widget.comm, "_reply_subshell_for"):
+        widget.comm._reply_subshell_for = lambda _data, default: default

@@ -1,0 +1,155 @@
+"""What a chart shows, whatever draws it: its curves, its title, and what is marked on it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ring_notebook.notebook.panel.charts.curves import Curves, Line, mean_line, per_rank
+from ring_notebook.notebook.record.look import Look
+from ring_notebook.notebook.record.run_view import RunView
+from ring_notebook.notebook.style import VALIDATION, number, ranks, whole
+
+__all__ = ["RATE", "Chart", "Mark", "charts", "columns", "direction", "titles", "trend"]
+
+RATE = "samples/s"  # the chart that every run with samples has
+_LOWER = re.compile(r"loss|err|mse|mae|ppl|perplex|nll|wer|fid|\bkl\b|entropy", re.IGNORECASE)
+_HIGHER = re.compile(r"acc|auc|f1|bleu|rouge|iou|\bmap\b|reward|return|precision|recall|r2|score|psnr", re.IGNORECASE)
+_VALIDATION = re.compile(r"^(?:val|valid|validation|test|eval)[_/. -](.+)$|^(.+)[_/. -](?:val|valid|test|eval)$")
+_CHANGES = 0.02  # a smaller change between two fifths of a curve is none
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A place on the x axis with a word: where an epoch begins, or where a value is not finite."""
+
+    x: float
+    label: str
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One chart. ``note`` stands beside the title; ``best`` is the best point so far, ``broken`` where no number is."""
+
+    title: str
+    note: str
+    xlabel: str
+    curves: Curves
+    log: bool = False
+    from_zero: bool = False
+    best: tuple[float, float] | None = None
+    epochs: tuple[Mark, ...] = ()
+    broken: tuple[Mark, ...] = ()
+
+    @property
+    def some_epochs(self) -> tuple[Mark, ...]:
+        """A dozen of the epochs at most, without the first one, which begins where the chart does."""
+        return self.epochs[1 :: 1 + len(self.epochs) // 12]
+
+
+def titles(view: RunView) -> tuple[str, ...]:
+    """The metrics that have a chart of their own: not the epoch, nor the validation of another one."""
+    return tuple(name for name in view.charted if _trained(name, view) is None)
+
+
+def charts(view: RunView, names: Collection[str], look: Look) -> list[Chart]:
+    """A chart for each of ``names`` that was logged, and the one of samples/s."""
+    made = [_metric(view, name, look) for name in names if name in view.curves]
+    if any(len(points.x) > 1 for points in view.throughput.values()):
+        curves = per_rank(view.throughput, look.smooth, look.ranks)
+        note = f"{whole(view.samples_per_s)} of all ranks" if len(view.ranks) > 1 else whole(view.samples_per_s)
+        title = f"{RATE} of each rank" if len(view.ranks) > 1 else RATE
+        made.append(Chart(title, note, "seconds", curves, from_zero=True))
+    return made
+
+
+def _metric(view: RunView, name: str, look: Look) -> Chart:
+    curves = per_rank(view.curves[name], look.smooth, look.ranks)
+    beside = [one for one in view.charted if _trained(one, view) == name]
+    extra = [mean_line(one, view.curves[one], VALIDATION, sparse=True) for one in beside]
+    judged = extra[0] if extra else _judged(curves)
+    curves = replace(curves, lines=(*curves.lines, *extra))
+    best = _best(judged, direction(name)) if judged is not None else None
+    log = look.log and all(np.nanmin(line.y, initial=np.inf) > 0 for line in curves.lines)
+    return Chart(
+        name,
+        _note(name, curves, judged, best),
+        "step",
+        curves,
+        log=log,
+        best=best,
+        epochs=tuple(Mark(step, f"{epoch:g}") for step, epoch in view.epochs),
+        broken=tuple(
+            Mark(first, f"{kind}, {ranks([rank])}") for rank, (first, kind) in view.broken.get(name, {}).items()
+        ),
+    )
+
+
+def _judged(curves: Curves) -> Line | None:
+    """The line whose best value counts: the mean, or the only one."""
+    if not curves.lines:
+        return None
+    first = curves.lines[0]
+    if curves.band is None and len(curves.lines) > 1:
+        size = min(len(line.y) for line in curves.lines)
+        rows = np.stack([line.y[:size] for line in curves.lines])
+        return replace(first, x=first.x[:size], y=rows.mean(axis=0))
+    return first
+
+
+def _note(name: str, curves: Curves, judged: Line | None, best: tuple[float, float] | None) -> str:
+    if judged is None or not len(judged.y):
+        return ""
+    main = _judged(Curves(tuple(line for line in curves.lines if not line.sparse), curves.band)) or judged
+    finite = main.y[np.isfinite(main.y)]
+    parts = [number(float(finite[-1]))] if finite.size else ["no number"]
+    parts += [trend(main)] if direction(name) else []
+    if best is not None:
+        which = f"{judged.label} " if judged.sparse else ""
+        parts.append(f"best {which}{number(best[1])} at step {best[0]:,.0f}")
+    return " · ".join(filter(None, parts))
+
+
+def direction(name: str) -> int:
+    """-1 where a lower value of this metric is better, 1 where a higher one is, 0 when its name does not say."""
+    return -1 if _LOWER.search(name) else 1 if _HIGHER.search(name) else 0
+
+
+def trend(line: Line) -> str:
+    """Whether the newest fifth of a curve lies below or above the fifth before; empty when it is too short to say."""
+    finite = line.y[np.isfinite(line.y)]
+    fifth = len(finite) // 5
+    if fifth < 4:
+        return ""
+    newest, before = float(finite[-fifth:].mean()), float(finite[-2 * fifth : -fifth].mean())
+    noise = float(np.diff(finite[-2 * fifth :]).std()) / fifth**0.5
+    change = newest - before
+    if abs(change) < max(_CHANGES * abs(before), noise):
+        return "flat"
+    return "falling" if change < 0 else "rising"
+
+
+def _best(line: Line, toward: int) -> tuple[float, float] | None:
+    if not toward or not np.isfinite(line.y).any():
+        return None
+    index = int(np.nanargmin(line.y) if toward < 0 else np.nanargmax(line.y))
+    return float(line.x[index]), float(line.y[index])
+
+
+def _trained(name: str, view: RunView) -> str | None:
+    """The metric that ``name`` is the validation of: ``loss`` for ``val_loss``; None where there is none."""
+    found = _VALIDATION.match(name)
+    if not found:
+        return None
+    base = found[1] or found[2]
+    like = [one for one in (base, f"train_{base}", f"train/{base}", f"{base}_train") if one in view.curves]
+    return like[0] if like and like[0] != name else None
+
+
+def columns(count: int) -> str:
+    """The columns of a grid of ``count`` charts in CSS: rows of two or three, as many as the page has room for."""
+    least = 45 if count in (1, 2, 4) else 30
+    return f"repeat(auto-fit,minmax(min(100%,max(280px,{least}%)),1fr))"

@@ -1,0 +1,45 @@
+"""Charts for a page without widgets: images that fill the width, each with its values to hover over."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from html import escape
+
+from ring_notebook.notebook.panel.charts.chart import Chart, columns
+from ring_notebook.notebook.panel.charts.svg_chart import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, svg, tips
+
+__all__ = ["CSS", "grid"]
+
+# The values lie in attributes of empty elements, so that nothing of them is seen where a page removes styles.
+CSS = f"""<style>
+.ring-charts {{ display: grid; gap: 6px 10px; margin: 6px 0; }}
+.ring-chart {{ position: relative; min-width: 0; }}
+.ring-chart img {{ display: block; width: 100%; height: {HEIGHT}px; max-width: none; }}
+.ring-tips {{ position: absolute; left: {LEFT}px; right: {RIGHT}px; top: {TOP}px; bottom: {BOTTOM}px; display: flex; }}
+.ring-tips i {{ flex: 1; position: relative; font-style: normal; }}
+.ring-tips i:hover::before {{ content: ""; position: absolute; left: 50%; top: 0; bottom: 0;
+  border-left: 1px solid #8791a0; }}
+.ring-tips i:hover::after {{ content: attr(data-tip); position: absolute; left: calc(50% + 8px); top: 6px; z-index: 5;
+  white-space: pre; font: 11px/1.5 system-ui, sans-serif; padding: 4px 8px; border-radius: 4px; pointer-events: none;
+  color: var(--jp-ui-font-color1, #222); background: var(--jp-layout-color1, #fff);
+  box-shadow: 0 1px 6px #0005; font-variant-numeric: tabular-nums; }}
+.ring-tips i:nth-child(n+31):hover::after {{ left: auto; right: calc(50% + 8px); }}
+</style>"""
+
+
+def grid(charts: Sequence[Chart]) -> str:
+    """The charts side by side, as many in a row as there is room for; empty without one."""
+    if not charts:
+        return ""
+    shown = "".join(
+        f"<div class='ring-chart'>{_image(one)}<div class='ring-tips'>{tips(one)}</div></div>" for one in charts
+    )
+    return f"<div class='ring-charts' style='grid-template-columns:{columns(len(charts))}'>{shown}</div>"
+
+
+def _image(chart: Chart) -> str:
+    # As an image: front ends remove inline SVG from notebooks that are not trusted.
+    data = base64.b64encode(svg(chart).encode()).decode()
+    about = escape(f"{chart.title} over {chart.xlabel}: {chart.note}", quote=True)
+    return f"<img alt='{about}' width='100%' height='{HEIGHT}' src='data:image/svg+xml;base64,{data}'>"

@@ -1,0 +1,102 @@
+"""The first lines of a panel and a report: how the run goes, and what is wrong with it, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from ring_notebook.notebook.panel import slow_ranks, stall_notice
+from ring_notebook.notebook.record.run_record import RunRecord
+from ring_notebook.notebook.record.run_view import RankView, RunView
+from ring_notebook.notebook.style import RED, STATUS_COLORS, duration, plural, rank_list, ranks, whole
+
+__all__ = ["Headline", "headline", "html", "text"]
+
+_AMBER = STATUS_COLORS["interrupted"]
+MOST_BROKEN = 3  # metrics with values that are no numbers
+
+
+@dataclass(frozen=True)
+class Headline:
+    """``status`` in a word, then ``name`` and ``facts``; ``progress`` is the share done, ``left`` the seconds to go.
+
+    ``alarms`` are sentences about what is wrong, ``warnings`` about what is slow.
+    """
+
+    status: str
+    name: str
+    facts: tuple[str, ...]
+    progress: float | None = None
+    left: float | None = None
+    alarms: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def headline(log: RunRecord, view: RunView, stuck: Sequence[RankView] = ()) -> Headline:
+    """The headline of a run. ``stuck`` are ranks that have made no progress for long: then no time left is invented."""
+    facts = [_on_ranks(log, view), duration(view.elapsed)]
+    if view.samples_per_s:
+        facts.append(f"{whole(view.samples_per_s)} samples/s")
+    facts += _speedup(log, view)
+    running = log.status == "running"
+    alarms = [stall_notice.sentence(stuck, log.source, log.first_line)] if stuck else []  # first of all
+    slow = None if stuck else slow_ranks.find(view)
+    waits = any(rank.status and rank.status.waiting for rank in stuck)
+    return Headline(
+        ("stuck" if waits else "no progress") if stuck else log.status,
+        log.title,
+        tuple(facts),
+        view.progress if running else None,
+        view.left if running and not stuck else None,
+        (*alarms, *_broken(view)),
+        (slow.sentence,) if slow else (),
+    )
+
+
+def _on_ranks(log: RunRecord, view: RunView) -> str:
+    """How many ranks, and which of the cluster where the cell was for some."""
+    chosen = log.options.get("ranks")
+    count = plural(view.size, "rank")
+    if isinstance(chosen, list) and chosen and all(isinstance(rank, int) for rank in chosen):
+        return f"{count} ({rank_list(chosen)} of the cluster)"
+    return count
+
+
+def _speedup(log: RunRecord, view: RunView) -> list[str]:
+    """How much faster than one rank, where %%ringscale has measured one before."""
+    one = log.options.get("one_rank")
+    if log.status != "ok" or not isinstance(one, int | float) or not one > 0 or not view.samples_per_s:
+        return []
+    return [f"{view.samples_per_s / one:.2g}x one rank, measured by %%ringscale"]
+
+
+def _broken(view: RunView) -> list[str]:
+    found = []
+    for name, by_rank in list(view.broken.items())[:MOST_BROKEN]:
+        first, kind = min(by_rank.values())
+        found.append(f"{name} is {kind} on {ranks(by_rank)} since step {first:,.0f}")
+    return found
+
+
+def html(content: Headline, live: bool = False) -> str:
+    """The headline for a page; it can still be read where the page removes styles."""
+    color = RED if content.status in ("stuck", "no progress") else STATUS_COLORS.get(content.status, "inherit")
+    parts = [f"<span class='ring-status' style='color:{color}'>● {content.status}</span>"]
+    parts += [f"<b>{escape(content.name)}</b>", *(f"<span>{escape(fact)}</span>" for fact in content.facts)]
+    if content.progress is not None:
+        bar = f"<span class='ring-bar'><i style='width:{content.progress:.1%}'></i></span>"
+        parts.append(f"<span>{bar}{content.progress:.0%}</span>")
+    if content.left is not None:
+        parts.append(f"<b>{duration(content.left)} left</b>")
+    lines = [f"<div class='ring-head'>{'<span class=ring-dot> · </span>'.join(parts)}</div>"]
+    for sentence, shade in [*((one, RED) for one in content.alarms), *((one, _AMBER) for one in content.warnings)]:
+        role = " role='alert'" if shade == RED and live else ""
+        lines.append(f"<div class='ring-alarm' style='color:{shade}'{role}>▲ {escape(sentence)}</div>")
+    return "".join(lines)
+
+
+def text(content: Headline) -> str:
+    """The headline for a terminal: ``ok · digits · 2 ranks · 45 s · 1,326 samples/s``."""
+    first = " · ".join([content.status, content.name, *content.facts])
+    return "\n".join([first, *content.alarms, *content.warnings])

@@ -1,0 +1,35 @@
+"""How a reader has chosen to see the charts of a run; kept in its folder, so that its report looks the same."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ring_notebook.notebook.record.run_files import read_json, write_json
+
+__all__ = ["Look", "keep_look", "read_look"]
+
+_LOOK = "look.json"
+
+
+@dataclass(frozen=True)
+class Look:
+    """A log scale, smoothing, and ranks that are drawn on their own."""
+
+    log: bool = False
+    smooth: bool = False
+    ranks: frozenset[int] = frozenset()
+
+
+def read_look(directory: Path) -> Look:
+    """The choice that is kept in the folder of a run; the usual look where there is none, or none of ours."""
+    with suppress(ValueError, TypeError, OSError):
+        kept = read_json(directory / _LOOK)
+        return Look(bool(kept.get("log")), bool(kept.get("smooth")), frozenset(map(int, kept.get("ranks", ()))))
+    return Look()
+
+
+def keep_look(directory: Path, look: Look) -> None:
+    """Keep a choice in the folder of a run. Raises OSError when the disk does not take it."""
+    write_json(directory / _LOOK, {"log": look.log, "smooth": look.smooth, "ranks": sorted(look.ranks)})

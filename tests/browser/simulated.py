@@ -1,0 +1,87 @@
+"""Cells that show the panel of ranks that do not run: what they would send, at sizes this machine has no cores for."""
+
+from __future__ import annotations
+
+__all__ = ["BEGINNING", "BROKEN", "REPORT", "STUCK", "TRAINING"]
+
+_SOURCE = (
+    "import torch\n"
+    "model, optimizer, loader = ring.prepare(model, optimizer, loader)\n"
+    "for images, labels in ring.track(loader):\n"
+    "    loss = train_step(images, labels)\n"
+    "    ring.log(loss=loss)\n"
+    "ring.allreduce(loss, name='late')\n"
+)
+_HEAD = """
+import math, random, time
+from array import array
+from pathlib import Path
+from ring_notebook.notebook.panel.panel import Panel
+from ring_notebook.notebook.record.run_log import RunLog
+from ring_notebook.records import Ended, MetricBatch, Output, Status, encode
+
+source, about = SOURCE, {{"cores": 128, "hosts": ["here"]}}
+log = RunLog(Path("{run}"), "{run}", "{name}", {size}, source, {{}}, about, time.time() - 42)
+
+def settle():
+    # All records are taken in, and no rank falls silent however long somebody looks.
+    while log.taken < log.received:
+        time.sleep(0.01)
+    for rank in log._state._ranks.values():
+        rank.moved = rank.heard = time.time() + 3600
+""".replace("SOURCE", repr(_SOURCE))
+# Four hundred steps of forty seconds; the last rank is slower than the others, and the data of rank 2 is harder.
+_ROWS = """
+random.seed(7)
+steps, slow, odd = 400, {size} - 1, 2
+
+def facts(rank):
+    busy = 38.0 if rank == slow and {size} > 1 else 27.0
+    return {{"training": 40.0, "communication": 40 - busy, "waiting": (40 - busy) * 0.85, "data_wait": 1.2, "line": 0}}
+
+for rank in range({size}):
+    rows, val = array("d"), array("d")
+    for step in range(steps):
+        now = log.started + 2 + step / 10
+        loss = abs(2.3 * math.exp(-step / 60) + 0.08 + 0.06 * math.exp(-step / 200) * random.gauss(0, 1))
+        loss += 0.35 if rank == odd and {size} > 2 else 0
+        rate = 64.0 * (1 + 0.1 * math.sin(step / 15))
+        rows.extend((now, step, loss, min(0.99, 1 - loss / 2.6), 1e-3 * (1 - step / steps), step // 100, rate))
+        if step % 50 == 49:
+            val.extend((now, step, 2.2 * math.exp(-step / 70) + 0.16))
+    log.put(encode([
+        MetricBatch(log.run, rank, ("loss", "accuracy", "lr", "epoch", "samples"), rows),
+        MetricBatch(log.run, rank, ("val_loss",), val),
+        Status(log.run, rank, log.started + 42, line=4, progress=(400, 1000), extra=facts(rank)),
+        *([Output(log.run, rank, "stdout", "epoch 3 done\\n")] if rank == 0 else []),
+    ]))
+settle()
+for rank in log._state._ranks.values():
+    rank.progress_start = (time.time() - 40, 0, 1000)
+"""
+_SHOW = "Panel(log, stop=lambda: None).show()\n"
+TRAINING = f"{_HEAD}{_ROWS}{_SHOW}"
+REPORT = f"""{_HEAD}{_ROWS}
+for rank in range({{size}}):
+    log.put(encode([Ended(log.run, rank, "ok", 42.0, facts(rank))]))
+panel = Panel(log)
+panel.show()
+log.finish("ok")
+log.summary["seconds"] = 42.0
+panel.close()
+"""
+# A learning rate that is too high: the loss of one rank is no number from step 151 on.
+BROKEN = TRAINING.replace("(now, step, loss,", "(now, step, math.nan if step > 150 and rank == 1 else loss,")
+STUCK = f"""{_HEAD}{_ROWS}
+waiting = {{{{"operation": "allreduce", "name": "late", "sequence": 401, "seconds": 12.0, "missing": [1]}}}}
+for rank in range({{size}}):
+    late = rank == 1
+    status = Status(log.run, rank, 0, 4 if late else 6, None if late else waiting, (400, 1000), facts(rank))
+    status.extra["calls"] = 400 if late else 401
+    log._state.apply(status, log.started + 30)
+    log._state._ranks[rank].moved = log.started + 30
+{_SHOW}"""
+BEGINNING = f"""{_HEAD}
+for rank in range({{size}}):
+    log.put(encode([Status(log.run, rank, log.started, line=1 if rank else 2)]))
+{_SHOW}"""
