@@ -55,7 +55,9 @@ screenshot: $(VENV)/installed
 
 test-deps:
 	apt-get update -qq
-	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core iproute2
+	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core iproute2 openssh-client
+	command -v sshd >/dev/null || { DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y -qq \
+	    --no-install-recommends openssh-server && { systemctl disable ssh 2>/dev/null || true; }; }
 
 clean:
 	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache

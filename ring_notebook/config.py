@@ -78,6 +78,14 @@ class Config:
     mpiexec: str = ""
     """RING_MPIEXEC: the mpiexec or srun to launch with, instead of the mpiexec beside the Python interpreter."""
 
+    remote_shell: str = ""
+    """RING_REMOTE_SHELL: the command that starts a program on another host, such as ``ssh -p 2222``; the host and the
+    program follow it. Empty: ``srun``, ``blaunch`` or ``pbs_tmrsh`` in a job of Slurm, LSF or PBS, else ``ssh``."""
+
+    interface: str = ""
+    """RING_INTERFACE: the network interface of each host that ranks on several hosts connect through, such as eth0;
+    empty: the one that leads to the other hosts."""
+
     commit_dir: str = ""
     """RING_COMMIT_DIR: folder where elastic states put their commits, to resume after a death; empty: memory
     only, and ``.ring/commits`` in a notebook."""

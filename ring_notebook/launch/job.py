@@ -151,8 +151,8 @@ class Job:
         if first is None:
             how = describe_exit(self._process.returncode)
             return f"the launcher of the ranks failed ({how}): {shlex.join(self.command)}"
-        too_early = "" if first.code else " in the middle of the job"
-        return f"rank {first.rank} on {first.host} failed first: {describe_exit(first.code)}{too_early}"
+        too_early = "" if first.code or first.reason else " in the middle of the job"
+        return f"rank {first.rank} on {first.host} failed first: {first.how}{too_early}"
 
     def _take_rest(self) -> None:
         """Wait until the output of the ranks is written; for a limited time when a signal has ended the job."""

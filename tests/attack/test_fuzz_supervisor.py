@@ -52,7 +52,7 @@ def pieces(data: bytes, source: random.Random) -> Iterator[bytes]:
 
 def talk(data: bytes, source: random.Random) -> tuple[list[bytes], PmiServer]:
     """What rank 0 of two hears when it sends ``data`` in pieces, until it is hung up."""
-    server, heard = PmiServer("job", 2), []
+    server, heard = PmiServer("job", [0, 0]), []
     with suppress(ValueError):
         for piece in pieces(data, source):
             replies = server.receive(0, piece)

@@ -53,9 +53,9 @@ def missing() -> str:
     """Why two hosts cannot be made here; empty when they can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
-    tools = [tool for tool in ("ip", "tc", "unshare") if shutil.which(tool) is None]
+    tools = [tool for tool in ("ip", "tc", "unshare", "ssh", "sshd") if shutil.which(tool) is None]
     if tools:
-        return f"{', '.join(tools)} missing; `make test-deps` installs iproute2"
+        return f"{', '.join(tools)} missing; `make test-deps` installs them"
     trial = subprocess.run(
         ["unshare", "--net", "--uts", "--mount", "true"], capture_output=True, text=True, check=False
     )
@@ -78,12 +78,19 @@ class TwoHosts:
         return ["--prtemca", "plm_ssh_agent", launcher]
 
     @property
+    def remote_shell(self) -> str:
+        """A real ssh that reaches the hosts."""
+        return f"ssh -F {self.folder / 'ssh_config'}"
+
+    @property
     def environment(self) -> dict[str, str]:
-        """Variables that make any mpiexec reach the hosts, whoever calls it."""
+        """Variables that make any launcher reach the hosts, whoever calls it."""
         launcher = str(self.folder / "launcher")
         if "MPICH" in find_launcher().mpis:
-            return {"HYDRA_LAUNCHER": "ssh", "HYDRA_LAUNCHER_EXEC": launcher}
-        return {"PRTE_MCA_plm_ssh_agent": launcher}
+            mpiexec = {"HYDRA_LAUNCHER": "ssh", "HYDRA_LAUNCHER_EXEC": launcher}
+        else:
+            mpiexec = {"PRTE_MCA_plm_ssh_agent": launcher}
+        return {**mpiexec, "RING_REMOTE_SHELL": self.remote_shell}
 
     def run(self, program: Sequence[str], per_host: int = 1) -> str:
         """Run a Python program (its arguments) on ``per_host`` ranks of each host; what it printed."""
@@ -113,13 +120,16 @@ class TwoHosts:
         return done.stdout
 
     def processes(self) -> list[str]:
-        """The command lines of all that runs on the hosts."""
-        pids = [pid for place in "ab" for pid in _pids(f"{self.prefix}-{place}")]
+        """The command lines of all that runs on the hosts, besides their ssh servers."""
         commands = []
-        for pid in pids:
+        for pid in self.pids():
             with contextlib.suppress(OSError):
                 commands.append(Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " "))
-        return commands
+        return [command for command in commands if not command.startswith("sshd: /")]
+
+    def pids(self) -> list[int]:
+        """All that runs on the hosts."""
+        return [pid for place in "ab" for pid in _pids(f"{self.prefix}-{place}")]
 
     def bytes_sent(self, host: int) -> int:
         """Bytes that have left ``host`` (0 or 1) over the link so far."""
@@ -160,6 +170,9 @@ def two_hosts(rate: str = "1gbit") -> Iterator[TwoHosts]:
             _ip("-n", space, "link", "set", "lo", "up")
             limit = ["tbf", "rate", rate, "burst", "256k", "latency", "50ms"]
             subprocess.run(["tc", "-n", space, "qdisc", "add", "dev", "link0", "root", *limit], check=True)
+        _write_ssh_files(folder)
+        for name in NAMES:
+            subprocess.run([str(launcher), name, f"{shutil.which('sshd')} -f {folder / 'sshd_config'}"], check=True)
         deadline = time.monotonic() + 10
         while any(_link(space)["operstate"] != "UP" for space in spaces):
             assert time.monotonic() < deadline, "the link between the hosts does not come up"
@@ -170,6 +183,22 @@ def two_hosts(rate: str = "1gbit") -> Iterator[TwoHosts]:
             _end_all(space)  # what a time limit has left behind
             subprocess.run(["ip", "netns", "del", space], stderr=subprocess.DEVNULL, check=False)
         shutil.rmtree(folder)
+
+
+def _write_ssh_files(folder: Path) -> None:
+    """Keys and configurations of the hosts' ssh servers, and of clients that reach them."""
+    for key in ("host_key", "user_key"):
+        keygen = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key)]
+        subprocess.run(keygen, check=True)
+    Path("/run/sshd").mkdir(exist_ok=True)  # sshd insists on it
+    (folder / "sshd_config").write_text(
+        f"HostKey {folder}/host_key\nAuthorizedKeysFile {folder}/user_key.pub\nStrictModes no\nUsePAM no\n"
+        "PermitRootLogin prohibit-password\nPidFile none\nMaxStartups 100\n"
+    )
+    (folder / "known_hosts").write_text(f"{','.join(NAMES)} {(folder / 'host_key.pub').read_text()}")
+    (folder / "ssh_config").write_text(
+        f"BatchMode yes\nConnectTimeout 20\nIdentityFile {folder}/user_key\nUserKnownHostsFile {folder}/known_hosts\n"
+    )
 
 
 def _end_all(space: str) -> None:

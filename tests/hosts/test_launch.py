@@ -14,11 +14,14 @@ WHERE = "import os, socket; rank = int(os.environ.get('PMI_RANK') or os.environ[
 PLACES = ["0 ring-a", "1 ring-a", "2 ring-b", "3 ring-b"]
 
 
-def test_ringrun_fills_the_hosts_in_order(hosts: TwoHosts) -> None:
+@pytest.mark.parametrize("own", [True, False], ids=["supervisor", "mpiexec"])
+def test_ringrun_fills_the_hosts_in_order(hosts: TwoHosts, own: bool) -> None:
     program = f"{WHERE}; os.write(1, f'{{rank}} {{socket.gethostname()}}\\n'.encode())"
-    ringrun = [sys.executable, "-m", "ring_notebook.launch.cli", "-np", "4", "-H", HOSTS]
-    said = hosts.on_first([*ringrun, "--mpi-args", " ".join(hosts.launcher_flags), "python", "-c", program])
-    assert sorted(said.splitlines()) == PLACES
+    ringrun = [sys.executable, "-m", "ring_notebook.launch.cli", "--verbose", "-np", "4", "-H", HOSTS]
+    flags = [] if own else ["--mpi-args", " ".join(hosts.launcher_flags)]
+    command, *lines = hosts.on_first([*ringrun, *flags, "python", "-c", program]).splitlines()
+    assert sorted(lines) == PLACES
+    assert ("job_of_hosts" in command) == own
 
 
 def test_ringrun_takes_the_allocation(hosts: TwoHosts) -> None:
@@ -36,7 +39,7 @@ from ring_notebook import run
 def place():
     {WHERE}
     return f"{{rank}} {{socket.gethostname()}}"
-print(run(place, mpi_args={hosts.launcher_flags}, {named}))
+print(run(place, {named}))
 """
     assert hosts.on_first([sys.executable, "-c", program], environment=ALLOCATION).strip() == str(PLACES)
 
@@ -44,8 +47,7 @@ print(run(place, mpi_args={hosts.launcher_flags}, {named}))
 def test_a_rank_that_dies_elsewhere_is_named(hosts: TwoHosts) -> None:
     program = f"{WHERE}; import time; rank == 2 and os._exit(7); time.sleep(30)"
     ringrun = [sys.executable, "-m", "ring_notebook.launch.cli", "-np", "4", "-H", HOSTS]
-    flags = ["--mpi-args", " ".join(hosts.launcher_flags)]
-    said = hosts.on_first(["sh", "-c", '"$@"; echo "code $?"', "sh", *ringrun, *flags, "python", "-c", program])
+    said = hosts.on_first(["sh", "-c", '"$@"; echo "code $?"', "sh", *ringrun, "python", "-c", program])
     assert "ringrun: rank 2 on ring-b failed first: exit code 7" in said
     assert "code 7" in said
 
@@ -85,7 +87,7 @@ def test_an_elastic_job_of_several_hosts_is_started_again(
     """From the commit on disk, on the same hosts, so often and no more."""
     (tmp_path / "train.py").write_text(TRAINING.replace("DEATHS", str(deaths)))
     ringrun = [sys.executable, "-m", "ring_notebook.launch.cli", "--elastic", "-np", "4", "-H", HOSTS]
-    flags = ["--reset-limit", str(limit), "--mpi-args", " ".join(hosts.launcher_flags)]
+    flags = ["--reset-limit", str(limit)]
     script = f'cd {tmp_path}; "$@"; echo "code $?"'
     said = hosts.on_first(["sh", "-c", script, "sh", *ringrun, *flags, "python", "train.py"])
     begun = "ringrun: rank 3 on ring-b failed first: killed by SIGKILL"

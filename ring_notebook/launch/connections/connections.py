@@ -7,10 +7,10 @@ import os
 import secrets
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ring_notebook.launch.connections import pmi
-from ring_notebook.launch.connections.shared_memory import FOLDER, Cleaner
+from ring_notebook.launch.connections.mpi_host import ALONE, MpiHost
 from ring_notebook.rank import rendezvous
 from ring_notebook.rank.rank_status import RankStatus
 
@@ -67,20 +67,18 @@ def new_job_name() -> str:
 
 
 class MpiConnections(Connections):
-    """The ranks of MPICH, served by PMI-1; ``job`` is a name that no other job of this host has."""
+    """The ranks of MPICH, served by PMI-1; ``job`` is a name that no other job of their hosts has.
 
-    def __init__(self, job: str, size: int) -> None:
-        super().__init__(size, socket.SOCK_STREAM)
-        self._pmi = pmi.PmiServer(job, size)
-        self._cleaner = Cleaner((*pmi.shared_memory_prefixes(job), job))
-        self._ucx = FOLDER / job
-        self._ucx.mkdir(mode=0o700)
+    ``places`` is the number of each rank's host, by rank; ``network`` has variables for the ranks of this host.
+    """
+
+    def __init__(self, job: str, places: Sequence[int], network: Mapping[str, str] = ALONE) -> None:
+        super().__init__(len(places), socket.SOCK_STREAM)
+        self._pmi = pmi.PmiServer(job, places)
+        self._host = MpiHost(job, network)
 
     def variables(self, rank: int, channel: socket.socket) -> dict[str, str]:
-        # UCX, MPICH's transport, listens on all interfaces unless it stays within the host. What it names while it
-        # starts would outlive ranks that are killed then.
-        ucx = {"UCX_TLS": "self,sm", "UCX_POSIX_DIR": str(self._ucx)}
-        return {**pmi.variables(rank, self._size, channel.fileno()), **ucx}
+        return self._host.variables(self._size, rank, channel)
 
     def take_abort(self, rank: int) -> int | None:
         return self._pmi.aborted.pop(rank, None)
@@ -118,7 +116,7 @@ class MpiConnections(Connections):
 
     def close(self) -> None:
         super().close()
-        self._cleaner.close()
+        self._host.close()
 
 
 class RendezvousConnections(Connections):

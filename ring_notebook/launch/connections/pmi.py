@@ -5,9 +5,13 @@ Each rank has an inherited socket, on which it sends lines such as ``cmd=get kvs
 
 from __future__ import annotations
 
-__all__ = ["PmiServer", "shared_memory_prefixes", "variables"]
+from collections.abc import Sequence
+from itertools import groupby
+
+__all__ = ["PmiServer", "process_mapping", "shared_memory_prefixes", "variables"]
 
 _LONGEST_LINE = 1 << 16  # bytes: keys and values have at most 64 and 1024
+_LONGEST_MAPPING = 900  # bytes: a client takes lines of 1024
 _MAXES = "kvsname_max=256 keylen_max=64 vallen_max=1024"
 
 
@@ -24,17 +28,36 @@ def shared_memory_prefixes(job: str) -> tuple[str, str]:
     return f"mpich_shm_{code:x}_", f"mpich_vci_{code:x}_"
 
 
-class PmiServer:
-    """Answers the ``size`` ranks of ``job``, a name that no other job of this host has."""
+def process_mapping(places: Sequence[int]) -> str:
+    """Which ranks share a host, as PMI writes it, from the number of each rank's host by rank.
 
-    def __init__(self, job: str, size: int) -> None:
+    Each block is the first host, how many hosts follow one another with as many ranks each, and these ranks:
+    ``[0, 0, 1, 1]`` gives ``(vector,(0,2,2))``. Empty when it is longer than a line of PMI; MPICH then asks its ranks.
+    """
+    blocks: list[list[int]] = []
+    for place, ranks in groupby(places):
+        count = len(list(ranks))
+        if blocks and blocks[-1][2] == count and blocks[-1][0] + blocks[-1][1] == place:
+            blocks[-1][1] += 1
+        else:
+            blocks.append([place, 1, count])
+    text = f"(vector,{','.join(f'({first},{hosts},{ranks})' for first, hosts, ranks in blocks)})"
+    return text if len(text) <= _LONGEST_MAPPING else ""
+
+
+class PmiServer:
+    """Answers the ranks of ``job``, a name that no other job of their hosts has; ``places`` as `process_mapping`."""
+
+    def __init__(self, job: str, places: Sequence[int]) -> None:
+        size = len(places)
         self.initialized: set[int] = set()
         self.finalized: set[int] = set()
         self.aborted: dict[int, int] = {}
         """Exit codes of ranks that have called MPI_Abort; these wait to be killed, with all others."""
         self._job = job
         self._size = size
-        self._values = {"PMI_process_mapping": f"(vector,(0,1,{size}))"}  # one host with all ranks
+        mapping = process_mapping(places)
+        self._values = {"PMI_process_mapping": mapping} if mapping else {}
         self._at_barrier: set[int] = set()
         self._unread = [b""] * size
         self._in_spawn: set[int] = set()

@@ -20,6 +20,7 @@ from ring_notebook.launch.launchers.launcher import Launcher
 from ring_notebook.launch.launchers.local import Local
 from ring_notebook.launch.launchers.mpi_library import loaded_mpi
 from ring_notebook.launch.launchers.openmpi import OpenMPI
+from ring_notebook.launch.launchers.over_hosts import OverHosts
 from ring_notebook.launch.launchers.srun import Srun
 
 __all__ = ["find_launcher"]
@@ -38,9 +39,8 @@ _LAUNCHERS: tuple[tuple[str, type[Launcher]], ...] = (
 def find_launcher(hosts: Sequence[Host] = (), min_np: int = 0, mpi_args: Sequence[str] = ()) -> Launcher:
     """RING_MPIEXEC, else the mpiexec beside this Python (its MPI wheel), else the one on the PATH.
 
-    On this host alone our own supervisor takes the place of the MPICH wheel's mpiexec, which listens on all interfaces
-    without authentication, unless ``mpi_args`` has options for mpiexec. It starts all elastic jobs, those with a
-    ``min_np``.
+    Our own supervisor takes the place of the MPICH wheel's mpiexec, which listens on all interfaces without
+    authentication, unless ``mpi_args`` has options for mpiexec. It starts all elastic jobs, those with a ``min_np``.
 
     Raises MPIMissingError when there is none, when it does not run, and when it belongs to another MPI than
     mpi4py loads: each rank would be a job of size 1. Raises ValueError for ``mpi_args`` of an elastic job.
@@ -58,8 +58,8 @@ def find_launcher(hosts: Sequence[Host] = (), min_np: int = 0, mpi_args: Sequenc
         )
     said = _version(path)
     # Other MPIs whose mpiexec is a Hydra, such as Intel's, need not be what our supervisor knows.
-    if path == str(beside) and not config().mpiexec and said.startswith(_MPICH) and only_here(hosts) and not mpi_args:
-        return Local()
+    if path == str(beside) and not config().mpiexec and said.startswith(_MPICH) and not mpi_args:
+        return Local() if only_here(hosts) else OverHosts()
     launcher = next(kind for pattern, kind in _LAUNCHERS if re.match(pattern, said))(path)
     if path != str(beside) and (loaded := loaded_mpi()) not in launcher.mpis:
         mpis = " or ".join(launcher.mpis)

@@ -51,6 +51,9 @@ class HostRanks(ABC):
         Raises NoProgramError when the program is the reason that it cannot, OSError else.
         """
 
+    def check(self) -> None:  # noqa: B027 - most have nothing to check
+        """Called at least twice a second while ranks run."""
+
     @abstractmethod
     def carry_output(self) -> None:
         """All ranks have been started: pass on what they print."""

@@ -38,14 +38,14 @@ class LocalRanks(HostRanks):
         assignment: Assignment,
         variables: Callable[[int, socket.socket], dict[str, str]],
         files: tuple[int, int],
-        carry_from: Callable[[int, subprocess.Popen[bytes]], Carrier] = lambda _, process: carry(process),
+        carrier: Callable[[subprocess.Popen[bytes]], Carrier] = carry,
         stdin: int | None = None,
     ) -> None:
         super().__init__(assignment.ranks)
         self._assignment = assignment
         self._variables = variables
         self._files = files
-        self._carry_from = carry_from
+        self._carrier = carrier
         self._stdin = stdin  # of rank 0; None for that of this process
         self._oom_kills = oom_kills()
         self._gpus = gpus()
@@ -54,6 +54,11 @@ class LocalRanks(HostRanks):
         self._pidfds: dict[int, int] = {}
         self._groups: list[int] = []
         self._output: list[Carrier] = []
+
+    @property
+    def program(self) -> list[str]:
+        """What the ranks run."""
+        return self._assignment.program
 
     def start(self, rank: int, channel: socket.socket) -> None:
         environment = self._environment(rank, channel)
@@ -67,7 +72,7 @@ class LocalRanks(HostRanks):
 
     def carry_output(self) -> None:
         # Threads only now: what Popen runs between fork and exec may need a lock that one of them holds.
-        self._output = [self._carry_from(rank, process) for rank, process in self._processes.items()]
+        self._output = [self._carrier(process) for process in self._processes.values()]
 
     def send(self, signum: int) -> None:
         for process in self._processes.values():

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import IO
 
-__all__ = ["SOON", "Carrier", "carry", "outlet", "pieces"]
+__all__ = ["SOON", "Carrier", "carry", "outlet", "pieces", "put"]
 
 HOLD = 0.1
 """Seconds that an unfinished line waits for its newline; a prompt or a progress bar has none."""
@@ -34,7 +34,7 @@ def outlet(fd: int) -> int | None:
 def carry(process: subprocess.Popen[bytes]) -> Carrier:
     """Pass the output of ``process``, started with `outlet`, on to the stdout and stderr of this process."""
     sources = ((process.stdout, 1), (process.stderr, 2))
-    return Carrier(process, {source: functools.partial(_put, fd) for source, fd in sources if source is not None})
+    return Carrier(process, {source: functools.partial(put, fd) for source, fd in sources if source is not None})
 
 
 class Carrier(threading.Thread):
@@ -155,7 +155,8 @@ def pieces(data: bytes) -> Iterator[bytes]:
         at = end
 
 
-def _put(fd: int, data: bytes) -> None:
+def put(fd: int, data: bytes) -> None:
+    """Write all of ``data`` to ``fd`` so that lines which several threads write do not mix."""
     for piece in pieces(data):
         while piece:
             piece = piece[os.write(fd, piece) :]

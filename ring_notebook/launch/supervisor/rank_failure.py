@@ -22,6 +22,7 @@ __all__ = [
     "exit_code",
     "first_failure",
     "job_exit_code",
+    "parse_failure",
     "report_failure",
     "signal_name",
     "split_reports",
@@ -37,6 +38,7 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     "time": (int, float),
     "out_of_memory": bool,
     "aborted": bool,
+    "reason": str,
 }
 
 
@@ -46,6 +48,7 @@ class RankFailure:
 
     It is 0 for a rank that exited in the middle of the job. ``out_of_memory`` says that the Linux kernel of its host
     has killed a process for want of memory meanwhile, ``aborted`` that the rank only ended because another one failed.
+    ``reason`` says why, where the code does not: the rank could not be started, or its host is lost.
     """
 
     rank: int
@@ -54,6 +57,12 @@ class RankFailure:
     time: float
     out_of_memory: bool = False
     aborted: bool = False
+    reason: str = ""
+
+    @property
+    def how(self) -> str:
+        """How it ended, in words."""
+        return self.reason or describe_exit(self.code)
 
     @classmethod
     def of(cls, rank: int, code: int, status: RankStatus, oom_kills_before: int) -> RankFailure:
@@ -117,7 +126,7 @@ def split_reports(data: bytes) -> tuple[bytes, list[RankFailure], bytes]:
     text, failures, taken, at = b"", [], 0, 0
     while match := _REPORT.search(data, at):
         at = match.end(1)  # text that is no report may end where a report begins
-        if failure := _failure_of(match[1]):
+        if failure := parse_failure(match[1]):
             text += data[taken : match.start()]
             failures.append(failure)
             taken = at = match.end()
@@ -126,7 +135,7 @@ def split_reports(data: bytes) -> tuple[bytes, list[RankFailure], bytes]:
     return text + data[taken:end], failures, data[end:]
 
 
-def _failure_of(body: bytes) -> RankFailure | None:
+def parse_failure(body: bytes) -> RankFailure | None:
     """The failure that a report holds; None when a program has printed something that looks like one."""
     try:
         failure = RankFailure(**json.loads(body))

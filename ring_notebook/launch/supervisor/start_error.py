@@ -9,7 +9,7 @@ import shlex
 import shutil
 from collections.abc import Sequence
 
-__all__ = ["NoProgramError", "explain_start", "report_start_error"]
+__all__ = ["NoProgramError", "explain_start", "explain_start_error", "report_start_error"]
 
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 
@@ -45,8 +45,8 @@ def explain_start(
     return _NOT_EXECUTABLE, f"{program} cannot be started: {error.strerror}{hint}"
 
 
-def report_start_error(program: Sequence[str], error: OSError) -> int:
-    """Write to stderr why a rank of ``program`` cannot be started, and return the exit code for it."""
+def explain_start_error(program: Sequence[str], error: OSError) -> tuple[int, str]:
+    """The exit code and the reason why a start of a rank of ``program`` has failed."""
     code, reason = 1, f"this host cannot start the ranks: {error.strerror}"
     if isinstance(error, NoProgramError):
         code, reason = explain_start(program, error=error) or (code, reason)
@@ -55,5 +55,11 @@ def report_start_error(program: Sequence[str], error: OSError) -> int:
         reason += f"; this process may have {files}, raise it with `ulimit -n`"
     elif error.filename:
         reason += f": {error.filename}"
+    return code, reason
+
+
+def report_start_error(program: Sequence[str], error: OSError) -> int:
+    """Write to stderr why a rank of ``program`` cannot be started, and return the exit code for it."""
+    code, reason = explain_start_error(program, error)
     os.write(2, f"ringrun: {reason}\n".encode())
     return code

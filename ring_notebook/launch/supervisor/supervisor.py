@@ -81,6 +81,8 @@ class Supervisor:
         while self._running:
             for key, _ in self._selector.select(0.5):
                 key.data()
+            for host in self._hosts:
+                host.check()
             self._find_deserters()
             if self._kill_at is not None and time.monotonic() >= self._kill_at:
                 self._kill_at = time.monotonic() + GRACE
@@ -192,7 +194,7 @@ def main() -> None:
     connections: Connections
     try:
         files = raise_file_limit()
-        connections = RendezvousConnections(n) if min_np else MpiConnections(new_job_name(), n)
+        connections = RendezvousConnections(n) if min_np else MpiConnections(new_job_name(), [0] * n)
         assignment = Assignment(program, without_outer_job(os.environ), list(range(n)), n, loopback(), min_np)
         supervisor = Supervisor([LocalRanks(assignment, connections.variables, files)], connections, min_np)
     except OSError as error:

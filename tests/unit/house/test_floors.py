@@ -45,6 +45,7 @@ MAY_IMPORT = {
     "launch/connections": {"rank", "ground"},
     "launch/supervisor": {"launch/connections", "rank", "ground"},
     "launch/launchers": {"launch/supervisor", "rank", "ground"},
+    "launch/remote": {"launch/launchers", "launch/supervisor", "launch/connections", "rank", "ground"},
     "launch": {"launch/launchers", "launch/supervisor", "launch/connections", "horovod", "rank", "ground"},
     "notebook": {"ground"},
     "notebook/record": {"notebook", "ground"},

@@ -19,7 +19,7 @@ RINGRUN = [sys.executable, "-m", "ring_notebook.launch.cli"]
 @pytest.fixture
 def mpi() -> Iterator[tuple[MpiConnections, socket.socket]]:
     """The connections of one rank, and its end."""
-    connections = MpiConnections(f"ring-test-{os.getpid()}", 1)
+    connections = MpiConnections(f"ring-test-{os.getpid()}", [0])
     _, theirs = connections.pair(0)
     with theirs:
         yield connections, theirs

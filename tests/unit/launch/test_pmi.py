@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from ring_notebook.launch.connections.pmi import PmiServer, shared_memory_prefixes
+from ring_notebook.launch.connections.pmi import PmiServer, process_mapping, shared_memory_prefixes
 
 
 def answers(server: PmiServer, rank: int, *lines: str) -> dict[int, list[str]]:
@@ -32,17 +32,17 @@ def answers(server: PmiServer, rank: int, *lines: str) -> dict[int, list[str]]:
     ],
 )
 def test_replies(line: str, reply: str) -> None:
-    assert answers(PmiServer("job", 2), 1, line) == {1: [reply]}
+    assert answers(PmiServer("job", [0, 0]), 1, line) == {1: [reply]}
 
 
 def test_a_value_reaches_another_rank_as_it_is() -> None:
-    server = PmiServer("job", 2)
+    server = PmiServer("job", [0, 0])
     answers(server, 0, "cmd=put kvsname=job key=k value=a=b  c")
     assert answers(server, 1, "cmd=get kvsname=job key=k") == {1: ["cmd=get_result rc=0 msg=success value=a=b  c"]}
 
 
 def test_a_barrier_ends_when_all_have_entered_it() -> None:
-    server = PmiServer("job", 3)
+    server = PmiServer("job", [0, 0, 0])
     assert answers(server, 2, "cmd=barrier_in") == {}
     assert answers(server, 0, "cmd=barrier_in") == {}
     assert answers(server, 1, "cmd=barrier_in") == {rank: ["cmd=barrier_out rc=0"] for rank in range(3)}
@@ -50,14 +50,14 @@ def test_a_barrier_ends_when_all_have_entered_it() -> None:
 
 
 def test_lines_that_come_in_pieces_and_together() -> None:
-    server = PmiServer("job", 1)
+    server = PmiServer("job", [0])
     assert server.receive(0, b"cmd=get_app") == {}
     assert server.receive(0, b"num\ncmd=get_appnum\n") == {0: b"cmd=appnum appnum=0 rc=0\n" * 2}
 
 
 def test_spawning_is_refused_as_a_whole() -> None:
     lines = ["mcmd=spawn", "nprocs=2", "execname=/bin/true", "cmd=init", "endcmd", "cmd=get_appnum"]
-    assert answers(PmiServer("job", 1), 0, *lines) == {
+    assert answers(PmiServer("job", [0]), 0, *lines) == {
         0: ["cmd=spawn_result rc=-1 status=1", "cmd=appnum appnum=0 rc=0"]
     }
 
@@ -65,11 +65,11 @@ def test_spawning_is_refused_as_a_whole() -> None:
 @pytest.mark.parametrize("data", [b"x" * 70_000, b"x" * 70_000 + b"\n"])
 def test_a_line_without_end_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="rank 0: a PMI line of more than 65536 bytes"):
-        PmiServer("job", 1).receive(0, data)
+        PmiServer("job", [0]).receive(0, data)
 
 
 def test_any_bytes_are_answered_or_refused() -> None:
-    server = PmiServer("job", 2)
+    server = PmiServer("job", [0, 0])
     for seed in range(300):
         junk = os.urandom(seed).replace(b"barrier", b"") + b"\n"
         assert set(server.receive(0, junk)) <= {0, 1}
@@ -78,3 +78,20 @@ def test_any_bytes_are_answered_or_refused() -> None:
 def test_the_names_of_mpichs_shared_memory() -> None:
     """That a job's files have these names is proven where they are removed."""
     assert shared_memory_prefixes("ring1795") == ("mpich_shm_3282c189_", "mpich_vci_3282c189_"), "seen with MPICH 5.0.2"
+
+
+@pytest.mark.parametrize(
+    ("places", "mapping"),
+    [
+        ([0], "(vector,(0,1,1))"),
+        ([0, 0, 0], "(vector,(0,1,3))"),
+        ([0, 0, 1, 1], "(vector,(0,2,2))"),
+        ([0, 0, 1], "(vector,(0,1,2),(1,1,1))"),
+        ([0, 1, 2, 2, 3, 3], "(vector,(0,2,1),(2,2,2))"),
+        ([0, 1, 0], "(vector,(0,2,1),(0,1,1))"),
+        ([host for host in range(200) for _ in range(1 + host % 2)], ""),
+    ],
+    ids=["one", "one host", "two hosts", "unequal", "pairs", "a host twice", "longer than a line"],
+)
+def test_which_ranks_share_a_host(places: list[int], mapping: str) -> None:
+    assert process_mapping(places) == mapping

@@ -1,0 +1,37 @@
+"""What MPICH needs on one host, variables for its ranks, and what it leaves there, names in /dev/shm."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping
+
+from ring_notebook.launch.connections import pmi
+from ring_notebook.launch.connections.shared_memory import FOLDER, Cleaner
+
+__all__ = ["ALONE", "MpiHost"]
+
+ALONE: Mapping[str, str] = {"UCX_TLS": "self,sm"}
+"""The transports of ranks on one host. UCX, MPICH's transport, listens on all interfaces unless it stays within one."""
+
+
+class MpiHost:
+    """The ranks of ``job`` on this host, with variables for their ``network``.
+
+    ``at_death`` is called when this process dies before `close`. Create it before this process has threads.
+    """
+
+    def __init__(self, job: str, network: Mapping[str, str], at_death: Callable[[], None] | None = None) -> None:
+        self._cleaner = Cleaner((*pmi.shared_memory_prefixes(job), job), at_death)
+        self._network = network
+        self._folder = FOLDER / job
+        self._folder.mkdir(mode=0o700, exist_ok=True)  # two names of a job's hosts may mean this one
+
+    def variables(self, size: int, rank: int, channel: socket.socket) -> dict[str, str]:
+        """Those that make a process rank ``rank`` of ``size``; it must inherit ``channel``."""
+        # What UCX names while it starts would outlive ranks that are killed then.
+        ucx = {**self._network, "UCX_POSIX_DIR": str(self._folder)}
+        return {**pmi.variables(rank, size, channel.fileno()), **ucx}
+
+    def close(self) -> None:
+        """All ranks have exited: remove what they have named."""
+        self._cleaner.close()

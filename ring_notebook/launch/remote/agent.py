@@ -1,0 +1,270 @@
+"""Starts and watches the ranks of this host for a supervisor on another one: ``python -m ...agent``, by ssh or srun.
+
+The two talk in frames over the agent's standard input and output; nothing listens. When the supervisor is gone, by the
+end of the stream or its silence, the ranks are killed. When the agent is killed, so are they.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import platform
+import selectors
+import signal
+import socket
+import subprocess
+import threading
+import time
+from dataclasses import asdict
+from typing import Any
+
+from ring_notebook import __version__
+from ring_notebook.launch.connections.mpi_host import MpiHost
+from ring_notebook.launch.remote.flow import Inlet, Window
+from ring_notebook.launch.remote.frames import MAGIC, Frame, FrameStream, Kind, Parser
+from ring_notebook.launch.remote.network import network_variables
+from ring_notebook.launch.supervisor.host_ranks import Assignment
+from ring_notebook.launch.supervisor.local_ranks import LocalRanks, raise_file_limit
+from ring_notebook.launch.supervisor.output_lines import Carrier
+from ring_notebook.launch.supervisor.rank_process import FORWARDED, end_session
+from ring_notebook.launch.supervisor.start_error import explain_start_error
+
+__all__ = ["Agent", "greeting", "main"]
+
+_SECONDS_TO_BE_ASSIGNED = 60.0
+_CAPACITY = 1 << 16
+
+
+def greeting() -> dict[str, str]:
+    """What an agent says first, and a supervisor expects: the host, and versions that have to be the same."""
+    return {
+        "host": socket.gethostname(),
+        "ring_notebook": __version__,
+        "Python": ".".join(platform.python_version_tuple()[:2]),
+    }
+
+
+class Agent:
+    """Serves the supervisor at the other end of ``stream``."""
+
+    def __init__(self, stream: FrameStream, session: int) -> None:
+        self._stream = stream
+        self._session = session
+        self._selector = selectors.DefaultSelector()
+        self._silence = _SECONDS_TO_BE_ASSIGNED
+        self._heard = self._said = time.monotonic()
+        self._ranks: LocalRanks | None = None
+        self._mpi: MpiHost | None = None
+        self._channels: dict[int, socket.socket] = {}
+        self._windows = {1: Window(), 2: Window()}
+        self._program: list[str] = []
+        self._refusal: OSError | None = None  # why this host can start no rank
+        self._input_ends: tuple[int, int] | None = None  # of the pipe from which rank 0 reads
+        self._input: Inlet | None = None
+        self._over = False  # all ranks have exited and what they printed is sent
+        self._lost = False  # the supervisor is gone
+
+    def run(self) -> int:
+        """Serve until the supervisor ends the job. Returns the exit code: 1 when the supervisor is gone."""
+        self._stream.watch(self._selector, self._take, self._lose)
+        self._stream.send(Kind.HELLO, payload=json.dumps(greeting()).encode())
+        while not self._lost and not (self._over and not self._stream.unsent):
+            for key, _ in self._selector.select(0.5):
+                key.data()
+            now = time.monotonic()
+            if now - self._said > self._silence / 6:
+                self._said = now
+                self._stream.send(Kind.ALIVE)
+            if now - self._heard > self._silence:
+                self._lost = True
+        if self._lost and self._ranks is not None:
+            self._ranks.send(signal.SIGKILL)
+        return int(self._lost)
+
+    def pass_on(self, signum: int) -> None:
+        """A batch system has sent this process a signal, which is meant for the ranks."""
+        if self._ranks is not None:
+            self._ranks.send(signum)
+
+    def _lose(self, _why: str) -> None:
+        self._lost = True
+
+    def _take(self, frame: Frame) -> None:
+        self._heard = time.monotonic()
+        if frame.kind == Kind.ASSIGNMENT:
+            self._assign(json.loads(frame.payload))
+        elif frame.kind == Kind.START:
+            self._start(frame.number)
+        elif frame.kind == Kind.STARTED:
+            self._carry_on()
+        elif frame.kind == Kind.MESSAGE:
+            self._pass_message(frame.number, frame.payload)
+        elif frame.kind == Kind.SIGNAL:
+            self._job.send(signal.Signals(frame.number))
+        elif frame.kind == Kind.INPUT and self._input is not None:
+            self._input.put(frame.payload)
+        elif frame.kind == Kind.TAKEN:
+            size = int(frame.payload or b"0")
+            self._windows[frame.number].give(size) if size else self._windows[frame.number].close()
+        elif frame.kind == Kind.END:
+            if frame.number and self._ranks is not None:
+                self._ranks.end_children()
+            threading.Thread(target=self._finish, daemon=True).start()
+
+    @property
+    def _job(self) -> LocalRanks:
+        if self._ranks is None:
+            raise ValueError("no ranks have been assigned")
+        return self._ranks
+
+    def _assign(self, given: dict[str, Any]) -> None:
+        """Become a process of the job: its environment, its folder, its ranks."""
+        assignment = Assignment(**given["assignment"])
+        self._program = assignment.program
+        self._silence = float(given["silence"])
+        os.environ.clear()
+        os.environ.update(assignment.environment)
+        try:
+            os.chdir(given["folder"])
+            files = raise_file_limit()
+            at_death = functools.partial(end_session, self._session) if self._session else None
+            self._mpi = MpiHost(given["job"], network_variables(given["others"]), at_death)
+            if 0 in assignment.ranks:
+                self._input_ends = os.pipe()
+        except OSError as error:
+            self._refusal = error
+            return
+        variables = functools.partial(self._mpi.variables, assignment.size)
+        stdin = self._input_ends[0] if self._input_ends else None
+        self._ranks = LocalRanks(assignment, variables, files, self._carry, stdin)
+        self._ranks.watch(self._selector, self._tell_exit)
+
+    def _start(self, rank: int) -> None:
+        if self._ranks is None:
+            assert self._refusal is not None
+            self._refuse(rank, self._refusal)
+            return
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        with theirs:
+            try:
+                self._ranks.start(rank, theirs)
+            except OSError as error:
+                ours.close()
+                self._refuse(rank, error)
+                return
+        self._channels[rank] = ours
+        self._selector.register(ours, selectors.EVENT_READ, functools.partial(self._read_message, rank))
+
+    def _refuse(self, rank: int, error: OSError) -> None:
+        code, reason = explain_start_error(self._program, error)
+        self._stream.send(Kind.REFUSED, rank, json.dumps({"code": code, "reason": reason}).encode())
+
+    def _carry_on(self) -> None:
+        """All ranks have been started: from now on there may be threads."""
+        if self._ranks is not None:
+            self._ranks.carry_output()
+        if self._input_ends is not None:
+            theirs, ours = self._input_ends
+            os.close(theirs)
+            self._input = Inlet(
+                functools.partial(_write_all, ours),
+                lambda size: self._stream.send(Kind.TAKEN, 0, b"%d" % size),
+                functools.partial(os.close, ours),
+            )
+
+    def _carry(self, process: subprocess.Popen[bytes]) -> Carrier:
+        sources = ((process.stdout, 1), (process.stderr, 2))
+        return Carrier(
+            process, {source: functools.partial(self._send_output, fd) for source, fd in sources if source is not None}
+        )
+
+    def _send_output(self, fd: int, data: bytes) -> None:
+        for at in range(0, len(data), _CAPACITY):
+            piece = data[at : at + _CAPACITY]
+            self._windows[fd].take(len(piece))
+            self._stream.send(Kind.OUTPUT, fd, piece)
+
+    def _read_message(self, rank: int) -> bool:
+        """Pass on what ``rank`` has sent. Returns whether there was something."""
+        channel = self._channels.get(rank)
+        if channel is None:
+            return False
+        try:
+            data = channel.recv(_CAPACITY)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        self._stream.send(Kind.MESSAGE, rank, data)
+        if not data:
+            self._hang_up(rank)
+        return bool(data)
+
+    def _pass_message(self, rank: int, data: bytes) -> None:
+        channel = self._channels.get(rank)
+        if channel is None:
+            return
+        if not data:
+            self._hang_up(rank)
+            return
+        with contextlib.suppress(OSError):  # it has exited, or it asks without end and reads no answer
+            channel.sendall(data)
+
+    def _hang_up(self, rank: int) -> None:
+        channel = self._channels.pop(rank)
+        self._selector.unregister(channel)
+        channel.close()
+
+    def _tell_exit(self, rank: int, code: int) -> None:
+        while self._read_message(rank):
+            pass  # whether it has finalized may still lie in the socket
+        status = self._job.status(rank)
+        told = {
+            "code": code,
+            "failure": asdict(self._job.failure(rank, code)),
+            "times": status.times,
+            "lost": sorted(status.lost),
+        }
+        self._stream.send(Kind.EXIT, rank, json.dumps(told).encode())
+
+    def _finish(self) -> None:
+        if self._ranks is not None:
+            self._ranks.close()
+        if self._mpi is not None:
+            self._mpi.close()
+        self._over = True
+        self._stream.wake()
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+def _own_session() -> int:
+    """The session that this process and its ranks have to themselves; 0 when it shares one with others."""
+    with contextlib.suppress(OSError):  # sshd has made one, or the shell that it starts
+        os.setsid()
+    return os.getsid(0) if os.getsid(0) == os.getpid() else 0
+
+
+def main() -> None:
+    """Serve the supervisor that has started this process, and exit when the job is over."""
+    output = os.dup(1)
+    os.dup2(2, 1)  # what anything here prints is no frame
+    source = os.dup(0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    _write_all(output, MAGIC)
+    agent = Agent(FrameStream(source, output, Parser(magic=False)), _own_session())
+    for signum in FORWARDED:
+        signal.signal(signum, lambda number, _: agent.pass_on(number))
+    os._exit(agent.run())  # the threads that carry output may wait for a supervisor that is gone
+
+
+if __name__ == "__main__":
+    main()

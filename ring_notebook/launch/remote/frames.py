@@ -1,0 +1,205 @@
+"""What a supervisor and the agent of another host send each other: framed messages over the agent's standard streams.
+
+A frame is its kind (1 byte), a number (4), the length of its payload (4), the payload and a newline, because srun
+passes on whole lines only. The agent's first frame follows `MAGIC`: what a login shell prints before is skipped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import selectors
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+__all__ = ["LONGEST", "MAGIC", "Frame", "FrameStream", "Kind", "Parser", "encode"]
+
+MAGIC = b"\x00ring-agent\x00"
+LONGEST = 1 << 24
+"""Bytes of a payload; the largest is the environment of the job."""
+_NOISE = 1 << 16  # bytes that a login shell may print before MAGIC
+_HEADER = struct.Struct("!BiI")
+_CAPACITY = 1 << 18
+
+
+class Kind(enum.IntEnum):
+    """Kinds of frames; the number of each is named in brackets."""
+
+    HELLO = 1
+    """From the agent: its versions and its host."""
+    ASSIGNMENT = 2
+    """To the agent: what its ranks have to run."""
+    START = 3
+    """To the agent: start a rank [rank]."""
+    STARTED = 4
+    """To the agent: all ranks have been started."""
+    REFUSED = 5
+    """From the agent: why a rank could not be started [rank]."""
+    MESSAGE = 6
+    """Bytes between a rank and the supervisor [rank]; none when one side has closed."""
+    EXIT = 7
+    """From the agent: how a rank ended [rank]."""
+    SIGNAL = 8
+    """To the agent: a signal for all ranks [signal]."""
+    OUTPUT = 9
+    """From the agent: what ranks have printed [1: stdout, 2: stderr]."""
+    INPUT = 10
+    """To the agent: standard input of rank 0; none at its end."""
+    TAKEN = 11
+    """So many bytes of a stream have been passed on [0: input, 1: stdout, 2: stderr]; none when its reader has gone."""
+    END = 12
+    """To the agent: all ranks have exited, so end [1: with what they have left behind]."""
+    ALIVE = 13
+    """From both sides, every few seconds."""
+
+
+class Frame(NamedTuple):
+    """One message."""
+
+    kind: Kind
+    number: int
+    payload: bytes
+
+
+def encode(kind: Kind, number: int = 0, payload: bytes = b"") -> bytes:
+    """The bytes of a frame."""
+    return _HEADER.pack(kind, number, len(payload)) + payload + b"\n"
+
+
+class Parser:
+    """Takes a stream of bytes apart; with ``magic``, what comes before `MAGIC` is no frame."""
+
+    def __init__(self, magic: bool) -> None:
+        self.noise = b""
+        """What came before MAGIC."""
+        self._data = b""
+        self._magic = magic
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """The frames that ``data`` completes. Raises ValueError for what no agent sends."""
+        self._data += data
+        if self._magic:
+            self.noise, found, rest = self._data.partition(MAGIC)
+            if not found:
+                if len(self._data) > _NOISE:
+                    raise ValueError(f"no agent answers, but something that prints {self._data[:60]!r}...")
+                return
+            self._data, self._magic = rest, False
+        at = 0
+        while len(self._data) - at >= _HEADER.size:
+            kind, number, length = _HEADER.unpack_from(self._data, at)
+            end = at + _HEADER.size + length
+            if length > LONGEST:
+                raise ValueError(f"a frame of {length} bytes, expected at most {LONGEST}")
+            if len(self._data) <= end:
+                break
+            if self._data[end] != ord("\n"):
+                raise ValueError("a frame without its end")
+            yield Frame(Kind(kind), number, self._data[at + _HEADER.size : end])
+            at = end + 1
+        self._data = self._data[at:]
+
+
+class FrameStream:
+    """Frames over two descriptors, neither of which ever blocks. Any thread may send."""
+
+    def __init__(self, source: int, sink: int, parser: Parser) -> None:
+        os.set_blocking(source, False)
+        os.set_blocking(sink, False)
+        self.parser = parser
+        self._source = source
+        self._sink = sink
+        self._lock = threading.Lock()
+        self._unsent = bytearray()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._selector: selectors.BaseSelector | None = None
+        self._waits_to_write = False
+
+    def watch(
+        self, selector: selectors.BaseSelector, on_frame: Callable[[Frame], None], on_end: Callable[[str], None]
+    ) -> None:
+        """Have ``selector``, whose keys carry functions to call, deliver frames.
+
+        ``on_end`` takes why there are no more: nothing when the other side has closed the stream.
+        """
+        self._selector = selector
+        self._on_frame = on_frame
+        self._on_end = on_end
+        selector.register(self._source, selectors.EVENT_READ, self._read)
+        selector.register(self._wake, selectors.EVENT_READ, self._arm)
+        self._arm()
+
+    def unwatch(self) -> None:
+        """Deliver no frames until `watch` is called again."""
+        if self._selector is not None:
+            for descriptor in (self._source, self._wake, *([self._sink] if self._waits_to_write else [])):
+                self._selector.unregister(descriptor)
+            self._selector = None
+            self._waits_to_write = False
+
+    def send(self, kind: Kind, number: int = 0, payload: bytes = b"") -> None:
+        """Send a frame, later when the other side does not read."""
+        with self._lock:
+            self._unsent += encode(kind, number, payload)
+            self._write()
+            if self._unsent:
+                self.wake()
+
+    def wake(self) -> None:
+        """Have the selector return, from another thread."""
+        os.eventfd_write(self._wake, 1)
+
+    @property
+    def unsent(self) -> int:
+        """How many bytes the other side has not taken."""
+        return len(self._unsent)
+
+    def _write(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            try:
+                while self._unsent:
+                    del self._unsent[: os.write(self._sink, self._unsent[:_CAPACITY])]
+            except BrokenPipeError:  # the end of the other direction says so
+                self._unsent.clear()
+
+    def _arm(self) -> None:
+        """Wait until the other side takes what is unsent, if anything is."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake)
+        if self._selector is None:
+            return
+        with self._lock:
+            self._write()
+            waits = bool(self._unsent)
+        if waits and not self._waits_to_write:
+            self._selector.register(self._sink, selectors.EVENT_WRITE, self._arm)
+        elif self._waits_to_write and not waits:
+            self._selector.unregister(self._sink)
+        self._waits_to_write = waits
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._source, _CAPACITY)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._stop(str(error.strerror))
+            return
+        try:
+            for frame in self.parser.feed(data):
+                if self._selector is None:  # a frame before has ended it
+                    return
+                self._on_frame(frame)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            self._stop(f"it sent what no agent sends: {error}")
+            return
+        if not data:
+            self._stop("")
+
+    def _stop(self, why: str) -> None:
+        if self._selector is not None:
+            self.unwatch()
+            self._on_end(why)

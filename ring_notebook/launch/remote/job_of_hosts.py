@@ -1,0 +1,93 @@
+"""Runs a job over several hosts, which its ranks fill in order.
+
+``python -m ring_notebook.launch.remote.job_of_hosts N HOST:SLOTS,... PROGRAM ARGS...``. Nothing starts anywhere before
+the agents of all hosts have answered.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from types import FrameType
+
+from ring_notebook.launch.connections.connections import MpiConnections, new_job_name
+from ring_notebook.launch.launchers.hosts import Host, is_local, parse_hosts
+from ring_notebook.launch.remote.network import network_variables
+from ring_notebook.launch.remote.remote_ranks import HostsLostError, RemoteRanks, connect
+from ring_notebook.launch.remote.remote_shell import agent_command
+from ring_notebook.launch.supervisor.host_ranks import Assignment, HostRanks
+from ring_notebook.launch.supervisor.local_ranks import LocalRanks, raise_file_limit
+from ring_notebook.launch.supervisor.outer_job import without_outer_job
+from ring_notebook.launch.supervisor.rank_failure import RankFailure, report_failure
+from ring_notebook.launch.supervisor.start_error import explain_start_error
+from ring_notebook.launch.supervisor.supervisor import Supervisor
+from ring_notebook.rank.rank_variables import MASTER, loopback
+
+__all__ = ["main", "place"]
+
+
+def place(n: int, hosts: Sequence[Host]) -> dict[str, list[int]]:
+    """The ranks of each host, in order, for ``n`` ranks; hosts that get none are left out.
+
+    ``place(3, [Host("a", 2), Host("b", 2), Host("c", 1)])`` gives ``{"a": [0, 1], "b": [2]}``. A host may be named
+    twice, and all names of this one are one.
+    """
+    placed: dict[str, list[int]] = {}
+    rank = 0
+    for host in hosts:
+        here = range(rank, min(rank + host.slots, n))
+        if here:
+            placed.setdefault(socket.gethostname() if is_local(host.name) else host.name, []).extend(here)
+        rank += len(here)
+    return placed
+
+
+def main() -> None:
+    """Run the program of ``sys.argv`` and exit with the exit code of the job."""
+    n, hosts, program = int(sys.argv[1]), parse_hosts(sys.argv[2]), sys.argv[3:]
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(signum) is not signal.SIG_IGN:
+            signal.signal(signum, _leave)  # until the supervisor takes them; ssh and the agents end with us
+    try:
+        supervisor = _supervise(program, n, place(n, hosts))
+    except HostsLostError as error:
+        for host in error.hosts:
+            report_failure(host.failure(host.ranks[0], 1))
+        sys.exit(1)
+    except OSError as error:
+        code, reason = explain_start_error(program, error)
+        report_failure(RankFailure(0, socket.gethostname(), code, time.time(), reason=reason))
+        sys.exit(code)
+    sys.exit(supervisor.run())
+
+
+def _supervise(program: list[str], n: int, placed: dict[str, list[int]]) -> Supervisor:
+    """The supervisor of ranks that have been started, after the agents of all other hosts have answered."""
+    files = raise_file_limit()
+    job, environment = new_job_name(), without_outer_job(os.environ)
+    master = os.environ.get(MASTER) or loopback()
+    network = network_variables(name for name in placed if not is_local(name))
+    number = {rank: index for index, ranks in enumerate(placed.values()) for rank in ranks}
+    connections = MpiConnections(job, [number[rank] for rank in range(n)], network)
+    hosts: list[HostRanks] = []
+    for name, ranks in placed.items():
+        assignment = Assignment(program, environment, ranks, n, master)
+        if is_local(name):
+            hosts.append(LocalRanks(assignment, connections.variables, files))
+        else:
+            others = [other for other in placed if other != name]
+            hosts.append(RemoteRanks(name, assignment, others, job, agent_command(name)))
+    connect([host for host in hosts if isinstance(host, RemoteRanks)])
+    return Supervisor(hosts, connections)
+
+
+def _leave(signum: int, _frame: FrameType | None) -> None:
+    sys.exit(128 + signum)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,316 @@
+"""The ranks of another host: an agent of ours there starts them, and frames over the streams of ssh go both ways."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import selectors
+import shlex
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ring_notebook.launch.remote.agent import greeting
+from ring_notebook.launch.remote.flow import Inlet, Window
+from ring_notebook.launch.remote.frames import Frame, FrameStream, Kind, Parser
+from ring_notebook.launch.supervisor.host_ranks import Assignment, HostRanks
+from ring_notebook.launch.supervisor.output_lines import put
+from ring_notebook.launch.supervisor.parent_death import bind_to_parent
+from ring_notebook.launch.supervisor.rank_failure import RankFailure, describe_exit, parse_failure
+from ring_notebook.rank.rank_status import RankStatus
+
+__all__ = ["SECONDS_TO_CONNECT", "SILENCE", "HostsLostError", "RemoteRanks", "connect"]
+
+SECONDS_TO_CONNECT = 30.0
+"""For ssh to connect, and for the agent to answer."""
+SILENCE = 30.0
+"""Seconds without a sign of life after which an agent and its supervisor give each other up; each gives six of them."""
+_SECONDS_TO_EXIT = 2.0
+_CAPACITY = 1 << 16
+_LAST_WORDS = 4096  # bytes of what ssh says
+
+
+class HostsLostError(Exception):
+    """Hosts cannot be reached, or have no agent of this version."""
+
+    def __init__(self, hosts: Sequence[RemoteRanks]) -> None:
+        super().__init__("; ".join(f"{host.name}: {host.lost}" for host in hosts))
+        self.hosts = hosts
+
+
+class RemoteRanks(HostRanks):
+    """``command`` starts the agent on the host ``name``, which `connect` waits for.
+
+    ``others`` are the names of the other hosts of ``job``.
+    """
+
+    def __init__(self, name: str, assignment: Assignment, others: Sequence[str], job: str, command: list[str]) -> None:
+        super().__init__(assignment.ranks)
+        self.name = name
+        self.lost = ""
+        """Why the host is lost."""
+        self.ready = False
+        """Whether its agent has answered."""
+        self._assignment = assignment
+        self._others = list(others)
+        self._host = name  # what it calls itself, once it has said that
+        self._job = job
+        self._command = command
+        self._running: set[int] = set()
+        self._channels: dict[int, socket.socket] = {}
+        self._exits: dict[int, RankFailure] = {}
+        self._statuses: dict[int, RankStatus] = {}
+        self._words = b""
+        self._asked_to_end = self._ended = False
+        self._heard = self._said = time.monotonic()
+        parent = os.getpid()
+
+        def in_shell() -> None:
+            os.setpgid(0, 0)  # a signal to the group of the job is not meant for it
+            bind_to_parent(parent)
+
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=in_shell
+        )
+        stdin, stdout, stderr = self._process.stdin, self._process.stdout, self._process.stderr
+        assert stdin is not None
+        assert stdout is not None
+        assert stderr is not None
+        self._stdin, self._stdout, self._stderr = stdin, stdout, stderr
+        os.set_blocking(stderr.fileno(), False)
+        self._stream = FrameStream(stdout.fileno(), stdin.fileno(), Parser(magic=True))
+        self._input = Window()
+        self._outputs: dict[int, Inlet] = {}
+
+    def watch(self, selector: selectors.BaseSelector, on_exit: Callable[[int, int], None]) -> None:
+        super().watch(selector, on_exit)
+        selector.register(self._stderr, selectors.EVENT_READ, self._read_words)
+        self._stream.watch(selector, self._take, self._lose)
+
+    def unwatch(self) -> None:
+        """Let go of the selector, until `watch` is called again."""
+        with contextlib.suppress(KeyError):  # it has ended
+            self._selector.unregister(self._stderr)
+        self._stream.unwatch()
+
+    def start(self, rank: int, channel: socket.socket) -> None:
+        self._running.add(rank)
+        self._channels[rank] = channel.dup()
+        self._channels[rank].setblocking(False)
+        self._selector.register(self._channels[rank], selectors.EVENT_READ, functools.partial(self._relay, rank))
+        self._stream.send(Kind.START, rank)
+
+    def carry_output(self) -> None:
+        self._stream.send(Kind.STARTED)
+        self._outputs = {
+            fd: Inlet(functools.partial(put, fd), functools.partial(self._tell_taken, fd)) for fd in (1, 2)
+        }
+        if 0 in self.ranks:
+            threading.Thread(target=self._send_input, name="ring-input", daemon=True).start()
+
+    def send(self, signum: int) -> None:
+        self._stream.send(Kind.SIGNAL, signum)
+
+    def status(self, rank: int) -> RankStatus:
+        return self._statuses.get(rank, RankStatus())
+
+    def failure(self, rank: int, code: int) -> RankFailure:
+        known = self._exits.get(rank)
+        return known if known is not None and known.code == code else RankFailure(rank, self._host, code, time.time())
+
+    def end_children(self) -> None:
+        self._end(1)
+
+    def close(self) -> None:
+        self._end(0)
+        while not self.lost and not self._ended:  # the agent closes the stream when it has said all
+            for key, _ in self._selector.select(0.5):
+                key.data()
+            self.check()
+        for output in self._outputs.values():
+            output.put(b"")
+            output.join()
+        self._stdin.close()
+        try:
+            self._process.wait(_SECONDS_TO_EXIT)
+        except subprocess.TimeoutExpired:
+            self._kill()
+
+    def check(self) -> None:
+        now = time.monotonic()
+        if now - self._said > SILENCE / 6:
+            self._said = now
+            self._stream.send(Kind.ALIVE)
+        if now - self._heard > SILENCE:
+            self._lose(f"it has not answered for {SILENCE:g} s")
+
+    def give_up(self, why: str) -> None:
+        """Do without this host: what runs there ends when its agent notices."""
+        self._lose(why)
+
+    def _end(self, children: int) -> None:
+        if not self._asked_to_end:
+            self._asked_to_end = True
+            self._stream.send(Kind.END, children)
+
+    def _take(self, frame: Frame) -> None:
+        self._heard = time.monotonic()
+        if frame.kind == Kind.HELLO:
+            self._greet(json.loads(frame.payload))
+        elif frame.kind == Kind.MESSAGE:
+            self._pass_message(frame.number, frame.payload)
+        elif frame.kind == Kind.EXIT:
+            self._handle_exit(frame.number, json.loads(frame.payload))
+        elif frame.kind == Kind.REFUSED:
+            told = json.loads(frame.payload)
+            self._fail(frame.number, int(told["code"]), str(told["reason"]))
+        elif frame.kind == Kind.OUTPUT:
+            self._outputs[frame.number].put(frame.payload)
+        elif frame.kind == Kind.TAKEN:
+            size = int(frame.payload)
+            self._input.give(size) if size else self._input.close()
+
+    def _greet(self, said: dict[str, str]) -> None:
+        expected = greeting()
+        for what in ("ring_notebook", "Python"):
+            if said[what] != expected[what]:
+                self._lose(
+                    f"it has {what} {said[what]}, and {expected['host']} has {expected[what]}; install the same "
+                    "environment at the same path on every host"
+                )
+                return
+        self._host = said["host"]
+        self.ready = True
+        given = {
+            "assignment": asdict(self._assignment),
+            "folder": os.getcwd(),
+            "others": self._others,
+            "job": self._job,
+            "silence": SILENCE,
+        }
+        self._stream.send(Kind.ASSIGNMENT, payload=json.dumps(given).encode())
+
+    def _handle_exit(self, rank: int, told: dict[str, Any]) -> None:
+        failure = parse_failure(json.dumps(told["failure"]).encode())
+        if failure is None or rank not in self._running:
+            raise ValueError(f"a report of rank {rank} that makes no sense")
+        self._statuses[rank] = RankStatus(dict(told["times"]), frozenset(map(int, told["lost"])))
+        self._exits[rank] = failure
+        self._running.discard(rank)
+        self._on_exit(rank, failure.code)
+
+    def _fail(self, rank: int, code: int, reason: str) -> None:
+        """Rank ``rank`` has ended for a reason that no exit code tells."""
+        self._exits[rank] = RankFailure(rank, self._host, code, time.time(), reason=reason)
+        self._running.discard(rank)
+        self._on_exit(rank, code)
+
+    def _lose(self, why: str) -> None:
+        """The stream has ended, or nothing comes: by the will of the agent, or because the host is lost."""
+        if self._asked_to_end and not why:
+            self._ended = True
+            return
+        if self.lost:
+            return
+        self.lost = why or self._why_it_ended()
+        self._stream.unwatch()
+        self._kill()
+        if not self.ready:
+            why = f"its host cannot be used: {self.lost}. Try: {shlex.join(self._command)}"
+            self._exits[self.ranks[0]] = RankFailure(self.ranks[0], self._host, 1, time.time(), reason=why)
+        for rank in sorted(self._running):
+            self._fail(rank, 1, f"its host is lost: {self.lost}")
+
+    def _why_it_ended(self) -> str:
+        """What the remote shell says, which has closed its output."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_SECONDS_TO_EXIT)
+        self._read_words()
+        shell, code = self._command[0], self._process.returncode
+        how = f"{shell} closed the connection" if code is None else f"{shell} ended: {describe_exit(code)}"
+        last = self._words.decode(errors="replace").strip().splitlines()[-1:]
+        return ": ".join([how, *last])
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def _read_words(self) -> None:
+        """What the remote shell and the agent write to standard error: kept, and shown once the agent answers."""
+        try:
+            data = os.read(self._stderr.fileno(), _CAPACITY)
+        except BlockingIOError:
+            return
+        self._words = (self._words + data)[-_LAST_WORDS:]
+        if not data:
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(self._stderr)
+        elif self.ready:
+            with contextlib.suppress(OSError):
+                put(2, data)
+
+    def _relay(self, rank: int) -> None:
+        """The supervisor answers ``rank``, or hangs up."""
+        try:
+            data = self._channels[rank].recv(_CAPACITY)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        self._stream.send(Kind.MESSAGE, rank, data)
+        if not data:
+            self._hang_up(rank)
+
+    def _pass_message(self, rank: int, data: bytes) -> None:
+        if rank not in self._channels:
+            return
+        if not data:
+            self._hang_up(rank)
+            return
+        with contextlib.suppress(OSError):  # the supervisor has hung up, or the rank asks without end
+            self._channels[rank].sendall(data)
+
+    def _hang_up(self, rank: int) -> None:
+        channel = self._channels.pop(rank)
+        self._selector.unregister(channel)
+        channel.close()
+
+    def _tell_taken(self, fd: int, size: int) -> None:
+        self._stream.send(Kind.TAKEN, fd, b"%d" % size)
+
+    def _send_input(self) -> None:
+        """Send standard input to rank 0 as fast as it reads."""
+        data = b"."
+        with contextlib.suppress(OSError):  # rank 0 reads no more, or this process has no standard input
+            while data:
+                data = os.read(0, _CAPACITY)
+                self._input.take(len(data))
+                self._stream.send(Kind.INPUT, 0, data)
+
+
+def connect(hosts: Sequence[RemoteRanks]) -> None:
+    """Wait until the agents of all ``hosts`` have answered. Raises HostsLostError with those that have not."""
+    until = time.monotonic() + SECONDS_TO_CONNECT
+    with selectors.DefaultSelector() as selector:
+        for host in hosts:
+            host.watch(selector, lambda rank, code: None)
+        while any(not host.ready and not host.lost for host in hosts):
+            for key, _ in selector.select(max(0.0, until - time.monotonic())):
+                key.data()
+            if time.monotonic() >= until:
+                for host in hosts:
+                    if not host.ready:
+                        host.give_up(f"no answer within {SECONDS_TO_CONNECT:g} s")
+        for host in hosts:
+            if not host.lost:
+                host.unwatch()
+    if lost := [host for host in hosts if host.lost]:
+        raise HostsLostError(lost)

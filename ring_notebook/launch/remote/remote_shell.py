@@ -1,0 +1,37 @@
+"""The command that starts the agent on another host."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping
+
+from ring_notebook.config import config
+
+__all__ = ["agent_command"]
+
+# Without a terminal to ask for a password; a host that is down takes no longer than this, in seconds.
+_SSH = ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20"]
+# A step of its own that leaves all cores and GPUs of the host to the ranks. Its ranks are ours, not Slurm's.
+_SRUN = ["srun", "--nodes=1", "--ntasks=1", "--overlap", "--mpi=none", "--cpu-bind=none", "--disable-status"]
+_OF_BATCH_SYSTEMS = (("LSB_JOBID", "blaunch"), ("PBS_JOBID", "pbs_tmrsh"))
+"""Variables that tell a batch system, and its program that takes the place of ssh within an allocation."""
+
+
+def agent_command(host: str, env: Mapping[str, str] = os.environ) -> list[str]:
+    """How to start the agent on ``host``: RING_REMOTE_SHELL, the batch system's own program within its job, else ssh.
+
+    Secrets are on no command line: environment, program and input follow over the agent's standard input.
+    """
+    agent = [sys.executable, "-m", "ring_notebook.launch.remote.agent"]
+    quoted = [shlex.quote(word) for word in agent]  # ssh and its like hand one string to a shell
+    if config().remote_shell:
+        return [*shlex.split(config().remote_shell), host, *quoted]
+    if env.get("SLURM_JOB_ID") and shutil.which("srun"):
+        return [*_SRUN, f"--nodelist={host}", *agent]
+    for variable, program in _OF_BATCH_SYSTEMS:
+        if env.get(variable) and shutil.which(program):
+            return [program, host, *quoted]
+    return [*_SSH, host, *quoted]

@@ -1,0 +1,191 @@
+"""Jobs over two hosts that our own supervisor starts by a real ssh: streams, signals, deaths, and what listens."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from harness.two_hosts import ADDRESSES, NAMES, TwoHosts
+from ring_notebook.launch.remote.frames import MAGIC, Kind, encode
+
+RINGRUN = [sys.executable, "-m", "ring_notebook.launch.cli"]
+BOTH = ["-np", "4", "-H", f"{NAMES[0]}:2,{NAMES[1]}:2"]
+FAR_FIRST = ["-np", "2", "-H", f"{NAMES[1]}:1,{NAMES[0]}:1"]
+SETUP = "from ring_notebook.launch.remote import job_of_hosts, remote_ranks; remote_ranks."
+LIMIT = 90.0
+MPI = "from mpi4py import MPI; w = MPI.COMM_WORLD; w.Barrier()"
+WAITS = f"import os, time\n{MPI}\nos.write(1, b'ready\\n'); time.sleep(100)"
+
+
+def ringrun(hosts: TwoHosts, *arguments: str, shell: str = '"$@"') -> str:
+    """What a job prints, and ``code N`` after it."""
+    return hosts.on_first(["sh", "-c", f'{shell}; echo "code $?"', "sh", *RINGRUN, *arguments], LIMIT)
+
+
+@contextlib.contextmanager
+def job_that_waits(hosts: TwoHosts, silence: float = 30.0, program: str = WAITS) -> Iterator[subprocess.Popen[str]]:
+    """The supervisor of a job whose ranks have said "ready"; it and its agents give up after ``silence`` seconds."""
+    code = f"{SETUP}SILENCE = {silence}; job_of_hosts.main()"
+    command = [sys.executable, "-c", code, "4", BOTH[-1], sys.executable, "-c", program]
+    started = subprocess.Popen(
+        [str(hosts.folder / "launcher"), NAMES[0], f"exec {shlex.join(command)}"],
+        env={**os.environ, **hosts.environment, "UCX_TLS": "tcp,self", "RING_TEST_SECRET": "of-nobody-else"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    with started as job:
+        try:
+            assert job.stdout is not None
+            for _ in range(4):
+                assert job.stdout.readline().startswith("ready")
+            yield job
+        finally:
+            job.kill()
+
+
+def agent_and_ssh(hosts: TwoHosts) -> tuple[psutil.Process, psutil.Process]:
+    """The agent on the second host, and the ssh on the first one that has started it."""
+    found = []
+    for pid in hosts.pids():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            if process.cmdline()[-1:] == ["ring_notebook.launch.remote.agent"]:
+                found.append(process)
+    (ssh,) = [one for one in found if one.name() == "ssh"]
+    agent = min((one for one in found if one.name() != "ssh"), key=lambda one: one.pid)  # the other cleans up after it
+    return agent, ssh
+
+
+def assert_nothing_is_left(hosts: TwoHosts) -> None:
+    deadline = time.monotonic() + 30
+    while (left := hosts.processes()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert left == []
+
+
+@pytest.mark.parametrize("where", [BOTH, FAR_FIRST], ids=["here", "there"])
+def test_standard_input_goes_to_rank_0(hosts: TwoHosts, where: list[str]) -> None:
+    """More of it than any window holds, and as much output back."""
+    program = 'test "$PMI_RANK" = 0 || exit 0; md5sum; head -c 5000000 /dev/zero | tr "\\0" a | fold; echo'
+    said = ringrun(hosts, *where, "sh", "-c", program, shell='head -c 3000000 /dev/zero | "$@"')
+    digest, *lines, code = said.splitlines()
+    assert digest.split()[0] == hashlib.md5(bytes(3_000_000)).hexdigest()
+    assert code == "code 0"
+    assert "".join(lines) == "a" * 5_000_000
+
+
+def test_the_first_rank_to_fail_is_named_with_its_code(hosts: TwoHosts) -> None:
+    said = ringrun(hosts, *BOTH, "python", "-c", f"{MPI}; w.rank == 3 and w.Abort(9); w.Barrier()")
+    assert "ringrun: rank 3 on ring-b failed first: exit code 9\ncode 9\n" in said
+
+
+def test_a_program_that_the_other_host_lacks(hosts: TwoHosts) -> None:
+    """The hosts share the disk, and each has a /dev/shm of its own."""
+    shell = 'ln -s /bin/sleep /dev/shm/only-here; "$@"'
+    said = ringrun(hosts, *BOTH, "/dev/shm/only-here", "100", shell=shell)
+    assert "on ring-b failed first: there is no program '/dev/shm/only-here'\ncode 127\n" in said
+
+
+def test_what_listens_and_what_others_see(hosts: TwoHosts) -> None:
+    """MPI on the link's addresses only, nothing of ours; the environment reaches all ranks and no command line."""
+    with job_that_waits(hosts):
+        for place, address in zip("ab", ADDRESSES, strict=True):
+            sockets = ["ip", "netns", "exec", f"{hosts.prefix}-{place}", "ss", "-Hlntup"]
+            shown = subprocess.run(sockets, capture_output=True, text=True, check=True).stdout.splitlines()
+            ours = [line.split()[4] for line in shown if '"sshd"' not in line]
+            assert len(ours) == 2, shown
+            assert all(name.startswith(f"{address}:") for name in ours), shown
+        processes = [psutil.Process(pid) for pid in hosts.pids()]
+        assert not [one for one in processes if "of-nobody-else" in " ".join(one.cmdline())]
+        ranks = [one.environ() for one in processes if "PMI_RANK" in one.environ()]
+        assert [environment["RING_TEST_SECRET"] for environment in ranks] == ["of-nobody-else"] * 4
+    assert_nothing_is_left(hosts)
+
+
+def test_signals_reach_the_ranks_of_all_hosts(hosts: TwoHosts) -> None:
+    waits, last = WAITS.rsplit("\n", 1)
+    program = f"{waits}\ntry: {last}\nexcept KeyboardInterrupt: os.write(1, b'stopped %d\\n' % w.rank)"
+    with job_that_waits(hosts, program=program) as job:
+        job.send_signal(signal.SIGINT)
+        assert job.stdout is not None
+        said = job.stdout.read().splitlines()
+        assert job.wait(LIMIT) == 128 + signal.SIGINT
+    assert sorted(said) == [f"stopped {rank}" for rank in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        (lambda agent, ssh: agent.kill(), "its host is lost: ssh ended: exit code "),
+        (lambda agent, ssh: ssh.kill(), "its host is lost: ssh ended: killed by SIGKILL"),
+        (lambda agent, ssh: ssh.suspend(), "its host is lost: it has not answered for 4 s"),
+        pytest.param(
+            lambda agent, ssh: agent.suspend(),
+            "its host is lost: it has not answered for 4 s",
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["agent killed", "ssh killed", "ssh hung", "agent hung"],
+)
+def test_a_lost_host_ends_the_job_on_both_sides(
+    hosts: TwoHosts, harm: Callable[[psutil.Process, psutil.Process], None], words: str
+) -> None:
+    with job_that_waits(hosts, silence=4.0) as job:
+        agent, ssh = agent_and_ssh(hosts)
+        harm(agent, ssh)
+        assert job.stdout is not None
+        said = job.stdout.read()
+        assert job.wait(LIMIT) == 1
+    assert '"rank": 2, "host": "ring-b", "code": 1' in said
+    assert words in said
+    with contextlib.suppress(psutil.NoSuchProcess):
+        agent.resume()  # what cannot run cannot notice
+    assert_nothing_is_left(hosts)
+
+
+def test_nothing_outlives_a_supervisor_that_is_killed(hosts: TwoHosts) -> None:
+    with job_that_waits(hosts) as job:
+        job.kill()
+    assert_nothing_is_left(hosts)
+
+
+@pytest.mark.parametrize(
+    ("shell", "words"),
+    [
+        ("ssh", "ssh ended: exit code 255: ssh: Could not resolve hostname ring-nowhere"),
+        ("sh -c 'exec /no/such/python'", "/no/such/python"),
+        (f"{sys.executable} -m no_such_package.agent", "No module named 'no_such_package'"),
+        ("sh -c 'exec sleep 100'", "no answer within 3 s"),
+        ("sh -c 'exec yes'", r"it sent what no agent sends: no agent answers, but something that prints b'y\\ny\\ny"),
+        ("sh -c 'echo hi'", "sh ended: exit code 0"),
+        ("sh -c 'cat old; sleep 100'", "it has ring_notebook 0.0.1, and ring-a has "),
+    ],
+    ids=["unknown host", "no python", "no package", "hung", "noise", "ends", "version"],
+)
+def test_a_host_that_cannot_be_used_is_named(hosts: TwoHosts, shell: str, words: str) -> None:
+    old = json.dumps({"host": "x", "ring_notebook": "0.0.1", "Python": "3.9"}).encode()
+    (hosts.folder / "old").write_bytes(MAGIC + encode(Kind.HELLO, payload=old))
+    code = f"{SETUP}SECONDS_TO_CONNECT = 3.0; job_of_hosts.main()"
+    command = [sys.executable, "-c", code, "2", "ring-a:1,ring-nowhere:1", "touch", "started"]
+    script = f'cd {hosts.folder}; "$@"; echo "code $?"'
+    said = hosts.on_first(["sh", "-c", script, "sh", *command], LIMIT, {"RING_REMOTE_SHELL": shell})
+    assert '"rank": 1, "host": "ring-nowhere", "code": 1' in said
+    assert "its host cannot be used: " in said
+    assert words in said
+    assert "code 1\n" in said
+    assert not Path(hosts.folder / "started").exists(), "nothing starts before all hosts have answered"
+    assert_nothing_is_left(hosts)

@@ -1,0 +1,84 @@
+"""Where ranks of a job over several hosts go, what starts an agent there, and which interface leads there."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from ring_notebook.config import config
+from ring_notebook.launch.launchers.hosts import parse_hosts
+from ring_notebook.launch.remote.job_of_hosts import place
+from ring_notebook.launch.remote.network import interface_towards, network_variables
+from ring_notebook.launch.remote.remote_shell import agent_command
+
+HERE = socket.gethostname()
+AGENT = [sys.executable, "-m", "ring_notebook.launch.remote.agent"]
+
+
+@pytest.mark.parametrize(
+    ("n", "hosts", "placed"),
+    [
+        (4, "a:2,b:2", {"a": [0, 1], "b": [2, 3]}),
+        (3, "a:2,b:2", {"a": [0, 1], "b": [2]}),
+        (2, "a:2,b:2", {"a": [0, 1]}),
+        (4, "a:1,b:2,a:1", {"a": [0, 3], "b": [1, 2]}),
+        (3, "localhost:1,a:1,127.0.0.1:1", {HERE: [0, 2], "a": [1]}),
+    ],
+)
+def test_ranks_fill_the_hosts_in_order(n: int, hosts: str, placed: dict[str, list[int]]) -> None:
+    assert place(n, parse_hosts(hosts)) == placed
+
+
+@pytest.mark.parametrize(
+    ("programs", "env", "shell", "expected"),
+    [
+        ([], {}, "", ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "b", *AGENT]),
+        ([], {}, "ssh -p 22 -i 'my key'", ["ssh", "-p", "22", "-i", "my key", "b", *AGENT]),
+        (["blaunch"], {"LSB_JOBID": "1"}, "", ["blaunch", "b", *AGENT]),
+        (["pbs_tmrsh"], {"PBS_JOBID": "1"}, "", ["pbs_tmrsh", "b", *AGENT]),
+        (["srun"], {"SLURM_JOB_ID": "1"}, "rsh", ["rsh", "b", *AGENT]),
+    ],
+)
+def test_what_starts_an_agent(
+    programs: list[str],
+    env: dict[str, str],
+    shell: str,
+    expected: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in programs:
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("RING_REMOTE_SHELL", shell)
+    config.cache_clear()
+    try:
+        assert agent_command("b", env) == expected
+    finally:
+        config.cache_clear()
+
+
+def test_slurm_starts_an_agent_in_a_step_that_leaves_all_cores_to_the_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "srun").write_text("#!/bin/sh\n")
+    (tmp_path / "srun").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    command = agent_command("b", {"SLURM_JOB_ID": "1"})
+    assert command[0] == "srun"
+    assert {"--overlap", "--mpi=none", "--cpu-bind=none", "--nodelist=b"} < set(command)
+    assert command[-3:] == AGENT
+
+
+def test_the_interface_that_leads_to_a_host() -> None:
+    assert interface_towards(["no-such-host.invalid", "127.0.0.1"]) == "lo"
+    assert interface_towards(["no-such-host.invalid"]) == ""
+    assert network_variables(["no-such-host.invalid"]) == {}
+    variables = network_variables(["127.0.0.1"], {"GLOO_SOCKET_IFNAME": "eth9"})
+    assert variables["UCX_NET_DEVICES"].split(",")[0] == "lo"
+    assert "GLOO_SOCKET_IFNAME" not in variables, "what the user has set stays"
