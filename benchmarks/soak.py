@@ -189,7 +189,7 @@ class Rank:
             work = group.allgather(sent, blocking=blocking)
             wanted = np.concatenate([values(rank, index, count * i // size) for i, rank in enumerate(ranks)])
         elif kind == "alltoall":
-            work = group.alltoall(sent, [count] * size, blocking=blocking)
+            work = group.alltoall([sent], [count] * size, blocking=blocking)
             wanted = np.concatenate([values(rank, index, whole)[part] for rank in ranks])
         else:
             work, wanted = group.barrier(blocking=blocking), target

@@ -16,6 +16,8 @@ using ring::Request;
 
 namespace {
 
+// Where the elements from a rank go: (address, elements)
+using TargetTuple = std::tuple<std::uintptr_t, std::uint64_t>;
 // (input address, output address, elements)
 using PieceTuple = std::tuple<std::uintptr_t, std::uintptr_t, std::uint64_t>;
 
@@ -64,6 +66,12 @@ Request make_request(ring::OpKind kind, int dtype, int device, std::vector<Piece
     request.shape = std::move(shape);
     request.name = std::move(name);
     return request;
+}
+
+std::vector<ring::Target> targets_argument(const std::vector<TargetTuple>& targets) {
+    std::vector<ring::Target> all;
+    for (const auto& [address, count] : targets) all.push_back({reinterpret_cast<std::byte*>(address), count});
+    return all;
 }
 
 Handle submit(const std::shared_ptr<Communicator>& self, Request request, bool blocking, double timeout) {
@@ -141,6 +149,7 @@ void register_communicator(py::module_& module) {
                  return Output{self.work};
              })
         .def("counts", [](const Handle& self) { return self.result().counts; })
+        .def("placed", [](const Handle& self) { return self.result().placed; })
         .def("check_names", [](const Handle& self) { self.work->check_names(); })
         .def("last_joined", [](const Handle& self) { return self.result().last_joined; })
         .def("subgroup", [](const Handle& self) {
@@ -178,6 +187,7 @@ void register_communicator(py::module_& module) {
         .def_property_readonly("host_of", &Communicator::host_of)
         .def_property_readonly("aborted", &Communicator::aborted)
         .def_property_readonly("closed", &Communicator::closed)
+        .def("match_in_order", &Communicator::match_in_order)
         .def(
             "allreduce",
             [](const std::shared_ptr<Communicator>& self, std::uintptr_t input, std::uintptr_t output,
@@ -222,27 +232,30 @@ void register_communicator(py::module_& module) {
             py::arg("blocking"), py::arg("timeout"))
         .def(
             "allgather",
-            [](const std::shared_ptr<Communicator>& self, const PieceTuple& piece, std::vector<std::int64_t> shape,
-               int dtype, int device, std::string name, bool blocking, double timeout) {
-                return submit(
-                    self,
-                    make_request(ring::OpKind::Allgather, dtype, device, {piece}, std::move(shape), std::move(name)),
-                    blocking, timeout);
+            [](const std::shared_ptr<Communicator>& self, const PieceTuple& piece,
+               const std::vector<TargetTuple>& targets, std::vector<std::int64_t> shape, int dtype, int device,
+               std::string name, bool blocking, double timeout) {
+                Request request =
+                    make_request(ring::OpKind::Allgather, dtype, device, {piece}, std::move(shape), std::move(name));
+                request.targets = targets_argument(targets);
+                return submit(self, std::move(request), blocking, timeout);
             },
-            py::arg("piece"), py::arg("shape"), py::arg("dtype"), py::arg("device"), py::arg("name"),
-            py::arg("blocking"), py::arg("timeout"))
+            py::arg("piece"), py::arg("targets"), py::arg("shape"), py::arg("dtype"), py::arg("device"),
+            py::arg("name"), py::arg("blocking"), py::arg("timeout"))
         .def(
             "alltoall",
-            [](const std::shared_ptr<Communicator>& self, const PieceTuple& piece, std::vector<std::int64_t> shape,
+            [](const std::shared_ptr<Communicator>& self, std::vector<PieceTuple> pieces,
+               const std::vector<TargetTuple>& targets, std::vector<std::int64_t> shape,
                std::vector<std::int64_t> splits, int dtype, int device, std::string name, bool blocking,
                double timeout) {
-                Request request =
-                    make_request(ring::OpKind::Alltoall, dtype, device, {piece}, std::move(shape), std::move(name));
+                Request request = make_request(ring::OpKind::Alltoall, dtype, device, std::move(pieces),
+                                               std::move(shape), std::move(name));
+                request.targets = targets_argument(targets);
                 request.splits = std::move(splits);
                 return submit(self, std::move(request), blocking, timeout);
             },
-            py::arg("piece"), py::arg("shape"), py::arg("splits"), py::arg("dtype"), py::arg("device"), py::arg("name"),
-            py::arg("blocking"), py::arg("timeout"))
+            py::arg("pieces"), py::arg("targets"), py::arg("shape"), py::arg("splits"), py::arg("dtype"),
+            py::arg("device"), py::arg("name"), py::arg("blocking"), py::arg("timeout"))
         .def(
             "broadcast",
             [](const std::shared_ptr<Communicator>& self, const PieceTuple& piece, std::vector<std::int64_t> shape,

@@ -34,7 +34,7 @@ void register_messages(py::module_& module) {
     py::class_<Mail>(module, "Message", "One message from a rank to another.")
         .def("wait", &Mail::wait, py::arg("timeout") = 0.0)
         .def("done", [](const Mail& self) { return self.message->done(); })
-        .def("source", [](const Mail& self) { return self.communicator->source(*self.message); });
+        .def("source", [](const Mail& self) { return self.message->source(); });
     module.def(
         "send",
         [](const std::shared_ptr<Communicator>& communicator, std::uintptr_t data, std::uint64_t count, int dtype,

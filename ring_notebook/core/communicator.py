@@ -180,21 +180,49 @@ class Communicator:
         )
         return self._work(native, blocking, input, output)
 
-    def allgather(self, input: Buffer, *, name: str = "", blocking: bool = True) -> Work:
-        """Concatenate the inputs of all ranks along the first dimension (which may differ by rank)."""
-        piece = (input.address, 0, input.count)
-        native = self._native.allgather(piece, input.shape, input.dtype, input.device, name, blocking, self._timeout)
-        return self._work(native, blocking, input)
+    def allgather(
+        self, input: Buffer, outputs: Sequence[Buffer] = (), *, name: str = "", blocking: bool = True
+    ) -> Work:
+        """Concatenate the inputs of all ranks along the first dimension (which may differ by rank).
 
-    def alltoall(self, input: Buffer, splits: Sequence[int], *, name: str = "", blocking: bool = True) -> Work:
-        """Send ``splits[r]`` rows to each rank r; ``Work.output()`` holds the received rows in rank order."""
-        width = input.count // input.shape[0] if input.shape and input.shape[0] else 1
+        With ``outputs``, one for each rank, what comes from each rank goes there, where it has just that size
+        (`Work.placed`); this rank's own may be ``input``.
+        """
         piece = (input.address, 0, input.count)
-        elements = [split * width for split in splits]
-        native = self._native.alltoall(
-            piece, input.shape, elements, input.dtype, input.device, name, blocking, self._timeout
+        native = self._native.allgather(
+            piece, _targets(outputs), input.shape, input.dtype, input.device, name, blocking, self._timeout
         )
-        return self._work(native, blocking, input)
+        return self._work(native, blocking, input, outputs)
+
+    def alltoall(
+        self,
+        inputs: Sequence[Buffer],
+        splits: Sequence[int],
+        outputs: Sequence[Buffer] = (),
+        *,
+        name: str = "",
+        blocking: bool = True,
+    ) -> Work:
+        """Send ``splits[r]`` rows to each rank r; ``Work.output()`` holds the received rows in rank order.
+
+        Several ``inputs`` are taken as one, a row of which is an element. ``outputs`` are those of `allgather`.
+        """
+        shape: tuple[int, ...] = inputs[0].shape
+        if len(inputs) != 1:
+            shape = (sum(input.count for input in inputs),)
+        width = inputs[0].count // shape[0] if len(inputs) == 1 and shape and shape[0] else 1
+        native = self._native.alltoall(
+            [(input.address, 0, input.count) for input in inputs],
+            _targets(outputs),
+            shape,
+            [split * width for split in splits],
+            inputs[0].dtype,
+            _device(*inputs, *outputs),
+            name,
+            blocking,
+            self._timeout,
+        )
+        return self._work(native, blocking, inputs, outputs)
 
     def broadcast(self, input: Buffer, output: Buffer, root: int, *, name: str = "", blocking: bool = True) -> Work:
         """Copy ``input`` of group rank ``root`` into ``output`` on every rank."""
@@ -259,6 +287,10 @@ class Communicator:
         # A new list each time: another thread may be looking at the old one.
         self._children = [*(known for known in self._children if known() is not None), ref(child)]
         return child
+
+    def match_in_order(self) -> None:
+        """Have all operations match by order from now on; names are titles then, for errors and timelines."""
+        self._native.match_in_order()
 
     def limit_time(self, seconds: float) -> None:
         """Have operations that begin from now on raise CollectiveTimeout after ``seconds``; 0 sets no limit."""
@@ -357,6 +389,10 @@ class Communicator:
         Raises OutOfRingMemoryError when the machine cannot spare the pages.
         """
         return self._domain.allocate(nbytes)
+
+
+def _targets(outputs: Sequence[Buffer]) -> list[tuple[int, int]]:
+    return [(output.address, output.count) for output in outputs]
 
 
 def _device(first: Buffer, *others: Buffer) -> Device:

@@ -28,11 +28,12 @@ class Message(Work):
 
 
 def send(communicator: Communicator, buffer: Buffer, to: int, *, tag: int = 0, blocking: bool = True) -> Message:
-    """Send ``buffer`` to group rank ``to`` of this host.
+    """Send ``buffer`` to group rank ``to``.
 
     Messages to one rank with one tag arrive in the order in which they are sent. Up to 64 KiB are copied, and the
     message is complete at once; a larger one is complete when it has been received. Where a receiver has refused a
-    small one for its size or dtype, the next call raises CollectiveMismatch. Other errors are those of `Communicator`.
+    small one for its size or dtype, a later call raises CollectiveMismatch, on one host the next one. Other errors are
+    those of `Communicator`.
     """
     _check_tag(communicator, tag)
     native = core().send(
@@ -44,7 +45,7 @@ def send(communicator: Communicator, buffer: Buffer, to: int, *, tag: int = 0, b
 def receive(
     communicator: Communicator, buffer: Buffer, source: int = ANY, *, tag: int = 0, blocking: bool = True
 ) -> Message:
-    """Receive into ``buffer`` what group rank ``source`` of this host sends with this tag, or `ANY` rank."""
+    """Receive into ``buffer`` what group rank ``source`` sends with this tag, or `ANY` rank."""
     _check_tag(communicator, tag)
     native = core().receive(
         communicator._native, buffer.address, buffer.count, buffer.dtype, source, tag, communicator._timeout, blocking

@@ -39,6 +39,10 @@ class Work:
         """Elements that came from each rank, in group order (allgather, alltoall)."""
         return self._native.counts()
 
+    def placed(self) -> bool:
+        """Whether all of it lies in the outputs that were given (allgather, alltoall); else it is in `output`."""
+        return self._native.placed()
+
     def check_names(self) -> None:
         """Raise the error of the first operation by name in which this rank, having joined, has no part (join)."""
         self._native.check_names()

@@ -43,7 +43,7 @@ def _broadcast(ring: Communicator, blocking: bool) -> Work:
 
 
 def _alltoall(ring: Communicator, blocking: bool) -> Work:
-    return ring.alltoall(_ones(ring, 50_000 * ring.size).buffer, [50_000] * ring.size, blocking=blocking)
+    return ring.alltoall([_ones(ring, 50_000 * ring.size).buffer], [50_000] * ring.size, blocking=blocking)
 
 
 ASYNCHRONOUS: dict[str, Call] = {

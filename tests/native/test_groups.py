@@ -164,7 +164,9 @@ def test_a_mix_of_queued_and_blocking_operations(launcher: str, size: int) -> No
             total(ring)
             own = Tensor.of(ring, np.array([seat.rank]), DType.INT64)
             gathered = ring.allgather(own.buffer, blocking=False)
-            exchanged = ring.alltoall(Tensor.of(ring, np.arange(size), DType.INT64).buffer, [1] * size, blocking=False)
+            exchanged = ring.alltoall(
+                [Tensor.of(ring, np.arange(size), DType.INT64).buffer], [1] * size, blocking=False
+            )
             received = Tensor.of(ring, np.full(4, seat.rank), DType.INT32)
             ring.broadcast(received.buffer, received.buffer, step % size, blocking=False)  # nobody keeps this one
             total(ring)

@@ -207,11 +207,126 @@ def test_wrong_ranks_and_tags() -> None:
     as_threads(2, body)
 
 
-def test_another_host() -> None:
+HOSTS = (0, 1, 0)
+
+
+@pytest.mark.parametrize("in_ring", [False, True], ids=["private", "ring memory"])
+def test_between_hosts(in_ring: bool) -> None:
+    """Every rank sends to every other one, whatever its host; streams of one pair come one after another."""
+
     def body(seat: Seat) -> None:
         ring = seat.open()
-        other = 1 - ring.rank
-        with pytest.raises(ValueError, match=f"rank {other} is on another host"):
-            send(ring, filled(ring, 1, 0).buffer, other)
+        others = [rank for rank in range(3) if rank != ring.rank]
+        for count in COUNTS:
+            ours = filled(ring, count, ring.rank, in_ring)
+            theirs = {(rank, tag): filled(ring, count, -1, in_ring) for rank in others for tag in (0, 1)}
+            sent = [send(ring, ours.buffer, rank, tag=tag, blocking=False) for rank in others for tag in (0, 1)]
+            come = [receive(ring, theirs[rank, tag].buffer, rank, tag=tag, blocking=False) for rank, tag in theirs]
+            for message in [*come, *sent]:
+                message.wait()
+            for (rank, _), tensor in theirs.items():
+                assert tensor.values.tolist() == filled(ring, count, rank).values.tolist()
+        if ring.rank == 0:
+            got, sources = filled(ring, 5, -1), set()
+            for _ in range(2):
+                message = receive(ring, got.buffer, ANY, tag=3)
+                assert got.values[0] == message.source()
+                sources.add(message.source())
+            assert sources == {1, 2}
+        else:
+            send(ring, filled(ring, 5, ring.rank).buffer, 0, tag=3)
 
+    as_threads(3, body, hosts=HOSTS)
+
+
+def test_many_small_ones_between_hosts() -> None:
+    """In order, more of them than are buffered, beside a collective and before anyone receives."""
+
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        sent = [send(ring, filled(ring, 5, n).buffer, 1, blocking=False) for n in range(1500)] if ring.rank == 0 else []
+        ring.barrier()
+        got = filled(ring, 5, -1)
+        for number in range(1500 if ring.rank == 1 else 0):
+            receive(ring, got.buffer, 0)
+            assert got.values[0] == number
+        for message in sent:
+            message.wait()
+
+    as_threads(2, body, hosts=(0, 1))
+
+
+def send_until_it_fails(ring: Communicator) -> None:
+    """The refusal of an earlier message is on its way."""
+    for _ in range(1000):
+        send(ring, filled(ring, 3, 0).buffer, 1, tag=8)
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("count", [3, 100_000])
+def test_other_sizes_between_hosts(count: int) -> None:
+    """Both sides raise, a small one's sender at a later call, and the group lives on."""
+
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        if ring.rank == 1:
+            with pytest.raises(CollectiveMismatch, match=rf"rank 1: receive from rank 0 .*got {count} elements"):
+                receive(ring, filled(ring, count + 1, 0).buffer, 0)
+        elif count > 3:
+            with pytest.raises(CollectiveMismatch, match=r"rank 0: send to rank 1 .*: rank 1 expected 100001"):
+                send(ring, filled(ring, count, 0).buffer, 1)
+        else:
+            send(ring, filled(ring, count, 0).buffer, 1)
+        ring.barrier()
+        if ring.rank == 0 and count == 3:
+            with pytest.raises(CollectiveMismatch, match="was refused by rank 1"):
+                send_until_it_fails(ring)
+        ring.barrier()
+        if ring.rank == 0:
+            send(ring, filled(ring, count, 5).buffer, 1, tag=9)
+        else:
+            got = filled(ring, count, 0)
+            receive(ring, got.buffer, 0, tag=9)
+            assert got.values[0] == 5
+
+    as_threads(2, body, hosts=(0, 1))
+
+
+@pytest.mark.parametrize("sends", [True, False])
+@pytest.mark.parametrize("how", ["abort", "leave", "wait"])
+def test_a_rank_of_another_host_fails_or_leaves(how: str, sends: bool) -> None:
+    """Also where others of its host stay: rank 2 waits for a rank that waits for rank 1."""
+
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        tensor = filled(ring, 500_000, 0)
+        if ring.rank == 1:
+            assert calls.wait(30)
+            if how == "abort":
+                ring.abort("rank 1 raised ValueError: boom")
+            return
+        calls.set()
+        words = "boom" if how == "abort" else "left"
+        to = 1 if ring.rank == 0 else 0
+        with pytest.raises(CollectiveAborted, match=words):
+            (send if sends else receive)(ring, tensor.buffer, to, blocking=how == "abort").wait()
+
+    calls = threading.Event()
+    as_threads(3, body, hosts=(0, 1, 1))
+
+
+def test_a_small_one_outlives_its_sender_on_another_host() -> None:
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        if ring.rank == 0:
+            send(ring, filled(ring, 5, 3).buffer, 1)
+            ring.close()
+            gone.set()
+        else:
+            assert gone.wait(30)
+            got = filled(ring, 5, 0)
+            receive(ring, got.buffer, 0)
+            assert got.values[0] == 3
+
+    gone = threading.Event()
     as_threads(2, body, hosts=(0, 1))

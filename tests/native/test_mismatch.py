@@ -108,8 +108,8 @@ CASES: dict[str, tuple[Call, Call, str, str, str, str, str]] = {
                   lambda ring: ring.reducescatter(tensor(ring, (3,)).buffer, tensor(ring, (1,)).buffer),
                   "reducescatter sum float32 [6]", "reducescatter sum float32 [3]",
                   "float32 [6]", "sent float32 [3]", same("shape")),
-    "exchanged": (lambda ring: ring.alltoall(tensor(ring, (3,)).buffer, [1] * 3),
-                  lambda ring: ring.alltoall(tensor(ring, (3,), DType.INT8).buffer, [1] * 3),
+    "exchanged": (lambda ring: ring.alltoall([tensor(ring, (3,)).buffer], [1] * 3),
+                  lambda ring: ring.alltoall([tensor(ring, (3,), DType.INT8).buffer], [1] * 3),
                   "alltoall float32 [3]", "alltoall int8 [3]",
                   "float32 [3]", "sent int8 [3]", same("dtype")),
     "group": (lambda ring: ring.group([0, 1]), lambda ring: ring.group([1, 0]),
@@ -300,11 +300,11 @@ def test_arguments_that_cannot_be_right() -> None:
         ring = seat.open()
         own = tensor(ring, (4,))
         with pytest.raises(ValueError, match="splits must be one per rank and add up to the tensor's 4 elements"):
-            ring.alltoall(own.buffer, [1, 2])
+            ring.alltoall([own.buffer], [1, 2])
         with pytest.raises(ValueError, match="splits must be one per rank"):
-            ring.alltoall(own.buffer, [4])
+            ring.alltoall([own.buffer], [4])
         with pytest.raises(ValueError, match="a split is negative"):
-            ring.alltoall(own.buffer, [5, -1])
+            ring.alltoall([own.buffer], [5, -1])
         with pytest.raises(ValueError, match="root 2 is not in this group of 2"):
             ring.broadcast(own.buffer, own.buffer, 2)
         with pytest.raises(ValueError, match="at most 8 travel"):
@@ -331,13 +331,13 @@ def test_a_number_that_is_no_dtype_or_reduction(number: int) -> None:
             "dtype": [
                 lambda: native.allreduce(0, 0, (0,), number, 0, 0, 1.0, 1.0, "", 0.0),
                 lambda: native.reduce(True, [piece], [0], 0, number, 0, 0, 1.0, 1.0, "", True, 0.0),
-                lambda: native.allgather(piece, [0], number, 0, "", True, 0.0),
-                lambda: native.alltoall(piece, [0], [0], number, 0, "", True, 0.0),
+                lambda: native.allgather(piece, [], [0], number, 0, "", True, 0.0),
+                lambda: native.alltoall([piece], [], [0], [0], number, 0, "", True, 0.0),
                 lambda: native.broadcast(piece, [0], 0, number, 0, "", True, 0.0),
             ],
             "device": [
                 lambda: native.allreduce(0, 0, (0,), 0, number, 0, 1.0, 1.0, "", 0.0),
-                lambda: native.allgather(piece, [0], 0, number, "", True, 0.0),
+                lambda: native.allgather(piece, [], [0], 0, number, "", True, 0.0),
             ],
             "op": [
                 lambda: native.allreduce(0, 0, (0,), 0, 0, number, 1.0, 1.0, "", 0.0),

@@ -114,7 +114,7 @@ def test_alltoall(launcher: str, size: int, dtype: DType) -> None:
             for splits in exchanges(size, dtype):
                 values = [rows_of(dtype, rank, sum(splits[rank]), 3) for rank in range(size)]
                 source = Tensor.of(ring, values[ring.rank], dtype, ring=placed(ring.rank))
-                work = ring.alltoall(source.buffer, splits[ring.rank])
+                work = ring.alltoall([source.buffer], splits[ring.rank])
                 parts = [part(values[rank], splits[rank], ring.rank).ravel() for rank in range(size)]
                 np.testing.assert_array_equal(received(work, dtype), np.concatenate(parts))
                 assert work.counts() == [len(piece) for piece in parts]

@@ -230,7 +230,7 @@ def test_results_by_name(launcher: str) -> None:
         part, sent = Tensor.of(ring, np.zeros(1), DType.INT64), Tensor.of(ring, np.array([seat.rank]), DType.INT64)
         calls: dict[str, Callable[[], Work]] = {
             "gathered": lambda: ring.allgather(mine.buffer, name="gathered", blocking=False),
-            "exchanged": lambda: ring.alltoall(mine.buffer, [1] * seat.size, name="exchanged", blocking=False),
+            "exchanged": lambda: ring.alltoall([mine.buffer], [1] * seat.size, name="exchanged", blocking=False),
             "scattered": lambda: ring.reducescatter(mine.buffer, part.buffer, name="scattered", blocking=False),
             "from 1": lambda: ring.broadcast(sent.buffer, sent.buffer, 1, name="from 1", blocking=False),
         }

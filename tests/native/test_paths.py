@@ -124,9 +124,9 @@ def calls(ring: Communicator) -> dict[tuple[str, str], Callable[[], object]]:
         ("allgather", "eager" if several else "one-shot"): lambda: ring.allgather(little),
         ("allgather", "landing" if several else "pull"): lambda: ring.allgather(placed),
         ("allgather", "landing" if several else "staged"): lambda: ring.allgather(plain),
-        ("alltoall", "eager" if several else "one-shot"): lambda: ring.alltoall(little, [1] * ring.size),
-        ("alltoall", "pairwise" if several else "pull"): lambda: ring.alltoall(placed, splits),
-        ("alltoall", "pairwise" if several else "staged"): lambda: ring.alltoall(plain, splits),
+        ("alltoall", "eager" if several else "one-shot"): lambda: ring.alltoall([little], [1] * ring.size),
+        ("alltoall", "pairwise" if several else "pull"): lambda: ring.alltoall([placed], splits),
+        ("alltoall", "pairwise" if several else "staged"): lambda: ring.alltoall([plain], splits),
     }
 
 

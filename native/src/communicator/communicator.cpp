@@ -29,7 +29,8 @@ Communicator::Communicator(std::vector<int> ranks, int index, std::shared_ptr<Ho
       topology_{std::move(ranks), fabric_ ? fabric_->hosts() : 1},
       epoch_(std::move(epoch)),
       number_(epoch_.recorder->next_group()),
-      post_(std::make_unique<PostOffice>(group_, epoch_.recorder, number_)),
+      post_(std::make_unique<PostOffice>(
+          PostOffice::Place{group_, fabric_, epoch_.fabric, topology_.ranks, index_, epoch_.recorder, number_})),
       named_(std::make_unique<NamedLane>(*this)) {
     epoch_.progress->add(this);
 }
@@ -67,7 +68,11 @@ Communicator::~Communicator() {
 
 void Communicator::leave() noexcept {
     if (named_) named_->leave();
-    if (!group_->leave() || !fabric_ || group_->aborted()) return;
+    const bool is_first = !group_->left();
+    const bool is_last = group_->leave();
+    if (!fabric_ || group_->aborted()) return;
+    if (is_first) fabric_->notices().announce_leaving();
+    if (!is_last) return;
     fabric_->notices().announce_departure(sequence_);
     if (named_) named_->announce_departure();
 }
@@ -144,7 +149,7 @@ std::shared_ptr<Work> Communicator::start(Request request, double timeout) {
     {
         const std::lock_guard<std::mutex> lock(mutex_);
         check_open(work->request_);
-        if (work->request_.name.empty()) {
+        if (work->request_.name.empty() || in_order_.load(std::memory_order_relaxed)) {
             queue_.push_back(work);
         } else {
             named_->post(work);

@@ -1,4 +1,5 @@
-// Messages of a communicator: group indices to those of this host, and the thread that carries on unattended ones.
+// Messages of a communicator: what it checks before, the thread that carries on unattended ones, and other hosts'
+// aborts.
 #include "ring/communicator/communicator.hpp"
 #include "ring/communicator/progress.hpp"
 
@@ -9,7 +10,7 @@ constexpr std::int64_t kLookEvery = 50'000'000;  // ns
 
 }  // namespace
 
-int Communicator::neighbour(OpKind kind, int member) const {
+void Communicator::check_member(OpKind kind, int member) const {
     Request request;
     request.kind = kind;
     {
@@ -17,39 +18,45 @@ int Communicator::neighbour(OpKind kind, int member) const {
         if (!domain()->owned()) throw invalid(request, "a forked process cannot use its parent's communicator");
         check_open(request);
     }
-    if (kind == OpKind::Receive && member == PostOffice::kAny && !fabric_) return member;
+    if (kind == OpKind::Receive && member == PostOffice::kAny) return;
     if (member < 0 || member >= size())
         throw invalid(request, "rank " + std::to_string(member) + " is not in this group of " + std::to_string(size()));
-    if (!fabric_) return member;
-    if (fabric_->host_of(member) != fabric_->host())
-        throw Unsupported(who() + ": " + to_string(kind) + ": rank " +
-                          std::to_string(ranks()[static_cast<std::size_t>(member)]) +
-                          " is on another host, and messages travel within a host; use a collective, or a group of "
-                          "another backend");
-    return fabric_->local_index(member);
 }
 
 std::shared_ptr<Message> Communicator::send(int to, int tag, const void* data, std::uint64_t count, DType dtype,
                                             double timeout, bool attended) {
-    const int member = neighbour(OpKind::Send, to);
-    if (!attended) epoch_.progress->begin();
-    auto message = post_->send(member, tag, data, count, dtype, timeout, attended);
-    if (!attended && !message->done()) epoch_.progress->nudge();
+    check_member(OpKind::Send, to);
+    if (!attended || post_->polls()) epoch_.progress->begin();
+    auto message = post_->send(to, tag, data, count, dtype, timeout, attended);
+    if (post_->unattended()) epoch_.progress->nudge();
     return message;
 }
 
 std::shared_ptr<Message> Communicator::receive(int from, int tag, void* data, std::uint64_t count, DType dtype,
                                                double timeout, bool attended) {
-    const int member = neighbour(OpKind::Receive, from);
-    if (!attended) epoch_.progress->begin();
-    auto message = post_->receive(member, tag, data, count, dtype, timeout, attended);
-    if (!attended && !message->done()) epoch_.progress->nudge();
+    check_member(OpKind::Receive, from);
+    if (!attended || post_->polls()) epoch_.progress->begin();
+    auto message = post_->receive(from, tag, data, count, dtype, timeout, attended);
+    if (post_->unattended()) epoch_.progress->nudge();
     return message;
 }
 
-int Communicator::source(const Message& message) const {
-    const int member = message.source();
-    return !fabric_ || member < 0 ? member : fabric_->members(fabric_->host())[static_cast<std::size_t>(member)];
+void Communicator::wait(Message& message, double timeout, const Interruption& check) {
+    try {
+        post_->wait(message, timeout, [&] {
+            read_notices();
+            if (check) check();
+        });
+    } catch (...) {
+        announce_abort();
+        throw;
+    }
+}
+
+// Of aborts and departures on other hosts.
+void Communicator::read_notices() {
+    if (epoch_.fabric) epoch_.fabric->notices().read(*epoch_.group);
+    if (fabric_ && fabric_ != epoch_.fabric) fabric_->notices().read(*group_);
 }
 
 Communicator::Served Communicator::serve_messages() {
@@ -58,9 +65,15 @@ Communicator::Served Communicator::serve_messages() {
     const std::int64_t now = monotonic_ns();
     if (now >= next_look_) {
         next_look_ = now + kLookEvery;
+        try {
+            read_notices();
+        } catch (const std::exception& error) {
+            group_->abort(error.what());
+        }
         post_->look();
+        announce_abort();
     }
-    return Served::Blocked;
+    return post_->polls() ? Served::Polling : Served::Blocked;
 }
 
 }  // namespace ring

@@ -14,6 +14,24 @@ std::uint64_t hash_words(const std::vector<int>& values) {
     return hash;
 }
 
+bool overlap(const std::byte* a, std::size_t a_bytes, const std::byte* b, std::size_t b_bytes) {
+    return a < b + b_bytes && b < a + a_bytes;
+}
+
+// Whether ranks would read from a tensor what this one has received into it; an allgather's own part may lie in its
+// place already.
+bool targets_touch_inputs(const Request& request, int own) {
+    const std::size_t item = item_size(request.dtype);
+    for (const Piece& piece : request.pieces)
+        for (std::size_t from = 0; from < request.targets.size(); ++from) {
+            const Target& target = request.targets[from];
+            const bool is_in_place = request.kind == OpKind::Allgather && static_cast<int>(from) == own &&
+                                     target.data == piece.input && target.count == piece.count;
+            if (!is_in_place && overlap(piece.input, piece.count * item, target.data, target.count * item)) return true;
+        }
+    return false;
+}
+
 // Whether two of the tensors are written to one memory: each would be reduced with what the other has left there.
 bool written_twice(const std::vector<Piece>& pieces, std::size_t item) {
     std::vector<std::pair<const std::byte*, const std::byte*>> spans;
@@ -58,7 +76,8 @@ void Communicator::validate(const Request& request) const {
                               " state tensors (Adam two, SGD with momentum one), and " + std::to_string(i) +
                               " were given. Wrap the optimizer again where its options have changed.");
     }
-    if (request.pieces.size() > 1 && written_twice(request.pieces, item_size(request.dtype)))
+    if (request.kind == OpKind::Allreduce && request.pieces.size() > 1 &&
+        written_twice(request.pieces, item_size(request.dtype)))
         throw invalid("two of its tensors share memory; give each memory once, or clone one of them");
     if (request.op == ReduceOp::Adasum) {
         const bool power_of_two = (size() & (size() - 1)) == 0;
@@ -87,6 +106,7 @@ std::shared_ptr<Work> Communicator::make_work(Request request, double timeout) c
 }
 
 std::shared_ptr<Work> Communicator::prepare(Request request, double timeout) const {
+    if (targets_touch_inputs(request, index())) request.targets.clear();
     auto work = std::make_shared<Work>();
     work->deadline_ = deadline_after(timeout);
     work->mark_ = epoch_.recorder->now();
@@ -103,7 +123,8 @@ std::shared_ptr<Work> Communicator::prepare(Request request, double timeout) con
     const bool sum = request.op == ReduceOp::Sum || request.op == ReduceOp::Average;
     if (fabric_ && request.kind == OpKind::Allreduce && request.dtype == DType::Float32 && sum)
         header.wire = fabric_->wire();
-    header.tensors = static_cast<std::int32_t>(request.pieces.size());
+    // What an alltoall sends may lie in any number of tensors; its splits say what it is.
+    if (request.kind != OpKind::Alltoall) header.tensors = static_cast<std::int32_t>(request.pieces.size());
     header.count = request.count();
     header.layout = request.layout;
     header.dims = static_cast<std::uint8_t>(request.shape.size());

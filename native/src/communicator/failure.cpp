@@ -22,10 +22,9 @@ void Communicator::check_waiting(Work& work, const Interruption& check) {
     if (now < work.next_check_) return;
     work.next_check_ = now + kCheckEvery;
     if (check) check();
-    if (epoch_.fabric) epoch_.fabric->notices().read(*epoch_.group);
+    read_notices();
     group_->check_alive(work.gate_, true);
     if (fabric_) {
-        if (fabric_ != epoch_.fabric) fabric_->notices().read(*group_);
         const std::vector<int> gone = fabric_->notices().departed(work.header_.sequence);
         if (!gone.empty()) {
             std::string text;

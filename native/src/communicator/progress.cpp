@@ -79,7 +79,7 @@ bool Progress::scan() {
         const auto served = communicator->serve();
         const auto messages = communicator->serve_messages();
         any_work_ |= served != Communicator::Served::Idle || messages != Communicator::Served::Idle;
-        any_polling_ |= served == Communicator::Served::Polling;
+        any_polling_ |= served == Communicator::Served::Polling || messages == Communicator::Served::Polling;
         moved |= served == Communicator::Served::Moved || served == Communicator::Served::Done ||
                  messages == Communicator::Served::Moved;
     }

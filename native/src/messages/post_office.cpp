@@ -20,11 +20,15 @@ std::string elements(std::uint64_t count, DType dtype) {
 
 }  // namespace
 
-PostOffice::PostOffice(std::shared_ptr<HostGroup> group, std::shared_ptr<Recorder> recorder, int number)
-    : group_(std::move(group)), recorder_(std::move(recorder)), number_(number) {}
+PostOffice::PostOffice(Place place)
+    : place_(std::move(place)),
+      link_(place_.fabric ? std::make_unique<LinkMessages>(place_.fabric, group_->shared_domain()) : nullptr) {}
 
 PostOffice::~PostOffice() {
-    if (!group_->domain().owned()) return;
+    if (!group_->domain().owned()) {
+        static_cast<void>(link_.release());  // its link belongs to the parent process
+        return;
+    }
     close(nullptr);
     for (const Posted& one : posted_) give_up_letter(one.offset, one.to);
 }
@@ -53,23 +57,28 @@ std::shared_ptr<Message> PostOffice::send(int to, int tag, const void* data, std
         reap();
         if (late_) std::rethrow_exception(std::exchange(late_, nullptr));
         if (group_->aborted()) throw Aborted(describe(*message) + " stopped because " + group_->abort_reason());
+        const bool is_remote = local(to) < 0;
         sending_.push_back(message);
         try {
-            post(*message);
+            if (is_remote) {
+                message->stream_ = link_->send(to, tag, data, count, dtype);
+            } else {
+                post(*message);
+            }
         } catch (...) {
             sending_.pop_back();
             throw;
         }
-        if (message->bytes_ <= kSmallBytes && posted_.size() < kMostWaiting) {
+        begin(*message);
+        const bool is_copied =
+            is_remote ? !message->stream_ : message->bytes_ <= kSmallBytes && posted_.size() < kMostWaiting;
+        if (is_copied) {
             sending_.pop_back();
-            posted_.push_back({message->offset_, to});
-            begin(*message);
+            if (!is_remote) posted_.push_back({message->offset_, to});
             finish(*message, nullptr);
-        } else {
-            begin(*message);
         }
     }
-    group_->ring_bell_of(to);
+    ring_bell_of(to);
     return message;
 }
 
@@ -101,7 +110,7 @@ void PostOffice::post(Message& message) {
     const std::size_t behind = is_small ? message.bytes_ : tensor == kNowhere ? kWindowBytes : 0;
     message.offset_ = domain.allocate(sizeof(Letter) + behind);
     auto* letter = new (domain.at(message.offset_)) Letter();
-    letter->from = group_->index();
+    letter->from = place_.index;
     letter->tag = message.tag_;
     letter->dtype = message.header_.dtype;
     letter->count = message.header_.count;
@@ -113,7 +122,7 @@ void PostOffice::post(Message& message) {
     }
     message.letter_ = letter;
     if (letter->data == kNowhere) fill(message);
-    SharedAtomic<std::uint64_t>& letters = group_->letters(message.peer_);
+    SharedAtomic<std::uint64_t>& letters = group_->letters(local(message.peer_));
     letter->next = letters.load(std::memory_order_relaxed);
     while (!letters.compare_exchange_weak(letter->next, message.offset_, std::memory_order_seq_cst)) {
     }
@@ -121,30 +130,43 @@ void PostOffice::post(Message& message) {
 
 bool PostOffice::advance() {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (pending_.load(std::memory_order_relaxed) == 0) return false;
-    if (group_->aborted()) {
-        fail_all(nullptr);
-        return true;
+    if (pending_.load(std::memory_order_relaxed) == 0 && !(link_ && link_->is_sending())) return false;
+    if (!group_->aborted()) {
+        try {
+            return advance_locked();
+        } catch (const Aborted&) {  // while something was copied
+        } catch (const std::exception& error) {
+            group_->abort("rank " + std::to_string(group_->rank()) + " stopped in messages: " + error.what());
+        }
     }
-    bool moved = false;
-    try {
-        take_letters();
-        moved = match();
-        for (std::size_t i = 0; i < receiving_.size();) {
-            const auto message = receiving_[i];
-            moved |= empty(*message);
+    fail_all(nullptr);
+    return true;
+}
+
+bool PostOffice::advance_locked() {
+    bool moved = link_ && link_->advance();
+    take_arrivals();
+    moved |= match();
+    for (std::size_t i = 0; i < receiving_.size();) {
+        const auto message = receiving_[i];
+        moved |= message->stream_ ? settle(*message) : empty(*message);
+        if (!message->done()) {
+            ++i;
+            continue;
+        }
+        receiving_.erase(receiving_.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+    for (std::size_t i = 0; i < sending_.size();) {
+        const auto message = sending_[i];
+        if (message->stream_) {
+            moved |= settle(*message);
             if (!message->done()) {
                 ++i;
                 continue;
             }
-            receiving_.erase(receiving_.begin() + static_cast<std::ptrdiff_t>(i));
+            sending_.erase(sending_.begin() + static_cast<std::ptrdiff_t>(i));
+            continue;
         }
-    } catch (const Aborted&) {  // while something was copied
-        fail_all(nullptr);
-        return true;
-    }
-    for (std::size_t i = 0; i < sending_.size();) {
-        const auto message = sending_[i];
         Letter& letter = *message->letter_;
         moved |= fill(*message);
         const LetterState state = letter.state.load(std::memory_order_seq_cst);
@@ -153,10 +175,7 @@ bool PostOffice::advance() {
             continue;
         }
         std::exception_ptr error;
-        if (state == LetterState::Refused)
-            error = std::make_exception_ptr(Mismatch(describe(*message) + ": " + rank_of(message->peer_) +
-                                                     " expected " + elements(letter.wanted_count, letter.wanted_dtype) +
-                                                     "; send and receive tensors of one size and dtype"));
+        if (state == LetterState::Refused) error = refused(*message, letter.wanted_count, letter.wanted_dtype);
         group_->domain().release(message->offset_);
         sending_.erase(sending_.begin() + static_cast<std::ptrdiff_t>(i));
         finish(*message, error);
@@ -165,13 +184,35 @@ bool PostOffice::advance() {
     return moved;
 }
 
+// A message between hosts whose stream has ended.
+bool PostOffice::settle(Message& message) {
+    const Stream& stream = *message.stream_;
+    if (stream.state == Stream::State::Done) {
+        finish(message, nullptr);
+    } else if (stream.state == Stream::State::Refused) {
+        finish(message, refused(message, stream.head.wanted_count, stream.head.wanted_dtype));
+    } else {
+        return false;
+    }
+    return true;
+}
+
 // What has come since, oldest first.
-void PostOffice::take_letters() {
+void PostOffice::take_arrivals() {
+    if (link_)
+        for (RemoteMessage remote; link_->take(remote);) {
+            const MessageHead& head = remote.head;
+            arrived_.push_back({head.from, head.tag, head.dtype, head.count, nullptr, std::move(remote)});
+        }
     SharedAtomic<std::uint64_t>& letters = group_->letters(group_->index());
     if (letters.load(std::memory_order_seq_cst) == kNowhere) return;
     std::uint64_t newest = letters.exchange(kNowhere, std::memory_order_seq_cst);
     const auto before = static_cast<std::ptrdiff_t>(arrived_.size());
-    for (; newest != kNowhere; newest = arrived_.back()->next) arrived_.push_back(group_->domain().at<Letter>(newest));
+    while (newest != kNowhere) {
+        auto* const letter = group_->domain().at<Letter>(newest);
+        arrived_.push_back({letter->from, letter->tag, letter->dtype, letter->count, letter, {}});
+        newest = letter->next;
+    }
     std::reverse(arrived_.begin() + before, arrived_.end());
 }
 
@@ -179,41 +220,44 @@ bool PostOffice::match() {
     bool moved = false;
     for (std::size_t i = 0; i < wanted_.size();) {
         const auto message = wanted_[i];
-        const auto found = std::find_if(arrived_.begin(), arrived_.end(), [&](const Letter* letter) {
-            return letter->tag == message->tag_ && (message->peer_ == kAny || message->peer_ == letter->from);
+        const auto found = std::find_if(arrived_.begin(), arrived_.end(), [&](const Arrival& arrival) {
+            return arrival.tag == message->tag_ && (message->peer_ == kAny || message->peer_ == arrival.from);
         });
         if (found == arrived_.end()) {
             ++i;
             continue;
         }
-        Letter& letter = **found;
+        Arrival arrival = std::move(*found);
         arrived_.erase(found);
         wanted_.erase(wanted_.begin() + static_cast<std::ptrdiff_t>(i));
         receiving_.push_back(message);  // so that an abort finds it
-        accept(*message, letter);
+        accept(*message, arrival);
         if (message->done()) receiving_.pop_back();
         moved = true;
     }
     return moved;
 }
 
-void PostOffice::accept(Message& message, Letter& letter) {
-    message.source_ = letter.from;
-    message.letter_ = &letter;
-    recorder_->record(Phase::Waiting, message.mark_, recorder_->now(), message.header_, number_,
-                      group_->ranks()[static_cast<std::size_t>(letter.from)]);
+void PostOffice::accept(Message& message, Arrival& arrival) {
+    message.source_ = arrival.from;
+    message.letter_ = arrival.letter;
+    recorder_->record(Phase::Waiting, message.mark_, recorder_->now(), message.header_, place_.number,
+                      place_.ranks[static_cast<std::size_t>(arrival.from)]);
     message.mark_ = recorder_->now();
-    if (letter.count != message.header_.count || letter.dtype != message.header_.dtype) {
-        const std::string got = elements(letter.count, letter.dtype);
-        letter.wanted_count = message.header_.count;
-        letter.wanted_dtype = message.header_.dtype;
-        letter.state.store(LetterState::Refused, std::memory_order_seq_cst);
-        group_->ring_bell_of(message.source_);
-        finish(message, std::make_exception_ptr(Mismatch(describe(message) + ": expected " +
-                                                         elements(letter.wanted_count, letter.wanted_dtype) + ", got " +
-                                                         got + "; send and receive tensors of one size and dtype")));
+    if (arrival.count != message.header_.count || arrival.dtype != message.header_.dtype) {
+        refuse(message, arrival);
         return;
     }
+    if (arrival.letter == nullptr) {
+        if (arrival.remote.head.kind == MessageHead::Kind::Large) {
+            message.stream_ = link_->accept(arrival.remote.head, message.data_);
+            return;
+        }
+        if (message.bytes_ > 0) std::memcpy(message.data_, arrival.remote.payload(), message.bytes_);
+        finish(message, nullptr);
+        return;
+    }
+    Letter& letter = *arrival.letter;
     if (letter.data == kNowhere) {
         empty(message);
         return;
@@ -227,8 +271,29 @@ void PostOffice::accept(Message& message, Letter& letter) {
         }
     }
     letter.state.store(LetterState::Taken, std::memory_order_seq_cst);
-    group_->ring_bell_of(message.source_);
+    ring_bell_of(message.source_);
     finish(message, nullptr);
+}
+
+void PostOffice::refuse(Message& message, Arrival& arrival) {
+    const Header& wanted = message.header_;
+    if (arrival.letter == nullptr) {
+        link_->refuse(arrival.remote.head, wanted.dtype, wanted.count);
+    } else {
+        arrival.letter->wanted_count = wanted.count;
+        arrival.letter->wanted_dtype = wanted.dtype;
+        arrival.letter->state.store(LetterState::Refused, std::memory_order_seq_cst);
+        ring_bell_of(message.source_);
+    }
+    finish(message, std::make_exception_ptr(Mismatch(
+                        describe(message) + ": expected " + elements(wanted.count, wanted.dtype) + ", got " +
+                        elements(arrival.count, arrival.dtype) + "; send and receive tensors of one size and dtype")));
+}
+
+std::exception_ptr PostOffice::refused(const Message& message, std::uint64_t count, DType dtype) const {
+    return std::make_exception_ptr(Mismatch(describe(message) + ": " + rank_of(message.peer_) + " expected " +
+                                            elements(count, dtype) +
+                                            "; send and receive tensors of one size and dtype"));
 }
 
 // Sender: puts the next part of a stream into the window.
@@ -244,7 +309,7 @@ bool PostOffice::fill(Message& message) {
         std::memcpy(letter.behind() + at, message.data_ + message.moved_, part);
         message.moved_ += part;
         letter.filled.store(message.moved_, std::memory_order_seq_cst);
-        group_->ring_bell_of(message.peer_);
+        ring_bell_of(message.peer_);
         moved = true;
     }
     return moved;
@@ -263,19 +328,19 @@ bool PostOffice::empty(Message& message) {
         std::memcpy(message.data_ + message.moved_, letter.behind() + at, part);
         message.moved_ += part;
         letter.emptied.store(message.moved_, std::memory_order_seq_cst);
-        group_->ring_bell_of(message.source_);
+        ring_bell_of(message.source_);
         moved = true;
     }
     if (message.moved_ == message.bytes_) {
         letter.state.store(LetterState::Taken, std::memory_order_seq_cst);
-        group_->ring_bell_of(message.source_);
+        ring_bell_of(message.source_);
         finish(message, nullptr);
     }
     return moved;
 }
 
 void PostOffice::finish(Message& message, std::exception_ptr error) noexcept {
-    recorder_->record(Phase::Moving, message.mark_, recorder_->now(), message.header_, number_, -1);
+    recorder_->record(Phase::Moving, message.mark_, recorder_->now(), message.header_, place_.number, -1);
     message.error_ = std::move(error);
     --pending_;
     if (!message.attended_) --unattended_;
@@ -283,17 +348,25 @@ void PostOffice::finish(Message& message, std::exception_ptr error) noexcept {
     group_->bell().ring();  // another thread may wait for it
 }
 
-// Frees small letters that have been taken, oldest first.
+// Frees small letters that have been taken, oldest first; learns of small messages that were refused.
 void PostOffice::reap() {
+    const auto note = [&](std::uint64_t count, DType dtype, int tag, int by, std::uint64_t wanted, DType as) {
+        late_ = std::make_exception_ptr(Mismatch("an earlier message of " + elements(count, dtype) + " with tag " +
+                                                 std::to_string(tag) + " was refused by " + rank_of(by) +
+                                                 ", which expected " + elements(wanted, as)));
+    };
+    if (link_ && !group_->aborted()) {
+        link_->advance();
+        for (MessageHead head; link_->take_refusal(head);)
+            note(head.count, head.dtype, head.tag, head.from, head.wanted_count, head.wanted_dtype);
+    }
     while (!posted_.empty()) {
         auto* letter = group_->domain().at<Letter>(posted_.front().offset);
         const LetterState state = letter->state.load(std::memory_order_seq_cst);
         if (state == LetterState::Sent) return;
         if (state == LetterState::Refused)
-            late_ = std::make_exception_ptr(Mismatch("an earlier message of " + elements(letter->count, letter->dtype) +
-                                                     " with tag " + std::to_string(letter->tag) + " was refused by " +
-                                                     rank_of(posted_.front().to) + ", which expected " +
-                                                     elements(letter->wanted_count, letter->wanted_dtype)));
+            note(letter->count, letter->dtype, letter->tag, posted_.front().to, letter->wanted_count,
+                 letter->wanted_dtype);
         group_->domain().release(posted_.front().offset);
         posted_.pop_front();
     }

@@ -9,6 +9,8 @@
 namespace ring {
 namespace {
 
+constexpr std::int64_t kLookEvery = 50'000'000;  // ns
+
 // A letter's memory is free when its receiver has taken it, or never will.
 class Delivered : public Arena::Condition {
    public:
@@ -24,8 +26,27 @@ class Delivered : public Arena::Condition {
 
 }  // namespace
 
+int PostOffice::local(int member) const {
+    if (!place_.fabric) return member;
+    return place_.fabric->host_of(member) == place_.fabric->host() ? place_.fabric->local_index(member) : -1;
+}
+
+// Nobody rings for a rank of another host: it polls.
+void PostOffice::ring_bell_of(int member) const {
+    const int here = local(member);
+    if (here >= 0) group_->ring_bell_of(here);
+}
+
+bool PostOffice::is_gone(int member) const {
+    if (member == place_.index) return false;
+    const int here = local(member);
+    if (here >= 0) return group_->has_left(group_->local_rank(here)) || group_->domain().dead(group_->local_rank(here));
+    const int address = place_.fabric->address(member);
+    return place_.fabric->notices().has_left(address) || place_.epoch_fabric->notices().has_left(address);
+}
+
 std::string PostOffice::rank_of(int member) const {
-    return "rank " + std::to_string(group_->ranks()[static_cast<std::size_t>(member)]);
+    return "rank " + std::to_string(place_.ranks[static_cast<std::size_t>(member)]);
 }
 
 std::string PostOffice::describe(const Message& message) const {
@@ -38,20 +59,25 @@ std::string PostOffice::describe(const Message& message) const {
 
 void PostOffice::wait(Message& message, double timeout, const Interruption& check) {
     const std::int64_t deadline = deadline_after(timeout);
+    std::int64_t next_look = monotonic_ns() + kLookEvery;
     try {
         wait_until(
-            group_->bell(), group_->spin(),
+            group_->bell(), polls() ? group_->spin().polling() : group_->spin(),
             [&] {
                 if (message.done()) return true;
                 advance();
                 return message.done();
             },
             [&] {
+                const std::int64_t now = monotonic_ns();
+                if (polls() && now < next_look) return;
+                next_look = now + kLookEvery;
                 if (check) check();
                 look();
                 if (deadline != 0 && monotonic_ns() > deadline)
                     group_->abort(describe(message) + " was not done after " + seconds_text(timeout));
-            });
+            },
+            polls() ? kPoll : kSleep);
     } catch (...) {
         group_->abort(FixedText("rank %d was interrupted while it waited for a message", group_->rank()));
         advance();  // fails all that is under way, this one too
@@ -63,20 +89,17 @@ void PostOffice::wait(Message& message, double timeout, const Interruption& chec
 void PostOffice::look() noexcept {
     const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
     if (!lock.owns_lock() || group_->aborted()) return;
-    const auto is_gone = [&](int member) {
-        return member != group_->index() &&
-               (group_->has_left(group_->local_rank(member)) || group_->domain().dead(group_->local_rank(member)));
-    };
     const auto examine = [&](const Message& message) {
         bool gone = message.peer_ != kAny && is_gone(message.peer_);
         if (message.peer_ == kAny) {
             gone = true;
-            for (int member = 0; member < group_->size(); ++member)
-                gone = gone && (member == group_->index() || is_gone(member));
+            for (int member = 0; member < static_cast<int>(place_.ranks.size()); ++member)
+                gone = gone && (member == place_.index || is_gone(member));
         }
         if (gone) {
             // It may have sent just before.
-            take_letters();
+            if (link_ && link_->advance()) return;
+            take_arrivals();
             if (match()) return;
             group_->abort(describe(message) + " waits in vain: " +
                           (message.peer_ == kAny ? "all other ranks have" : rank_of(message.peer_) + " has") +
@@ -99,6 +122,7 @@ void PostOffice::look() noexcept {
 // Nothing begins to read a tensor after an abort, and who reads one now ends soon: then they are their callers' again.
 void PostOffice::fail_all(const std::exception_ptr& error) noexcept {
     group_->wait_quiet();
+    if (link_) link_->drop_streams();
     for (auto* queue : {&wanted_, &receiving_, &sending_}) {
         for (const auto& message : *queue) {
             std::exception_ptr own = error;

@@ -56,10 +56,10 @@ def _start(tensor: Tensor, splits: Splits, name: str | None, process_set: Proces
     row = tensor.shape[1:]
     # Rows without elements do not show in what arrives: exchange how many there are instead.
     if prod(row):
-        work = communicator.alltoall(buffer_of(on_host(tensor)), send, name=name, blocking=blocking)
+        work = communicator.alltoall([buffer_of(on_host(tensor))], send, name=name, blocking=blocking)
     else:
         ones = [1] * communicator.size
-        work = communicator.alltoall(buffer_of(torch.tensor(send)), ones, name=name, blocking=blocking)
+        work = communicator.alltoall([buffer_of(torch.tensor(send))], ones, name=name, blocking=blocking)
 
     def finish() -> tuple[Tensor, Tensor]:
         if prod(row):

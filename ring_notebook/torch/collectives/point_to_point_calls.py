@@ -18,8 +18,8 @@ def send(tensor: Tensor, dst: int, tag: int = 0, process_set: ProcessSet = globa
     """Send ``tensor`` to the global rank ``dst``, which calls `recv` with a tensor of the same size and dtype.
 
     Returns when ``tensor`` may change: at once up to 64 KiB, else when it has been received. Raises CollectiveMismatch
-    on both sides where sizes or dtypes differ (for a small tensor at the sender's next call), CollectiveAborted when
-    the other rank failed, left or died, and ValueError when it is on another host.
+    on both sides where sizes or dtypes differ (for a small tensor at the sender's next call), and CollectiveAborted
+    when the other rank failed, left or died.
     """
     _send(tensor, dst, tag, process_set, blocking=True)
 

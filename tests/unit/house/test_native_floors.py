@@ -21,7 +21,7 @@ MAY_INCLUDE = {
     "collectives/host": BELOW_COLLECTIVES,
     "collectives/inter_host": {"collectives/host", *BELOW_COLLECTIVES},
     "collectives": {"collectives/inter_host", "collectives/host", *BELOW_COLLECTIVES},
-    "messages": {"group", "memory", "base"},
+    "messages": {"collectives/inter_host", "collectives/host", *BELOW_COLLECTIVES},
     "communicator": {"messages", "collectives", "collectives/inter_host", "collectives/host", *BELOW_COLLECTIVES},
 }
 FILES = sorted(path for path in NATIVE.rglob("*") if path.suffix in {".cpp", ".hpp"})

@@ -132,17 +132,18 @@ class Communicator {
     // Queues it. One with a name matches by that, whatever comes in which order; throws InvalidArgument while one of
     // that name is under way.
     std::shared_ptr<Work> start(Request request, double timeout);
+    // From here on names are titles, for errors and timelines, and operations that are queued match by order.
+    void match_in_order() { in_order_.store(true, std::memory_order_relaxed); }
     // Ends when the work is done; an interruption aborts the epoch, because the work cannot be taken back.
     void wait(Work& work, double timeout, const Interruption& check);
 
-    // Messages to and from members (group indices) on this host; `from` may be PostOffice::kAny. One that the caller
+    // Messages to and from members (group indices); `from` may be PostOffice::kAny. One that the caller
     // does not go on to wait for is carried on by the progress thread.
     std::shared_ptr<Message> send(int to, int tag, const void* data, std::uint64_t count, DType dtype, double timeout,
                                   bool attended);
     std::shared_ptr<Message> receive(int from, int tag, void* data, std::uint64_t count, DType dtype, double timeout,
                                      bool attended);
-    void wait(Message& message, double timeout, const Interruption& check) { post_->wait(message, timeout, check); }
-    int source(const Message& message) const;
+    void wait(Message& message, double timeout, const Interruption& check);
 
     // The communicator of a group that a Group operation has made.
     std::shared_ptr<Communicator> subgroup(Work& work) const;
@@ -223,8 +224,8 @@ class Communicator {
     Served serve_queue();
     void wait_for_names(const Request& request, const Interruption& check);
     Served serve_messages();
-    // Of a member on this host, its index here.
-    int neighbour(OpKind kind, int member) const;
+    void check_member(OpKind kind, int member) const;
+    void read_notices();
     int rank() const { return ranks()[static_cast<std::size_t>(index_)]; }
     std::string who() const { return "rank " + std::to_string(rank()); }
     std::string locate(const Work& work) const;
@@ -244,7 +245,8 @@ class Communicator {
     std::deque<std::shared_ptr<Work>> queue_;
     std::thread::id inline_thread_;  // carries an operation out in its caller; none when there is none
     std::atomic<bool> closed_{false};
-    Doorbell idle_;  // rings when an operation has ended
+    std::atomic<bool> in_order_{false};  // whatever their names
+    Doorbell idle_;                      // rings when an operation has ended
     std::unique_ptr<NamedLane> named_;
 };
 

@@ -1,7 +1,8 @@
-// Messages from one rank to another of its host, matched by sender and tag in the order in which they were sent.
+// Messages from one rank to another, matched by sender and tag in the order in which they were sent.
 //
-// The sender writes a *letter* into its own ring memory and hangs it on the receiver's mailbox, so that no rank needs a
-// connection to another. What a letter brings is of one of three kinds:
+// Between hosts they travel as `LinkMessages` says. On one host the sender writes a *letter* into its own ring memory
+// and hangs it on the receiver's mailbox, so that no rank needs a connection to another. What a letter brings is of one
+// of three kinds:
 //
 //   small     lies behind the letter: the send is complete at once, whatever the receiver does
 //   pulled    lies in the sender's tensor, which is in ring memory: the receiver copies it from there
@@ -21,6 +22,7 @@
 
 #include "ring/group/host_group.hpp"
 #include "ring/group/recorder.hpp"
+#include "ring/messages/link_messages.hpp"
 
 namespace ring {
 
@@ -47,6 +49,7 @@ class Message {
     std::byte* data_ = nullptr;  // to send it is only read
     std::size_t bytes_ = 0;
     std::size_t moved_ = 0;            // of a stream
+    std::shared_ptr<Stream> stream_;   // to or from another host
     Letter* letter_ = nullptr;         // sent or matched
     std::uint64_t offset_ = kNowhere;  // of a letter that was sent
     std::int64_t deadline_ = 0;
@@ -61,14 +64,23 @@ class PostOffice {
    public:
     static constexpr int kAny = -1;
 
-    // `number` is that of the group, for timelines.
-    PostOffice(std::shared_ptr<HostGroup> group, std::shared_ptr<Recorder> recorder, int number);
+    // Of the group, and of its epoch, whose departures count too.
+    struct Place {
+        std::shared_ptr<HostGroup> group;
+        std::shared_ptr<Fabric> fabric;        // null on one host
+        std::shared_ptr<Fabric> epoch_fabric;  // null where the epoch has one host
+        std::vector<int> ranks;                // of all members
+        int index;                             // of this process
+        std::shared_ptr<Recorder> recorder;
+        int number;  // of the group, for timelines
+    };
+    explicit PostOffice(Place place);
     // Gives up what is under way. Small messages that were sent can be received as long as their receiver lives.
     ~PostOffice();
     PostOffice(const PostOffice&) = delete;
     PostOffice& operator=(const PostOffice&) = delete;
 
-    // To and from members. Throws Mismatch where the receiver has refused an earlier small message.
+    // To and from members (group indices). Throws Mismatch where the receiver has refused an earlier small message.
     // `attended` says that the caller will wait for it.
     std::shared_ptr<Message> send(int to, int tag, const void* data, std::uint64_t count, DType dtype, double timeout,
                                   bool attended);
@@ -82,7 +94,11 @@ class PostOffice {
     // late.
     void look() noexcept;
     // Whether there are messages that nobody may be waiting for.
-    bool unattended() const { return unattended_.load(std::memory_order_seq_cst) != 0; }
+    bool unattended() const {
+        return unattended_.load(std::memory_order_seq_cst) != 0 || (link_ && link_->is_sending());
+    }
+    // Whether what moves them rings no bell.
+    bool polls() const { return link_ != nullptr; }
     // Fails what is under way: the communicator is closed.
     void close(std::exception_ptr error) noexcept;
 
@@ -90,10 +106,27 @@ class PostOffice {
     std::shared_ptr<Message> make(OpKind kind, int peer, int tag, void* data, std::uint64_t count, DType dtype,
                                   double timeout, bool attended);
     void begin(const Message& message);
+    // One that has come and was not matched yet, from this host or another.
+    struct Arrival {
+        int from;  // member
+        int tag;
+        DType dtype;
+        std::uint64_t count;
+        Letter* letter;  // null from another host
+        RemoteMessage remote;
+    };
     void post(Message& message);
-    void take_letters();
+    void take_arrivals();
     bool match();
-    void accept(Message& message, Letter& letter);
+    void accept(Message& message, Arrival& arrival);
+    void refuse(Message& message, Arrival& arrival);
+    bool settle(Message& message);
+    std::exception_ptr refused(const Message& message, std::uint64_t count, DType dtype) const;
+    bool advance_locked();
+    // The index on this host of a member; -1 on another one.
+    int local(int member) const;
+    bool is_gone(int member) const;
+    void ring_bell_of(int member) const;
     bool fill(Message& message);
     bool empty(Message& message);
     void finish(Message& message, std::exception_ptr error) noexcept;
@@ -103,11 +136,12 @@ class PostOffice {
     std::string describe(const Message& message) const;
     std::string rank_of(int member) const;
 
-    std::shared_ptr<HostGroup> group_;
-    std::shared_ptr<Recorder> recorder_;
-    int number_;
+    const Place place_;
+    const std::shared_ptr<HostGroup>& group_ = place_.group;
+    const std::shared_ptr<Recorder>& recorder_ = place_.recorder;
+    std::unique_ptr<LinkMessages> link_;  // null on one host
     std::mutex mutex_;
-    std::deque<Letter*> arrived_;                     // and not matched
+    std::deque<Arrival> arrived_;                     // and not matched
     std::deque<std::shared_ptr<Message>> wanted_;     // receives that are not matched
     std::deque<std::shared_ptr<Message>> receiving_;  // streams
     std::deque<std::shared_ptr<Message>> sending_;    // until the receiver has taken them

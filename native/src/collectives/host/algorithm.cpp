@@ -53,6 +53,24 @@ void Result::allocate(std::size_t size) {
     data.reset(static_cast<std::byte*>(memory), std::free);
 }
 
+std::vector<std::byte*> Result::place(const Request& request, std::vector<std::int64_t> from, std::size_t item) {
+    counts = std::move(from);
+    placed = request.targets.size() == counts.size();
+    std::size_t total = 0;
+    for (std::size_t i = 0; i < counts.size(); ++i) {
+        total += static_cast<std::size_t>(counts[i]) * item;
+        placed = placed && request.targets[i].count == static_cast<std::uint64_t>(counts[i]);
+    }
+    std::vector<std::byte*> places;
+    if (!placed) allocate(total);
+    std::byte* next = data.get();
+    for (std::size_t i = 0; i < counts.size(); ++i) {
+        places.push_back(placed ? request.targets[i].data : next);
+        if (!placed) next += static_cast<std::size_t>(counts[i]) * item;
+    }
+    return places;
+}
+
 Range chunk_range(std::uint64_t count, int size, int index, std::size_t item) {
     const std::uint64_t line = 64 / item;
     const std::uint64_t lines = (count + line - 1) / line;

@@ -63,22 +63,15 @@ class StagedBroadcast : public GatedAlgorithm {
     std::uint64_t per_step_, steps_;
 };
 
-// The result of an allgather or alltoall: the parts from each rank, one after another.
+// An allgather or alltoall: the part from each rank has its place.
 class Gathering : public GatedAlgorithm {
    protected:
-    Gathering(Result& result, std::vector<std::int64_t> counts, std::size_t item) : item_(item) {
-        std::uint64_t total = 0;
-        for (std::int64_t count : counts) {
-            starts_.push_back(total);
-            total += static_cast<std::uint64_t>(count);
-        }
-        result.counts = std::move(counts);
-        result.allocate(total * item_);
-        output_ = result.data.get();
-        counts_ = result.counts;
-    }
+    Gathering(const Operation& operation, std::vector<std::int64_t> counts)
+        : item_(item_size(lead_header(operation.headers).dtype)),
+          places_(operation.result.place(operation.request, std::move(counts), item_)),
+          counts_(operation.result.counts) {}
 
-    std::byte* part(int member) const { return output_ + starts_[static_cast<std::size_t>(member)] * item_; }
+    std::byte* part(int member) const { return places_[static_cast<std::size_t>(member)]; }
     std::uint64_t count(int member) const {
         return static_cast<std::uint64_t>(counts_[static_cast<std::size_t>(member)]);
     }
@@ -86,8 +79,7 @@ class Gathering : public GatedAlgorithm {
     std::size_t item_;
 
    private:
-    std::byte* output_;
-    std::vector<std::uint64_t> starts_;
+    std::vector<std::byte*> places_;
     std::vector<std::int64_t> counts_;
 };
 
@@ -100,11 +92,10 @@ std::vector<std::int64_t> header_counts(const std::vector<Header>& headers) {
 // Every rank takes its parts where they lie: `from[member]` elements into that member's tensor.
 class Pull : public Gathering {
    public:
-    Pull(HostGroup& group, const std::vector<Header>& headers, std::vector<std::int64_t> counts,
-         std::vector<std::uint64_t> from, bool is_inline, Result& result)
-        : Gathering(result, std::move(counts), item_size(headers[0].dtype)),
-          group_(group),
-          headers_(headers),
+    Pull(const Operation& operation, std::vector<std::int64_t> counts, std::vector<std::uint64_t> from, bool is_inline)
+        : Gathering(operation, std::move(counts)),
+          group_(operation.group),
+          headers_(operation.headers),
           from_(std::move(from)),
           inline_(is_inline) {}
 
@@ -115,7 +106,9 @@ class Pull : public Gathering {
             const auto i = static_cast<std::size_t>(member);
             const std::byte* tensor = inline_ ? group_.inline_slot(member, headers_[i].sequence)
                                               : group_.domain().at<std::byte>(headers_[i].input);
-            std::memcpy(part(member), tensor + from_[i] * item_, count(member) * item_);
+            const std::byte* from = tensor + from_[i] * item_;
+            // In place, as FSDP gathers, a rank's own part lies there already.
+            if (from != part(member)) std::memcpy(part(member), from, count(member) * item_);
         }
         return inline_;
     }
@@ -130,12 +123,12 @@ class Pull : public Gathering {
 //   step k:  consume(k-1)  fill(k)
 class StagedAllgather : public Gathering {
    public:
-    StagedAllgather(HostGroup& group, const Request& request, const std::vector<Header>& headers, Result& result)
-        : Gathering(result, header_counts(headers), item_size(headers[0].dtype)),
-          group_(group),
-          request_(request),
-          per_step_(group.segment_bytes() / item_) {
-        for (const Header& header : headers) steps_ = std::max(steps_, steps_for(header.count, per_step_));
+    explicit StagedAllgather(const Operation& operation)
+        : Gathering(operation, header_counts(operation.headers)),
+          group_(operation.group),
+          request_(operation.request),
+          per_step_(group_.segment_bytes() / item_) {
+        for (const Header& header : operation.headers) steps_ = std::max(steps_, steps_for(header.count, per_step_));
     }
 
     bool step(std::uint64_t k) override {
@@ -196,13 +189,12 @@ class SplitTable {
 // A segment holds one piece for each rank.   step k:  consume(k-1)  fill(k)
 class StagedAlltoall : public Gathering {
    public:
-    StagedAlltoall(HostGroup& group, const Request& request, const std::vector<Header>& headers, SplitTable splits,
-                   Result& result)
-        : Gathering(result, splits.column(group.index()), item_size(headers[0].dtype)),
-          group_(group),
-          request_(request),
+    StagedAlltoall(const Operation& operation, SplitTable splits)
+        : Gathering(operation, splits.column(operation.group.index())),
+          group_(operation.group),
+          request_(operation.request),
           splits_(std::move(splits)),
-          unit_(group.segment_bytes() / item_ / static_cast<std::size_t>(group.size())),
+          unit_(group_.segment_bytes() / item_ / static_cast<std::size_t>(group_.size())),
           steps_(steps_for(splits_.largest(), unit_)) {}
 
     bool step(std::uint64_t k) override {
@@ -244,8 +236,8 @@ std::unique_ptr<Algorithm> pull_broadcast(const Operation& operation, bool is_in
 }
 
 std::unique_ptr<Algorithm> pull_allgather(const Operation& operation, bool is_inline) {
-    return std::make_unique<Pull>(operation.group, operation.headers, header_counts(operation.headers),
-                                  std::vector<std::uint64_t>(operation.headers.size()), is_inline, operation.result);
+    return std::make_unique<Pull>(operation, header_counts(operation.headers),
+                                  std::vector<std::uint64_t>(operation.headers.size()), is_inline);
 }
 
 SplitTable split_table(const Operation& operation) {
@@ -255,8 +247,7 @@ SplitTable split_table(const Operation& operation) {
 std::unique_ptr<Algorithm> pull_alltoall(const Operation& operation, bool is_inline) {
     const SplitTable splits = split_table(operation);
     const int own = operation.group.index();
-    return std::make_unique<Pull>(operation.group, operation.headers, splits.column(own), splits.column_starts(own),
-                                  is_inline, operation.result);
+    return std::make_unique<Pull>(operation, splits.column(own), splits.column_starts(own), is_inline);
 }
 
 }  // namespace
@@ -278,7 +269,7 @@ std::unique_ptr<Algorithm> make_one_shot_allgather(const Operation& operation) {
 std::unique_ptr<Algorithm> make_pull_allgather(const Operation& operation) { return pull_allgather(operation, false); }
 
 std::unique_ptr<Algorithm> make_staged_allgather(const Operation& operation) {
-    return std::make_unique<StagedAllgather>(operation.group, operation.request, operation.headers, operation.result);
+    return std::make_unique<StagedAllgather>(operation);
 }
 
 std::unique_ptr<Algorithm> make_one_shot_alltoall(const Operation& operation) { return pull_alltoall(operation, true); }
@@ -286,8 +277,7 @@ std::unique_ptr<Algorithm> make_one_shot_alltoall(const Operation& operation) { 
 std::unique_ptr<Algorithm> make_pull_alltoall(const Operation& operation) { return pull_alltoall(operation, false); }
 
 std::unique_ptr<Algorithm> make_staged_alltoall(const Operation& operation) {
-    return std::make_unique<StagedAlltoall>(operation.group, operation.request, operation.headers,
-                                            split_table(operation), operation.result);
+    return std::make_unique<StagedAlltoall>(operation, split_table(operation));
 }
 
 }  // namespace ring

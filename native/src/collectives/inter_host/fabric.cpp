@@ -40,7 +40,7 @@ void forget(Link& link, int tag) {
 TagNumber::TagNumber(std::shared_ptr<Link> link)
     : link_(std::move(link)), taken_(link_->take_number(numbers_of_a_kind(*link_))) {
     for (int first : {0, kLaneTags})
-        for (int channel : {Fabric::kAgreement, Fabric::kData, Fabric::kNotice})
+        for (int channel : {Fabric::kAgreement, Fabric::kData, Fabric::kNotice, Fabric::kMessage})
             forget(*link_, value() * kChannels + first + channel);
 }
 
@@ -107,12 +107,12 @@ Link::Transfer Fabric::receive(Channel channel, int from, void* data, std::size_
     return link_->receive(addresses_[static_cast<std::size_t>(from)], tag(channel, index_), data, bytes);
 }
 
-bool Fabric::has_notice(int& source, std::size_t& bytes) const {
-    return link_->probe(tag(kNotice, index_), source, bytes);
+bool Fabric::has_come(Channel channel, int& source, std::size_t& bytes) const {
+    return link_->probe(tag(channel, index_), source, bytes);
 }
 
-Link::Transfer Fabric::receive_notice(int source, void* data, std::size_t bytes) const {
-    return link_->receive(source, tag(kNotice, index_), data, bytes);
+Link::Transfer Fabric::receive_come(Channel channel, int source, void* data, std::size_t bytes) const {
+    return link_->receive(source, tag(channel, index_), data, bytes);
 }
 
 std::shared_ptr<Fabric> Fabric::lane() const {
@@ -178,8 +178,10 @@ bool Transfers::done() {
     return ended_ == all_.size();
 }
 
-Window::Window(const Fabric& fabric, int previous, int next, std::uint64_t to_come, std::uint64_t to_send)
+Window::Window(const Fabric& fabric, int previous, int next, std::uint64_t to_come, std::uint64_t to_send,
+               Fabric::Channel channel)
     : fabric_(fabric),
+      channel_(channel),
       previous_(previous),
       next_(next),
       to_come_(to_come),

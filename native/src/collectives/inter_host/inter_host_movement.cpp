@@ -180,8 +180,11 @@ class PairwiseReduceScatter : public BetweenHosts {
 // Every rank sends its tensor to one rank of each other host, which lands it in ring memory for all of its host.
 class LandingAllgather : public BetweenHosts {
    public:
-    LandingAllgather(HostGroup& group, Fabric& fabric, const std::vector<Header>& all, Result& result)
-        : BetweenHosts(group, fabric, all), result_(result), transfers_(fabric, Fabric::kData, landed_) {}
+    explicit LandingAllgather(const Operation& operation)
+        : BetweenHosts(operation.group, *operation.fabric, operation.headers),
+          request_(operation.request),
+          result_(operation.result),
+          transfers_(*operation.fabric, Fabric::kData, landed_) {}
 
     Step advance(std::uint64_t gates) override {
         if (gates == 2) return Step::Done;
@@ -211,24 +214,23 @@ class LandingAllgather : public BetweenHosts {
     }
 
     void copy_all() {
-        std::size_t total = 0;
-        for (int from = 0; from < fabric_.size(); ++from) {
-            result_.counts.push_back(static_cast<std::int64_t>(header(from).count));
-            total += bytes(from);
-        }
-        result_.allocate(total);
-        std::byte* out = result_.data.get();
+        std::vector<std::int64_t> counts;
+        for (int from = 0; from < fabric_.size(); ++from)
+            counts.push_back(static_cast<std::int64_t>(header(from).count));
+        const std::vector<std::byte*> places = result_.place(request_, std::move(counts), item_);
         for (int from = 0; from < fabric_.size(); ++from) {
             const bool is_here = fabric_.host_of(from) == fabric_.host();
             if (bytes(from) == 0) continue;
             const std::byte* tensor =
                 is_here ? input(from) : group_.domain().at<std::byte>(landing_places(group_)[from]);
+            std::byte* const out = places[static_cast<std::size_t>(from)];
+            if (tensor == out) continue;
             in_parts(group_, {0, bytes(from)}, 1,
                      [&](const Range& part) { std::memcpy(out + part.begin, tensor + part.begin, part.size()); });
-            out += bytes(from);
         }
     }
 
+    const Request& request_;
     Result& result_;
     bool started_ = false;
     std::shared_ptr<std::deque<Region>> landed_ = std::make_shared<std::deque<Region>>();
@@ -238,16 +240,27 @@ class LandingAllgather : public BetweenHosts {
 // Every rank sends to every rank of the other hosts, and reads from those of its own.
 class PairwiseAlltoall : public BetweenHosts {
    public:
-    PairwiseAlltoall(HostGroup& group, Fabric& fabric, const Agreement& agreement, Result& result)
-        : BetweenHosts(group, fabric, agreement.headers()), agreement_(agreement), result_(result) {}
+    explicit PairwiseAlltoall(const Operation& operation)
+        : BetweenHosts(operation.group, *operation.fabric, operation.headers),
+          agreement_(*operation.agreement),
+          request_(operation.request),
+          result_(operation.result) {}
 
     Step advance(std::uint64_t gates) override {
         if (gates == 1) return Step::Done;
         if (!started_) start();
-        return transfers_->done() ? Step::Gate : Step::AwaitsLink;
+        if (!transfers_->done()) return Step::AwaitsLink;
+        for (const auto& [from, landed, size] : landed_)
+            std::memcpy(places_[static_cast<std::size_t>(from)], landed, size);
+        return Step::Gate;
     }
 
    private:
+    struct Landed {
+        int from;
+        const std::byte* data;
+        std::size_t bytes;
+    };
     std::size_t bytes(int from, int to) const { return static_cast<std::size_t>(agreement_.splits(from)[to]) * item_; }
     std::size_t start_of(int from, int to) const {
         std::size_t sum = 0;
@@ -257,29 +270,40 @@ class PairwiseAlltoall : public BetweenHosts {
 
     void start() {
         started_ = true;
-        std::size_t total = 0;
+        std::vector<std::int64_t> counts;
+        std::size_t remote = 0;
         for (int from = 0; from < fabric_.size(); ++from) {
-            result_.counts.push_back(agreement_.splits(from)[index_]);
-            total += bytes(from, index_);
+            counts.push_back(agreement_.splits(from)[index_]);
+            if (fabric_.host_of(from) != fabric_.host()) remote += bytes(from, index_);
         }
-        result_.allocate(total);
-        transfers_.emplace(fabric_, Fabric::kData, result_.data);
-        std::byte* out = result_.data.get();
+        places_ = result_.place(request_, std::move(counts), item_);
+        // A link may write for longer than the caller's tensors live.
+        std::shared_ptr<std::byte[]> landing;
+        if (result_.placed) landing.reset(new std::byte[remote]);
+        transfers_.emplace(
+            fabric_, Fabric::kData,
+            result_.placed ? std::shared_ptr<const void>(landing) : std::shared_ptr<const void>(result_.data));
+        std::byte* next = landing.get();
         for (int peer = 0; peer < fabric_.size(); ++peer) {
             const std::size_t incoming = bytes(peer, index_);
+            std::byte* const place = places_[static_cast<std::size_t>(peer)];
             if (fabric_.host_of(peer) == fabric_.host()) {
-                if (incoming > 0) std::memcpy(out, input(peer) + start_of(peer, index_), incoming);
-            } else {
-                transfers_->receive(peer, out, incoming);
-                transfers_->send(peer, input(index_) + start_of(index_, peer), bytes(index_, peer));
+                if (incoming > 0) std::memcpy(place, input(peer) + start_of(peer, index_), incoming);
+                continue;
             }
-            out += incoming;
+            if (result_.placed && incoming > 0) landed_.push_back({peer, next, incoming});
+            transfers_->receive(peer, result_.placed ? next : place, incoming);
+            transfers_->send(peer, input(index_) + start_of(index_, peer), bytes(index_, peer));
+            if (result_.placed) next += incoming;
         }
     }
 
     const Agreement& agreement_;
+    const Request& request_;
     Result& result_;
     bool started_ = false;
+    std::vector<std::byte*> places_;
+    std::vector<Landed> landed_;  // on its way to the targets of the request
     std::optional<Transfers> transfers_;
 };
 
@@ -295,12 +319,11 @@ std::unique_ptr<Algorithm> make_pairwise_reducescatter(const Operation& operatio
 }
 
 std::unique_ptr<Algorithm> make_landing_allgather(const Operation& operation) {
-    return std::make_unique<LandingAllgather>(operation.group, *operation.fabric, operation.headers, operation.result);
+    return std::make_unique<LandingAllgather>(operation);
 }
 
 std::unique_ptr<Algorithm> make_pairwise_alltoall(const Operation& operation) {
-    return std::make_unique<PairwiseAlltoall>(operation.group, *operation.fabric, *operation.agreement,
-                                              operation.result);
+    return std::make_unique<PairwiseAlltoall>(operation);
 }
 
 }  // namespace ring

@@ -13,13 +13,14 @@ namespace ring {
 namespace {
 
 constexpr std::int64_t kAbort = -1;
+constexpr std::int64_t kLeaving = -2;
 constexpr std::int64_t kLinger = 100'000'000;  // ns
 
 }  // namespace
 
 struct Notices::Notice {
     std::uint64_t id = 0;            // of the group that it is for
-    std::int64_t last_sequence = 0;  // kAbort: the epoch has ended
+    std::int64_t last_sequence = 0;  // kAbort: the epoch has ended; kLeaving: its sender has left
     std::int32_t host = 0;
     char reason[kReasonBytes] = {};
 };
@@ -31,8 +32,12 @@ struct Notices::Outgoing {
 };
 
 Notices::Notices(const Fabric& fabric)
-    : fabric_(fabric), abort_(std::make_unique<Outgoing>()), departure_(std::make_unique<Outgoing>()) {
-    sending_.reserve(2 * static_cast<std::size_t>(fabric.size()));
+    : fabric_(fabric),
+      abort_(std::make_unique<Outgoing>()),
+      departure_(std::make_unique<Outgoing>()),
+      leaving_(std::make_unique<Outgoing>()) {
+    sending_.reserve(3 * static_cast<std::size_t>(fabric.size()));
+    left_.reserve(static_cast<std::size_t>(fabric.size()));
     left_at_.assign(static_cast<std::size_t>(fabric.hosts()), kAbort);
 }
 
@@ -42,13 +47,14 @@ Notices::~Notices() {
     bool all_sent = false;
     do {
         send_due();
-        all_sent = sending_.empty() && !is_due(*abort_) && !is_due(*departure_);
+        all_sent = sending_.empty() && !is_due(*abort_) && !is_due(*departure_) && !is_due(*leaving_);
         if (!all_sent) cpu_yield();
     } while (!all_sent && monotonic_ns() < deadline);
     if (!all_sent) {
         // The link may read them for as long as the process lives.
         static_cast<void>(abort_.release());
         static_cast<void>(departure_.release());
+        static_cast<void>(leaving_.release());
     }
     for (Incoming& one : arriving_) fabric_.link().cancel(one.transfer, std::move(one.notice));
 }
@@ -58,6 +64,8 @@ void Notices::announce_abort(std::string_view reason) noexcept { announce(*abort
 void Notices::announce_departure(std::uint64_t last_sequence) noexcept {
     announce(*departure_, static_cast<std::int64_t>(last_sequence), {});
 }
+
+void Notices::announce_leaving() noexcept { announce(*leaving_, kLeaving, {}); }
 
 void Notices::announce(Outgoing& outgoing, std::int64_t last_sequence, std::string_view reason) noexcept {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -77,6 +85,7 @@ void Notices::send_due() noexcept {
     forget_sent();
     send(*abort_);
     send(*departure_);
+    send(*leaving_);
 }
 
 void Notices::send(Outgoing& outgoing) noexcept {
@@ -112,18 +121,18 @@ bool Notices::read(HostGroup& group) {
     const std::lock_guard<std::mutex> lock(mutex_);
     int source = 0;
     std::size_t bytes = 0;
-    while (fabric_.has_notice(source, bytes)) {
+    while (fabric_.has_come(Fabric::kNotice, source, bytes)) {
         auto notice = std::make_shared<Notice>();
         arriving_.reserve(arriving_.size() + 1);
-        const Link::Transfer transfer = fabric_.receive_notice(source, notice.get(), sizeof(Notice));
-        arriving_.push_back({std::move(notice), transfer});
+        const Link::Transfer transfer = fabric_.receive_come(Fabric::kNotice, source, notice.get(), sizeof(Notice));
+        arriving_.push_back({std::move(notice), source, transfer});
     }
     // The rest of a message may never come: its sender may have died after it had announced it.
     for (auto one = arriving_.begin(); one != arriving_.end();) {
         if (fabric_.link().done(one->transfer)) {
-            const std::shared_ptr<Notice> notice = std::move(one->notice);
+            const Incoming come = std::move(*one);
             one = arriving_.erase(one);
-            apply(*notice, group);
+            apply(*come.notice, come.source, group);
         } else {
             ++one;
         }
@@ -131,13 +140,20 @@ bool Notices::read(HostGroup& group) {
     return arriving_.empty();
 }
 
-void Notices::apply(const Notice& notice, HostGroup& group) {
+void Notices::apply(const Notice& notice, int source, HostGroup& group) {
     if (notice.id != fabric_.id()) return;  // an epoch's of long ago
     if (notice.last_sequence == kAbort) {
         group.abort_by_other_host(notice.reason);
+    } else if (notice.last_sequence == kLeaving) {
+        left_.push_back(source);
     } else {
         left_at_[static_cast<std::size_t>(notice.host)] = notice.last_sequence;
     }
+}
+
+bool Notices::has_left(int address) const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return std::find(left_.begin(), left_.end(), address) != left_.end();
 }
 
 std::vector<int> Notices::departed(std::uint64_t sequence) const {

@@ -76,17 +76,13 @@ class SmallOperation : public Algorithm {
     template <class Count, class Start>
     void gather(const Header& lead, Count&& count, Start&& start) {
         const std::size_t item = item_size(lead.dtype);
-        std::uint64_t total = 0;
-        for (int from = 0; from < fabric_.size(); ++from) {
-            result_.counts.push_back(static_cast<std::int64_t>(count(from)));
-            total += count(from);
-        }
-        result_.allocate(total * item);
-        std::byte* out = result_.data.get();
+        std::vector<std::int64_t> counts;
+        for (int from = 0; from < fabric_.size(); ++from) counts.push_back(static_cast<std::int64_t>(count(from)));
+        const std::vector<std::byte*> places = result_.place(request_, std::move(counts), item);
         for (int from = 0; from < fabric_.size(); ++from) {
             const std::size_t bytes = count(from) * item;
-            if (bytes > 0) std::memcpy(out, agreement_.payload(from) + start(from) * item, bytes);
-            out += bytes;
+            std::byte* const to = places[static_cast<std::size_t>(from)];
+            if (bytes > 0) std::memcpy(to, agreement_.payload(from) + start(from) * item, bytes);
         }
     }
 

@@ -24,10 +24,16 @@
 
 namespace ring {
 
-// One tensor of an operation. Operations other than allreduce have exactly one.
+// One tensor of an operation. Operations other than allreduce and alltoall have exactly one.
 struct Piece {
     const std::byte* input = nullptr;
     std::byte* output = nullptr;
+    std::uint64_t count = 0;
+};
+
+// Where what comes from one rank goes, in an allgather or alltoall.
+struct Target {
+    std::byte* data = nullptr;
     std::uint64_t count = 0;
 };
 
@@ -42,6 +48,7 @@ struct Request {
     std::vector<Piece> pieces;
     std::vector<std::int64_t> shape;
     std::vector<std::int64_t> splits;  // alltoall: elements for each rank
+    std::vector<Target> targets;       // allgather, alltoall: one for each rank; empty for memory of the result's own
     std::vector<int> members;          // group: indices in this group
     Update update;                     // step: what to do with the summed gradients
     float* state[2] = {};              // step: this rank's shard of the optimizer's state
@@ -56,10 +63,14 @@ struct Result {
     std::shared_ptr<std::byte> data;  // allgather, alltoall; a link may hold it too
     std::size_t bytes = 0;
     std::vector<std::int64_t> counts;  // elements from each rank
+    bool placed = false;               // they are in the request's targets, and `data` holds nothing
     int last_joined = -1;
     std::shared_ptr<HostGroup> group;  // group: its part on this host, where this rank is in it
 
     void allocate(std::size_t size);
+    // Where the elements from each rank go, whose numbers are `counts`: to the targets of the request where these have
+    // just that size, else to memory of the result's own.
+    std::vector<std::byte*> place(const Request& request, std::vector<std::int64_t> counts, std::size_t item);
 };
 
 enum class Step {

@@ -42,7 +42,8 @@ struct MessageFront {
 
 class Fabric {
    public:
-    enum Channel { kAgreement = 0, kData = 1, kNotice = 2 };
+    // A named lane has tags of its own for the first three, and no messages: the last two share its fourth.
+    enum Channel { kAgreement = 0, kData = 1, kNotice = 2, kMessage = 3, kPayload = 7 };
 
     // What tells a group's messages from all others.
     struct Identity {
@@ -67,6 +68,7 @@ class Fabric {
     const std::vector<int>& host_of() const { return host_of_; }
     int host_of(int index) const { return host_of_[static_cast<std::size_t>(index)]; }
     int size() const { return static_cast<int>(host_of_.size()); }
+    int index() const { return index_; }  // of this process
     // Group indices of the members on a host, in order.
     const std::vector<int>& members(int host) const { return members_[static_cast<std::size_t>(host)]; }
     int local_index(int index) const;
@@ -93,10 +95,12 @@ class Fabric {
     // The part of this fabric that `members` (group indices) make up; null when they share one host.
     std::shared_ptr<Fabric> part(const std::vector<int>& members, Identity identity) const;
 
-    // Of this group to this rank: whether one has arrived, from whom and how long; and to receive it.
-    bool has_notice(int& source, std::size_t& bytes) const;
-    Link::Transfer receive_notice(int source, void* data, std::size_t bytes) const;
+    // Of this group to this rank: whether something has arrived, from which address and how long; and to receive it.
+    bool has_come(Channel channel, int& source, std::size_t& bytes) const;
+    Link::Transfer receive_come(Channel channel, int source, void* data, std::size_t bytes) const;
     Notices& notices() { return *notices_; }
+    // Of a member on the link.
+    int address(int member) const { return addresses_[static_cast<std::size_t>(member)]; }
 
    private:
     int tag(Channel channel, int member) const;
@@ -148,7 +152,8 @@ class Window {
     // In each direction: while one is reduced the next ones are on the wire.
     static constexpr std::uint64_t kInFlight = 4;
 
-    Window(const Fabric& fabric, int previous, int next, std::uint64_t to_come, std::uint64_t to_send);
+    Window(const Fabric& fabric, int previous, int next, std::uint64_t to_come, std::uint64_t to_send,
+           Fabric::Channel channel = Fabric::kData);
     ~Window();
     Window(const Window&) = delete;
     Window& operator=(const Window&) = delete;
@@ -159,7 +164,7 @@ class Window {
         bool any = false;
         for (; asked_ < to_come_ && asked_ < taken_ + kInFlight; ++asked_, any = true)
             receives_[asked_ % kInFlight] =
-                fabric_.receive(Fabric::kData, previous_, landing(asked_), static_cast<std::size_t>(bytes(asked_)));
+                fabric_.receive(channel_, previous_, landing(asked_), static_cast<std::size_t>(bytes(asked_)));
         return any;
     }
     // Whether message taken() has arrived. It stays in landing() until it is taken.
@@ -169,7 +174,7 @@ class Window {
     bool may_send() const { return started_ < to_send_ && started_ < sent_ + kInFlight; }
     // Message started(), from ring memory.
     void send(const void* data, std::size_t bytes) {
-        sends_[started_ % kInFlight] = fabric_.send(Fabric::kData, next_, data, bytes);
+        sends_[started_ % kInFlight] = fabric_.send(channel_, next_, data, bytes);
         ++started_;
     }
     // True when any has left since.
@@ -183,6 +188,7 @@ class Window {
 
    private:
     const Fabric& fabric_;
+    Fabric::Channel channel_;
     int previous_, next_;
     std::uint64_t to_come_, to_send_;
     std::shared_ptr<std::byte[]> landing_;  // not zeroed: that would cost as much as to receive

@@ -26,7 +26,9 @@ class Notices {
 
     // The first of each is sent; where there is no memory for that now, later.
     void announce_abort(std::string_view reason) noexcept;
+    // By the last rank of a host that leaves, for collectives; and by every one, for those that wait for its messages.
     void announce_departure(std::uint64_t last_sequence) noexcept;
+    void announce_leaving() noexcept;
     // Sends what is due.
     void send_due() noexcept;
     // Reads what has arrived: aborts the group, or remembers that a host has left. False when a notice is on its way
@@ -34,25 +36,29 @@ class Notices {
     bool read(HostGroup& group);
     // The members (group indices) of hosts that will not take part in the operation of that sequence.
     std::vector<int> departed(std::uint64_t sequence) const;
+    // Whether the rank at that address of the link has left.
+    bool has_left(int address) const;
 
    private:
     struct Notice;
     struct Outgoing;
     struct Incoming {
         std::shared_ptr<Notice> notice;
+        int source;  // address
         Link::Transfer transfer;
     };
     void announce(Outgoing& outgoing, std::int64_t last_sequence, std::string_view reason) noexcept;
     void send(Outgoing& outgoing) noexcept;
     void forget_sent() noexcept;
-    void apply(const Notice& notice, HostGroup& group);
+    void apply(const Notice& notice, int source, HostGroup& group);
 
     const Fabric& fabric_;
     mutable std::mutex mutex_;
     // Made before they are needed: an abort may be for want of memory.
-    std::unique_ptr<Outgoing> abort_, departure_;
+    std::unique_ptr<Outgoing> abort_, departure_, leaving_;
     std::vector<Link::Transfer> sending_;
     std::vector<Incoming> arriving_;
+    std::vector<int> left_;              // addresses
     std::vector<std::int64_t> left_at_;  // by host: last sequence it takes part in, kAbort while it is there
 };
 
