@@ -45,6 +45,7 @@ from ring_notebook.torch import elastic, mpi_ops
 from ring_notebook.torch.collectives.allgather import (
     allgather,
     allgather_async,
+    allgather_into,
     grouped_allgather,
     grouped_allgather_async,
 )
@@ -60,6 +61,7 @@ from ring_notebook.torch.collectives.allreduce import (
 )
 from ring_notebook.torch.collectives.alltoall import alltoall, alltoall_async
 from ring_notebook.torch.collectives.broadcast import broadcast, broadcast_, broadcast_async, broadcast_async_
+from ring_notebook.torch.collectives.gather_scatter import gather, scatter
 from ring_notebook.torch.collectives.point_to_point_calls import irecv, isend, recv, send
 from ring_notebook.torch.collectives.reducescatter import (
     grouped_reducescatter,
@@ -72,6 +74,7 @@ from ring_notebook.torch.collectives.sparse_allreduce import sparse_allreduce_as
 from ring_notebook.torch.compression import Compression
 from ring_notebook.torch.logged_tensors import begin_copy
 from ring_notebook.torch.optimizer.distributed import DistributedOptimizer
+from ring_notebook.torch.optimizer.gradient_clipping import clip_grad_norm_
 from ring_notebook.torch.process_group.default_group import end_groups_of_failed_epoch, process_group
 from ring_notebook.torch.tensors import TorchAdapter
 from ring_notebook.torch.training.broadcast_state import broadcast_optimizer_state, broadcast_parameters
@@ -110,6 +113,7 @@ __all__ = [
     "add_process_set",
     "allgather",
     "allgather_async",
+    "allgather_into",
     "allgather_object",
     "allreduce",
     "allreduce_",
@@ -127,12 +131,14 @@ __all__ = [
     "broadcast_parameters",
     "ccl_built",
     "check",
+    "clip_grad_norm_",
     "cross_rank",
     "cross_size",
     "cuda_built",
     "ddl_built",
     "elastic",
     "empty",
+    "gather",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
@@ -171,6 +177,7 @@ __all__ = [
     "remove_process_set",
     "rocm_built",
     "save",
+    "scatter",
     "send",
     "shutdown",
     "size",

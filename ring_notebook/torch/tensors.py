@@ -24,6 +24,7 @@ __all__ = [
     "check_tensor",
     "copy_back",
     "dtype_of",
+    "equal_parts",
     "from_bytes",
     "in_memory_order",
     "on_host",
@@ -130,6 +131,16 @@ def buffer_in_place(tensor: Any) -> Buffer | None:
 def buffer_of(tensor: Tensor) -> Buffer:
     """Buffer over a contiguous CPU tensor; it keeps the tensor alive."""
     return Buffer(tensor.data_ptr(), tensor.shape, _DTYPES[tensor.dtype], tensor)
+
+
+def equal_parts(output: Tensor, ranks: int, dtype: torch.dtype) -> list[Buffer]:
+    """The part of ``output`` for each rank; none where the core cannot write ``dtype`` there in equal parts."""
+    whole = buffer_in_place(output.detach())
+    if whole is None or whole.count % ranks or output.dtype != dtype:
+        return []
+    count = whole.count // ranks
+    step = count * whole.dtype.itemsize
+    return [Buffer(whole.address + rank * step, (count,), whole.dtype, output) for rank in range(ranks)]
 
 
 def from_bytes(data: memoryview, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:

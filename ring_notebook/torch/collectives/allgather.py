@@ -14,13 +14,15 @@ from ring_notebook.api.handles import Handle, check_name, member_name, together
 from ring_notebook.api.process_sets import ProcessSet, global_process_set
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.torch.collectives.allreduce import allreduce
-from ring_notebook.torch.collectives.tensor_arguments import check_tensors
-from ring_notebook.torch.tensors import buffer_of, check_tensor, from_bytes, on_host
+from ring_notebook.torch.collectives.tensor_arguments import check_output, check_tensors
+from ring_notebook.torch.tensors import buffer_of, check_tensor, equal_parts, from_bytes, on_host
 
-__all__ = ["allgather", "allgather_async", "gather", "grouped_allgather", "grouped_allgather_async"]
+__all__ = ["allgather", "allgather_async", "allgather_into", "gathered", "grouped_allgather", "grouped_allgather_async"]
 
 
-def _start(tensor: Tensor, name: str | None, process_set: ProcessSet, *, blocking: bool) -> Handle:
+def _start(
+    tensor: Tensor, name: str | None, process_set: ProcessSet, *, blocking: bool, output: Tensor | None = None
+) -> Handle:
     """Start an allgather; `Handle.wait` returns the tensor and how many rows came from each rank."""
     check_tensor(tensor, "allgather")
     check_process_set(process_set)
@@ -31,21 +33,30 @@ def _start(tensor: Tensor, name: str | None, process_set: ProcessSet, *, blockin
     row = tensor.shape[1:]
     # Rows without elements do not show in what arrives: gather how many there are instead.
     sent = on_host(tensor) if prod(row) else torch.tensor([tensor.shape[0]])
-    work = communicator.allgather(buffer_of(sent), name=name, blocking=blocking)
+    places = equal_parts(output, communicator.size, tensor.dtype) if output is not None else []
+    work = communicator.allgather(buffer_of(sent), places, name=name, blocking=blocking)
 
     def finish() -> tuple[Tensor, list[int]]:
+        if work.placed() and output is not None:
+            return output, [count // prod(row) for count in work.counts()]
         if not prod(row):
             rows = from_bytes(work.output(), torch.int64, [communicator.size]).tolist()
-            return tensor.new_empty(sum(rows), *row), rows
+            return tensor.new_empty(sum(rows), *row) if output is None else output, rows
         rows = [count // prod(row) for count in work.counts()]
-        return from_bytes(work.output(), tensor.dtype, [sum(rows), *row]).to(tensor.device), rows
+        result = from_bytes(work.output(), tensor.dtype, [sum(rows), *row])
+        if output is None:
+            return result.to(tensor.device), rows
+        check_output(output, result.numel(), tensor.dtype, communicator.ranks[communicator.rank], "allgather")
+        return output.copy_(result.view(output.shape)), rows
 
     return Handle(communicator, name, [work], finish)
 
 
-def gather(tensor: Tensor, name: str | None, process_set: ProcessSet) -> tuple[Tensor, list[int]]:
+def gathered(
+    tensor: Tensor, name: str | None, process_set: ProcessSet, output: Tensor | None = None
+) -> tuple[Tensor, list[int]]:
     """`allgather` without gradient, with the number of rows from each rank."""
-    result: tuple[Tensor, list[int]] = _start(tensor, name, process_set, blocking=True).wait()
+    result: tuple[Tensor, list[int]] = _start(tensor, name, process_set, blocking=True, output=output).wait()
     return result
 
 
@@ -57,11 +68,11 @@ def allgather_async(tensor: Tensor, name: str | None = None, process_set: Proces
 class _Allgather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, name: str | None, process_set: ProcessSet) -> Tensor:
-        gathered, rows = gather(tensor, name, process_set)
+        whole, rows = gathered(tensor, name, process_set)
         ctx.process_set, ctx.shape = process_set, tensor.shape
         ctx.start = sum(rows[: process_set.rank()])
         ctx.rows = rows[process_set.rank()]
-        return gathered
+        return whole
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -80,7 +91,18 @@ def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet =
     if torch.is_grad_enabled() and isinstance(tensor, Tensor) and tensor.requires_grad:
         result: Tensor = _Allgather.apply(tensor, name, process_set)  # type: ignore[no-untyped-call]
         return result
-    return gather(tensor, name, process_set)[0]
+    return gathered(tensor, name, process_set)[0]
+
+
+def allgather_into(
+    output: Tensor, tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Tensor:
+    """`allgather` into ``output``, which it returns; without gradient. Beyond Horovod.
+
+    What comes goes straight there where ``output`` is contiguous, in CPU memory, and all ranks send as much; this
+    rank's own part may lie in its place already. Raises ValueError where ``output`` has another size or dtype.
+    """
+    return gathered(tensor.detach(), name, process_set, output)[0]
 
 
 def grouped_allgather_async(

@@ -11,7 +11,7 @@ from torch import Tensor
 from ring_notebook.torch.compression import Compression
 from ring_notebook.torch.tensors import check_tensor
 
-__all__ = ["check_compression", "check_module", "check_optimizer", "check_tensors"]
+__all__ = ["check_compression", "check_module", "check_optimizer", "check_output", "check_tensors"]
 
 
 def check_compression(value: Any) -> None:
@@ -41,3 +41,12 @@ def check_module(value: Any, function: str) -> None:
     """Raise TypeError unless ``value`` is a model."""
     if not isinstance(value, torch.nn.Module):
         raise TypeError(f"{function} takes a torch.nn.Module, got {type(value).__name__}")
+
+
+def check_output(output: Tensor, count: int, dtype: torch.dtype, rank: int, operation: str) -> None:
+    """Raise ValueError unless ``output`` has room for just ``count`` elements of ``dtype``."""
+    if output.numel() != count or output.dtype != dtype:
+        raise ValueError(
+            f"rank {rank}: {operation}: expected an output of {count} elements of {dtype}, got "
+            f"{output.numel()} of {output.dtype}; give one of the size of what comes"
+        )

@@ -68,6 +68,7 @@ class GradientReducer:
         passes: int,
     ) -> None:
         self.passes = passes
+        self._share = 1.0  # that the gradients of one pass have in their sum
         self.waits_for_step = False  # something has to be done to the gradients before they are reduced
         self.meter: NoiseMeter | None = None
         self.batch_size: float | None = None  # samples of this rank in a backward pass, where it is known
@@ -83,6 +84,13 @@ class GradientReducer:
         self._paused = False
         self._hooks: dict[Tensor, RemovableHandle] = {}
         weakref.finalize(self, _remove, self._hooks)
+
+    def average_over(self, passes: int) -> None:
+        """Reduce the mean of the gradients of so many backward passes, from the next round on."""
+        how, before = self.how, self._share
+        self.passes, self._share = passes, 1.0 / passes
+        self.how = how._replace(prescale=how.prescale / before * self._share)
+        self.reset()
 
     def close(self) -> None:
         """Stop listening to the parameters; another reducer has taken them."""
@@ -128,6 +136,8 @@ class GradientReducer:
         """Replace the gradients of ``named`` parameters by their reduction; all ranks of the group must call this."""
         process_set = self.how.process_set
         if not process_set.included() or process_set.size() == 1:
+            if self._share != 1.0:
+                torch._foreach_mul_([p.grad for _, p in named if p.grad is not None], self._share)
             return
         trainable = [(name, p) for name, p in named if p.requires_grad]
         if self._layout is not None and not self._holds(self._layout):

@@ -23,6 +23,9 @@ class ReducingOptimizer(Wrapper):
     _skipping = False
     _synchronized = False
     _warned = False
+    _step_keeps_gradients = False  # clip_grad_norm_ has reduced them
+    _micro_batches = 1  # that make one step
+    _seen = 0  # of them, since the step before
 
     @property
     def backward_passes_per_step(self) -> int:
@@ -32,6 +35,29 @@ class ReducingOptimizer(Wrapper):
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Change how many backward passes are added up before they are reduced."""
         self._reducer.passes = check_passes(passes)
+
+    def accumulate(self, micro_batches: int) -> None:
+        """Have every so many calls of `step` make one step, with the mean of their gradients; others do nothing.
+
+        `zero_grad` does nothing either between the calls that make up a step. What is left at the end of an epoch
+        counts in the next one.
+        """
+        self._micro_batches = check_passes(micro_batches)
+        self._seen = 0
+        self._reducer.average_over(micro_batches)
+
+    def _is_between_steps(self) -> bool:
+        """Whether the next call of `step` will only count."""
+        return (self._seen + 1) % self._micro_batches != 0
+
+    def reduce_for_clipping(self) -> bool:
+        """Reduce the gradients, which the next `step` takes as they are; True where that step will only count."""
+        if self._is_between_steps():
+            return True
+        if not self._step_keeps_gradients:
+            self.synchronize()
+            self._synchronized, self._step_keeps_gradients = False, True
+        return False
 
     def synchronize(self) -> None:
         """Replace every gradient by its reduction over all ranks; all ranks must call this.
@@ -70,9 +96,13 @@ class ReducingOptimizer(Wrapper):
         over all ranks, so that optimizers that search by it take the same turns everywhere.
         """
         self._check_newest()
+        between, self._seen = self._is_between_steps(), (self._seen + 1) % self._micro_batches
+        if between and closure is None:
+            return None
+        keeps, self._step_keeps_gradients = self._skipping or self._step_keeps_gradients, False
         if hasattr(self, "found_inf") and closure is None:
-            result = self._step_for_scaler()
-        elif self._skipping:
+            result = self._step_for_scaler(keeps)
+        elif keeps:
             self._synchronized = False
             result = super().step(closure)
         elif closure is not None:
@@ -91,9 +121,12 @@ class ReducingOptimizer(Wrapper):
         self._mark_stepped()
         return result
 
-    def _step_for_scaler(self) -> Any:
-        """A step that a GradScaler calls: unscale, reduce, and update unless there is an inf on some rank."""
-        if not self._skipping:
+    def _step_for_scaler(self, keeps: bool) -> Any:
+        """A step that a GradScaler calls: unscale, reduce, and update unless there is an inf on some rank.
+
+        ``keeps``: they have been reduced.
+        """
+        if not keeps:
             if self._reducer.pending():
                 raise RuntimeError(
                     "scaled gradients are already being reduced: this is the first step with a GradScaler, in the "
@@ -102,7 +135,7 @@ class ReducingOptimizer(Wrapper):
                 )
             self._reducer.waits_for_step = True
         with self._unscaled(self._reducer.how.process_set) as overflow:
-            if not self._skipping:
+            if not keeps:
                 self.synchronize()  # also after an overflow, so that all ranks end the round
             self._synchronized = False
             return None if overflow else super().step()
@@ -119,6 +152,9 @@ class ReducingOptimizer(Wrapper):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As the wrapped optimizer's. Raises RuntimeError while gradients are being reduced."""
+        if self._seen:
+            return  # they add up
+        self._step_keeps_gradients = False
         if self._reducer.pending():
             raise RuntimeError(
                 "zero_grad() between backward() and step() or synchronize() would drop gradients that are being "
@@ -130,7 +166,8 @@ class ReducingOptimizer(Wrapper):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As the wrapped optimizer's; gradients of the current step are forgotten."""
         self._reducer.forget_round()
-        self._synchronized = False
+        self._synchronized = self._step_keeps_gradients = False
+        self._seen = 0
         super().load_state_dict(state_dict)
 
     def _release(self) -> None:

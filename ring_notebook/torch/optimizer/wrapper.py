@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
@@ -16,7 +16,7 @@ from ring_notebook.api.process_sets import ProcessSet
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.torch.collectives.allreduce import allreduce
 
-__all__ = ["Wrapper", "average_loss", "claim", "once", "original_of", "wrap"]
+__all__ = ["Wrapper", "average_loss", "claim", "once", "original_of", "owners_of", "wrap"]
 
 _SHARED = ("param_groups", "state")
 
@@ -135,7 +135,7 @@ def wrap(mixin: type[W], optimizer: torch.optim.Optimizer, names: dict[Tensor, s
     this for one that is fused. `claim` makes the result the one that counts.
     """
     original = original_of(optimizer)
-    for owner in _owners_of(original):
+    for owner in owners_of(_parameters(original)):
         if owner._wrapped is original:
             owner._gather_state()
     base = type(original)
@@ -152,15 +152,16 @@ def wrap(mixin: type[W], optimizer: torch.optim.Optimizer, names: dict[Tensor, s
 
 def claim(wrapper: W) -> W:
     """Make ``wrapper`` the one that has its parameters; one that a re-run cell has left behind raises at ``step()``."""
-    for owner in _owners_of(wrapper):
+    for owner in owners_of(_parameters(wrapper)):
         owner._release()
     for parameter in _parameters(wrapper):
         _owners[parameter] = weakref.ref(wrapper)
     return wrapper
 
 
-def _owners_of(optimizer: torch.optim.Optimizer) -> list[Wrapper]:
-    found = {id(owner): owner for p in _parameters(optimizer) if (owner := _owners.get(p, _nobody)()) is not None}  # type: ignore[no-untyped-call]
+def owners_of(parameters: Iterable[Tensor]) -> list[Wrapper]:
+    """The wrappers that have these parameters, each once."""
+    found = {id(owner): owner for p in parameters if (owner := _owners.get(p, _nobody)()) is not None}  # type: ignore[no-untyped-call]
     return list(found.values())
 
 

@@ -13,7 +13,7 @@ import torch.distributed.distributed_c10d as registry
 from ring_notebook.core import world
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.torch.process_group.identity import GroupIdentity
-from ring_notebook.torch.process_group.run_store import run_store
+from ring_notebook.torch.process_group.stores.run_store import run_store
 from ring_notebook.torch.tensors import buffer_of
 from ring_notebook.torch_backend import register
 

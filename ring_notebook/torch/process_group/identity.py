@@ -70,6 +70,7 @@ class GroupIdentity(c10d.ProcessGroup):
             self._bindings += 1
             communicator = bind(current.communicator, self._ranks, self._store, f"binding {self._bindings}")
             communicator.limit_time(self._seconds)
+            communicator.match_in_order()  # names are torch's, for errors and timelines
             self._communicator, self._world = communicator, current
         return self._communicator
 

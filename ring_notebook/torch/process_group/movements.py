@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ring_notebook.core.buffers import Buffer, DType
 from ring_notebook.core.work import Work
-from ring_notebook.torch.process_group.operands import check_on_host, flat_bytes, nbytes, raw_operand
+from ring_notebook.torch.process_group.operands import check_on_host, nbytes, parts_in_place, raw_operand
 from ring_notebook.torch.process_group.reductions import ReducingGroup, all_of
 from ring_notebook.torch.process_group.ring_work import RingWork
 from ring_notebook.torch.tensors import from_bytes
@@ -32,7 +32,9 @@ class MovingGroup(ReducingGroup):
         works, ends = [], []
         for tensor in tensors:
             memory, copy_back = raw_operand(tensor)
-            works.append(self.communicator.broadcast(memory, memory, opts.rootRank, blocking=blocking))
+            works.append(
+                self.communicator.broadcast(memory, memory, opts.rootRank, name="dist.broadcast", blocking=blocking)
+            )
             ends.append(None if self.rank() == opts.rootRank else copy_back)
         return self._work(works, all_of(ends), tensors, blocking)
 
@@ -64,7 +66,7 @@ class MovingGroup(ReducingGroup):
         check_on_host([output, input], self._who(), "all_to_all_single")
         splits = _bytes_for_each(input, input_splits, self.size(), self._who(), "input")
         expected = _bytes_for_each(output, output_splits, self.size(), self._who(), "output")
-        return self._exchange("all_to_all_single", flat_bytes([input]), splits, [output], expected, opts)
+        return self._exchange("all_to_all_single", [input], splits, [output], expected, opts)
 
     alltoall_base = all_to_all_single
 
@@ -74,7 +76,7 @@ class MovingGroup(ReducingGroup):
         check_on_host([*outputs, *inputs], self._who(), "all_to_all")
         splits = [nbytes(tensor) for tensor in inputs]
         expected = [nbytes(tensor) for tensor in outputs]
-        return self._exchange("all_to_all", flat_bytes(inputs), splits, outputs, expected, opts)
+        return self._exchange("all_to_all", inputs, splits, outputs, expected, opts)
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> RingWork:
         """Gather a tensor of every rank on the root."""
@@ -84,7 +86,7 @@ class MovingGroup(ReducingGroup):
         splits = [nbytes(inputs[0]) if rank == opts.rootRank else 0 for rank in range(self.size())]
         targets = outputs[0] if is_root else []
         expected = [nbytes(target) for target in targets] or [0] * self.size()
-        return self._exchange("gather", flat_bytes(inputs), splits, targets, expected, opts)
+        return self._exchange("gather", inputs, splits, targets, expected, opts)
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> RingWork:
         """Give every rank one of the root's tensors."""
@@ -93,7 +95,7 @@ class MovingGroup(ReducingGroup):
         parts = inputs[0] if self.rank() == opts.rootRank else []
         splits = [nbytes(part) for part in parts] or [0] * self.size()
         expected = [nbytes(outputs[0]) if rank == opts.rootRank else 0 for rank in range(self.size())]
-        return self._exchange("scatter", flat_bytes(parts), splits, outputs, expected, opts)
+        return self._exchange("scatter", parts, splits, outputs, expected, opts)
 
     def _allgather(
         self, operation: str, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any
@@ -102,11 +104,13 @@ class MovingGroup(ReducingGroup):
         check_on_host([*inputs, *(tensor for some in outputs for tensor in some)], self._who(), operation)
         works, ends = [], []
         for targets, input in zip(outputs, inputs, strict=True):
-            work = self.communicator.allgather(raw_operand(input)[0], blocking=blocking)
-            works.append(work)
             expected = [nbytes(target) for target in targets]
             if len(targets) == 1:  # for the parts of all ranks
                 expected = [expected[0] // self.size()] * self.size()
+            memory = raw_operand(input)[0]
+            places = parts_in_place(targets, expected)
+            work = self.communicator.allgather(memory, places, name=f"dist.{operation}", blocking=blocking)
+            works.append(work)
             ends.append(self._sink(operation, work, targets, expected))
         flat = [tensor for some in outputs for tensor in some]
         return self._work(works, all_of(ends), flat, blocking)
@@ -114,26 +118,29 @@ class MovingGroup(ReducingGroup):
     def _exchange(
         self,
         operation: str,
-        sent: Tensor,
+        sent: Sequence[Tensor],
         splits: Sequence[int],
         targets: Sequence[Tensor],
         expected: Sequence[int],
         opts: Any,
     ) -> RingWork:
         blocking = not opts.asyncOp
-        memory = Buffer(sent.data_ptr(), (sent.numel(),), DType.UINT8, sent)
-        work = self.communicator.alltoall(memory, splits, blocking=blocking)
+        memory = [raw_operand(tensor)[0] for tensor in sent] or [Buffer(0, (0,), DType.UINT8)]
+        places = parts_in_place(targets, expected)
+        work = self.communicator.alltoall(memory, splits, places, name=f"dist.{operation}", blocking=blocking)
         return self._work([work], self._sink(operation, work, targets, expected), targets, blocking)
 
     def _sink(
         self, operation: str, work: Work, targets: Sequence[Tensor], expected: Sequence[int]
     ) -> Callable[[], object]:
-        """Copies what has come, the parts of all ranks one after another, into ``targets``.
+        """Copies what has come, the parts of all ranks one after another, into ``targets`` if it is not there.
 
         ``expected`` counts the bytes that have to come from each rank.
         """
 
         def finish() -> None:
+            if work.placed():
+                return
             data = work.output()
             if work.counts() != list(expected):
                 raise ValueError(

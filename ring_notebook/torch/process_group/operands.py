@@ -10,7 +10,7 @@ from torch import Tensor
 from ring_notebook.core.buffers import Buffer, DType
 from ring_notebook.torch.tensors import buffer_in_place, buffer_of, can_reduce
 
-__all__ = ["Operand", "check_on_host", "flat_bytes", "nbytes", "operand", "raw_operand"]
+__all__ = ["Operand", "check_on_host", "nbytes", "operand", "parts_in_place", "raw_operand"]
 
 CopyBack = Callable[[], object] | None
 Operand = tuple[Buffer, CopyBack]
@@ -61,16 +61,26 @@ def raw_operand(tensor: Tensor) -> Operand:
     return buffer, None if plain else lambda: tensor.detach().copy_(memory)
 
 
-def flat_bytes(tensors: Sequence[Tensor]) -> Tensor:
-    """The bytes of all ``tensors``, one after another, in one tensor of uint8; without a copy where possible."""
-    parts = [
-        tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
-        for tensor in tensors
-        if tensor.numel()
+def parts_in_place(targets: Sequence[Tensor], expected: Sequence[int]) -> list[Buffer]:
+    """Where the ``expected`` bytes from each rank lie in ``targets``; none where the core cannot write there itself.
+
+    There is a target for each rank, or one for the parts of all of them.
+    """
+    if not targets or not all(
+        target.is_contiguous() and not target.is_neg() and not target.is_conj() for target in targets
+    ):
+        return []
+    if len(targets) == len(expected):
+        starts = [target.data_ptr() for target in targets]
+        owners = list(targets)
+    elif len(targets) == 1:
+        starts = [targets[0].data_ptr() + sum(expected[:part]) for part in range(len(expected))]
+        owners = [targets[0]] * len(expected)
+    else:
+        return []
+    return [
+        Buffer(start, (size,), DType.UINT8, owner) for start, size, owner in zip(starts, expected, owners, strict=True)
     ]
-    if len(parts) == 1:
-        return parts[0]
-    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8)
 
 
 def _write(tensor: Tensor, copy: Tensor) -> None:

@@ -73,7 +73,7 @@ class ReducingGroup(GroupIdentity):
         if at_once and len(tensors) == 1 and kind is not None and _kind_of(opts.reduceOp) != _Op.PREMUL_SUM:
             buffer = buffer_in_place(tensors[0])  # the short way: most calls, whose time is mostly spent here
             if buffer is not None and len(buffer.shape) <= 1:
-                self.communicator.allreduce_now(buffer, buffer, kind, 1.0, 1.0, "")
+                self.communicator.allreduce_now(buffer, buffer, kind, 1.0, 1.0, "dist.all_reduce")
                 return _DONE if not opts.asyncOp else RingWork(result=tensors)
         return self._allreduce("all_reduce", tensors, tensors, opts.reduceOp, at_once)
 
@@ -123,6 +123,7 @@ class ReducingGroup(GroupIdentity):
                     target,
                     op=_KINDS[_kind_of(opts.reduceOp)],
                     prescale=_factor(opts.reduceOp),
+                    name="dist.reduce_scatter",
                     blocking=at_once,
                 )
             )
@@ -170,6 +171,7 @@ class ReducingGroup(GroupIdentity):
                     [target for target, _ in targets],
                     op=_KINDS[_kind_of(op)],
                     prescale=_factor(op),
+                    name=f"dist.{operation}",
                     blocking=at_once,
                 )
             )
@@ -178,7 +180,7 @@ class ReducingGroup(GroupIdentity):
 
     def _combined(self, tensor: Tensor, combine: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """The bits of all ranks' tensors combined. The core's kernels are of numbers; this is rare and small."""
-        work = self.communicator.allgather(raw_operand(tensor)[0])
+        work = self.communicator.allgather(raw_operand(tensor)[0], name="dist.all_reduce of bits")
         first, *others = from_bytes(work.output(), tensor.dtype, [self.size(), *tensor.shape])
         result: Tensor = first.clone()
         for other in others:

@@ -34,7 +34,7 @@ class RingProcessGroup(SendingGroup):
     def barrier(self, opts: Any = None) -> RingWork:
         """Complete when all ranks have called it."""
         blocking = not (opts or c10d.BarrierOptions()).asyncOp
-        return self._work([self.communicator.barrier(blocking=blocking)], None, [], blocking)
+        return self._work([self.communicator.barrier(name="dist.barrier", blocking=blocking)], None, [], blocking)
 
     def split_group(
         self,
@@ -51,7 +51,7 @@ class RingProcessGroup(SendingGroup):
         """
         wanted = torch.full([self.size()], -1, dtype=torch.int64)
         wanted[: len(new_ranks)] = torch.tensor(list(new_ranks), dtype=torch.int64)
-        work = self.communicator.allgather(buffer_of(wanted))
+        work = self.communicator.allgather(buffer_of(wanted), name="dist.split_group")
         lists = from_bytes(work.output(), torch.int64, [self.size(), self.size()]).tolist()
         parts = {tuple(rank for rank in one if rank >= 0) for one in lists}
         if not any(self.rank() in part and part == tuple(new_ranks) for part in parts):

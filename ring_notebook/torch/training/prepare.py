@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, overload
 import torch
 from torch.utils.data import DataLoader
 
+from ring_notebook.api.arguments import check_passes
 from ring_notebook.api.basics import local_rank, size
 from ring_notebook.core import world
 from ring_notebook.torch.collectives.tensor_arguments import check_module, check_optimizer
@@ -20,6 +21,7 @@ from ring_notebook.torch.training.broadcast_state import broadcast_optimizer_sta
 from ring_notebook.torch.training.data import batch_size_of, shard
 from ring_notebook.torch.training.noise_scale import NOISE_EVERY, measure_noise
 from ring_notebook.torch.training.strategies import wrap
+from ring_notebook.torch.training.sync_batch_norm import SyncBatchNorm
 
 __all__ = ["prepare"]
 
@@ -37,6 +39,7 @@ def prepare(
     *,
     scale_lr: bool = False,
     noise_scale: bool | int = False,
+    accumulate: int = 1,
     strategy: None = None,
     **options: Any,
 ) -> tuple[M, Distributed]: ...
@@ -50,6 +53,7 @@ def prepare(
     *,
     scale_lr: bool = False,
     noise_scale: bool | int = False,
+    accumulate: int = 1,
     strategy: None = None,
     **options: Any,
 ) -> tuple[M, Distributed, DataLoader[T]]: ...
@@ -84,6 +88,7 @@ def prepare(
     *,
     scale_lr: bool = False,
     noise_scale: bool | int = False,
+    accumulate: int = 1,
     strategy: str | None = None,
     **options: Any,
 ) -> tuple[Any, ...]:
@@ -97,6 +102,7 @@ def prepare(
     - a DataLoader with this rank's share of the data in batches of the same size, reshuffled in every pass if
       ``loader`` shuffles; on a GPU from pinned memory, so that ``x.to("cuda", non_blocking=True)`` does not wait.
 
+    Layers of torch.nn.SyncBatchNorm become `SyncBatchNorm` where there is no GPU, which torch's own need.
     The batch of a step is ``size()`` times as large as that of one process. May be called again on what it returned,
     and for each of several models with optimizers of their own, such as those of a GAN.
 
@@ -104,17 +110,22 @@ def prepare(
         schedules afterwards, since they keep the rates that they find (there is a warning).
     noise_scale: measure the gradient noise scale, see `noise_scale`, in every 10th step, or in every so many, and add
         it as ``noise_scale`` to every row that is logged.
+    accumulate: make one step of so many batches, with the mean of their gradients: ``optimizer.step()`` and
+        ``zero_grad()`` do nothing between them, so that the loop stays as it is.
     strategy: "ddp" or "fsdp" wrap the model as torch.distributed has it, in DistributedDataParallel or FSDP2's
         ``fully_shard``, on `process_group`; the optimizer is then ``optimizer`` itself, on the parameters of that.
     options: keyword arguments of `DistributedOptimizer`; there are none with a ``strategy``.
 
     Raises NotInitializedError before ``init()``, TypeError for other arguments than a module, an optimizer and a
     DataLoader, ValueError for a ``noise_scale`` with a ``loader`` of unknown batch size, and TypeError for a
-    ``noise_scale`` with ``fused=True`` or ``op=Adasum``.
+    ``noise_scale`` or ``accumulate`` with ``fused=True``, ``op=Adasum`` or a ``strategy``.
     """
     check_module(model, "prepare")
     check_optimizer(optimizer, "prepare")
+    check_passes(accumulate)
     device = accelerator()
+    if device is None:
+        model = SyncBatchNorm.convert_torchs(model)
     share = None if loader is None else shard(loader, pin_memory=device is not None)
     if device is not None:
         model.to(_own_device(device))
@@ -123,8 +134,9 @@ def prepare(
     if scale_lr:
         _scale_rates(optimizer)
     if strategy is not None:
-        if options or noise_scale:
-            given = ", ".join([*options, *(["noise_scale"] if noise_scale else [])])
+        if options or noise_scale or accumulate != 1:
+            own = {"noise_scale": noise_scale, "accumulate": accumulate != 1}
+            given = ", ".join([*options, *(name for name, used in own.items() if used)])
             raise TypeError(f"prepare(strategy={strategy!r}) takes no options of DistributedOptimizer, got {given}")
         prepared = wrap(model, optimizer, strategy), optimizer
         return prepared if loader is None else (*prepared, share)
@@ -132,6 +144,10 @@ def prepare(
     distributed = DistributedOptimizer(optimizer, **options)
     if isinstance(distributed, ReducingOptimizer):
         distributed._reducer.batch_size = None if loader is None else batch_size_of(loader)
+        if accumulate != distributed._micro_batches:
+            distributed.accumulate(accumulate)
+    elif accumulate != 1:
+        raise TypeError("prepare(accumulate=...) takes no optimizer with fused=True or op=Adasum; leave these out")
     if noise_scale:
         measure_noise(distributed, NOISE_EVERY if noise_scale is True else noise_scale)
     return (model, distributed) if loader is None else (model, distributed, share)

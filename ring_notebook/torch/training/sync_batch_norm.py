@@ -31,6 +31,42 @@ class SyncBatchNorm(_BatchNorm):
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats)
 
+    @classmethod
+    def convert_sync_batchnorm(cls, module: torch.nn.Module) -> torch.nn.Module:
+        """``module`` with each of its BatchNorm layers, torch's own SyncBatchNorm among them, made one of this class.
+
+        Parameters and buffers stay the same objects, so that an optimizer made before has them still. Returns
+        ``module``, or what took its place where it is such a layer itself. Raises ValueError for a SyncBatchNorm with a
+        ``process_group``, which synchronizes within that. (torch: ``SyncBatchNorm.convert_sync_batchnorm``.)
+        """
+        return cls._convert(module, _BatchNorm)
+
+    @classmethod
+    def convert_torchs(cls, module: torch.nn.Module) -> torch.nn.Module:
+        """`convert_sync_batchnorm` of the layers of torch.nn.SyncBatchNorm alone."""
+        return cls._convert(module, torch.nn.SyncBatchNorm)
+
+    @classmethod
+    def _convert(cls, module: torch.nn.Module, kind: type[_BatchNorm]) -> torch.nn.Module:
+        if isinstance(module, kind) and not isinstance(module, cls):
+            return cls._like(module)
+        for name, child in module.named_children():
+            converted = cls._convert(child, kind)
+            if converted is not child:
+                setattr(module, name, converted)
+        return module
+
+    @classmethod
+    def _like(cls, layer: _BatchNorm) -> SyncBatchNorm:
+        if getattr(layer, "process_group", None) is not None:
+            raise ValueError(
+                "a torch.nn.SyncBatchNorm with a process_group synchronizes within that group, ours over all ranks; "
+                "make it without process_group"
+            )
+        made = cls(layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats)
+        made._parameters, made._buffers = layer._parameters, layer._buffers
+        return made.train(layer.training)
+
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2:
             raise ValueError(f"expected an input of at least 2 dimensions, got {input.dim()}")

@@ -26,7 +26,8 @@ MAY_IMPORT = {
     "torch": {"api", "core", "ground"},
     "torch/collectives": {"torch", "api", "core", "ground"},
     "torch/optimizer": {"torch/collectives", "torch", "api", "api/buckets", "core", "ground"},
-    "torch/process_group": {"torch/collectives", "torch", "api", "core", "rank", "ground"},
+    "torch/process_group/stores": {"torch", "core", "rank", "ground"},
+    "torch/process_group": {"torch/process_group/stores", "torch/collectives", "torch", "api", "core", "ground"},
     "torch/training": {
         "torch/process_group",
         "torch/optimizer",

@@ -92,10 +92,14 @@ NAMES = {
 BEYOND = {"prepare", "log", "track", "save", "load", "empty", "noise_scale", "check", "LARS", "LAMB", "only"} | {
     "LinearScalingLR",
     "DistributedSampler",
+    "allgather_into",
+    "clip_grad_norm_",
+    "gather",
     "irecv",
     "isend",
     "process_group",
     "recv",
+    "scatter",
     "send",
 }
 

@@ -12,7 +12,7 @@ import torch._C._distributed_c10d as c10d
 
 from ring_notebook.core import world
 from ring_notebook.rank.rank_variables import is_of_this_job
-from ring_notebook.torch.process_group.run_store import run_store
+from ring_notebook.torch.process_group.stores.run_store import run_store
 
 __all__ = ["rendezvous"]
 

@@ -14,7 +14,7 @@ import torch._C._distributed_c10d as c10d
 
 from ring_notebook.core import world
 from ring_notebook.errors import CollectiveAborted, CollectiveTimeout
-from ring_notebook.torch.process_group.store_server import connect, serve
+from ring_notebook.torch.process_group.stores.store_server import connect, serve
 from ring_notebook.torch.tensors import buffer_of
 
 __all__ = ["RunStore", "run_store"]

@@ -1,0 +1,119 @@
+"""Loops of one process that need more than an optimizer's step: clipping, accumulation, torch's SyncBatchNorm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ring_notebook.torch as hvd
+
+ROWS = 12  # of a micro-batch of all ranks, which one to four ranks share evenly
+
+
+@pytest.fixture(autouse=True)
+def epoch() -> Iterator[None]:
+    hvd.init()
+    yield
+    hvd.shutdown()
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+def batch(number: int) -> Tensor:
+    return torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(number))
+
+
+def share(number: int, rank: int, size: int) -> Tensor:
+    return batch(number)[rank * ROWS // size : (rank + 1) * ROWS // size]
+
+
+def loss(model: nn.Module, rows: Tensor) -> Tensor:
+    value: Tensor = (model(rows) - rows.sum(1, keepdim=True)).square().mean()
+    return value
+
+
+def assert_same(ours: nn.Module, theirs: nn.Module) -> None:
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one.detach(), other.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_clipping_uses_the_norm_of_the_reduced_gradients(rank: int, size: int) -> None:
+    alone, model = network(), network()
+    plain = torch.optim.SGD(alone.parameters(), lr=0.5)
+    model, optimizer = hvd.prepare(model, torch.optim.SGD(model.parameters(), lr=0.5))
+    for number in range(3):
+        plain.zero_grad()
+        loss(alone, batch(number)).backward()
+        expected = nn.utils.clip_grad_norm_(alone.parameters(), 0.1)
+        plain.step()
+        optimizer.zero_grad()
+        loss(model, share(number, rank, size)).backward()
+        norm = hvd.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        torch.testing.assert_close(norm, expected, rtol=1e-4, atol=1e-5)
+        assert_same(model, alone)
+
+
+@pytest.mark.parametrize("clips", [False, True])
+def test_accumulated_batches_are_one_step_of_an_unchanged_loop(clips: bool, rank: int, size: int) -> None:
+    alone, model = network(), network()
+    plain = torch.optim.Adam(alone.parameters(), lr=0.1)
+    model, optimizer = hvd.prepare(model, torch.optim.Adam(model.parameters(), lr=0.1), accumulate=3)
+    for number in range(9):
+        optimizer.zero_grad()
+        loss(model, share(number, rank, size)).backward()
+        if clips:
+            hvd.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        if number % 3 == 2:
+            plain.zero_grad()
+            loss(alone, torch.cat([batch(each) for each in range(number - 2, number + 1)])).backward()
+            if clips:
+                nn.utils.clip_grad_norm_(alone.parameters(), 0.1)
+            plain.step()
+        assert_same(model, alone)
+
+
+def test_what_reduces_within_its_step_is_refused() -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(TypeError, match="accumulate"):
+        hvd.prepare(model, optimizer, fused=True, accumulate=2)
+    with pytest.raises(TypeError, match="accumulate"):
+        hvd.prepare(model, optimizer, strategy="ddp", accumulate=2)
+    model, _ = hvd.prepare(model, optimizer, fused=True)
+    with pytest.raises(TypeError, match="fused"):
+        hvd.clip_grad_norm_(model.parameters(), 1.0)
+
+
+def test_torchs_sync_batch_norm_is_converted(rank: int, size: int) -> None:
+    """It normalizes over all ranks' rows; an optimizer made before has its parameters still."""
+    model = nn.Sequential(nn.Linear(6, 4), nn.Sequential(nn.SyncBatchNorm(4), nn.BatchNorm1d(4, affine=False)))
+    weight = model[1][0].weight
+    model, _ = hvd.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert isinstance(model[1][0], hvd.SyncBatchNorm)
+    assert isinstance(model[1][1], nn.BatchNorm1d)
+    assert model[1][0].weight is weight
+    rows = slice(rank * ROWS // size, (rank + 1) * ROWS // size)
+    got = model[1][0](model[0](batch(0)[rows]))
+    expected = nn.BatchNorm1d(4)(model[0](batch(0))).detach()
+    torch.testing.assert_close(got.detach(), expected[rows], rtol=1e-4, atol=1e-4)
+
+
+def test_convert_sync_batchnorm() -> None:
+    layer = nn.BatchNorm2d(3).eval()
+    converted = hvd.SyncBatchNorm.convert_sync_batchnorm(layer)
+    assert isinstance(converted, hvd.SyncBatchNorm)
+    assert converted.running_mean is layer.running_mean
+    assert not converted.training
+    assert hvd.SyncBatchNorm.convert_sync_batchnorm(converted) is converted
+    own = nn.SyncBatchNorm(3)
+    own.process_group = object()
+    with pytest.raises(ValueError, match="process_group"):
+        hvd.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(own))
