@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-__all__ = ["Buffer", "DType", "Device", "from_memoryview"]
+__all__ = ["Buffer", "DType", "Device", "device_of", "from_memoryview", "targets_of"]
 
 
 class DType(enum.IntEnum):
@@ -108,3 +108,19 @@ def from_memoryview(data: Any, shape: Sequence[int] | None = None) -> Buffer:
     if readonly:
         raise TypeError("a collective needs writable memory; pass a copy")
     return Buffer(address, tuple(shape) if shape is not None else formatted_shape, dtype, owner=data)
+
+
+def targets_of(outputs: Sequence[Buffer]) -> list[tuple[int, int]]:
+    """Address and elements of each."""
+    return [(output.address, output.count) for output in outputs]
+
+
+def device_of(first: Buffer, *others: Buffer) -> Device:
+    """The kind of device that all of them are on. Raises ValueError when they are on several."""
+    for other in others:
+        if other.device is not first.device:
+            raise ValueError(
+                f"one operation takes tensors on one kind of device, got {first.device.name.lower()} and "
+                f"{other.device.name.lower()}; move them to the same"
+            )
+    return first.device

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from ring_notebook.config import config
-from ring_notebook.core.buffers import Buffer, Device
+from ring_notebook.core.buffers import Buffer, device_of, targets_of
 from ring_notebook.core.native import core
 from ring_notebook.core.partition import layout_hash
 from ring_notebook.core.work import Work
@@ -107,7 +107,7 @@ class Communicator:
             shape,
             layout,
             inputs[0].dtype,
-            _device(*inputs, *outputs),
+            device_of(*inputs, *outputs),
             op,
             prescale,
             postscale,
@@ -170,7 +170,7 @@ class Communicator:
             input.shape,
             0,
             input.dtype,
-            _device(input, output),
+            device_of(input, output),
             op,
             prescale,
             postscale,
@@ -190,7 +190,7 @@ class Communicator:
         """
         piece = (input.address, 0, input.count)
         native = self._native.allgather(
-            piece, _targets(outputs), input.shape, input.dtype, input.device, name, blocking, self._timeout
+            piece, targets_of(outputs), input.shape, input.dtype, input.device, name, blocking, self._timeout
         )
         return self._work(native, blocking, input, outputs)
 
@@ -213,11 +213,11 @@ class Communicator:
         width = inputs[0].count // shape[0] if len(inputs) == 1 and shape and shape[0] else 1
         native = self._native.alltoall(
             [(input.address, 0, input.count) for input in inputs],
-            _targets(outputs),
+            targets_of(outputs),
             shape,
             [split * width for split in splits],
             inputs[0].dtype,
-            _device(*inputs, *outputs),
+            device_of(*inputs, *outputs),
             name,
             blocking,
             self._timeout,
@@ -227,7 +227,7 @@ class Communicator:
     def broadcast(self, input: Buffer, output: Buffer, root: int, *, name: str = "", blocking: bool = True) -> Work:
         """Copy ``input`` of group rank ``root`` into ``output`` on every rank."""
         piece = (input.address, output.address, input.count)
-        device = _device(input, output)
+        device = device_of(input, output)
         native = self._native.broadcast(piece, input.shape, root, input.dtype, device, name, blocking, self._timeout)
         return self._work(native, blocking, input, output)
 
@@ -389,21 +389,6 @@ class Communicator:
         Raises OutOfRingMemoryError when the machine cannot spare the pages.
         """
         return self._domain.allocate(nbytes)
-
-
-def _targets(outputs: Sequence[Buffer]) -> list[tuple[int, int]]:
-    return [(output.address, output.count) for output in outputs]
-
-
-def _device(first: Buffer, *others: Buffer) -> Device:
-    """The kind of device that all of them are on. Raises ValueError when they are on several."""
-    for other in others:
-        if other.device is not first.device:
-            raise ValueError(
-                f"one operation takes tensors on one kind of device, got {first.device.name.lower()} and "
-                f"{other.device.name.lower()}; move them to the same"
-            )
-    return first.device
 
 
 def _with_missing(activity: list[dict[str, Any]]) -> list[dict[str, Any]]:
