@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import pickle
+from contextlib import suppress
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -15,9 +17,11 @@ from ring_notebook.engine import setup
 from ring_notebook.error_text import printable
 from ring_notebook.frameworks import default, frameworks, named
 
-__all__ = ["describe", "get", "names", "prepare_calls", "provide_ring", "put"]
+__all__ = ["describe", "get", "help_on", "names", "prepare_calls", "provide_ring", "put"]
 
 _MOST_NAMES = 12  # in a message
+_MOST_HELP = 20_000  # characters
+_NOTHING = object()
 
 
 def provide_ring(names: set[str]) -> None:
@@ -87,27 +91,51 @@ def describe(name: str = "") -> dict[str, str]:
 def names(path: str = "") -> list[str]:
     """What cells have made or imported; with ``path`` what may follow it and a dot. Empty where there is none.
 
-    Of a path only modules are walked: what follows anything else may be code that runs when it is looked at.
+    Of a path only modules and classes are walked: to look at what other objects have may run code.
     """
     namespace = _namespace()
     if not path:
         hidden = InteractiveShell.instance().user_ns_hidden
         return sorted(key for key in namespace if not key.startswith("_") and key not in hidden)
+    value = _found(path)
+    if value is _NOTHING:
+        return []
+    public = getattr(value, "__all__", None) if isinstance(value, ModuleType) else None
+    return sorted(public or dir(value))
+
+
+def help_on(path: str) -> str:
+    """Signature and documentation of a name, such as ``ring.allreduce``; empty where there is none.
+
+    What follows modules and classes is found; to look at what other objects have may run code.
+    """
+    value = _found(path)
+    if value is _NOTHING:
+        return ""
+    lines = []
+    if callable(value):
+        with suppress(TypeError, ValueError):  # of code without a signature
+            lines.append(f"Signature: {path}{inspect.signature(value)}")
+    if isinstance(value, ModuleType | type) or callable(value):
+        lines.append(f"Docstring:\n{inspect.getdoc(value) or '<no docstring>'}")
+    else:
+        lines.append(f"On rank {setup.rank()}: {_kind(value)}")
+    return printable("\n".join(lines), _MOST_HELP)
+
+
+def _found(path: str) -> Any:
+    """The value of a name, or of one after modules and classes; _NOTHING where there is none."""
+    namespace = _namespace()
     first, *rest = path.split(".")
-    value: Any
+    value: Any = namespace.get(first, _NOTHING)
     if first == "ring" and first not in namespace:  # the first cell that uses it gets it
         setup.wait_for_preload()
         value = import_module(default().face)
-    elif first in namespace:
-        value = namespace[first]
-    else:
-        return []
     for name in rest:
-        if not isinstance(value, ModuleType):
-            return []
-        value = getattr(value, name, None)
-    public = getattr(value, "__all__", None) if isinstance(value, ModuleType) else None
-    return sorted(public or dir(value))
+        if not isinstance(value, ModuleType | type):
+            return _NOTHING
+        value = getattr(value, name, _NOTHING)
+    return value
 
 
 def _kind(value: Any) -> str:

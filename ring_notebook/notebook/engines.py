@@ -140,12 +140,14 @@ class Engines:
             for engine in (self.all[rank] for rank in ranks)
         ]
 
-    def call_beside(self, function: str, *args: Any, timeout: float = 2.0) -> list[Any]:
-        """Call ``module:function`` on all engines beside the cells that they execute; None for those that are silent.
+    def call_beside(
+        self, function: str, *args: Any, ranks: Sequence[int] | None = None, timeout: float = 2.0
+    ) -> list[Any]:
+        """Call ``module:function`` on engines beside the cells that they execute; None for those that are silent.
 
         Raises ClusterError with the message of the first rank that raised.
         """
-        futures = self.submit_beside(function, args, range(len(self.all)))
+        futures = self.submit_beside(function, args, range(len(self.all)) if ranks is None else ranks)
         deadline = monotonic() + timeout
         for future in futures:
             future.wait(max(0.0, deadline - monotonic()))  # type: ignore[attr-defined]

@@ -88,6 +88,11 @@ class Notebook:
         )
         return asked, "".join(printed), reply["content"]
 
+    def inspect(self, source: str) -> str:
+        """What the kernel shows when somebody presses Shift+Tab at the end of ``source``; empty for nothing."""
+        reply = self.loop.run_until_complete(self.client.kc.inspect(source, reply=True, timeout=200))
+        return ANSI.sub("", reply["content"]["data"].get("text/plain", ""))
+
     def complete(self, source: str) -> list[str]:
         """What the kernel offers at the end of ``source`` when somebody presses Tab there."""
         reply = self.loop.run_until_complete(self.client.kc.complete(source, reply=True, timeout=200))

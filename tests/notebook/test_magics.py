@@ -68,6 +68,14 @@ def test_help_is_a_line_for_each_command_and_option(notebook: Notebook, line: st
     assert re.search(r"^ +-t, --rank RANK +the rank to copy from; by default 0$", said, re.MULTILINE)
 
 
+def test_help_explains_the_cell_magics(notebook: Notebook) -> None:
+    said = notebook.text("%ring help")
+    assert "%%ringtrain: run the cell on every rank; starts a cluster when none is running." in said
+    assert "%%ringscale 1,2,4: " in said
+    assert notebook.text("%ring help ringtrain") == notebook.text("%%ringtrain --help")
+    assert notebook.text("%ring help %%ringtrain") == notebook.text("%%ringtrain --help")
+
+
 def test_help_of_a_command_and_of_cells(notebook: Notebook) -> None:
     said = notebook.text("%ring start --help")
     assert notebook.text("%ring help start") == said
@@ -289,8 +297,27 @@ def test_a_cell_imports_horovod_when_asked_and_the_next_one_does_not(notebook: N
     assert "\nring_notebook.as_horovod()\n" in notebook.text("print(open('ported.py').read())")
 
 
+def test_help_on_names_of_the_ranks(notebook: Notebook) -> None:
+    notebook.run("%%ringtrain\ndef of_ranks(a, b=2):\n    'Only there.'\nhere_too = 1j\nring.barrier()")
+    notebook.run("here_too = 2j")
+    assert "Signature: of_ranks(a, b=2)\nDocstring:\nOnly there." in notebook.inspect("of_ranks")
+    shown = notebook.inspect("%%ringtrain\nx = ring.allreduce")
+    assert "Signature: ring.allreduce(tensor" in shown
+    assert "Horovod: ``allreduce``" in shown
+    assert "Signature: ring.elastic.TorchState(" in notebook.inspect("ring.elastic.TorchState(")
+    assert "2j" in notebook.inspect("here_too")
+    assert notebook.inspect("nothing_of_the_kind") == notebook.inspect("ring.nothing_of_the_kind") == ""
+
+
+def test_names_of_runs_complete(notebook: Notebook) -> None:
+    notebook.run("%%ringtrain -n 1 --name a_run_to_find\npass")
+    assert "a_run_to_find" in notebook.complete("%ring runs compare a_run")
+    assert "a_run_to_find" in notebook.complete("%ring export train.py a_r")
+    assert "a_run_to_find" not in notebook.complete("%ring pull a_r")
+
+
 def test_names_of_the_ranks_complete_in_their_cells_only(notebook: Notebook) -> None:
-    notebook.run("%%ringtrain\nmomentum_of_ranks = 1j")
+    notebook.run("%%ringtrain\nring.barrier()\nmomentum_of_ranks = 1j")
     for cell, there in (("%%ringtrain\nmoment", True), ("%ring pull moment", True), ("moment", False)):
         assert ("momentum_of_ranks" in notebook.complete(cell)) is there, cell
     assert "momentum_of_ranks" in notebook.complete("%ring pull ")

@@ -264,6 +264,13 @@ class Cluster:
         """The names on rank 0, or those after ``path`` and a dot. Raises ClusterError when rank 0 is slow."""
         return push_pull.names(self._idle(), path)
 
+    def help(self, path: str) -> str:
+        """Signature and documentation of a name on rank 0, such as ``ring.allreduce``, also while a run is in progress.
+
+        Empty where rank 0 has no such name, or is slow.
+        """
+        return push_pull.help_on(self._connected(), path)
+
     def sync(self) -> Synced:
         """Bring the modules that have changed in this notebook's folder to all ranks, and reload them there.
 

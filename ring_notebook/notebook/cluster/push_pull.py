@@ -11,7 +11,7 @@ import cloudpickle
 from ring_notebook.errors import ClusterError
 from ring_notebook.notebook.engines import Engines
 
-__all__ = ["describe", "names", "pull", "push"]
+__all__ = ["describe", "help_on", "names", "pull", "push"]
 
 _RANK_SIDE = "ring_notebook.engine.namespace"
 _SECONDS_TO_NAME = 2.0  # the user has pressed Tab and waits
@@ -53,3 +53,8 @@ def names(engines: Engines, path: str = "") -> list[str]:
     """The names on rank 0, or those after ``path`` and a dot. Raises ClusterError when rank 0 does not answer fast."""
     found: list[str] = engines.call(f"{_RANK_SIDE}:names", path, ranks=[0], timeout=_SECONDS_TO_NAME)[0]
     return found
+
+
+def help_on(engines: Engines, path: str) -> str:
+    """Signature and documentation of a name on rank 0; empty where it has no such name or does not answer fast."""
+    return str(engines.call_beside(f"{_RANK_SIDE}:help_on", path, ranks=[0], timeout=_SECONDS_TO_NAME)[0] or "")

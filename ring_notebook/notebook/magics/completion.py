@@ -10,11 +10,13 @@ from IPython.core.interactiveshell import InteractiveShell
 from ring_notebook.notebook.magics import options
 from ring_notebook.notebook.magics.default_cells import runs_on_ranks
 from ring_notebook.notebook.magics.session import Session
+from ring_notebook.notebook.run import catalogue
 
 __all__ = ["register"]
 
 _CELL = re.compile(r"\s*%%ring(train|scale)\b.*\n")  # the lines after it run on the ranks
 _PULL = re.compile(r"\s*%ring\s+pull\s")
+_RUN = re.compile(r"\s*%ring\s+(runs\s+compare\s|export\s+\S+\s+)")
 _NAME = re.compile(r"[^\W\d]\w*(\.\w*)*$")
 
 
@@ -24,6 +26,8 @@ def register(shell: InteractiveShell, session: Session) -> None:
     def complete_ring(context: CompletionContext) -> dict[str, object]:
         line, token = context.text_until_cursor, context.token
         words = options.completions(line.lstrip())
+        if _RUN.match(line):
+            words += [name for name in catalogue.names() if name.startswith(token)]
         pull = _PULL.match(line) is not None
         on_ranks = _in_cell(context) or (session.default and runs_on_ranks(context.full_text))
         ranks = (pull and not token) or (_NAME.match(token) and (pull or on_ranks))

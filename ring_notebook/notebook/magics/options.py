@@ -30,6 +30,7 @@ class LineParser(MagicArgumentParser):
         self.about = about
         self.options: list[argparse.Action] = []
         self.commands: dict[str, LineParser] = {}
+        self.see_also: list[LineParser] = []  # shown below its own help
         super().__init__(prog=prog, add_help=True)  # type: ignore[no-untyped-call]
 
     def add_argument(self, *names: Any, **details: Any) -> argparse.Action:
@@ -65,6 +66,11 @@ class LineParser(MagicArgumentParser):
             words = shlex.split(line)
         except ValueError as error:
             raise UsageError(f"{error}: {line}") from None
+        asked = words[1].lstrip("%") if len(words) == 2 and words[0] == "help" else ""
+        for other in self.see_also:
+            if other.prog.lstrip("%") == asked:
+                print(other.format_help(), end="")  # noqa: T201
+                return None
         if self.commands and (not words or words[0] == "help"):
             words = [*words[1:], "--help"]
         try:
@@ -92,7 +98,8 @@ class LineParser(MagicArgumentParser):
     def format_help(self) -> str:
         """What the magic or command does, and a line for each command and option."""
         what = " COMMAND" if self.commands else "".join(f" {_shown(one)}" for one in self.options if not _flag(one))
-        return "\n".join([f"{self.prog}{what}: {self.about}.", *self._explained("  "), ""])
+        lines = [f"{self.prog}{what}: {self.about}.", *self._explained("  "), ""]
+        return "\n".join([*lines, *(more.format_help() for more in self.see_also)])
 
     def _explained(self, indent: str) -> list[str]:
         lines = [_row(f"{indent}{_shown(option)}", option.help or "") for option in self.options]
@@ -262,4 +269,5 @@ def _ring() -> LineParser:
 
 
 TRAIN, SCALE, RING = _train(), _scale(), _ring()
+RING.see_also = [TRAIN, SCALE]
 _PARSERS = {parser.prog: parser for parser in (TRAIN, SCALE, RING)}

@@ -268,6 +268,13 @@ class Session:
                 self._names[path] = self.cluster.names(path)
         return self._names.get(path, [])
 
+    def help(self, path: str) -> str:
+        """Signature and documentation of a name on rank 0, also while a run is in progress; empty where it has none."""
+        if self.cluster is not None and self.cluster.running:
+            with contextlib.suppress(ClusterError):
+                return self.cluster.help(path)
+        return ""
+
 
 def _engines(cluster: Cluster) -> str:
     return plural(cluster.n, "engine")

@@ -16,7 +16,7 @@ from ring_notebook.notebook.record.run_files import RUN
 from ring_notebook.notebook.record.run_record import UNREADABLE, RunRecord, first_line, read_about, read_summary
 from ring_notebook.notebook.table import Listing
 
-__all__ = ["compare", "find", "listing", "runs_directory"]
+__all__ = ["compare", "find", "listing", "names", "runs_directory"]
 
 _MOST_METRICS = 6
 _COLUMNS = ("run", "name", "started", "ranks", "status", "seconds", "samples/s", "last values of rank 0")
@@ -53,6 +53,15 @@ def find(name: str) -> RunRecord:
                 return RunRecord.load(directory)
     known = ", ".join(directory.name for directory in directories[-5:]) or "none"
     raise RingError(f"no run {name!r} in {runs_directory()}; the newest are: {known}")
+
+
+def names() -> list[str]:
+    """The names of runs, or the ids of those without one, newest first and each once."""
+    found = []
+    for directory in reversed(_directories()):
+        with suppress(*UNREADABLE):
+            found.append(read_about(directory)["name"] or directory.name)
+    return list(dict.fromkeys(found))
 
 
 def compare(names: Sequence[str]) -> Any:
