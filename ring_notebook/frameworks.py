@@ -53,6 +53,14 @@ class Vocabulary:
     """Whole dotted names of calls that write a file on every rank."""
     choosing_device: str = ""
     """The end of the dotted name of the call that chooses a device by its number."""
+    clipping: frozenset[str] = frozenset()
+    """Calls that clip gradients where they lie."""
+    synchronizing: frozenset[str] = frozenset()
+    """Calls that wait until gradients are averaged, before the step does."""
+    strategies: frozenset[str] = frozenset()
+    """Calls that average gradients within backward by the framework's own means."""
+    own_batch_norm: frozenset[str] = frozenset()
+    """Calls that make the framework's own synchronized batch norm."""
     device_prefix: str = ""
     """What the name of a numbered device begins with."""
 
@@ -68,6 +76,8 @@ class Advice:
     move_batches: str = ""
     move_model: str = ""
     own_device: str = ""
+    clip: str = ""
+    batch_norm: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +103,10 @@ class Framework:
         return any(f"{name}.".startswith((*self.modules, f"{self.face}.")) for name in names)
 
 
+# torch's own ways to average gradients, and those of Lightning Fabric and accelerate, which also start the ranks alike.
+_STRATEGIES = frozenset(
+    {"DistributedDataParallel", "DDP", "FullyShardedDataParallel", "FSDP", "fully_shard", "Fabric", "Accelerator"}
+)
 _TORCH = Framework(
     name="torch",
     face="ring_notebook.torch",
@@ -110,7 +124,8 @@ if torch.cuda.is_available():
         gradients=frozenset({"backward"}),
         averaging=frozenset(
             {"prepare", "DistributedOptimizer", "allreduce", "allreduce_", "grouped_allreduce", "grouped_allreduce_"}
-        ),
+        )
+        | _STRATEGIES,
         wrapping=frozenset({"DistributedOptimizer"}),
         preparing=frozenset({"prepare"}),
         same_start=frozenset({"prepare", "broadcast_parameters", "manual_seed", "load", "load_state_dict"}),
@@ -123,6 +138,10 @@ if torch.cuda.is_available():
         rate="lr",
         saving=frozenset({"torch.save"}),
         choosing_device="cuda.set_device",
+        clipping=frozenset({"clip_grad_norm_", "clip_grad_value_"}),
+        synchronizing=frozenset({"synchronize"}),
+        strategies=_STRATEGIES,
+        own_batch_norm=frozenset({"torch.nn.SyncBatchNorm", "nn.SyncBatchNorm", "convert_sync_batchnorm"}),
         device_prefix="cuda:",
     ),
     advice=Advice(
@@ -143,6 +162,13 @@ if torch.cuda.is_available():
         ),
         own_device=(
             "every rank sees its own GPU as `cuda:0` and those of others after it: write `cuda`, whatever the rank"
+        ),
+        clip=(
+            "this clips the gradients of each rank before they are averaged in `step()`: call "
+            "`optimizer.synchronize()` before it, and `step()` within `with optimizer.skip_synchronize():`"
+        ),
+        batch_norm=(
+            "torch's SyncBatchNorm needs a process group of torch's and its own backward: make it `ring.SyncBatchNorm`"
         ),
     ),
 )

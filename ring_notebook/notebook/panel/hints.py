@@ -57,8 +57,11 @@ class Lint:
         self._static = (*self._of_source(), *(self._of_devices(tree) if gpus else ()))
 
     def hints(self, view: RunView) -> tuple[Hint, ...]:
-        """What is to be said of the run so far. One rank alone has nothing to get wrong."""
-        if view.size == 1:
+        """What is to be said of the run so far. One rank alone has nothing to get wrong.
+
+        A cell that failed before its first step has another fault, which its error names.
+        """
+        if view.size == 1 or (not view.names and any(rank.ended and rank.ended.status != "ok" for rank in view.ranks)):
             return ()
         return (*self._static, *self._of_steps(view), *self._of_output(view))
 
@@ -93,9 +96,25 @@ class Lint:
                 f"{words.rate}={lr} was chosen for one process, the batch of a step is now `ring.size()` times as "
                 f"large: try `{words.rate}={lr} * ring.size()`",
             )
+        yield from self._of_reduction(wrapped)
         for call in self._calls:
             if call.whole in words.saving and not call.guarded:
                 yield Hint(call.line, f"every rank writes this file at once: {advice.save}")
+
+    def _of_reduction(self, wrapped: _Call | None) -> Iterator[Hint]:
+        """What reads gradients, or averages over ranks, at another moment or by other means than our optimizer."""
+        words, advice = self._words, self._advice
+        prepared = self._first(words.preparing)
+        ours = wrapped or (prepared if prepared and not _has(prepared, "strategy") else None)
+        if ours is None or self._names & words.strategies:
+            return
+        clips = next((call for call in self._calls if call.name in words.clipping), None)
+        if clips and not self._names & words.synchronizing:
+            yield Hint(clips.line, advice.clip)
+        for call in self._calls:
+            if call.whole in words.own_batch_norm or call.name in words.own_batch_norm:
+                yield Hint(call.line, advice.batch_norm)
+                return
 
     def _of_devices(self, tree: ast.Module) -> Iterator[Hint]:
         words, advice = self._words, self._advice

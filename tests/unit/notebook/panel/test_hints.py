@@ -140,3 +140,46 @@ def test_how_hints_look() -> None:
     assert text(hint) == "Hint, line 7: use `a < b`."
     assert "<code>a &lt; b</code>" in html((hint,))
     assert text(Hint(0, "x")) == "Hint: x."
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        "model = DistributedDataParallel(model)",
+        "model = torch.nn.parallel.DistributedDataParallel(model)",
+        "model = FSDP(model)",
+        "fully_shard(model)",
+        "model, optimizer = Fabric().setup(model, optimizer)",
+        "model, optimizer = Accelerator().prepare(model, optimizer)",
+    ],
+)
+def test_other_ways_to_average_are_known(wrap: str) -> None:
+    assert not [one for one in found(LOOP.format(wrap=wrap)).values() if "never averaged" in one]
+
+
+def test_no_hint_under_a_cell_that_failed_before_its_first_step() -> None:
+    source = LOOP.format(wrap="")
+    assert found(source, view(2, *(Ended("r", rank, "failed", 1.0) for rank in range(2)))) == {}
+    assert found(source, view(2, *(Ended("r", rank, "ok", 1.0) for rank in range(2)))) != {}
+    assert found(source, view(2, *steps(0, 3), Ended("r", 1, "failed", 1.0))) != {}
+
+
+CLIP = "    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n    optimizer.step()"
+
+
+def test_clipping_before_the_average() -> None:
+    for source in (PREPARED, WRAPPED):
+        assert "before they are averaged" in found(source.replace("    optimizer.step()", CLIP))[7]
+    synchronized = PREPARED.replace("    optimizer.step()", f"    optimizer.synchronize()\n{CLIP}")
+    assert found(synchronized) == {}
+    by_torch = LOOP.format(wrap="model = DDP(model)").replace("    optimizer.step()", CLIP)
+    assert 7 not in found(by_torch)
+    strategy = PREPARED.replace("optimizer, loader)\n", "optimizer, loader, strategy='ddp')\n")
+    assert 7 not in found(strategy.replace("    optimizer.step()", CLIP))
+
+
+def test_the_batch_norm_of_the_framework() -> None:
+    line = "model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)\n"
+    assert "ring.SyncBatchNorm" in found(line + PREPARED)[2]
+    assert found(line.replace("torch.nn.SyncBatchNorm.convert_sync_batchnorm", "ring.SyncBatchNorm") + PREPARED) == {}
+    assert 2 not in found(line + LOOP.format(wrap="model = DDP(model)"))
