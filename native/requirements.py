@@ -18,6 +18,8 @@ REQUIREMENTS = [
     "ipywidgets>=8.1",
     "ipecharts>=1.4",
     "cloudpickle>=3.0",
+    "psutil>=5.9",
+    "nvidia-ml-py>=12",
     "jupyterlab>=4.0",
     # No upper bound and no index: a torch (CPU or CUDA) that is installed stays.
     "torch>=2.2",

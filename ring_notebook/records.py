@@ -1,4 +1,4 @@
-"""The records that a rank sends to the kernel: metrics, output, displays, status, failure, end, trace.
+"""The records that a rank sends to the kernel: metrics, output, displays, status, load, failure, end, trace.
 
 A message holds records one after another. Each is a JSON header and a body: the numbers of metrics as raw float64, or
 the events of a trace. Kernel side and rank side share this module and no other code of one another.
@@ -22,6 +22,7 @@ __all__ = [
     "Display",
     "Ended",
     "Failure",
+    "Load",
     "MetricBatch",
     "Output",
     "Record",
@@ -152,6 +153,22 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
+class Load:
+    """What a rank's process and machine did in the last second or two.
+
+    ``values`` by name: ``cpu`` and ``gpu`` in percent (of one core, of the device), ``memory`` and ``gpu_memory`` in
+    bytes in use, ``memory_left`` and ``gpu_memory_left`` in bytes, ``disk`` and ``network`` in bytes a second. What is
+    not known is left out.
+    """
+
+    kind: ClassVar[str] = "load"
+    run: str
+    rank: int
+    time: float
+    values: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
 class Trace:
     """What a rank did during a run with ``--timeline``.
 
@@ -164,9 +181,9 @@ class Trace:
     events: bytes
 
 
-Record = MetricBatch | Output | Display | Cleared | Status | Failure | Ended | Trace
+Record = MetricBatch | Output | Display | Cleared | Status | Load | Failure | Ended | Trace
 _KINDS: dict[str, type[Any]] = {
-    cls.kind: cls for cls in (MetricBatch, Output, Display, Cleared, Status, Failure, Ended, Trace)
+    cls.kind: cls for cls in (MetricBatch, Output, Display, Cleared, Status, Load, Failure, Ended, Trace)
 }
 _MOST_BYTES = 1 << 20
 _LENGTH = struct.Struct("<I")

@@ -11,6 +11,7 @@ from multiprocessing import active_children
 from time import perf_counter, time
 from typing import Any, Literal
 
+import psutil
 from ipyparallel.engine.datapub import publish_data
 from IPython.core.interactiveshell import InteractiveShell
 
@@ -22,6 +23,7 @@ from ring_notebook.engine.child_processes import end_children
 from ring_notebook.engine.debugging import dialogue, live_debugger, post_mortem
 from ring_notebook.engine.debugging.interrupt import Interruptible
 from ring_notebook.engine.failure_record import describe, from_cell
+from ring_notebook.engine.machine import Machine
 from ring_notebook.engine.output import figures
 from ring_notebook.engine.output.capture import Capture
 from ring_notebook.engine.publisher import Publisher
@@ -31,7 +33,7 @@ from ring_notebook.horovod.as_horovod import as_horovod
 from ring_notebook.horovod.names import NAME
 from ring_notebook.question import QUESTIONS
 from ring_notebook.rank.rank_variables import master, rank_variables
-from ring_notebook.records import RECORDS, Ended, Failure, Record, Status, Trace, messages
+from ring_notebook.records import RECORDS, Ended, Failure, Load, Record, Status, Trace, messages
 
 __all__ = ["execute"]
 
@@ -66,6 +68,7 @@ class _Execution:
         self.cell: Cell | None = None
         self.entered = False  # the kernel knows that the cell itself has begun
         self.spent = TimeSpent()
+        self.machine = _machine()
         self.capture = Capture(run, self.rank)
 
     def execute(self, source: str, first_line: int) -> None:
@@ -157,6 +160,8 @@ class _Execution:
         if status or (line and not self.entered):
             self.entered = line > 0
             records.append(self._now(line))
+            if self.machine is not None:
+                records.append(Load(self.run, self.rank, time(), self.machine.read()))
         return records
 
     def _now(self, line: int) -> Status:
@@ -185,6 +190,14 @@ def _send(message: bytes) -> None:
 
 def _ask(question: str) -> None:
     publish_data({QUESTIONS: question})
+
+
+def _machine() -> Machine | None:
+    """What reads the load of this machine; None where the system lets nobody read it: a run must not fail for that."""
+    try:
+        return Machine()
+    except (OSError, psutil.Error):
+        return None
 
 
 def _status(error: BaseException | None) -> Literal["ok", "failed", "aborted", "interrupted"]:

@@ -141,6 +141,7 @@ CSS = """<style>
 .ring-lines, .ring-lines .widget-html-content { font: 12px/1.45 var(--jp-code-font-family, monospace);
   white-space: pre-wrap; min-height: 0; height: auto; }
 .ring-notice { border-left: 3px solid #f59e0b; padding: 2px 0 2px 10px; margin: 6px 0; line-height: 1.5; }
+.ring-sparks { color: #8791a0; font-size: 9px; letter-spacing: -.5px; opacity: .8; }
 .ring-stuck th, .ring-stuck td { text-align: left !important; }
 .ring-stuck { border-color: #ef4444; }
 .ring-alert { border-color: #ef4444; color: #ef4444; }

@@ -18,7 +18,7 @@ from array import array
 from pathlib import Path
 from ring_notebook.notebook.panel.panel import Panel
 from ring_notebook.notebook.record.run_log import RunLog
-from ring_notebook.records import Ended, MetricBatch, Output, Status, encode
+from ring_notebook.records import Ended, Load, MetricBatch, Output, Status, encode
 
 source, about = SOURCE, {{"cores": 128, "hosts": ["here"]}}
 log = RunLog(Path("{run}"), "{run}", "{name}", {size}, source, {{}}, about, time.time() - 42)
@@ -53,6 +53,10 @@ for rank in range({size}):
         MetricBatch(log.run, rank, ("loss", "accuracy", "lr", "epoch", "samples"), rows),
         MetricBatch(log.run, rank, ("val_loss",), val),
         Status(log.run, rank, log.started + 42, line=4, progress=(400, 1000), extra=facts(rank)),
+        *(Load(log.run, rank, log.started + second, {{
+            "cpu": 96 + 3 * math.sin(second / 3 + rank) - 25 * (rank == slow), "memory": (2.1 + 0.2 * rank % 1) * 2**30,
+            "gpu": 88 + 8 * math.sin(second / 5 + rank), "gpu_memory": 31e9 + second * 1e7, "disk": 2e6, "network": 4e6,
+        }}) for second in range(42)),
         *([Output(log.run, rank, "stdout", "epoch 3 done\\n")] if rank == 0 else []),
     ]))
 settle()

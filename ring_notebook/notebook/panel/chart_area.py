@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from ipywidgets import Dropdown, GridBox, HBox, Layout, ToggleButton, Widget
 
+from ring_notebook.notebook.panel import machine_load
 from ring_notebook.notebook.panel.charts.chart import Chart, charts, columns, titles
 from ring_notebook.notebook.record.look import Look
 from ring_notebook.notebook.record.run_view import RunView
@@ -45,17 +47,23 @@ class ChartArea:
         self._log = _toggle("log", "Logarithmic scale where all values are positive", look.log)
         self._smooth = _toggle("smooth", "Exponential average of every curve", look.smooth)
         self._menu = Dropdown(options=[_OTHERS], layout=Layout(width="130px", display="none"))
-        for widget in (self._log, self._smooth, self._menu):
+        self._machine = _toggle("machine", "Charts of processor, memory, GPU, disk and network", look.machine)
+        for widget in (self._log, self._smooth, self._machine, self._menu):
             answer_while_busy(widget)
             widget.observe(self._chosen, "value")
-        self.buttons = HBox([self._menu, self._log, self._smooth], layout=Layout(display="none", flex="0 0 auto"))
-        self.grid = GridBox(layout=Layout(width="100%", grid_gap="6px 10px"))
+        self.buttons = HBox(
+            [self._menu, self._log, self._smooth, self._machine], layout=Layout(display="none", flex="0 0 auto")
+        )
+        self.grid = GridBox(layout=Layout(width="100%", grid_gap="8px 24px"))
 
     def draw(self, view: RunView) -> None:
         """Show the run as it is now, unless the last drawing was so large that the page still has to rest."""
         if monotonic() < self._due:
             return
-        made = {chart.title: chart for chart in charts(view, self._names(view), self.look)}
+        every = charts(view, self._names(view), self.look)
+        if self.look.machine:
+            every += machine_load.charts(view, self.look)
+        made = {chart.title: chart for chart in every}
         if not made:
             return
         sent = sum(self._chart(title).draw(chart) for title, chart in made.items())
@@ -94,10 +102,11 @@ class ChartArea:
         return self._charts[title]
 
     def _rank_clicked(self, rank: int) -> None:
-        self._set(Look(self.look.log, self.look.smooth, self.look.ranks ^ {rank}))
+        self._set(replace(self.look, ranks=self.look.ranks ^ {rank}))
 
     def _chosen(self, _change: dict[str, Any]) -> None:
-        self._set(Look(self._log.value, self._smooth.value, self.look.ranks))
+        values = {"log": self._log.value, "smooth": self._smooth.value, "machine": self._machine.value}
+        self._set(replace(self.look, **values))
 
     def _set(self, look: Look) -> None:
         self._due = 0.0

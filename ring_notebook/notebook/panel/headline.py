@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from ring_notebook.notebook.panel import slow_ranks, stall_notice
+from ring_notebook.notebook.panel import machine_load, slow_ranks, stall_notice
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.record.run_view import RankView, RunView
 from ring_notebook.notebook.style import RED, STATUS_COLORS, duration, plural, rank_list, ranks, whole
@@ -50,7 +50,7 @@ def headline(log: RunRecord, view: RunView, stuck: Sequence[RankView] = ()) -> H
         view.progress if running else None,
         view.left if running and not stuck else None,
         (*alarms, *_broken(view)),
-        (slow.sentence,) if slow else (),
+        (*((slow.sentence,) if slow else ()), *machine_load.warnings(log, view)),
     )
 
 

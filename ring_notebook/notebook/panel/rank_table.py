@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from html import escape
 
-from ring_notebook.notebook.panel import slow_ranks
+from ring_notebook.notebook.panel import machine_load, slow_ranks
 from ring_notebook.notebook.record.run_view import EPOCH, RankView, RunView
 from ring_notebook.notebook.record.spent import Spent
 from ring_notebook.notebook.style import PHASE_COLORS, PHASE_WORDS, STATUS_COLORS, duration, number, rank_color, whole
@@ -46,6 +47,8 @@ def table(view: RunView, still: bool = False) -> Table:
     more = len(logged) - len(shown)
     silent = not still and any(rank.quiet > SILENT and not rank.ended for rank in view.ranks)
     columns = ["rank", "status", "step", *["samples/s"] * bool(view.throughput), *shares, *["silent for"] * silent]
+    loads = [name for name in machine_load.COLUMNS if view.loads.get(name)]
+    columns += [machine_load.COLUMNS[name] for name in loads]
     columns += [*shown, *[f"and {more:,} more metrics"] * (more > 0)]
     slow = slow_ranks.find(view)
     late = frozenset(slow.ranks if slow else ())
@@ -59,6 +62,7 @@ def table(view: RunView, still: bool = False) -> Table:
         cells += [f"{by_rank[rank.rank]:.0%}" for by_rank in shares.values()]
         if silent:
             cells.append("" if rank.ended or rank.quiet < SILENT else duration(rank.quiet))
+        cells += machine_load.cells(view, rank.rank).values()
         cells += [number(rank.last[name]) if name in rank.last else "" for name in shown]
         cells += [""] * (more > 0)
         rows.append(tuple(cells))
@@ -101,11 +105,14 @@ def html(content: Table) -> str:
         slow = " <b class='ring-slow' title='the others wait for this rank'>slow</b>" * (rank in content.stragglers)
         color = STATUS_COLORS.get(cells[1], "inherit")
         first = f"<td>{swatch}{rank}{slow}</td><td style='color:{color}'>{cells[1]}</td>"
-        others = [f"<td>{escape(cell)}</td>" for cell in cells[2:]]
+        others = [f"<td>{_SPARKS.sub(_SPARK_SPAN, escape(cell))}</td>" for cell in cells[2:]]
         if content.bars:
             others.insert(place - 2, f"<td>{content.bars[index]}</td>")
         rows.append(f"<tr>{first}{''.join(others)}</tr>")
     return f"<table class='ring-table'><thead><tr>{''.join(heads)}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+_SPARKS, _SPARK_SPAN = re.compile("^[▁-█]+"), r"<span class='ring-sparks'>\g<0></span>"
 
 
 def _swatch(column: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from IPython.display import HTML
 
-from ring_notebook.notebook.panel import headline, hints, rank_table
+from ring_notebook.notebook.panel import headline, hints, machine_load, rank_table
 from ring_notebook.notebook.panel.charts import still_charts
 from ring_notebook.notebook.panel.charts.chart import Chart, charts, titles
 from ring_notebook.notebook.panel.charts.curves import many
@@ -118,9 +118,15 @@ def _page(log: RunRecord, view: RunView, plot: Sequence[str]) -> str:
     return (
         f"{CSS}{still_charts.CSS}<div class='ring-report'>{headline.html(headline.headline(log, view))}"
         f"{alert(_trouble(log))}{notice}{still_charts.grid(shown)}{_uncharted(view, plot)}"
-        f"<div class='ring-rows'>{logged}</div>"
+        f"<div class='ring-rows'>{logged}</div>{_machine(log, view)}"
         f"{hints.html(lint(log).hints(view))}{_output(log, view)}</div>"
     )
+
+
+def _machine(log: RunRecord, view: RunView) -> str:
+    """What the machines did, to be opened; open where the reader had it in the live panel."""
+    shown = still_charts.grid(machine_load.charts(view, log.look))
+    return f"<details{' open' * log.look.machine}><summary>Machine</summary>{shown}</details>" if shown else ""
 
 
 def _notices(log: RunRecord, view: RunView, plot: Sequence[str]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ring_notebook.notebook.record.run_files import read_json, write_json
@@ -15,21 +15,23 @@ _LOOK = "look.json"
 
 @dataclass(frozen=True)
 class Look:
-    """A log scale, smoothing, and ranks that are drawn on their own."""
+    """A log scale, smoothing, ranks that are drawn on their own, and charts of what the machines do."""
 
     log: bool = False
     smooth: bool = False
     ranks: frozenset[int] = frozenset()
+    machine: bool = False
 
 
 def read_look(directory: Path) -> Look:
     """The choice that is kept in the folder of a run; the usual look where there is none, or none of ours."""
     with suppress(ValueError, TypeError, OSError):
         kept = read_json(directory / _LOOK)
-        return Look(bool(kept.get("log")), bool(kept.get("smooth")), frozenset(map(int, kept.get("ranks", ()))))
+        ranks = frozenset(map(int, kept.get("ranks", ())))
+        return Look(bool(kept.get("log")), bool(kept.get("smooth")), ranks, bool(kept.get("machine")))
     return Look()
 
 
 def keep_look(directory: Path, look: Look) -> None:
     """Keep a choice in the folder of a run. Raises OSError when the disk does not take it."""
-    write_json(directory / _LOOK, {"log": look.log, "smooth": look.smooth, "ranks": sorted(look.ranks)})
+    write_json(directory / _LOOK, {**asdict(look), "ranks": sorted(look.ranks)})

@@ -14,10 +14,11 @@ from typing import Any
 
 from ring_notebook.notebook.record.appender import Appender
 from ring_notebook.private_files import make_private_folder, open_private
-from ring_notebook.records import Cleared, Display, MetricBatch, Output, Record, Status, Trace
+from ring_notebook.records import Cleared, Display, Load, MetricBatch, Output, Record, Status, Trace
 
 __all__ = [
     "EVENTS",
+    "LOADS",
     "METRICS",
     "OUTPUT",
     "RUN",
@@ -33,6 +34,7 @@ RUN = "run.json"  # source, options, environment, size, start
 METRICS = "metrics.jsonl"  # a line per batch of rows of one rank, their numbers as float64 in base64
 OUTPUT = "output.jsonl"  # a line per piece of output (time, rank, stream, text) or per display
 EVENTS = "events.jsonl"  # a line per failure and per rank that ended
+LOADS = "loads.jsonl"  # a line per reading of a rank's machine
 SUMMARY = "summary.json"  # how the run ended
 TIMELINE = "timeline.json"  # of a run with --timeline: what all ranks did, in Chrome's trace format
 
@@ -54,7 +56,7 @@ class RunFiles:
         self.trouble = ""
         self._reserve = directory / "summary.reserved"
         _reserve(self._reserve, _SUMMARY_BYTES + ranks * _SUMMARY_BYTES_PER_RANK)
-        self._files = {name: Appender(directory / name, _MOST_KEPT) for name in (METRICS, OUTPUT, EVENTS)}
+        self._files = {name: Appender(directory / name, _MOST_KEPT) for name in (METRICS, OUTPUT, EVENTS, LOADS)}
         self._traces: Appender | None = None
 
     @property
@@ -70,6 +72,8 @@ class RunFiles:
             self._add(OUTPUT, {"time": now, "rank": record.rank, "stream": record.stream, "text": record.text})
         elif isinstance(record, Display | Cleared):
             self._add(OUTPUT, {"time": now, "kind": record.kind, **asdict(record)})
+        elif isinstance(record, Load):
+            self._add(LOADS, {"time": record.time, "rank": record.rank, "values": record.values})
         elif isinstance(record, Trace):
             self._append_trace(record.events)
         elif not isinstance(record, Status):

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ring_notebook.field_types import check_fields
-from ring_notebook.notebook.record.run_files import EVENTS, METRICS, OUTPUT
-from ring_notebook.records import Cleared, Display, Ended, Failure, MetricBatch, Output, Record
+from ring_notebook.notebook.record.run_files import EVENTS, LOADS, METRICS, OUTPUT
+from ring_notebook.records import Cleared, Display, Ended, Failure, Load, MetricBatch, Output, Record
 
 __all__ = ["RunReader"]
 
@@ -35,12 +35,18 @@ class RunReader:
         """The records since the last call with the time of each, those of metrics first."""
         for batch in self._read(METRICS, self._metrics):
             yield batch, batch.values[-batch.width]
+        for load in self._read(LOADS, self._load):
+            yield load, load.time
         yield from self._read(OUTPUT, self._output)
         yield from self._read(EVENTS, self._event)
 
     def metrics(self) -> Iterator[MetricBatch]:
         """Every row that was logged, in the order in which the notebook received them."""
         return self._read(METRICS, self._metrics, {})
+
+    def loads(self) -> Iterator[Load]:
+        """Every reading of the ranks' machines."""
+        return self._read(LOADS, self._load, {})
 
     def displays(self) -> Iterator[Display]:
         """Everything that the ranks have displayed, in the order in which the notebook received it."""
@@ -78,6 +84,9 @@ class RunReader:
         if not all(map(math.isfinite, batch.values[1 :: batch.width])):
             raise ValueError("a step that is no number")
         return batch
+
+    def _load(self, line: dict[str, Any]) -> Load:
+        return _checked(Load, {"run": self._run, **line})
 
     def _output(self, line: dict[str, Any]) -> tuple[Output | Display | Cleared, float]:
         time, kind = float(line.pop("time")), line.pop("kind", Output.kind)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +16,7 @@ from ring_notebook.notebook.record.look import Look, keep_look, read_look
 from ring_notebook.notebook.record.run_files import RUN, SUMMARY, read_json
 from ring_notebook.notebook.record.run_reader import RunReader
 from ring_notebook.notebook.record.run_view import RunState, RunView
-from ring_notebook.records import Ended, Failure, Status
+from ring_notebook.records import Ended, Failure, Load, MetricBatch, Status
 
 __all__ = ["UNREADABLE", "RunRecord", "RunStatus", "first_line", "read_about", "read_summary"]
 
@@ -117,6 +118,10 @@ class RunRecord:
         """Every row that was logged, from disk."""
         return Metrics(batch for reader in self._readers() for batch in reader.metrics())
 
+    def loads(self) -> Metrics:
+        """Every reading of the ranks' machines, from disk: rows as those of metrics, their step in whole seconds."""
+        return Metrics(_row(load, self.started) for reader in self._readers() for load in reader.loads())
+
     def displays(self) -> list[Displayed]:
         """Everything that the ranks have displayed, from disk, in the order in which the notebook received it."""
         return bundles(display for reader in self._readers() for display in reader.displays())
@@ -146,6 +151,11 @@ class RunRecord:
         wanted = set(ranks)
         with self._changed:
             return self._changed.wait_for(lambda: wanted <= self._state.ended().keys(), timeout)
+
+
+def _row(load: Load, started: float) -> MetricBatch:
+    numbers = array("d", (load.time, int(load.time - started), *load.values.values()))
+    return MetricBatch(load.run, load.rank, tuple(load.values), numbers)
 
 
 def first_line(source: str) -> str:

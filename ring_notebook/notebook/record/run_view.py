@@ -12,12 +12,13 @@ from typing import NamedTuple
 from ring_notebook.notebook.record.displays import Displayed, Displays
 from ring_notebook.notebook.record.series import Points, Rate, Series
 from ring_notebook.notebook.record.spent import NOTHING_SPENT, Spent, spent
-from ring_notebook.records import Cleared, Display, Ended, Failure, MetricBatch, Output, Record, Status
+from ring_notebook.records import Cleared, Display, Ended, Failure, Load, MetricBatch, Output, Record, Status
 
 __all__ = ["EPOCH", "SAMPLES", "Printed", "RankView", "RunState", "RunView"]
 
 SAMPLES = "samples"  # the metric that is shown as throughput
 EPOCH = "epoch"  # the metric whose changes are marked in the charts
+_LOAD_POINTS = 120
 MOST_EPOCHS = 200  # marks; every second one is dropped when there are more
 OUTPUT_CHARACTERS = 100_000  # of printed output that stay in memory; all of it is on disk
 
@@ -67,7 +68,8 @@ class RunView:
     start by rank. ``output`` is the newest of what the ranks printed, ``displays`` the newest of what they displayed
     (``dropped`` older ones are not shown). ``cleared`` counts calls of clear_output. ``epochs`` are the steps at which
     the logged epoch changed, with its new value. ``broken`` holds the first value that is not finite of each metric
-    and rank: its step, and "NaN" or "inf".
+    and rank: its step, and "NaN" or "inf". ``loads`` holds what `records.Load` names over seconds
+    since the start, by rank.
     """
 
     size: int
@@ -83,6 +85,7 @@ class RunView:
     cleared: int = 0
     epochs: tuple[tuple[float, float], ...] = ()
     broken: Mapping[str, Mapping[int, tuple[float, str]]] = field(default_factory=dict)
+    loads: Mapping[str, Mapping[int, Points]] = field(default_factory=dict)
 
     @property
     def charted(self) -> tuple[str, ...]:
@@ -173,6 +176,7 @@ class RunState:
         self._displays = Displays()
         self._cleared = 0
         self._epochs: list[tuple[float, float]] = []
+        self._loads: dict[str, dict[int, Series]] = {}
         self._broken: dict[str, dict[int, tuple[float, str]]] = {}
 
     def apply(self, record: Record, now: float) -> None:
@@ -182,6 +186,11 @@ class RunState:
             raise ValueError(f"a record of rank {record.rank} in a run of {self.size} ranks")
         if isinstance(record, Status):
             rank.set_status(record, now)
+            return
+        if isinstance(record, Load):
+            for name, value in record.values.items():
+                series = self._loads.setdefault(name, {}).setdefault(record.rank, Series(_LOAD_POINTS))
+                series.extend((record.time - self.started,), (value,))
             return
         rank.moved = rank.heard = now
         if isinstance(record, MetricBatch):
@@ -286,5 +295,9 @@ class RunState:
             dropped=dropped,
             cleared=self._cleared,
             epochs=tuple(self._epochs),
+            loads={
+                name: {rank: series.points() for rank, series in sorted(by_rank.items())}
+                for name, by_rank in self._loads.items()
+            },
             broken={name: dict(ranks) for name, ranks in self._broken.items() if ranks},
         )

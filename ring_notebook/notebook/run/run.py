@@ -131,6 +131,14 @@ class Run:
         return self.log.metrics()
 
     @property
+    def loads(self) -> Metrics:
+        """What the machine of each rank did, a row about every second: processor, memory, GPU, disk, network.
+
+        The names and units are those of `records.Load`; ``run.loads.to_pandas()`` gives a DataFrame.
+        """
+        return self.log.loads()
+
+    @property
     def displays(self) -> list[Displayed]:
         """Everything that the ranks have displayed, oldest first; a notebook shows each as the rank did."""
         return self.log.displays()

@@ -152,4 +152,4 @@ def _trained(name: str, view: RunView) -> str | None:
 def columns(count: int) -> str:
     """The columns of a grid of ``count`` charts in CSS: rows of two or three, as many as the page has room for."""
     least = 45 if count in (1, 2, 4) else 30
-    return f"repeat(auto-fit,minmax(min(100%,max(280px,{least}%)),1fr))"
+    return f"repeat(auto-fit,minmax(min(100%,max(260px,{least}%)),1fr))"

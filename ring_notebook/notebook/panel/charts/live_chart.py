@@ -12,7 +12,7 @@ from ipecharts import EChartsRawWidget
 from ring_notebook.notebook.panel.charts.axes import Scale, scales
 from ring_notebook.notebook.panel.charts.chart import Chart
 from ring_notebook.notebook.panel.charts.curves import Band, Floats, Line
-from ring_notebook.notebook.panel.charts.svg_chart import BOTTOM, HEIGHT, LEFT, RIGHT, TOP
+from ring_notebook.notebook.panel.charts.svg_chart import BOTTOM, HEIGHT, TOP
 from ring_notebook.notebook.style import GREY, RED
 
 __all__ = ["LiveChart"]
@@ -69,18 +69,18 @@ class LiveChart:
             "backgroundColor": "transparent",
             "title": {
                 "text": f"{{title|{chart.title}}}  {chart.note}",
-                "left": LEFT,
+                "left": 1,
                 "top": 4,
                 "padding": 0,
                 "textStyle": {**small, "fontWeight": 400, "rich": {"title": {"fontSize": 13, "fontWeight": 600}}},
             },
-            "grid": {"left": LEFT, "right": RIGHT, "top": TOP, "bottom": BOTTOM},
+            "grid": {"left": 1, "right": 6, "top": TOP, "bottom": BOTTOM},
             "legend": {
                 "type": "scroll",
                 "data": labels,
                 "selected": {line.label: line.shown for line in lines},
-                "left": LEFT,
-                "right": RIGHT,
+                "left": 1,
+                "right": 6,
                 "top": 18,
                 "padding": [4, 0],
                 "itemGap": 12,
@@ -93,9 +93,10 @@ class LiveChart:
                 "pageIconSize": 10,
             },
             "toolbox": {
-                "right": RIGHT - 6,
-                "top": -4,
+                "right": 0,
+                "bottom": -4,
                 "itemSize": 11,
+                "itemGap": 6,
                 "iconStyle": {"borderColor": GREY},
                 "feature": {
                     "dataZoom": {"title": {"zoom": "zoom: drag over the chart", "back": "zoom back"}},
@@ -130,7 +131,15 @@ class LiveChart:
                 "splitLine": faint,
                 "axisLine": {"show": False},
                 "axisTick": {"show": False},
-                "axisLabel": small,
+                "axisLabel": {
+                    **small,
+                    "inside": True,
+                    "margin": 1,
+                    "verticalAlign": "bottom",
+                    "padding": [0, 0, 2, 0],
+                    "showMaxLabel": False,
+                },
+                "z": 3,
             },
             "series": [{"id": name, "name": name, **one} for name, one in self._series.items()],
         }

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from html import escape
 
 from ring_notebook.notebook.panel.charts.chart import Chart, columns
-from ring_notebook.notebook.panel.charts.svg_chart import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, svg, tips
+from ring_notebook.notebook.panel.charts.svg_chart import BOTTOM, HEIGHT, TOP, svg, tips
 
 __all__ = ["CSS", "grid"]
 
 # The values lie in attributes of empty elements, so that nothing of them is seen where a page removes styles.
 CSS = f"""<style>
-.ring-charts {{ display: grid; gap: 6px 10px; margin: 6px 0; }}
+.ring-charts {{ display: grid; gap: 8px 24px; margin: 6px 0; }}
 .ring-chart {{ position: relative; min-width: 0; }}
 .ring-chart img {{ display: block; width: 100%; height: {HEIGHT}px; max-width: none; }}
-.ring-tips {{ position: absolute; left: {LEFT}px; right: {RIGHT}px; top: {TOP}px; bottom: {BOTTOM}px; display: flex; }}
+.ring-tips {{ position: absolute; left: 0; right: 0; top: {TOP}px; bottom: {BOTTOM}px; display: flex; }}
 .ring-tips i {{ flex: 1; position: relative; font-style: normal; }}
 .ring-tips i:hover::before {{ content: ""; position: absolute; left: 50%; top: 0; bottom: 0;
   border-left: 1px solid #8791a0; }}

@@ -16,12 +16,14 @@ from ring_notebook.notebook.panel.charts.chart import Chart
 from ring_notebook.notebook.panel.charts.curves import Curves, Floats
 from ring_notebook.notebook.style import GREY, RED, number
 
-__all__ = ["BOTTOM", "HEIGHT", "LEFT", "RIGHT", "TOP", "svg", "tips"]
+__all__ = ["BOTTOM", "HEIGHT", "TOP", "svg", "tips"]
 
 HEIGHT = 240  # pixels
-LEFT, RIGHT, TOP, BOTTOM = 52, 16, 44, 24  # margins
+TOP, BOTTOM = 44, 28  # margins; there are none at the sides, because no width can be said in percent less pixels
 TIPS = 60  # places of a chart that show their values
 MOST_LABELS = 24  # in the legend
+_TOP = 0.97  # of the y axis, above which a label would lie on the legend
+_BEGIN = 0.03
 _END = 0.88  # of the x axis, where its name stands
 _LEGEND = 400  # its width; a narrow page cuts it
 _BAND = "lowest to highest"
@@ -37,21 +39,21 @@ def svg(chart: Chart) -> str:
     height = HEIGHT - top - BOTTOM
     parts = [
         f"<svg xmlns='http://www.w3.org/2000/svg' width='100%' height='{HEIGHT}' {_FONT} font-size='11' fill='{GREY}'>",
-        f"<text x='{LEFT}' y='15'><tspan font-size='13' font-weight='600'>{escape(chart.title)}</tspan>"
+        f"<text x='1' y='15'><tspan font-size='13' font-weight='600'>{escape(chart.title)}</tspan>"
         f"<tspan dx='8'>{escape(chart.note)}</tspan></text>",
         *legend,
-        f"<svg x='{LEFT}' y='{top}' width='88%' height='{height}' overflow='visible' "
-        f"style='width:calc(100% - {LEFT + RIGHT}px)'>",
+        f"<svg y='{top}' width='100%' height='{height}' overflow='visible'>",
     ]
     for tick in y.ticks:
         at = f"{100 - 100 * y.place(tick):.2f}%"
         parts.append(
             f"<line x1='0' x2='100%' y1='{at}' y2='{at}' stroke='{GREY}' stroke-opacity='.22'/>"
-            f"<text x='-7' y='{at}' dy='4' text-anchor='end'>{y.label(tick)}</text>"
+            f"<text x='1' y='{at}' dy='-3'>{y.label(tick) if y.place(tick) < _TOP else ''}</text>"
         )
     for tick in (tick for tick in x.ticks if x.place(tick) < _END):
         at = f"{100 * x.place(tick):.2f}%"
-        parts.append(f"<text x='{at}' y='{height + 15}' text-anchor='middle'>{x.label(tick)}</text>")
+        anchor = "middle" if x.place(tick) > _BEGIN else "start"
+        parts.append(f"<text x='{at}' y='{height + 15}' text-anchor='{anchor}'>{x.label(tick)}</text>")
     parts.append(f"<text x='100%' y='{height + 15}' text-anchor='end' fill-opacity='.75'>{escape(chart.xlabel)}</text>")
     parts += _epochs(chart, x, height)
     parts.append(
@@ -130,11 +132,11 @@ def _legend(curves: Curves) -> tuple[list[str], int]:
     entries = [(line.label, line.color, line.sparse) for line in curves.drawn[:MOST_LABELS]]
     if len(entries) < 2 and curves.band is None:
         return [], 0
-    parts, x, y = [], LEFT, 29
+    parts, x, y = [], 1, 29
     for label, color, sparse in [*entries, *([(_BAND, entries[0][1], False)] if curves.band and entries else [])]:
         width = 28 + round(6.2 * len(label))
-        if x > LEFT and x + width > LEFT + _LEGEND:
-            x, y = LEFT, y + 14
+        if x > 1 and x + width > _LEGEND:
+            x, y = 1, y + 14
         if label == _BAND:
             parts.append(f"<rect x='{x}' y='{y - 4}' width='12' height='8' fill='{color}' fill-opacity='.25'/>")
         else:

@@ -1,0 +1,135 @@
+"""What the machines of the ranks do: sparklines for the table, charts, and warnings before something runs out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ring_notebook.notebook.panel.charts.chart import Chart
+from ring_notebook.notebook.panel.charts.curves import per_rank
+from ring_notebook.notebook.record.look import Look
+from ring_notebook.notebook.record.run_record import RunRecord
+from ring_notebook.notebook.record.run_view import RunView
+from ring_notebook.notebook.record.series import Points
+from ring_notebook.notebook.style import duration, number, plural, ranks
+
+__all__ = ["COLUMNS", "cells", "charts", "sparkline", "warnings"]
+
+COLUMNS = {"cpu": "CPU", "memory": "memory", "gpu": "GPU", "gpu_memory": "GPU memory"}  # of the table
+_TITLES = {
+    "cpu": ("CPU", "% of a core", 1.0),
+    "memory": ("memory", "GiB of each rank", 2.0**-30),
+    "gpu": ("GPU", "% busy", 1.0),
+    "gpu_memory": ("GPU memory", "GiB in use", 2.0**-30),
+    "disk": ("disk", "MB/s of each rank", 1e-6),
+    "network": ("network", "MB/s of each host", 1e-6),
+}
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_SPARKS = 8  # characters
+SOON = 300.0  # seconds until memory runs out
+_READINGS, _SPAN = 10, 8.0  # readings and seconds that a trend is taken from
+IDLE, STARVED = 60.0, 0.25  # percent that a GPU is busy, and the share of time that its rank waits for data
+
+
+def sparkline(values: Sequence[float], top: float) -> str:
+    """The newest values as a row of blocks from nothing to ``top``."""
+    recent = np.asarray(values, dtype=float)
+    if not len(recent) or not top > 0:
+        return ""
+    parts = np.array_split(recent, min(_SPARKS, len(recent)))
+    heights = [min(max(float(part.mean()) / top, 0.0), 1.0) for part in parts]
+    return "".join(_BLOCKS[round(height * (len(_BLOCKS) - 1))] for height in heights)
+
+
+def cells(view: RunView, rank: int) -> dict[str, str]:
+    """The cells of one rank by the name of the load: a sparkline and the newest value; empty where it is not known."""
+    found = {}
+    for name in COLUMNS:
+        by_rank = view.loads.get(name, {})
+        if not by_rank:
+            continue
+        if rank not in by_rank:
+            found[name] = ""
+            continue
+        values = by_rank[rank].y
+        top = max(100.0, max(values)) if name in ("cpu", "gpu") else 1.4 * max(max(one.y) for one in by_rank.values())
+        found[name] = f"{sparkline(values, top)} {_said(name, values[-1])}"
+    return found
+
+
+def _said(name: str, value: float) -> str:
+    return f"{value:.0f}%" if name in ("cpu", "gpu") else f"{number(value * 2**-30)} GiB"
+
+
+def charts(view: RunView, look: Look) -> list[Chart]:
+    """A chart of each load over the seconds of the run."""
+    made = []
+    for name, (title, unit, factor) in _TITLES.items():
+        by_rank = {rank: _scaled(points, factor) for rank, points in view.loads.get(name, {}).items()}
+        if any(len(points.x) > 1 for points in by_rank.values()):
+            made.append(Chart(title, unit, "seconds", per_rank(by_rank, look.smooth, look.ranks), from_zero=True))
+    return made
+
+
+def _scaled(points: Points, factor: float) -> Points:
+    scaled = points.y[:]
+    for index, value in enumerate(scaled):
+        scaled[index] = value * factor
+    return Points(points.x, scaled)
+
+
+def warnings(log: RunRecord, view: RunView) -> tuple[str, ...]:
+    """What will go wrong, or costs time, because of the machines."""
+    return (*_running_out(view), *_shared_cores(log), *_starved(view))
+
+
+def _running_out(view: RunView) -> list[str]:
+    found = []
+    for name, what in (("memory_left", "memory"), ("gpu_memory_left", "GPU memory")):
+        times = {rank: left for rank, line in view.loads.get(name, {}).items() if (left := _seconds_left(line))}
+        if times:
+            rank = min(times, key=times.__getitem__)
+            left = view.loads[name][rank].y[-1] * 2**-30
+            text = f"{what} runs out in about {duration(times[rank])}: {number(left)} GiB left where rank {rank} runs"
+            found.append(text)
+    return found
+
+
+def _seconds_left(points: Points) -> float | None:
+    """Seconds until a falling amount reaches 0, by the line through its newest readings; None when that is far off."""
+    x, y = np.asarray(points.x[-3 * _READINGS :]), np.asarray(points.y[-3 * _READINGS :])
+    if len(x) < _READINGS or x[-1] - x[0] < _SPAN:
+        return None
+    slope, start = np.polyfit(x, y, 1)
+    noise = float(np.abs(y - (slope * x + start)).mean())
+    fallen = -slope * (x[-1] - x[0])
+    # Steadily, not in one jump: what a model takes at its first step does not go on.
+    if np.median(np.diff(y)) >= 0 or slope >= 0 or fallen < 4 * noise or fallen < 0.01 * y[-1]:
+        return None
+    left = float(y[-1] / -slope)
+    return left if left < SOON else None
+
+
+def _shared_cores(log: RunRecord) -> list[str]:
+    about = log.environment
+    cores = about.get("cores", 0) * max(1, len(about.get("hosts", ())))
+    if about.get("gpus") or not isinstance(cores, int) or not 0 < cores < log.size:
+        return []
+    return [f"{plural(log.size, 'rank')} share {plural(cores, 'core')}: each computes more slowly than alone"]
+
+
+def _starved(view: RunView) -> list[str]:
+    busy: Mapping[int, Points] = view.loads.get("gpu", {})
+    starved = {
+        rank.rank: rank.spent.share(rank.spent.data)
+        for rank in view.ranks
+        if rank.rank in busy
+        and len(busy[rank.rank].y) >= _READINGS
+        and float(np.mean(busy[rank.rank].y[-_READINGS:])) < IDLE
+        and rank.spent.share(rank.spent.data) > STARVED
+    }
+    if not starved:
+        return []
+    gpus, idle = ("GPU", "idles") if len(starved) == 1 else ("GPUs", "idle")
+    return [f"the {gpus} of {ranks(starved)} {idle}: {max(starved.values()):.0%} of the time goes to waiting for data"]
