@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from pathlib import Path
 from types import TracebackType
 
 import cloudpickle
@@ -15,6 +16,7 @@ __all__ = ["describe", "from_cell"]
 
 # An exception may drag a whole tensor along; the message and the frames travel anyway.
 _PICKLE_LIMIT = 1 << 20
+_PACKAGE = str(Path(__file__).parents[1])
 
 
 def describe(error: BaseException, run: str, rank: int, cell: str) -> Failure:
@@ -47,7 +49,10 @@ def describe(error: BaseException, run: str, rank: int, cell: str) -> Failure:
 
 def _formatted(error: BaseException, tb: TracebackType | None) -> str:
     try:
-        return "".join(traceback.TracebackException(type(error), error, tb, compact=True).format())
+        about = traceback.TracebackException(type(error), error, tb, compact=True)
+        if isinstance(error, RingError):  # it says by itself what is wrong; of our own code the user learns nothing
+            about.stack[:] = [frame for frame in about.stack if not frame.filename.startswith(_PACKAGE)]
+        return "".join(about.format())
     except BaseException:  # of the exception itself, its notes or its cause
         frames = "".join(traceback.format_tb(tb))
         return f"Traceback (most recent call last):\n{frames}{type(error).__name__}: {error_text(error)}\n"

@@ -66,6 +66,7 @@ class _Execution:
         self.recorded = recorded
         self.horovod = horovod
         self.cell: Cell | None = None
+        self.calls = 0  # of collectives
         self.entered = False  # the kernel knows that the cell itself has begun
         self.spent = TimeSpent()
         self.machine = _machine()
@@ -104,7 +105,7 @@ class _Execution:
         if self.horovod:
             setup.wait_for_preload()
         try:
-            with as_horovod() if self.horovod else nullcontext(), dialogue.listening(_ask):
+            with as_horovod() if self.horovod else nullcontext(), dialogue.Listening(_ask):
                 self.cell.execute()
         except ModuleNotFoundError as error:
             if error.name == NAME:
@@ -115,6 +116,8 @@ class _Execution:
 
     def _leave(self, error: BaseException | None) -> None:
         """End the epoch for all when this rank failed; leave it in any case."""
+        own = next((entry for entry in world.snapshot() if entry["rank"] == self.rank), None)
+        self.calls = max(0, own["sequence"] - 1) if own is not None else 0  # without the barrier that opened the epoch
         if error is not None and not _is_exit(error):
             world.fail(error)
         world.close_run()
@@ -127,6 +130,7 @@ class _Execution:
             records.append(failure)
         summary = {
             "line": self._line_of(error),
+            "calls": self.calls,
             **self.spent.now(),
             "peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         }

@@ -82,3 +82,24 @@ def test_ranks_that_go_on_are_named() -> None:
 def test_notebooks_show_the_text_alone() -> None:
     error = brief(ValueError("x"), "one line")
     assert [line.strip("\x1b[310m") for line in error._render_traceback_()] == ["one line"]  # type: ignore[attr-defined]
+
+
+def test_a_mismatch_shows_its_table_once() -> None:
+    table = "\nThe calls at sequence 2:\n  rank 0: allreduce [3]\n  rank 1: barrier"
+    both = [failure(rank, f"rank {rank}: expected ...{table}", ename="CollectiveMismatch") for rank in (0, 1)]
+    text = describe(both)
+    assert text.count("The calls at") == 1
+    assert text.endswith("ranks 0-1: same")
+    text = describe([both[0], failure(1, f"rank 1: expected ...{table}", ename="CollectiveMismatch", line=9)])
+    assert text.count("The calls at") == 1
+    assert text.endswith("raised on rank 0\nrank 1: the same, at line 9")
+
+
+def test_ranks_that_part_are_told_with_the_counts_of_their_calls() -> None:
+    waited = failure(0, "rank 0: allreduce stopped because rank 1 has left", line=7, aborted=True)
+    assert describe([waited], calls={0: 101, 1: 100, 2: 100}).endswith(
+        "101 calls on rank 0, 100 on ranks 1-2; they part at line 7"
+    )
+    assert describe([waited], calls={0: 1, 1: 0}).endswith("1 call on rank 0, 0 on rank 1; they part at line 7")
+    assert "calls" not in describe([waited], calls={0: 4, 1: 4})
+    assert "calls" not in describe([failure(0), waited], calls={0: 4, 1: 3}), "a rank that raised is the reason"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from notebook.kernel import Notebook
+from ring_notebook.errors import CollectiveAborted, CollectiveMismatch
 from ring_notebook.notebook.cluster.cluster import Cluster
 
 EXCEPTIONS = {
@@ -67,3 +68,20 @@ def test_what_ipython_shows_in_its_own_way_fails_the_cell(notebook: Notebook, ce
     assert text in shown_text
     assert "ring_notebook/" not in shown_text
     notebook.text("%%ringtrain\npass")
+
+
+def test_our_own_errors_show_no_frame_of_ours_and_their_table_once(cluster: Cluster) -> None:
+    run = cluster.run("import torch\nring.allreduce(torch.ones(3 + ring.rank()), name='w')")
+    with pytest.raises(CollectiveMismatch) as caught:
+        run.wait()
+    text = shown(caught.value)
+    assert "Cell, line 2, in <module>" in text
+    assert "ring_notebook/" not in text
+    assert text.count("The calls at sequence") == 1
+
+
+def test_a_rank_that_leaves_early_is_told_with_counts(cluster: Cluster) -> None:
+    cell = "for i in range(11 if ring.rank() == 0 else 10):\n    ring.allreduce(torch.ones(1))"
+    with pytest.raises(CollectiveAborted) as caught:
+        cluster.run(cell).wait()
+    assert "11 calls on rank 0, 10 on rank 1; they part at line 2" in shown(caught.value)

@@ -9,8 +9,7 @@ import itertools
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Literal
 
@@ -18,7 +17,7 @@ from ring_notebook.core import world
 from ring_notebook.error_text import printable
 from ring_notebook.question import Question
 
-__all__ = ["answer", "ask", "install", "listening", "pending", "release"]
+__all__ = ["Listening", "answer", "ask", "install", "pending", "release"]
 
 _MOST_TEXT = 100_000  # characters shown before a prompt
 _numbers = itertools.count(1)
@@ -28,14 +27,19 @@ _send: Callable[[str], None] | None = None  # to the notebook, while a cell runs
 _pending: Question | None = None
 
 
-@contextmanager
-def listening(send: Callable[[str], None]) -> Iterator[None]:
-    """Within the block questions of this rank reach the notebook by ``send``, as encoded `Question`s."""
-    global _send
-    _send = send
-    try:
-        yield
-    finally:
+class Listening:
+    """While the block runs, questions of this rank reach the notebook by ``send``, as encoded `Question`s."""
+
+    # No generator: contextlib sets attributes of the cell's exception, which may refuse that.
+    def __init__(self, send: Callable[[str], None]) -> None:
+        self._own = send
+
+    def __enter__(self) -> None:
+        global _send
+        _send = self._own
+
+    def __exit__(self, *_: object) -> None:
+        global _send
         _send = None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import pickle
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from threading import Thread
 
@@ -23,13 +23,16 @@ _SECONDS_TO_UNPICKLE = 2.0
 _RED, _PLAIN = "\x1b[31m", "\x1b[0m"
 
 
-def as_exception(failures: Sequence[Failure], still_running: Iterable[int] = ()) -> BaseException:
+def as_exception(
+    failures: Sequence[Failure], still_running: Iterable[int] = (), calls: Mapping[int, int] | None = None
+) -> BaseException:
     """The exception of the first failure; notebooks and plain Python show it with the text of `describe`.
 
-    ``still_running`` are ranks that did not stop although another one failed. ``failures`` must not be empty.
+    ``still_running`` are ranks that did not stop although another one failed, ``calls`` how many collectives ranks have
+    called. ``failures`` must not be empty.
     """
     error = _original(_primary(failures)[0])
-    text = describe(failures, still_running)
+    text = describe(failures, still_running, calls or {})
     brief(error, text)
     error.__cause__ = RunFailed(f"\n{text}")
     return error
@@ -41,7 +44,9 @@ def brief(error: BaseException, text: str) -> BaseException:
     return error
 
 
-def describe(failures: Sequence[Failure], still_running: Iterable[int] = ()) -> str:
+def describe(
+    failures: Sequence[Failure], still_running: Iterable[int] = (), calls: Mapping[int, int] | None = None
+) -> str:
     """One traceback into the cell, then a line for every group of ranks that ended in another way."""
     primary = _primary(failures)
     groups = _grouped(primary)
@@ -53,12 +58,15 @@ def describe(failures: Sequence[Failure], still_running: Iterable[int] = ()) -> 
     elif len(failures) > 1 or not first.aborted:
         lines.append(f"raised on rank {first.rank}")
     for other, ranks in groups[1:]:
-        lines.append(f"{style.ranks(ranks)}: {_summary(other)}")
+        same = _table(other) == _table(first) != ""
+        lines.append(f"{style.ranks(ranks)}: {f'the same, at line {_line(other)}' if same else _summary(other)}")
     stopped: dict[str, list[int]] = {}
     for failure in failures:
         if failure.aborted and failure not in primary:
             stopped.setdefault(_where_stopped(failure), []).append(failure.rank)
     lines += [f"{style.ranks(ranks)}: {text}" for text, ranks in stopped.items()]
+    if first.aborted and len(set((calls or {}).values())) > 1:
+        lines.append(f"{_counts(calls or {})}; they part at line {_line(first)}")
     if waiting := sorted(still_running):
         lines.append(f"{style.ranks(waiting)}: still running; `%ring restart` ends it")
     return "\n".join(lines)
@@ -73,9 +81,23 @@ def _grouped(failures: Iterable[Failure]) -> list[tuple[Failure, list[int]]]:
     """One failure of each kind with the ranks that share it, in the order of their arrival."""
     groups: dict[tuple[object, ...], tuple[Failure, list[int]]] = {}
     for failure in failures:
-        key = (failure.ename, failure.module, failure.message, failure.frames)
+        key = (failure.ename, failure.module, _table(failure) or failure.message, failure.frames)
         groups.setdefault(key, (failure, []))[1].append(failure.rank)
     return list(groups.values())
+
+
+def _table(failure: Failure) -> str:
+    """The table of calls of a mismatch, which every rank has; empty of other failures."""
+    return failure.message.partition("\n")[2] if failure.ename == "CollectiveMismatch" else ""
+
+
+def _counts(calls: Mapping[int, int]) -> str:
+    """How many collectives the ranks have called: ``101 calls on rank 0, 100 on ranks 1-3``."""
+    ranks: dict[int, list[int]] = {}
+    for rank, count in sorted(calls.items()):
+        ranks.setdefault(count, []).append(rank)
+    said = [f"{count} on {style.ranks(members)}" for count, members in ranks.items()]
+    return ", ".join([said[0].replace(" on ", f" call{'s' * (next(iter(ranks)) != 1)} on ", 1), *said[1:]])
 
 
 def _summary(failure: Failure) -> str:

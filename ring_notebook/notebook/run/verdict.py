@@ -52,7 +52,8 @@ def judge(
     if missing and trouble and not own:
         return Verdict("failed", _one_line(ClusterError(trouble)))
     if failures and (own or not interrupted):
-        return Verdict("failed", as_exception(failures, missing))
+        calls = {rank: int(end.summary.get("calls", 0)) for rank, end in ended.items()}
+        return Verdict("failed", as_exception(failures, missing, calls))
     if timed_out:
         return Verdict("failed", _one_line(RunTimeout(f"the run exceeded --timeout {timed_out:g} s and was stopped")))
     if missing:
