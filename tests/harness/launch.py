@@ -116,6 +116,8 @@ class Launch:
             "pytest",
             "-p",
             "no:cacheprovider",
+            "-m",
+            "",  # they have been chosen, slow ones too
             f"--timeout={TEST_LIMIT}",
             "-q",
             *self._waiting,

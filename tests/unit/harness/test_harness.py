@@ -40,6 +40,10 @@ def test_dies_on_one(rank):
 def test_skips():
     pytest.skip("for a reason")
 
+@pytest.mark.sizes(1, slow=(2,))
+def test_slow(size):
+    assert size in (1, 2)
+
 @pytest.mark.parametrize("word", ["a", "b"])
 def test_last(word):
     assert word in "ab"
@@ -52,12 +56,14 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
     root = tmp_path_factory.mktemp("project")
     ranks = root / "tests" / "ranks"
     ranks.mkdir(parents=True)
-    (root / "pyproject.toml").write_text("[tool.pytest.ini_options]\naddopts = '--import-mode=importlib'\n")
+    (root / "pyproject.toml").write_text(
+        "[tool.pytest.ini_options]\naddopts = '--import-mode=importlib -m \"not slow\"'\n"
+    )
     shutil.copy(TESTS / "conftest.py", root)
     shutil.copy(TESTS / "ranks" / "conftest.py", ranks)
     (ranks / "test_file.py").write_text(FILE)
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-v", "-rA", "-p", "no:cacheprovider", "tests"],
+        [sys.executable, "-m", "pytest", "-v", "-rA", "-p", "no:cacheprovider", "-m", "slow or not slow", "tests"],
         cwd=root,
         env={**os.environ, "PYTHONPATH": str(TESTS)},
         capture_output=True,
@@ -69,7 +75,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_a_test_passes_when_all_ranks_pass(report: str) -> None:
-    for test in "test_equal[np1]", "test_equal[np2]", "test_fails_on_one[np1]", "test_last[np2-b]":
+    for test in "test_equal[np1]", "test_equal[np2]", "test_fails_on_one[np1]", "test_last[np2-b]", "test_slow[np2]":
         assert f"{test} PASSED" in report, report
 
 
