@@ -25,6 +25,7 @@ __all__ = [
     "Load",
     "MetricBatch",
     "Output",
+    "Params",
     "Record",
     "Status",
     "Trace",
@@ -169,6 +170,16 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class Params:
+    """All hyper-parameters of a rank so far: numbers, texts and truths by name."""
+
+    kind: ClassVar[str] = "params"
+    run: str
+    rank: int
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Trace:
     """What a rank did during a run with ``--timeline``.
 
@@ -181,9 +192,9 @@ class Trace:
     events: bytes
 
 
-Record = MetricBatch | Output | Display | Cleared | Status | Load | Failure | Ended | Trace
+Record = MetricBatch | Output | Display | Cleared | Status | Load | Params | Failure | Ended | Trace
 _KINDS: dict[str, type[Any]] = {
-    cls.kind: cls for cls in (MetricBatch, Output, Display, Cleared, Status, Load, Failure, Ended, Trace)
+    cls.kind: cls for cls in (MetricBatch, Output, Display, Cleared, Status, Load, Params, Failure, Ended, Trace)
 }
 _MOST_BYTES = 1 << 20
 _LENGTH = struct.Struct("<I")

@@ -15,7 +15,7 @@ import psutil
 from ipyparallel.engine.datapub import publish_data
 from IPython.core.interactiveshell import InteractiveShell
 
-from ring_notebook.core import metrics, world
+from ring_notebook.core import metrics, params, world
 from ring_notebook.core.tracing import trace
 from ring_notebook.engine import namespace, setup
 from ring_notebook.engine.cell import Cell
@@ -33,7 +33,7 @@ from ring_notebook.horovod.as_horovod import as_horovod
 from ring_notebook.horovod.names import NAME
 from ring_notebook.question import QUESTIONS
 from ring_notebook.rank.rank_variables import master, rank_variables
-from ring_notebook.records import RECORDS, Ended, Failure, Load, Record, Status, Trace, messages
+from ring_notebook.records import RECORDS, Ended, Failure, Load, Params, Record, Status, Trace, messages
 
 __all__ = ["execute"]
 
@@ -78,6 +78,7 @@ class _Execution:
         post_mortem.forget()
         shell = InteractiveShell.instance()
         metrics.begin()
+        params.begin()
         if setup.spool is not None:
             setup.spool.begin(self.run)
         with Interruptible() as interruptible:
@@ -160,6 +161,8 @@ class _Execution:
             records += batches
             if batches:
                 self.spent.begin_training()
+            if given := params.drain():
+                records.append(Params(self.run, self.rank, given))
         line = self.cell.current_line() if self.cell else 0
         if status or (line and not self.entered):
             self.entered = line > 0

@@ -120,6 +120,7 @@ CSS = """<style>
 .ring-head b, .ring-status { font-size: 14px; font-weight: 600; }
 .ring-dot { color: #8791a0; white-space: pre; margin: 0 -4px; }
 .ring-alarm { font-weight: 600; line-height: 1.5; }
+.ring-params { color: #8791a0; font-size: 12px; overflow: hidden; text-overflow: ellipsis; }
 .ring-begin { padding: 10px 0 0 2px; line-height: 1.6; color: var(--jp-ui-font-color2, #666);
   font-family: var(--jp-code-font-family, monospace); font-size: 12px; }
 .ring-panel .ring-toggle { line-height: 22px; padding: 0 8px; border-radius: 4px; font-size: 12px; }

@@ -40,6 +40,7 @@ from ring_notebook.api.tensor_adapter import register_adapter
 from ring_notebook.core import world
 from ring_notebook.core.device_numbers import register_copier
 from ring_notebook.core.metrics import log, track
+from ring_notebook.core.params import log_params
 from ring_notebook.errors import HorovodInternalError, HostsUpdatedInterrupt
 from ring_notebook.torch import elastic, mpi_ops
 from ring_notebook.torch.collectives.allgather import (
@@ -160,6 +161,7 @@ __all__ = [
     "local_rank",
     "local_size",
     "log",
+    "log_params",
     "mpi_built",
     "mpi_enabled",
     "mpi_ops",

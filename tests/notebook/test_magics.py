@@ -189,6 +189,23 @@ def test_a_timeline_says_why_it_is_slow(notebook: Notebook) -> None:
     assert shares[0]["communication"] > 0.3 > 0.1 > shares[1]["communication"] > 0
 
 
+def test_the_hyper_parameters_of_a_cell_are_recorded(notebook: Notebook) -> None:
+    notebook.run(
+        """%%ringtrain --out run --name tuned
+import torch
+epochs = 3
+model, data = torch.nn.Linear(2, 1), torch.utils.data.TensorDataset(torch.ones(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.25, momentum=0.5)
+ring.prepare(model, optimizer, torch.utils.data.DataLoader(data, batch_size=4))
+ring.log_params(depth=2, lr="by hand")"""
+    )
+    params = json.loads(notebook.text("import json; print(json.dumps(run.params))"))
+    own = {"optimizer": "SGD", "lr": "by hand", "momentum": 0.5, "batch_size": 4}
+    assert params == {"epochs": 3, "depth": 2, **own}
+    assert "tuned: kept" in notebook.text("%ring runs tag tuned kept")
+    assert "depth 2" in notebook.text("%ring runs --where kept")
+
+
 def test_push_and_pull(notebook: Notebook) -> None:
     notebook.run("shared = [1, 2]\n%ring push shared")
     notebook.run("%%ringtrain\nkept = {'sum': sum(shared)}")

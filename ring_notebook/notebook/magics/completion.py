@@ -16,7 +16,7 @@ __all__ = ["register"]
 
 _CELL = re.compile(r"\s*%%ring(train|scale)\b.*\n")  # the lines after it run on the ranks
 _PULL = re.compile(r"\s*%ring\s+pull\s")
-_RUN = re.compile(r"\s*%ring\s+(runs\s+compare\s|export\s+\S+\s+)")
+_RUN = re.compile(r"\s*%ring\s+(runs\s+(?:compare|tag|note|delete)\s|export\s+\S+\s+)")
 _NAME = re.compile(r"[^\W\d]\w*(\.\w*)*$")
 
 

@@ -142,10 +142,19 @@ class RingMagics(Magics):
     def _export(self, path: str, name: str) -> None:
         print(self._session.export(path, name))  # noqa: T201
 
-    def _runs(self, action: str | None, names: list[str]) -> Any:
+    def _runs(self, action: str | None, names: list[str], every: bool, sort: str, where: list[str]) -> Any:
+        if action is None:
+            return catalogue.listing(every=every, sort=sort, where=where)
+        if not names:
+            raise UsageError(f"%ring runs {action} needs the name of a run")
         if action == "compare":
             return catalogue.compare(names)
-        return catalogue.listing()
+        if action == "delete":
+            print(catalogue.delete(names))  # noqa: T201
+        else:
+            run, *words = names
+            print(catalogue.tag(run, words) if action == "tag" else catalogue.annotate(run, " ".join(words)))  # noqa: T201
+        return None
 
 
 def register(shell: InteractiveShell) -> None:

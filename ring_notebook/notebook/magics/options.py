@@ -223,7 +223,7 @@ def _ring() -> LineParser:
         restart="stop the cluster and start it again; all variables of ranks are lost",
         push="copy variables of this notebook to every rank",
         pull="copy variables of a rank into this notebook",
-        runs="list the runs of this folder, newest first, or compare the curves of several",
+        runs="list the runs of this folder, newest first; compare, tag, note or delete some",
         export="write the last cell and the --setup cells before it as a script for ringrun",
         doctor="check everything that engines need and say what to fix",
         help="show this help, or that of one command",
@@ -258,8 +258,14 @@ def _ring() -> LineParser:
     pull.add_argument("names", nargs="+", metavar="NAME", help="variables")
     pull.add_argument("-t", "--rank", type=int, default=0, metavar="RANK", help="the rank to copy from; by default 0")
     runs = commands["runs"]
-    runs.add_argument("action", nargs="?", choices=["compare"], help="show the curves of several runs in one figure")
-    runs.add_argument("names", nargs="*", metavar="RUN", help="beginning of a name or id")
+    actions = ["compare", "tag", "note", "delete"]
+    runs.add_argument("action", nargs="?", choices=actions, help="what to do with a run, or with several")
+    runs.add_argument("names", nargs="*", metavar="RUN", help="beginning of a name or id; behind it tags, or a note")
+    runs.add_argument("--all", action="store_true", dest="every", help="also short cells that logged nothing")
+    runs.add_argument(
+        "--sort", default="", metavar="NAME", help="by a column, metric or parameter; --sort=-NAME: smallest first"
+    )
+    runs.add_argument("--where", nargs="+", default=[], metavar="WORD", help="only runs with these words, or lr=0.1")
     export = commands["export"]
     export.add_argument("path", metavar="FILE", help="the script to write")
     export.add_argument(

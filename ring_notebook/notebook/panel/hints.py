@@ -52,6 +52,7 @@ class Lint:
             tree = ast.Module([], [])
         framework = named(names_in(tree)) or default()
         self._words, self._advice = framework.vocabulary, framework.advice
+        self._gpus = gpus
         self._calls = tuple(_calls(tree, guarded=False))
         self._names = {call.name for call in self._calls}
         self._static = (*self._of_source(), *(self._of_devices(tree) if gpus else ()))
@@ -111,6 +112,8 @@ class Lint:
         clips = next((call for call in self._calls if call.name in words.clipping), None)
         if clips and not self._names & words.synchronizing:
             yield Hint(clips.line, advice.clip)
+        if prepared and not self._gpus:
+            return  # `prepare` replaces it there
         for call in self._calls:
             if call.whole in words.own_batch_norm or call.name in words.own_batch_norm:
                 yield Hint(call.line, advice.batch_norm)

@@ -16,12 +16,14 @@ from ring_notebook.notebook.panel.charts.curves import many
 from ring_notebook.notebook.panel.output import displays_html, labelled_lines
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.record.run_view import RunView
-from ring_notebook.notebook.style import CSS, first_names, plural, rank_list
+from ring_notebook.notebook.style import CSS, first_names, number, plural, rank_list
+from ring_notebook.notebook.table import Listing
 
-__all__ = ["alert", "compare", "figure", "lint", "mime_bundle", "outputs", "under_way"]
+__all__ = ["alert", "compare", "differences", "figure", "lint", "mime_bundle", "outputs", "under_way"]
 
 MOST_CHARTS = 12  # of metrics, where --plot names none
 VISIBLE = 10  # of the last lines of output, those before them behind a click
+MOST_PARAMS = 16
 MOST_PRINTED = 200  # lines of output in the page; the whole of it is on disk
 
 
@@ -76,8 +78,9 @@ def figure(log: RunRecord, names: Sequence[str] = ()) -> HTML:
 
 
 def compare(logs: Sequence[RunRecord], names: Sequence[str] = ()) -> HTML:
-    """Runs laid over one another: a chart per metric with the mean over ranks of each run."""
-    views = {label: log.view() for label, log in zip(_labels(logs), logs, strict=True)}
+    """Runs side by side: what differs between them, and a chart per metric with the mean over ranks of each run."""
+    labels = _labels(logs)
+    views = {label: log.view() for label, log in zip(labels, logs, strict=True)}
     shared = names or tuple(dict.fromkeys(name for view in views.values() for name in view.charted))
     made = []
     for name in shared:
@@ -86,7 +89,26 @@ def compare(logs: Sequence[RunRecord], names: Sequence[str] = ()) -> HTML:
     rates = {run: view.throughput for run, view in views.items() if view.throughput}
     if rates:
         made.append(Chart("samples/s of each rank", "mean of the ranks", "seconds", many(rates), from_zero=True))
-    return HTML(CSS + still_charts.CSS + still_charts.grid(made))
+    return HTML(differences(logs, labels)._repr_html_() + CSS + still_charts.CSS + still_charts.grid(made))
+
+
+def differences(logs: Sequence[RunRecord], labels: Sequence[str]) -> Listing:
+    """A row for each thing in which the runs differ, a column for each run: hyper-parameters, ranks, how they ended."""
+    given = [log.params for log in logs]
+    facts: dict[str, list[str]] = {
+        "ranks": [str(log.size) for log in logs],
+        "status": [str(log.status) for log in logs],
+    }
+    for name in dict.fromkeys(name for one in given for name in one):
+        facts[name] = [_said(one.get(name)) for one in given]
+    differ = [[name, *values] for name, values in facts.items() if len(set(values)) > 1]
+    cells = " Their cells differ." if len({log.source for log in logs}) > 1 else " They ran the same cell."
+    note = ("" if differ else "No hyper-parameter differs.") + cells
+    return Listing(("differs", *labels), differ or [["", *("" for _ in logs)]], note.strip())
+
+
+def _said(value: Any) -> str:
+    return "" if value is None else number(value) if isinstance(value, float) else str(value)
 
 
 def _labels(logs: Sequence[RunRecord]) -> list[str]:
@@ -117,10 +139,16 @@ def _page(log: RunRecord, view: RunView, plot: Sequence[str]) -> str:
     shown = charts(view, plot or titles(view)[:MOST_CHARTS], log.look)
     return (
         f"{CSS}{still_charts.CSS}<div class='ring-report'>{headline.html(headline.headline(log, view))}"
-        f"{alert(_trouble(log))}{notice}{still_charts.grid(shown)}{_uncharted(view, plot)}"
+        f"{_params(log)}{alert(_trouble(log))}{notice}{still_charts.grid(shown)}{_uncharted(view, plot)}"
         f"<div class='ring-rows'>{logged}</div>{_machine(log, view)}"
         f"{hints.html(lint(log).hints(view))}{_output(log, view)}</div>"
     )
+
+
+def _params(log: RunRecord) -> str:
+    """The hyper-parameters in a line, the first of very many."""
+    listed = [f"{name} {_said(value)}" for name, value in list(log.params.items())[:MOST_PARAMS]]
+    return f"<div class='ring-params'>{escape(' · '.join(listed))}</div>" if listed else ""
 
 
 def _machine(log: RunRecord, view: RunView) -> str:

@@ -81,6 +81,7 @@ class RunLog(RunRecord):
             "samples_per_s": view.samples_per_s,
             **({"trouble": self.trouble} if self.trouble else {}),
             **({"rest": str(rest)} if rest else {}),
+            "params": self.params,
             "ranks": [
                 {
                     "rank": rank.rank,

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from ring_notebook.field_types import check_fields
 from ring_notebook.notebook.record.run_files import EVENTS, LOADS, METRICS, OUTPUT
-from ring_notebook.records import Cleared, Display, Ended, Failure, Load, MetricBatch, Output, Record
+from ring_notebook.records import Cleared, Display, Ended, Failure, Load, MetricBatch, Output, Params, Record
 
 __all__ = ["RunReader"]
 
@@ -94,11 +94,13 @@ class RunReader:
             return _checked(Output, {"run": self._run, **line}), time
         return (_checked(Display, line) if kind == Display.kind else _checked(Cleared, line)), time
 
-    def _event(self, line: dict[str, Any]) -> tuple[Failure | Ended, float]:
+    def _event(self, line: dict[str, Any]) -> tuple[Failure | Ended | Params, float]:
         time, kind = float(line.pop("time")), line.pop("kind")
         if kind == Failure.kind:
             line["frames"] = tuple(tuple(frame) for frame in line["frames"])
             return _checked(Failure, line), time
+        if kind == Params.kind:
+            return _checked(Params, line), time
         return _checked(Ended, line), time
 
 

@@ -10,7 +10,9 @@ from pathlib import Path
 from threading import Condition
 from typing import Any, Literal, get_args
 
+from ring_notebook.notebook.record.constants import constants
 from ring_notebook.notebook.record.displays import Displayed, bundles
+from ring_notebook.notebook.record.labels import Labels, read_labels
 from ring_notebook.notebook.record.logged_rows import Metrics
 from ring_notebook.notebook.record.look import Look, keep_look, read_look
 from ring_notebook.notebook.record.run_files import RUN, SUMMARY, read_json
@@ -91,6 +93,20 @@ class RunRecord:
     def title(self) -> str:
         """What a person calls the run: its name, else the first line of its cell that does something."""
         return self.name or first_line(self.source) or self.run
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The hyper-parameters: constants of the cell, what its optimizer and loader were made with, and what it gave.
+
+        The later ones replace the earlier ones of the same name.
+        """
+        with self._changed:
+            return {**constants(self.source), **self._state.params}
+
+    @property
+    def labels(self) -> Labels:
+        """The tags and the note that somebody has given the run."""
+        return read_labels(self.directory)
 
     @property
     def first_line(self) -> int:

@@ -7,12 +7,12 @@ from array import array
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ring_notebook.notebook.record.displays import Displayed, Displays
 from ring_notebook.notebook.record.series import Points, Rate, Series
 from ring_notebook.notebook.record.spent import NOTHING_SPENT, Spent, spent
-from ring_notebook.records import Cleared, Display, Ended, Failure, Load, MetricBatch, Output, Record, Status
+from ring_notebook.records import Cleared, Display, Ended, Failure, Load, MetricBatch, Output, Params, Record, Status
 
 __all__ = ["EPOCH", "SAMPLES", "Printed", "RankView", "RunState", "RunView"]
 
@@ -168,6 +168,7 @@ class RunState:
         self.started = started
         self.failures: list[Failure] = []
         self.names: dict[str, None] = {}
+        self.params: dict[str, Any] = {}
         self._ranks = {rank: _Rank(Rate(started), moved=started, heard=started) for rank in range(size)}
         self._curves: dict[str, dict[int, Series]] = {}
         self._output: deque[Printed] = deque()
@@ -191,6 +192,9 @@ class RunState:
             for name, value in record.values.items():
                 series = self._loads.setdefault(name, {}).setdefault(record.rank, Series(_LOAD_POINTS))
                 series.extend((record.time - self.started,), (value,))
+            return
+        if isinstance(record, Params):
+            self.params |= {k: v for k, v in record.values.items() if record.rank == 0 or k not in self.params}
             return
         rank.moved = rank.heard = now
         if isinstance(record, MetricBatch):

@@ -15,6 +15,7 @@ from ring_notebook.notebook.record.displays import Displayed
 from ring_notebook.notebook.record.logged_rows import Metrics
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.record.run_record import RunStatus
+from ring_notebook.notebook.run import hand_over
 from ring_notebook.notebook.run.answering import Answering
 from ring_notebook.notebook.run.export import Script, export
 from ring_notebook.notebook.run.failures import brief
@@ -147,6 +148,31 @@ class Run:
     def directory(self) -> Path:
         """The folder of the run's records."""
         return self.log.directory
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The hyper-parameters of the run, see ``ring.log_params``."""
+        return self.log.params
+
+    def to_csv(self, path: str | Path) -> Path:
+        """Write every logged row to ``path``: rank, time, step and a column for each metric."""
+        return hand_over.to_csv(self.log, path)
+
+    def to_pandas(self) -> Any:
+        """Every logged row as a DataFrame, see `Metrics.to_pandas`."""
+        return self.metrics.to_pandas()
+
+    def to_tensorboard(self, directory: str | Path = "runs") -> Path:
+        """Write the run as TensorBoard's event files below ``directory``; returns their folder."""
+        return hand_over.to_tensorboard(self.log, directory)
+
+    def to_wandb(self, **options: Any) -> Any:
+        """Log the run to Weights & Biases, with the options of ``wandb.init``; returns the finished wandb run."""
+        return hand_over.to_wandb(self.log, **options)
+
+    def to_mlflow(self, **options: Any) -> str:
+        """Log the run to MLflow, with the options of ``mlflow.start_run``; returns the id of MLflow's run."""
+        return hand_over.to_mlflow(self.log, **options)
 
     def plot(self, *names: str) -> Any:
         """A figure of the named metrics, of all without names. Raises KeyError for a metric that was not logged."""

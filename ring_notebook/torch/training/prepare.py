@@ -19,6 +19,7 @@ from ring_notebook.torch.optimizer.fused import FusedOptimizer
 from ring_notebook.torch.optimizer.reducing_optimizer import ReducingOptimizer
 from ring_notebook.torch.training.broadcast_state import broadcast_optimizer_state, broadcast_parameters
 from ring_notebook.torch.training.data import batch_size_of, shard
+from ring_notebook.torch.training.hyper_parameters import note_loader, note_optimizer
 from ring_notebook.torch.training.noise_scale import NOISE_EVERY, measure_noise
 from ring_notebook.torch.training.strategies import wrap
 from ring_notebook.torch.training.sync_batch_norm import SyncBatchNorm
@@ -133,6 +134,8 @@ def prepare(
     broadcast_optimizer_state(optimizer, root_rank=0)
     if scale_lr:
         _scale_rates(optimizer)
+    note_optimizer(optimizer)
+    note_loader(loader)
     if strategy is not None:
         if options or noise_scale or accumulate != 1:
             own = {"noise_scale": noise_scale, "accumulate": accumulate != 1}

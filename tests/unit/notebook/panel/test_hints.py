@@ -180,6 +180,9 @@ def test_clipping_before_the_average() -> None:
 
 def test_the_batch_norm_of_the_framework() -> None:
     line = "model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)\n"
-    assert "ring.SyncBatchNorm" in found(line + PREPARED)[2]
-    assert found(line.replace("torch.nn.SyncBatchNorm.convert_sync_batchnorm", "ring.SyncBatchNorm") + PREPARED) == {}
+    assert "ring.SyncBatchNorm" in found(line + WRAPPED)[2]
+    assert found(line + PREPARED) == {}  # `prepare` replaces it where there is no GPU
+    on_gpus = Lint(line + PREPARED, 2, gpus=True).hints(view(2))
+    assert [hint.line for hint in on_gpus if "ring.SyncBatchNorm" in hint.text] == [2]
+    assert 2 not in found(line.replace("torch.nn.SyncBatchNorm.convert_sync_batchnorm", "ring.SyncBatchNorm") + WRAPPED)
     assert 2 not in found(line + LOOP.format(wrap="model = DDP(model)"))

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import time
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ring_notebook.config import config
 from ring_notebook.errors import RingError
 from ring_notebook.notebook.cluster import discovery
+from ring_notebook.notebook.record.constants import constants
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.run import catalogue
 from ring_notebook.notebook.run.export import export
+from ring_notebook.notebook.run.hand_over import to_csv, to_tensorboard
 from ring_notebook.notebook.run.takeover import run_in_progress
+from ring_notebook.records import MetricBatch, Params, encode
 
 SPOILED = {
     "truncated": '{"run": "r", "na',
@@ -47,7 +53,7 @@ def good(runs: Path, name: str = "2-good") -> RunLog:
 def test_a_spoiled_file(runs: Path, tmp_path: Path, file: str, spoiled: str) -> None:
     log, other = good(runs), good(runs, "1-spoiled")
     (other.directory / file).write_text(SPOILED[spoiled])
-    listed = catalogue.listing()
+    listed = catalogue.listing(every=True)
     assert [row[0] for row in listed.rows if row[0] == "2-good"] == ["2-good"]
     if file == "run.json" or spoiled != "empty":
         assert "skipped: " in listed.note
@@ -80,3 +86,82 @@ def test_a_spoiled_cluster_is_not_found_and_stops_no_start(runs: Path, spoiled: 
     again = discovery.new_directory()
     assert again.is_dir()
     assert foreign.is_dir()
+
+
+def trained(runs: Path, name: str, lr: float, loss: float, seconds: float = 20.0) -> RunLog:
+    source = f"lr, layers = {lr}, 3\nfor x in data:\n    train(x)\n"
+    log = RunLog(runs / name, name, name.partition("-")[2], 1, source, {}, {}, time.time() - seconds)
+    log.put(encode([MetricBatch(name, 0, ("loss",), array("d", (log.started, 0, loss + 1, log.started + 1, 1, loss)))]))
+    log.put(encode([Params(name, 0, {"optimizer": "SGD", "lr": lr})]))
+    log.finish("ok")
+    return log
+
+
+def listed(**options: Any) -> list[str]:
+    return [row[0] for row in catalogue.listing(**options).rows]
+
+
+def test_runs_are_sorted_and_filtered(runs: Path) -> None:
+    for name, lr, loss in (("1-small", 0.01, 0.3), ("2-large", 1.0, 0.1), ("3-usual", 0.1, 0.2)):
+        trained(runs, name, lr, loss)
+    good(runs, "4-trivial")
+    assert listed() == ["3-usual", "2-large", "1-small"]
+    assert "1 short cell without metrics not listed" in catalogue.listing().note
+    assert listed(every=True)[0] == "4-trivial"
+    assert listed(sort="loss") == ["1-small", "3-usual", "2-large"]
+    assert listed(sort="-lr") == ["1-small", "3-usual", "2-large"]
+    assert listed(sort="-lr", every=True)[-1] == "4-trivial"  # has none
+    assert listed(where=["lr=0.1"]) == ["3-usual"]
+    assert listed(where=["SGD", "large"]) == ["2-large"]
+
+
+def test_tags_and_notes_stay_with_a_run(runs: Path) -> None:
+    trained(runs, "1-small", 0.01, 0.3)
+    assert "tags" not in catalogue.listing().columns
+    assert catalogue.tag("small", ["baseline", "paper"]) == "small: baseline paper"
+    catalogue.tag("small", ["paper", "final"])
+    catalogue.annotate("small", "the seed of the paper")
+    assert list(catalogue.listing().rows[0][-2:]) == ["baseline paper final", "the seed of the paper"]
+    assert listed(where=["final"]) == ["1-small"]
+    assert catalogue.tag("small", []) == "small: no tags"
+
+
+def test_runs_are_deleted_when_they_have_ended(runs: Path) -> None:
+    old, other = trained(runs, "1-small", 0.01, 0.3), trained(runs, "2-large", 1.0, 0.1)
+    (other.directory / "summary.json").unlink()
+    with pytest.raises(RingError, match="2-large has not ended"):
+        catalogue.delete(["small", "large"])
+    assert old.directory.exists()
+    assert catalogue.delete(["small"]) == "Deleted 1-small."
+    assert not old.directory.exists()
+
+
+def test_a_comparison_says_what_differs(runs: Path) -> None:
+    trained(runs, "1-small", 0.01, 0.3)
+    trained(runs, "2-large", 1.0, 0.1)
+    page = catalogue.compare(["small", "large"]).data
+    assert "<td style='text-align:left'>lr</td>" in page
+    assert "layers" not in page
+    assert "Their cells differ." in page
+    assert "<img" in page
+
+
+def test_parameters_are_those_of_the_cell_and_of_rank_0(runs: Path) -> None:
+    log = RunLog(runs / "r", "r", "", 2, "a = 1\nb, c = 'x', [1]\nd: float = 0.5\n_e = 3\nif a:\n    f = 2\n", {}, {})
+    log.put(encode([Params("r", 1, {"lr": 0.2, "own": 1}), Params("r", 0, {"lr": 0.1, "a": 7})]))
+    log.finish("ok")
+    assert log.params == {"a": 7, "b": "x", "d": 0.5, "lr": 0.1, "own": 1}
+    assert RunRecord.load(log.directory).params == log.params
+    assert constants("!ls") == {}
+
+
+def test_rows_as_csv_and_for_tensorboard(runs: Path, tmp_path: Path) -> None:
+    log = trained(runs, "1-small", 0.01, 0.5)
+    lines = to_csv(log, tmp_path / "rows.csv").read_text().splitlines()
+    assert lines[0] == "rank,time,step,loss"
+    assert [line.split(",")[2:] for line in lines[1:]] == [["0", "1.5"], ["1", "0.5"]]
+    loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
+    (file,) = to_tensorboard(log, tmp_path / "board").iterdir()
+    events = list(loader.LegacyEventFileLoader(str(file)).Load())
+    found = [(event.step, value.tag, value.simple_value) for event in events for value in event.summary.value]
+    assert found == [(0, "loss", 1.5), (1, "loss", 0.5)]
