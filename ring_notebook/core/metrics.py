@@ -1,4 +1,4 @@
-"""log and track: the metrics of this rank that have not been drained yet."""
+"""log, log_params and track: what this rank has recorded of its training and not drained yet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,21 @@ from typing import Any, Generic, TypeVar
 from ring_notebook.core.device_numbers import copy_from_device, has_arrived, read
 from ring_notebook.records import MetricBatch
 
-__all__ = ["begin", "carry", "data_wait", "data_waits", "drain", "end", "keep_data_waits", "log", "progress", "track"]
+__all__ = [
+    "begin",
+    "carry",
+    "data_wait",
+    "data_waits",
+    "drain",
+    "drain_params",
+    "end",
+    "keep_data_waits",
+    "log",
+    "log_params",
+    "note_params",
+    "progress",
+    "track",
+]
 
 T = TypeVar("T")
 _Row = tuple[float, int, dict[str, Any]]
@@ -224,6 +238,7 @@ def _samples(batch: Any) -> int:
 def begin() -> None:
     """A run starts: drop all rows, then keep every row until it is drained."""
     _recorder.reset()
+    _forget_params()
     _recorder.attached = True
 
 
@@ -273,3 +288,53 @@ def drain(run: str, rank: int, limit: float = 0.0) -> list[MetricBatch]:
             batches.append(MetricBatch(run, rank, names, array("d")))
         batches[-1].values.extend((now, step, *map(read, values.values())))
     return batches
+
+
+_LONGEST = 200  # characters of a hyper-parameter that is no number
+_params: dict[str, Any] = {}
+_params_logged: set[str] = set()
+_params_changed = False
+
+
+def log_params(**values: Any) -> None:
+    """Record hyper-parameters of the run, for example ``log_params(lr=0.1, model="small")``; returns at once.
+
+    They are shown with the run, listed by ``%ring runs`` and compared. Those of an optimizer and a loader that are
+    made distributed, and constants of the cell, are recorded without it; a value that is given here comes first. What
+    is no number, text or truth is recorded as its text. Rank 0's values count where ranks differ.
+    """
+    global _params_changed
+    _params.update({name: _plain(value) for name, value in values.items()})
+    _params_logged.update(values)
+    _params_changed = True
+
+
+def note_params(**values: Any) -> None:
+    """Record what the cell has not given itself."""
+    global _params_changed
+    for name, value in values.items():
+        if name not in _params_logged:
+            _params[name] = _plain(value)
+            _params_changed = True
+
+
+def _forget_params() -> None:
+    global _params_changed
+    _params.clear()
+    _params_logged.clear()
+    _params_changed = False
+
+
+def drain_params() -> dict[str, Any] | None:
+    """All of them, when there are new ones since the last call. Callable from any thread."""
+    global _params_changed
+    if not _params_changed:
+        return None
+    _params_changed = False
+    return dict(_params)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bool | int | float | str):
+        return value if not isinstance(value, str) else value[:_LONGEST]
+    return str(value)[:_LONGEST]

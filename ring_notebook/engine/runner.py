@@ -15,7 +15,7 @@ import psutil
 from ipyparallel.engine.datapub import publish_data
 from IPython.core.interactiveshell import InteractiveShell
 
-from ring_notebook.core import metrics, params, world
+from ring_notebook.core import metrics, world
 from ring_notebook.core.tracing import trace
 from ring_notebook.engine import namespace, setup
 from ring_notebook.engine.cell import Cell
@@ -78,7 +78,6 @@ class _Execution:
         post_mortem.forget()
         shell = InteractiveShell.instance()
         metrics.begin()
-        params.begin()
         if setup.spool is not None:
             setup.spool.begin(self.run)
         with Interruptible() as interruptible:
@@ -161,7 +160,7 @@ class _Execution:
             records += batches
             if batches:
                 self.spent.begin_training()
-            if given := params.drain():
+            if given := metrics.drain_params():
                 records.append(Params(self.run, self.rank, given))
         line = self.cell.current_line() if self.cell else 0
         if status or (line and not self.entered):

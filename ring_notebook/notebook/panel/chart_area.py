@@ -11,7 +11,7 @@ from ipywidgets import Dropdown, GridBox, HBox, Layout, ToggleButton, Widget
 
 from ring_notebook.notebook.panel import machine_load
 from ring_notebook.notebook.panel.charts.chart import Chart, charts, columns, titles
-from ring_notebook.notebook.record.look import Look
+from ring_notebook.notebook.record.choices import Look
 from ring_notebook.notebook.record.run_view import RunView
 
 if TYPE_CHECKING:

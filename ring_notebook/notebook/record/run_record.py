@@ -10,11 +10,10 @@ from pathlib import Path
 from threading import Condition
 from typing import Any, Literal, get_args
 
+from ring_notebook.notebook.record.choices import Labels, Look, keep_look, read_labels, read_look
 from ring_notebook.notebook.record.constants import constants
 from ring_notebook.notebook.record.displays import Displayed, bundles
-from ring_notebook.notebook.record.labels import Labels, read_labels
 from ring_notebook.notebook.record.logged_rows import Metrics
-from ring_notebook.notebook.record.look import Look, keep_look, read_look
 from ring_notebook.notebook.record.run_files import RUN, SUMMARY, read_json
 from ring_notebook.notebook.record.run_reader import RunReader
 from ring_notebook.notebook.record.run_view import RunState, RunView

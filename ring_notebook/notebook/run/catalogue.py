@@ -14,8 +14,8 @@ from typing import Any
 from ring_notebook.config import config
 from ring_notebook.errors import RingError
 from ring_notebook.notebook.panel.report import compare as compare_report
+from ring_notebook.notebook.record.choices import keep_labels, read_labels
 from ring_notebook.notebook.record.constants import constants
-from ring_notebook.notebook.record.labels import keep_labels, read_labels
 from ring_notebook.notebook.record.run_files import RUN
 from ring_notebook.notebook.record.run_record import UNREADABLE, RunRecord, first_line, read_about, read_summary
 from ring_notebook.notebook.style import plural

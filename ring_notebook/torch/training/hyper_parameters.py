@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ring_notebook.core import params
+from ring_notebook.core.metrics import note_params
 
 __all__ = ["note_loader", "note_optimizer"]
 
@@ -18,13 +18,13 @@ def note_optimizer(optimizer: torch.optim.Optimizer) -> None:
     """Record the class of an optimizer and the options of its first group."""
     group = optimizer.param_groups[0] if optimizer.param_groups else {}
     options = {name: group[name] for name in _OPTIONS if group.get(name)}
-    params.note(optimizer=_class_of(optimizer), **options)
+    note_params(optimizer=_class_of(optimizer), **options)
 
 
 def note_loader(loader: Any) -> None:
     """Record the batch of a rank, where the loader has a size of its own."""
     if batch := getattr(loader, "batch_size", None):
-        params.note(batch_size=batch)
+        note_params(batch_size=batch)
 
 
 def _class_of(optimizer: torch.optim.Optimizer) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ring_notebook.notebook.panel.charts.curves import Curves, Line, mean_line, per_rank
-from ring_notebook.notebook.record.look import Look
+from ring_notebook.notebook.record.choices import Look
 from ring_notebook.notebook.record.run_view import RunView
 from ring_notebook.notebook.style import VALIDATION, number, ranks, whole
 

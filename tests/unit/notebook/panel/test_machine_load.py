@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ring_notebook.notebook.panel import machine_load, rank_table, report
-from ring_notebook.notebook.record.look import Look
+from ring_notebook.notebook.record.choices import Look
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.records import Ended, Load, Status, encode

@@ -1,4 +1,4 @@
-"""How a reader has chosen to see the charts of a run; kept in its folder, so that its report looks the same."""
+"""What a person has set on a run: how its charts look, its tags and its note; kept in its folder."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 
 from ring_notebook.notebook.record.run_files import read_json, write_json
 
-__all__ = ["Look", "keep_look", "read_look"]
+__all__ = ["Labels", "Look", "keep_labels", "keep_look", "read_labels", "read_look"]
 
+_LABELS = "labels.json"
 _LOOK = "look.json"
 
 
@@ -35,3 +36,24 @@ def read_look(directory: Path) -> Look:
 def keep_look(directory: Path, look: Look) -> None:
     """Keep a choice in the folder of a run. Raises OSError when the disk does not take it."""
     write_json(directory / _LOOK, {**asdict(look), "ranks": sorted(look.ranks)})
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The tags of a run, in order, and a line about it."""
+
+    tags: tuple[str, ...] = ()
+    note: str = ""
+
+
+def read_labels(directory: Path) -> Labels:
+    """The labels in the folder of a run; none where there are none of ours."""
+    with suppress(ValueError, TypeError, OSError):
+        kept = read_json(directory / _LABELS)
+        return Labels(tuple(map(str, kept.get("tags", ()))), str(kept.get("note", "")))
+    return Labels()
+
+
+def keep_labels(directory: Path, labels: Labels) -> None:
+    """Keep labels in the folder of a run. Raises OSError when the disk does not take them."""
+    write_json(directory / _LABELS, asdict(labels))
