@@ -95,6 +95,8 @@ class Framework:
     """Lines by which a rank of a script chooses its GPU; in an engine the rank's own GPU is the first."""
     before: Mapping[str, str] = field(default_factory=dict)
     """What an engine calls before a cell that names the key, as ``module:function``."""
+    end_waits: str = ""
+    """What ends a rank's waits in C++ that look at no signal, as ``module:function``; any thread calls it."""
     vocabulary: Vocabulary = field(default_factory=Vocabulary)
     advice: Advice = field(default_factory=Advice)
 
@@ -119,7 +121,11 @@ if torch.cuda.is_available():
     torch.cuda.set_device(ring.local_rank() % torch.cuda.device_count())
 """,
     # It raises where there is a group, and a cell runs again.
-    before={"init_process_group": "ring_notebook.torch.process_group.default_group:end_groups"},
+    before={
+        "init_process_group": "ring_notebook.torch.process_group.default_group:end_groups",
+        "Accelerator": "ring_notebook.torch.process_group.library_state:forget_accelerate",
+    },
+    end_waits="ring_notebook.torch.process_group.foreign_waits:end_foreign_waits",
     vocabulary=Vocabulary(
         gradients=frozenset({"backward"}),
         averaging=frozenset(

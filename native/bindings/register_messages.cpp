@@ -21,6 +21,7 @@ struct Mail {
             const ring::Spending spending(communicator->recorder());
             const py::gil_scoped_release nogil;
             communicator->wait(*message, timeout, signal_check());
+            communicator->recorder().add_waited(message->waited_since(spending.begin()));
         }
         message->get();
     }

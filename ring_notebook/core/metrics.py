@@ -54,7 +54,7 @@ class _Recorder:
         self.carried: dict[str, float] = {}
         self.logged = 0
         self.step: int | None = None  # batches that `track` has handed out
-        self.samples = 0  # of batches handed out since the last row
+        self.samples = 0.0  # of batches handed out since the last row
         self.waited = 0.0
         self.waits: deque[tuple[int, int]] | None = None
         self.flushed = 0.0
@@ -67,8 +67,8 @@ class _Recorder:
         if self.carried:
             values = {**values, **{name: value for name, value in self.carried.items() if name not in values}}
         if self.samples:
-            values.setdefault("samples", float(self.samples))
-            self.samples = 0
+            values.setdefault("samples", self.samples)
+            self.samples = 0.0
             self.flushed = now
         self.rows.append((now, step, values))
         if not self.attached:
@@ -183,12 +183,17 @@ class track(Generic[T]):  # noqa: N801 - read as a verb: for batch in track(load
     """Iterate over ``loader`` and record samples, steps, progress and the time spent waiting for data.
 
     ``total`` is the number of steps of the whole training; without it the progress is that of each pass over
-    the loader. The result can be iterated again, once per epoch, as the loader itself.
+    the loader. The result can be iterated again, once per epoch, as the loader itself. ``shared_by`` says that so many
+    ranks train on the same batches together, as the stages of a pipeline do: their samples count once. Raises
+    ValueError where it is less than 1.
     """
 
-    def __init__(self, loader: Iterable[T], total: int | None = None) -> None:
+    def __init__(self, loader: Iterable[T], total: int | None = None, shared_by: int = 1) -> None:
+        if shared_by < 1:
+            raise ValueError(f"track: shared_by must be at least 1 (ranks that share the batches), got {shared_by}")
         self._loader = loader
         self._total = total
+        self._share = 1.0 / shared_by
 
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]
@@ -212,7 +217,7 @@ class track(Generic[T]):  # noqa: N801 - read as a verb: for batch in track(load
             recorder.waited += (ended - started) * 1e-9
             if recorder.waits is not None:
                 recorder.waits.append((started, ended))
-            recorder.samples += _samples(batch)
+            recorder.samples += self._share * _samples(batch)
             recorder.step = 0 if recorder.step is None else recorder.step + 1
             yield batch
             done += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import pickle
+import sys
 from contextlib import suppress
 from importlib import import_module
 from types import ModuleType
@@ -17,7 +18,7 @@ from ring_notebook.engine import setup
 from ring_notebook.error_text import printable
 from ring_notebook.frameworks import default, frameworks, named
 
-__all__ = ["describe", "get", "help_on", "names", "prepare_calls", "provide_ring", "put"]
+__all__ = ["describe", "end_waits", "get", "help_on", "names", "prepare_calls", "provide_ring", "put"]
 
 _MOST_NAMES = 12  # in a message
 _MOST_HELP = 20_000  # characters
@@ -46,6 +47,14 @@ def prepare_calls(tree: ast.AST) -> None:
         for function in {function for call, function in framework.before.items() if call in named}:
             setup.wait_for_preload()
             module, _, name = function.partition(":")
+            getattr(import_module(module), name)()
+
+
+def end_waits() -> None:
+    """Have what ranks wait for in the C++ of frameworks end with an error; any thread may call it."""
+    for framework in frameworks():
+        if framework.end_waits and framework.face in sys.modules:
+            module, _, name = framework.end_waits.partition(":")
             getattr(import_module(module), name)()
 
 

@@ -80,7 +80,7 @@ class _Execution:
         metrics.begin()
         if setup.spool is not None:
             setup.spool.begin(self.run)
-        with Interruptible() as interruptible:
+        with Interruptible(namespace.end_waits) as interruptible:
             with Publisher(self._collect, _send), self.capture.active(shell):
                 error = interruptible.call(lambda: self._run(shell, source, first_line))
                 # First, because drawing figures takes time, and other ranks may wait for this one.

@@ -6,6 +6,7 @@ import faulthandler
 import os
 import signal
 import socket
+import sys
 from importlib import import_module
 from pathlib import Path
 from threading import Thread
@@ -51,6 +52,8 @@ def prepare(directory: str, keep: bool) -> dict[str, Any]:
     # The help that `name?` asks for is shown as output: an engine has no pager.
     shell = InteractiveShell.instance()
     shell.set_hook("show_in_pager", as_hook(display_page), 0)
+    # IPython sets it for a terminal; libraries, such as Lightning, take it for one and start no ranks.
+    vars(sys).pop("ps1", None)
     # Before a framework is loaded, whose loggers keep the stream that they find.
     capture.redirect()
     dialogue.install()

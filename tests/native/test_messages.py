@@ -207,6 +207,33 @@ def test_wrong_ranks_and_tags() -> None:
     as_threads(2, body)
 
 
+@pytest.mark.parametrize("hosts", [(), (0, 1)], ids=["one host", "two hosts"])
+def test_the_wait_for_the_other_side_is_counted(hosts: tuple[int, ...]) -> None:
+    """A receive waits until its message has come, a large send until it is taken."""
+
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        for tensor in (filled(ring, 5, 0), filled(ring, 500_000, 0)):
+            ring.barrier()
+            _, before = ring.seconds_spent()
+            if ring.rank == 1:
+                time.sleep(0.5)
+                send(ring, tensor.buffer, 0)
+            else:
+                receive(ring, tensor.buffer, 1)
+                spent, waited = ring.seconds_spent()
+                assert 0.3 < waited - before <= spent
+        _, before = ring.seconds_spent()
+        if ring.rank == 0:
+            send(ring, filled(ring, 500_000, 0).buffer, 1)
+            assert ring.seconds_spent()[1] - before > 0.3
+        else:
+            time.sleep(0.5)
+            receive(ring, filled(ring, 500_000, 0).buffer, 0)
+
+    as_threads(2, body, hosts=hosts)
+
+
 HOSTS = (0, 1, 0)
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
+from notebook.test_stopping import begun
 from ring_notebook.notebook.cluster.cluster import Cluster
 
 USES = """
@@ -46,6 +49,28 @@ def test_a_cell_again_and_after_a_failure(cluster: Cluster, backend: str) -> Non
     assert cluster.run(uses).wait().status == "ok"
 
 
+WAITS_IN_GLOO = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.recv(torch.ones(1), 1 - ring.rank())
+"""
+
+
+def test_an_interrupt_in_gloos_own_code(cluster: Cluster) -> None:
+    """C++ that looks at no signal ends too, and the next cell works."""
+    engines = [engine.pid for engine in cluster.status()]
+    run = cluster.run(WAITS_IN_GLOO)
+    begun(run)
+    while any(status.line != 3 for status in run.log.statuses().values()):
+        time.sleep(0.1)
+    time.sleep(1)
+    assert run.stop() is True
+    with pytest.raises(KeyboardInterrupt, match="stopped at line"):
+        run.wait()
+    assert cluster.run(USES.format(backend="gloo")).wait().status == "ok"
+    assert [engine.pid for engine in cluster.status()] == engines
+
+
 def test_a_model_of_an_earlier_cell(cluster: Cluster) -> None:
     """It trains in the next cells, also after one that failed."""
     cluster.run(MAKES).wait()
@@ -65,3 +90,8 @@ assert os.environ["MASTER_ADDR"] == "127.0.0.1" and int(os.environ["MASTER_PORT"
 """
     cluster.run(cell).wait()
     cluster.run(cell, n=1).wait()
+
+
+def test_an_engine_is_no_terminal(cluster: Cluster) -> None:
+    """Lightning refuses to train where ``sys.ps1`` is."""
+    cluster.run("import sys\nassert not hasattr(sys, 'ps1')").wait()

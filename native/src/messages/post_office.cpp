@@ -240,6 +240,7 @@ bool PostOffice::match() {
 
 void PostOffice::accept(Message& message, Arrival& arrival) {
     message.source_ = arrival.from;
+    message.came_ = monotonic_ns();
     message.letter_ = arrival.letter;
     recorder_->record(Phase::Waiting, message.mark_, recorder_->now(), message.header_, place_.number,
                       place_.ranks[static_cast<std::size_t>(arrival.from)]);
@@ -340,6 +341,7 @@ bool PostOffice::empty(Message& message) {
 }
 
 void PostOffice::finish(Message& message, std::exception_ptr error) noexcept {
+    if (message.came_ == 0) message.came_ = monotonic_ns();
     recorder_->record(Phase::Moving, message.mark_, recorder_->now(), message.header_, place_.number, -1);
     message.error_ = std::move(error);
     --pending_;

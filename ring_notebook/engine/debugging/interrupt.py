@@ -2,29 +2,59 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
 from collections.abc import Callable
+from contextlib import suppress
+from threading import Event, Thread
 from types import FrameType, TracebackType
 
 __all__ = ["Interruptible"]
+
+_PATIENCE = 0.5  # seconds until code counts as blind to signals
 
 
 class Interruptible:
     """While the block runs, SIGINT raises KeyboardInterrupt in what `call` calls and nowhere else.
 
-    A signal before the call is raised in it; a signal after it is ignored.
+    A signal before the call is raised in it; a signal after it is ignored. Python handles a signal when its main thread
+    is back in the interpreter. Where it is not soon, because C++ waits there without looking at signals,
+    ``end_waits`` is called in another thread, and what the call raises then counts as the interrupt.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, end_waits: Callable[[], None] | None = None) -> None:
         self._armed = False
         self._pending = False
+        self._end_waits = end_waits
+        self._handled = Event()
+        self._cut_off = False
 
     def __enter__(self) -> Interruptible:
         self._before = signal.signal(signal.SIGINT, self._on_signal)
+        if self._end_waits is not None:
+            come, self._signals = socket.socketpair()
+            self._signals.setblocking(False)
+            self._descriptor_before = signal.set_wakeup_fd(self._signals.fileno(), warn_on_full_buffer=False)
+            Thread(target=self._watch, args=(come, self._end_waits), name="ring-interrupt", daemon=True).start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._end_waits is not None:
+            signal.set_wakeup_fd(self._descriptor_before)
+            self._signals.close()
         signal.signal(signal.SIGINT, self._before)
+
+    def _watch(self, come: socket.socket, end_waits: Callable[[], None]) -> None:
+        """Look at each signal when it arrives, whatever the main thread does."""
+        with come:
+            while numbers := come.recv(64):
+                if self._descriptor_before >= 0:  # an event loop's, which runs no loop now
+                    with suppress(OSError):
+                        os.write(self._descriptor_before, numbers)
+                if signal.SIGINT in numbers and self._armed and not self._handled.wait(_PATIENCE):
+                    self._cut_off = True
+                    end_waits()
 
     def call(self, body: Callable[[], None]) -> BaseException | None:
         """Call ``body`` and return what it raised."""
@@ -39,10 +69,13 @@ class Interruptible:
         except BaseException as error:
             # Again: another signal may have arrived just before the line above.
             self._armed = False
+            if self._cut_off and not isinstance(error, KeyboardInterrupt):
+                return KeyboardInterrupt().with_traceback(error.__traceback__)
             return error
         return None
 
     def _on_signal(self, _signum: int, _frame: FrameType | None) -> None:
+        self._handled.set()
         if self._armed:
             raise KeyboardInterrupt
         self._pending = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from ring_notebook.torch.process_group.default_group import process_group
@@ -46,6 +47,9 @@ def _fsdp(model: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Module:
         if any(True for _ in child.parameters()):
             fully_shard(child)
     fully_shard(model)
+    for module in model.modules():
+        if isinstance(module, FSDPModule) and dist.get_backend() == "ring":
+            module.set_allocate_memory_from_process_group_for_comm(True)  # its buffers lie in ring memory
     sharded: dict[str, Any] = dict(model.named_parameters())
     for group in optimizer.param_groups:
         group["params"] = [sharded[names[id(parameter)]] for parameter in group["params"]]

@@ -136,6 +136,18 @@ def test_track_counts_samples_steps_and_progress() -> None:
     assert [(row["step"], row["samples"]) for row in rows()] == [(0, 4), (1, 3), (2, 4), (3, 3)]
 
 
+def test_batches_that_ranks_share_count_once() -> None:
+    """Four stages of a pipeline, each of which tracks the loader, count a quarter of its samples each."""
+    metrics.begin()
+    list(metrics.track([torch.zeros(6, 2)], shared_by=4))
+    (batch,) = metrics.drain("run", 0)
+    metrics.end()
+    assert batch.names == ("samples",)
+    assert batch.values[-1] == 1.5
+    with pytest.raises(ValueError, match="shared_by must be at least 1"):
+        metrics.track([], shared_by=0)
+
+
 def test_track_with_a_total_goes_on_over_epochs() -> None:
     loader = metrics.track([1, 2, 3], total=6)
     assert len(loader) == 3

@@ -12,7 +12,9 @@
 // waits for, carry all messages of the office on (`advance`).
 #pragma once
 
+#include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <deque>
 #include <exception>
 #include <memory>
@@ -38,6 +40,9 @@ class Message {
     }
     // The member that a received message came from; -1 before.
     int source() const { return source_; }
+    // Done: how much of the time since `begin` it waited for the other side: a receive until the message had come, a
+    // send that was not copied until it was taken.
+    std::int64_t waited_since(std::int64_t begin) const { return std::max<std::int64_t>(0, came_ - begin); }
 
    private:
     friend class PostOffice;
@@ -54,6 +59,7 @@ class Message {
     std::uint64_t offset_ = kNowhere;  // of a letter that was sent
     std::int64_t deadline_ = 0;
     std::int64_t mark_ = 0;
+    std::int64_t came_ = 0;  // when the other side had
     int source_ = -1;
     bool attended_ = false;
     std::atomic<State> state_{State::Pending};

@@ -14,6 +14,7 @@ import torch._C._distributed_c10d as c10d
 
 from ring_notebook.core import world
 from ring_notebook.errors import CollectiveAborted, CollectiveTimeout
+from ring_notebook.torch.process_group.stores.opened_sockets import note_sockets
 from ring_notebook.torch.process_group.stores.store_server import connect, serve
 from ring_notebook.torch.tensors import buffer_of
 
@@ -141,6 +142,7 @@ def run_store(timeout: timedelta) -> RunStore:
     have ended. Between hosts rank 0 serves it to processes that know a key, which only the ranks get.
     """
     global _in_use
+    note_sockets()  # what is opened from here on may be that of a group
     _in_use = RunStore(_keys_of_ranks(), timeout)
     return _in_use
 

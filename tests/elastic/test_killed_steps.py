@@ -1,0 +1,49 @@
+"""A rank of torch.distributed that is killed at any moment of a step: the job ends soon and says which one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import os, random, sys, threading, warnings
+warnings.simplefilter("ignore")
+import ring_notebook.torch as ring
+from ranks.process_group import test_endings as endings
+
+ring.init()
+ring.process_group()
+step = getattr(endings, sys.argv[1])()
+step()
+if ring.rank() == 1:
+    moment = random.Random(int(sys.argv[2])).random() * 0.05
+    threading.Timer(moment, os.kill, (os.getpid(), 9)).start()
+while True:
+    step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("place", "seed"),
+    [
+        pytest.param(place, seed, marks=[] if (place, seed) == ("ddp", 0) else pytest.mark.slow)
+        for place in ("ddp", "fsdp2", "pipeline")
+        for seed in range(20)
+    ],
+)
+def test_a_rank_is_killed(place: str, seed: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "ring_notebook.launch.cli", "-np", "3", "python", "-c", PROGRAM, place, str(seed)],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "rank 1" in done.stderr
+    assert "SIGKILL" in done.stderr or "signal 9" in done.stderr, done.stderr

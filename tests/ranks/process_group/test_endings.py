@@ -1,0 +1,111 @@
+"""Ranks that fail, are interrupted or disagree at any moment of a step: nobody hangs, and the next step trains."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.nn.parallel import DistributedDataParallel
+
+import ring_notebook.torch as hvd
+from ring_notebook.core import world
+from ring_notebook.errors import CollectiveAborted, CollectiveMismatch
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`?torch.distributed:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:The TorchScript:DeprecationWarning"),
+]
+WIDTH = 20_000  # so that gradients, shards and activations are not small
+
+
+def layers() -> list[nn.Module]:
+    torch.manual_seed(0)
+    return [nn.Linear(8, WIDTH), nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, 4)]
+
+
+def ddp() -> Callable[[], object]:
+    """A forward pass, which broadcasts buffers, and a backward pass."""
+    model = DistributedDataParallel(nn.Sequential(*layers()))
+    return lambda: model(torch.ones(4, 8)).sum().backward()
+
+
+def fsdp2() -> Callable[[], object]:
+    model = nn.Sequential(*layers())
+    for layer in model:
+        fully_shard(layer)
+    fully_shard(model)
+    return lambda: model(torch.ones(4, 8)).sum().backward()
+
+
+def pipeline() -> Callable[[], object]:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    stage = PipelineStage(nn.Tanh(), rank, size, torch.device("cpu"))
+    schedule = ScheduleGPipe(stage, 4)
+    inputs = torch.ones(8, WIDTH)
+    return lambda: schedule.step(inputs) if rank == 0 else schedule.step()
+
+
+PLACES = [ddp, fsdp2, pipeline]
+
+
+def fails(_step: Callable[[], object]) -> None:
+    raise ValueError("boom")
+
+
+def is_interrupted(step: Callable[[], object]) -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+    step()
+
+
+def disagrees(_step: Callable[[], object]) -> None:
+    """Another collective, and in a pipeline a message that the next stage does not expect."""
+    if dist.get_rank() + 1 < dist.get_world_size():
+        dist.isend(torch.ones(3), dist.get_rank() + 1)
+    dist.all_reduce(torch.ones(7))
+    raise AssertionError("the others called it too")
+
+
+ENDS: list[tuple[Callable[[Callable[[], object]], None], type[BaseException]]] = [
+    (fails, ValueError),
+    (is_interrupted, KeyboardInterrupt),
+    (disagrees, CollectiveMismatch),
+]
+ROUNDS = [1, pytest.param(20, marks=pytest.mark.slow)]
+
+
+@pytest.mark.sizes(3)
+@pytest.mark.parametrize("rounds", ROUNDS)
+@pytest.mark.parametrize(("ends", "error"), ENDS, ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
+def test_a_step_that_a_rank_ends(place: Any, ends: Any, error: Any, rounds: int, rank: int) -> None:
+    for number in range(rounds):
+        hvd.init()
+        hvd.process_group()
+        step = place()
+        step()
+        moment = random.Random(number).random() * 0.02
+        try:
+            if rank == 1:
+                time.sleep(moment)
+                ends(step)
+            else:
+                for _ in range(1000):  # until it ends
+                    step()
+            raise AssertionError("the step ended well")
+        except (error, CollectiveAborted, CollectiveMismatch) as raised:
+            world.fail(raised)
+        hvd.shutdown()
+    hvd.init()
+    hvd.process_group()
+    place()()
+    hvd.shutdown()
