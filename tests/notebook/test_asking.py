@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 from notebook.kernel import ANSI, Notebook
@@ -128,3 +129,33 @@ ring.barrier()
     assert reply["content"]["ename"] == "ClusterError"
     notebook.run("%ring restart")
     assert "all 2" in notebook.text(NEXT)
+
+
+def test_the_state_of_a_run_is_plain_data_and_says_who_asks(notebook: Notebook) -> None:
+    notebook.run("%ring start -n 2")
+    cell = """%%ringtrain --background --out run
+import time
+print("asked soon")
+ring.log(loss=float("nan"), step=3)
+if ring.rank() == 1:
+    input("Name? ")
+ring.barrier()
+"""
+    notebook.run(cell)
+    shown = notebook.text(
+        "import json, time\nfor _ in range(600):\n    state = run.state()\n"
+        "    if state['ranks'][1]['asks'] and state['ranks'][1]['line'] == 6 and state['ranks'][0]['waiting']: break\n"
+        "    time.sleep(0.1)\nprint(json.dumps(state, allow_nan=False))"
+    )
+    state = json.loads(shown)
+    assert (state["status"], state["size"], state["metrics"]) == ("running", 2, ["loss"])
+    assert [rank["asks"] for rank in state["ranks"]] == [False, True]
+    assert state["ranks"][0]["waiting"]["operation"] == "barrier"
+    assert state["ranks"][1]["line"] == 6
+    assert state["ranks"][0]["last"] == {"loss": None}
+    assert state["output"] == [{"ranks": [0, 1], "stream": "stdout", "text": "asked soon"}]
+    asked, _, reply = notebook.talk("run.wait()", "Ada")
+    assert (asked, reply["status"]) == (["rank 1: Name? "], "ok")
+    assert "ok ['ok', 'ok']" in notebook.text(
+        "state = run.state()\nprint(state['status'], [rank['status'] for rank in state['ranks']])"
+    )

@@ -9,16 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.display import display
 
+from ring_notebook.error_text import error_text
 from ring_notebook.notebook.panel.panel import Panel
 from ring_notebook.notebook.panel.report import figure, mime_bundle, outputs
 from ring_notebook.notebook.record.displays import Displayed
 from ring_notebook.notebook.record.logged_rows import Metrics
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.record.run_record import RunStatus
+from ring_notebook.notebook.record.run_view import RunView
 from ring_notebook.notebook.run import hand_over
 from ring_notebook.notebook.run.answering import Answering
 from ring_notebook.notebook.run.export import Script, export
 from ring_notebook.notebook.run.failures import brief
+from ring_notebook.notebook.run.run_state import run_state
 from ring_notebook.notebook.run.takeover import FollowedLog
 from ring_notebook.notebook.run.watch import Watch
 from ring_notebook.notebook.style import ranks
@@ -39,7 +42,7 @@ class Run:
     """One execution of one cell on ranks 0..n-1, as `Cluster.run` and ``%%ringtrain --out run`` give it.
 
     While it runs: `stop`, `interrupt`, `wait`, `describe`. Results, complete when it has ended: `status`, `error`,
-    `summary`, `metrics`, `displays`, `plot`, `timeline`, `export`.
+    `view`, `state`, `summary`, `metrics`, `displays`, `plot`, `timeline`, `export`.
     """
 
     def __init__(
@@ -120,6 +123,15 @@ class Run:
         asking = self._questions.waiting
         doing = {rank: _doing(statuses.get(rank)) + ", waits for an answer" * (rank in asking) for rank in running}
         return "; ".join(f"rank {rank} {text}" for rank, text in doing.items()) or "all ranks have ended"
+
+    @property
+    def view(self) -> RunView:
+        """The run at this moment: its ranks, curves, output and failures. Complete when the run has ended."""
+        return self.log.view()
+
+    def state(self) -> dict[str, Any]:
+        """The run at this moment as plain data for ``json.dumps``; docs/notebook.md lists its keys."""
+        return run_state(self.log, "" if self.error is None else error_text(self.error), self._questions.waiting)
 
     @property
     def summary(self) -> dict[str, Any]:

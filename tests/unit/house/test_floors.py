@@ -57,6 +57,7 @@ MAY_IMPORT = {
     "notebook/run": {
         "notebook/panel",
         "notebook/panel/charts",
+        "notebook/panel/output",
         "notebook/timeline",
         "notebook/record",
         "notebook",
