@@ -51,7 +51,8 @@ sanitize: $(VENV)/installed
 	tests/native/sanitize.sh thread $(ARGS)
 
 screenshot: $(VENV)/installed
-	RING_PICTURES=$(CURDIR)/docs/images $(BIN)/pytest tests/browser $(ARGS)
+	RING_PICTURES=$(CURDIR)/docs/images $(BIN)/pytest tests/browser -m "slow or not slow" $(ARGS)
+	PYTHONPATH=tests $(BIN)/python -m browser.animate docs/images/panel.gif
 
 test-deps:
 	apt-get update -qq

@@ -116,7 +116,7 @@ def ranks(numbers: Iterable[int]) -> str:
 CSS = """<style>
 .ring-panel, .ring-report { border: 1px solid var(--jp-border-color2, #8885); border-radius: 8px;
   padding: 10px 14px; margin: 2px 0; color: var(--jp-ui-font-color1, inherit); font-size: 13px; }
-.ring-head { display: flex; gap: 2px 8px; align-items: center; flex-wrap: wrap; line-height: 1.6; }
+.ring-head { display: flex; gap: 2px 8px; align-items: baseline; flex-wrap: wrap; line-height: 1.6; }
 .ring-head b, .ring-status { font-size: 14px; font-weight: 600; }
 .ring-dot { color: #8791a0; white-space: pre; margin: 0 -4px; }
 .ring-alarm { font-weight: 600; line-height: 1.5; }

@@ -84,12 +84,14 @@ def test_stop_ends_every_rank_of_a_long_run(notebook: NotebookPage) -> None:
 def test_the_panel_says_who_waits_for_whom(
     notebook: NotebookPage, picture: Callable[[NotebookPage, int, str], None]
 ) -> None:
-    notice = notebook.output(1).locator(".ring-notice").filter(has_text="Rank 0 waits for rank 1.")
+    notice = notebook.output(1).locator(".ring-stuck")
     notice.wait_for(timeout=60_000)
     picture(notebook, 1, "stuck")
     cells = notice.locator("tbody tr").first.locator("td").all_inner_texts()
     assert cells[1] == "allreduce late"
-    assert cells[4:] == ["6", "1"]
+    assert cells[4].startswith("6: ring.allreduce")
+    assert cells[5] == "1"
+    assert "rank 0 waits for rank 1 in allreduce 'late'" in notebook.output(1).locator(".ring-alarm").first.inner_text()
     stop(notebook)
     go_on(notebook)
 
