@@ -5,17 +5,19 @@ PYTHON ?= python3
 ARGS   ?=
 VENV   := .venv
 BIN    := $(VENV)/bin
+LIBRARIES := .libraries
 NATIVE := $(shell find native -name '*.cpp' -o -name '*.hpp' -o -name CMakeLists.txt -o -name requirements.py)
 ROOT   := $(filter 0,$(shell id -u))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lab test test-slow bench lint sanitize sanitize-build screenshot test-deps clean
+.PHONY: help demo lab test test-slow test-libraries bench lint sanitize sanitize-build screenshot test-deps clean
 
 help:
 	@echo 'make demo        train the quickstart on 2 engines, without a browser'
 	@echo 'make lab         open the quickstart in JupyterLab'
 	@echo 'make test        run the tests (what it had to leave out, it says at the end)'
 	@echo 'make test-slow   run the tests that make test leaves out: more cases of many, and gigabytes'
+	@echo 'make test-libraries  run accelerate and Lightning on it, from an environment of their own'
 	@echo 'make test-deps   as root on Debian or Ubuntu: install what the browser and two-host tests need'
 	@echo 'make lint        ruff, mypy and clang-format'
 	@echo 'make bench       measure allreduce against MPI and Gloo on this machine'
@@ -35,6 +37,9 @@ test: $(VENV)/installed
 
 test-slow: $(VENV)/installed
 	$(BIN)/pytest -m slow $(ARGS)
+
+test-libraries: $(LIBRARIES)/installed
+	PYTHONPATH=$(CURDIR)/$(LIBRARIES)/packages $(BIN)/pytest tests/libraries $(ARGS)
 
 bench: $(VENV)/installed
 	$(BIN)/ringrun -np 2 python benchmarks/allreduce.py $(ARGS)
@@ -61,13 +66,22 @@ test-deps:
 	    --no-install-recommends openssh-server && { systemctl disable ssh 2>/dev/null || true; }; }
 
 clean:
-	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(LIBRARIES) build .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Without build isolation the build tools are those that constraints.txt pins, and what was compiled is kept.
 $(VENV)/installed: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
 	$(BIN)/pip install -q -c constraints.txt scikit-build-core pybind11 cmake ninja
 	$(BIN)/pip install -q -c constraints.txt --no-build-isolation -e '.[dev]'
+	@touch $@
+
+# Libraries that tests alone need, beside the environment and not in it: what they bring would decide its versions.
+$(LIBRARIES)/installed: $(VENV)/installed
+	$(BIN)/python -m venv $(LIBRARIES)/venv
+	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
+	  > $$($(LIBRARIES)/venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/outer.pth
+	$(LIBRARIES)/venv/bin/pip install -q -c constraints.txt accelerate==1.15.0 lightning==2.6.6
+	ln -sfn $$($(LIBRARIES)/venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') $(LIBRARIES)/packages
 	@touch $@
 
 $(BIN)/python:

@@ -14,7 +14,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import checkpoint
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -233,6 +235,21 @@ def test_prepare_with_a_strategy(strategy: str, rank: int, size: int) -> None:
         optimizer.step()
     assert rows == ROWS // size
     assert all(not torch.equal(now, then) for now, then in zip(model.parameters(), before, strict=True))
+
+
+def test_a_distributed_checkpoint(tmp_path_factory: pytest.TempPathFactory, rank: int, size: int) -> None:
+    """torch.distributed.checkpoint saves what each rank has of a sharded model, and loads it."""
+    folder = hvd.broadcast_object(str(tmp_path_factory.mktemp("checkpoint")) if rank == 0 else None, 0)
+    model = sharded()
+    train(model, steps=1, rank=rank, size=size)
+    state = get_model_state_dict(model)
+    checkpoint.save({"model": state}, checkpoint_id=folder)
+    loaded = sharded()
+    holder = {"model": get_model_state_dict(loaded)}
+    checkpoint.load(holder, checkpoint_id=folder)
+    set_model_state_dict(loaded, holder["model"])
+    for ours, theirs in zip(loaded.parameters(), model.parameters(), strict=True):
+        assert torch.equal(ours.full_tensor(), theirs.full_tensor())
 
 
 def test_wrong_strategies() -> None:
