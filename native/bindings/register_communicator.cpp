@@ -8,6 +8,7 @@
 #include "released.hpp"
 #include "ring/communicator/communicator.hpp"
 #include "ring/communicator/named_lane.hpp"
+#include "work_handle.hpp"
 
 namespace py = pybind11;
 using ring::Communicator;
@@ -20,26 +21,6 @@ namespace {
 using TargetTuple = std::tuple<std::uintptr_t, std::uint64_t>;
 // (input address, output address, elements)
 using PieceTuple = std::tuple<std::uintptr_t, std::uintptr_t, std::uint64_t>;
-
-struct Handle {
-    std::shared_ptr<Communicator> communicator;
-    std::shared_ptr<ring::Work> work;
-
-    void wait(double timeout) const {
-        if (!work->done()) {
-            const ring::Spending spending(communicator->recorder());
-            const py::gil_scoped_release nogil;
-            communicator->wait(*work, timeout, signal_check());
-            communicator->recorder().add_waited(work->waited_since(spending.begin()));
-        }
-        work->get();
-    }
-    ring::Result& result() const {
-        if (!work->done()) throw ring::InvalidArgument("an operation has no result before it is done: wait for it");
-        work->get();  // one that has failed has none either
-        return work->result();
-    }
-};
 
 constexpr int kHost = static_cast<int>(ring::Device::Cpu);
 
@@ -74,11 +55,11 @@ std::vector<ring::Target> targets_argument(const std::vector<TargetTuple>& targe
     return all;
 }
 
-Handle submit(const std::shared_ptr<Communicator>& self, Request request, bool blocking, double timeout) {
+WorkHandle submit(const std::shared_ptr<Communicator>& self, Request request, bool blocking, double timeout) {
     const py::gil_scoped_release nogil;
     if (!blocking) return {self, self->start(std::move(request), timeout)};
     const ring::Spending spending(self->recorder());
-    Handle handle{self, self->run(std::move(request), timeout, signal_check())};
+    WorkHandle handle{self, self->run(std::move(request), timeout, signal_check())};
     self->recorder().add_waited(handle.work->waited_since(spending.begin()));
     handle.work->get();
     return handle;
@@ -140,19 +121,22 @@ void register_communicator(py::module_& module) {
                                    static_cast<py::ssize_t>(result.bytes));
         });
 
-    py::class_<Handle>(module, "Work", "One operation under way.")
-        .def("wait", &Handle::wait, py::arg("timeout") = 0.0)
-        .def("done", [](const Handle& self) { return self.work->done(); })
+    py::class_<WorkHandle>(module, "Work", "One operation under way.")
+        .def("wait", &WorkHandle::wait, py::arg("timeout") = 0.0)
+        .def("done", &WorkHandle::done)
         .def("output",
-             [](const Handle& self) {
+             [](const WorkHandle& self) {
                  self.result();
                  return Output{self.work};
              })
-        .def("counts", [](const Handle& self) { return self.result().counts; })
-        .def("placed", [](const Handle& self) { return self.result().placed; })
-        .def("check_names", [](const Handle& self) { self.work->check_names(); })
-        .def("last_joined", [](const Handle& self) { return self.result().last_joined; })
-        .def("subgroup", [](const Handle& self) {
+        .def("counts", [](const WorkHandle& self) { return self.result().counts; })
+        .def("placed", [](const WorkHandle& self) { return self.result().placed; })
+        .def("check_names",
+             [](const WorkHandle& self) {
+                 if (self.work) self.work->check_names();
+             })
+        .def("last_joined", [](const WorkHandle& self) { return self.result().last_joined; })
+        .def("subgroup", [](const WorkHandle& self) {
             const py::gil_scoped_release nogil;
             return released_unlocked(self.communicator->subgroup(*self.work));
         });
@@ -322,6 +306,13 @@ void register_communicator(py::module_& module) {
              [](const Communicator& self) {
                  const ring::NamedLane::Counts counts = self.named().counts();
                  return py::make_tuple(counts.rounds, counts.names, counts.operations);
+             })
+        .def("counts",
+             [](const Communicator& self) {
+                 const Communicator::Counts counts = self.counts();
+                 py::list sent;
+                 for (const auto& one : counts.sent) sent.append(py::make_tuple(one.messages, one.bytes));
+                 return py::make_tuple(counts.operations, counts.gates, std::move(sent));
              })
         .def("seconds_spent", [](const Communicator& self) { return 1e-9 * self.recorder().spent(); })
         .def("seconds_waited", [](const Communicator& self) { return 1e-9 * self.recorder().waited(); })

@@ -7,6 +7,7 @@
 #include "arguments.hpp"
 #include "register.hpp"
 #include "ring/base/errors.hpp"
+#include "ring/collectives/costs.hpp"
 #include "ring/collectives/inter_host/ring_plan.hpp"
 #include "ring/collectives/paths.hpp"
 #include "ring/communicator/fusion.hpp"
@@ -62,6 +63,22 @@ void register_paths(py::module_& module) {
         .def_readonly("messages", &ring::Path::messages);
 
     module.def("paths", &ring::all_paths, "All paths, in the order in which they are tried.");
+    module.def(
+        "traffic",
+        [](const ring::Path& path, std::uint64_t hosts, std::uint64_t local, std::uint64_t bytes) {
+            const ring::Traffic traffic = ring::traffic_of(path, {hosts, local, bytes});
+            return std::make_pair(traffic.messages, traffic.bytes);
+        },
+        py::arg("path"), py::arg("hosts"), py::arg("local"), py::arg("bytes"),
+        "(messages, bytes) that all hosts together send in an operation; see costs.hpp.");
+    module.def(
+        "layout_hash",
+        [](const std::vector<std::vector<std::int64_t>>& shapes) {
+            std::uint64_t hash = ring::kNoShapes;
+            for (const auto& shape : shapes) hash = ring::add_shape(hash, shape.data(), static_cast<int>(shape.size()));
+            return hash;
+        },
+        py::arg("shapes"), "64 bits that are equal where tensors of the same shapes are fused in the same order.");
     module.def(
         "choose",
         [](const std::vector<Header>& headers, int hosts) {

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/types.h>
 
 #include "blocks.hpp"
 #include "promotion.hpp"
@@ -40,6 +41,7 @@ Next<void*(std::size_t, std::size_t)> next_memalign("memalign");
 Next<void(void*)> next_free("free");
 Next<void*(void*, std::size_t)> next_realloc("realloc");
 Next<std::size_t(void*)> next_usable_size("malloc_usable_size");
+Next<pid_t()> next_fork("fork");
 
 bool is_alignment(std::size_t alignment) {
     return alignment != 0 && alignment <= kGranule && (alignment & (alignment - 1)) == 0;
@@ -136,4 +138,11 @@ RING_EXPORT std::size_t malloc_usable_size(void* memory) {
     const std::size_t bytes = preload::size_of(preload::expect_block(memory));
     pthread_mutex_unlock(&preload::lock);
     return bytes;
+}
+
+// A fork that could not pay for its snapshot is an error of its caller, not a process that the system kills.
+RING_EXPORT pid_t fork() {
+    if (preload::can_fork()) return preload::next_fork.get()();
+    errno = ENOMEM;
+    return -1;
 }

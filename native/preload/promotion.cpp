@@ -18,7 +18,7 @@ struct Claims {
     std::uint32_t count, needed;
 };
 
-PromotionSource source{-1, nullptr, nullptr};
+PromotionSource source{-1, nullptr, nullptr, nullptr};
 std::size_t promoted = 0;  // blocks
 Claims claims[kClasses];
 
@@ -118,7 +118,7 @@ void in_child() {
         return true;
     });
     forget_snapshot();
-    source = {-1, nullptr, nullptr};  // ring memory stays the parent's
+    source = {-1, nullptr, nullptr, nullptr};  // ring memory stays the parent's
     for_all([](Block& block) {
         if (block.state == Block::State::Cached && is_shared_with_others(block)) drop_pages(block);
     });
@@ -155,7 +155,7 @@ void detach(void* owner) {
                 __atomic_store_n(&block.ring, kOrphaned, __ATOMIC_RELEASE);
             }
         });
-        source = {-1, nullptr, nullptr};
+        source = {-1, nullptr, nullptr, nullptr};
     }
     pthread_mutex_unlock(&lock);
     pthread_mutex_unlock(&promoting);
@@ -225,6 +225,20 @@ std::size_t promoted_bytes() {
         if (is_shared_with_others(block)) bytes += size_of(block);
     });
     return bytes;
+}
+
+bool can_fork() {
+    pthread_mutex_lock(&lock);
+    const std::size_t bytes = promoted == 0 ? 0 : for_held([](Block&, std::size_t) { return true; });
+    const std::size_t replaced = snapshot < 0 ? 0 : snapshot_bytes;
+    const auto memory_left = source.memory_left;
+    pthread_mutex_unlock(&lock);
+    if (bytes <= replaced || memory_left == nullptr || bytes - replaced <= memory_left()) return true;
+    constexpr char kWhy[] =
+        "ring_notebook's allocator: this process cannot be forked, because there is no memory left for a copy of its "
+        "tensors; fork before training begins, or set RING_ALLOCATOR=system\n";
+    if (write(2, kWhy, sizeof kWhy - 1) < 0) errno = 0;  // nobody is there to read it
+    return false;
 }
 
 void unmap_ring(Block& block) {

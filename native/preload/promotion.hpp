@@ -17,6 +17,8 @@ std::size_t claim(const void* address, std::size_t bytes);
 bool promote(const void* address, std::uint64_t offset, void* place);
 void retire(std::uint64_t offset);
 std::size_t promoted_bytes();
+// Whether there is memory for the snapshot that a fork takes now. Where there is none, says so on standard error.
+bool can_fork();
 
 // With the lock held: puts private memory in the place of ring memory, which goes back to its owner.
 void unmap_ring(Block& block);

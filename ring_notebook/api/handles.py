@@ -14,7 +14,7 @@ __all__ = ["Handle", "check_name", "member_name", "poll", "synchronize", "togeth
 class Handle:
     """One asynchronous collective that is running; `synchronize` returns its result."""
 
-    __slots__ = ("_finish", "_key", "_result", "_works")
+    __slots__ = ("_claim", "_finish", "_result", "_works")
 
     def __init__(
         self,
@@ -27,9 +27,7 @@ class Handle:
         self._works = works
         self._finish: Callable[[], Any] | None = finish
         self._result: Any = None
-        self._key = (id(communicator), name)
-        if name:
-            _named[self._key] = id(self)
+        self._claim = _Claim(communicator, name) if name else None
 
     def only(self) -> Handle:
         """This handle, giving the one item of its result instead of the list."""
@@ -50,20 +48,27 @@ class Handle:
                 for work in self._works:
                     work.wait()
             finally:
-                self._release()
+                self._claim = None
             self._result = finish()
             self._finish = None
         return self._result
 
-    def __del__(self) -> None:
-        self._release()  # one that its user has dropped holds its name no longer
 
-    def _release(self) -> None:
+class _Claim:
+    """A name in use, until its handle has been waited for or dropped."""
+
+    __slots__ = ("_key",)
+
+    def __init__(self, communicator: Communicator | None, name: str) -> None:
+        self._key = (id(communicator), name)
+        _named[self._key] = id(self)
+
+    def __del__(self) -> None:
         if _named.get(self._key) == id(self):
             del _named[self._key]
 
 
-# Names in use, by handle. A plain dict: all operations ask it, also those that take microseconds.
+# Names in use, by claim. A plain dict: all operations ask it, also those that take microseconds.
 _named: dict[tuple[int, str], int] = {}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ring_notebook.api.arguments import check_process_set, check_scale
-from ring_notebook.api.process_sets import ProcessSet
+from ring_notebook.api.process_sets import ProcessSet, global_process_set
 from ring_notebook.core.communicator import ReduceOp
 
 __all__ = ["Reduction", "operation_of", "reduction_of"]
@@ -41,6 +41,10 @@ def reduction_of(
     average: bool | None, op: int | None, prescale: float, postscale: float, process_set: ProcessSet
 ) -> Reduction:
     """The reduction that Horovod's arguments ask for."""
+    if average is None and type(op) is ReduceOp and type(prescale) is type(postscale) is float:
+        if process_set is not global_process_set:
+            check_process_set(process_set)
+        return Reduction(op, prescale, postscale, process_set)
     check_process_set(process_set)
     factors = check_scale(prescale, "prescale_factor"), check_scale(postscale, "postscale_factor")
     return Reduction(operation_of(average, op), *factors, process_set)

@@ -80,7 +80,7 @@ class Communicator:
 
     def _hold(self, work: Work) -> None:
         """Dropping the handle must not drop the memory under an operation."""
-        self._queued = [queued for queued in self._queued if not queued.done()]
+        self._queued = [queued for queued in self._queued if not queued.waited and not queued.done()]
         self._queued.append(work)
 
     def allreduce(
@@ -121,35 +121,31 @@ class Communicator:
         self, input: Buffer, output: Buffer, op: ReduceOp, prescale: float, postscale: float, name: str
     ) -> None:
         """`allreduce` of one tensor, completed when it returns, without what a handle costs (microseconds)."""
-        self._native.allreduce(
-            input.address,
-            output.address,
-            input.shape,
-            input.dtype,
-            input.device,
-            op,
-            prescale,
-            postscale,
-            name,
-            self._timeout,
-        )
+        tensors = (input.address, output.address, input.shape, input.dtype, input.device)
+        self._native.allreduce(*tensors, op, prescale, postscale, name, self._timeout)
 
-    def allreduce_tensor(
+    def allreduce_tensors(
         self,
         reader: _core.TensorReader,
-        tensor: Any,
-        output: Any,
+        tensors: Any,
+        outputs: Any,
         op: ReduceOp,
         prescale: float,
         postscale: float,
         name: str,
     ) -> bool:
-        """`allreduce_now` of a small tensor of a framework, without what a Buffer costs.
+        """`allreduce` of a framework's tensor, or a list of some of one dtype, without what Buffers and a handle cost.
 
-        False, and nothing is done, for what ``reader`` does not know, what is large, and what another path carries
-        out: call `allreduce_now` then.
+        False, and nothing is done, for what ``reader`` does not know and for long lists: they take `allreduce`.
         """
-        return reader.allreduce(self._native, tensor, output, op, prescale, postscale, name, self._timeout)
+        return reader.allreduce(self._native, tensors, outputs, op, prescale, postscale, name, self._timeout)
+
+    def start_tensors(
+        self, reader: _core.TensorReader, tensors: Any, op: ReduceOp, prescale: float, postscale: float, name: str
+    ) -> Work | None:
+        """As `allreduce_tensors` in place, not waited for; None for what takes `allreduce`."""
+        native = reader.start_allreduce(self._native, tensors, tensors, op, prescale, postscale, name, self._timeout)
+        return None if native is None else self._work(native, False, tensors)
 
     def reducescatter(
         self,
@@ -360,10 +356,13 @@ class Communicator:
         """How long callers of this rank have been in operations of the epoch, and the part before all had come."""
         return self._native.seconds_spent(), self._native.seconds_waited()
 
-    def calls(self) -> int:
-        """How many operations of all ranks this one has begun in the epoch, those with a name not counted."""
-        own = self.ranks[self.rank]
-        return next((entry["sequence"] for entry in self._native.activity() if entry["rank"] == own), 0)
+    def counts(self) -> dict[str, Any]:
+        """What this rank has done so far in operations that match by order, since the group began.
+
+        ``operations``, ``gates`` (barriers within its host), and what it has ``sent`` to each host as (messages,
+        bytes), an empty list where all ranks share one.
+        """
+        return dict(zip(("operations", "gates", "sent"), self._native.counts(), strict=True))
 
     def record(self, capacity: int = 1 << 16) -> None:
         """Begin to note what operations of the epoch do; the newest ``capacity`` events are kept.

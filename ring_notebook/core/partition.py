@@ -24,8 +24,7 @@ def row_split(rows: int, size: int) -> list[int]:
 @lru_cache(maxsize=256)
 def layout_hash(shapes: tuple[tuple[int, ...], ...]) -> int:
     """64 bits that are equal on two ranks that fuse tensors of the same shapes in the same order."""
-    digest = hashlib.blake2b(repr([tuple(shape) for shape in shapes]).encode(), digest_size=8)
-    return int.from_bytes(digest.digest(), "little")
+    return core().layout_hash(shapes)
 
 
 def chunk_range(count: int, size: int, rank: int, itemsize: int) -> tuple[int, int]:

@@ -13,11 +13,12 @@ __all__ = ["Work"]
 class Work:
     """One operation under way. Horovod calls it a handle."""
 
-    __slots__ = ("_keep", "_native")
+    __slots__ = ("_keep", "_native", "waited")
 
     def __init__(self, native: _core.Work, keep: Any) -> None:
         self._native = native
         self._keep = keep  # the memory that the operation reads and writes
+        self.waited = False  # `wait` has returned or raised: what takes less time to ask than `done`
 
     def wait(self, timeout: float | None = None) -> None:
         """Return when the operation has completed, or raise its error.
@@ -25,7 +26,11 @@ class Work:
         Interruptible; releases the GIL. ``timeout`` is in seconds and raises CollectiveTimeout (which aborts the
         epoch: a timed-out operation cannot be taken back).
         """
-        self._native.wait(timeout or 0.0)
+        try:
+            self._native.wait(timeout or 0.0)
+        finally:
+            self._keep = None  # nobody touches the memory any more
+            self.waited = True
 
     def done(self) -> bool:
         """Whether `wait` would return at once (also when the operation failed)."""

@@ -336,7 +336,7 @@ def waiting() -> float:
 def calls() -> int:
     """How many operations of all ranks this one has begun in the epoch; 0 when none is open."""
     world = _world
-    return 0 if world is None else world.communicator.calls()
+    return 0 if world is None else world.communicator.counts()["operations"]
 
 
 def snapshot() -> list[dict[str, Any]]:

@@ -8,8 +8,9 @@ TABLE = """
 import mmap
 table = (ctypes.c_void_p * 9).in_dll(c, "ring_preload_v1")
 GIVE_BACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint64)
+LEFT = ctypes.CFUNCTYPE(ctypes.c_size_t)
 class Source(ctypes.Structure):
-    _fields_ = [("fd", ctypes.c_int), ("owner", ctypes.c_void_p), ("give_back", GIVE_BACK)]
+    _fields_ = [("fd", ctypes.c_int), ("owner", ctypes.c_void_p), ("give_back", GIVE_BACK), ("left", LEFT)]
 class Counts(ctypes.Structure):
     _fields_ = [(name, ctypes.c_size_t) for name in ("used", "cached", "promoted", "reserved")]
 P, N, B = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_bool
@@ -22,7 +23,8 @@ os.ftruncate(fd, 1 << 30)
 ring = mmap.mmap(fd, 1 << 30)
 ring_address = ctypes.addressof(ctypes.c_char.from_buffer(ring))
 returned = []
-source = Source(fd, 1, GIVE_BACK(lambda owner, offset: returned.append(offset)))
+left = 1 << 40
+source = Source(fd, 1, GIVE_BACK(lambda owner, offset: returned.append(offset)), LEFT(lambda: left))
 assert activate() and attach(ctypes.byref(source)) and not attach(ctypes.byref(source))
 def move(block, size, offset):
     for _ in range(100_000):
@@ -122,3 +124,36 @@ c.free(used)
 assert counts().promoted == 0 and returned == [MIB]
 """
     )
+
+
+def test_a_fork_that_memory_is_too_short_for_is_an_error() -> None:
+    """Its caller gets it, and the text says what to do; the snapshot that is there counts."""
+    said = run(
+        TABLE
+        + """
+def fork():
+    child = os.fork()
+    if child == 0:
+        os._exit(ctypes.string_at(block, size) != b"\\7" * size)
+    return os.waitpid(child, 0)[1]
+size = 5 * MIB
+block = c.aligned_alloc(64, size)
+ctypes.memset(block, 7, size)
+left = 0
+assert fork() == 0, "nothing is promoted"
+assert move(block, size, 2 * MIB)
+left = size - 1
+os.dup2(1, 2)
+try:
+    os.fork()
+except OSError as error:
+    assert error.errno == 12
+else:
+    raise AssertionError
+left = size
+assert fork() == 0
+left = 0
+assert fork() == 0, "it takes the place of the snapshot before"
+"""
+    )
+    assert "cannot be forked, because there is no memory left for a copy of its tensors" in said

@@ -13,17 +13,15 @@ import pytest
 import torch
 
 from native.ranks import LAUNCHERS, Seat, as_processes, as_threads
+from native.test_tensor_reader import DTYPES, READER
 from native.values import Tensor
 from ring_notebook.core.buffers import DType
 from ring_notebook.core.communicator import Communicator, ReduceOp
-from ring_notebook.core.native import core
+from ring_notebook.core.work import Work
 from ring_notebook.errors import CollectiveAborted, CollectiveMismatch, CollectiveTimeout
-from ring_notebook.torch.tensors import buffer_of, reader
+from ring_notebook.torch.tensors import buffer_of
 
-READER = reader()
 pytestmark = pytest.mark.skipif(READER is None, reason="this torch has no C functions of DLPack")
-INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-DTYPES = (*INTEGERS, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool)
 
 
 def small(
@@ -36,10 +34,10 @@ def small(
     postscale: float = 1.0,
     name: str = "",
 ) -> bool:
-    """Reduce by the short way; whether it took it."""
+    """Reduce by the call that takes the short way where it can; whether the reader knew the tensor."""
     assert READER is not None
     target = tensor if output is None else output
-    return ring.allreduce_tensor(READER, tensor, target, op, prescale, postscale, name)
+    return ring.allreduce_tensors(READER, tensor, target, op, prescale, postscale, name)
 
 
 def ordinary(ring: Communicator, tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, **options: float) -> torch.Tensor:
@@ -60,11 +58,8 @@ def test_both_ways_give_the_same_bits(launcher: str, size: int) -> None:
                 for op in set(ReduceOp) - {ReduceOp.ADASUM}:
                     wanted = ordinary(ring, values, op, prescale=2.0, postscale=0.5)
                     found = torch.empty_like(values)
-                    assert small(ring, values, op, output=found, prescale=2.0, postscale=0.5) == (
-                        count * dtype.itemsize <= 4096
-                    )
-                    if count * dtype.itemsize <= 4096:
-                        assert torch.equal(found, wanted), (dtype, op, count)
+                    assert small(ring, values, op, output=found, prescale=2.0, postscale=0.5)
+                    assert torch.equal(found, wanted), (dtype, op, count)
 
     LAUNCHERS[launcher](size, body)
 
@@ -151,15 +146,15 @@ def test_what_is_queued_before_it_comes_first() -> None:
         first = Tensor.of(ring, np.ones(50_000), DType.FLOAT32)
         work = ring.allreduce([first.buffer], [first.buffer], blocking=False)
         tensor = torch.ones(2)
-        while not small(ring, tensor):
-            work.wait()
+        assert small(ring, tensor)
+        assert work.done()
         assert tensor.tolist() == [2.0] * 2
 
     as_threads(2, body)
 
 
 def test_it_ends_with_the_epoch() -> None:
-    """An abort, a rank that leaves, a deadline: each reaches a rank that waits, and closes the short way."""
+    """An abort, a rank that leaves, a deadline: each reaches a rank that waits, and one that calls later."""
 
     def body(seat: Seat) -> None:
         for epoch, (error, said) in enumerate(
@@ -170,8 +165,8 @@ def test_it_ends_with_the_epoch() -> None:
                 ring.limit_time(0.1 if error is CollectiveTimeout else 30.0)
                 with pytest.raises(error, match=said):
                     small(ring, torch.ones(2), name="alone")
-                if error is CollectiveTimeout or "reason" in said:
-                    assert not small(ring, torch.ones(2))
+                with pytest.raises(CollectiveAborted):
+                    small(ring, torch.ones(2))
             else:
                 time.sleep(0.05)
                 if said == "the reason":
@@ -216,56 +211,151 @@ def test_others_run_while_it_waits() -> None:
     as_threads(2, body)
 
 
+def start(ring: Communicator, tensors: object, op: ReduceOp = ReduceOp.SUM) -> Work:
+    """Begin by the short way, which takes it."""
+    assert READER is not None
+    work = ring.start_tensors(READER, tensors, op, 1.0, 1.0, "")
+    assert work is not None
+    return work
+
+
+@pytest.mark.parametrize("launcher", ["threads", "processes"])
+def test_one_that_is_started_is_reduced_when_it_is_waited_for(launcher: str) -> None:
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        for turn in range(200):
+            tensor = torch.full((3,), float(seat.rank + turn))
+            work = start(ring, tensor)
+            if turn % 4 == seat.rank:
+                while not work.done():
+                    pass
+            work.wait()
+            assert work.done()
+            assert tensor.tolist() == [3.0 * turn + 3] * 3
+
+    LAUNCHERS[launcher](3, body)
+
+
+def test_one_that_nobody_waits_for_is_reduced_all_the_same() -> None:
+    """The progress thread does it, also where a rank has long computed since, and the next one after it."""
+
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        for late in (0, 1):
+            tensors = [torch.ones(2), torch.ones(2)]
+            if seat.rank == late:
+                time.sleep(0.05)
+            works = [start(ring, tensors[0]), None]
+            ring.allreduce([buffer_of(tensors[1])], [buffer_of(tensors[1])], blocking=False)
+            del works
+            deadline = time.monotonic() + 30
+            while tensors[0][0] != 2 or tensors[1][0] != 2:
+                assert time.monotonic() < deadline, ring.snapshot()
+                time.sleep(0.001)
+            ring.barrier()
+
+    as_threads(2, body)
+
+
+def test_the_others_see_when_it_has_completed() -> None:
+    """A rank that has started one and computes is shown as idle soon, not as one that waits."""
+
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        for _ in range(3):
+            work = start(ring, torch.ones(2))
+            deadline = time.monotonic() + 30
+            while any(entry["state"] != "idle" for entry in ring.snapshot()):
+                assert time.monotonic() < deadline, ring.snapshot()
+                time.sleep(0.001)
+            time.sleep(0.03)  # the progress thread sleeps by now
+            work.wait()
+
+    as_threads(2, body)
+
+
+def test_one_that_is_started_ends_with_the_epoch() -> None:
+    def body(seat: Seat) -> None:
+        for epoch, waits in enumerate([True, False], 1):
+            ring = seat.open(epoch)
+            if seat.rank == 0:
+                work = start(ring, torch.ones(2))
+                while not waits and not ring.aborted:
+                    time.sleep(0.001)
+                with pytest.raises(CollectiveAborted, match="the reason"):
+                    work.wait()
+                assert work.done()
+            else:
+                time.sleep(0.05)
+                ring.abort("the reason")
+            ring.close()
+
+    as_threads(2, body)
+
+
+def test_one_that_is_started_and_mismatched_is_told_so() -> None:
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        for late in (0, 1):
+            if seat.rank == late:
+                time.sleep(0.01)
+            work = start(ring, torch.ones(2 + seat.rank))
+            with pytest.raises(CollectiveMismatch, match="same shape"):
+                work.wait()
+        tensor = torch.ones(1)
+        start(ring, tensor).wait()
+        assert tensor.item() == 2
+
+    as_threads(2, body)
+
+
+def test_a_list_is_one_operation() -> None:
+    """Both ways carry it out together; a list of other shapes, or in another order, is a mismatch."""
+
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        for turn in range(30):
+            tensors = [torch.full((2, 2), float(seat.rank)), torch.ones(()), torch.full((5,), 10.0 * seat.rank)]
+            if (turn + seat.rank) % 3 == 0:
+                buffers = [buffer_of(tensor) for tensor in tensors]
+                ring.allreduce(buffers, buffers)
+            elif (turn + seat.rank) % 3 == 1:
+                assert READER is not None
+                assert ring.allreduce_tensors(READER, tensors, tensors, ReduceOp.SUM, 1.0, 1.0, "")
+            else:
+                start(ring, tensors).wait()
+            assert [tensor.flatten()[0].item() for tensor in tensors] == [3.0, 3.0, 30.0]
+        other = [torch.ones(2), torch.ones(3)]
+        with pytest.raises(CollectiveMismatch, match="same shape"):
+            start(ring, other if seat.rank else other[::-1]).wait()
+        one = [torch.ones(2)]
+        (start(ring, one) if seat.rank else start(ring, one[0])).wait()
+        assert one[0].tolist() == [3.0] * 2
+
+    as_threads(3, body)
+
+
+def test_lists_that_take_the_ordinary_way() -> None:
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        plain, before = torch.ones(4), ring.counts()
+        for tensors in ([], [plain, plain], [plain[:3], plain[2:]], [plain, plain.double()], [plain] * 100, [plain, 3]):
+            assert READER is not None
+            assert ring.start_tensors(READER, tensors, ReduceOp.SUM, 1.0, 1.0, "") is None
+        assert ring.counts() == before
+
+    as_threads(1, body)
+
+
 def test_a_recording_shows_it() -> None:
     def body(seat: Seat) -> None:
         ring = seat.open()
         ring.record()
         tensor = torch.ones(2)
-        assert not small(ring, tensor)
-        ordinary(ring, tensor)
+        assert small(ring, tensor)
         assert {event[3] for event in ring.recorded()} == {"allreduce"}
         before = ring.seconds_spent()
         assert small(ring, tensor)
         assert ring.seconds_spent() > before
 
     as_threads(2, body)
-
-
-def test_tensors_that_it_leaves_alone() -> None:
-    """What memory does not say, or only in part: all of them read as None."""
-    assert READER is not None
-
-    class Mine(torch.Tensor):
-        pass
-
-    plain = torch.arange(6.0)
-    strange = {
-        "negative": torch._neg_view(plain),
-        "transposed": plain.reshape(2, 3).t(),
-        "expanded": plain[:1].expand(6),
-        "a class of its own": plain.as_subclass(Mine),
-        "sparse": plain.to_sparse(),
-        "without memory": torch.empty(3, device="meta"),
-        "complex": plain + 1j,
-        "uint16": plain.to(torch.uint16),
-        "float8": plain.to(torch.float8_e4m3fn),
-        "no tensor": [1.0],
-    }
-    assert {name: READER.read(tensor) for name, tensor in strange.items()} == dict.fromkeys(strange)
-
-
-def test_tensors_that_it_reads() -> None:
-    assert READER is not None
-    for dtype in DTYPES:
-        tensor = torch.zeros(2, 1, 3, dtype=dtype)[1:]
-        address, shape, number = READER.read(tensor) or (0, (), -1)
-        assert (address, shape, DType(number).itemsize) == (tensor.data_ptr(), (1, 1, 3), dtype.itemsize)
-        assert number == buffer_of(tensor).dtype
-    leaf = torch.nn.Parameter(torch.ones(()))
-    assert READER.read(leaf) == (leaf.data_ptr(), (), DType.FLOAT32)
-    assert READER.read(torch.empty(0, 4)) == (0, (0, 4), DType.FLOAT32)
-
-
-def test_a_framework_without_such_functions() -> None:
-    with pytest.raises(ValueError, match="cannot be read by DLPack's C functions"):
-        core().TensorReader((np.ndarray,), len)

@@ -181,13 +181,13 @@ def test_waiting_for_a_late_rank_is_told_from_moving_data(launcher: str, blockin
     def body(seat: Seat) -> None:
         ring = seat.open()
         allreduce(ring, "first", 3)
-        before, began = ring.seconds_spent(), ring.calls()
+        before, began = ring.seconds_spent(), ring.counts()["operations"]
         if seat.rank == 1:
             time.sleep(1.0)
         allreduce(ring, "late", 3, blocking=blocking)
         spent, waited = (now - then for now, then in zip(ring.seconds_spent(), before, strict=True))
         assert waited <= spent
         assert waited < 0.5 if seat.rank == 1 else waited > 0.5
-        assert ring.calls() == began + blocking
+        assert ring.counts()["operations"] == began + blocking
 
     LAUNCHERS[launcher](3, body)

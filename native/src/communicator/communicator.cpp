@@ -167,30 +167,36 @@ Communicator::Served Communicator::serve_queue() {
         const std::lock_guard<std::mutex> lock(mutex_);
         if (inline_thread_ != std::thread::id{} || queue_.empty()) return Served::Idle;
         work = queue_.front();
+        inline_thread_ = std::this_thread::get_id();
     }
-    Served served = Served::Done;
-    try {
-        if (!work->started_) begin(*work);
-        served = attempt(*work);
-        if (served == Served::Blocked || served == Served::Polling) check_waiting(*work, nullptr);
-    } catch (...) {
-        fail(*work, std::current_exception());
-        served = Served::Done;
+    const Served served = advance(*work);
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (served == Served::Done) queue_.pop_front();
+        inline_thread_ = {};
     }
-    if (served == Served::Done) {
-        {
-            const std::lock_guard<std::mutex> lock(mutex_);
-            queue_.pop_front();
-        }
-        idle_.ring();
-    }
+    if (served == Served::Done) idle_.ring();
     return served;
+}
+
+Communicator::Served Communicator::advance(Work& work) {
+    try {
+        if (!work.started_) begin(work);
+        const Served served = attempt(work);
+        if (served == Served::Blocked || served == Served::Polling) check_waiting(work, nullptr);
+        return served;
+    } catch (...) {
+        fail(work, std::current_exception());
+        return Served::Done;
+    }
 }
 
 void Communicator::wait(Work& work, double timeout, const Interruption& check) {
     // Nobody carries it out here: threads do not come along when a process is forked.
     if (!domain()->owned() && !work.done())
         throw InvalidArgument(who() + ": a forked process cannot wait for an operation of its parent");
+    if (look(work, group_->spin().yield ? kFewLooks : kManyLooks)) return;
+    epoch_.progress->end_watch();
     const std::int64_t deadline = deadline_after(timeout);
     const auto settle = [&] {
         // The operation sees the abort at its next step and releases the tensors; only then may the caller continue.
@@ -222,6 +228,12 @@ void Communicator::check_open(const Request& request) const {
 }
 
 bool Communicator::is_idle() const { return queue_.empty() && inline_thread_ == std::thread::id{}; }
+
+Communicator::Counts Communicator::counts() const {
+    Counts counts{group_->operations(), group_->gates(), {}};
+    for (int host = 0; fabric_ && host < fabric_->hosts(); ++host) counts.sent.push_back(fabric_->sent(host));
+    return counts;
+}
 
 void Communicator::close(const Interruption& check) {
     if (!domain()->owned()) return;

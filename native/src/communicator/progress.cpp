@@ -13,6 +13,9 @@
 namespace ring {
 namespace {
 
+constexpr std::chrono::microseconds kWatch{1000};
+constexpr int kWatches = 20;  // in vain, before the thread sleeps until it is woken
+
 // Signals belong to the main thread, where Python handles them; but a thread's own crashes are told by that thread.
 class NoSignals {
    public:
@@ -52,7 +55,7 @@ void Progress::remove(Communicator* communicator) {
     communicators_.erase(std::remove(communicators_.begin(), communicators_.end(), communicator), communicators_.end());
 }
 
-void Progress::nudge() {
+void Progress::nudge() noexcept {
     wishes_.fetch_add(1, std::memory_order_seq_cst);
     own_.ring();
     shared_.ring();
@@ -88,18 +91,33 @@ bool Progress::scan() {
 
 void Progress::main() {
     const auto stopped = [this] { return stop_.load(std::memory_order_seq_cst); };
+    std::uint32_t watched = 0;
+    int watches_left = 0;
     while (!stopped()) {
         const std::uint32_t wishes = wishes_.load(std::memory_order_seq_cst);
         const auto wished = [&] { return stopped() || wishes_.load(std::memory_order_seq_cst) != wishes; };
         if (scan()) continue;
         if (any_work_) {
+            watching_.store(false, std::memory_order_seq_cst);
             // Another rank, or a new wish, makes the next step possible; either rings the shared bell.
             const bool polling = any_polling_;
             wait_until(
                 shared_, polling ? spin_.polling() : spin_,
                 [&] { return wished() || scan() || !any_work_ || any_polling_ != polling; }, [] {},
                 polling ? kPoll : kSleep);
-        } else {
+            continue;
+        }
+        if (watched != watched_.load(std::memory_order_seq_cst)) {
+            watched = watched_.load(std::memory_order_seq_cst);
+            watches_left = kWatches;
+        }
+        watching_.store(watches_left > 0, std::memory_order_seq_cst);
+        if (watches_left > 0) {
+            --watches_left;
+            const Sleeper sleeper(own_);
+            const std::uint32_t seen = own_.rings.load(std::memory_order_seq_cst);
+            if (!wished()) sleep_on(own_, seen, kWatch);
+        } else if (watched == watched_.load(std::memory_order_seq_cst)) {
             wait_until(own_, spin_, wished, [] {}, kForever);
         }
     }

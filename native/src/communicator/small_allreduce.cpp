@@ -2,7 +2,9 @@
 // is late these would take most of its time.
 //
 // It posts the same header and passes the same gate as any other. As soon as there is anything else to do, from a rank
-// that keeps it waiting to one that disagrees, it becomes an ordinary operation that has arrived at its first gate.
+// that keeps it waiting to one that disagrees, it becomes an ordinary operation that has arrived at its first gate. One
+// that is started and not waited for arrives in its caller's thread too, which also takes the result when it comes back
+// for it early; the progress thread, which would have to be woken, looks after a millisecond.
 #include "ring/communicator/small_allreduce.hpp"
 
 #include <algorithm>
@@ -18,8 +20,6 @@ namespace ring {
 namespace {
 
 constexpr int kMostRanks = 64;
-// Looks at the others before this becomes an ordinary operation: some 2 µs.
-constexpr int kLooks = 50;
 
 Header header_of(const SmallAllreduce& call, std::uint64_t sequence) {
     Header header;
@@ -30,7 +30,9 @@ Header header_of(const SmallAllreduce& call, std::uint64_t sequence) {
     header.is_inline = 1;
     header.prescale = call.prescale;
     header.postscale = call.postscale;
+    header.tensors = call.tensors;
     header.count = call.count;
+    header.layout = call.layout;
     header.dims = static_cast<std::uint8_t>(call.dims);
     std::copy_n(call.shape, call.dims, header.shape);
     set_name(header, call.name);
@@ -40,6 +42,12 @@ Header header_of(const SmallAllreduce& call, std::uint64_t sequence) {
 
 }  // namespace
 
+struct Communicator::Arrival {
+    Header header;
+    std::uint64_t gate = 0;
+    std::int64_t begin = 0;
+};
+
 bool Communicator::try_turn() {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (closed() || epoch_.group->left() || !is_idle()) return false;
@@ -47,84 +55,161 @@ bool Communicator::try_turn() {
     return true;
 }
 
-void Communicator::end_turn() {
-    bool more = false;
+void Communicator::end_turn(bool front_has_arrived) {
+    std::size_t left = 0;
     {
         const std::lock_guard<std::mutex> lock(mutex_);
         inline_thread_ = {};
-        more = !queue_.empty();
+        left = queue_.size();
     }
     idle_.ring();
-    if (more) epoch_.progress->nudge();
+    if (left == 1 && front_has_arrived) {
+        epoch_.progress->watch();
+    } else if (left > 0) {
+        epoch_.progress->nudge();
+    }
+}
+
+// Posts it and arrives, in this thread's turn. False, and nothing is done, for what takes the ordinary way.
+bool Communicator::post_small(const SmallAllreduce& call, Arrival& arrival) {
+    if (fabric_ || size() > kMostRanks || call.count * item_size(call.dtype) > group_->inline_bytes() ||
+        call.dims > kMaxDims || call.op == ReduceOp::Adasum || epoch_.recorder->on() || !domain()->owned() ||
+        group_->aborted() || !try_turn())
+        return false;
+    arrival.begin = monotonic_ns();
+    arrival.header = header_of(call, ++sequence_);
+    std::byte* slot = group_->inline_slot(group_->index(), arrival.header.sequence);
+    for (int i = 0; i < call.tensors; ++i) {
+        const std::size_t bytes = call.pieces[i].count * item_size(call.dtype);
+        if (bytes > 0) std::memcpy(slot, call.pieces[i].input, bytes);
+        slot += bytes;
+    }
+    group_->post(arrival.header);
+    group_->set_state(RankState::Waiting, arrival.begin);
+    arrival.gate = group_->arrive();
+    return true;
+}
+
+// Takes the result if all ranks have come, and agree.
+bool Communicator::complete_small(const SmallAllreduce& call, const Arrival& arrival) {
+    const Header& header = arrival.header;
+    if (!group_->all_have_arrived(arrival.gate) || group_->aborted() || !group_->agrees_at_once(header)) return false;
+    const void* sources[kMostRanks];
+    for (int i = 0; i < size(); ++i) sources[i] = group_->inline_slot(i, header.sequence);
+    Scale scale = scale_behind(header, static_cast<std::size_t>(size()));
+    scale.pre = header.prescale;
+    const ReduceFn kernel = kernel_of(header);
+    for (int i = 0; i < call.tensors; ++i) {
+        const Piece& piece = call.pieces[i];
+        void* output = piece.output;
+        if (piece.count > 0) kernel(&output, 1, sources, size(), piece.count, scale);
+        for (int j = 0; j < size(); ++j)
+            sources[j] = static_cast<const std::byte*>(sources[j]) + piece.count * item_size(call.dtype);
+    }
+    const std::int64_t end = monotonic_ns();
+    group_->set_state(RankState::Idle, end);
+    epoch_.recorder->spend(end - arrival.begin);
+    return true;
 }
 
 bool Communicator::allreduce_small(const SmallAllreduce& call, double timeout, const Interruption& check,
                                    const std::function<void()>& before_wait) {
-    const std::size_t bytes = call.count * item_size(call.dtype);
-    if (fabric_ || size() > kMostRanks || bytes > group_->inline_bytes() || call.dims > kMaxDims ||
-        call.op == ReduceOp::Adasum || epoch_.recorder->on() || !domain()->owned() || group_->aborted() || !try_turn())
-        return false;
-
-    const std::int64_t begin = monotonic_ns();
-    const Header header = header_of(call, ++sequence_);
-    if (bytes > 0) std::memcpy(group_->inline_slot(group_->index(), header.sequence), call.input, bytes);
-    group_->post(header);
-    group_->set_state(RankState::Waiting, begin);
-    const std::uint64_t gate = group_->arrive();
-
-    bool all_here = group_->all_have_arrived(gate);
-    for (int looks = group_->spin().yield ? 0 : kLooks; !all_here && looks > 0; --looks) {
+    Arrival arrival;
+    if (!post_small(call, arrival)) return false;
+    bool done = complete_small(call, arrival);
+    for (int looks = group_->spin().yield ? 0 : kFewLooks; !done && looks > 0; --looks) {
         cpu_pause();
-        all_here = group_->all_have_arrived(gate);
+        if (group_->all_have_arrived(arrival.gate)) {
+            done = complete_small(call, arrival);
+            break;
+        }
     }
-    if (all_here && !group_->aborted() && group_->agrees_at_once(header)) {
-        const void* sources[kMostRanks];
-        for (int i = 0; i < size(); ++i) sources[i] = group_->inline_slot(i, header.sequence);
-        void* output = call.output;
-        Scale scale = scale_behind(header, static_cast<std::size_t>(size()));
-        scale.pre = header.prescale;
-        if (call.count > 0) kernel_of(header)(&output, 1, sources, size(), call.count, scale);
-        const std::int64_t end = monotonic_ns();
-        group_->set_state(RankState::Idle, end);
+    if (done) {
         end_turn();
-        epoch_.recorder->spend(end - begin);
         return true;
     }
     before_wait();
-    const std::shared_ptr<Work> work = arrived_work(call, header, gate, timeout);
+    const std::shared_ptr<Work> work = arrived_work(call, arrival, timeout, false);
     carry_out(*work, check);
     end_turn();
-    epoch_.recorder->spend(monotonic_ns() - begin);
+    epoch_.recorder->spend(monotonic_ns() - arrival.begin);
+    epoch_.recorder->add_waited(work->waited_since(arrival.begin));
     work->get();
     return true;
 }
 
-// The ordinary operation that a small one becomes at its gate.
-std::shared_ptr<Work> Communicator::arrived_work(const SmallAllreduce& call, const Header& header, std::uint64_t gate,
-                                                 double timeout) {
+bool Communicator::start_small(const SmallAllreduce& call, double timeout, std::shared_ptr<Work>& work) {
+    epoch_.progress->begin();
+    Arrival arrival;
+    if (!post_small(call, arrival)) return false;
+    const bool done = complete_small(call, arrival);
+    if (!done) work = arrived_work(call, arrival, timeout, true);
+    end_turn(!done);
+    return true;
+}
+
+// The ordinary operation that a small one becomes at its gate, before all that have been queued since.
+std::shared_ptr<Work> Communicator::arrived_work(const SmallAllreduce& call, const Arrival& arrival, double timeout,
+                                                 bool queued) {
     try {
         auto work = std::make_shared<Work>();
         Request& request = work->request_;
-        request.kind = header.kind;
+        request.kind = arrival.header.kind;
         request.dtype = call.dtype;
         request.op = call.op;
         request.prescale = call.prescale;
         request.postscale = call.postscale;
-        request.pieces = {{call.input, call.output, call.count}};
-        request.shape.assign(header.shape, header.shape + header.dims);
+        request.pieces.assign(call.pieces, call.pieces + call.tensors);
+        request.shape.assign(arrival.header.shape, arrival.header.shape + arrival.header.dims);
+        request.layout = call.layout;
         request.name = call.name;
-        work->header_ = header;
+        work->header_ = arrival.header;
         work->deadline_ = deadline_after(timeout);
-        work->gate_ = gate;
+        work->gate_ = arrival.gate;
+        work->blocked_ = arrival.begin;
         work->started_ = true;
+        if (queued) {
+            const std::lock_guard<std::mutex> lock(mutex_);
+            queue_.push_front(work);
+        }
         return work;
     } catch (...) {  // the others have this rank's part, and it cannot take theirs
-        group_->abort(FixedText("rank %d ran out of memory in %s", rank(), to_string(header.kind)));
+        group_->abort(FixedText("rank %d ran out of memory in %s", rank(), to_string(arrival.header.kind)));
         announce_abort();
         group_->set_state(RankState::Idle);
         end_turn();
         throw;
     }
+}
+
+bool Communicator::look(Work& work, int looks) {
+    if (work.done()) return true;
+    if (fabric_ || !domain()->owned()) return false;
+    std::shared_ptr<Work> front;
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (inline_thread_ != std::thread::id{} || queue_.empty() || queue_.front().get() != &work || !work.started_ ||
+            work.header_.is_inline == 0)
+            return false;
+        front = queue_.front();
+        inline_thread_ = std::this_thread::get_id();
+    }
+    bool ended = false;
+    for (; !ended && looks > 0; --looks) {
+        if (group_->ready(work.gate_)) {
+            ended = advance(work) == Served::Done;
+        } else if (group_->spin().yield) {
+            cpu_yield();
+        } else {
+            cpu_pause();
+        }
+    }
+    if (ended) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        queue_.pop_front();
+    }
+    end_turn(!ended);
+    return ended;
 }
 
 }  // namespace ring

@@ -129,15 +129,29 @@ bool works_with_joined(const Header& header) {
 
 }  // namespace
 
+namespace {
+
+// FNV-1a, of words; what it lacks is that a word changes bits below its own.
+std::uint64_t add_word(std::uint64_t hash, std::uint64_t word) {
+    hash = (hash ^ word) * 1099511628211ull;
+    return hash ^ hash >> 32;
+}
+
+}  // namespace
+
+std::uint64_t add_shape(std::uint64_t hash, const std::int64_t* shape, int dims) {
+    hash = add_word(hash, static_cast<std::uint64_t>(dims));
+    for (int i = 0; i < dims; ++i) hash = add_word(hash, static_cast<std::uint64_t>(shape[i]));
+    return hash;
+}
+
 void set_digest(Header& header) {
-    std::uint64_t hash = 1469598103934665603ull;  // FNV-1a, of words
-    const auto add = [&](std::uint64_t word) { hash = (hash ^ word) * 1099511628211ull; };
-    for (int i = 0; i < header.dims; ++i) add(static_cast<std::uint64_t>(header.shape[i]));
+    std::uint64_t hash = add_shape(kNoShapes, header.shape, header.dims);
     static_assert(kNameBytes % sizeof(std::uint64_t) == 0, "a name is read as words");
     for (std::size_t at = 0; at < kNameBytes && header.name[at] != '\0'; at += sizeof(std::uint64_t)) {
         std::uint64_t word;
         std::memcpy(&word, header.name + at, sizeof word);
-        add(word);
+        hash = add_word(hash, word);
     }
     header.digest = hash;
 }

@@ -105,6 +105,11 @@ std::uint64_t HostGroup::arrive() {
     return gate;
 }
 
+std::uint64_t HostGroup::operations() const {
+    const Mailbox& own = mailbox(index());
+    return std::max(own.headers[0].load().sequence, own.headers[1].load().sequence);
+}
+
 bool HostGroup::all_have_arrived(std::uint64_t gate) const {
     for (int i = 0; i < size(); ++i)
         if (mailbox(i).arrivals.load(std::memory_order_acquire) < gate) return false;

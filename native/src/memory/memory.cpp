@@ -20,6 +20,7 @@
 #include <random>
 
 #include "ring/base/errors.hpp"
+#include "ring/memory/memory_left.hpp"
 
 namespace ring {
 namespace {
@@ -216,7 +217,8 @@ bool Domain::serve_tensors() {
     const auto* table = static_cast<const PreloadTable*>(dlsym(RTLD_DEFAULT, kPreloadSymbol));
     if (table == nullptr || !table->activate()) return false;
     const PromotionSource source{
-        fd(), this, [](void* owner, std::uint64_t offset) { static_cast<Domain*>(owner)->release(offset); }};
+        fd(), this, [](void* owner, std::uint64_t offset) { static_cast<Domain*>(owner)->release(offset); },
+        memory_left};
     if (!table->attach(&source)) return false;
     preload_ = table;
     return true;

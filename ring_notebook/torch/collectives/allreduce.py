@@ -12,8 +12,14 @@ from ring_notebook.api.handles import Handle
 from ring_notebook.api.process_sets import ProcessSet, global_process_set
 from ring_notebook.api.reduction import Reduction, operation_of, reduction_of
 from ring_notebook.core.communicator import ReduceOp
-from ring_notebook.torch.collectives.start_allreduce import reduce_now, start
-from ring_notebook.torch.collectives.tensor_arguments import check_compression, check_tensors
+from ring_notebook.torch.collectives.start_allreduce import (
+    reduce_list_now,
+    reduce_now,
+    start,
+    start_in_place,
+    start_list_in_place,
+)
+from ring_notebook.torch.collectives.tensor_arguments import check_compression, check_tensors, checked_list
 from ring_notebook.torch.compression import Compression, Compressor
 
 __all__ = [
@@ -115,7 +121,7 @@ def allreduce_async_(
 ) -> Handle:
     """Start `allreduce` in place; `synchronize` returns ``tensor``."""
     how = reduction_of(average, op, prescale_factor, postscale_factor, process_set)
-    return start([tensor], how, name).only()
+    return start_in_place(tensor, how, name)
 
 
 def grouped_allreduce(
@@ -163,9 +169,7 @@ def grouped_allreduce_(
 ) -> list[Tensor]:
     """`grouped_allreduce` in place; returns ``tensors`` as a list."""
     how = reduction_of(average, op, prescale_factor, postscale_factor, process_set)
-    check_tensors(tensors, "grouped_allreduce")
-    result: list[Tensor] = start(tensors, how, name, blocking=True).wait()
-    return result
+    return reduce_list_now(checked_list(tensors, "grouped_allreduce"), how, name)
 
 
 def grouped_allreduce_async_(
@@ -179,5 +183,4 @@ def grouped_allreduce_async_(
 ) -> Handle:
     """Start `grouped_allreduce` in place; `synchronize` returns ``tensors`` as a list."""
     how = reduction_of(average, op, prescale_factor, postscale_factor, process_set)
-    check_tensors(tensors, "grouped_allreduce")
-    return start(tensors, how, name)
+    return start_list_in_place(checked_list(tensors, "grouped_allreduce"), how, name)

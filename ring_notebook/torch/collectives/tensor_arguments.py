@@ -11,7 +11,7 @@ from torch import Tensor
 from ring_notebook.torch.compression import Compression
 from ring_notebook.torch.tensors import check_tensor
 
-__all__ = ["check_compression", "check_module", "check_optimizer", "check_output", "check_tensors"]
+__all__ = ["check_compression", "check_module", "check_optimizer", "check_output", "check_tensors", "checked_list"]
 
 
 def check_compression(value: Any) -> None:
@@ -25,10 +25,15 @@ def check_compression(value: Any) -> None:
 
 def check_tensors(value: Any, operation: str) -> None:
     """Raise TypeError unless ``value`` is a list of tensors that the core can send."""
-    if isinstance(value, Tensor) or not isinstance(value, Sequence):
-        raise TypeError(f"{operation} takes a list of tensors, got a {type(value).__name__}")
-    for tensor in value:
+    for tensor in checked_list(value, operation):
         check_tensor(tensor, operation)
+
+
+def checked_list(value: Any, operation: str) -> list[Tensor]:
+    """The items of ``value``, which may not be one tensor; `check_tensor` looks at those that are not plain tensors."""
+    if type(value) is not list and (isinstance(value, Tensor) or not isinstance(value, Sequence)):
+        raise TypeError(f"{operation} takes a list of tensors, got a {type(value).__name__}")
+    return list(value)
 
 
 def check_optimizer(value: Any, function: str) -> None:

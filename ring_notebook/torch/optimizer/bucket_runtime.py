@@ -52,6 +52,11 @@ class Bucket:
         return self._handle is not None
 
     @property
+    def touched(self) -> bool:
+        """Whether backward has made one of its gradients in this round."""
+        return self.started or any(self._ready)
+
+    @property
     def full(self) -> bool:
         """Whether every gradient is ready, and still there."""
         return all(self._ready) and all(p.grad is not None for p in self.parameters)

@@ -110,6 +110,29 @@ class GradientReducer:
         """Whether buckets are being reduced during backward."""
         return self._layout is not None and any(bucket.started for bucket in self._layout.buckets)
 
+    def drop_round(self) -> None:
+        """Wait for what is being reduced during backward, and forget the round; the gradients are of no use then.
+
+        All ranks of the group that have begun a round must call this: where one of them has sent a bucket, all send
+        all, since a rank cannot take back what others wait for.
+        """
+        layout = self._layout
+        if layout is None or not layout.threaded or not any(bucket.touched for bucket in layout.buckets):
+            return
+        if self.waits_for_step or not self._holds(layout):
+            self.forget_round()
+            return
+        try:
+            self._reduce_buckets(layout)
+        except BaseException:
+            self.reset()
+            raise
+        self._forget_round()
+        for bucket in layout.buckets:
+            bucket.reset()
+        if any(bucket.turned_sparse for bucket in layout.buckets):
+            self._layout = None
+
     def reset(self) -> None:
         """Forget round and plan: gradients are left as they are, the next `synchronize` settles a new plan."""
         self._layout = None
@@ -222,14 +245,7 @@ class GradientReducer:
 
     def _reduce(self, layout: _Layout) -> None:
         """Do the rest of a round."""
-        for bucket in layout.buckets:
-            if not bucket.started:
-                bucket.make_dense()
-                self._start(bucket, blocking=not layout.threaded)
-        for bucket in layout.buckets:
-            bucket.finish()
-            if self._measuring():
-                self._reduced += bucket.square()
+        self._reduce_buckets(layout)
         process_set = self.how.process_set
         for bucket in layout.buckets:
             if bucket.turned_sparse:
@@ -241,6 +257,16 @@ class GradientReducer:
             grad = result()
             if parameter.grad is not None or grad._nnz():
                 parameter.grad = grad
+
+    def _reduce_buckets(self, layout: _Layout) -> None:
+        for bucket in layout.buckets:
+            if not bucket.started:
+                bucket.make_dense()
+                self._start(bucket, blocking=not layout.threaded)
+        for bucket in layout.buckets:
+            bucket.finish()
+            if self._measuring():
+                self._reduced += bucket.square()
 
 
 def _wants_thread(parameters: Sequence[Tensor]) -> bool:

@@ -151,16 +151,16 @@ class ReducingOptimizer(Wrapper):
         return reducing
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As the wrapped optimizer's. Raises RuntimeError while gradients are being reduced."""
+        """As the wrapped optimizer's; gradients that are being reduced are waited for and dropped.
+
+        That happens between `backward` and `step`, as in a GAN, where the backward pass of the generator's loss makes
+        gradients of the discriminator: all ranks must call this then. ``RING_OVERLAP=inline`` reduces none before
+        `step`.
+        """
         if self._seen:
             return  # they add up
         self._step_keeps_gradients = False
-        if self._reducer.pending():
-            raise RuntimeError(
-                "zero_grad() between backward() and step() or synchronize() would drop gradients that are being "
-                "reduced; call it before backward() or after step(). The backward of another model's loss that passes "
-                "through these parameters makes gradients too (RING_OVERLAP=inline reduces none before step())"
-            )
+        self._reducer.drop_round()
         super().zero_grad(set_to_none)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

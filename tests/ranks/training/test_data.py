@@ -185,9 +185,12 @@ def test_prepare_is_the_whole_port(hvd: ModuleType) -> None:
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
 
 
-def test_prepare_of_two_models_that_train_each_other(hvd: ModuleType, settings: Callable[..., None]) -> None:
+@pytest.mark.parametrize("overlap", ["inline", "thread"])
+def test_prepare_of_two_models_that_train_each_other(
+    hvd: ModuleType, settings: Callable[..., None], overlap: str
+) -> None:
     """A GAN: the generator's loss also gives the discriminator gradients, which its own next step leaves out."""
-    settings(overlap="inline")
+    settings(overlap=overlap)
     size = hvd.size()
     real = torch.randn(12 * 4, 2, generator=torch.Generator().manual_seed(0)) + 3
     noise = torch.randn(12 * 4, 3, generator=torch.Generator().manual_seed(1))

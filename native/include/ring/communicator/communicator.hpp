@@ -129,6 +129,13 @@ class Communicator {
     // for all others. `before_wait` is called once unless the others have come by then.
     bool allreduce_small(const SmallAllreduce& call, double timeout, const Interruption& check,
                          const std::function<void()>& before_wait);
+    // `start` of such a one; `work` stays null where it has completed at once.
+    bool start_small(const SmallAllreduce& call, double timeout, std::shared_ptr<Work>& work);
+    // Whether the work is done. Where it is a small one that no thread carries out, this one looks so often for the
+    // others and takes the result.
+    bool look(Work& work, int looks = 1);
+    // For no longer than its caller may keep the interpreter, some 2 µs.
+    bool look_briefly(Work& work) { return look(work, group_->spin().yield ? 1 : kFewLooks); }
     // Queues it. One with a name matches by that, whatever comes in which order; throws InvalidArgument while one of
     // that name is under way.
     std::shared_ptr<Work> start(Request request, double timeout);
@@ -155,6 +162,12 @@ class Communicator {
     // cannot wait for it.
     void close(const Interruption& check);
     bool closed() const { return closed_.load(std::memory_order_acquire); }
+    // What this rank has done so far in operations that match by order, since the group began.
+    struct Counts {
+        std::uint64_t operations = 0, gates = 0;
+        std::vector<Fabric::Sent> sent;  // to each host; empty on one host
+    };
+    Counts counts() const;
     // Shared by all groups of the epoch.
     Recorder& recorder() const { return *epoch_.recorder; }
     std::vector<RankActivity> activity() const { return group_->activity(); }
@@ -191,9 +204,16 @@ class Communicator {
 
     // This thread carries an operation out from here on, unless another one does or some are queued.
     bool try_turn();
-    void end_turn();
-    std::shared_ptr<Work> arrived_work(const SmallAllreduce& call, const Header& header, std::uint64_t gate,
-                                       double timeout);
+    // `front_has_arrived`: of a queue of one, the others wait for nothing that this rank has yet to do.
+    void end_turn(bool front_has_arrived = false);
+    static constexpr int kFewLooks = 50;
+    static constexpr int kManyLooks = 1000;  // some 50 µs
+    struct Arrival;
+    bool post_small(const SmallAllreduce& call, Arrival& arrival);
+    bool complete_small(const SmallAllreduce& call, const Arrival& arrival);
+    std::shared_ptr<Work> arrived_work(const SmallAllreduce& call, const Arrival& arrival, double timeout, bool queued);
+    // One step of what is at the front of the queue, in this thread's turn.
+    Served advance(Work& work);
     // Until the work is done, by the thread whose turn it is.
     void carry_out(Work& work, const Interruption& check);
 

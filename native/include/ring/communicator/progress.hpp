@@ -26,7 +26,16 @@ class Progress {
     // Starts the thread if need be; before anything is queued for it, because it throws when there can be none.
     void begin();
     // Has the thread look at the queues if it runs.
-    void nudge();
+    void nudge() noexcept;
+    // Has it look soon, within kWatch, which costs next to nothing where that was said a short time before.
+    void watch() noexcept {
+        watched_.fetch_add(1, std::memory_order_seq_cst);
+        if (!watching_.load(std::memory_order_seq_cst)) nudge();
+    }
+    // And now, if it has not looked since.
+    void end_watch() noexcept {
+        if (watching_.load(std::memory_order_seq_cst)) nudge();
+    }
 
    private:
     void main();
@@ -42,7 +51,9 @@ class Progress {
     std::once_flag started_;
     std::thread thread_;
     std::atomic<bool> stop_{false};
-    std::atomic<std::uint32_t> wishes_{0};  // nudge() calls so far
+    std::atomic<std::uint32_t> wishes_{0};   // nudge() calls so far
+    std::atomic<std::uint32_t> watched_{0};  // watch() calls so far
+    std::atomic<bool> watching_{false};      // it looks every kWatch
     bool any_work_ = false;
     bool any_polling_ = false;
 };

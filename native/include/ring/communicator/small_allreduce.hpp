@@ -1,24 +1,24 @@
-// An allreduce of one tensor, as its caller describes it without taking any memory.
+// An allreduce of one or a few small tensors, as its caller describes it without taking any memory.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <string_view>
 
-#include "ring/base/types.hpp"
+#include "ring/collectives/host/algorithm.hpp"
 
 namespace ring {
 
 struct SmallAllreduce {
-    const std::byte* input = nullptr;
-    std::byte* output = nullptr;
-    std::uint64_t count = 0;  // elements
+    const Piece* pieces = nullptr;
+    int tensors = 1;
+    std::uint64_t count = 0;  // elements of all of them
     DType dtype = DType::UInt8;
     ReduceOp op = ReduceOp::Sum;
     double prescale = 1.0;
     double postscale = 1.0;
-    int dims = 0;
-    const std::int64_t* shape = nullptr;  // need not outlive the first wait
+    int dims = 0;                         // of one tensor; several have a layout
+    const std::int64_t* shape = nullptr;  // of one; like `pieces` it need not outlive the first wait
+    std::uint64_t layout = 0;
     std::string_view name;
 };
 

@@ -92,6 +92,9 @@ class HostGroup {
     void post(const Header& header);
     // Arrives; returns the number of the gate to wait for.
     std::uint64_t arrive();
+    // Operations that this rank has posted, and gates that it has come to, so far.
+    std::uint64_t operations() const;
+    std::uint64_t gates() const { return mailbox(index()).arrivals.load(std::memory_order_relaxed); }
     bool released(std::uint64_t gate) const { return block_->released.load(std::memory_order_seq_cst) >= gate; }
     // Global rank of the member of this host that came last to the gate that has been released.
     int last_to_come() const {

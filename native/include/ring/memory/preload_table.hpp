@@ -13,11 +13,13 @@ namespace ring {
 // The allocator leaves smaller blocks to the C library.
 constexpr std::size_t kLeastBlock = std::size_t{256} << 10;
 
-// Where promoted blocks lie, and who takes their pages back.
+// Where promoted blocks lie, who takes their pages back, and how many bytes can be taken before the out-of-memory
+// killer acts.
 struct PromotionSource {
     int fd;
     void* owner;
     void (*give_back)(void* owner, std::uint64_t offset);  // called with the allocator's lock held
+    std::size_t (*memory_left)();
 };
 
 // Bytes and blocks at one moment.

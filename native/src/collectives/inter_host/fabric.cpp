@@ -73,6 +73,7 @@ Fabric::Fabric(std::shared_ptr<Link> link, std::vector<int> host_of, std::vector
         throw InvalidArgument("what a host's " + std::to_string(most_local()) + " ranks may tell the other hosts at " +
                               "once would take " + std::to_string(message_bytes_ >> 20) + " MiB, and at most " +
                               std::to_string(kMostPerMessage >> 20) + " can travel: lower RING_INLINE");
+    sent_ = std::make_unique<Counter[]>(members_.size());
     notices_ = std::make_unique<Notices>(*this);
 }
 
@@ -99,7 +100,17 @@ int Fabric::tag(Channel channel, int member) const {
 
 Link::Transfer Fabric::send(Channel channel, int to, const void* data, std::size_t bytes) const {
     if (bytes == 0) return 0;
+    if (channel != kNotice) {
+        Counter& counter = sent_[static_cast<std::size_t>(host_of(to))];
+        counter.messages.fetch_add(1, std::memory_order_relaxed);
+        counter.bytes.fetch_add(bytes, std::memory_order_relaxed);
+    }
     return link_->send(addresses_[static_cast<std::size_t>(to)], tag(channel, to), data, bytes);
+}
+
+Fabric::Sent Fabric::sent(int host) const {
+    const Counter& counter = sent_[static_cast<std::size_t>(host)];
+    return {counter.messages.load(std::memory_order_relaxed), counter.bytes.load(std::memory_order_relaxed)};
 }
 
 Link::Transfer Fabric::receive(Channel channel, int from, void* data, std::size_t bytes) const {

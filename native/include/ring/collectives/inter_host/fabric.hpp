@@ -5,6 +5,8 @@
 // ring of hosts, so that all links of a host work at once.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -77,6 +79,11 @@ class Fabric {
     // To or from a member on another host. Nothing travels where there are no bytes.
     Link::Transfer send(Channel channel, int to, const void* data, std::size_t bytes) const;
     Link::Transfer receive(Channel channel, int from, void* data, std::size_t bytes) const;
+    // What this rank has sent to a host in operations of the group so far.
+    struct Sent {
+        std::uint64_t messages = 0, bytes = 0;
+    };
+    Sent sent(int host) const;
     // What float32 sums are rounded to while they travel between hosts; float32 where they are not.
     DType wire() const { return options_.wire; }
     std::uint64_t id() const { return identity_.id; }
@@ -105,6 +112,10 @@ class Fabric {
    private:
     int tag(Channel channel, int member) const;
 
+    struct Counter {
+        std::atomic<std::uint64_t> messages{0}, bytes{0};
+    };
+
     std::shared_ptr<Link> link_;
     std::vector<int> host_of_;
     std::vector<int> addresses_;
@@ -114,6 +125,7 @@ class Fabric {
     int first_tag_ = 0;  // of those that belong to a number
     std::size_t message_bytes_ = 0;
     std::vector<std::vector<int>> members_;
+    std::unique_ptr<Counter[]> sent_;   // by host
     std::unique_ptr<Notices> notices_;  // last: it sends what is due when it goes
 };
 

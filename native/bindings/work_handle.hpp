@@ -1,0 +1,33 @@
+// An operation under way, as Python holds it.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <memory>
+
+#include "register.hpp"
+#include "ring/base/errors.hpp"
+#include "ring/communicator/communicator.hpp"
+
+struct WorkHandle {
+    std::shared_ptr<ring::Communicator> communicator;
+    std::shared_ptr<ring::Work> work;  // null where all had been done, with no result, before there was a handle
+
+    bool done() const { return !work || communicator->look(*work); }
+    void wait(double timeout) const {
+        if (!work) return;
+        const ring::Spending spending(communicator->recorder());
+        if (!communicator->look_briefly(*work)) {
+            const pybind11::gil_scoped_release nogil;
+            communicator->wait(*work, timeout, signal_check());
+        }
+        communicator->recorder().add_waited(work->waited_since(spending.begin()));
+        work->get();
+    }
+    ring::Result& result() const {
+        if (!work) throw ring::InvalidArgument("this operation has no result but its tensors");
+        if (!work->done()) throw ring::InvalidArgument("an operation has no result before it is done: wait for it");
+        work->get();  // one that has failed has none either
+        return work->result();
+    }
+};

@@ -1,0 +1,130 @@
+"""What operations of 8, 16 and 64 ranks take, counted, is what the formulas beside the table of paths say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import ceil, log2
+from typing import Any
+
+import numpy as np
+import pytest
+
+from native.ranks import Seat, as_threads
+from native.values import Tensor
+from ring_notebook.core.buffers import DType
+from ring_notebook.core.communicator import Communicator, ReduceOp
+from ring_notebook.core.native import core
+
+SEGMENT = 64 << 10
+LITTLE = 128  # elements that travel in mailboxes: two for each of 64 ranks
+Call = Callable[[], object]
+
+
+def calls(ring: Communicator, much: int, *, several: bool) -> list[tuple[str, str, int, Call]]:
+    """Operation, path, bytes of a rank's tensor, and a call that takes the path and checks what comes of it."""
+    size = ring.size
+    little = Tensor.of(ring, np.full(LITTLE, ring.rank), DType.FLOAT32)
+    ones = Tensor.of(ring, np.ones(much), DType.FLOAT32)
+    spare = Tensor.of(ring, np.zeros(much), DType.FLOAT32)
+    small = Tensor.of(ring, np.zeros(LITTLE), DType.FLOAT32)
+
+    def reduce(source: Tensor, target: Tensor, wanted: float, op: ReduceOp = ReduceOp.SUM) -> Call:
+        def call() -> None:
+            ring.allreduce([source.buffer], [target.buffer], op=op)
+            assert (target.values == wanted).all()
+
+        return call
+
+    def scatter() -> None:
+        ring.reducescatter(ones.buffer, spare.buffer)
+        assert (spare.values[: much // size] == size).all()
+
+    def broadcast() -> None:
+        ring.broadcast(ones.buffer, spare.buffer, 0)
+        assert (spare.values == 1).all()
+
+    def gather(tensor: Tensor) -> Call:
+        def call() -> None:
+            work = ring.allgather(tensor.buffer)
+            assert work.counts() == [tensor.buffer.count] * size
+            assert np.frombuffer(work.output(), np.float32)[-1] in (1, size - 1)
+
+        return call
+
+    def exchange(tensor: Tensor) -> Call:
+        def call() -> None:
+            part = tensor.buffer.count // size
+            work = ring.alltoall([tensor.buffer], [part] * size)
+            assert work.counts() == [part] * size
+            assert np.frombuffer(work.output(), np.float32)[-1] in (1, size - 1)
+
+        return call
+
+    few, many, total = little.buffer.nbytes, ones.buffer.nbytes, float(sum(range(size)))
+    # Operation, path on one host, path between several.
+    every = [
+        ("barrier", "gate", "eager", 0, ring.barrier),
+        ("allreduce", "one-shot", "eager", few, reduce(little, small, total)),
+        ("allreduce", "staged", "ring", many, reduce(ones, spare, size)),
+        ("allreduce", "adasum", "gathered", many, reduce(ones, spare, 1, ReduceOp.ADASUM)),
+        ("reducescatter", "staged", "pairwise", many, scatter),
+        ("broadcast", "staged", "chain", many, broadcast),
+        ("allgather", "one-shot", "eager", few, gather(little)),
+        ("allgather", "staged", "landing", many, gather(ones)),
+        ("alltoall", "one-shot", "eager", few, exchange(little)),
+        ("alltoall", "staged", "pairwise", many, exchange(ones)),
+    ]
+    return [
+        (operation, between if several else on_one, nbytes, call) for operation, on_one, between, nbytes, call in every
+    ]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "local", "much"),
+    [(1, 8, 1 << 15), (2, 4, 1 << 15), (8, 1, 1 << 15), (4, 4, 1 << 15), (1, 64, 1 << 13), (8, 8, 1 << 13)],
+)
+def test_what_is_counted_is_what_the_formulas_say(hosts: int, local: int, much: int) -> None:
+    size = hosts * local
+
+    def body(seat: Seat) -> list[tuple[str, str, int, dict[str, Any]]]:
+        ring = seat.open(inline_bytes=4096, segment_bytes=SEGMENT, spin=0.0)
+        counted = [("", "", 0, ring.counts())]
+        for operation, path, nbytes, call in calls(ring, much, several=hosts > 1):
+            call()
+            counted.append((operation, path, nbytes, ring.counts()))
+        return counted
+
+    host_of = tuple(rank // local for rank in range(size)) if hosts > 1 else ()
+    ranks = as_threads(size, body, hosts=host_of, arena=2 << 30)
+    paths = {(path.operation, path.name): path for path in core().paths() if path.between_hosts == (hosts > 1)}
+    names = {"p": size, "seg": SEGMENT, "ceil": ceil, "log2": log2}
+    for at, (operation, name, nbytes, _) in enumerate(ranks[0][1:]):
+        path = paths[operation, name]
+        gates = eval(path.gates, {"__builtins__": {}}, {**names, "S": nbytes})
+        messages = sent = 0
+        for counted in ranks:
+            before, after = counted[at][3], counted[at + 1][3]
+            assert after["operations"] - before["operations"] == 1, (operation, name)
+            assert after["gates"] - before["gates"] == gates, (operation, name)
+            messages += sum(one for one, _ in after["sent"]) - sum(one for one, _ in before["sent"])
+            sent += sum(one for _, one in after["sent"]) - sum(one for _, one in before["sent"])
+        assert (messages, sent) == core().traffic(path, hosts=hosts, local=local, bytes=nbytes), (operation, name)
+
+
+# Messages and bytes that one host sends in an allreduce of 64 ranks a host.
+SENT = [
+    # hosts, bytes of a tensor, path, messages, bytes
+    (2, 4, "eager", 1, 14_372),
+    (1000, 4, "eager", 999, 14_357_628),
+    (2, 100 << 20, "ring", 129 + 64 * 6, 104_871_968),
+    (1000, 100 << 20, "ring", 999 + 64 * 1998, 223_859_116),
+]
+
+
+@pytest.mark.parametrize(("hosts", "nbytes", "name", "messages", "sent"), SENT)
+def test_what_a_thousand_hosts_would_take(hosts: int, nbytes: int, name: str, messages: int, sent: int) -> None:
+    header = core().Header("allreduce", dtype=DType.FLOAT32, count=nbytes // 4, is_inline=name == "eager")
+    path = core().choose([header] * (hosts * 64), hosts=hosts)
+    assert path.name == name
+    total = core().traffic(path, hosts=hosts, local=64, bytes=nbytes)
+    assert (total[0] // hosts, total[1] // hosts) == (messages, sent)
