@@ -143,12 +143,12 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The last record of a rank in a run."""
+    """The last record of a rank in a run; the notebook itself writes that of a rank which has ``died``."""
 
     kind: ClassVar[str] = "ended"
     run: str
     rank: int
-    status: Literal["ok", "failed", "aborted", "interrupted"]
+    status: Literal["ok", "failed", "aborted", "interrupted", "died"]
     seconds: float
     summary: dict[str, Any] = field(default_factory=dict)
 

@@ -34,6 +34,9 @@ void register_memory(py::module_& module) {
         .def_property_readonly("token", &Domain::token)
         .def_property_readonly("allocated", &Domain::allocated)
         .def("trim", &Domain::trim)
+        .def("drop_dead", &Domain::drop_dead, "Give the ring memory of ranks that have died back to the machine.")
+        .def("stop_serving_tensors", &Domain::stop_serving_tensors,
+             "Let another domain serve large tensors of this process; what is promoted stays as ordinary memory.")
         .def("serve_tensors", &Domain::serve_tensors,
              "Have the preloaded allocator serve large tensors of this process; False where there is none.")
         .def(

@@ -20,7 +20,7 @@ from ring_notebook.rank.rendezvous import Rendezvous
 if TYPE_CHECKING:
     from ring_notebook import _core
 
-__all__ = ["Place", "Topology", "find_place", "launched_by_mpi"]
+__all__ = ["Place", "Topology", "find_place", "join_place", "launched_by_mpi", "make_place"]
 
 _Result = TypeVar("_Result")
 _LAUNCHERS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID")
@@ -200,6 +200,24 @@ def _place_in_elastic_job(rendezvous: Rendezvous) -> Place:
         # From here on its process is known by a descriptor: another one that gets its number is not taken for it.
         domain.dead(mate)
     return Place(Topology(rank, (0,) * size), domain, None, (0,) * size, elastic=True)
+
+
+def make_place(rank: int, size: int) -> tuple[Place, list[int]]:
+    """The place of ``rank`` among ``size`` ranks of this host, in new ring memory, and the card of that memory.
+
+    Others join it with `join_place`. Raises OutOfRingMemoryError when the memory cannot be mapped.
+    """
+    domain = core().Domain.create(rank, size, config().memory)
+    return _place_on_one_host(rank, size, domain), [os.getpid(), domain.fd, domain.token]
+
+
+def join_place(rank: int, size: int, card: list[int]) -> Place:
+    """The place of ``rank`` in the ring memory of this card. Raises RingError when its process has ended."""
+    return _place_on_one_host(rank, size, core().Domain.attach(rank, size, *card))
+
+
+def _place_on_one_host(rank: int, size: int, domain: _core.Domain) -> Place:
+    return Place(Topology(rank, (0,) * size), domain, None, (0,) * size)
 
 
 def _mpi_link(mpi: Any) -> _core.Link:

@@ -17,7 +17,7 @@ from ring_notebook.config import config
 from ring_notebook.core.communicator import Communicator
 from ring_notebook.core.membership import agree, living, ranks_of
 from ring_notebook.core.native import core, options
-from ring_notebook.core.topology import Place, Topology, find_place
+from ring_notebook.core.topology import Place, Topology, find_place, join_place, make_place
 from ring_notebook.error_text import error_text
 from ring_notebook.errors import CollectiveAborted, NotInitializedError, RingError
 from ring_notebook.rank.preload import unload_from_children
@@ -34,9 +34,12 @@ __all__ = [
     "communication",
     "current",
     "fail",
+    "follow",
     "init",
     "is_initialized",
     "is_open",
+    "lead",
+    "lost",
     "narrow",
     "open_run",
     "prepare_host",
@@ -107,16 +110,47 @@ _communicated = _waited = 0.0  # seconds, in earlier epochs of the run
 
 def prepare_host() -> Place:
     """Find this process's place once; collective over all ranks of the job. `init` and `open_run` need it."""
+    return _place or _settle(find_place())
+
+
+def lead(rank: int, size: int) -> list[int]:
+    """Take rank ``rank`` of ``size`` on this host, in new ring memory; returns the card with which the others `follow`.
+
+    Also for a rank that has a place, when others of it have died: it leaves that. Its tensors there stay valid.
+    """
+    place, card = make_place(rank, size)
+    _settle(place)
+    return card
+
+
+def follow(rank: int, size: int, card: list[int]) -> None:
+    """Take rank ``rank`` of ``size`` in the ring memory of the rank that called `lead`."""
+    _settle(join_place(rank, size, card))
+
+
+def _settle(place: Place) -> Place:
     global _place
-    if _place is None:
-        _place = find_place()
+    left = _place
+    if left is None:
         unload_from_children()
-        if config().allocator == "ring":
-            _place.domain.serve_tensors()
         atexit.register(_leave_job)  # before MPI ends, and before what `find_place` has registered
         _fail_when_uncaught()
-        report_status("initialized")
-    return _place
+    else:
+        close()
+        left.domain.stop_serving_tensors()
+        left.domain.drop_dead()
+        left.domain.trim()
+    _place = place
+    if config().allocator == "ring":
+        place.domain.serve_tensors()
+    report_status("initialized")
+    return place
+
+
+def lost() -> list[int]:
+    """The ranks of the job that have died, as far as can be seen from this host."""
+    place = prepare_host()
+    return [rank for rank in range(place.topology.size) if not living(place, [rank])]
 
 
 def _fail_when_uncaught() -> None:

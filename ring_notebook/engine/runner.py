@@ -27,6 +27,7 @@ from ring_notebook.engine.machine import Machine
 from ring_notebook.engine.output import figures
 from ring_notebook.engine.output.capture import Capture
 from ring_notebook.engine.publisher import Publisher
+from ring_notebook.engine.startup import mpi_access
 from ring_notebook.engine.time_spent import TimeSpent
 from ring_notebook.errors import CollectiveAborted
 from ring_notebook.horovod.as_horovod import as_horovod
@@ -42,17 +43,27 @@ _LAST_WAIT = 5.0
 
 
 def execute(
-    run: str, epoch: int, engines: list[int], source: str, first_line: int, recorded: bool, horovod: bool
+    run: str,
+    epoch: int,
+    engines: list[int],
+    source: str,
+    first_line: int,
+    recorded: bool,
+    horovod: bool,
+    only: list[int],
 ) -> None:
     """Run a cell as this rank's part of ``run``, in a new communicator epoch over ``engines``, its ranks in this order.
 
     With ``recorded`` it ends with a Trace of what its collectives did. With ``horovod`` the cell imports this package
-    under Horovod's names.
+    under Horovod's names. With ``only`` some engines execute the cell and the others leave the epoch at once: rank and
+    size are those of all, and a collective raises.
 
     Returns when the rank has ended and everything it recorded has been sent; never raises what the cell
     raised.
     """
-    _Execution(run, epoch, engines, recorded, horovod).execute(source, first_line)
+    mpi_access.withdraw_from_survivors()
+    own = not only or setup.rank() in only
+    _Execution(run, epoch, engines, recorded, horovod).execute(source if own else "", first_line)
 
 
 class _Execution:

@@ -22,30 +22,35 @@ from ring_notebook.engine import control
 from ring_notebook.engine.debugging import dialogue, live_debugger
 from ring_notebook.engine.output import capture, figures, progress_bars, rich_bars
 from ring_notebook.engine.spool import Spool
+from ring_notebook.engine.startup import mpi_access
 from ring_notebook.frameworks import default
 from ring_notebook.gpus import VISIBLE, gpus, gpus_of_engine
 from ring_notebook.hardware import cores
 
-__all__ = ["prepare", "rank", "wait_for_preload"]
+__all__ = ["follow", "lead", "memory", "prepare", "rank", "wait_for_preload"]
 
 _preload: Thread | None = None
+_rank = (0, 1, 0, 1)  # rank and size, and both on this host
 spool: Spool | None = None
 """Where this rank keeps its records, in a cluster that outlives its notebook."""
 
 
-def prepare(directory: str, keep: bool) -> dict[str, Any]:
+def prepare(directory: str, keep: bool, replaceable: bool) -> dict[str, Any]:
     """Make this engine ready and say who it is: rank, size, pid, host, gpu.
 
-    Collective over all engines of the cluster. ``directory`` is the cluster's, where this host has it. With
-    ``keep`` the cluster outlives its notebook, and this rank keeps the records of its run for the next one.
-    Raises CoreMissingError when the native core is not compiled here.
+    Collective over all engines that start together. ``directory`` is the cluster's, where this host has it. With
+    ``keep`` the cluster outlives its notebook, and this rank keeps the records of its run for the next one. With
+    ``replaceable`` it has yet to `lead` or `follow`; else the engines find each other here, through MPI. Raises
+    CoreMissingError when the native core is not compiled here.
     """
     core()
-    topology = world.prepare_host().topology
-    _keep_log(Path(directory) / "log", topology.rank)
-    _pin_gpu(topology.local_rank)
+    global _rank
+    _rank = _find_rank(replaceable)
+    number, size, local_number, local_size = _rank
+    _keep_log(Path(directory) / "log", number)
+    _pin_gpu(local_number)
     # OpenMP reads this once, when a framework loads it; without it each rank would take every core, or one.
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // topology.local_size)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // local_size)))
     figures.prepare()
     progress_bars.install()
     rich_bars.install()
@@ -63,12 +68,12 @@ def prepare(directory: str, keep: bool) -> dict[str, Any]:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     global _preload, spool
     if keep:
-        spool = Spool(Path(directory) / "spool", topology.rank)
+        spool = Spool(Path(directory) / "spool", number)
     _preload = Thread(target=import_module, args=(default().face,), name="ring-preload", daemon=True)
     _preload.start()
     return {
-        "rank": topology.rank,
-        "size": topology.size,
+        "rank": number,
+        "size": size,
         "pid": os.getpid(),
         "host": socket.gethostname(),
         "gpu": (gpus() or [""])[0],
@@ -77,13 +82,38 @@ def prepare(directory: str, keep: bool) -> dict[str, Any]:
 
 def rank() -> int:
     """The rank of this engine among all engines of its cluster."""
-    return world.prepare_host().topology.rank
+    return _rank[0]
+
+
+def memory() -> int:
+    """Bytes that this process holds, memory that it shares included."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def lead() -> list[int]:
+    """Make ring memory for the living engines of the cluster; returns the card for those that `follow`."""
+    return world.lead(*_rank[:2])
+
+
+def follow(card: list[int]) -> None:
+    """Use the ring memory of the engine that leads, together with all others that follow it."""
+    world.follow(*_rank[:2], card)
+
+
+def _find_rank(replaceable: bool) -> tuple[int, int, int, int]:
+    """Rank and size in the cluster, and on this host."""
+    if not replaceable:
+        topology = world.prepare_host().topology
+        return topology.rank, topology.size, topology.local_rank, topology.local_size
+    mpi_access.begin()
+    number, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    return number, size, number, size
 
 
 def _keep_log(logs: Path, rank: int) -> None:
     """Give this rank's standard output and error a file, with the stack where it crashes or gets SIGUSR1."""
     if logs.is_dir():
-        log = os.open(logs / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        log = os.open(logs / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC, 0o600)
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)

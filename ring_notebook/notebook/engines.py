@@ -15,10 +15,11 @@ import ipyparallel
 from ipyparallel.serialize import deserialize_object
 
 from ring_notebook.errors import ClusterError
+from ring_notebook.notebook import style
 from ring_notebook.question import CONTROL, QUESTIONS
 from ring_notebook.records import RECORDS
 
-__all__ = ["Engine", "EngineStatus", "Engines"]
+__all__ = ["Engine", "Engines", "died"]
 
 _POLL = 0.02
 _SECONDS_TO_HEAR = 1.0  # of engines that register, until the controller is asked for them
@@ -32,6 +33,8 @@ class Engine:
     host: str
     pid: int
     gpu: str = ""
+    began: int = 0
+    """When its process did, in clock ticks since its host did; 0 where that is not known."""
 
     @property
     def local(self) -> bool:
@@ -39,43 +42,60 @@ class Engine:
         return self.host == socket.gethostname()
 
 
-@dataclass(frozen=True, slots=True)
-class EngineStatus:
-    """What one engine is doing. ``gpu`` is empty without a GPU, ``run`` when it is idle."""
-
-    rank: int
-    host: str
-    pid: int
-    gpu: str
-    run: str
-
-
 class Engines:
-    """The engines behind an ipyparallel client. Every method may be called from any thread."""
+    """The engines behind an ipyparallel client. Every method may be called from any thread.
 
-    def __init__(self, client: Any, trouble: Callable[[], str]) -> None:
+    ``trouble`` returns why no engine answers any more, empty while they do; ``deaths`` returns the ranks that have
+    died, each with the story of that.
+    """
+
+    def __init__(
+        self, client: Any, trouble: Callable[[], str], deaths: Callable[[], Mapping[int, object]] = dict
+    ) -> None:
         self._client = client
-        self.trouble = trouble  # why the engines answer no more; empty while they do
+        self.trouble = trouble
+        self.deaths = deaths
         self.all: list[Engine] = []
 
     def part(self, ranks: Sequence[int]) -> Engines:
         """Some of the engines, which count from 0 in this order. `close` is for all of them."""
-        some = Engines(self._client, self.trouble)
+        some = Engines(self._client, self.trouble, self.deaths)
         some.all = [self.all[rank] for rank in ranks]
         return some
 
-    def wait_for(self, n: int, timeout: float) -> None:
-        """Wait until ``n`` engines have registered. Raises ClusterError when they have not."""
+    def wait_for(self, ranks: Sequence[int], timeout: float, trouble: Callable[[], str] = str) -> None:
+        """Wait until the engines of ``ranks`` have registered.
+
+        Raises ClusterError when they have not, with what ``trouble`` returns as soon as that is not empty.
+        """
         deadline = monotonic() + timeout
         ask = monotonic() + _SECONDS_TO_HEAR
-        while len(self._client.ids) < n:
-            if trouble := self.trouble():
-                raise ClusterError(trouble)
+        while missing := set(ranks).difference(self._client.ids):
+            if why := self.trouble() or trouble():
+                raise ClusterError(why)
             if monotonic() > ask:
                 ask = monotonic() + _SECONDS_TO_HEAR
                 self._ask_who_is_there()
             if monotonic() > deadline:
-                raise ClusterError(f"{len(self._client.ids)} of {n} engines registered within {timeout:g} s")
+                there = len(ranks) - len(missing)
+                raise ClusterError(f"{there} of {len(ranks)} engines registered within {timeout:g} s")
+            sleep(_POLL)
+
+    def forget(self, rank: int, timeout: float) -> None:
+        """Have the controller and this client forget the engine of ``rank``; another one may take its number.
+
+        Raises ClusterError when the controller does not do that in time.
+        """
+        client = self._client
+        if rank not in client.ids:
+            return
+        client._send(client._query_stream, "unregistration_request", content={"id": rank})
+        deadline = monotonic() + timeout
+        while rank in client.ids:
+            if trouble := self.trouble():
+                raise ClusterError(trouble)
+            if monotonic() > deadline:
+                raise ClusterError(f"the controller has not removed engine {rank} within {timeout:g} s")
             sleep(_POLL)
 
     def _ask_who_is_there(self) -> None:
@@ -120,7 +140,7 @@ class Engines:
                 client._mux_stream,
                 reference,
                 list(args),
-                ident=client._engines[self.all[rank].rank if self.all else rank].encode(),
+                ident=client._engines[self._number(rank)].encode(),
                 metadata={"label": None},
                 message_future_hook=listen(rank),
             )
@@ -147,15 +167,17 @@ class Engines:
 
         Raises ClusterError with the message of the first rank that raised.
         """
-        futures = self.submit_beside(function, args, range(len(self.all)) if ranks is None else ranks)
+        wanted = range(len(self.all)) if ranks is None else ranks
+        living = [rank for rank in self.living() if rank in wanted]
+        futures = dict(zip(living, self.submit_beside(function, args, living), strict=True))
         deadline = monotonic() + timeout
-        for future in futures:
+        for future in futures.values():
             future.wait(max(0.0, deadline - monotonic()))  # type: ignore[attr-defined]
-        contents = [future.result()["content"] if future.done() else {} for future in futures]
-        for content in contents:
+        contents = {rank: future.result()["content"] for rank, future in futures.items() if future.done()}
+        for content in contents.values():
             if "error" in content:
                 raise ClusterError(content["error"])
-        return [content.get("result") for content in contents]
+        return [contents.get(rank, {}).get("result") for rank in wanted]
 
     def call(self, function: str, *args: Any, ranks: Sequence[int] | None = None, timeout: float = 60.0) -> list[Any]:
         """Call ``module:function`` and return its results by rank.
@@ -164,12 +186,14 @@ class Engines:
         time.
         """
         wanted = range(len(self.all)) if ranks is None else ranks
+        self.require_living(wanted)
         futures = self.submit(function, args, wanted)
         deadline = monotonic() + timeout
         for future in futures:
             while not future.wait(_POLL):  # type: ignore[attr-defined]
                 if trouble := self.trouble():
                     raise ClusterError(trouble)
+                self.require_living(wanted)
                 if monotonic() > deadline:
                     raise ClusterError(f"no answer from the engines within {timeout:g} s; try `%ring restart`")
         results = [future.result() for future in futures]
@@ -178,9 +202,27 @@ class Engines:
                 raise ClusterError(f"{error.ename}: {error.evalue}")
         return results
 
+    def living(self) -> list[int]:
+        """The ranks that have not died."""
+        deaths = self.deaths()
+        return [rank for rank, engine in enumerate(self.all) if engine.rank not in deaths]
+
+    def require_living(self, ranks: Sequence[int]) -> None:
+        """Raise ClusterError when one of ``ranks`` has died."""
+        deaths = self.deaths()
+        if dead := [rank for rank in (self._number(rank) for rank in ranks) if rank in deaths]:
+            raise ClusterError(died(dead))
+
+    def _number(self, rank: int) -> int:
+        """The number in the cluster of ``rank`` of these engines."""
+        return self.all[rank].rank if rank < len(self.all) else rank
+
     def signal(self, signum: signal.Signals, ranks: Sequence[int]) -> None:
-        """Signal the engines of ``ranks``: directly on this host, through their nannies elsewhere."""
+        """Signal those engines of ``ranks`` that live: directly on this host, through their nannies elsewhere."""
+        deaths = self.deaths()
         for engine in (self.all[rank] for rank in ranks):
+            if engine.rank in deaths:  # its process id may be another's by now
+                continue
             try:
                 if engine.local:
                     os.kill(engine.pid, signum)
@@ -192,6 +234,15 @@ class Engines:
     def close(self) -> None:
         """Close the client's sockets."""
         self._client.close(linger=0)
+
+
+def died(dead: Sequence[int]) -> str:
+    """What to say to somebody who needs ranks that have died, and has been told why."""
+    return f"{style.ranks(dead)} {'has' if len(dead) == 1 else 'have'} died; `%ring heal` starts {_them(dead)} again"
+
+
+def _them(dead: Sequence[int]) -> str:
+    return "it" if len(dead) == 1 else "them"
 
 
 def _hand_over(message: dict[str, Any], handlers: Mapping[str, Callable[[Any], None]]) -> None:

@@ -46,6 +46,8 @@ STATUS_COLORS = {
     "ok": "#10b981",
     "failed": "#ef4444",
     "lost": "#ef4444",
+    "died": "#ef4444",
+    "ended with it": "#f59e0b",
     "aborted": "#f59e0b",
     "interrupted": "#f59e0b",
 }

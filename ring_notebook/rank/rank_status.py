@@ -62,6 +62,10 @@ class StatusFile:
         """The environment variables that make the rank report."""
         return {"RING_STATUS_FILE": f"/proc/{os.getpid()}/fd/{self._file}"}
 
+    def close(self) -> None:
+        """The rank has ended, and its status is of no use any more."""
+        os.close(self._file)
+
     def read(self) -> RankStatus:
         """What the rank has reported so far. Reports of its children, which inherit its environment, are ignored."""
         data = os.pread(self._file, _LONGEST, 0).decode(errors="replace")

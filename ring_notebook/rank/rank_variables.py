@@ -6,10 +6,21 @@ import os
 import socket
 from collections.abc import Mapping
 
-__all__ = ["MASTER", "free_port", "is_of_this_job", "loopback", "master", "rank_variables", "variables_of_rank"]
+__all__ = [
+    "MASTER",
+    "STARTED_AGAIN",
+    "free_port",
+    "is_of_this_job",
+    "loopback",
+    "master",
+    "rank_variables",
+    "variables_of_rank",
+]
 
 MASTER = "RING_MASTER"
 """The variable in which a launcher tells ranks the host of rank 0 and a port of it, as ``host:port``."""
+STARTED_AGAIN = "RING_STARTED_AGAIN"
+"""Set for an engine that takes the place of one that has died. MPI cannot take it in, the ring can."""
 _LOOPBACK, _USUAL_PORT = "127.0.0.1", 29500
 # What MPICH, Open MPI and Slurm tell a rank: its rank, the size, and both on its host.
 _LAUNCHERS = (

@@ -375,3 +375,24 @@ def test_the_doctor_looks_at_this_machine(notebook: Notebook) -> None:
     said = notebook.text("%ring doctor")
     assert re.search(r"^ok +core +compiled", said, re.MULTILINE)
     assert re.search(r"^ok +mpi +.*two ranks connected", said, re.MULTILINE)
+
+
+def test_heal_starts_a_dead_rank_with_its_set_up_cells(notebook: Notebook) -> None:
+    """The last test of this cluster, which is without MPI from here on."""
+    notebook.run("%ring restart")
+    notebook.run("%%ringtrain --setup\nimport os\nbase = 10 * ring.rank(), ring.size()")
+    notebook.run("%%ringtrain\nkept = 7")
+    name, text = notebook.error("%%ringtrain\nif ring.rank() == 1: os._exit(3)\nring.barrier()")
+    assert name == "ClusterError"
+    assert text.count("exited with code 3") == 1
+    outputs = str(notebook.run("%ring status"))
+    assert "died" in outputs
+    assert "MiB" in outputs
+    told = json.loads(notebook.text("%ring status --json"))
+    assert [(rank["state"], rank["memory"] is None) for rank in told["ranks"]] == [("idle", False), ("died", True)]
+    assert "rank 1 has died; `%ring heal` starts it again" in notebook.error("%%ringtrain\npass")[1]
+    healed = notebook.text("%ring heal")
+    assert "Started rank 1 again" in healed
+    assert "Ran 1 set-up cell on rank 1." in healed
+    notebook.run("%%ringtrain\nassert base == (10 * ring.rank(), 2)\nassert (kept if ring.rank() == 0 else 7) == 7")
+    assert notebook.text("%ring heal") == "No rank has died.\n"

@@ -190,7 +190,7 @@ int Domain::cores() const {
 }
 
 Domain::~Domain() {
-    if (preload_ != nullptr && owned()) preload_->detach(this);
+    stop_serving_tensors();
     for (int pidfd : pidfds_)
         if (pidfd >= 0) close(pidfd);
 }
@@ -224,6 +224,11 @@ bool Domain::serve_tensors() {
     return true;
 }
 
+void Domain::stop_serving_tensors() noexcept {
+    if (preload_ != nullptr && owned()) preload_->detach(this);
+    preload_ = nullptr;
+}
+
 void Domain::promote(const void* address, std::size_t bytes) noexcept {
     if (preload_ == nullptr || bytes < kLeastBlock || !owned()) return;
     const std::size_t size = preload_->claim(address, bytes);
@@ -239,6 +244,17 @@ void Domain::trim() noexcept {
     if (!owned()) return;
     if (preload_ != nullptr) preload_->trim();
     arena_.trim();
+}
+
+void Domain::drop_dead() noexcept {
+    if (!owned()) return;
+    const std::size_t arena = arena_.bytes();
+    for (int rank = 0; rank < local_size_; ++rank) {
+        if (!dead(rank)) continue;
+        const std::size_t begin = control_bytes(local_size_) + arena * static_cast<std::size_t>(rank);
+        fallocate(mapping_->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(begin),
+                  static_cast<off_t>(arena));  // where the system cannot, the pages stay until the last rank ends
+    }
 }
 
 bool Domain::dead(int rank) noexcept {

@@ -36,11 +36,14 @@ _LAUNCHERS: tuple[tuple[str, type[Launcher]], ...] = (
 )
 
 
-def find_launcher(hosts: Sequence[Host] = (), min_np: int = 0, mpi_args: Sequence[str] = ()) -> Launcher:
+def find_launcher(
+    hosts: Sequence[Host] = (), min_np: int = 0, mpi_args: Sequence[str] = (), requests: str = ""
+) -> Launcher:
     """RING_MPIEXEC, else the mpiexec beside this Python (its MPI wheel), else the one on the PATH.
 
     Our own supervisor takes the place of the MPICH wheel's mpiexec, which listens on all interfaces without
     authentication, unless ``mpi_args`` has options for mpiexec. It starts all elastic jobs, those with a ``min_np``.
+    ``requests`` is the pipe through which it takes requests to start ranks of this host again.
 
     Raises MPIMissingError when there is none, when it does not run, and when it belongs to another MPI than
     mpi4py loads: each rank would be a job of size 1. Raises ValueError for ``mpi_args`` of an elastic job.
@@ -59,7 +62,7 @@ def find_launcher(hosts: Sequence[Host] = (), min_np: int = 0, mpi_args: Sequenc
     said = _version(path)
     # Other MPIs whose mpiexec is a Hydra, such as Intel's, need not be what our supervisor knows.
     if path == str(beside) and not config().mpiexec and said.startswith(_MPICH) and not mpi_args:
-        return Local() if only_here(hosts) else OverHosts()
+        return Local(requests=requests) if only_here(hosts) else OverHosts()
     launcher = next(kind for pattern, kind in _LAUNCHERS if re.match(pattern, said))(path)
     if path != str(beside) and (loaded := loaded_mpi()) not in launcher.mpis:
         mpis = " or ".join(launcher.mpis)

@@ -42,6 +42,11 @@ class Launcher(ABC):
     def __str__(self) -> str:
         return self.path
 
+    @property
+    def starts_again(self) -> bool:
+        """Whether ranks that have died can be started again, and those that live continue without them."""
+        return False
+
     @abstractmethod
     def command(
         self,

@@ -15,15 +15,24 @@ __all__ = ["Local"]
 
 @dataclass(frozen=True, slots=True)
 class Local(Launcher):
-    """With a ``min_np`` the job is elastic: it continues without ranks that fail while so many are left."""
+    """With a ``min_np`` the job is elastic: it continues without ranks that fail while so many are left.
+
+    With a named pipe for ``requests`` the ranks are a notebook's engines: those that live continue, and others are
+    started again when `engine_supervisor.request` asks for it.
+    """
 
     mpis = ("MPICH",)
 
     path: str = sys.executable
     min_np: int = 0
+    requests: str = ""
 
     def __str__(self) -> str:
         return "the supervisor of ring_notebook"
+
+    @property
+    def starts_again(self) -> bool:
+        return bool(self.requests)
 
     def supervised(self, program: Sequence[str]) -> list[str]:
         return list(program)
@@ -40,5 +49,7 @@ class Local(Launcher):
             raise ValueError(f"the local launcher starts ranks on this host only, got {hosts[-1].name}")
         if problem := too_many_ranks(n):
             raise ValueError(problem)
-        module = "ring_notebook.launch.supervisor.supervisor"
-        return [self.path, "-m", module, str(n), str(self.min_np), *program]
+        module, option = "supervisor", str(self.min_np)
+        if self.requests:
+            module, option = "engine_supervisor", self.requests
+        return [self.path, "-m", f"ring_notebook.launch.supervisor.{module}", str(n), option, *program]

@@ -61,11 +61,13 @@ class LocalRanks(HostRanks):
         return self._assignment.program
 
     def start(self, rank: int, channel: socket.socket) -> None:
-        environment = self._environment(rank, channel)
         stdin = self._stdin if rank == 0 else subprocess.DEVNULL
-        self._processes[rank] = start_rank(
-            self._assignment.program, environment, stdin, [channel.fileno()], files=self._files
-        )
+        self._launch(rank, self._variables(rank, channel), stdin, [channel.fileno()])
+
+    def _launch(self, rank: int, variables: dict[str, str], stdin: int | None, inherited: list[int]) -> None:
+        """Start the process of ``rank`` with these variables besides those of the job."""
+        environment = self._environment(rank, variables)
+        self._processes[rank] = start_rank(self._assignment.program, environment, stdin, inherited, files=self._files)
         self._groups.append(self._processes[rank].pid)
         self._pidfds[rank] = os.pidfd_open(self._processes[rank].pid)
         self._selector.register(self._pidfds[rank], selectors.EVENT_READ, lambda: self._handle_exit(rank))
@@ -98,11 +100,11 @@ class LocalRanks(HostRanks):
         os.close(self._pidfds.pop(rank))
         self._on_exit(rank, self._processes.pop(rank).wait())
 
-    def _environment(self, rank: int, channel: socket.socket) -> dict[str, str]:
+    def _environment(self, rank: int, variables: dict[str, str]) -> dict[str, str]:
         job = self._assignment
         own = job.environment
         # As MPI has it: what ranks print comes when they do.
-        defaults = {"PYTHONUNBUFFERED": "1", **self._variables(rank, channel)}
+        defaults = {"PYTHONUNBUFFERED": "1", **variables}
         added = {name: value for name, value in defaults.items() if name not in own}
         local_rank = self.ranks.index(rank)
         added |= rank_variables(rank, job.size, local_rank, len(self.ranks), job.master)

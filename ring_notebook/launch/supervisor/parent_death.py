@@ -14,6 +14,8 @@ import sys
 __all__ = ["bind_to_parent", "main", "wrap"]
 
 _PR_SET_PDEATHSIG = 1
+# Loaded here and not between fork and exec, where another thread may have held the loader's lock.
+_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def wrap(command: list[str]) -> list[str]:
@@ -23,7 +25,7 @@ def wrap(command: list[str]) -> list[str]:
 
 def bind_to_parent(parent: int, sig: signal.Signals = signal.SIGTERM) -> None:
     """Have ``sig`` sent to this process when ``parent``, which started it, dies. Exits if it already has."""
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(sig)) != 0:
+    if _LIBC.prctl(_PR_SET_PDEATHSIG, int(sig)) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent:
         sys.exit(f"process {parent}, which started this one, has exited")

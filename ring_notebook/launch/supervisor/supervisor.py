@@ -115,8 +115,12 @@ class Supervisor:
             channel.close()
         code = self._connections.take_abort(rank)
         if code is not None and not self._ending:
-            self._fail(rank, code)
-            self._kill_at = time.monotonic()
+            self._abort(rank, code)
+
+    def _abort(self, rank: int, code: int) -> None:
+        """Rank ``rank`` has called MPI_Abort, which ends all ranks."""
+        self._fail(rank, code)
+        self._kill_at = time.monotonic()
 
     def _handle_exit(self, rank: int, code: int) -> None:
         self._running.discard(rank)
@@ -126,7 +130,11 @@ class Supervisor:
         if code:
             self._fail(rank, code)
         else:
-            self._finished.append(rank)
+            self._finish(rank)
+
+    def _finish(self, rank: int) -> None:
+        """Rank ``rank`` has exited with 0."""
+        self._finished.append(rank)
 
     def _find_deserters(self) -> None:
         """Ranks that exited with 0 while others still needed them have failed, like ranks that died."""

@@ -17,14 +17,18 @@ from ring_notebook.config import config
 from ring_notebook.errors import ClusterError
 from ring_notebook.launch.launchers.hosts import parse_hosts
 from ring_notebook.notebook.cluster import discovery, push_pull
-from ring_notebook.notebook.cluster.death import Death
 from ring_notebook.notebook.cluster.default_size import choose_size
 from ring_notebook.notebook.cluster.descriptors import require_descriptors
-from ring_notebook.notebook.cluster.prepare_engines import prepare_engines
 from ring_notebook.notebook.cluster.processes import Processes
+from ring_notebook.notebook.cluster.ranks.death import Death
+from ring_notebook.notebook.cluster.ranks.engine_status import EngineStatus, engine_statuses
+from ring_notebook.notebook.cluster.ranks.heal import heal
+from ring_notebook.notebook.cluster.ranks.prepare_engines import meet, prepare_engines
+from ring_notebook.notebook.cluster.ranks.process_life import is_alive
+from ring_notebook.notebook.cluster.readiness import SECONDS_TO_SETTLE, check_ranks, require_idle, require_living
 from ring_notebook.notebook.cluster.stacks import Stack, stacks
 from ring_notebook.notebook.cluster.workspace import Synced, Workspace
-from ring_notebook.notebook.engines import Engine, Engines, EngineStatus
+from ring_notebook.notebook.engines import Engine, Engines
 from ring_notebook.notebook.run.run import Run
 from ring_notebook.notebook.run.send import send
 from ring_notebook.notebook.run.takeover import FollowedLog, TakenOverLog, run_in_progress
@@ -33,8 +37,6 @@ __all__ = ["Cluster"]
 
 _START_TIMEOUT = 120.0
 _ATTACH_TIMEOUT = 10.0
-# A new run waits so long for ranks that are still ending the previous one.
-_SECONDS_TO_SETTLE = 2.0
 
 
 class Cluster:
@@ -63,6 +65,12 @@ class Cluster:
         self._engines: Engines | None = None
         self._directory = Path()
         self._workspace = Workspace(Path.cwd())
+        self._met = True  # all living engines use the same ring memory
+
+    @property
+    def living(self) -> list[int]:
+        """The ranks that have not died. Raises ClusterError when the cluster does not run."""
+        return self._connected().living()
 
     @property
     def n(self) -> int:
@@ -93,9 +101,10 @@ class Cluster:
         try:
             self._processes = Processes.launch(self._directory, self.n, self._hosts, self._keep)
             client = self._processes.connect(_START_TIMEOUT)
-            self._engines = Engines(client, self._processes.trouble)
-            self._engines.wait_for(self.n, _START_TIMEOUT)
-            self._prepare(self._engines)
+            self._engines = Engines(client, self._processes.trouble_at_start, self._processes.deaths)
+            self._engines.wait_for(range(self.n), _START_TIMEOUT)
+            self._prepare(self._engines, self._processes)
+            self._engines.trouble = self._processes.trouble
             self._begin_sync(self._engines)
         except BaseException as error:
             message = self._processes.not_started(str(error)) if self._processes else str(error)
@@ -118,15 +127,18 @@ class Cluster:
                 continue
             cluster = cls(about["n"], keep=about["keep"])
             cluster._why = about["why"]
-            cluster.foreign = discovery.is_alive(about["kernel"]) and about["kernel"] != os.getpid()
+            cluster.foreign = is_alive(about["kernel"]) and about["kernel"] != os.getpid()
             cluster._directory = directory
             atexit.register(cluster._leave_or_stop)
             try:
                 cluster._processes = Processes.attach(directory)
                 client = cluster._processes.connect(_ATTACH_TIMEOUT)
-                cluster._engines = Engines(client, cluster._processes.trouble)
+                cluster._engines = Engines(client, cluster._processes.trouble, cluster._processes.deaths)
                 cluster._engines.all = [Engine(**engine) for engine in about["engines"]]
-                cluster._engines.wait_for(cluster.n, _ATTACH_TIMEOUT)
+                if cluster._processes.lost is not None:
+                    cluster._processes.lost.watch(cluster._engines.all)
+                cluster._met = about["met"]
+                cluster._engines.wait_for(cluster.living, _ATTACH_TIMEOUT)
                 cluster._follow_run(cluster._engines)
                 return cluster
             except BaseException as error:
@@ -172,6 +184,28 @@ class Cluster:
             self._choose_size(n)
         return self.start()
 
+    def heal(self, ranks: Sequence[int] | None = None) -> list[int]:
+        """Start the engines that have died again, or those of ``ranks``, dead or alive; returns their ranks.
+
+        All others keep their variables, and lose MPI.COMM_WORLD. Raises ClusterError when another rank runs a cell or
+        dies meanwhile, and where MPI connects the engines, on several hosts. After an interrupt another call heals.
+        """
+        engines, processes = self._connected(), self._processes
+        if processes is None or processes.lost is None:
+            raise ClusterError("these engines are connected by MPI, and all end when one dies; use `%ring restart`")
+        if self.foreign:
+            raise ClusterError("the notebook that has started this cluster can heal it")
+        wanted = sorted(engines.deaths() if ranks is None else set(ranks))
+        if wanted:
+            check_ranks(self.n, wanted)
+            require_idle(engines, self.last_run, True, wanted)
+            self._met = False
+            self._describe(engines, processes)
+            heal(engines, processes.lost, processes.request, wanted, self._directory, self._keep)
+            self._met = True
+            self._describe(engines, processes)
+        return wanted
+
     @property
     def running(self) -> bool:
         """Whether the cluster can run a cell."""
@@ -187,17 +221,19 @@ class Cluster:
 
     @property
     def death(self) -> Death | None:
-        """Why the cluster died; None while it runs and when it was stopped."""
+        """Why the cluster died; None while a rank lives and when it was stopped."""
         return None if self._processes is None else self._processes.death
 
     def status(self) -> list[EngineStatus]:
-        """What each engine is doing, by rank. Raises ClusterError when the cluster does not run."""
+        """Pid, host, device, state and memory of each rank, by rank; also of those that have died.
+
+        Raises ClusterError when the cluster does not run.
+        """
         engines = self._connected()
         run = self.last_run
         if run is not None and run.done:
-            run.wait_idle(_SECONDS_TO_SETTLE)
-        busy = dict.fromkeys(run.busy, run.log.run) if run is not None else {}
-        return [EngineStatus(one.rank, one.host, one.pid, one.gpu, busy.get(one.rank, "")) for one in engines.all]
+            run.wait_idle(SECONDS_TO_SETTLE)
+        return engine_statuses(engines, dict.fromkeys(run.busy, run.log.run) if run is not None else {})
 
     def run(
         self,
@@ -209,20 +245,26 @@ class Cluster:
         timeout: float = 0.0,
         first_line: int = 1,
         options: Mapping[str, Any] | None = None,
+        only: Sequence[int] = (),
     ) -> Run:
         """Run ``source`` as a cell on ranks 0..n-1 (all by default); returns at once, `Run.wait` waits.
 
         ``ranks`` names other ranks, at least one and each once: in the run they are ranks 0, 1, ... in this order.
         After ``timeout`` seconds (0: never) the run is stopped. ``first_line`` is the number that errors give to the
-        first line of ``source``. Raises ClusterError when there are fewer than ``n`` engines or no such ranks, the
-        cluster has died, or another run is in progress.
+        first line of ``source``. With ``only`` just these of the ranks execute it; rank and size are those of all, and
+        a collective raises, because the others do nothing. Raises ClusterError when there are fewer than ``n`` engines
+        or no such ranks, one of them or the cluster has died, or another run is in progress.
         """
         self._connected()
         if ranks is None:
             ranks = range(self.n if n is None else n)
             self.check_size(len(ranks))
-        self._check_ranks(ranks)
+        check_ranks(self.n, ranks)
         engines = self._idle()
+        require_living(engines, ranks)
+        if not self._met:  # since a heal that failed
+            meet(engines, self.living)
+            self._met = True
         self.last_run = send(
             engines,
             self._directory.name,
@@ -232,6 +274,7 @@ class Cluster:
             timeout=timeout,
             first_line=first_line,
             options=options or {},
+            only=only,
         )
         return self.last_run
 
@@ -241,12 +284,6 @@ class Cluster:
             raise ClusterError(
                 f"expected 1 to {self.n} ranks, got {size}; `%ring restart -n {max(size, 1)}` starts that many"
             )
-
-    def _check_ranks(self, ranks: Sequence[int]) -> None:
-        if missing := [rank for rank in ranks if not 0 <= rank < self.n]:
-            raise ClusterError(f"no rank {', '.join(map(str, missing))}: this cluster has ranks 0 to {self.n - 1}")
-        if not ranks or len(set(ranks)) < len(ranks):
-            raise ValueError(f"expected at least one rank, and each once, got {list(ranks)}")
 
     def push(self, values: Mapping[str, Any]) -> None:
         """Copy variables to every rank. Raises ClusterError that names one which cannot be pickled."""
@@ -261,7 +298,7 @@ class Cluster:
         return push_pull.describe(self._idle(), name)
 
     def names(self, path: str = "") -> list[str]:
-        """The names on rank 0, or those after ``path`` and a dot. Raises ClusterError when rank 0 is slow."""
+        """The names on the first living rank, or those after ``path`` and a dot; ClusterError when it is slow."""
         return push_pull.names(self._idle(), path)
 
     def help(self, path: str) -> str:
@@ -301,7 +338,7 @@ class Cluster:
         frame. Raises ClusterError when there is none. An interrupt of this process ends the command.
         """
         engines = self._idle()
-        self._check_ranks([rank])
+        check_ranks(self.n, [rank])
         try:
             text, goes_on = engines.call("ring_notebook.engine.debugging.post_mortem:answer", command, ranks=[rank])[0]
         except KeyboardInterrupt:
@@ -319,26 +356,27 @@ class Cluster:
     def _idle(self) -> Engines:
         """The engines, all of them idle. Raises ClusterError when one executes a run."""
         engines = self._connected()
-        run = self.last_run
-        if run is not None:
-            if not run.done:
-                raise ClusterError(
-                    f"run {run.log.title} is in progress ({run.describe()}); stop it with "
-                    "`%ring interrupt`, the Stop button or `Run.stop()`"
-                )
-            if not run.wait_idle(_SECONDS_TO_SETTLE):
-                raise ClusterError(f"the last run has not stopped: {run.describe()}; `%ring restart` ends it")
+        require_idle(engines, self.last_run, self._processes is not None and self._processes.lost is not None)
         return engines
 
-    def _prepare(self, engines: Engines) -> None:
-        engines.all = prepare_engines(engines, self.n, self._directory, self._keep)
+    def _prepare(self, engines: Engines, processes: Processes) -> None:
+        engines.all = prepare_engines(engines, self.n, self._directory, self._keep, processes.lost is not None)
+        if processes.lost is not None:
+            processes.lost.watch(engines.all)
+            meet(engines, range(self.n))
+        self._met = True
+        self._describe(engines, processes)
+
+    def _describe(self, engines: Engines, processes: Processes) -> None:
+        """Write down what another kernel needs to attach to this cluster."""
         discovery.write(
             self._directory,
             {
                 "n": self.n,
                 "why": self.why,
                 "keep": self._keep,
-                "controller": self._processes.controller if self._processes else 0,
+                "met": self._met,
+                "controller": processes.controller,
                 "engines": [asdict(engine) for engine in engines.all],
             },
         )

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from ring_notebook.config import config
+from ring_notebook.notebook.cluster.ranks.process_life import is_alive
 from ring_notebook.notebook.record.run_files import read_json, write_json
 from ring_notebook.private_files import is_own, make_private_folder
 
-__all__ = ["is_alive", "new_directory", "read", "running", "write"]
+__all__ = ["new_directory", "read", "running", "write"]
 
 _FILE = "cluster.json"
 _NAME = re.compile(r"\d+-[0-9a-f]{8}-")  # the kernel's process id first; other folders are not ours
@@ -44,7 +45,7 @@ def read(directory: Path) -> dict[str, Any]:
         about = read_json(directory / _FILE)
     except ValueError:
         return {}
-    kinds = {"n": int, "why": str, "keep": bool, "controller": int, "kernel": int, "engines": list}
+    kinds = {"n": int, "why": str, "keep": bool, "met": bool, "controller": int, "kernel": int, "engines": list}
     return about if all(isinstance(about.get(name), kind) for name, kind in kinds.items()) else {}
 
 
@@ -57,14 +58,6 @@ def running() -> Iterator[Path]:
             if _in_use(directory):
                 found.append((written, directory))
     yield from (directory for _, directory in sorted(found, reverse=True))
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process of this host exists and is no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def _root() -> Path:

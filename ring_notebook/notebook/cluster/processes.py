@@ -12,18 +12,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from threading import Event, Thread
 from time import monotonic, sleep
-from typing import Any
+from typing import Any, Literal
 
 import ipyparallel
 from ipyparallel.cluster.launcher import LocalControllerLauncher, MPIEngineSetLauncher
-from traitlets import Bool, List, default
+from traitlets import Bool, List, Unicode, default
 from traitlets.config import Config
 
+from ring_notebook.config import config
 from ring_notebook.errors import ClusterError
 from ring_notebook.launch.launchers.find_launcher import find_launcher
 from ring_notebook.launch.launchers.hosts import Host, master_of, only_here
+from ring_notebook.launch.supervisor.engine_supervisor import make_requests, request
 from ring_notebook.launch.supervisor.parent_death import wrap
-from ring_notebook.notebook.cluster.death import Death, explain, not_started, tail
+from ring_notebook.launch.supervisor.rank_failure import split_reports
+from ring_notebook.notebook.cluster.ranks.death import Death, explain, explain_failure, not_started, tail
+from ring_notebook.notebook.cluster.ranks.lost_ranks import LostRanks
 from ring_notebook.notebook.record.run_files import read_json, read_text
 from ring_notebook.rank.rank_variables import MASTER
 
@@ -41,7 +45,8 @@ _CONTROLLER_ARGS = [
     f"--HeartMonitor.period={_HEARTBEAT_MS}",
     f"--HeartMonitor.max_heartmonitor_misses={_HEARTBEAT_MISSES}",
 ]
-_ENGINE_ARGS = ["--log-level=WARN", "--IPEngine.timeout=60", "--IPEngine.wait_for_url_file=60"]
+_ENGINE_ARGS = ["--log-level=ERROR", "--IPEngine.timeout=60", "--IPEngine.wait_for_url_file=60"]
+_REQUESTS = "requests"
 _SECONDS_TO_TERMINATE = 2
 _SECONDS_TO_FORGET = 1  # the period at which ipyparallel's threads poll their processes
 _POLL = 0.02
@@ -69,10 +74,16 @@ class EngineLauncher(MPIEngineSetLauncher):  # type: ignore[misc]
 
     keep = Bool(False, config=True, help="outlive the kernel")
     hosts: Any = List([], config=True, help="(name, slots) of the hosts, empty for this one")
+    requests = Unicode("", config=True, help="the pipe through which our supervisor starts engines again")
+
+    @property
+    def program(self) -> list[str]:
+        command: list[str] = super().program
+        return [sys.executable, "-m", "ring_notebook.engine.startup.engine_program"] if self.requests else command
 
     def find_args(self) -> list[str]:
         hosts = [Host(*host) for host in self.hosts]
-        launcher = find_launcher(hosts)
+        launcher = find_launcher(hosts, requests=self.requests)
         program = launcher.supervised([*self.program, *self.program_args])
         command = launcher.command(program, self.n, hosts)
         return command if self.keep else wrap(command)
@@ -98,8 +109,11 @@ class Processes:
     and sets ``death`` to the reason.
     """
 
-    def __init__(self, cluster: ipyparallel.Cluster, n: int) -> None:
+    def __init__(self, cluster: ipyparallel.Cluster, n: int, requests: Path) -> None:
         self.death: Death | None = None
+        self._requests = requests
+        self.lost: LostRanks | None = None
+        """The engines that have died, where the others live on and `request` can start them again; else None."""
         self._cluster = cluster
         self._n = n  # engines to start, 0 when they run already
         self._started = Event()
@@ -118,6 +132,8 @@ class Processes:
             self._thread.join()  # it ends what has started
             os.close(self._wake)
             raise self._error
+        if requests.exists():
+            self.lost = LostRanks(lambda: self.log("engines"), requests.parent / "log")
 
     @classmethod
     def launch(cls, directory: Path, n: int, hosts: Sequence[Host], keep: bool) -> Processes:
@@ -125,11 +141,17 @@ class Processes:
 
         Raises MPIMissingError, and ClusterError for more than this host can start, before it starts anything.
         """
+        requests = directory / _REQUESTS
+        # Where each rank is to act as a host of its own, only MPI connects them.
+        pipe = str(requests) if config().algorithm != "ring" else ""
         try:
-            find_launcher(hosts).command((), n, hosts)
+            launcher = find_launcher(hosts, requests=pipe)
+            launcher.command((), n, hosts)
         except ValueError as error:
             raise ClusterError(str(error)) from None
-        return cls(_cluster(directory, hosts, keep), n)
+        if launcher.starts_again:
+            make_requests(requests)
+        return cls(_cluster(directory, hosts, keep, pipe if launcher.starts_again else ""), n, requests)
 
     @classmethod
     def attach(cls, directory: Path) -> Processes:
@@ -146,7 +168,7 @@ class Processes:
         )
         if not cluster.controller or not cluster.engines:
             raise ClusterError(f"the cluster in {directory} has ended")
-        return cls(cluster, 0)
+        return cls(cluster, 0, directory / _REQUESTS)
 
     def connect(self, timeout: float) -> Any:
         """An ipyparallel client. Raises ClusterError when the controller does not answer in time."""
@@ -167,6 +189,24 @@ class Processes:
             return ""
         return str(self.death or "the cluster was stopped")
 
+    def trouble_at_start(self) -> str:
+        """`trouble`, or why an engine has ended instead of starting."""
+        failures = split_reports(self.log("engines").encode())[1] if self.lost else []
+        return self.trouble() or "".join(explain_failure(failure) for failure in failures[:1])
+
+    def deaths(self) -> dict[int, Death]:
+        """The ranks that have died, and why."""
+        if self.death is not None and self.death.rank >= 0:
+            return {self.death.rank: self.death}
+        return self.lost.deaths if self.lost else {}
+
+    def request(self, what: Literal["start", "end"], rank: int) -> None:
+        """Have the supervisor start ``rank`` again, or kill it. Raises ClusterError when there is none."""
+        try:
+            request(self._requests, what, rank)
+        except OSError as error:
+            raise ClusterError(self.trouble() or f"the supervisor of the engines does not answer: {error}") from None
+
     @property
     def controller(self) -> int:
         """The controller's process id; it runs on this host."""
@@ -186,6 +226,9 @@ class Processes:
 
     def _ask(self, what: str) -> None:
         self._asked = self._asked or what
+        if self.lost is not None:
+            lost, self.lost = self.lost, None
+            lost.close()
         if self._wake >= 0:
             os.eventfd_write(self._wake, 1)
             self._thread.join()
@@ -219,7 +262,8 @@ class Processes:
             for launcher in (self._cluster.controller, self._cluster.engine_set):
                 launcher.state = "after"
         if ended:
-            self.death = explain(ended, output, Path(self._cluster.profile_dir) / "log")
+            lost, logs = self.lost, Path(self._cluster.profile_dir) / "log"
+            self.death = (lost.last() if lost and ended == "engines" else None) or explain(ended, output, logs)
 
     def _wait(self) -> str:
         """Return when one of both has ended (its name), or `stop` or `leave` was called (nothing)."""
@@ -247,19 +291,20 @@ class Processes:
 
 def _config() -> Config:
     """Settings for clusters of this kernel and of others."""
-    config = Config()
-    config.LocalProcessLauncher.stop_seconds_until_kill = _SECONDS_TO_TERMINATE
-    config.LocalProcessLauncher.poll_seconds = _SECONDS_TO_FORGET
-    return config
+    settings = Config()
+    settings.LocalProcessLauncher.stop_seconds_until_kill = _SECONDS_TO_TERMINATE
+    settings.LocalProcessLauncher.poll_seconds = _SECONDS_TO_FORGET
+    return settings
 
 
-def _cluster(directory: Path, hosts: Sequence[Host], keep: bool) -> ipyparallel.Cluster:
+def _cluster(directory: Path, hosts: Sequence[Host], keep: bool, requests: str) -> ipyparallel.Cluster:
     remote = not only_here(hosts)
-    config = _config()
-    config.ControllerLauncher.keep = config.EngineLauncher.keep = keep
-    config.EngineLauncher.hosts = [(host.name, host.slots) for host in hosts]
+    settings = _config()
+    settings.ControllerLauncher.keep = settings.EngineLauncher.keep = keep
+    settings.EngineLauncher.hosts = [(host.name, host.slots) for host in hosts]
+    settings.EngineLauncher.requests = requests
     # A nanny relays signals to an engine. On this host we send them ourselves and save a process per rank.
-    config.EngineLauncher.engine_args = [*_ENGINE_ARGS, f"--IPEngine.enable_nanny={remote}"]
+    settings.EngineLauncher.engine_args = [*_ENGINE_ARGS, f"--IPEngine.enable_nanny={remote}"]
     return ipyparallel.Cluster(
         controller=ControllerLauncher,
         engines=EngineLauncher,
@@ -272,7 +317,7 @@ def _cluster(directory: Path, hosts: Sequence[Host], keep: bool) -> ipyparallel.
         # Both start at the same time: engines wait for the controller's connection file, except on other
         # hosts, which may not see it and get its content instead.
         send_engines_connection_env=remote,
-        config=config,
+        config=settings,
         log=_silent(),
     )
 

@@ -45,16 +45,26 @@ def pull(engines: Engines, name: str, rank: int) -> Any:
 
 
 def describe(engines: Engines, name: str = "") -> list[dict[str, str]]:
-    """Descriptions of the variable ``name`` (of all variables without it) by name: one dict per rank."""
-    return engines.call(f"{_RANK_SIDE}:describe", name)
+    """Descriptions of the variable ``name`` (of all variables without it) by name: one dict per rank.
+
+    Empty for ranks that have died.
+    """
+    living = engines.living()
+    found = dict(zip(living, engines.call(f"{_RANK_SIDE}:describe", name, ranks=living), strict=True))
+    return [found.get(rank, {}) for rank in range(len(engines.all))]
 
 
 def names(engines: Engines, path: str = "") -> list[str]:
-    """The names on rank 0, or those after ``path`` and a dot. Raises ClusterError when rank 0 does not answer fast."""
-    found: list[str] = engines.call(f"{_RANK_SIDE}:names", path, ranks=[0], timeout=_SECONDS_TO_NAME)[0]
+    """The names on the first living rank, or those after ``path`` and a dot.
+
+    Raises ClusterError when that rank does not answer fast.
+    """
+    first = engines.living()[:1]
+    found: list[str] = engines.call(f"{_RANK_SIDE}:names", path, ranks=first, timeout=_SECONDS_TO_NAME)[0]
     return found
 
 
 def help_on(engines: Engines, path: str) -> str:
     """Signature and documentation of a name on rank 0; empty where it has no such name or does not answer fast."""
-    return str(engines.call_beside(f"{_RANK_SIDE}:help_on", path, ranks=[0], timeout=_SECONDS_TO_NAME)[0] or "")
+    first = engines.living()[:1]
+    return str(engines.call_beside(f"{_RANK_SIDE}:help_on", path, ranks=first, timeout=_SECONDS_TO_NAME)[0] or "")

@@ -60,18 +60,23 @@ def stacks(engines: Engines, logs: Path) -> list[Stack]:
     engines.signal(signal.SIGUSR1, range(len(files)))
     found: dict[int, tuple[Frame, ...]] = {}
     deadline = monotonic() + _SECONDS_TO_WRITE
-    while len(found) < len(files) and monotonic() < deadline:
+    living = set(engines.living())
+    while len(found) < len(living) and monotonic() < deadline:
         sleep(_PERIOD)
         for rank, (file, old) in enumerate(zip(files, before, strict=True)):
-            if rank not in found and (frames := parse(_read(file, old))) is not None:
+            if rank in living and rank not in found and (frames := parse(_read(file, old))) is not None:
                 found[rank] = frames
     return [
-        Stack(engine.rank, found[rank]) if rank in found else Stack(engine.rank, trouble=_why_not(engine, before[rank]))
+        Stack(engine.rank, found[rank])
+        if rank in found
+        else Stack(engine.rank, trouble=_why_not(engine, before[rank], rank in living))
         for rank, engine in enumerate(engines.all)
     ]
 
 
-def _why_not(engine: Engine, size: int) -> str:
+def _why_not(engine: Engine, size: int, lives: bool) -> str:
+    if not lives:
+        return "it has died"
     if size < 0:
         return f"its log is on {engine.host}, which does not share this disk"
     return "its process does not react to signals: it is stopped or ending"

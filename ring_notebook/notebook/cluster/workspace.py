@@ -70,9 +70,10 @@ class Workspace:
         if not changed and not removed:
             return Synced(left_out=left_out)
         roots, sent = self._deliver(engines, changed, removed)
-        answers = engines.call(f"{_RANK_SIDE}:use", roots, changed)
+        living = engines.living()
+        answers = engines.call(f"{_RANK_SIDE}:use", roots, changed, ranks=living)
         failed: dict[str, list[int]] = {}
-        for rank, (_, errors) in enumerate(answers):
+        for rank, (_, errors) in zip(living, answers, strict=True):
             for error in errors:
                 failed.setdefault(error, []).append(rank)
         if failed:

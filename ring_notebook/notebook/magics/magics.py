@@ -119,8 +119,14 @@ class RingMagics(Magics):
     def _restart(self, n: int | None, rerun: bool) -> None:
         print(self._session.restart(n, rerun))  # noqa: T201
 
-    def _status(self) -> Any:
-        return self._session.status()
+    def _heal(self, ranks: list[int] | None) -> None:
+        print(self._session.heal(ranks))  # noqa: T201
+
+    def _status(self, json: bool) -> Any:
+        if not json:
+            return self._session.status()
+        print(self._session.status_json())  # noqa: T201
+        return None
 
     def _debug(self, rank: int | None, commands: list[str]) -> None:
         self._session.debug(rank, commands)

@@ -193,7 +193,7 @@ def _train() -> LineParser:
     )
     parser.add_argument("--horovod", action="store_true", help="`import horovod` means Ring Notebook in the cell")
     parser.add_argument("--background", action="store_true", help="return at once; `%%ring interrupt` stops the run")
-    parser.add_argument("--setup", action="store_true", help="run again on `%%ring restart --rerun`")
+    parser.add_argument("--setup", action="store_true", help="run again by `%%ring heal` and `%%ring restart --rerun`")
     parser.add_argument("--out", default="", metavar="VAR", help="assign the run to this variable")
     # Of a cell that `%ring default on` sends to the ranks: it has no line of the magic. Not for users to type.
     parser.add_hidden_argument("--first-line", type=int, default=2)
@@ -220,6 +220,7 @@ def _ring() -> LineParser:
         stacks="show where every rank is now, in the cell and in what it has called",
         interrupt="stop the run in progress; variables and cluster are kept",
         stop="stop the cluster",
+        heal="start the ranks again that have died; the others keep their variables",
         restart="stop the cluster and start it again; all variables of ranks are lost",
         push="copy variables of this notebook to every rank",
         pull="copy variables of a rank into this notebook",
@@ -249,6 +250,11 @@ def _ring() -> LineParser:
         default=[],
         metavar="CMD",
         help="answer this and do not ask for others",
+    )
+    commands["status"].add_argument("--json", action="store_true", help="print it for tools, as JSON")
+    heal = commands["heal"]
+    heal.add_argument(
+        "-t", "--ranks", type=_ranks, metavar="0,2-3", help="start these again, dead or alive; by default all dead ones"
     )
     restart = commands["restart"]
     restart.add_argument("-n", type=_count, metavar="N", help="number of engines; by default as before")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from threading import Thread
 from typing import Any
 
@@ -23,6 +26,7 @@ from ring_notebook.notebook.run.run import Run
 from ring_notebook.notebook.run.scaling import ScalingReport, measure
 from ring_notebook.notebook.run.verdict import own_failures
 from ring_notebook.notebook.style import plural
+from ring_notebook.notebook.style import ranks as rank_text
 from ring_notebook.notebook.table import Listing
 
 __all__ = ["Session"]
@@ -132,6 +136,31 @@ class Session:
             self.train(cell.source, **cell.options)
         return f"{text} Ran {plural(len(cells), 'set-up cell')} again."
 
+    def heal(self, ranks: Sequence[int] | None = None) -> str:
+        """Start the ranks again that have died, or ``ranks``, and run the set-up cells on these alone.
+
+        Raises what `Cluster.heal` raises, and what a set-up cell does.
+        """
+        cluster = self.require()
+        started = time.monotonic()
+        healed = cluster.heal(ranks)
+        if not healed:
+            return "No rank has died."
+        print(  # noqa: T201
+            f"Started {rank_text(healed)} again in {time.monotonic() - started:.1f} s; the others keep their variables."
+        )
+        ran = 0
+        for cell in set_up_cells(self._setup):
+            chosen = cell.options.get("ranks") or range(cell.options.get("n") or cluster.n)
+            if only := [rank for rank in healed if rank in chosen]:
+                try:
+                    self.train(cell.source, **cell.options, only=only)
+                except RingError:
+                    print(f"{rank_text(only)}: a set-up cell failed; run it on all ranks if it communicates.")  # noqa: T201
+                    raise
+                ran += 1
+        return f"Ran {plural(ran, 'set-up cell')} on {rank_text(healed)}." if ran else "There are no set-up cells."
+
     def require(self) -> Cluster:
         """The cluster. Raises ClusterError when there is none."""
         if self.cluster is None:
@@ -154,10 +183,12 @@ class Session:
         first_line: int = 2,
         cell_id: str = "",
         one_rank: float = 0.0,
+        only: Sequence[int] = (),
     ) -> Run:
         """Run a cell on ranks 0..n-1, or on ``ranks``, and show it; starts a cluster where there is none.
 
-        ``one_rank`` is the samples/s that the same cell has been measured to reach on one rank.
+        ``one_rank`` is the samples/s that the same cell has been measured to reach on one rank. With ``only`` just
+        these engines execute it, of those that it is for.
         With ``setup`` `restart` can run it again; when a cell with the same ``cell_id`` was edited, its last version.
         Returns when the run has ended, with ``background`` at once. Raises what `Cluster.run` and `Run.wait` raise.
         """
@@ -180,7 +211,7 @@ class Session:
             "one_rank": one_rank,
         }
         run = self.run = cluster.run(
-            cell, n=n, ranks=ranks, name=name, timeout=timeout, first_line=first_line, options=options
+            cell, n=n, ranks=ranks, name=name, timeout=timeout, first_line=first_line, options=options, only=only
         )
         if setup:
             self._setup = [*set_up_cells(self._setup), run.log]
@@ -224,10 +255,30 @@ class Session:
         """A table of the engines and what each is doing."""
         cluster = self.require()
         rows = [
-            [str(one.rank), one.host, str(one.pid), one.gpu, f"in run {one.run}" if one.run else "idle"]
+            [
+                str(one.rank),
+                one.host,
+                str(one.pid),
+                one.device,
+                f"in run {one.run}" if one.run else one.state,
+                "" if one.memory is None else f"{one.memory / (1 << 20):,.0f} MiB",
+            ]
             for one in cluster.status()
         ]
-        return Listing(["rank", "host", "pid", "gpu", "state"], rows, f"{_engines(cluster)}: {cluster.why}")
+        columns = ["rank", "host", "pid", "device", "state", "memory"]
+        return Listing(columns, rows, f"{_engines(cluster)}: {cluster.why}")
+
+    def status_json(self) -> str:
+        """The cluster, the newest run and all ranks as JSON; docs/clusters.md describes it."""
+        cluster = self.require()
+        run = self.run
+        about = {
+            "engines": cluster.n,
+            "why": cluster.why,
+            "ranks": [asdict(one) for one in cluster.status()],
+            "run": None if run is None else {"id": run.log.run, "name": run.log.name, "status": run.status},
+        }
+        return json.dumps(about)
 
     def debug(self, rank: int | None = None, commands: Sequence[str] = ()) -> None:
         """pdb on a rank of the last run, in the frame that raised; by default on the rank that failed first.

@@ -55,8 +55,9 @@ def table(view: RunView, still: bool = False) -> Table:
     # Of very many ranks the page shows the first ones, so these should be the ones to look at.
     shown_ranks = sorted(view.ranks, key=lambda rank: rank.rank not in late) if view.size > TEXT_ROWS else view.ranks
     rows = []
+    died = any(rank.ended and rank.ended.status == "died" for rank in view.ranks)
     for rank in shown_ranks:
-        cells = [str(rank.rank), status_of(rank, still), str(rank.step)]
+        cells = [str(rank.rank), status_of(rank, still, died), str(rank.step)]
         if view.throughput:
             cells.append(whole(rank.samples_per_s) if rank.samples_per_s else "")
         cells += [f"{by_rank[rank.rank]:.0%}" for by_rank in shares.values()]
@@ -82,12 +83,12 @@ def _bar(spent: Spent) -> str:
     return f"<span class='ring-time'>{pieces}</span>"
 
 
-def status_of(rank: RankView, still: bool = False) -> str:
-    """What a rank is doing, or how it ended, in one word."""
+def status_of(rank: RankView, still: bool = False, died: bool = False) -> str:
+    """What a rank is doing, or how it ended, in one word; ``died``: another rank has."""
     if rank.ended:
         return rank.ended.status
     if still:
-        return "lost"
+        return "ended with it" if died else "lost"
     return "waiting" if rank.status and rank.status.waiting else "running"
 
 

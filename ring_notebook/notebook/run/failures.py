@@ -15,7 +15,7 @@ from ring_notebook.errors import RunFailed
 from ring_notebook.notebook import style
 from ring_notebook.records import Failure
 
-__all__ = ["as_exception", "brief", "describe"]
+__all__ = ["as_exception", "brief", "describe", "describe_deaths"]
 
 # IPython shows these by itself: with frames of this package, or as if the cell had not failed.
 _SHOWN_OTHERWISE = (SyntaxError, UsageError, SystemExit)
@@ -60,16 +60,31 @@ def describe(
     for other, ranks in groups[1:]:
         same = _table(other) == _table(first) != ""
         lines.append(f"{style.ranks(ranks)}: {f'the same, at line {_line(other)}' if same else _summary(other)}")
-    stopped: dict[str, list[int]] = {}
-    for failure in failures:
-        if failure.aborted and failure not in primary:
-            stopped.setdefault(_where_stopped(failure), []).append(failure.rank)
-    lines += [f"{style.ranks(ranks)}: {text}" for text, ranks in stopped.items()]
+    lines += _stopped(failure for failure in failures if failure not in primary)
     if first.aborted and len(set((calls or {}).values())) > 1:
         lines.append(f"{_counts(calls or {})}; they part at line {_line(first)}")
-    if waiting := sorted(still_running):
-        lines.append(f"{style.ranks(waiting)}: still running; `%ring restart` ends it")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_still_running(still_running)])
+
+
+def _stopped(failures: Iterable[Failure]) -> list[str]:
+    """A line for each place where ranks have stopped because of others."""
+    stopped: dict[str, list[int]] = {}
+    for failure in failures:
+        if failure.aborted:
+            stopped.setdefault(_where_stopped(failure), []).append(failure.rank)
+    return [f"{style.ranks(ranks)}: {text}" for text, ranks in stopped.items()]
+
+
+def _still_running(ranks: Iterable[int]) -> list[str]:
+    waiting = sorted(ranks)
+    return [f"{style.ranks(waiting)}: still running; `%ring restart` ends it"] if waiting else []
+
+
+def describe_deaths(stories: str, failures: Sequence[Failure], still_running: Iterable[int] = ()) -> str:
+    """``stories`` of ranks that died, then a line for every group of ranks that failed or stopped because of that."""
+    own = [failure for failure in failures if not failure.aborted]
+    lines = [f"{style.ranks(ranks)}: {_summary(failure)}" for failure, ranks in _grouped(own)]
+    return "\n".join([stories, *lines, *_stopped(failures), *_still_running(still_running)])
 
 
 def _primary(failures: Sequence[Failure]) -> list[Failure]:

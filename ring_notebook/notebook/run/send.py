@@ -31,8 +31,12 @@ def send(
     timeout: float,
     first_line: int,
     options: Mapping[str, Any],
+    only: Sequence[int] = (),
 ) -> Run:
-    """Send ``source`` to engines of the cluster of this name; ``ranks[i]`` is rank i of the run. Returns at once."""
+    """Send ``source`` to engines of the cluster of this name; ``ranks[i]`` is rank i of the run. Returns at once.
+
+    With ``only`` just these engines execute it; the others take part in the run and do nothing.
+    """
     run = _run_id()
     chosen = engines.part(ranks)
     log = RunLog(
@@ -55,7 +59,7 @@ def send(
     # From the clock, so that epochs also increase from one kernel to the next that attaches.
     epoch = time.time_ns() // 1_000_000
     flags = bool(options.get("timeline")), bool(options.get("horovod"))
-    args = (run, epoch, list(ranks), source, first_line, *flags)
+    args = (run, epoch, list(ranks), source, first_line, *flags, list(only))
     questions = Answering(chosen)
     futures = chosen.submit(_RANK_SIDE, args, range(len(ranks)), log.put, questions.put)
     return Run(chosen, log, futures, timeout=timeout, questions=questions)

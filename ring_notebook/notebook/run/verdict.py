@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ring_notebook.error_text import error_text
 from ring_notebook.errors import ClusterError, RunTimeout
 from ring_notebook.notebook.record.run_record import RunStatus
-from ring_notebook.notebook.run.failures import as_exception, brief
+from ring_notebook.notebook.run.failures import as_exception, brief, describe_deaths
 from ring_notebook.notebook.style import ranks
 from ring_notebook.records import Ended, Failure
 
@@ -20,11 +20,13 @@ class Verdict(NamedTuple):
 
     status: RunStatus
     error: BaseException | None
+    reason: str = ""
+    """The message in one line, where it has more."""
 
     @property
     def text(self) -> str:
-        """The message of the exception; empty without one."""
-        return "" if self.error is None else error_text(self.error)
+        """The message of the exception, in one line where it tells a long story; empty without one."""
+        return self.reason or ("" if self.error is None else error_text(self.error))
 
 
 def judge(
@@ -35,14 +37,15 @@ def judge(
     left: bool = False,
     interrupted: bool = False,
     timed_out: float = 0.0,
+    died: Mapping[int, object] | None = None,
     trouble: str = "",
     answers: Mapping[int, str] | None = None,
 ) -> Verdict:
     """The verdict on a run of ``size`` ranks.
 
     ``left``: this kernel stopped watching it. ``interrupted``: the user stopped it. ``timed_out``: its --timeout in
-    seconds, when that stopped it. ``trouble``: why the cluster gives no answers any more. ``answers``: what the
-    engines of ranks without a record said instead.
+    seconds, when that stopped it. ``died``: why ranks have died. ``trouble``: why the cluster gives no answers any
+    more. ``answers``: what the engines of ranks without a record said instead.
     """
     missing = [rank for rank in range(size) if rank not in ended]
     own = own_failures(failures)
@@ -50,7 +53,12 @@ def judge(
         message = "this notebook has left the cluster; the run continues there, and `%ring attach` shows it again"
         return Verdict("running", _one_line(ClusterError(message)))
     if missing and trouble and not own:
-        return Verdict("failed", _one_line(ClusterError(trouble)))
+        return Verdict("failed", _one_line(ClusterError(trouble)), _first_line(trouble))
+    if died:
+        text = describe_deaths(trouble or "\n".join(map(str, died.values())), failures, missing)
+        return Verdict(
+            "failed", _one_line(ClusterError(text)), " ".join(_first_line(str(one)) for one in died.values())
+        )
     if failures and (own or not interrupted):
         calls = {rank: int(end.summary.get("calls", 0)) for rank, end in ended.items()}
         return Verdict("failed", as_exception(failures, missing, calls))
@@ -76,6 +84,10 @@ def judge(
 def own_failures(failures: Sequence[Failure]) -> list[Failure]:
     """The failures of ranks that did not stop because another one failed."""
     return [failure for failure in failures if not failure.aborted]
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0]
 
 
 def _one_line(error: BaseException) -> BaseException:

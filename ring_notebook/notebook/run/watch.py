@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable, Sequence
 from threading import Event, Thread
 from time import monotonic, sleep
@@ -15,7 +16,7 @@ from ring_notebook.notebook.run.answering import Answering
 from ring_notebook.notebook.run.failures import brief
 from ring_notebook.notebook.run.takeover import FollowedLog
 from ring_notebook.notebook.run.verdict import Verdict, judge, own_failures
-from ring_notebook.records import Failure
+from ring_notebook.records import Ended, Failure, encode
 
 if TYPE_CHECKING:
     from ring_notebook.notebook.engines import Engines
@@ -66,6 +67,7 @@ class Watch:
         self._signalled: set[int] = set()
         self._failed_at = 0.0
         self._timed_out = False
+        self._died: dict[int, object] = {}  # by rank of the run, with the story
         self._overdue: int | None = None  # messages that had arrived when patience ended
         Thread(target=self._run, name=f"ring-run-{log.run}", daemon=True).start()
 
@@ -85,7 +87,8 @@ class Watch:
             ranks = [rank for rank, future in zip(self._ranks, self._futures, strict=False) if not future.done()]
         else:  # another kernel has sent it
             ranks = [] if self.ended.is_set() else [rank for rank in self._ranks if rank not in self._log.ended()]
-        return [self._engines.all[rank].rank for rank in ranks]
+        deaths = self._engines.deaths()
+        return [engine for rank in ranks if (engine := self._engines.all[rank].rank) not in deaths]
 
     def wait_idle(self, timeout: float) -> bool:
         """Wait until no engine executes this run any more; False when one still does after ``timeout`` seconds."""
@@ -122,6 +125,7 @@ class Watch:
             self._held += now - before if self._is_held() else 0.0
             before = now
             self._stop_with_one_that_was_interrupted()
+            self._note_deaths()
             if self._futures and not answered and all(future.done() for future in self._futures):
                 answered = now
             if self._timeout and not self._timed_out and now - self._started - self._held > self._timeout:
@@ -133,6 +137,17 @@ class Watch:
                 break
             self._pass_on_interrupt()
 
+    def _note_deaths(self) -> None:
+        """Record the end of ranks that have died, which they cannot send themselves."""
+        deaths, ended = self._engines.deaths(), self._log.ended()
+        for rank in self._ranks:
+            engine = self._engines.all[rank].rank
+            if engine in deaths and rank not in ended and rank not in self._died:
+                self._died[rank] = deaths[engine]
+                if isinstance(self._log, RunLog):
+                    seconds = time.time() - self._log.started
+                    self._log.put(encode([Ended(self._log.run, rank, "died", seconds)]))
+
     def _caught_up(self) -> bool:
         """Whether the log has read everything that had arrived at the first call: what is queued is not missing."""
         if self._overdue is None:
@@ -142,7 +157,7 @@ class Watch:
     def _seconds_since_failure(self, now: float) -> float:
         """Seconds since the first rank failed; asks the others to stop when they do not by themselves."""
         if not self._failed_at:
-            if not self._failures():
+            if not self._failures() and not self._died:
                 return 0.0
             self._failed_at = now
         elif self._is_held():
@@ -158,7 +173,7 @@ class Watch:
         return failures if not self._interrupted or self._cause_known() else []
 
     def _cause_known(self) -> bool:
-        return bool(own_failures(self._log.failures()))
+        return bool(self._died or own_failures(self._log.failures()))
 
     def _pass_on_interrupt(self) -> None:
         """Interrupt the ranks that execute the cell. One that has not begun is interrupted when it does."""
@@ -174,7 +189,7 @@ class Watch:
             self._engines.signal(signal.SIGINT, wanted)
 
     def _is_held(self) -> bool:
-        return self._questions.held(self._log.ended())
+        return self._questions.held({*self._log.ended(), *self._died})
 
     def _stop_with_one_that_was_interrupted(self) -> None:
         """A rank whose debugger was quit stops all, as an interrupt of the kernel does."""
@@ -193,6 +208,7 @@ class Watch:
             left=self._left,
             interrupted=self._interrupted,
             timed_out=self._timeout if self._timed_out else 0.0,
+            died=self._died,
             trouble=self._engines.trouble(),
             answers=answers,
         )

@@ -107,6 +107,9 @@ class Domain {
     // Has the preloaded allocator serve large tensors of this process, whose ring memory this is. False where none is
     // preloaded, another domain has it, or there is no address space for it.
     bool serve_tensors();
+    // Has it serve them for another domain from now on. What it has promoted stays where it is, as ordinary memory to
+    // every collective.
+    void stop_serving_tensors() noexcept;
     // Notes that a collective works on an ordinary tensor; when that pays, the tensor lies in ring memory on return.
     // Its address stays. Nobody may write to it meanwhile.
     void promote(const void* address, std::size_t bytes) noexcept;
@@ -129,6 +132,8 @@ class Domain {
     }
     // Gives the pages of free blocks, which are kept up to kReserve, back to the machine; those of free tensors too.
     void trim() noexcept;
+    // Gives all pages of ranks that have died back. No group that this rank still uses may have had them.
+    void drop_dead() noexcept;
     std::size_t allocated() const { return arena_.allocated(); }
 
     // False in a process that was forked from the one that made this object: there it must not be used.

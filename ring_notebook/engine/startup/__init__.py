@@ -1,0 +1,1 @@
+"""How an engine starts, and the MPI that it starts with."""

@@ -1,0 +1,94 @@
+"""MPI in the cells of a cluster whose ranks may die: all of it works until one has, and then a call raises, not hangs.
+
+MPICH (5.0) does not notice that a process has died when nothing ends the others. A barrier or a receive then spins for
+ever, out of reach of any interrupt; revoke is not implemented, and shrink spins too. A process that is started later
+cannot join the communicators of the others.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.abc
+import os
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any, NoReturn
+
+from IPython.core.interactiveshell import InteractiveShell
+
+from ring_notebook.core import world
+from ring_notebook.core.mpi_memory import unname_shared_memory
+from ring_notebook.errors import MPIMissingError
+from ring_notebook.rank.rank_variables import STARTED_AGAIN
+
+__all__ = ["begin", "withdraw", "withdraw_from_survivors"]
+
+_MODULE = "mpi4py.MPI"
+_ADVICE = (
+    "MPI.COMM_WORLD needs all ranks that were started together; `%ring restart` gives it back. "
+    "The functions of `ring` work without it"
+)
+
+
+def begin() -> None:
+    """Start MPI together with all other engines; where this one takes the place of a dead one, withdraw it."""
+    if os.environ.get(STARTED_AGAIN):
+        withdraw(f"this rank was started again after a death, and MPI cannot take it in: {_ADVICE}")
+        return
+    from mpi4py import MPI
+
+    MPI.COMM_WORLD.Barrier()
+    unname_shared_memory()
+
+
+def withdraw_from_survivors() -> None:
+    """Withdraw MPI when a rank that it needs has died."""
+    if _MODULE in sys.modules and (lost := world.lost()):
+        names = ", ".join(map(str, lost))
+        withdraw(f"MPI has lost rank{'s' * (len(lost) > 1)} {names}, which died: {_ADVICE}")
+
+
+def withdraw(why: str) -> None:
+    """Have every use of MPI in this process raise MPIMissingError with ``why``.
+
+    A variable that holds MPI.COMM_WORLD or the module is replaced. In objects that hold them deeper, COMM_WORLD becomes
+    the null communicator, for which mpi4py raises. Communicators that a program has made itself and keeps there stay.
+    """
+    module = sys.modules.pop(_MODULE, None)
+    sys.meta_path.insert(0, _Refusal(why))
+    if module is None:
+        return
+    vars(sys.modules["mpi4py"]).pop("MPI", None)
+    instead = _Withdrawn(why)
+    variables = InteractiveShell.instance().user_ns
+    variables.update({name: instead for name, value in variables.items() if _is_of(module, value)})
+    world_handle = ctypes.c_int.from_address(module._addressof(module.COMM_WORLD))
+    world_handle.value = module._handleof(module.COMM_NULL)
+
+
+def _is_of(module: ModuleType, value: object) -> bool:
+    return value is module or isinstance(value, module.Comm)
+
+
+class _Withdrawn:
+    """Stands for MPI, or for a communicator."""
+
+    def __init__(self, why: str) -> None:
+        object.__setattr__(self, "_why", why)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise MPIMissingError(object.__getattribute__(self, "_why"))
+
+
+class _Refusal(importlib.abc.MetaPathFinder):
+    """Makes the import of mpi4py.MPI raise."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
+        if name == _MODULE:
+            raise MPIMissingError(self._why)
+        return None

@@ -1,0 +1,158 @@
+"""Supervises the engines of a notebook on this host: the others live when one dies, and it is started again on request.
+
+``python -m ring_notebook.launch.supervisor.engine_supervisor N REQUESTS PROGRAM ARGS...``. REQUESTS is a named pipe in
+a folder that only its owner can enter; `request` writes to it, from whatever notebook uses the engines now.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Literal
+
+from ring_notebook.hardware import oom_kills
+from ring_notebook.launch.connections.connections import MpiConnections, new_job_name
+from ring_notebook.launch.supervisor.host_ranks import Assignment
+from ring_notebook.launch.supervisor.local_ranks import LocalRanks, raise_file_limit
+from ring_notebook.launch.supervisor.outer_job import without_outer_job
+from ring_notebook.launch.supervisor.output_lines import carry
+from ring_notebook.launch.supervisor.rank_failure import report_failure
+from ring_notebook.launch.supervisor.rank_process import end_children, send_signal
+from ring_notebook.launch.supervisor.start_error import report_start_error
+from ring_notebook.launch.supervisor.supervisor import Supervisor
+from ring_notebook.rank.rank_status import StatusFile
+from ring_notebook.rank.rank_variables import STARTED_AGAIN, loopback
+
+__all__ = ["EngineRanks", "EngineSupervisor", "main", "make_requests", "request"]
+
+_REQUEST = re.compile(rb"(start|end) (\d{1,9})")
+_CAPACITY = 1 << 12  # bytes
+
+
+def make_requests(path: Path) -> None:
+    """Make the pipe through which a supervisor that starts later takes requests."""
+    os.mkfifo(path, 0o600)
+
+
+def request(path: Path, what: Literal["start", "end"], rank: int) -> None:
+    """Ask the supervisor of the pipe at ``path`` to start ``rank`` again, or to kill it if it runs.
+
+    Raises OSError when no supervisor reads from it.
+    """
+    pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    try:
+        os.write(pipe, f"{what} {rank}\n".encode())
+    finally:
+        os.close(pipe)
+
+
+class EngineRanks(LocalRanks):
+    """Ranks of this host that can be started again, one by one."""
+
+    def start_again(self, rank: int) -> None:
+        """Start a rank that has exited; it cannot join the MPI of the others, and gets none. Raises as `start` does."""
+        self._status_files[rank].close()
+        self._status_files[rank] = StatusFile()
+        self._oom_kills = oom_kills()
+        self._launch(rank, {STARTED_AGAIN: "1"}, subprocess.DEVNULL, [])
+        self._output = [output for output in self._output if output.is_alive()]
+        self._output.append(carry(self._processes[rank]))
+
+    def kill(self, rank: int) -> None:
+        """Kill ``rank``, which runs, and its children."""
+        send_signal(self._processes[rank], signal.SIGKILL)
+
+    def _handle_exit(self, rank: int) -> None:
+        group = self._processes[rank].pid
+        self._groups.remove(group)
+        super()._handle_exit(rank)
+        end_children(group)
+
+
+class EngineSupervisor(Supervisor):
+    """``program`` on ``n`` engines, as many of which live as do; it ends when all have."""
+
+    def __init__(self, program: list[str], n: int, requests: str) -> None:
+        files = raise_file_limit()
+        connections = MpiConnections(new_job_name(), [0] * n)
+        assignment = Assignment(program, without_outer_job(os.environ), list(range(n)), n, loopback())
+        self._program = program
+        self._engines = EngineRanks(assignment, connections.variables, files)
+        self._told: set[int] = set()  # why they end is known; their exit says no more
+        self._wanted: set[int] = set()  # to be started again as soon as their processes have ended
+        self._unread = b""
+        super().__init__([self._engines], connections)
+        # For writing too: it never seems closed, whoever comes and goes.
+        self._requests = os.open(requests, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self._selector.register(self._requests, selectors.EVENT_READ, self._read_requests)
+
+    def _read_requests(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            *lines, rest = (self._unread + os.read(self._requests, _CAPACITY)).split(b"\n")
+            self._unread = rest[-_CAPACITY:]
+            for line in lines:
+                match = _REQUEST.fullmatch(line)
+                if match and int(match[2]) < self._n and not self._ending:
+                    self._carry_out(match[1].decode(), int(match[2]))
+
+    def _carry_out(self, what: str, rank: int) -> None:
+        if what == "end":
+            self._wanted.discard(rank)
+            if rank in self._running:
+                self._told.add(rank)
+                self._engines.kill(rank)
+        elif rank in self._running:
+            self._wanted.add(rank)
+        else:
+            self._start_again(rank)
+
+    def _start_again(self, rank: int) -> None:
+        try:
+            self._engines.start_again(rank)
+        except OSError as error:
+            self._fail(rank, report_start_error(self._program, error))
+            return
+        self._running.add(rank)
+
+    def _handle_exit(self, rank: int, code: int) -> None:
+        super()._handle_exit(rank, code)
+        if rank in self._wanted and not self._ending:
+            self._wanted.discard(rank)
+            self._start_again(rank)
+
+    def _finish(self, rank: int) -> None:
+        self._fail(rank, 0)  # an engine runs until it is ended
+
+    def _abort(self, rank: int, code: int) -> None:
+        # The rank waits to be killed. MPI would end the others too, which may not use MPI at all.
+        self._fail(rank, code)
+        self._told.add(rank)
+        self._engines.kill(rank)
+
+    def _fail(self, rank: int, code: int) -> None:
+        if rank in self._told:
+            self._told.discard(rank)
+            return
+        failure = self._engines.failure(rank, code)
+        self._failures.append(failure)
+        report_failure(failure)
+
+
+def main() -> None:
+    """Run the program of ``sys.argv`` and exit with the exit code of the job."""
+    n, requests, program = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
+    try:
+        supervisor = EngineSupervisor(program, n, requests)
+    except OSError as error:
+        sys.exit(report_start_error(program, error))
+    sys.exit(supervisor.run())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""Why a rank or a whole cluster died: by which signal, out of memory or not, and the end of the log."""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+
+from ring_notebook.launch.supervisor.rank_failure import RankFailure, first_failure, signal_name, split_reports
+from ring_notebook.notebook.record.run_files import read_text
+
+__all__ = ["Death", "explain", "explain_failure", "explain_rank", "failures_of", "not_started", "tail"]
+
+_TAIL = 30  # lines
+_NOISE = ("=", "Extension modules: ")
+# What faulthandler writes: the innermost call first.
+_STACK = "Stack (most recent call first):"
+_CALL = "  File "
+_IN_CELL = f'{_CALL}"<cell of run '
+_CELL = re.compile(r'File "<cell of run [^>"]*>"')
+_HEAL = "The other ranks keep their variables; `%ring heal` starts this one again"
+_RESTART = "`%ring restart` brings the cluster back"
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """What ended a rank, or a cluster. ``rank`` is -1 when no rank failed; ``log`` is the end of that rank's log.
+
+    ``advice`` says what to do next.
+    """
+
+    reason: str
+    rank: int = -1
+    log: str = ""
+    advice: str = _RESTART
+
+    def __str__(self) -> str:
+        tail = f"\nThe end of its log:\n{self.log}" if self.log else ""
+        return f"{self.reason}. {self.advice}.{tail}"
+
+
+def explain(ended: str, output: str, logs: Path) -> Death:
+    """The death of ``ended`` (``controller`` or ``engines``), from the engines' common output and log files.
+
+    ``logs`` holds ``rank-N.log`` files, those of ranks on other hosts only where the hosts share the disk.
+    """
+    if ended == "controller":
+        return Death("the controller of the cluster died, and the engines were stopped")
+    text, failures, _ = split_reports(output.encode())
+    first = first_failure(failures)
+    if first is None:
+        return Death("the launcher of the engines died, and all engines with it", log=tail(output))
+    return Death(f"{explain_failure(first)}, and no other rank is left", first.rank, _log(first.rank, text, logs))
+
+
+def explain_rank(failure: RankFailure, output: str, logs: Path, alone: bool) -> Death:
+    """The death of one rank, from the engines' common output and log files. ``alone``: no other one lives."""
+    text, _, _ = split_reports(output.encode())
+    log = _log(failure.rank, text, logs)
+    if alone:
+        return Death(f"{explain_failure(failure)}, and no other rank is left", failure.rank, log)
+    return Death(explain_failure(failure), failure.rank, log, _HEAL)
+
+
+def failures_of(output: str, rank: int) -> list[RankFailure]:
+    """Every report in the engines' common ``output`` that ``rank`` has failed, oldest first."""
+    return [failure for failure in split_reports(output.encode())[1] if failure.rank == rank]
+
+
+def explain_failure(failure: RankFailure) -> str:
+    """How a rank has ended, in words."""
+    how = f"exited with code {failure.code}"
+    if failure.code < 0:
+        how = f"was killed by {signal_name(-failure.code)}"
+        if -failure.code == signal.SIGKILL:
+            how += ", out of memory" if failure.out_of_memory else ", not by the Linux kernel for want of memory"
+    return f"rank {failure.rank} on {failure.host} {how}"
+
+
+def _log(rank: int, text: bytes, logs: Path) -> str:
+    # A rank has a log of its own once it has started; before that it writes to the output of all ranks.
+    return tail(read_text(logs / f"rank-{rank}.log") or text.decode(errors="replace"))
+
+
+def not_started(reason: str, output: str) -> str:
+    """Why a cluster did not start, with the end of the engines' common ``output`` and what to do next."""
+    text, _, _ = split_reports(output.encode())
+    log = tail(text.decode(errors="replace"))
+    return (
+        f"{reason}.\n"
+        + (f"The end of the engines' log:\n{log}\n" if log else "The engines have written nothing.\n")
+        + "`%ring doctor` checks everything that engines need; `%ring start` tries again."
+    )
+
+
+def tail(output: str) -> str:
+    """The last lines of a log that are the user's: no banner of MPICH, no calls of the engine in a crash's stack."""
+    lines = [line for line in output.strip().splitlines() if not line.startswith(_NOISE)]
+    cells = [index for index, line in enumerate(lines) if line.startswith(_IN_CELL)]
+    if cells and _STACK in lines[: cells[0]]:
+        outside = len(list(takewhile(lambda line: line.startswith(_CALL), lines[cells[-1] + 1 :])))
+        del lines[cells[-1] + 1 : cells[-1] + 1 + outside]
+    return "\n".join(_CELL.sub('File "Cell"', line) for line in lines[-_TAIL:]).strip()

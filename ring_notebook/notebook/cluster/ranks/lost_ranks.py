@@ -1,0 +1,131 @@
+"""Notices that engines of this host die, and finds out why."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from threading import Lock, Thread
+
+from ring_notebook.notebook.cluster.ranks.death import Death, explain_rank, failures_of
+from ring_notebook.notebook.cluster.ranks.process_life import is_alive
+from ring_notebook.notebook.engines import Engine
+
+__all__ = ["LostRanks"]
+
+_SECONDS_TO_REPORT = 2.0  # the supervisor says how a process has ended as soon as it has
+_POLL = 0.005
+
+
+class LostRanks:
+    """Watches the processes of engines in a thread of its own; ``deaths`` has those that have ended, by rank.
+
+    A report counts once: those that were there when a process began to be watched are of others before it.
+    ``output`` returns what the engines and their supervisor have written so far, ``logs`` holds the ranks' own logs.
+    """
+
+    def __init__(self, output: Callable[[], str], logs: Path) -> None:
+        self._output = output
+        self._logs = logs
+        self._lock = Lock()
+        self._deaths: dict[int, Death] = {}
+        self._starts: dict[int, int] = {}  # how often a rank was started again
+        self._reports: dict[int, int] = {}  # reports of a rank that are of processes before the present one
+        self._watched: dict[int, tuple[int, int]] = {}  # descriptors of processes: their ranks, and which start
+        self._wake = os.eventfd(0)
+        self._closed = False
+        self._thread = Thread(target=self._watch, name="ring-deaths", daemon=True)
+        self._thread.start()
+
+    @property
+    def deaths(self) -> dict[int, Death]:
+        """The ranks that have died, and why."""
+        with self._lock:
+            return dict(self._deaths)
+
+    def watch(self, engines: Iterable[Engine]) -> None:
+        """Watch these engines too."""
+        for engine in engines:
+            reports = len(failures_of(self._output(), engine.rank))
+            start = self._starts.get(engine.rank, 0)
+            try:
+                descriptor = os.pidfd_open(engine.pid)
+            except ProcessLookupError:
+                self._explain(engine.rank, start)
+                continue
+            if not is_alive(engine.pid, engine.began):  # a later process may have the same number
+                os.close(descriptor)
+                self._explain(engine.rank, start)
+                continue
+            with self._lock:
+                self._watched[descriptor] = engine.rank, start
+                self._reports[engine.rank] = reports
+            os.eventfd_write(self._wake, 1)
+
+    def expect(self, rank: int) -> None:
+        """``rank`` is about to be started again: it counts as living, and what has happened to it is forgotten."""
+        with self._lock:
+            self._starts[rank] = self._starts.get(rank, 0) + 1
+            self._deaths.pop(rank, None)
+            self._reports[rank] = len(failures_of(self._output(), rank))
+
+    def add(self, rank: int, death: Death) -> None:
+        """``rank`` is dead, whatever has become of its process."""
+        with self._lock:
+            self._deaths[rank] = death
+
+    def ended(self, rank: int) -> Death | None:
+        """Why the present process of ``rank`` has ended; None while nothing says that it has."""
+        output = self._output()
+        reports = failures_of(output, rank)
+        if len(reports) <= self._reports.get(rank, 0):
+            return None
+        with self._lock:
+            alone = not self._watched
+        return explain_rank(reports[-1], output, self._logs, alone)
+
+    def last(self) -> Death | None:
+        """Why there is no rank left that was watched; None when nothing says that all of them have ended."""
+        deaths = [self.ended(rank) for rank in self._reports]
+        return deaths[-1] if deaths and all(deaths) else None
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._closed = True
+        os.eventfd_write(self._wake, 1)
+        self._thread.join()
+        for descriptor in self._watched:
+            os.close(descriptor)
+        os.close(self._wake)
+
+    def _watch(self) -> None:
+        while not self._closed:
+            poll = select.poll()
+            poll.register(self._wake, select.POLLIN)
+            with self._lock:
+                for descriptor in self._watched:
+                    poll.register(descriptor, select.POLLIN)
+            for descriptor, _ in poll.poll():
+                if descriptor == self._wake:
+                    os.eventfd_read(self._wake)
+                    continue
+                with self._lock:
+                    rank, start = self._watched.pop(descriptor)
+                os.close(descriptor)
+                self._explain(rank, start)
+
+    def _explain(self, rank: int, start: int) -> None:
+        deadline = time.monotonic() + _SECONDS_TO_REPORT
+        death = self.ended(rank)
+        while death is None and not self._closed and time.monotonic() < deadline and self._is_present(rank, start):
+            time.sleep(_POLL)
+            death = self.ended(rank)
+        with self._lock:
+            if self._is_present(rank, start):  # nobody has started it again meanwhile
+                # Without a report it has ended together with its supervisor.
+                self._deaths[rank] = death or Death(f"the process of rank {rank} has ended", rank)
+
+    def _is_present(self, rank: int, start: int) -> bool:
+        return self._starts.get(rank, 0) == start

@@ -1,0 +1,35 @@
+"""Whether a process of this host lives, since when, and how much memory it holds."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+__all__ = ["began", "is_alive", "resident"]
+
+_STATE, _BEGAN, _RESIDENT = 0, 19, 1  # words of /proc/PID/stat behind the name, and of /proc/PID/statm
+
+
+def began(pid: int) -> int:
+    """When process ``pid`` began, in clock ticks since the machine did; 0 when there is none, or it is a zombie."""
+    try:
+        # The name in parentheses may contain anything.
+        words = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return 0 if words[_STATE] in "ZX" else int(words[_BEGAN])
+
+
+def is_alive(pid: int, since: int = 0) -> bool:
+    """Whether process ``pid`` lives; with ``since``, as `began` gives it, no later process of that number will do."""
+    now = began(pid)
+    return now != 0 and since in (0, now)
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory that process ``pid`` holds, shared memory included; 0 when it has ended."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[_RESIDENT])
+    except OSError:
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
