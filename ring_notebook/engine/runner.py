@@ -32,7 +32,7 @@ from ring_notebook.engine.time_spent import TimeSpent
 from ring_notebook.errors import CollectiveAborted
 from ring_notebook.horovod.as_horovod import as_horovod
 from ring_notebook.horovod.names import NAME
-from ring_notebook.question import QUESTIONS
+from ring_notebook.question import QUESTIONS, Question
 from ring_notebook.rank.rank_variables import master, rank_variables
 from ring_notebook.records import RECORDS, Ended, Failure, Load, Params, Record, Status, Trace, messages
 
@@ -205,8 +205,8 @@ def _send(message: bytes) -> None:
     publish_data({RECORDS: message})
 
 
-def _ask(question: str) -> None:
-    publish_data({QUESTIONS: question})
+def _ask(question: Question) -> None:
+    publish_data({QUESTIONS: question.encode()})
 
 
 def _machine() -> Machine | None:

@@ -17,21 +17,20 @@ from ring_notebook.core import world
 from ring_notebook.error_text import printable
 from ring_notebook.question import Question
 
-__all__ = ["Listening", "answer", "ask", "install", "pending", "release"]
+__all__ = ["Listening", "answer", "ask", "install", "release"]
 
 _MOST_TEXT = 100_000  # characters shown before a prompt
 _numbers = itertools.count(1)
 _answers: SimpleQueue[tuple[int, str | None, str]] = SimpleQueue()
 _process = os.getpid()
-_send: Callable[[str], None] | None = None  # to the notebook, while a cell runs
-_pending: Question | None = None
+_send: Callable[[Question], None] | None = None  # to the notebook, while a cell runs
 
 
 class Listening:
-    """While the block runs, questions of this rank reach the notebook by ``send``, as encoded `Question`s."""
+    """While the block runs, questions of this rank reach the notebook by ``send``."""
 
     # No generator: contextlib sets attributes of the cell's exception, which may refuse that.
-    def __init__(self, send: Callable[[str], None]) -> None:
+    def __init__(self, send: Callable[[Question], None]) -> None:
         self._own = send
 
     def __enter__(self) -> None:
@@ -52,14 +51,14 @@ def ask(prompt: str, *, text: str = "", kind: Literal["input", "password", "pdb"
     send, number = _send, next(_numbers)
     if send is None or os.getpid() != _process or threading.current_thread() is not threading.main_thread():
         raise io.UnsupportedOperation(f"{_who()}: only the main thread of a rank whose cell runs can ask {prompt!r}")
-    _show(send, Question(number, printable(prompt), printable(text, _MOST_TEXT), kind, held=True))
+    send(Question(number, printable(prompt), printable(text, _MOST_TEXT), kind, held=True))
     try:
         answered, line, trouble = 0, None, ""
         while answered != number:  # another one answers a question that an interrupt has ended
             answered, line, trouble = _answers.get()
     finally:
         # A command of pdb is carried out now, and another question follows or `release`.
-        _show(send, Question(number, held=kind == "pdb"))
+        send(Question(number, held=kind == "pdb"))
     if trouble:
         raise io.UnsupportedOperation(f"{_who()}: {prompt!r} has no answer: {trouble}")
     if line is None:
@@ -70,24 +69,12 @@ def ask(prompt: str, *, text: str = "", kind: Literal["input", "password", "pdb"
 def release() -> None:
     """Let the run's time limits count again: this rank is no longer debugged."""
     if _send is not None:
-        _show(_send, Question(next(_numbers)))
-
-
-def _show(send: Callable[[str], None], question: Question) -> None:
-    global _pending
-    _pending = question if question.kind else None
-    send(question.encode())
+        _send(Question(next(_numbers)))
 
 
 def answer(number: int, line: str | None, trouble: str) -> None:
     """Answer question ``number``: None ends the input, and ``trouble`` says why nobody can answer."""
     _answers.put((number, line, trouble))
-
-
-def pending() -> str:
-    """The question that waits for an answer, encoded; empty without one."""
-    question = _pending
-    return "" if question is None else question.encode()
 
 
 def _who() -> str:

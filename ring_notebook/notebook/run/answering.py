@@ -49,12 +49,6 @@ class Answering:
                 self._open.pop(rank, None)
                 self._take_back(rank)
 
-    def ask_for_pending(self) -> None:
-        """Take in what ranks have asked before this kernel listened to them."""
-        for rank, message in enumerate(self._engines.call_beside(f"{_RANK_SIDE}:pending")):
-            if message:
-                self.put(rank, message)
-
     @property
     def waiting(self) -> Sequence[int]:
         """The ranks that wait for an answer."""
