@@ -89,7 +89,7 @@ def flood(cluster: Cluster, seconds: float, rate: int) -> None:
     memory, draws = [], []
     while not run.done:
         started = time.perf_counter()
-        rank_table.html(rank_table.table(run.log.view()), colors=True)
+        rank_table.html(rank_table.table(run.log.view()))
         draws.append(time.perf_counter() - started)
         memory.append(kernel.memory_info().rss)
         time.sleep(0.2)
