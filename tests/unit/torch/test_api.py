@@ -97,6 +97,7 @@ BEYOND = {"prepare", "log", "track", "save", "load", "empty", "noise_scale", "ch
     "gather",
     "irecv",
     "isend",
+    "log_params",
     "process_group",
     "recv",
     "scatter",
