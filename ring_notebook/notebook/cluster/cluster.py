@@ -24,14 +24,13 @@ from ring_notebook.notebook.cluster.ranks.death import Death
 from ring_notebook.notebook.cluster.ranks.engine_status import EngineStatus, engine_statuses
 from ring_notebook.notebook.cluster.ranks.heal import heal
 from ring_notebook.notebook.cluster.ranks.prepare_engines import meet, prepare_engines
-from ring_notebook.notebook.cluster.ranks.process_life import is_alive
 from ring_notebook.notebook.cluster.readiness import SECONDS_TO_SETTLE, check_ranks, require_idle, require_living
 from ring_notebook.notebook.cluster.stacks import Stack, stacks
 from ring_notebook.notebook.cluster.workspace import Synced, Workspace
 from ring_notebook.notebook.engines import Engine, Engines
 from ring_notebook.notebook.run.run import Run
 from ring_notebook.notebook.run.send import send
-from ring_notebook.notebook.run.takeover import FollowedLog, TakenOverLog, run_in_progress
+from ring_notebook.notebook.run.takeover import log_in_progress
 
 __all__ = ["Cluster"]
 
@@ -63,7 +62,7 @@ class Cluster:
         self.seconds_to_start = 0.0
         self._processes: Processes | None = None
         self._engines: Engines | None = None
-        self._directory = Path()
+        self.directory = Path()  # of its files; its runs call the cluster after it
         self._workspace = Workspace(Path.cwd())
         self._met = True  # all living engines use the same ring memory
 
@@ -96,10 +95,10 @@ class Cluster:
         started = time.monotonic()
         require_descriptors(self.n)
         self.foreign = False
-        self._directory = discovery.new_directory()
+        self.directory = discovery.new_directory()
         atexit.register(self._leave_or_stop)
         try:
-            self._processes = Processes.launch(self._directory, self.n, self._hosts, self._keep)
+            self._processes = Processes.launch(self.directory, self.n, self._hosts, self._keep)
             client = self._processes.connect(_START_TIMEOUT)
             self._engines = Engines(client, self._processes.trouble_at_start, self._processes.deaths)
             self._engines.wait_for(range(self.n), _START_TIMEOUT)
@@ -127,8 +126,8 @@ class Cluster:
                 continue
             cluster = cls(about["n"], keep=about["keep"])
             cluster._why = about["why"]
-            cluster.foreign = is_alive(about["kernel"]) and about["kernel"] != os.getpid()
-            cluster._directory = directory
+            cluster.foreign = discovery.has_kernel(about) and about["kernel"] != os.getpid()
+            cluster.directory = directory
             atexit.register(cluster._leave_or_stop)
             try:
                 cluster._processes = Processes.attach(directory)
@@ -140,6 +139,8 @@ class Cluster:
                 cluster._met = about["met"]
                 cluster._engines.wait_for(cluster.living, _ATTACH_TIMEOUT)
                 cluster._follow_run(cluster._engines)
+                if not cluster.foreign:  # it is this kernel's from now on
+                    cluster._describe(cluster._engines, cluster._processes)
                 return cluster
             except BaseException as error:
                 cluster._end(leave=True)
@@ -174,8 +175,8 @@ class Cluster:
                 self._processes.stop()
             self._processes = None
         self.last_run = None
-        if self._directory.name and not leave:
-            shutil.rmtree(self._directory, ignore_errors=True)
+        if self.directory.name and not leave:
+            shutil.rmtree(self.directory, ignore_errors=True)
 
     def restart(self, n: int | None = None) -> Cluster:
         """Stop the cluster and start it again with ``n`` engines, by default as many. All variables are lost."""
@@ -201,7 +202,7 @@ class Cluster:
             require_idle(engines, self.last_run, True, wanted)
             self._met = False
             self._describe(engines, processes)
-            heal(engines, processes.lost, processes.request, wanted, self._directory, self._keep)
+            heal(engines, processes.lost, processes.request, wanted, self.directory, self._keep)
             self._met = True
             self._describe(engines, processes)
         return wanted
@@ -267,7 +268,7 @@ class Cluster:
             self._met = True
         self.last_run = send(
             engines,
-            self._directory.name,
+            self.directory.name,
             source,
             ranks,
             name=name,
@@ -329,7 +330,7 @@ class Cluster:
 
         Raises ClusterError when the cluster does not run.
         """
-        return stacks(self._connected(), self._directory / "log")
+        return stacks(self._connected(), self.directory / "log")
 
     def debug(self, rank: int, command: str = "") -> tuple[str, bool]:
         """What pdb on ``rank`` says to ``command``, and whether it takes another.
@@ -360,7 +361,7 @@ class Cluster:
         return engines
 
     def _prepare(self, engines: Engines, processes: Processes) -> None:
-        engines.all = prepare_engines(engines, self.n, self._directory, self._keep, processes.lost is not None)
+        engines.all = prepare_engines(engines, self.n, self.directory, self._keep, processes.lost is not None)
         if processes.lost is not None:
             processes.lost.watch(engines.all)
             meet(engines, range(self.n))
@@ -370,7 +371,7 @@ class Cluster:
     def _describe(self, engines: Engines, processes: Processes) -> None:
         """Write down what another kernel needs to attach to this cluster."""
         discovery.write(
-            self._directory,
+            self.directory,
             {
                 "n": self.n,
                 "why": self.why,
@@ -383,9 +384,8 @@ class Cluster:
 
     def _follow_run(self, engines: Engines) -> None:
         """Watch the run in progress in a cluster that another kernel has started."""
-        directory = run_in_progress(Path(config().runs_dir).absolute(), self._directory.name)
-        if directory is not None:
-            log = FollowedLog(directory) if self.foreign else TakenOverLog(directory, self._directory / "spool")
+        log = log_in_progress(Path(config().runs_dir).absolute(), self.directory, self.foreign)
+        if log is not None:
             ranks = log.environment.get("ranks")
             self.last_run = Run(engines.part(ranks) if ranks else engines, log)
 

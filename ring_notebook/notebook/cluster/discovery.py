@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from ring_notebook.config import config
-from ring_notebook.notebook.cluster.ranks.process_life import is_alive
+from ring_notebook.notebook.cluster.ranks.process_life import began, is_alive
 from ring_notebook.notebook.record.run_files import read_json, write_json
 from ring_notebook.private_files import is_own, make_private_folder
 
-__all__ = ["new_directory", "read", "running", "write"]
+__all__ = ["has_kernel", "left_behind", "new_directory", "read", "running", "write"]
 
 _FILE = "cluster.json"
 _NAME = re.compile(r"\d+-[0-9a-f]{8}-")  # the kernel's process id first; other folders are not ours
@@ -35,29 +35,65 @@ def new_directory() -> Path:
 
 
 def write(directory: Path, about: dict[str, Any]) -> None:
-    """Describe the cluster in ``directory``; ``about`` holds at least the ``controller``'s process id."""
-    write_json(directory / _FILE, {**about, "kernel": os.getpid()})
+    """Describe the cluster in ``directory``; ``about`` holds at least the ``controller``'s process id.
+
+    The kernel, when its process began and its notebook are added.
+    """
+    own = {"kernel": os.getpid(), "began": began(os.getpid()), "notebook": _notebook()}
+    write_json(directory / _FILE, {**about, **own})
 
 
 def read(directory: Path) -> dict[str, Any]:
-    """What `write` wrote, with the ``kernel``'s process id; empty when the file is missing, truncated or foreign."""
+    """What `write` wrote; empty when the file is missing, truncated or foreign."""
     try:
         about = read_json(directory / _FILE)
     except ValueError:
         return {}
-    kinds = {"n": int, "why": str, "keep": bool, "met": bool, "controller": int, "kernel": int, "engines": list}
+    kinds = {
+        "n": int,
+        "why": str,
+        "keep": bool,
+        "met": bool,
+        "controller": int,
+        "kernel": int,
+        "began": int,
+        "notebook": str,
+        "engines": list,
+    }
     return about if all(isinstance(about.get(name), kind) for name, kind in kinds.items()) else {}
 
 
+def has_kernel(about: dict[str, Any]) -> bool:
+    """Whether the kernel that has started the cluster, or was the last to attach to it, lives."""
+    return is_alive(about["kernel"], about["began"])
+
+
+def left_behind() -> dict[str, Any]:
+    """What `read` says of the newest cluster that a kernel of this notebook has left to the next; empty without one.
+
+    Where the front end does not tell which notebook this is, it is one of this folder.
+    """
+    for directory in running():
+        about = read(directory)
+        if about and about["keep"] and not has_kernel(about) and about["notebook"] in ("", _notebook()):
+            return about
+    return {}
+
+
+def _notebook() -> str:
+    """The notebook of this kernel, as Jupyter's server tells it; empty where nothing does."""
+    return os.environ.get("JPY_SESSION_NAME", "")
+
+
 def running() -> Iterator[Path]:
-    """The folders of the clusters that seem to run, newest first."""
+    """The folders of the clusters that seem to run, those of this notebook first, newest first."""
     found = []
     for directory in _directories():
         with suppress(FileNotFoundError):  # starting, or removed meanwhile by the kernel that has ended it
             written = (directory / _FILE).stat().st_mtime
             if _in_use(directory):
-                found.append((written, directory))
-    yield from (directory for _, directory in sorted(found, reverse=True))
+                found.append((read(directory).get("notebook") == _notebook(), written, directory))
+    yield from (directory for _, _, directory in sorted(found, reverse=True))
 
 
 def _root() -> Path:

@@ -173,6 +173,8 @@ def register(shell: InteractiveShell) -> None:
         missing_names.register(shell, session)
         default_cells = DefaultCells(shell, lambda: session.default)
         shell.input_transformers_cleanup.extend([_with_a_body, default_cells])
+        if left := session.left_behind():
+            print(left)  # noqa: T201
 
 
 def _with_a_body(lines: list[str]) -> list[str]:

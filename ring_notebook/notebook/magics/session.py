@@ -13,6 +13,7 @@ from typing import Any
 from IPython.display import display
 
 from ring_notebook.errors import ClusterError, RingError
+from ring_notebook.notebook.cluster import discovery
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.cluster.stacks import render
 from ring_notebook.notebook.magics.cell_check import check_syntax
@@ -20,8 +21,8 @@ from ring_notebook.notebook.magics.debugging import debug_rank
 from ring_notebook.notebook.magics.elapsed_line import ElapsedLine
 from ring_notebook.notebook.panel.chart_area import load_charts
 from ring_notebook.notebook.record.run_record import RunRecord
-from ring_notebook.notebook.run.catalogue import find
-from ring_notebook.notebook.run.export import Script, export, set_up_cells
+from ring_notebook.notebook.run.catalogue import find, runs_directory
+from ring_notebook.notebook.run.export import Script, export, set_up_cells, set_up_runs
 from ring_notebook.notebook.run.run import Run
 from ring_notebook.notebook.run.scaling import ScalingReport, measure
 from ring_notebook.notebook.run.verdict import own_failures
@@ -59,11 +60,21 @@ class Session:
         if self.cluster is not None:
             self.cluster.stop()
             self.cluster = None
+        left = discovery.left_behind()
+        if left and keep and n in (None, left["n"]) and not hosts:
+            return f"{self.attach()} This notebook had kept it; `%ring restart` gives a fresh one."
         cluster = Cluster(n, hosts, keep=keep)
         Thread(target=load_charts, name="ring-preload", daemon=True).start()  # while the engines start
         with ElapsedLine("Starting the engines:"):
             self.cluster = cluster.start()
-        return f"Started {_engines(cluster)} ({cluster.why}) in {cluster.seconds_to_start:.1f} s."
+        hint = f"\n{self.left_behind()}" if left else ""
+        return f"Started {_engines(cluster)} ({cluster.why}) in {cluster.seconds_to_start:.1f} s.{hint}"
+
+    def left_behind(self) -> str:
+        """One line on the cluster that this notebook's kernel before this one has left; empty without one."""
+        left = discovery.left_behind()
+        where = "this notebook" if left.get("notebook") else "this folder"
+        return f"A cluster of {plural(left['n'], 'engine')} from {where} is running: `%ring attach`." if left else ""
 
     def _running(self, cluster: Cluster, n: int | None, hosts: str, keep: bool) -> str:
         """The answer to a start while ``cluster`` runs. Raises ClusterError when a different one was requested."""
@@ -93,6 +104,7 @@ class Session:
             return f"{text} {self._show_run() or 'No cell has run yet.'}"
         self.cluster = Cluster.attach()
         self.run = self.cluster.last_run
+        self._setup = set_up_cells(set_up_runs(runs_directory(), self.cluster.directory.name))
         return f"Attached to {_engines(self.cluster)}. {self._show_run() or 'No run is in progress.'}"
 
     def _show_run(self) -> str:

@@ -15,7 +15,7 @@ from ring_notebook.frameworks import default, named, names_in
 from ring_notebook.notebook.record.run_files import RUN
 from ring_notebook.notebook.record.run_record import UNREADABLE, RunRecord, read_about
 
-__all__ = ["Script", "export", "script", "set_up_cells"]
+__all__ = ["Script", "export", "script", "set_up_cells", "set_up_runs"]
 
 _MARK = "Exported from a notebook by Ring Notebook"
 # What a cell finds without having made it. IPython's `get_ipython` stands behind ``!ls`` and ``%timeit``.
@@ -108,21 +108,23 @@ def _cell(record: RunRecord) -> str:
     return str(record.options.get("cell_id") or record.source)
 
 
-def _set_up(record: RunRecord) -> list[RunRecord]:
-    """The set-up cells that ran in the cluster of ``record`` before it."""
+def set_up_runs(runs: Path, cluster: str) -> list[RunRecord]:
+    """The runs of set-up cells in the folder ``runs`` that the cluster of this name has executed, in order of time."""
     found = []
-    for file in sorted(record.directory.parent.glob(f"*/{RUN}")):
+    for file in sorted(runs.glob(f"*/{RUN}")):
         try:
             about = read_about(file.parent)
         except UNREADABLE:  # not a run of ours, or a truncated one
             continue
-        same = about["environment"].get("cluster") == record.environment.get("cluster")
-        if not same or not about["options"].get("setup") or about["started"] >= record.started:
-            continue
-        one = RunRecord(file.parent, about)
-        if _cell(one) != _cell(record):
-            found.append(one)
-    return set_up_cells(found)
+        if about["environment"].get("cluster") == cluster and about["options"].get("setup"):
+            found.append(RunRecord(file.parent, about))
+    return found
+
+
+def _set_up(record: RunRecord) -> list[RunRecord]:
+    """The set-up cells that ran in the cluster of ``record`` before it."""
+    runs = set_up_runs(record.directory.parent, record.environment.get("cluster", ""))
+    return set_up_cells(one for one in runs if one.started < record.started and _cell(one) != _cell(record))
 
 
 def _missing(tree: ast.Module) -> Iterator[str]:

@@ -14,7 +14,7 @@ from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.record.run_reader import RunReader
 from ring_notebook.notebook.record.run_record import UNREADABLE, RunRecord, RunStatus, read_about, read_summary
 
-__all__ = ["FollowedLog", "TakenOverLog", "run_in_progress"]
+__all__ = ["FollowedLog", "TakenOverLog", "log_in_progress", "run_in_progress"]
 
 _PERIOD = 0.1
 # The notebook that writes the run has this long to write its summary after the last rank has ended.
@@ -29,6 +29,14 @@ def run_in_progress(runs: Path, cluster: str) -> Path | None:
             if read_about(directory)["environment"].get("cluster") == cluster:
                 return None if (directory / SUMMARY).exists() else directory
     return None
+
+
+def log_in_progress(runs: Path, directory: Path, foreign: bool) -> FollowedLog | TakenOverLog | None:
+    """The log of the run in progress in the cluster of ``directory``; ``foreign``: a living notebook writes it."""
+    run = run_in_progress(runs, directory.name)
+    if run is None:
+        return None
+    return FollowedLog(run) if foreign else TakenOverLog(run, directory / "spool")
 
 
 class FollowedLog(RunRecord):

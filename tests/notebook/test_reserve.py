@@ -1,0 +1,41 @@
+"""A `--keep` cluster is reserved once: the next kernel of its notebook finds it, with its run, variables and set-up."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from notebook.kernel import Notebook
+
+SETUP = "%%ringtrain --setup\nbase = 100 * ring.rank()"
+
+
+def test_the_next_kernel_finds_a_kept_cluster(tmp_path: Path) -> None:
+    first = Notebook(tmp_path)
+    assert first.text("%load_ext ring_notebook") == ""
+    first.run("%ring start -n 2 --keep")
+    first.run(SETUP)
+    first.run("%%ringtrain\nepochs = 7")
+    pids = [rank["pid"] for rank in json.loads(first.text("%ring status --json"))["ranks"]]
+    first.close()
+    second = Notebook(tmp_path)
+    try:
+        said = second.text("%load_ext ring_notebook")
+        assert said == "A cluster of 2 engines from this folder is running: `%ring attach`.\n"
+        assert "Attached to 2 engines" in second.text("%ring start -n 2 --keep")
+        assert [rank["pid"] for rank in json.loads(second.text("%ring status --json"))["ranks"]] == pids
+        # Its variables, and its set-up cells, for a rank that dies only now.
+        os.kill(pids[1], 9)
+        second.error("%%ringtrain\nring.barrier()")
+        assert "Ran 1 set-up cell on rank 1" in second.text("%ring heal")
+        second.run("%ring pull epochs -t 0")
+        second.run("%ring pull base -t 1")
+        assert second.text("print(epochs, base)") == "7 100\n"
+        # One that has a kernel is not offered to another.
+        third = Notebook(tmp_path)
+        assert third.text("%load_ext ring_notebook") == ""
+        third.close()
+        assert "Stopped 2 engines" in second.text("%ring stop")
+    finally:
+        second.close()
