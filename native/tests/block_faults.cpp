@@ -81,9 +81,15 @@ void freed_while_a_rank_enters() {
     }
 }
 
+void slots_are_aligned() {
+    for (int hosts = 1; hosts < 40; ++hosts)
+        expect(inline_bytes({}, hosts) % kHeaderLine == 0, "a mailbox begins in the middle of a number");
+}
+
 }  // namespace
 
 void check_blocks() {
+    slots_are_aligned();
     late_for_an_epoch();
     late_for_a_block_that_is_a_tensor();
     freed_while_a_rank_enters();

@@ -86,9 +86,49 @@ void used_from_within_an_operation() {
         });
 }
 
+// Who closes its epoch and forgets a group of it has left that too, and other hosts learn of it.
+void closed_without_its_group(bool busy) {
+    std::atomic<bool> told{false};
+    as_ranks("closed without its group", 2, true, [&](Place place) {
+        const auto ring = place.open();
+        Request request;
+        request.kind = OpKind::Group;
+        request.members = {0, 1};
+        const auto work = ring->run(std::move(request), kTimeout, nullptr);
+        work->get();
+        const auto group = ring->subgroup(*work);
+        std::vector<float> tensor(busy ? 500'000 : 5, 1.0f);
+        if (place.rank == 0) {
+            carry_out(*group, sum(tensor), false);
+            std::string said;
+            try {
+                carry_out(*group, {}, false, kTimeout / 6);
+            } catch (const Error& error) {
+                said = error.what();
+            }
+            told = true;
+            expect(said.find("ranks 1 have left") != std::string::npos,
+                   "a rank waits for a host that has closed its epoch: " + said);
+            return;
+        }
+        std::shared_ptr<Work> begun;
+        if (busy) {
+            begun = group->start(sum(tensor), kTimeout);
+        } else {
+            carry_out(*group, sum(tensor), false);
+        }
+        ring->close(nullptr);
+        if (busy) group->wait(*begun, 0, nullptr);
+        // The group is not destroyed, which would tell the other host too, before that has failed.
+        wait_for([&] { return told.load(); }, "the other host fails");
+    });
+}
+
 }  // namespace
 
 void check_closing() {
+    closed_without_its_group(false);
+    closed_without_its_group(true);
     closed_beside_an_operation(false);
     closed_beside_an_operation(true);
     closed_under_a_stream_of_operations();

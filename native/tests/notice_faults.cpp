@@ -1,8 +1,12 @@
 // Notices whose first part arrives and whose rest does not: their sender has died, say, after it announced a message.
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <chrono>
 #include <mutex>
 #include <set>
+#include <thread>
 
 #include "faults.hpp"
 #include "support.hpp"
@@ -120,9 +124,63 @@ void an_abort_counts_before_what_came_after_it() {
     });
 }
 
+// Hosts that would lay messages into memory of different sizes find that in their first exchange, which is small.
+void settings_differ_between_hosts() {
+    as_ranks("settings differ between hosts", 2, true, [](Place place) {
+        place.options.inline_bytes = place.rank == 0 ? 16 << 10 : 512 << 10;
+        std::string said;
+        try {
+            place.open();
+        } catch (const InvalidArgument& error) {
+            said = error.what();
+        } catch (const Aborted& error) {  // the other host was sooner
+            said = error.what();
+        }
+        expect(said.find("set RING_INLINE to the same value on every host") != std::string::npos,
+               "hosts with different settings opened an epoch, or failed with: " + said);
+    });
+}
+
+// A forked process destroys its copies although another thread of its parent has their locks.
+void forked_while_a_notice_is_sent() {
+    class Stuck : public Link {
+       public:
+        std::atomic<bool> sends{false}, ends{false};
+        Transfer send(int, int, const void*, std::size_t) override {
+            sends = true;
+            while (!ends) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+            return 0;
+        }
+        Transfer receive(int, int, void*, std::size_t) override { return 0; }
+        bool done(Transfer&) override { return true; }
+        void cancel(Transfer&, std::shared_ptr<const void>) noexcept override {}
+        bool probe(int, int&, std::size_t&) override { return false; }
+        void drain() override {}
+        int tag_limit() const override { return 32767; }
+    };
+    const auto link = std::make_shared<Stuck>();
+    auto fabric = std::make_unique<Fabric>(link, std::vector<int>{0, 1}, std::vector<int>{0, 1}, 0,
+                                           Fabric::epoch_identity(*link, 1, 2), Options{});
+    std::thread other([&] { fabric->notices().announce_abort("for a test"); });
+    wait_for([&] { return link->sends.load(); }, "a notice is sent");
+    const pid_t child = fork();
+    if (child == 0) {
+        alarm(10);  // ends a child that hangs
+        fabric.reset();
+        _exit(0);
+    }
+    int status = -1;
+    waitpid(child, &status, 0);
+    link->ends = true;
+    other.join();
+    expect(WIFEXITED(status) && WEXITSTATUS(status) == 0, "a forked process hangs in a lock of its parent's thread");
+}
+
 }  // namespace
 
 void check_notices() {
+    settings_differ_between_hosts();
+    forked_while_a_notice_is_sent();
     for (const bool queued : {false, true})
         for (const bool interrupted : {false, true}) the_rest_never_comes(queued, interrupted);
     an_abort_counts_before_what_came_after_it();

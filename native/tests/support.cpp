@@ -26,6 +26,7 @@ std::shared_ptr<Communicator> Place::open(std::uint64_t epoch, const Interruptio
     setup.link = link;
     setup.index = rank;
     setup.epoch = epoch;
+    setup.options = options;
     return Communicator::open(std::move(setup), kTimeout, check);
 }
 
@@ -39,7 +40,7 @@ void as_ranks(const char* test, int size, bool as_hosts, const std::function<voi
     std::vector<std::thread> threads;
     for (int rank = 0; rank < size; ++rank) {
         const auto& domain = domains[static_cast<std::size_t>(rank)];
-        Place place{rank, size, domain, as_hosts ? make_memory_link(domain, offset) : nullptr};
+        Place place{rank, size, domain, as_hosts ? make_memory_link(domain, offset) : nullptr, {}};
         threads.emplace_back([&, place = std::move(place)]() mutable {
             try {
                 body(std::move(place));

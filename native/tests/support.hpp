@@ -34,6 +34,8 @@ struct Place {
     std::shared_ptr<Domain> domain;
     std::shared_ptr<Link> link;  // null where the ranks share a host, else each is a host of its own
 
+    Options options = {};
+
     std::shared_ptr<Communicator> open(std::uint64_t epoch = 1, const Interruption& check = nullptr) const;
 };
 

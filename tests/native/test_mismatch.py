@@ -173,6 +173,21 @@ def test_tensors_on_a_device_that_nothing_reaches() -> None:
     as_threads(2, body, hosts=(0, 1))
 
 
+@pytest.mark.parametrize("hosts", [(), (0, 1)], ids=["one host", "hosts"])
+def test_a_rank_that_has_joined_outlives_what_nothing_can_move(hosts: tuple[int, ...]) -> None:
+    """It takes part in what the other one does next, until that one joins too."""
+
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        if ring.rank == 1:
+            with pytest.raises(ValueError, match="no transport for cuda tensors"):
+                allreduce((3,), device=Device.CUDA, address=8)(ring)
+            ring.barrier()
+        assert ring.join().last_rank() == 1
+
+    as_threads(2, body, hosts=hosts)
+
+
 def test_one_operation_takes_one_kind_of_device() -> None:
     def body(seat: Seat) -> None:
         ring = seat.open()

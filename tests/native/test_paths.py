@@ -84,6 +84,12 @@ def test_a_device_that_nothing_reaches(device: Device) -> None:
             core().choose(headers, hosts=hosts)
 
 
+def test_a_path_for_nobody() -> None:
+    for hosts in (1, 2):
+        with pytest.raises(ValueError, match="a path is chosen for at least one rank, got no headers"):
+            core().choose([], hosts=hosts)
+
+
 SEGMENT = 64 << 10
 BYTES = 4 * SEGMENT
 COUNT = BYTES // 4

@@ -89,6 +89,7 @@ const std::vector<Path>& paths_for(const Header& lead) {
 const std::vector<Path>& all_paths() { return kHostMemory; }
 
 const Path& choose(const std::vector<Header>& headers, const Topology& topology) {
+    if (headers.empty()) throw InvalidArgument("a path is chosen for at least one rank, got no headers");
     const Situation situation{headers, lead_header(headers), topology};
     const bool between_hosts = topology.hosts > 1;
     for (const Path& path : paths_for(situation.lead))

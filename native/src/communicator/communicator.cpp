@@ -70,11 +70,21 @@ void Communicator::leave() noexcept {
     if (named_) named_->leave();
     const bool is_first = !group_->left();
     const bool is_last = group_->leave();
-    if (!fabric_ || group_->aborted()) return;
-    if (is_first) fabric_->notices().announce_leaving();
-    if (!is_last) return;
-    fabric_->notices().announce_departure(sequence_);
-    if (named_) named_->announce_departure();
+    if (fabric_ && !group_->aborted()) {
+        if (is_first) fabric_->notices().announce_leaving();
+        if (is_last) fabric_->notices().announce_departure(sequence_);
+        if (is_last && named_) named_->announce_departure();
+    }
+    if (is_first && group_ == epoch_.group) epoch_.progress->leave_groups();
+}
+
+// A group is left with its epoch, so that other hosts learn of it; where an operation is under way, behind that.
+void Communicator::leave_with_epoch() noexcept {
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (!is_idle() || (named_ && !named_->is_quiet())) return;
+    }
+    leave();
 }
 
 std::shared_ptr<Work> Communicator::run(Request request, double timeout, const Interruption& check) {
@@ -104,6 +114,7 @@ std::shared_ptr<Work> Communicator::run(Request request, double timeout, const I
     }
     carry_out(*work, check);
     end_turn();
+    if (fabric_ && epoch_.group->left()) leave_with_epoch();
     if (joining) joining->end(*work);
     return work;
 }
@@ -175,7 +186,10 @@ Communicator::Served Communicator::serve_queue() {
         if (served == Served::Done) queue_.pop_front();
         inline_thread_ = {};
     }
-    if (served == Served::Done) idle_.ring();
+    if (served == Served::Done) {
+        idle_.ring();
+        if (fabric_ && epoch_.group->left()) leave_with_epoch();
+    }
     return served;
 }
 

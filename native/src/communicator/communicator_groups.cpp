@@ -157,8 +157,9 @@ std::unique_ptr<Algorithm> Communicator::make_group(Work& work, const std::vecto
         for (int member : indices)
             work.numbers_.push_back(static_cast<int>(headers[static_cast<std::size_t>(member)].output));
     return std::make_unique<EnterGroup>([this, &work, block, members = std::move(members)] {
-        work.result_.group =
-            std::make_shared<HostGroup>(domain(), block, members, std::move(work.reservation_), epoch_.group);
+        work.result_.group = std::make_shared<HostGroup>(domain(), block, members, nullptr, epoch_.group);
+        // Only now: had there been no memory for the group, others could have taken a block that is free already.
+        work.result_.group->keep(std::move(work.reservation_));
     });
 }
 

@@ -103,7 +103,7 @@ Communicator::Served Communicator::attempt(Work& work) {
     return take_step(work, work.algorithm_->advance(work.gates_));
 }
 
-// Throws Mismatch or Unsupported on all ranks alike, and the group lives on.
+// Throws Mismatch on all ranks alike, and Unsupported on those that have not joined. The group lives on.
 std::unique_ptr<Algorithm> Communicator::make_algorithm(Work& work, const std::vector<Header>& headers) {
     const std::string mismatch = find_mismatch(headers, ranks(), index());
     if (!mismatch.empty()) throw Mismatch(who() + ": " + title(work.header_) + ": " + mismatch);
@@ -113,6 +113,9 @@ std::unique_ptr<Algorithm> Communicator::make_algorithm(Work& work, const std::v
         if (path.make != make_push_list) work.guests_.clear();  // the path takes the tensors themselves
         return path.make({*group_, work.request_, headers, work.result_, fabric_.get(), work.agreement_.get()});
     } catch (const Unsupported& error) {
+        // A rank that has joined asked for nothing of the kind: it keeps taking part.
+        if (work.header_.kind == OpKind::Join)
+            return make_nothing({*group_, work.request_, headers, work.result_, fabric_.get(), work.agreement_.get()});
         throw Unsupported(who() + ": " + title(work.header_) + ": " + error.what());
     }
 }

@@ -55,6 +55,11 @@ void Progress::remove(Communicator* communicator) {
     communicators_.erase(std::remove(communicators_.begin(), communicators_.end(), communicator), communicators_.end());
 }
 
+void Progress::leave_groups() noexcept {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (Communicator* communicator : communicators_) communicator->leave_with_epoch();
+}
+
 void Progress::nudge() noexcept {
     wishes_.fetch_add(1, std::memory_order_seq_cst);
     own_.ring();

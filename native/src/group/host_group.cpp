@@ -31,7 +31,9 @@ SpinPolicy spin_policy(const Options& options, Domain& domain) {
 
 std::size_t inline_bytes(const Options& options, int hosts) {
     const std::size_t most = round_up(options.inline_bytes, kPage);
-    return hosts == 1 ? most : std::max(most, kInlineBytesBetweenHosts / static_cast<std::size_t>(hosts - 1));
+    if (hosts == 1) return most;
+    // Whole cache lines, so that every slot begins where each dtype may.
+    return std::max(most, kInlineBytesBetweenHosts / static_cast<std::size_t>(hosts - 1) / kHeaderLine * kHeaderLine);
 }
 
 std::size_t segment_bytes(const Options& options, const Domain& domain) {

@@ -39,7 +39,8 @@ struct Path {
 
 // A pure function of what all ranks of the group know, so that all of them choose alike. Settings act through it:
 // RING_INLINE decides what a header calls inline, RING_ALGORITHM=ring makes a host of each rank. `headers` have passed
-// find_mismatch. Throws Unsupported where nothing can move tensors of that device and dtype.
+// find_mismatch. Throws Unsupported where nothing can move tensors of that device and dtype, and
+// InvalidArgument for no headers.
 const Path& choose(const std::vector<Header>& headers, const Topology& topology);
 
 // All paths, in the order in which they are tried.

@@ -236,6 +236,7 @@ class Communicator {
     void keep_tensors_until_quiet(const Work& work) noexcept;
     void announce_abort() noexcept;
     void leave() noexcept;
+    void leave_with_epoch() noexcept;
     // Under the mutex, before an operation is begun or queued.
     void check_open(const Request& request) const;
     bool is_inline_here() const { return inline_thread_ == std::this_thread::get_id(); }

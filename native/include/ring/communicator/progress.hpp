@@ -23,6 +23,8 @@ class Progress {
 
     void add(Communicator* communicator);
     void remove(Communicator* communicator);
+    // Has all groups of the epoch, which this rank leaves, left too.
+    void leave_groups() noexcept;
     // Starts the thread if need be; before anything is queued for it, because it throws when there can be none.
     void begin();
     // Has the thread look at the queues if it runs.

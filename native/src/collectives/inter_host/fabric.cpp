@@ -44,7 +44,9 @@ TagNumber::TagNumber(std::shared_ptr<Link> link)
             forget(*link_, value() * kChannels + first + channel);
 }
 
-TagNumber::~TagNumber() { link_->give_back(taken_); }
+TagNumber::~TagNumber() {
+    if (owner_.is_this_process()) link_->give_back(taken_);
+}
 
 int TagNumber::value() const { return 2 * taken_ + 1; }
 
@@ -161,6 +163,7 @@ std::shared_ptr<Fabric> Fabric::part(const std::vector<int>& members, Identity i
 }
 
 Transfers::~Transfers() {
+    if (fabric_.is_forked()) return;
     for (Link::Transfer& transfer : all_) fabric_.link().cancel(transfer, keep_);
 }
 
@@ -200,6 +203,7 @@ Window::Window(const Fabric& fabric, int previous, int next, std::uint64_t to_co
       landing_(new std::byte[std::min(to_come, kInFlight) * kMostBytes]) {}
 
 Window::~Window() {
+    if (fabric_.is_forked()) return;
     for (Link::Transfer& transfer : sends_) fabric_.link().cancel(transfer, nullptr);
     for (Link::Transfer& transfer : receives_) fabric_.link().cancel(transfer, landing_);
 }

@@ -66,7 +66,7 @@ Step Agreement::advance(std::uint64_t gates) {
 
 void Agreement::write_own() {
     const std::vector<Header> headers = group_.headers(sequence_);
-    MessageFront front{fabric_.id(), sequence_, 0, kNoPayload};
+    MessageFront front{fabric_.id(), sequence_, 0, kNoPayload, group_.inline_bytes()};
     std::byte* out = message(fabric_.host()) + sizeof front;
     std::memcpy(out, headers.data(), headers.size() * sizeof(Header));
     out += headers.size() * sizeof(Header);
@@ -106,6 +106,11 @@ void Agreement::read_all() {
         if (front.id != fabric_.id() || front.sequence != sequence_)
             throw Error("the message of another group or operation came from host " + std::to_string(host) +
                         " (its sequence is " + std::to_string(front.sequence) + ")");
+        if (front.most != group_.inline_bytes())
+            throw InvalidArgument("up to " + std::to_string(group_.inline_bytes()) +
+                                  " bytes travel at once here, and " + std::to_string(front.most) +
+                                  " on the host of rank " + std::to_string(fabric_.members(host).front()) +
+                                  "; set RING_INLINE to the same value on every host");
         if (front.payload == kNoPayload) all_small_ = false;
         const std::byte* at = message(host) + sizeof front;
         for (int member : fabric_.members(host)) {

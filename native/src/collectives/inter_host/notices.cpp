@@ -42,6 +42,12 @@ Notices::Notices(const Fabric& fabric)
 }
 
 Notices::~Notices() {
+    if (fabric_.is_forked()) {
+        // Another thread of the parent may have held the mutex, or that of the link, when this process was forked.
+        static_cast<void>(abort_.release());
+        static_cast<void>(departure_.release());
+        return;
+    }
     const auto is_due = [&](const Outgoing& one) { return one.bytes != 0 && one.next < fabric_.size(); };
     const std::int64_t deadline = monotonic_ns() + kLinger;
     bool all_sent = false;

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "ring/base/process.hpp"
 #include "ring/collectives/inter_host/notices.hpp"
 #include "ring/group/host_group.hpp"
 #include "ring/transport/link.hpp"
@@ -32,6 +33,7 @@ class TagNumber {
 
    private:
     std::shared_ptr<Link> link_;
+    const Owner owner_;
     int taken_;
 };
 
@@ -40,6 +42,7 @@ struct MessageFront {
     std::uint64_t id, sequence;  // of the group, and of the operation in it
     std::uint64_t splits;        // bytes of them
     std::uint64_t payload;       // bytes of it, or kNoPayload
+    std::uint64_t most;          // bytes of a rank's payload that may travel here: RING_INLINE, in whole pages
 };
 
 class Fabric {
@@ -69,6 +72,8 @@ class Fabric {
     int host() const { return host_of_[static_cast<std::size_t>(index_)]; }
     const std::vector<int>& host_of() const { return host_of_; }
     int host_of(int index) const { return host_of_[static_cast<std::size_t>(index)]; }
+    // In a forked process nothing is done with the link: its messages, and locks of its threads, are the parent's.
+    bool is_forked() const { return !owner_.is_this_process(); }
     int size() const { return static_cast<int>(host_of_.size()); }
     int index() const { return index_; }  // of this process
     // Group indices of the members on a host, in order.
@@ -116,6 +121,7 @@ class Fabric {
         std::atomic<std::uint64_t> messages{0}, bytes{0};
     };
 
+    const Owner owner_;
     std::shared_ptr<Link> link_;
     std::vector<int> host_of_;
     std::vector<int> addresses_;
