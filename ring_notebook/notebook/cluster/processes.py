@@ -24,6 +24,7 @@ from ring_notebook.errors import ClusterError
 from ring_notebook.launch.launchers.find_launcher import find_launcher
 from ring_notebook.launch.launchers.hosts import Host, master_of, only_here
 from ring_notebook.launch.supervisor.engine_supervisor import make_requests, request
+from ring_notebook.launch.supervisor.outer_job import without_outer_job
 from ring_notebook.launch.supervisor.parent_death import wrap
 from ring_notebook.launch.supervisor.rank_failure import split_reports
 from ring_notebook.notebook.cluster.ranks.death import Death, explain, explain_failure, not_started, tail
@@ -85,7 +86,9 @@ class EngineLauncher(MPIEngineSetLauncher):  # type: ignore[misc]
         hosts = [Host(*host) for host in self.hosts]
         launcher = find_launcher(hosts, requests=self.requests)
         program = launcher.supervised([*self.program, *self.program_args])
-        command = launcher.command(program, self.n, hosts)
+        # A kernel that a launcher has started as a rank: its engines are ranks of another job.
+        inherited = sorted(os.environ.keys() - without_outer_job(os.environ).keys())
+        command = ["env", *(f"--unset={name}" for name in inherited), *launcher.command(program, self.n, hosts)]
         return command if self.keep else wrap(command)
 
     def get_env(self) -> dict[str, str]:
