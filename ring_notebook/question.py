@@ -43,5 +43,5 @@ class Question:
             fields: dict[str, Any] = json.loads(message)
             check_fields(cls, fields)
             return cls(**fields)
-        except (KeyError, TypeError, ValueError, RecursionError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"a question of a rank is invalid: {type(error).__name__}: {error}") from None
