@@ -7,6 +7,8 @@ from typing import Any
 
 _Piece = tuple[int, int, int]
 """Address of the input, address of the output (0 where there is none), elements."""
+_Device = tuple[int, int, int]
+"""Kind of device, index, stream."""
 
 def isa() -> str: ...
 def select_isa(isa: str) -> str: ...
@@ -16,7 +18,8 @@ def buffer_info(data: object) -> tuple[int, tuple[int, ...], str, bool]: ...
 def traffic(path: Path, hosts: int, local: int, bytes: int) -> tuple[int, int]: ...
 def layout_hash(shapes: Sequence[Sequence[int]]) -> int: ...
 def paths() -> list[Path]: ...
-def choose(headers: Sequence[Header], hosts: int) -> Path: ...
+def choose(headers: Sequence[Header], hosts: int, devices: str = ...) -> Path: ...
+def why_not_nccl(cards: Sequence[tuple[str, str, int, str, int]], ranks: Sequence[int]) -> str: ...
 def fuse(operations: Sequence[Sequence[Header]], threshold: int) -> list[list[int]]: ...
 def ready_names(size: int, rounds: Sequence[Sequence[tuple[int, Sequence[tuple[str, int]]]]]) -> list[list[str]]: ...
 def chunk_range(count: int, size: int, index: int, item: int) -> tuple[int, int]: ...
@@ -60,6 +63,8 @@ class Header:
         root: int = ...,
         tensors: int = ...,
         count: int = ...,
+        prescale: float = ...,
+        postscale: float = ...,
     ) -> None: ...
 
 class Path:
@@ -139,12 +144,37 @@ class Update:
     bias1: float
     bias2_root: float
 
+class Devices:
+    def __init__(
+        self,
+        *,
+        choice: str = ...,
+        cuda_library: str = ...,
+        nccl_library: str = ...,
+        nccl_otherwise: str = ...,
+        abort_limit: float = ...,
+        connect_limit: float = ...,
+    ) -> None: ...
+    def report(self) -> dict[str, Any]: ...
+    @property
+    def given_up(self) -> str: ...
+
+class DeviceOutput:
+    @property
+    def address(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
 class Output:
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 class Work:
     def wait(self, timeout: float = ...) -> None: ...
+    def order(self, stream: int, timeout: float = ...) -> None: ...
+    def launched(self) -> bool: ...
+    def must_keep(self) -> bool: ...
     def done(self) -> bool: ...
+    def device_output(self) -> DeviceOutput: ...
     def output(self) -> Output: ...
     def counts(self) -> list[int]: ...
     def placed(self) -> bool: ...
@@ -192,6 +222,7 @@ class Communicator:
         timeout: float = ...,
         run: int = ...,
         options: Options = ...,
+        devices: Devices | None = ...,
     ) -> Communicator: ...
     @property
     def size(self) -> int: ...
@@ -205,6 +236,7 @@ class Communicator:
     def aborted(self) -> bool: ...
     @property
     def closed(self) -> bool: ...
+    def device_transport(self) -> tuple[str, str]: ...
     def allreduce(
         self,
         input: int,
@@ -225,7 +257,7 @@ class Communicator:
         shape: Sequence[int],
         layout: int,
         dtype: int,
-        device: int,
+        device: _Device,
         op: int,
         prescale: float,
         postscale: float,
@@ -240,7 +272,7 @@ class Communicator:
         targets: Sequence[tuple[int, int]],
         shape: Sequence[int],
         dtype: int,
-        device: int,
+        device: _Device,
         name: str,
         blocking: bool,
         timeout: float,
@@ -252,7 +284,7 @@ class Communicator:
         shape: Sequence[int],
         splits: Sequence[int],
         dtype: int,
-        device: int,
+        device: _Device,
         name: str,
         blocking: bool,
         timeout: float,
@@ -263,7 +295,7 @@ class Communicator:
         shape: Sequence[int],
         root: int,
         dtype: int,
-        device: int,
+        device: _Device,
         name: str,
         blocking: bool,
         timeout: float,

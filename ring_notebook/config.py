@@ -44,6 +44,21 @@ class Config:
     overlap: Literal["auto", "inline", "thread"] = "auto"
     """RING_OVERLAP: reduce buckets on the progress thread during backward, or inline in ``step()``."""
 
+    device: Literal["auto", "nccl", "host"] = "auto"
+    """RING_DEVICE: what moves tensors on GPUs. ``nccl`` raises where NCCL cannot be used, ``host`` copies them to host
+    memory and back; ``auto`` takes NCCL where all ranks can use it."""
+
+    abort_limit: float = 5.0
+    """RING_ABORT_LIMIT: seconds until an operation on a GPU that an abort does not end counts as never ending: its
+    memory is never freed then, and its engine has to be restarted."""
+
+    cuda_library: str = ""
+    """RING_CUDA_LIBRARY: path of the CUDA driver, ``libcuda.so.1``; empty: the one that the system finds."""
+
+    nccl_library: str = ""
+    """RING_NCCL_LIBRARY: path of NCCL, ``libnccl.so.2``; empty: the one that PyTorch has loaded, or that of the
+    packages nvidia-nccl-cu12 and nvidia-nccl-cu13."""
+
     timeout: float = 0.0
     """RING_TIMEOUT: seconds after which a waiting collective raises CollectiveTimeout; 0 and ``inf`` wait for ever."""
 
@@ -104,6 +119,7 @@ _ALIASES = {"fusion_threshold": "HOROVOD_FUSION_THRESHOLD", "timeline": "HOROVOD
 _CHOICES = {
     "allocator": ("ring", "system"),
     "algorithm": ("auto", "push", "ring"),
+    "device": ("auto", "nccl", "host"),
     "isa": ("baseline", "avx2", "avx512"),
     "overlap": ("auto", "inline", "thread"),
     "staging": ("auto", "cache", "memory"),

@@ -7,6 +7,7 @@ PYBIND11_MODULE(_core, module) {
     register_paths(module);
     register_memory(module);
     register_link(module);
+    register_devices(module);
     register_communicator(module);
     register_member_group(module);
     register_messages(module);

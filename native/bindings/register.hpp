@@ -11,6 +11,7 @@ void register_paths(pybind11::module_& module);
 void register_memory(pybind11::module_& module);
 void register_link(pybind11::module_& module);
 void register_communicator(pybind11::module_& module);
+void register_devices(pybind11::module_& module);
 void register_member_group(pybind11::module_& module);
 void register_messages(pybind11::module_& module);
 void register_tensor_calls(pybind11::module_& module);

@@ -8,6 +8,7 @@
 #include "released.hpp"
 #include "ring/communicator/communicator.hpp"
 #include "ring/communicator/named_lane.hpp"
+#include "ring/device/devices.hpp"
 #include "work_handle.hpp"
 
 namespace py = pybind11;
@@ -22,12 +23,20 @@ using TargetTuple = std::tuple<std::uintptr_t, std::uint64_t>;
 // (input address, output address, elements)
 using PieceTuple = std::tuple<std::uintptr_t, std::uintptr_t, std::uint64_t>;
 
-constexpr int kHost = static_cast<int>(ring::Device::Cpu);
+const std::tuple<int, int, std::uintptr_t> kHost{static_cast<int>(ring::Device::Cpu), 0, 0};
 
 // The bytes that an operation produced, as long as somebody looks at them.
 struct Output {
     std::shared_ptr<ring::Work> work;
 };
+
+// The same on a device.
+struct DeviceOutput {
+    std::shared_ptr<ring::DeviceMemory> memory;
+};
+
+// (kind of device, which one of that kind, stream)
+using DeviceTuple = std::tuple<int, int, std::uintptr_t>;
 
 ring::DType dtype_argument(int number) { return enum_argument<ring::DType>("dtype", number, ring::kDTypes); }
 
@@ -35,12 +44,18 @@ ring::ReduceOp op_argument(int number) { return enum_argument<ring::ReduceOp>("o
 
 ring::Device device_argument(int number) { return enum_argument<ring::Device>("device", number, ring::kDevices); }
 
-Request make_request(ring::OpKind kind, int dtype, int device, std::vector<PieceTuple> pieces,
+void set_device(Request& request, const DeviceTuple& device) {
+    request.device = device_argument(std::get<0>(device));
+    request.device_index = std::get<1>(device);
+    request.stream = reinterpret_cast<void*>(std::get<2>(device));
+}
+
+Request make_request(ring::OpKind kind, int dtype, const DeviceTuple& device, std::vector<PieceTuple> pieces,
                      std::vector<std::int64_t> shape, std::string name) {
     Request request;
     request.kind = kind;
     request.dtype = dtype_argument(dtype);
-    request.device = device_argument(device);
+    set_device(request, device);
     for (const auto& [input, output, count] : pieces)
         request.pieces.push_back(
             {reinterpret_cast<const std::byte*>(input), reinterpret_cast<std::byte*>(output), count});
@@ -58,6 +73,8 @@ std::vector<ring::Target> targets_argument(const std::vector<TargetTuple>& targe
 WorkHandle submit(const std::shared_ptr<Communicator>& self, Request request, bool blocking, double timeout) {
     const py::gil_scoped_release nogil;
     if (!blocking) return {self, self->start(std::move(request), timeout)};
+    // Whoever holds the tensors waits for it: they must outlive a kernel also where that fails.
+    if (request.device == ring::Device::Cuda) return {self, self->enqueue(std::move(request), timeout)};
     const ring::Spending spending(self->recorder());
     WorkHandle handle{self, self->run(std::move(request), timeout, signal_check())};
     self->recorder().add_waited(handle.work->waited_since(spending.begin()));
@@ -121,9 +138,24 @@ void register_communicator(py::module_& module) {
                                    static_cast<py::ssize_t>(result.bytes));
         });
 
+    py::class_<DeviceOutput>(module, "DeviceOutput", "The memory of a device that an operation wrote its result to.")
+        .def_property_readonly(
+            "address", [](const DeviceOutput& self) { return reinterpret_cast<std::uintptr_t>(self.memory->data()); })
+        .def_property_readonly("nbytes", [](const DeviceOutput& self) { return self.memory->bytes(); });
+
     py::class_<WorkHandle>(module, "Work", "One operation under way.")
         .def("wait", &WorkHandle::wait, py::arg("timeout") = 0.0)
         .def("done", &WorkHandle::done)
+        .def("order", &WorkHandle::order, py::arg("stream"), py::arg("timeout") = 0.0)
+        .def("launched", [](const WorkHandle& self) { return !self.work || self.work->launched(); })
+        .def("must_keep",
+             [](const WorkHandle& self) { return self.work && self.work->done() && self.work->must_keep(); })
+        .def("device_output",
+             [](const WorkHandle& self) {
+                 if (!self.result().on_device)
+                     throw ring::InvalidArgument("the operation has produced nothing on a device");
+                 return DeviceOutput{self.work->result().on_device};
+             })
         .def("output",
              [](const WorkHandle& self) {
                  self.result();
@@ -147,7 +179,8 @@ void register_communicator(py::module_& module) {
             "open",
             [](std::shared_ptr<Domain> domain, std::vector<int> ranks, std::vector<int> local, int index,
                std::uint64_t epoch, std::shared_ptr<ring::Link> link, std::vector<int> host_of,
-               std::vector<int> addresses, double timeout, std::uint64_t run, const ring::Options& options) {
+               std::vector<int> addresses, double timeout, std::uint64_t run, const ring::Options& options,
+               std::shared_ptr<ring::Devices> devices) {
                 Communicator::Setup setup{std::move(domain),
                                           std::move(ranks),
                                           std::move(local),
@@ -157,14 +190,16 @@ void register_communicator(py::module_& module) {
                                           index,
                                           epoch,
                                           run,
-                                          options};
+                                          options,
+                                          std::move(devices)};
                 const py::gil_scoped_release nogil;
                 return released_unlocked(Communicator::open(std::move(setup), timeout, signal_check()));
             },
             py::arg("domain"), py::arg("ranks"), py::arg("local"), py::arg("index"), py::arg("epoch"),
             py::arg("link") = nullptr, py::arg("host_of") = std::vector<int>{},
             py::arg("addresses") = std::vector<int>{}, py::arg("timeout") = 0.0, py::arg("run") = 0,
-            py::arg("options") = ring::Options{}, "Open an epoch; every member calls it with the same numbers.")
+            py::arg("options") = ring::Options{}, py::arg("devices") = nullptr,
+            "Open an epoch; every member calls it with the same numbers.")
         .def_property_readonly("size", &Communicator::size)
         .def_property_readonly("index", &Communicator::index)
         .def_property_readonly("ranks", &Communicator::ranks)
@@ -172,6 +207,7 @@ void register_communicator(py::module_& module) {
         .def_property_readonly("aborted", &Communicator::aborted)
         .def_property_readonly("closed", &Communicator::closed)
         .def("match_in_order", &Communicator::match_in_order)
+        .def("device_transport", &Communicator::device_transport)
         .def(
             "allreduce",
             [](const std::shared_ptr<Communicator>& self, std::uintptr_t input, std::uintptr_t output,
@@ -201,8 +237,8 @@ void register_communicator(py::module_& module) {
         .def(
             "reduce",
             [](const std::shared_ptr<Communicator>& self, bool scatter, std::vector<PieceTuple> pieces,
-               std::vector<std::int64_t> shape, std::uint64_t layout, int dtype, int device, int op, double prescale,
-               double postscale, std::string name, bool blocking, double timeout) {
+               std::vector<std::int64_t> shape, std::uint64_t layout, int dtype, const DeviceTuple& device, int op,
+               double prescale, double postscale, std::string name, bool blocking, double timeout) {
                 Request request = make_request(scatter ? ring::OpKind::ReduceScatter : ring::OpKind::Allreduce, dtype,
                                                device, std::move(pieces), std::move(shape), std::move(name));
                 request.op = op_argument(op);
@@ -217,8 +253,8 @@ void register_communicator(py::module_& module) {
         .def(
             "allgather",
             [](const std::shared_ptr<Communicator>& self, const PieceTuple& piece,
-               const std::vector<TargetTuple>& targets, std::vector<std::int64_t> shape, int dtype, int device,
-               std::string name, bool blocking, double timeout) {
+               const std::vector<TargetTuple>& targets, std::vector<std::int64_t> shape, int dtype,
+               const DeviceTuple& device, std::string name, bool blocking, double timeout) {
                 Request request =
                     make_request(ring::OpKind::Allgather, dtype, device, {piece}, std::move(shape), std::move(name));
                 request.targets = targets_argument(targets);
@@ -230,7 +266,7 @@ void register_communicator(py::module_& module) {
             "alltoall",
             [](const std::shared_ptr<Communicator>& self, std::vector<PieceTuple> pieces,
                const std::vector<TargetTuple>& targets, std::vector<std::int64_t> shape,
-               std::vector<std::int64_t> splits, int dtype, int device, std::string name, bool blocking,
+               std::vector<std::int64_t> splits, int dtype, const DeviceTuple& device, std::string name, bool blocking,
                double timeout) {
                 Request request = make_request(ring::OpKind::Alltoall, dtype, device, std::move(pieces),
                                                std::move(shape), std::move(name));
@@ -243,7 +279,7 @@ void register_communicator(py::module_& module) {
         .def(
             "broadcast",
             [](const std::shared_ptr<Communicator>& self, const PieceTuple& piece, std::vector<std::int64_t> shape,
-               int root, int dtype, int device, std::string name, bool blocking, double timeout) {
+               int root, int dtype, const DeviceTuple& device, std::string name, bool blocking, double timeout) {
                 Request request =
                     make_request(ring::OpKind::Broadcast, dtype, device, {piece}, std::move(shape), std::move(name));
                 request.root = root;

@@ -27,7 +27,7 @@ ring::OpKind operation_called(const std::string& name) {
 using MemberNews = std::pair<std::uint64_t, std::vector<std::pair<std::string, std::uint64_t>>>;
 
 Header make_header(const std::string& operation, int dtype, int op, int device, bool is_inline, bool input_in_ring,
-                   bool output_in_ring, int root, int tensors, std::uint64_t count) {
+                   bool output_in_ring, int root, int tensors, std::uint64_t count, double prescale, double postscale) {
     Header header;
     header.kind = operation_called(operation);
     header.dtype = enum_argument<ring::DType>("dtype", dtype, ring::kDTypes);
@@ -39,6 +39,8 @@ Header make_header(const std::string& operation, int dtype, int op, int device, 
     header.root = root;
     header.tensors = tensors;
     header.count = count;
+    header.prescale = prescale;
+    header.postscale = postscale;
     return header;
 }
 
@@ -51,7 +53,7 @@ void register_paths(py::module_& module) {
              py::arg("op") = static_cast<int>(ring::ReduceOp::Sum),
              py::arg("device") = static_cast<int>(ring::Device::Cpu), py::arg("is_inline") = false,
              py::arg("input_in_ring") = false, py::arg("output_in_ring") = false, py::arg("root") = 0,
-             py::arg("tensors") = 1, py::arg("count") = 1);
+             py::arg("tensors") = 1, py::arg("count") = 1, py::arg("prescale") = 1.0, py::arg("postscale") = 1.0);
 
     py::class_<ring::Path>(module, "Path",
                            "One way to carry an operation out, with its costs; see collectives/paths.hpp.")
@@ -81,14 +83,18 @@ void register_paths(py::module_& module) {
         py::arg("shapes"), "64 bits that are equal where tensors of the same shapes are fused in the same order.");
     module.def(
         "choose",
-        [](const std::vector<Header>& headers, int hosts) {
+        [](const std::vector<Header>& headers, int hosts, const std::string& devices) {
             ring::Topology topology{{}, hosts};
+            if (!devices.empty())
+                topology.devices = devices == "nccl" ? ring::Topology::Devices::Nccl : ring::Topology::Devices::Host;
             while (topology.ranks.size() < headers.size())
                 topology.ranks.push_back(static_cast<int>(topology.ranks.size()));
             return ring::choose(headers, topology);
         },
-        py::arg("headers"), py::arg("hosts"),
-        "The path of the operation that ranks 0, 1, ... on so many hosts have posted these headers for.");
+        py::arg("headers"), py::arg("hosts"), py::arg("devices") = "",
+        "The path of the operation that ranks 0, 1, ... on so many hosts have posted these headers for, where they "
+        "have "
+        "agreed on \"nccl\" or \"host\" for tensors on devices.");
     module.def(
         "fuse",
         [](const std::vector<std::vector<Header>>& operations, std::uint64_t threshold) {

@@ -24,9 +24,21 @@ struct WorkHandle {
         communicator->recorder().add_waited(work->waited_since(spending.begin()));
         work->get();
     }
+    // Waits until a device carries it out, and has `stream` wait for the results; else until it is done.
+    void order(std::uintptr_t stream, double timeout) const {
+        if (!work) return;
+        const ring::Spending spending(communicator->recorder());
+        if (!work->launched()) {
+            const pybind11::gil_scoped_release nogil;
+            communicator->wait_launched(*work, timeout, signal_check());
+        }
+        communicator->recorder().add_waited(work->waited_since(spending.begin()));
+        work->get();
+        work->hold_back(reinterpret_cast<void*>(stream));
+    }
     ring::Result& result() const {
         if (!work) throw ring::InvalidArgument("this operation has no result but its tensors");
-        if (!work->done()) throw ring::InvalidArgument("an operation has no result before it is done: wait for it");
+        if (!work->launched()) throw ring::InvalidArgument("an operation has no result before it is done: wait for it");
         work->get();  // one that has failed has none either
         return work->result();
     }

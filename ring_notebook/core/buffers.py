@@ -74,7 +74,8 @@ class Buffer:
 
     ``address`` is the first byte, ``shape`` counts elements of ``dtype``. ``owner`` keeps the memory alive for as
     long as an operation may touch it. ``device`` decides, with ``dtype``, what moves it: ranks compare theirs, and the
-    core raises ValueError where nothing moves such tensors.
+    core raises ValueError where nothing moves such tensors. ``index`` says which device of that kind; ``stream`` is the
+    handle of the stream on which the tensor has been written and is read next (0: the default stream).
     """
 
     address: int
@@ -82,6 +83,8 @@ class Buffer:
     dtype: DType
     owner: Any = None
     device: Device = Device.CPU
+    index: int = 0
+    stream: int = 0
 
     @property
     def count(self) -> int:
@@ -115,12 +118,19 @@ def targets_of(outputs: Sequence[Buffer]) -> list[tuple[int, int]]:
     return [(output.address, output.count) for output in outputs]
 
 
-def device_of(first: Buffer, *others: Buffer) -> Device:
-    """The kind of device that all of them are on. Raises ValueError when they are on several."""
+def device_of(first: Buffer, *others: Buffer) -> tuple[Device, int, int]:
+    """The kind of device, its index and the stream that all of them have. Raises ValueError when they differ."""
     for other in others:
-        if other.device is not first.device:
+        if other.device is not first.device or other.index != first.index:
             raise ValueError(
-                f"one operation takes tensors on one kind of device, got {first.device.name.lower()} and "
-                f"{other.device.name.lower()}; move them to the same"
+                f"one operation takes tensors on one device, got {_place(first)} and {_place(other)}; "
+                "move them to the same"
             )
-    return first.device
+        if other.stream != first.stream:
+            raise ValueError("the tensors of one operation must have been written on one stream")
+    return first.device, first.index, first.stream
+
+
+def _place(buffer: Buffer) -> str:
+    name = buffer.device.name.lower()
+    return name if buffer.device is Device.CPU else f"{name}:{buffer.index}"

@@ -5,16 +5,14 @@ from __future__ import annotations
 import enum
 import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from ring_notebook.config import config
-from ring_notebook.core.buffers import Buffer, device_of, targets_of
-from ring_notebook.core.native import core
+from ring_notebook.core.buffers import Buffer, Device, device_of, targets_of
+from ring_notebook.core.native import core, knows_transport
 from ring_notebook.core.partition import layout_hash
-from ring_notebook.core.work import Work
-from ring_notebook.errors import CollectiveError
+from ring_notebook.core.work import HeldWorks, Work
 
 if TYPE_CHECKING:
     from ring_notebook import _core
@@ -56,7 +54,8 @@ class Communicator:
         self._native = native
         self._domain = domain
         self._timeout = config().timeout
-        self._queued: list[Work] = []
+        self._held = HeldWorks()
+        self._knows_transport = False  # of tensors on devices
         self._children: list[ref[Communicator]] = []
         self._process = os.getpid()
         self.rank = native.index
@@ -64,24 +63,19 @@ class Communicator:
         self.ranks = tuple(native.ranks)
 
     def __del__(self) -> None:
-        # The memory of an operation must not go while other ranks may write to it. A forked process has only copies.
-        pending = [work for work in self._queued if not work.done()] if self._process == os.getpid() else []
-        if pending:
-            self.abort(f"rank {self.ranks[self.rank]} dropped a communicator with operations under way")
-        for work in pending:
-            with suppress(CollectiveError):
-                work.wait()
+        if self._process == os.getpid():  # a forked process has only copies
+            self._held.end(self._native, f"rank {self.ranks[self.rank]} dropped a communicator")
 
-    def _work(self, native: _core.Work, blocking: bool, *keep: Any) -> Work:
-        work = Work(native, keep)
-        if not blocking:
-            self._hold(work)
+    def _work(self, native: _core.Work, blocking: bool, first: Any = None, *others: Any) -> Work:
+        on_device = isinstance(first, Buffer) and first.device is Device.CUDA
+        work = Work(native, (first, *others), first.stream if on_device else None)
+        if not blocking or on_device:
+            self._held.hold(work)
+        if blocking and on_device:
+            work.wait()
+        if on_device and not self._knows_transport:
+            self._knows_transport = knows_transport(self.device_transport(), self.rank)
         return work
-
-    def _hold(self, work: Work) -> None:
-        """Dropping the handle must not drop the memory under an operation."""
-        self._queued = [queued for queued in self._queued if not queued.waited and not queued.done()]
-        self._queued.append(work)
 
     def allreduce(
         self,
@@ -115,12 +109,15 @@ class Communicator:
             blocking,
             self._timeout,
         )
-        return self._work(native, blocking, inputs, outputs)
+        return self._work(native, blocking, *inputs, *outputs)
 
     def allreduce_now(
         self, input: Buffer, output: Buffer, op: ReduceOp, prescale: float, postscale: float, name: str
     ) -> None:
         """`allreduce` of one tensor, completed when it returns, without what a handle costs (microseconds)."""
+        if input.device is Device.CUDA:
+            self.allreduce([input], [output], op=op, prescale=prescale, postscale=postscale, name=name)
+            return
         tensors = (input.address, output.address, input.shape, input.dtype, input.device)
         self._native.allreduce(*tensors, op, prescale, postscale, name, self._timeout)
 
@@ -182,13 +179,13 @@ class Communicator:
         """Concatenate the inputs of all ranks along the first dimension (which may differ by rank).
 
         With ``outputs``, one for each rank, what comes from each rank goes there, where it has just that size
-        (`Work.placed`); this rank's own may be ``input``.
+        (`Work.placed`); this rank's own may be ``input``. Tensors on devices are never placed.
         """
         piece = (input.address, 0, input.count)
         native = self._native.allgather(
-            piece, targets_of(outputs), input.shape, input.dtype, input.device, name, blocking, self._timeout
+            piece, targets_of(outputs), input.shape, input.dtype, device_of(input), name, blocking, self._timeout
         )
-        return self._work(native, blocking, input, outputs)
+        return self._work(native, blocking, input, *outputs)
 
     def alltoall(
         self,
@@ -201,7 +198,7 @@ class Communicator:
     ) -> Work:
         """Send ``splits[r]`` rows to each rank r; ``Work.output()`` holds the received rows in rank order.
 
-        Several ``inputs`` are taken as one, a row of which is an element. ``outputs`` are those of `allgather`.
+        Several ``inputs`` are one, with elements as rows; a device takes one. ``outputs`` are those of `allgather`.
         """
         shape: tuple[int, ...] = inputs[0].shape
         if len(inputs) != 1:
@@ -218,7 +215,7 @@ class Communicator:
             blocking,
             self._timeout,
         )
-        return self._work(native, blocking, inputs, outputs)
+        return self._work(native, blocking, *inputs, *outputs)
 
     def broadcast(self, input: Buffer, output: Buffer, root: int, *, name: str = "", blocking: bool = True) -> Work:
         """Copy ``input`` of group rank ``root`` into ``output`` on every rank."""
@@ -288,6 +285,10 @@ class Communicator:
         """Have all operations match by order from now on; names are titles then, for errors and timelines."""
         self._native.match_in_order()
 
+    def device_transport(self) -> tuple[str, str]:
+        """What moves tensors on devices, "nccl" or "host", and why host; ("", "") before any has moved."""
+        return self._native.device_transport()
+
     def limit_time(self, seconds: float) -> None:
         """Have operations that begin from now on raise CollectiveTimeout after ``seconds``; 0 sets no limit."""
         self._timeout = seconds
@@ -316,7 +317,7 @@ class Communicator:
     def close(self) -> None:
         """Leave the group, once this rank's own queued operations have ended."""
         self._native.close()
-        self._queued.clear()
+        self._held.clear()
 
     def snapshot(self) -> list[dict[str, Any]]:
         """What every rank of the group is doing now; may be called from any thread at any time.

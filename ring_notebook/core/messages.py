@@ -64,5 +64,5 @@ def _started(communicator: Communicator, native: Any, buffer: Buffer, blocking: 
     if blocking:
         message.wait()
     else:
-        communicator._hold(message)
+        communicator._held.hold(message)
     return message

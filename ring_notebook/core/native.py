@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 from warnings import warn
 
@@ -14,13 +17,24 @@ if TYPE_CHECKING:
 
     from ring_notebook import _core
 
-__all__ = ["Core", "core", "options"]
+__all__ = [
+    "Core",
+    "DeviceReport",
+    "core",
+    "device_report",
+    "devices",
+    "has_devices",
+    "knows_transport",
+    "options",
+    "warn_of_host_memory",
+]
 
 
 class Core(Protocol):
     """What this package uses of ``ring_notebook._core``, with the types of ``_core.pyi``."""
 
     Communicator: type[_core.Communicator]
+    Devices: type[_core.Devices]
     Domain: type[_core.Domain]
     Header: type[_core.Header]
     MemberGroup: type[_core.MemberGroup]
@@ -30,7 +44,8 @@ class Core(Protocol):
     Update: type[_core.Update]
 
     def buffer_info(self, data: object) -> tuple[int, tuple[int, ...], str, bool]: ...
-    def choose(self, headers: Sequence[_core.Header], hosts: int) -> _core.Path: ...
+    def choose(self, headers: Sequence[_core.Header], hosts: int, devices: str = ...) -> _core.Path: ...
+    def why_not_nccl(self, cards: Sequence[tuple[str, str, int, str, int]], ranks: Sequence[int]) -> str: ...
     def chunk_range(self, count: int, size: int, index: int, item: int) -> tuple[int, int]: ...
     def fuse(self, operations: Sequence[Sequence[_core.Header]], threshold: int) -> list[list[int]]: ...
     def ready_names(
@@ -116,3 +131,87 @@ def options(*, warns: bool = True) -> _core.Options:
         stall_warning=settings.stall_warning if warns else 0.0,
         fusion_threshold=settings.fusion_threshold,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceReport:
+    """The libraries that this process would use for tensors on GPUs."""
+
+    driver: str
+    """Version of CUDA that the driver serves, as "13.0"; empty where it cannot be used."""
+    nccl: str
+    """Version of NCCL, as "2.28.9"; empty where it cannot be used."""
+    names: tuple[str, ...]
+    """Of the GPUs, in the order of their indices."""
+    errors: tuple[str, ...]
+    """Why the driver or NCCL cannot be used."""
+    given_up: str
+    """Why this process can use its GPUs no more, and what to do; empty while it can."""
+
+
+@lru_cache(maxsize=1)
+def devices() -> _core.Devices:
+    """The devices of this process, with its settings. Loads no library before one is needed."""
+    settings = config()
+    return core().Devices(
+        choice=settings.device,
+        cuda_library=settings.cuda_library,
+        nccl_library=settings.nccl_library,
+        nccl_otherwise=_packaged_nccl(),
+        abort_limit=settings.abort_limit,
+    )
+
+
+def device_report() -> DeviceReport:
+    """What can be loaded here. Loads the driver and NCCL, and touches no GPU."""
+    found = devices().report()
+    errors = [found[key] for key in ("driver_error", "nccl_error") if key in found]
+    return DeviceReport(
+        driver=found.get("driver", ""),
+        nccl=found.get("nccl", ""),
+        names=tuple(found.get("devices", ())),
+        errors=tuple(errors),
+        given_up=found["given_up"],
+    )
+
+
+@lru_cache(maxsize=1)
+def has_devices() -> bool:
+    """Whether the core can reach tensors on CUDA devices: the driver can be loaded, as it cannot be under ROCm."""
+    return bool(device_report().driver)
+
+
+def knows_transport(transport: tuple[str, str], rank: int) -> bool:
+    """Whether the ranks of a group have agreed on what moves tensors on devices (`Communicator.device_transport`).
+
+    The first of them warns where it is host memory and nobody has asked for that.
+    """
+    kind, reason = transport
+    if kind == "host" and rank == 0 and config().device == "auto":
+        warn_of_host_memory(reason)
+    return kind != ""
+
+
+@lru_cache(maxsize=16)
+def warn_of_host_memory(reason: str) -> None:
+    """Say, once for each reason, that tensors on GPUs go through host memory, why, and what that costs."""
+    warn(
+        f"tensors on GPUs go through host memory, because of {reason}. Every operation copies them there and back, and "
+        "the CPU adds them: expect it to take several times as long as by NCCL. RING_DEVICE=host says that this is "
+        "meant; ringrun --doctor checks what NCCL needs.",
+        RuntimeWarning,
+        stacklevel=7,
+    )
+
+
+def _packaged_nccl() -> str:
+    """The NCCL of the packages nvidia-nccl-cu12 and -cu13, which install the same file; empty where there is none."""
+    try:
+        found = find_spec("nvidia.nccl")
+    except ModuleNotFoundError:
+        return ""
+    for folder in (found.submodule_search_locations or []) if found else []:
+        library = Path(folder) / "lib" / "libnccl.so.2"
+        if library.exists():
+            return str(library)
+    return ""

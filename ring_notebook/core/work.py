@@ -2,43 +2,83 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
+
+from ring_notebook.errors import CollectiveError
 
 if TYPE_CHECKING:
     from ring_notebook import _core
 
-__all__ = ["Work"]
+__all__ = ["HeldWorks", "Work"]
+
+
+_never_freed: list[object] = []
+"""Memory that a kernel may still touch which nothing has been able to end."""
 
 
 class Work:
     """One operation under way. Horovod calls it a handle."""
 
-    __slots__ = ("_keep", "_native", "waited")
+    __slots__ = ("_keep", "_native", "_stream", "waited")
 
-    def __init__(self, native: _core.Work, keep: Any) -> None:
+    def __init__(self, native: _core.Work, keep: Any, stream: int | None = None) -> None:
         self._native = native
         self._keep = keep  # the memory that the operation reads and writes
-        self.waited = False  # `wait` has returned or raised: what takes less time to ask than `done`
+        self.waited = False  # in host memory, and `wait` has ended: what takes less time to ask than `done`
+        self._stream = stream  # that of its tensors; None where they are in host memory
 
-    def wait(self, timeout: float | None = None) -> None:
+    def wait(self, timeout: float | None = None, stream: int | None = None) -> None:
         """Return when the operation has completed, or raise its error.
 
+        That of tensors on a device has been launched when this returns: what comes next on ``stream`` (that of the
+        tensors, or another one given here) waits for it, and the host does not.
         Interruptible; releases the GIL. ``timeout`` is in seconds and raises CollectiveTimeout (which aborts the
         epoch: a timed-out operation cannot be taken back).
         """
+        if self._stream is None:
+            try:
+                self._native.wait(timeout or 0.0)
+            finally:
+                self._keep = None  # nobody touches the memory any more
+                self.waited = True
+            return
+        try:
+            self._native.order(self._stream if stream is None else stream, timeout or 0.0)
+        finally:
+            self.keep_forever()
+
+    def wait_done(self, timeout: float | None = None) -> None:
+        """Return when the results are there, also on a device, or raise the operation's error."""
         try:
             self._native.wait(timeout or 0.0)
         finally:
-            self._keep = None  # nobody touches the memory any more
-            self.waited = True
+            self.keep_forever()
+
+    def launched(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self.done() if self._stream is None else self._native.launched()
 
     def done(self) -> bool:
-        """Whether `wait` would return at once (also when the operation failed)."""
+        """Whether the results are there, also on a device, or the operation has failed."""
         return self._native.done()
+
+    def keep_forever(self) -> None:
+        """Where the operation has failed and left a kernel that may touch its memory, never free that."""
+        if self._stream is not None and self._keep is not None and self._native.must_keep():
+            _never_freed.append(self._keep)
+            self._keep = None
 
     def output(self) -> memoryview:
         """The bytes that an allgather or alltoall produced; they stay valid as long as the view lives."""
         return memoryview(self._native.output())
+
+    def device_output(self) -> _core.DeviceOutput:
+        """The same of tensors on a device, once launched: memory that is freed with the object, in the stream's order.
+
+        It is freed on the stream of the tensors, so another stream that reads it must have done so by then.
+        """
+        return self._native.device_output()
 
     def counts(self) -> list[int]:
         """Elements that came from each rank, in group order (allgather, alltoall)."""
@@ -55,3 +95,33 @@ class Work:
     def last_rank(self) -> int:
         """The group rank that joined last (join)."""
         return self._native.last_joined()
+
+
+class HeldWorks:
+    """Handles of operations under way: to drop one must not drop the memory under its operation."""
+
+    def __init__(self) -> None:
+        self._works: list[Work] = []
+
+    def hold(self, work: Work) -> None:
+        """Keep its memory until it is done, and let go of what is."""
+        for held in self._works:
+            held.keep_forever()
+        self._works = [held for held in self._works if not held.waited and not held.done()]
+        self._works.append(work)
+
+    def end(self, native: _core.Communicator, why: str) -> None:
+        """Return when nothing touches the memory any more. Aborts the epoch of ``native`` over what is not launched."""
+        pending = [work for work in self._works if not work.done()]
+        if any(not work.launched() for work in pending):
+            native.abort(f"{why} with operations under way")
+        for work in pending:
+            with suppress(CollectiveError):
+                work.wait_done()
+        self.clear()
+
+    def clear(self) -> None:
+        """Let go of all; none of them is under way."""
+        for work in self._works:
+            work.keep_forever()
+        self._works.clear()

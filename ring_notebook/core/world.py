@@ -16,7 +16,7 @@ from typing import Any
 from ring_notebook.config import config
 from ring_notebook.core.communicator import Communicator
 from ring_notebook.core.membership import agree, living, ranks_of
-from ring_notebook.core.native import core, options
+from ring_notebook.core.native import core, devices, options
 from ring_notebook.core.topology import Place, Topology, find_place, join_place, make_place
 from ring_notebook.error_text import error_text
 from ring_notebook.errors import CollectiveAborted, NotInitializedError, RingError
@@ -248,6 +248,7 @@ def _open(place: Place, ranks: list[int], epoch: int, run: str | None) -> World:
         timeout=config().timeout,
         run=_run_number,
         options=options(warns=run is None),  # a notebook's panel says it
+        devices=devices(),
     )
     _world = World(topology, Communicator(native, place.domain), tuple(ranks), run)
     return _world

@@ -40,11 +40,17 @@ class Seat:
     opened: list[Communicator] = field(default_factory=list)
 
     def open(
-        self, epoch: int = 1, ranks: Sequence[int] | None = None, timeout: float = LIMIT / 2, **settings: Any
+        self,
+        epoch: int = 1,
+        ranks: Sequence[int] | None = None,
+        timeout: float = LIMIT / 2,
+        devices: Any = None,
+        **settings: Any,
     ) -> Communicator:
         """Open an epoch over all ranks, or over those of ``ranks``; each of them must call it.
 
-        ``settings`` are fields of the native ``Options``; without them those of the environment hold.
+        ``settings`` are fields of the native ``Options``; without them those of the environment hold. ``devices`` is a
+        native ``Devices``.
         """
         members = list(range(self.size)) if ranks is None else list(ranks)
         hosts = [self.hosts[rank] for rank in members] if self.link else []
@@ -60,6 +66,7 @@ class Seat:
             addresses=members if hosts else [],
             timeout=timeout,
             options=core().Options(**settings) if settings else options(),
+            devices=devices,
         )
         self.opened.append(Communicator(native, self.domain))
         return self.opened[-1]

@@ -192,7 +192,7 @@ def test_one_operation_takes_one_kind_of_device() -> None:
     def body(seat: Seat) -> None:
         ring = seat.open()
         own, other = tensor(ring).buffer, Buffer(8, (2, 3), DType.FLOAT32, device=Device.MPS)
-        with pytest.raises(ValueError, match="takes tensors on one kind of device, got cpu and mps"):
+        with pytest.raises(ValueError, match="takes tensors on one device, got cpu and mps"):
             ring.allreduce([own, other], [own, other])
 
     as_threads(1, body)
@@ -341,22 +341,22 @@ def test_a_number_that_is_no_dtype_or_reduction(number: int) -> None:
 
     def body(seat: Seat) -> None:
         native = seat.open()._native
-        piece = (0, 0, 0)
+        piece, host = (0, 0, 0), (0, 0, 0)
         calls: dict[str, list[Callable[[], object]]] = {
             "dtype": [
                 lambda: native.allreduce(0, 0, (0,), number, 0, 0, 1.0, 1.0, "", 0.0),
-                lambda: native.reduce(True, [piece], [0], 0, number, 0, 0, 1.0, 1.0, "", True, 0.0),
-                lambda: native.allgather(piece, [], [0], number, 0, "", True, 0.0),
-                lambda: native.alltoall([piece], [], [0], [0], number, 0, "", True, 0.0),
-                lambda: native.broadcast(piece, [0], 0, number, 0, "", True, 0.0),
+                lambda: native.reduce(True, [piece], [0], 0, number, host, 0, 1.0, 1.0, "", True, 0.0),
+                lambda: native.allgather(piece, [], [0], number, host, "", True, 0.0),
+                lambda: native.alltoall([piece], [], [0], [0], number, host, "", True, 0.0),
+                lambda: native.broadcast(piece, [0], 0, number, host, "", True, 0.0),
             ],
             "device": [
                 lambda: native.allreduce(0, 0, (0,), 0, number, 0, 1.0, 1.0, "", 0.0),
-                lambda: native.allgather(piece, [], [0], 0, number, "", True, 0.0),
+                lambda: native.allgather(piece, [], [0], 0, (number, 0, 0), "", True, 0.0),
             ],
             "op": [
                 lambda: native.allreduce(0, 0, (0,), 0, 0, number, 1.0, 1.0, "", 0.0),
-                lambda: native.reduce(True, [piece], [0], 0, 0, 0, number, 1.0, 1.0, "", True, 0.0),
+                lambda: native.reduce(True, [piece], [0], 0, 0, host, number, 1.0, 1.0, "", True, 0.0),
                 lambda: native.step(piece, number, core().Update(), 0, 0, 0, "", 0.0),
             ],
             "rule": [lambda: setattr(core().Update(), "rule", number)],

@@ -23,6 +23,7 @@ RING = {"input_in_ring": True, "output_in_ring": True}
 LIST = RING | {"tensors": 3}
 JOINED = {"operation": "join"}
 ADASUM = {"op": ReduceOp.ADASUM}
+GPU = {"device": Device.CUDA}
 
 # operation, what ranks 0, 1, ... post, the path on one host, the path between two.
 TABLE: list[tuple[str, list[dict[str, Any]], str, str]] = [
@@ -57,15 +58,28 @@ TABLE: list[tuple[str, list[dict[str, Any]], str, str]] = [
     ("alltoall", [READ, READ], "pull", "pairwise"),
     ("alltoall", [ORDINARY, READ], "staged", "pairwise"),
     ("step", [RING, RING], "push", ""),
+    ("allreduce", [GPU], "copy", ""),
+    ("allreduce", [GPU, GPU], "nccl", "nccl"),
+    ("allreduce", [JOINED, GPU], "nccl", "nccl"),
+    ("allreduce", [GPU | ADASUM, GPU | ADASUM], "adasum", "gathered"),
+    ("allreduce", [GPU | INLINE | {"dtype": DType.INT16}] * 2, "one-shot", "eager"),
+    ("reducescatter", [GPU], "copy", ""),
+    ("reducescatter", [GPU, GPU], "nccl", "nccl"),
+    ("broadcast", [GPU], "copy", ""),
+    ("broadcast", [GPU, GPU], "nccl", "nccl"),
+    ("allgather", [GPU], "copy", ""),
+    ("allgather", [GPU, GPU], "nccl", "nccl"),
+    ("alltoall", [GPU], "copy", ""),
+    ("alltoall", [GPU, GPU], "nccl", "nccl"),
 ]
 
 
 @pytest.mark.parametrize(("operation", "posted", "on_one_host", "between_hosts"), TABLE)
 def test_the_path_of(operation: str, posted: list[dict[str, Any]], on_one_host: str, between_hosts: str) -> None:
     headers = [core().Header(**{"operation": operation, **one}) for one in posted]
-    assert core().choose(headers, hosts=1).name == on_one_host
+    assert core().choose(headers, hosts=1, devices="nccl").name == on_one_host
     if between_hosts:
-        assert core().choose(headers, hosts=2).name == between_hosts
+        assert core().choose(headers, hosts=2, devices="nccl").name == between_hosts
 
 
 def test_the_table_takes_every_path() -> None:

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <string>
 
+#include "collectives/device/device_parts.hpp"
 #include "collectives/host/algorithm_parts.hpp"
 #include "collectives/inter_host/fabric_parts.hpp"
 #include "ring/base/errors.hpp"
+#include "ring/collectives/device/nccl_reduction.hpp"
 
 namespace ring {
 namespace {
@@ -68,31 +70,56 @@ const std::vector<Path> kHostMemory = {
 };
 // clang-format on
 
-// What moves tensors that are on one kind of device.
-struct Transport {
-    Device device;
-    bool (*moves)(DType);
-    const std::vector<Path>& paths;
-};
-// The one place that looks at the device: another kind has its line here, and a table of paths.
-const Transport kTransports[] = {{Device::Cpu, [](DType) { return true; }, kHostMemory}};
+// What NCCL carries out. Its bytes go over the links between devices, as many as its own algorithms take.
+// clang-format off
+const std::vector<Path> kOnDevices = {
+    {OpKind::Allreduce,     kOneHost, "copy",     alone,           "1",              "2*S",                          "0",                 make_device_copy},
+    {OpKind::ReduceScatter, kOneHost, "copy",     alone,           "1",              "2*S",                          "0",                 make_device_copy},
+    {OpKind::Broadcast,     kOneHost, "copy",     alone,           "1",              "2*S",                          "0",                 make_device_copy},
+    {OpKind::Allgather,     kOneHost, "copy",     alone,           "1",              "2*S",                          "0",                 make_device_copy},
+    {OpKind::Alltoall,      kOneHost, "copy",     alone,           "1",              "2*S",                          "0",                 make_device_copy},
+    {OpKind::Allreduce,     kOneHost, "nccl",     always,          "1",              "0",                            "0",                 make_nccl},
+    {OpKind::ReduceScatter, kOneHost, "nccl",     always,          "1",              "0",                            "0",                 make_nccl},
+    {OpKind::Broadcast,     kOneHost, "nccl",     always,          "1",              "0",                            "0",                 make_nccl},
+    {OpKind::Allgather,     kOneHost, "nccl",     always,          "1",              "0",                            "0",                 make_nccl},
+    {OpKind::Alltoall,      kOneHost, "nccl",     always,          "1",              "0",                            "0",                 make_nccl},
 
-const std::vector<Path>& paths_for(const Header& lead) {
-    for (const Transport& one : kTransports)
-        if (one.device == lead.device && one.moves(lead.dtype)) return one.paths;
-    throw Unsupported(std::string("no transport for ") + to_string(lead.device) + " tensors of " +
-                      to_string(lead.dtype) + "; copy them to host memory on every rank");
+    {OpKind::Allreduce,     kHosts,   "nccl",     always,          "3",              "0",                            "2",                 make_nccl},
+    {OpKind::ReduceScatter, kHosts,   "nccl",     always,          "3",              "0",                            "2",                 make_nccl},
+    {OpKind::Broadcast,     kHosts,   "nccl",     always,          "3",              "0",                            "2",                 make_nccl},
+    {OpKind::Allgather,     kHosts,   "nccl",     always,          "3",              "0",                            "2",                 make_nccl},
+    {OpKind::Alltoall,      kHosts,   "nccl",     always,          "3",              "0",                            "2",                 make_nccl},
+};
+// clang-format on
+
+// The one place that looks at the device.
+const std::vector<Path>& paths_for(const Header& lead, const Topology& topology) {
+    if (in_host_memory(lead.device)) return kHostMemory;
+    if (lead.device != Device::Cuda || topology.devices == Topology::Devices::None)
+        throw Unsupported(std::string("no transport for ") + to_string(lead.device) + " tensors of " +
+                          to_string(lead.dtype) + "; copy them to host memory on every rank");
+    const bool nccl = topology.devices == Topology::Devices::Nccl;
+    return nccl && nccl_moves(lead, static_cast<int>(topology.ranks.size())) ? kOnDevices : kHostMemory;
 }
 
 }  // namespace
 
-const std::vector<Path>& all_paths() { return kHostMemory; }
+const std::vector<Path>& all_paths() {
+    static const std::vector<Path> all = [] {
+        std::vector<Path> paths = kHostMemory;
+        paths.insert(paths.end(), kOnDevices.begin(), kOnDevices.end());
+        return paths;
+    }();
+    return all;
+}
+
+bool is_launched(const Path& path) { return path.make == make_nccl || path.make == make_device_copy; }
 
 const Path& choose(const std::vector<Header>& headers, const Topology& topology) {
     if (headers.empty()) throw InvalidArgument("a path is chosen for at least one rank, got no headers");
     const Situation situation{headers, lead_header(headers), topology};
     const bool between_hosts = topology.hosts > 1;
-    for (const Path& path : paths_for(situation.lead))
+    for (const Path& path : paths_for(situation.lead, topology))
         if (path.kind == situation.lead.kind && path.between_hosts == between_hosts && path.fits(situation))
             return path;
     throw Error(std::string("no path for a ") + to_string(situation.lead.kind));

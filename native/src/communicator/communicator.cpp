@@ -7,6 +7,7 @@
 
 #include "collectives/inter_host/header_exchange.hpp"
 #include "ring/base/text.hpp"
+#include "ring/communicator/device_side.hpp"
 #include "ring/communicator/named_lane.hpp"
 #include "ring/communicator/progress.hpp"
 
@@ -31,7 +32,9 @@ Communicator::Communicator(std::vector<int> ranks, int index, std::shared_ptr<Ho
       number_(epoch_.recorder->next_group()),
       post_(std::make_unique<PostOffice>(
           PostOffice::Place{group_, fabric_, epoch_.fabric, topology_.ranks, index_, epoch_.recorder, number_})),
-      named_(std::make_unique<NamedLane>(*this)) {
+      named_(std::make_unique<NamedLane>(*this)),
+      device_(epoch_.devices ? std::make_unique<DeviceSide>(*this, epoch_.devices) : nullptr) {
+    if (fabric_) group_->tickets().decide_between_hosts();
     epoch_.progress->add(this);
 }
 
@@ -41,7 +44,10 @@ Communicator::Communicator(const Communicator& owner, std::shared_ptr<HostGroup>
       fabric_(std::move(fabric)),
       topology_(owner.topology_),
       epoch_(owner.epoch_),
-      number_(kLaneNumber + owner.number_) {}
+      number_(kLaneNumber + owner.number_),
+      device_(epoch_.devices ? std::make_unique<DeviceSide>(*this, epoch_.devices) : nullptr) {
+    if (fabric_) group_->tickets().decide_between_hosts();
+}
 
 Communicator::~Communicator() {
     if (!domain()->owned()) return;  // a forked process: its copy of the progress thread does not exist
@@ -61,9 +67,11 @@ Communicator::~Communicator() {
         } catch (...) {
             error = std::current_exception();
         }
-        work->finish(std::move(error));
+        if (!device_ || !device_->fail(work, error)) work->finish(std::move(error));
     }
+    device_.reset();
     leave();
+    if (epoch_.devices && group_->aborted()) epoch_.devices->abandon();
 }
 
 void Communicator::leave() noexcept {
@@ -101,12 +109,13 @@ std::shared_ptr<Work> Communicator::run(Request request, double timeout, const I
             throw invalid(work->request_,
                           "this thread is in another operation of this group (a signal handler runs "
                           "within it); call it when that has ended");
-        if (!is_idle()) {
+        // NCCL wants one thread that launches; who has joined may have to.
+        if (!is_idle() || work->device_ || (device_ && joining)) {
             epoch_.progress->begin();
             queue_.push_back(work);
             lock.unlock();
             epoch_.progress->nudge();
-            wait(*work, 0, check);
+            wait_launched(*work, 0, check);
             if (joining) joining->end(*work);
             return work;
         }
@@ -154,23 +163,34 @@ void Communicator::wait_for_names(const Request& request, const Interruption& ch
     }
 }
 
-std::shared_ptr<Work> Communicator::start(Request request, double timeout) {
+std::shared_ptr<Work> Communicator::enqueue(Request request, double timeout) {
     std::shared_ptr<Work> work = make_work(std::move(request), timeout);
     epoch_.progress->begin();
     {
         const std::lock_guard<std::mutex> lock(mutex_);
         check_open(work->request_);
-        if (work->request_.name.empty() || in_order_.load(std::memory_order_relaxed)) {
-            queue_.push_back(work);
-        } else {
-            named_->post(work);
-        }
+        queue_.push_back(work);
     }
     epoch_.progress->nudge();
     return work;
 }
 
-Communicator::Served Communicator::serve() { return std::max(serve_queue(), named_->serve()); }
+std::shared_ptr<Work> Communicator::start(Request request, double timeout) {
+    if (request.name.empty() || in_order_.load(std::memory_order_relaxed)) return enqueue(std::move(request), timeout);
+    std::shared_ptr<Work> work = make_work(std::move(request), timeout);
+    epoch_.progress->begin();
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        check_open(work->request_);
+        named_->post(work);
+    }
+    epoch_.progress->nudge();
+    return work;
+}
+
+Communicator::Served Communicator::serve() {
+    return std::max({serve_queue(), named_->serve(), device_ ? device_->serve() : Served::Idle});
+}
 
 Communicator::Served Communicator::serve_queue() {
     std::shared_ptr<Work> work;
@@ -195,6 +215,11 @@ Communicator::Served Communicator::serve_queue() {
 
 Communicator::Served Communicator::advance(Work& work) {
     try {
+        if (device_ && device_->is_agreeing(work)) return device_->serve_agreement();
+        if (!work.started_ && device_ && !device_->fetch(work)) {
+            if (group_->aborted()) throw Aborted(group_->abort_reason());
+            return Served::Polling;
+        }
         if (!work.started_) begin(work);
         const Served served = attempt(work);
         if (served == Served::Blocked || served == Served::Polling) check_waiting(work, nullptr);
@@ -206,6 +231,15 @@ Communicator::Served Communicator::advance(Work& work) {
 }
 
 void Communicator::wait(Work& work, double timeout, const Interruption& check) {
+    wait_until_ready(work, &Work::done, timeout, check);
+}
+
+void Communicator::wait_launched(Work& work, double timeout, const Interruption& check) {
+    wait_until_ready(work, &Work::launched, timeout, check);
+}
+
+void Communicator::wait_until_ready(Work& work, bool (Work::*ready)() const, double timeout,
+                                    const Interruption& check) {
     // Nobody carries it out here: threads do not come along when a process is forked.
     if (!domain()->owned() && !work.done())
         throw InvalidArgument(who() + ": a forked process cannot wait for an operation of its parent");
@@ -218,7 +252,7 @@ void Communicator::wait(Work& work, double timeout, const Interruption& check) {
     };
     try {
         wait_until(
-            work.bell_, group_->spin(), [&] { return work.done(); },
+            work.bell_, group_->spin(), [&] { return (work.*ready)(); },
             [&] {
                 if (check) check();
                 if (deadline != 0 && monotonic_ns() > deadline)
@@ -235,6 +269,10 @@ void Communicator::wait(Work& work, double timeout, const Interruption& check) {
         settle();
         throw;
     }
+}
+
+std::pair<std::string, std::string> Communicator::device_transport() const {
+    return device_ ? device_->transport() : std::pair<std::string, std::string>{};
 }
 
 void Communicator::check_open(const Request& request) const {
@@ -261,7 +299,7 @@ void Communicator::close(const Interruption& check) {
     epoch_.progress->nudge();
     const auto idle = [&] {
         const std::lock_guard<std::mutex> lock(mutex_);
-        return is_idle() && named_->is_quiet();
+        return is_idle() && named_->is_quiet() && (!device_ || device_->is_quiet());
     };
     if (within) {
         abort(FixedText("rank %d closed the communicator within an operation", rank()));

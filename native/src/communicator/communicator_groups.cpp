@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "collectives/inter_host/header_exchange.hpp"
+#include "ring/collectives/device/device_stream.hpp"
 #include "ring/communicator/communicator.hpp"
 #include "ring/communicator/progress.hpp"
 
@@ -99,6 +100,7 @@ std::shared_ptr<Communicator> Communicator::open(Setup setup, double timeout, co
     epoch.fabric = fabric;
     epoch.recorder = std::make_shared<Recorder>();
     epoch.progress = std::make_shared<Progress>(epoch.group->bell(), epoch.group->spin());
+    if (setup.devices) epoch.devices = std::make_shared<DeviceStream>(std::move(setup.devices));
     auto group = epoch.group;
     std::shared_ptr<Communicator> self(
         new Communicator(std::move(setup.ranks), setup.index, std::move(group), std::move(fabric), std::move(epoch)));

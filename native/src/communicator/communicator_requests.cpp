@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "ring/communicator/communicator.hpp"
+#include "ring/communicator/device_side.hpp"
 
 namespace ring {
 namespace {
@@ -79,6 +80,8 @@ void Communicator::validate(const Request& request) const {
     if (request.kind == OpKind::Allreduce && request.pieces.size() > 1 &&
         written_twice(request.pieces, item_size(request.dtype)))
         throw invalid("two of its tensors share memory; give each memory once, or clone one of them");
+    if (request.kind == OpKind::Alltoall && !in_host_memory(request.device) && request.pieces.size() != 1)
+        throw invalid("on a device it takes one tensor; concatenate them");
     if (request.op == ReduceOp::Adasum) {
         const bool power_of_two = (size() & (size() - 1)) == 0;
         if (request.kind != OpKind::Allreduce) throw invalid("adasum is an allreduce only");
@@ -102,7 +105,9 @@ void Communicator::validate(const Request& request) const {
 
 std::shared_ptr<Work> Communicator::make_work(Request request, double timeout) const {
     validate(request);
-    return prepare(std::move(request), timeout);
+    std::shared_ptr<Work> work = prepare(std::move(request), timeout);
+    if (device_ && work->request_.device == Device::Cuda) device_->prepare(*work);
+    return work;
 }
 
 std::shared_ptr<Work> Communicator::prepare(Request request, double timeout) const {
@@ -144,6 +149,16 @@ std::shared_ptr<Work> Communicator::prepare(Request request, double timeout) con
     set_digest(header);
     work->request_ = std::move(request);
     return work;
+}
+
+void Communicator::share_device(Work& fused, const Work& part) {
+    if (!part.device_) return;
+    if (!fused.device_) {
+        fused.device_ = std::make_shared<DeviceWork>();
+        fused.device_->context = part.device_->context;
+        fused.device_->stream = part.device_->stream;
+    }
+    fused.device_->ready.insert(fused.device_->ready.end(), part.device_->ready.begin(), part.device_->ready.end());
 }
 
 }  // namespace ring

@@ -5,6 +5,7 @@
 #include "collectives/inter_host/header_exchange.hpp"
 #include "ring/base/text.hpp"
 #include "ring/communicator/communicator.hpp"
+#include "ring/communicator/device_side.hpp"
 #include "ring/communicator/progress.hpp"
 
 namespace ring {
@@ -24,6 +25,7 @@ void Communicator::check_waiting(Work& work, const Interruption& check) {
     if (check) check();
     read_notices();
     group_->check_alive(work.gate_, true);
+    if (work.device_ && work.device_->issued) group_->check_members();
     if (fabric_) {
         const std::vector<int> gone = fabric_->notices().departed(work.header_.sequence);
         if (!gone.empty()) {
@@ -35,9 +37,12 @@ void Communicator::check_waiting(Work& work, const Interruption& check) {
         }
     }
     warn_of_stall(work, now);
+    const bool launches = work.device_ && work.device_->issued;
     if (work.deadline_ != 0 && now > work.deadline_ && (work.polling_ || !group_->released(work.gate_))) {
         const std::string late = locate(work) + " timed out: " +
-                                 (work.polling_ ? "another host has not answered" : group_->missing(work.gate_));
+                                 (launches        ? "NCCL has not launched it"
+                                  : work.polling_ ? "another host has not answered"
+                                                  : group_->missing(work.gate_));
         group_->abort(late);
         throw Timeout(late + ". Call it on every rank of the group, or raise the timeout.");
     }
@@ -73,6 +78,10 @@ bool Communicator::explain(const Work& work, std::exception_ptr& error) {
     } catch (const Unsupported&) {
         return false;
     } catch (const Timeout&) {
+    } catch (const DeviceError& device) {
+        const std::string why = who() + " stopped in " + describe(work.header_) + ": " + device.what();
+        group_->abort(why);
+        error = std::make_exception_ptr(Aborted(why));
     } catch (const std::exception& other) {
         group_->abort(who() + " stopped in " + describe(work.header_) + ": " + other.what());
     } catch (...) {
@@ -82,9 +91,9 @@ bool Communicator::explain(const Work& work, std::exception_ptr& error) {
 }
 
 void Communicator::fail(Work& work, std::exception_ptr error) noexcept {
-    bool ended = true;
+    bool ended = !work.is_trial_;
     try {
-        ended = explain(work, error);
+        if (ended) ended = explain(work, error);
     } catch (...) {  // the error stays what it was
         group_->abort(FixedText("rank %d ran out of memory in %s", rank(), to_string(work.request_.kind)));
     }
@@ -96,7 +105,7 @@ void Communicator::fail(Work& work, std::exception_ptr error) noexcept {
         keep_tensors_until_quiet(work);
     }
     group_->set_state(RankState::Idle);
-    work.finish(std::move(error));
+    if (!device_ || !device_->fail(work.shared_from_this(), error)) work.finish(std::move(error));
     if (ended && epoch_.fabric) epoch_.fabric->notices().send_due();  // there may be memory now
 }
 

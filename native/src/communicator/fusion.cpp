@@ -15,7 +15,7 @@ std::uint64_t bytes_of(const Header& header) { return header.count * item_size(h
 
 bool fuses(const std::vector<Header>& headers, const std::vector<int>& ranks, std::uint64_t threshold) {
     const Header& lead = lead_header(headers);
-    if (lead.kind != OpKind::Allreduce || lead.op == ReduceOp::Adasum || !in_host_memory(lead.device)) return false;
+    if (lead.kind != OpKind::Allreduce || lead.op == ReduceOp::Adasum) return false;
     if (bytes_of(lead) > threshold) return false;
     if (bytes_of(lead) >= kLarge && all_in_ring(headers, true)) return false;
     return find_mismatch(headers, ranks).empty();
@@ -26,7 +26,7 @@ bool together(const std::vector<Header>& first, const std::vector<Header>& secon
     const Header& a = lead_header(first);
     const Header& b = lead_header(second);
     const auto same_part = [](const Header& one, const Header& other) { return one.kind == other.kind; };
-    return a.dtype == b.dtype && a.op == b.op && a.wire == b.wire &&
+    return a.device == b.device && a.dtype == b.dtype && a.op == b.op && a.wire == b.wire &&
            std::memcmp(&a.prescale, &b.prescale, sizeof a.prescale) == 0 &&
            std::memcmp(&a.postscale, &b.postscale, sizeof a.postscale) == 0 &&
            std::equal(first.begin(), first.end(), second.begin(), same_part);

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "ring/base/text.hpp"
+#include "ring/communicator/device_side.hpp"
 #include "ring/communicator/fusion.hpp"
 
 namespace ring {
@@ -76,7 +77,7 @@ void NamedLane::begin_close() {
 
 bool NamedLane::is_quiet() const {
     const std::lock_guard<std::mutex> lock(mutex_);
-    return own_.empty() && under_way_.empty();
+    return own_.empty() && under_way_.empty() && (!inner_ || !inner_->device_ || inner_->device_->is_quiet());
 }
 
 void NamedLane::leave() noexcept {
@@ -100,7 +101,12 @@ std::optional<NamedWait> NamedLane::wait() const {
 }
 
 NamedLane::Served NamedLane::serve() {
-    if (!busy_.load(std::memory_order_acquire)) return Served::Idle;
+    const Served flights = inner_ && inner_->device_ ? inner_->device_->serve() : Served::Idle;
+    if (flights == Served::Done) owner_.idle_.ring();
+    return busy_.load(std::memory_order_acquire) ? std::max(flights, serve_lane()) : flights;
+}
+
+NamedLane::Served NamedLane::serve_lane() {
     Served served = Served::Done;
     try {
         if (!under_way_.empty()) {
@@ -200,7 +206,7 @@ NamedLane::Served NamedLane::begin_round() {
 
 // Where one tensor lies now, for what is fused.
 void NamedLane::show_place(const Request& request, Header& header) const {
-    if (request.pieces.size() != 1) return;
+    if (request.pieces.size() != 1 || !in_host_memory(request.device)) return;
     const Piece& piece = request.pieces.front();
     const std::size_t bytes = piece.count * item_size(request.dtype);
     header.input = owner_.domain()->offset_of(piece.input, bytes);
@@ -219,10 +225,15 @@ void NamedLane::push(UnderWay next) {
 
 // What has ended goes back to those who wait for it.
 NamedLane::Served NamedLane::settle() {
-    while (!under_way_.empty() && under_way_.front().work->done()) {
+    while (!under_way_.empty() && under_way_.front().work->launched()) {
         const UnderWay ended = under_way_.front();
         for (const NameKey& key : ended.names) {
             const std::shared_ptr<Work> work = own(key);
+            if (!ended.work->done()) {
+                forget(key);
+                inner_->device_->follow(*ended.work, work);
+                continue;
+            }
             if (ended.names.size() == 1) work->result_ = std::move(ended.work->result_);
             finish(key, work, ended.work->error_);
         }
@@ -244,12 +255,14 @@ std::shared_ptr<Work> NamedLane::own(const NameKey& key) const {
     return own_.at(key);
 }
 
+// Before the caller of an operation can know that it has ended: it may post the name again at once.
+void NamedLane::forget(const NameKey& key) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    own_.erase(key);
+}
+
 void NamedLane::finish(const NameKey& key, const std::shared_ptr<Work>& work, std::exception_ptr error) {
-    {
-        // Before its caller can know: it may post the name again at once.
-        const std::lock_guard<std::mutex> lock(mutex_);
-        own_.erase(key);
-    }
+    forget(key);
     work->finish(std::move(error));
     owner_.idle_.ring();
 }
@@ -317,6 +330,7 @@ void NamedLane::carry_out(const std::vector<const Ready*>& ready) {
         }
         next.work = inner_->prepare(std::move(request), 0);
         next.work->by_name_ = true;
+        for (const std::shared_ptr<Work>& part : parts) inner_->share_device(*next.work, *part);
         next.work->mark_ = parts.front()->mark_;
         for (const std::shared_ptr<Work>& part : parts) {
             if (part->deadline_ != 0 && (next.work->deadline_ == 0 || part->deadline_ < next.work->deadline_))

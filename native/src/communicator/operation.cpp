@@ -5,6 +5,7 @@
 #include "collectives/host/algorithm_parts.hpp"
 #include "collectives/inter_host/header_exchange.hpp"
 #include "ring/communicator/communicator.hpp"
+#include "ring/communicator/device_side.hpp"
 
 namespace ring {
 
@@ -12,7 +13,11 @@ Work::Work() = default;
 Work::~Work() = default;
 
 void Work::get() const {
-    if (error_) std::rethrow_exception(error_);
+    if (state_.load(std::memory_order_seq_cst) == State::Failed) std::rethrow_exception(error_);
+}
+
+void Work::hold_back(void* stream) const {
+    if (launched() && device_ && device_->done) device_->done->hold_back(stream);
 }
 
 void Work::check_names() const {
@@ -25,6 +30,7 @@ void Work::finish(std::exception_ptr error) noexcept {
     agreement_.reset();
     bounce_.reset();
     reservation_.reset();
+    if (device_) device_->copies.reset();
     state_.store(error_ ? State::Failed : State::Done, std::memory_order_seq_cst);
     bell_.ring();
 }
@@ -37,7 +43,7 @@ void Communicator::begin(Work& work) {
     if (header.kind == OpKind::Join && header.joined_at == 0) header.joined_at = header.sequence;
     header.is_inline = fill_inline(*group_, work.request_, index(), header.sequence) ? 1 : 0;
     place_tensors(work);
-    if (in_host_memory(header.device) && ((fabric_ && header.is_inline == 0) || header.op == ReduceOp::Adasum))
+    if (in_host_memory(work.request_.device) && ((fabric_ && header.is_inline == 0) || header.op == ReduceOp::Adasum))
         move_to_ring(work);
     if (header.kind == OpKind::Alltoall)
         std::copy(work.request_.splits.begin(), work.request_.splits.end(),
@@ -52,7 +58,9 @@ void Communicator::begin(Work& work) {
     work.agreed_ = false;
     work.moved_all_ = false;
     work.gates_ = 0;
-    work.gate_ = group_->arrive();
+    const bool may_launch = device_ && (header.kind == OpKind::Join || !in_host_memory(header.device));
+    work.gate_ = group_->arrive(may_launch ? header.sequence : 0);
+    if (device_) device_->posted(work);
 }
 
 // Between hosts, the rank that carries a chunk reads and writes the tensors of all ranks of its host. Adasum works on
@@ -98,20 +106,32 @@ Communicator::Served Communicator::attempt(Work& work) {
         if (!fabric_) here = group_->headers(work.header_.sequence);
         const std::vector<Header>& headers = fabric_ ? work.agreement_->headers() : here;
         work.algorithm_ = make_algorithm(work, headers);
+        if (!work.algorithm_) {
+            device_->agree(work);
+            return Served::Moved;
+        }
     }
     const HostGroup::Moving moving(*group_);
     return take_step(work, work.algorithm_->advance(work.gates_));
 }
 
-// Throws Mismatch on all ranks alike, and Unsupported on those that have not joined. The group lives on.
+// Null where the ranks have yet to agree on what moves tensors on devices. Throws Mismatch on all ranks alike, and
+// Unsupported on those that have not joined; the group lives on.
 std::unique_ptr<Algorithm> Communicator::make_algorithm(Work& work, const std::vector<Header>& headers) {
     const std::string mismatch = find_mismatch(headers, ranks(), index());
     if (!mismatch.empty()) throw Mismatch(who() + ": " + title(work.header_) + ": " + mismatch);
     if (work.header_.kind == OpKind::Group) return make_group(work, headers);
+    if (device_) {
+        if (!work.is_trial_ && device_->must_agree(headers)) return nullptr;
+        const bool nccl = work.is_trial_ || device_->group().way() == DeviceGroup::Way::Nccl;
+        topology_.devices = nccl ? Topology::Devices::Nccl : Topology::Devices::Host;
+    }
     try {
         const Path& path = choose(headers, topology_);
         if (path.make != make_push_list) work.guests_.clear();  // the path takes the tensors themselves
-        return path.make({*group_, work.request_, headers, work.result_, fabric_.get(), work.agreement_.get()});
+        Operation operation{*group_, work.request_, headers, work.result_, fabric_.get(), work.agreement_.get()};
+        if (device_) device_->take_part(work, operation, path);
+        return path.make(operation);
     } catch (const Unsupported& error) {
         // A rank that has joined asked for nothing of the kind: it keeps taking part.
         if (work.header_.kind == OpKind::Join)
@@ -122,12 +142,12 @@ std::unique_ptr<Algorithm> Communicator::make_algorithm(Work& work, const std::v
 
 Communicator::Served Communicator::take_step(Work& work, Step step) {
     const bool polled = work.polling_;
-    work.polling_ = step == Step::Moved || step == Step::AwaitsLink;
+    work.polling_ = step == Step::Moved || step == Step::AwaitsLink || step == Step::AwaitsDevice;
     if (!work.polling_) note(work, polled ? Phase::Sending : Phase::Moving);
     if (step == Step::Gate) {
         ++work.gates_;
         work.gate_ = group_->arrive();
-    } else if (step == Step::AwaitsLink) {
+    } else if (step == Step::AwaitsLink || step == Step::AwaitsDevice) {
         return Served::Polling;
     } else if (step == Step::Done) {
         work.moved_all_ = true;
@@ -145,6 +165,7 @@ Communicator::Served Communicator::complete(Work& work) {
         if (work.polling_) return Served::Polling;
     }
     if (work.header_.kind == OpKind::Join && work.result_.last_joined < 0 && !work.joined_for_once_) {
+        if (device_) device_->launch_for_joined(work);
         begin(work);  // the others did something else; keep taking part until all have joined
         return Served::Moved;
     }
@@ -169,7 +190,11 @@ void Communicator::end(Work& work) {
         copy_out(work.request_.pieces, 0, header.count, static_cast<const std::byte*>(work.bounce_->data()),
                  item_size(header.dtype));
     group_->set_state(RankState::Idle);
-    work.finish(nullptr);
+    if (work.device_) {
+        device_->launch(work.shared_from_this());
+    } else {
+        work.finish(nullptr);
+    }
 }
 
 }  // namespace ring

@@ -18,7 +18,7 @@ constexpr std::size_t kListedPart = 4;
 void Communicator::promote_tensors(const Request& request) const {
     const bool reads = request.kind == OpKind::Allreduce || request.kind == OpKind::ReduceScatter ||
                        request.kind == OpKind::Allgather || request.kind == OpKind::Alltoall;
-    if (!reads || size() == 1 || !in_host_memory(request.device)) return;
+    if (!reads || size() == 1) return;
     for (const Piece& piece : request.pieces) {
         const std::size_t bytes = piece.count * item_size(request.dtype);
         domain()->promote(piece.input, bytes);
@@ -31,6 +31,7 @@ void Communicator::promote_tensors(const Request& request) const {
 void Communicator::place_tensors(Work& work) const {
     const Request& request = work.request_;
     Header& header = work.header_;
+    if (!in_host_memory(request.device)) return;
     promote_tensors(request);
     if (request.pieces.size() == 1) {
         const Piece& piece = request.pieces.front();
@@ -38,7 +39,7 @@ void Communicator::place_tensors(Work& work) const {
         header.input = domain()->offset_of(piece.input, bytes);
         header.output = domain()->offset_of(piece.output, bytes);
     } else if (request.kind == OpKind::Allreduce && header.is_inline == 0 && !request.pieces.empty() && size() > 1 &&
-               !fabric_ && in_host_memory(request.device) && request.op != ReduceOp::Adasum) {
+               !fabric_ && request.op != ReduceOp::Adasum) {
         place_list(work);
     }
 }

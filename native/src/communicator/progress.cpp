@@ -1,7 +1,5 @@
 #include "ring/communicator/progress.hpp"
 
-#include <pthread.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,6 +7,7 @@
 #include <system_error>
 
 #include "ring/base/errors.hpp"
+#include "ring/base/no_signals.hpp"
 
 namespace ring {
 namespace {
@@ -16,22 +15,8 @@ namespace {
 constexpr std::chrono::microseconds kWatch{1000};
 constexpr int kWatches = 20;  // in vain, before the thread sleeps until it is woken
 
-// Signals belong to the main thread, where Python handles them; but a thread's own crashes are told by that thread.
-class NoSignals {
-   public:
-    NoSignals() {
-        sigset_t others;
-        sigfillset(&others);
-        for (int crash : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP, SIGSYS}) sigdelset(&others, crash);
-        pthread_sigmask(SIG_SETMASK, &others, &before_);
-    }
-    ~NoSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-    NoSignals(const NoSignals&) = delete;
-    NoSignals& operator=(const NoSignals&) = delete;
-
-   private:
-    sigset_t before_;
-};
+// Between two looks at what a device carries out: nobody waits for it but memory.
+constexpr std::chrono::microseconds kFlight{500};
 
 }  // namespace
 
@@ -81,13 +66,15 @@ void Progress::begin() {
 
 bool Progress::scan() {
     const std::lock_guard<std::mutex> lock(mutex_);
-    any_work_ = any_polling_ = false;
+    any_work_ = false;
+    tick_ = kSleep;
     bool moved = false;
     for (Communicator* communicator : communicators_) {
         const auto served = communicator->serve();
         const auto messages = communicator->serve_messages();
         any_work_ |= served != Communicator::Served::Idle || messages != Communicator::Served::Idle;
-        any_polling_ |= served == Communicator::Served::Polling || messages == Communicator::Served::Polling;
+        if (served == Communicator::Served::Polling || messages == Communicator::Served::Polling) tick_ = kPoll;
+        if (served == Communicator::Served::Flying) tick_ = std::min(tick_, kFlight);
         moved |= served == Communicator::Served::Moved || served == Communicator::Served::Done ||
                  messages == Communicator::Served::Moved;
     }
@@ -105,11 +92,10 @@ void Progress::main() {
         if (any_work_) {
             watching_.store(false, std::memory_order_seq_cst);
             // Another rank, or a new wish, makes the next step possible; either rings the shared bell.
-            const bool polling = any_polling_;
+            const auto tick = tick_;
             wait_until(
-                shared_, polling ? spin_.polling() : spin_,
-                [&] { return wished() || scan() || !any_work_ || any_polling_ != polling; }, [] {},
-                polling ? kPoll : kSleep);
+                shared_, tick == kPoll ? spin_.polling() : spin_,
+                [&] { return wished() || scan() || !any_work_ || tick_ != tick; }, [] {}, tick);
             continue;
         }
         if (watched != watched_.load(std::memory_order_seq_cst)) {

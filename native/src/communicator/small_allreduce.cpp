@@ -189,7 +189,7 @@ bool Communicator::look(Work& work, int looks) {
     {
         const std::lock_guard<std::mutex> lock(mutex_);
         if (inline_thread_ != std::thread::id{} || queue_.empty() || queue_.front().get() != &work || !work.started_ ||
-            work.header_.is_inline == 0)
+            work.header_.is_inline == 0 || work.device_)
             return false;
         front = queue_.front();
         inline_thread_ = std::this_thread::get_id();

@@ -69,6 +69,7 @@ HostGroup::HostGroup(std::shared_ptr<Domain> domain, std::uint64_t block, Member
                                            })),
       block_(&reference_->block()),
       epoch_block_(epoch_ ? epoch_->block_ : block_),
+      tickets_(*block_, *epoch_block_),
       layout_(size(), room()),
       spin_(spin_policy(options(), *domain_)),
       staging_(options().staging) {}
@@ -93,7 +94,7 @@ std::byte* HostGroup::segment(int member, std::uint64_t step) const {
 }
 void HostGroup::post(const Header& header) { mailbox(index()).headers[header.sequence % 2].store(header); }
 
-std::uint64_t HostGroup::arrive() {
+std::uint64_t HostGroup::arrive(std::uint64_t device_sequence) {
     const std::uint64_t gate = ++arrivals_;
     mailbox(index()).arrivals.store(gate, std::memory_order_release);
     // In one order with the bells: who sleeps in the belief that nobody has come is woken.
@@ -101,6 +102,12 @@ std::uint64_t HostGroup::arrive() {
     // More than that when another rank has seen this one arrive, and come to the next gate since.
     if (all >= gate * static_cast<std::uint64_t>(size())) {
         block_->last.store(index(), std::memory_order_relaxed);
+        if (device_sequence != 0) {
+            const std::vector<Header> posted = headers(device_sequence);
+            if (std::any_of(posted.begin(), posted.end(),
+                            [](const Header& one) { return !in_host_memory(one.device); }))
+                tickets_.take();
+        }
         block_->released.store(gate, std::memory_order_seq_cst);
         wake_all();
     }
@@ -159,6 +166,16 @@ void HostGroup::check_alive(std::uint64_t gate, bool look_for_dead) {
             // Also when it has arrived: it may have died before it could release the gate.
             blame(" (process " + std::to_string(slot.pid) + ") has died");
         }
+    }
+    if (aborted()) throw Aborted(abort_reason());
+}
+
+void HostGroup::check_members() {
+    for (int i = 0; i < size() && !aborted(); ++i) {
+        const int local = members_.local[static_cast<std::size_t>(i)];
+        if (i == index() || has_left(local) || !domain_->dead(local)) continue;
+        abort("rank " + std::to_string(members_.ranks[static_cast<std::size_t>(i)]) + " (process " +
+              std::to_string(domain_->slot(local).pid) + ") has died");
     }
     if (aborted()) throw Aborted(abort_reason());
 }

@@ -10,7 +10,7 @@ import pytest
 
 NATIVE = Path(__file__).parents[3] / "native"
 # Each room and the rooms below it that it may include.
-BELOW_COLLECTIVES = {"group", "transport", "kernels", "memory", "base"}
+BELOW_COLLECTIVES = {"group", "transport", "kernels", "device", "memory", "base"}
 MAY_INCLUDE = {
     "base": set(),
     "memory": {"base"},
@@ -18,11 +18,16 @@ MAY_INCLUDE = {
     "group": {"memory", "base"},
     "transport": {"memory", "base"},
     "kernels": {"memory", "base"},
+    "device": {"base"},
     "collectives/host": BELOW_COLLECTIVES,
     "collectives/inter_host": {"collectives/host", *BELOW_COLLECTIVES},
-    "collectives": {"collectives/inter_host", "collectives/host", *BELOW_COLLECTIVES},
+    "collectives/device": {"collectives/inter_host", "collectives/host", *BELOW_COLLECTIVES},
+    "collectives": {"collectives/device", "collectives/inter_host", "collectives/host", *BELOW_COLLECTIVES},
     "messages": {"collectives/inter_host", "collectives/host", *BELOW_COLLECTIVES},
-    "communicator": {"messages", "collectives", "collectives/inter_host", "collectives/host", *BELOW_COLLECTIVES},
+    "communicator": {
+        *("messages", "collectives", "collectives/device", "collectives/inter_host", "collectives/host"),
+        *BELOW_COLLECTIVES,
+    },
 }
 FILES = sorted(path for path in NATIVE.rglob("*") if path.suffix in {".cpp", ".hpp"})
 # No test sets what the environment may hold, and the core of one process has one user.

@@ -14,6 +14,8 @@ namespace ring {
 struct Topology {
     std::vector<int> ranks;  // in the whole job, in the order of their headers
     int hosts = 1;
+    // What they have agreed on for tensors on CUDA devices.
+    enum class Devices { None, Host, Nccl } devices = Devices::None;
 };
 
 // What a choice is made from.
@@ -39,9 +41,12 @@ struct Path {
 
 // A pure function of what all ranks of the group know, so that all of them choose alike. Settings act through it:
 // RING_INLINE decides what a header calls inline, RING_ALGORITHM=ring makes a host of each rank. `headers` have passed
-// find_mismatch. Throws Unsupported where nothing can move tensors of that device and dtype, and
-// InvalidArgument for no headers.
+// find_mismatch. Tensors on devices that NCCL does not move go through host memory, where their ranks have copied them.
+// Throws Unsupported where nothing can move tensors of that device, and InvalidArgument for no headers.
 const Path& choose(const std::vector<Header>& headers, const Topology& topology);
+
+// Whether the path ends when it has been launched on a device, and the device carries it out.
+bool is_launched(const Path& path);
 
 // All paths, in the order in which they are tried.
 const std::vector<Path>& all_paths();

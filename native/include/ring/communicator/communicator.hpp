@@ -17,8 +17,10 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "ring/collectives/device/device_work.hpp"
 #include "ring/collectives/host/algorithm.hpp"
 #include "ring/collectives/inter_host/fabric.hpp"
 #include "ring/collectives/paths.hpp"
@@ -30,18 +32,30 @@ namespace ring {
 
 class Agreement;
 class Communicator;
+class DeviceOpening;
+class DeviceSide;
+class DeviceStream;
+class Devices;
 class MemberGroup;
 class NamedLane;
 class Progress;
 struct SmallAllreduce;
 
 // One operation under way, shared by the thread that waits for it and the one that carries it out.
-class Work {
+class Work : public std::enable_shared_from_this<Work> {
    public:
     Work();
     ~Work();
-    bool done() const { return state_.load(std::memory_order_seq_cst) != State::Pending; }
-    // Valid once done. Rethrows the error of a failed operation.
+    bool done() const { return state_.load(std::memory_order_seq_cst) >= State::Done; }
+    // Whether it is done, or a device carries it out and streams can wait for it.
+    bool launched() const { return state_.load(std::memory_order_seq_cst) != State::Pending; }
+    // Launched: has what comes next on the stream of its device wait for its results; does nothing for others.
+    void hold_back(void* stream) const;
+    // The stream that the caller gave.
+    void* stream() const { return request_.stream; }
+    // Failed, and its tensors must be kept until the process ends: a kernel may touch them that nothing aborts.
+    bool must_keep() const { return must_keep_; }
+    // Rethrows the error of a failed operation.
     void get() const;
     // Join, done: throws the error of the first operation by name in which this rank could take no part, having joined.
     void check_names() const;
@@ -54,8 +68,10 @@ class Work {
 
    private:
     friend class Communicator;
+    friend class DeviceOpening;
+    friend class DeviceSide;
     friend class NamedLane;
-    enum class State : int { Pending, Done, Failed };
+    enum class State : int { Pending, Launched, Done, Failed };
     void finish(std::exception_ptr error) noexcept;
 
     Request request_;
@@ -90,6 +106,9 @@ class Work {
     std::exception_ptr names_error_;
     bool joined_for_once_ = false;  // a joined rank's part of an operation that the others have posted by name
     bool started_ = false;
+    bool is_trial_ = false;               // of NCCL: its failure ends nothing
+    std::shared_ptr<DeviceWork> device_;  // null where its tensors are in host memory, or it has none
+    bool must_keep_ = false;
     Result result_;
 
     std::atomic<State> state_{State::Pending};
@@ -110,6 +129,7 @@ class Communicator {
         std::uint64_t epoch = 0;
         std::uint64_t run = 0;  // number of the run that the epoch belongs to; 0 for none
         Options options;
+        std::shared_ptr<Devices> devices;  // null where tensors on devices are refused
     };
     // Opens the epoch of that number, the same growing one on all members. Returns when all have come.
     static std::shared_ptr<Communicator> open(Setup setup, double timeout, const Interruption& check);
@@ -122,7 +142,8 @@ class Communicator {
     std::vector<int> host_of() const { return fabric_ ? fabric_->host_of() : std::vector<int>{}; }
     const std::shared_ptr<Domain>& domain() const { return group_->shared_domain(); }
 
-    // Carries the operation out in this thread when nothing is queued, else waits for the progress thread to do it.
+    // Carries the operation out in this thread when nothing is queued, else waits for the progress thread to do it, or
+    // to launch it on a device.
     // `timeout` in seconds, 0 for none; `check` is called while it waits and may throw.
     std::shared_ptr<Work> run(Request request, double timeout, const Interruption& check);
     // `run` of an allreduce that fits the mailboxes of one host, where nothing is queued; false, and nothing is done,
@@ -141,8 +162,12 @@ class Communicator {
     std::shared_ptr<Work> start(Request request, double timeout);
     // From here on names are titles, for errors and timelines, and operations that are queued match by order.
     void match_in_order() { in_order_.store(true, std::memory_order_relaxed); }
+    // Queues it; it matches by order, whatever its name.
+    std::shared_ptr<Work> enqueue(Request request, double timeout);
     // Ends when the work is done; an interruption aborts the epoch, because the work cannot be taken back.
     void wait(Work& work, double timeout, const Interruption& check);
+    // The same, or until a device carries it out.
+    void wait_launched(Work& work, double timeout, const Interruption& check);
 
     // Messages to and from members (group indices); `from` may be PostOffice::kAny. One that the caller
     // does not go on to wait for is carried on by the progress thread.
@@ -172,13 +197,18 @@ class Communicator {
     Recorder& recorder() const { return *epoch_.recorder; }
     std::vector<RankActivity> activity() const { return group_->activity(); }
     const NamedLane& named() const { return *named_; }
+    // "nccl" or "host", and why host memory, once the ranks have agreed on what moves tensors on devices; else empty.
+    std::pair<std::string, std::string> device_transport() const;
 
    private:
+    friend class DeviceOpening;
+    friend class DeviceSide;
     friend class Progress;
     friend class MemberGroup;
     friend class NamedLane;
-    // Blocked: a gate or the link; Polling: the link, which rings no bell.
-    enum class Served { Idle, Blocked, Polling, Moved, Done };
+    // Blocked: a gate or the link; Flying: a device carries something out, which nobody need wait for; Polling: the
+    // link or a device, which ring no bell.
+    enum class Served { Idle, Blocked, Flying, Polling, Moved, Done };
 
     // What the communicators of one epoch have in common.
     struct Epoch {
@@ -186,6 +216,7 @@ class Communicator {
         std::shared_ptr<Fabric> fabric;  // null on one host
         std::shared_ptr<Progress> progress;
         std::shared_ptr<Recorder> recorder;
+        std::shared_ptr<DeviceStream> devices;  // null where tensors on devices are refused
     };
 
     Communicator(std::vector<int> ranks, int index, std::shared_ptr<HostGroup> group, std::shared_ptr<Fabric> fabric,
@@ -241,12 +272,15 @@ class Communicator {
     void check_open(const Request& request) const;
     bool is_inline_here() const { return inline_thread_ == std::this_thread::get_id(); }
     bool is_idle() const;
+    void wait_until_ready(Work& work, bool (Work::*ready)() const, double timeout, const Interruption& check);
     Served serve();
     Served serve_queue();
     void wait_for_names(const Request& request, const Interruption& check);
     Served serve_messages();
     void check_member(OpKind kind, int member) const;
     void read_notices();
+    // `fused` carries out what `part` asks for on the device.
+    static void share_device(Work& fused, const Work& part);
     int rank() const { return ranks()[static_cast<std::size_t>(index_)]; }
     std::string who() const { return "rank " + std::to_string(rank()); }
     std::string locate(const Work& work) const;
@@ -254,7 +288,7 @@ class Communicator {
     int index_;
     std::shared_ptr<HostGroup> group_;
     std::shared_ptr<Fabric> fabric_;
-    const Topology topology_;
+    Topology topology_;
     Epoch epoch_;
     int number_;                  // of this group in the epoch
     std::uint64_t sequence_ = 0;  // counted by the thread that carries an operation out
@@ -269,6 +303,7 @@ class Communicator {
     std::atomic<bool> in_order_{false};  // whatever their names
     Doorbell idle_;                      // rings when an operation has ended
     std::unique_ptr<NamedLane> named_;
+    std::unique_ptr<DeviceSide> device_;  // null where tensors on devices are refused
 };
 
 }  // namespace ring

@@ -90,6 +90,7 @@ class NamedLane {
 
     // By the progress thread alone. Never waits.
     Served serve();
+    Served serve_lane();
     Served listen();
     bool open(bool called);
     bool has_news() const;
@@ -100,6 +101,7 @@ class NamedLane {
     void carry_out(const std::vector<const Ready*>& ready);
     void push(UnderWay next);
     std::shared_ptr<Work> own(const NameKey& key) const;
+    void forget(const NameKey& key);
     void finish(const NameKey& key, const std::shared_ptr<Work>& work, std::exception_ptr error);
     void fail(std::exception_ptr error) noexcept;
     void fail_waiting() noexcept;

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -57,7 +58,7 @@ class Progress {
     std::atomic<std::uint32_t> watched_{0};  // watch() calls so far
     std::atomic<bool> watching_{false};      // it looks every kWatch
     bool any_work_ = false;
-    bool any_polling_ = false;
+    std::chrono::microseconds tick_{kSleep};  // until it looks again, where nobody wakes it
 };
 
 }  // namespace ring

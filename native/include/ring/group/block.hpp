@@ -58,10 +58,12 @@ struct GroupBlock {
     alignas(64) SharedAtomic<std::uint64_t> released{0};
     // Where the block of the lane lies that carries out what has a name; some member reserves it when one is given.
     SharedAtomic<std::uint64_t> lane{kNowhere};
+    SharedAtomic<std::uint64_t> ticket{0};  // of the operation on devices whose gate was released last; see Tickets
     // Only the block of an epoch uses these; its groups share them.
     alignas(64) SharedAtomic<std::uint32_t> aborted{0};  // 1: someone writes the reason, 2: it can be read
     SharedAtomic<std::uint32_t> announced{0};            // whether a rank of this host tells the other hosts
     SharedAtomic<std::uint32_t> departures{0};
+    SharedAtomic<std::uint64_t> tickets{0};  // the greatest that a rank of this host has seen
     char reason[kReasonBytes] = {};
 };
 

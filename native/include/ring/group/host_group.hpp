@@ -21,6 +21,7 @@
 #include "ring/base/wait.hpp"
 #include "ring/group/block.hpp"
 #include "ring/group/header.hpp"
+#include "ring/group/tickets.hpp"
 #include "ring/memory/memory.hpp"
 #include "ring/memory/staging.hpp"
 
@@ -92,8 +93,10 @@ class HostGroup {
 
     // --- the gate ---
     void post(const Header& header);
-    // Arrives; returns the number of the gate to wait for.
-    std::uint64_t arrive();
+    // Arrives; returns the number of the gate to wait for. At the gate of an operation that may be one on devices its
+    // sequence is given: where it is, the rank that releases the gate takes a ticket for it.
+    std::uint64_t arrive(std::uint64_t device_sequence = 0);
+    Tickets& tickets() { return tickets_; }
     // Operations that this rank has posted, and gates that it has come to, so far.
     std::uint64_t operations() const;
     std::uint64_t gates() const { return mailbox(index()).arrivals.load(std::memory_order_relaxed); }
@@ -129,6 +132,8 @@ class HostGroup {
     }
     // Throws Aborted when the epoch has ended or a member that has not arrived at `gate` has left or died.
     void check_alive(std::uint64_t gate, bool look_for_dead);
+    // Throws Aborted when the epoch has ended or a member has died that had not left.
+    void check_members();
 
     // --- memory that belongs to member `rank` of the group ---
     std::byte* inline_slot(int member, std::uint64_t sequence) const;
@@ -201,6 +206,7 @@ class HostGroup {
     std::shared_ptr<BlockReference> reference_;
     GroupBlock* block_;
     GroupBlock* epoch_block_;
+    Tickets tickets_;
     BlockLayout layout_;
     SpinPolicy spin_;
     std::uint64_t arrivals_ = 0;

@@ -24,6 +24,10 @@
 
 namespace ring {
 
+class DeviceGroup;
+class DeviceMemory;
+struct DeviceWork;
+
 // One tensor of an operation. Operations other than allreduce and alltoall have exactly one.
 struct Piece {
     const std::byte* input = nullptr;
@@ -40,7 +44,9 @@ struct Target {
 struct Request {
     OpKind kind = OpKind::Barrier;
     DType dtype = DType::UInt8;
-    Device device = Device::Cpu;
+    Device device = Device::Cpu;  // that the pieces are on
+    int device_index = 0;         // which one of that kind
+    void* stream = nullptr;       // on which the caller has written them, and reads them next
     ReduceOp op = ReduceOp::Sum;
     double prescale = 1.0;
     double postscale = 1.0;
@@ -62,8 +68,9 @@ struct Request {
 struct Result {
     std::shared_ptr<std::byte> data;  // allgather, alltoall; a link may hold it too
     std::size_t bytes = 0;
-    std::vector<std::int64_t> counts;  // elements from each rank
-    bool placed = false;               // they are in the request's targets, and `data` holds nothing
+    std::shared_ptr<DeviceMemory> on_device;  // the same, of tensors on devices
+    std::vector<std::int64_t> counts;         // elements from each rank
+    bool placed = false;                      // they are in the request's targets, and `data` holds nothing
     int last_joined = -1;
     std::shared_ptr<HostGroup> group;  // group: its part on this host, where this rank is in it
 
@@ -76,8 +83,9 @@ struct Result {
 enum class Step {
     Gate,  // go through a gate with the others of this host before the next step
     Done,
-    Moved,       // something came or went over the link; more may
-    AwaitsLink,  // the link has to deliver first
+    Moved,         // something came or went over the link; more may
+    AwaitsLink,    // the link has to deliver first
+    AwaitsDevice,  // its turn on the device has to come, or NCCL has to launch it
 };
 
 class Algorithm {
@@ -108,6 +116,8 @@ struct Operation {
     Result& result;
     Fabric* fabric = nullptr;              // null on one host
     const Agreement* agreement = nullptr;  // between hosts: what came with the headers
+    DeviceGroup* devices = nullptr;        // what the ranks have agreed on for tensors on devices
+    DeviceWork* on_device = nullptr;       // what this operation is there
 };
 // Makes the algorithm of an operation; it may keep references to what an operation refers to, except for the headers of
 // one host.

@@ -1,0 +1,73 @@
+// The communication stream of this rank in an epoch, and all that NCCL does on it.
+//
+// All kernels of all groups go through one stream in one order, so none of them waits behind one that the other ranks
+// launch later. It ends as a whole: an abort of one communicator waits for the kernels of all.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "ring/base/process.hpp"
+#include "ring/collectives/device/launch_order.hpp"
+#include "ring/device/devices.hpp"
+#include "ring/device/reaper.hpp"
+
+namespace ring {
+
+class DeviceStream {
+   public:
+    explicit DeviceStream(std::shared_ptr<Devices> devices) : devices_(std::move(devices)) {}
+    // Closes the communicators. Where they are being aborted, waits for that, up to the abort limit.
+    ~DeviceStream();
+    DeviceStream(const DeviceStream&) = delete;
+    DeviceStream& operator=(const DeviceStream&) = delete;
+
+    Devices& devices() const { return *devices_; }
+    // The device that this rank uses in the epoch: the first one that it asks for. Throws InvalidArgument for another
+    // one, and DeviceError. Any thread.
+    std::shared_ptr<DeviceContext> use(int index);
+    // That one; null where none has been asked for.
+    std::shared_ptr<DeviceContext> context() const;
+
+    // The rest is for the thread that carries operations out.
+    LaunchOrder& order() { return order_; }
+    void* handle();
+    // Another one for copies to and from host memory: they wait for nothing that is under way between devices.
+    void* copies();
+    // NCCL launches one operation after the other. False while another one is being launched.
+    bool claim(const void* owner);
+    void release(const void* owner);
+    // Communicators of NCCL that end with the stream.
+    void adopt(std::shared_ptr<NcclCommunicator> communicator);
+    // Aborts one that is of no use, by itself.
+    std::shared_ptr<const Reaper> drop(const std::shared_ptr<NcclCommunicator>& communicator);
+
+    // --- the end of an epoch by an abort ---
+    enum class Kernels {
+        Run,
+        Ending,  // are being aborted
+        Ended,
+        Hang,  // nothing ends them
+    };
+    // Begins to abort all kernels; nothing is launched any more.
+    void abandon();
+    // Past the abort limit this rank's devices are given up.
+    Kernels kernels();
+
+   private:
+    const Owner owner_;
+    const std::shared_ptr<Devices> devices_;
+    mutable std::mutex mutex_;
+    std::shared_ptr<DeviceContext> context_;
+    void* stream_ = nullptr;
+    void* copies_ = nullptr;
+    LaunchOrder order_;
+    std::atomic<const void*> launching_{nullptr};
+    std::vector<std::shared_ptr<NcclCommunicator>> communicators_;
+    std::shared_ptr<const Reaper> reaper_;
+    std::int64_t limit_ = 0;  // ns, until which the kernels have to end
+};
+
+}  // namespace ring

@@ -1,0 +1,27 @@
+// What an operation is on a device: what it waits for there, and what waits for it.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "ring/collectives/host/algorithm.hpp"
+#include "ring/device/device_context.hpp"
+#include "ring/memory/memory.hpp"
+
+namespace ring {
+
+struct DeviceWork {
+    std::shared_ptr<DeviceContext> context;
+    std::vector<std::shared_ptr<DeviceEvent>> ready;  // the tensors are written
+    std::shared_ptr<DeviceEvent> done;                // the results are; null before it is launched
+    void* stream = nullptr;                           // of the caller
+    bool issued = false;                              // the device may touch the tensors
+
+    // Where host memory moves the data: the tensors themselves, and their copies in ring memory.
+    std::vector<Piece> tensors;
+    std::optional<Region> copies;
+    std::shared_ptr<DeviceEvent> may_copy;
+};
+
+}  // namespace ring

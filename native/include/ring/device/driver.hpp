@@ -1,0 +1,59 @@
+// The CUDA driver API, found at run time: one ABI for CUDA 12 and 13, and no header of either.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "ring/base/errors.hpp"
+
+namespace ring {
+
+// What a driver or NCCL reported, or that it cannot be loaded.
+struct DeviceError : Error {
+    using Error::Error;
+};
+
+struct DeviceUuid {
+    unsigned char bytes[16] = {};
+};
+
+// Its functions, under the names that the library exports; each returns 0 or an error.
+struct Driver {
+    int (*cuInit)(unsigned) = nullptr;
+    int (*cuDriverGetVersion)(int*) = nullptr;
+    int (*cuGetErrorString)(int, const char**) = nullptr;
+    int (*cuDeviceGetCount)(int*) = nullptr;
+    int (*cuDeviceGet)(int*, int) = nullptr;
+    int (*cuDeviceGetName)(char*, int, int) = nullptr;
+    int (*cuDeviceGetUuid_v2)(DeviceUuid*, int) = nullptr;  // that of a MIG instance where there is one
+    int (*cuDevicePrimaryCtxRetain)(void**, int) = nullptr;
+    int (*cuCtxPushCurrent_v2)(void*) = nullptr;
+    int (*cuCtxPopCurrent_v2)(void**) = nullptr;
+    int (*cuStreamCreateWithPriority)(void**, unsigned, int) = nullptr;
+    int (*cuStreamDestroy_v2)(void*) = nullptr;
+    int (*cuStreamWaitEvent)(void*, void*, unsigned) = nullptr;
+    int (*cuStreamIsCapturing)(void*, int*) = nullptr;
+    int (*cuEventCreate)(void**, unsigned) = nullptr;
+    int (*cuEventDestroy_v2)(void*) = nullptr;
+    int (*cuEventRecord)(void*, void*) = nullptr;
+    int (*cuEventQuery)(void*) = nullptr;
+    int (*cuMemAllocAsync)(std::uint64_t*, std::size_t, void*) = nullptr;
+    int (*cuMemFreeAsync)(std::uint64_t, void*) = nullptr;
+    int (*cuMemsetD8Async)(std::uint64_t, unsigned char, std::size_t, void*) = nullptr;
+    int (*cuMemcpyDtoHAsync_v2)(void*, std::uint64_t, std::size_t, void*) = nullptr;
+    int (*cuMemcpyHtoDAsync_v2)(std::uint64_t, const void*, std::size_t, void*) = nullptr;
+    int (*cuMemcpyDtoDAsync_v2)(std::uint64_t, std::uint64_t, std::size_t, void*) = nullptr;
+
+    // Throws DeviceError with the driver's words where `result` is an error; `call` is what was called.
+    void check(int result, const char* call) const;
+
+    static constexpr int kNotReady = 600;  // of cuEventQuery
+};
+
+// The functions of the driver at `path`, or of the system's where that is empty. Throws DeviceError. The library stays
+// loaded: its threads and contexts are the whole process's.
+std::shared_ptr<const Driver> load_driver(const std::string& path);
+
+}  // namespace ring

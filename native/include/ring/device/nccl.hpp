@@ -1,0 +1,97 @@
+// NCCL, found at run time, and one communicator of it, which connects and fails without anyone waiting for it.
+#pragma once
+
+#include <climits>
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "ring/base/types.hpp"
+#include "ring/device/driver.hpp"
+
+namespace ring {
+
+struct NcclId {
+    char bytes[128] = {};
+};
+
+// The fields that 2.18 had. NCCL copies `size` bytes and looks for newer fields only where `version` says that there
+// are any.
+struct NcclConfig {
+    std::size_t size = 48;
+    unsigned magic = 0xcafebeef;
+    unsigned version = 21800;
+    int blocking = 0;
+    int cga_cluster_size = INT_MIN;
+    int min_ctas = INT_MIN;
+    int max_ctas = INT_MIN;
+    const char* net_name = nullptr;
+    int split_share = INT_MIN;
+};
+static_assert(sizeof(NcclConfig) == 48, "the layout that NCCL reads");
+
+// Its functions, under the names that the library exports.
+struct Nccl {
+    int (*ncclGetVersion)(int*) = nullptr;
+    const char* (*ncclGetErrorString)(int) = nullptr;
+    const char* (*ncclGetLastError)(void*) = nullptr;
+    int (*ncclGetUniqueId)(NcclId*) = nullptr;
+    int (*ncclCommInitRankConfig)(void**, int, NcclId, int, NcclConfig*) = nullptr;
+    int (*ncclCommGetAsyncError)(void*, int*) = nullptr;
+    int (*ncclCommFinalize)(void*) = nullptr;
+    int (*ncclCommDestroy)(void*) = nullptr;
+    int (*ncclCommAbort)(void*) = nullptr;
+    int (*ncclGroupStart)() = nullptr;
+    int (*ncclGroupEnd)() = nullptr;
+    int (*ncclAllReduce)(const void*, void*, std::size_t, int, int, void*, void*) = nullptr;
+    int (*ncclReduce)(const void*, void*, std::size_t, int, int, int, void*, void*) = nullptr;
+    int (*ncclBroadcast)(const void*, void*, std::size_t, int, int, void*, void*) = nullptr;
+    int (*ncclAllGather)(const void*, void*, std::size_t, int, void*, void*) = nullptr;
+    int (*ncclReduceScatter)(const void*, void*, std::size_t, int, int, void*, void*) = nullptr;
+    int (*ncclSend)(const void*, std::size_t, int, int, void*, void*) = nullptr;
+    int (*ncclRecv)(void*, std::size_t, int, int, void*, void*) = nullptr;
+    int (*ncclRedOpCreatePreMulSum)(int*, const void*, int, int, void*) = nullptr;
+    int (*ncclRedOpDestroy)(int, void*) = nullptr;
+
+    static constexpr int kSuccess = 0;
+    static constexpr int kInProgress = 7;
+    // Before that, operations of several communicators need more order between hosts than ours have.
+    static constexpr int kOldest = 22600;
+
+    // Throws DeviceError where `result` is an error of that communicator, which may be null.
+    void check(int result, const char* call, void* communicator) const;
+};
+
+// The functions of the NCCL at `path`; where that is empty, of the one that is loaded, which is torch's, else of the
+// one at `otherwise`, else of the system's. Throws DeviceError, also for a version that is too old.
+std::shared_ptr<const Nccl> load_nccl(const std::string& path, const std::string& otherwise);
+// "2.27.5"
+std::string nccl_version_text(int version);
+
+// Its number of an element type; none where it has none.
+std::optional<int> nccl_dtype(DType dtype);
+// Its number of a sum, minimum, maximum or product.
+int nccl_reduction(ReduceOp op);
+constexpr int kNcclAverage = 4;
+constexpr int kNcclBytes = 1;  // uint8
+
+// One communicator. It does not end with this: whoever drops it has given it to a Reaper.
+class NcclCommunicator {
+   public:
+    // Begins to connect. Throws DeviceError.
+    NcclCommunicator(std::shared_ptr<const Nccl> nccl, const NcclId& id, int size, int index);
+    NcclCommunicator(const NcclCommunicator&) = delete;
+    NcclCommunicator& operator=(const NcclCommunicator&) = delete;
+
+    // Whether what was begun has ended well: to connect, or to launch. Throws DeviceError where it has failed.
+    bool ready() const;
+    const Nccl& nccl() const { return *nccl_; }
+    void* handle() const { return handle_; }
+
+   private:
+    std::shared_ptr<const Nccl> nccl_;
+    void* handle_ = nullptr;
+};
+
+}  // namespace ring

@@ -1,0 +1,54 @@
+// The order in which the ranks launch operations on devices.
+//
+// A kernel that moves data between devices waits for the same kernel on the others. Ranks that launch two of them in
+// different orders wait for ever, also when these belong to different groups. So each operation gets a ticket of the
+// epoch once all its ranks have come, and each rank launches those that it takes part in by their tickets.
+//
+// On one host the rank that releases the gate takes the ticket before it does. Between hosts each leader proposes a
+// number when all hosts have agreed on the operation, and the greatest one counts (Skeen's algorithm; Birman and Joseph
+// 1987). Nobody waits for an operation that a rank has yet to call: its ticket comes later than those that are taken.
+#pragma once
+
+#include <cstdint>
+
+#include "ring/group/block.hpp"
+
+namespace ring {
+
+struct Ticket {
+    enum class State {
+        Later,     // will be greater than any that is taken now
+        Soon,      // is being taken
+        Proposed,  // will be `number` or greater
+        Taken,
+    };
+    State state = State::Later;
+    std::uint64_t number = 0;
+};
+
+// Of one group on one host.
+class Tickets {
+   public:
+    // The numbers come from the block of the epoch, which all its groups on this host share.
+    Tickets(GroupBlock& block, GroupBlock& epoch) : block_(block), epoch_(epoch) {}
+
+    // The group spans hosts.
+    void decide_between_hosts() { between_hosts_ = true; }
+    // By the rank that releases a gate of an operation on devices, before it does.
+    void take();
+    // By the leader of a host, in this order, when all hosts have agreed on the operation.
+    std::uint64_t propose();
+    void decide(std::uint64_t number);
+
+    // Of the operation whose ranks meet at `gate`.
+    Ticket look(std::uint64_t gate) const;
+    // Tickets that are taken from here on are greater than this one, which another host may have given.
+    void pass(std::uint64_t number);
+
+   private:
+    GroupBlock& block_;
+    GroupBlock& epoch_;
+    bool between_hosts_ = false;
+};
+
+}  // namespace ring

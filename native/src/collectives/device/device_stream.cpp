@@ -1,0 +1,91 @@
+#include "ring/collectives/device/device_stream.hpp"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "ring/base/wait.hpp"
+
+namespace ring {
+namespace {
+
+constexpr double kCloseLimit = 3.0;  // seconds, somewhat more than a reaper takes
+
+}  // namespace
+
+DeviceStream::~DeviceStream() {
+    if (!owner_.is_this_process()) return;
+    if (!reaper_ && !communicators_.empty())
+        Reaper::begin(std::move(communicators_), Reaper::Way::Close)->wait(kCloseLimit);
+    if (reaper_) reaper_->wait(static_cast<double>(limit_ - monotonic_ns()) * 1e-9);
+    if (kernels() == Kernels::Hang) return;
+    for (void* stream : {stream_, copies_})
+        if (stream != nullptr) context_->destroy_stream(stream);
+}
+
+std::shared_ptr<DeviceContext> DeviceStream::use(int index) {
+    const std::string given_up = devices_->given_up();
+    if (!given_up.empty()) throw InvalidArgument(given_up);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!context_) context_ = devices_->context(index);
+    if (context_->index() != index)
+        throw InvalidArgument("a rank uses one device, and this one has used device " +
+                              std::to_string(context_->index()) + " before, not " + std::to_string(index) +
+                              "; move the tensor there, and call torch.cuda.set_device before the first operation");
+    return context_;
+}
+
+std::shared_ptr<DeviceContext> DeviceStream::context() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return context_;
+}
+
+void* DeviceStream::handle() {
+    if (stream_ == nullptr) stream_ = context()->make_stream();
+    return stream_;
+}
+
+void* DeviceStream::copies() {
+    if (copies_ == nullptr) copies_ = context()->make_stream();
+    return copies_;
+}
+
+bool DeviceStream::claim(const void* owner) {
+    const void* nobody = nullptr;
+    return launching_.compare_exchange_strong(nobody, owner) || nobody == owner;
+}
+
+void DeviceStream::release(const void* owner) { launching_.compare_exchange_strong(owner, nullptr); }
+
+void DeviceStream::adopt(std::shared_ptr<NcclCommunicator> communicator) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    communicators_.push_back(std::move(communicator));
+}
+
+std::shared_ptr<const Reaper> DeviceStream::drop(const std::shared_ptr<NcclCommunicator>& communicator) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    communicators_.erase(std::remove(communicators_.begin(), communicators_.end(), communicator), communicators_.end());
+    return Reaper::begin({communicator}, Reaper::Way::Abort);
+}
+
+void DeviceStream::abandon() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (reaper_) return;
+    limit_ = deadline_after(devices_->settings().abort_limit);
+    reaper_ = Reaper::begin(std::move(communicators_), Reaper::Way::Abort);
+    communicators_.clear();
+}
+
+DeviceStream::Kernels DeviceStream::kernels() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!reaper_) return Kernels::Run;
+    if (reaper_->over()) return Kernels::Ended;
+    if (monotonic_ns() < limit_) return Kernels::Ending;
+    devices_->give_up("device " + std::to_string(context_ ? context_->index() : 0) +
+                      " of this rank is held by an operation that NCCL has not aborted in " +
+                      seconds_text(devices_->settings().abort_limit) +
+                      " (RING_ABORT_LIMIT); restart this engine, which alone frees it");
+    return Kernels::Hang;
+}
+
+}  // namespace ring

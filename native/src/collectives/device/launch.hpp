@@ -1,0 +1,45 @@
+// When an operation on devices is launched: in the order of tickets, behind what wrote its tensors.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "ring/collectives/device/device_group.hpp"
+#include "ring/collectives/device/device_work.hpp"
+#include "ring/collectives/inter_host/fabric.hpp"
+
+namespace ring {
+
+// The steps that all such operations have; what exactly is enqueued, they say. It is done when the operation has been
+// launched.
+class Launch : public Algorithm {
+   public:
+    explicit Launch(const Operation& operation);
+    ~Launch() override;
+    Step advance(std::uint64_t gates) final;
+
+   protected:
+    // Enqueues it on `stream()`, once. Throws DeviceError.
+    virtual void enqueue() = 0;
+    // Whether it has been launched; the stream may be recorded then.
+    virtual bool launched() { return true; }
+
+    DeviceStream& stream() const { return stream_; }
+    DeviceContext& context() const { return *on_device_.context; }
+    DeviceWork& on_device() const { return on_device_; }
+
+   private:
+    // Between hosts the leaders agree on a ticket.
+    Step take_ticket(std::uint64_t gates);
+
+    HostGroup& group_;
+    Fabric* fabric_;
+    DeviceStream& stream_;
+    DeviceWork& on_device_;
+    std::optional<Transfers> transfers_;
+    std::shared_ptr<std::vector<std::uint64_t>> landing_;  // the tickets that the hosts propose
+    bool has_ticket_;
+};
+
+}  // namespace ring

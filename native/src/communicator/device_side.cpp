@@ -1,0 +1,279 @@
+#include "ring/communicator/device_side.hpp"
+
+#include <algorithm>
+
+#include "collectives/host/algorithm_parts.hpp"
+#include "communicator/device_opening.hpp"
+#include "ring/base/text.hpp"
+#include "ring/collectives/device/nccl_reduction.hpp"
+#include "ring/communicator/progress.hpp"
+
+namespace ring {
+namespace {
+
+constexpr std::int64_t kCheckEvery = 50'000'000;  // ns
+
+}  // namespace
+
+DeviceSide::DeviceSide(Communicator& owner, std::shared_ptr<DeviceStream> stream)
+    : owner_(owner),
+      group_(std::move(stream), owner.size() == 1 ? DeviceGroup::Way::Nccl : DeviceGroup::Way::Unknown) {}
+
+DeviceSide::~DeviceSide() {
+    if (!owner_.domain()->owned()) return;  // a forked process: the flights are its parent's
+    opening_.reset();
+    if (!flights_.empty()) {
+        owner_.group_->abort(FixedText("rank %d dropped a communicator with operations under way", owner_.rank()));
+        owner_.announce_abort();
+    }
+    while (!flights_.empty())
+        if (serve() != Served::Done) cpu_yield();
+    group_.stream().order().leave(*owner_.group_);
+}
+
+std::pair<std::string, std::string> DeviceSide::transport() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return transport_;
+}
+
+void DeviceSide::prepare(Work& work) const {
+    const Request& request = work.request_;
+    auto device = std::make_shared<DeviceWork>();
+    device->context = group_.stream().use(request.device_index);
+    device->stream = request.stream;
+    if (device->context->is_capturing(request.stream))
+        throw owner_.invalid(
+            request,
+            "its stream is being captured into a CUDA graph, which would repeat the kernel without the "
+            "other ranks; leave collectives outside of torch.cuda.graph");
+    device->ready.push_back(device->context->event_on(request.stream));
+    work.request_.targets.clear();  // what comes has memory of the device of its own
+    work.device_ = std::move(device);
+}
+
+// --- agreement ---
+
+bool DeviceSide::must_agree(const std::vector<Header>& headers) const {
+    return group_.way() == DeviceGroup::Way::Unknown && lead_header(headers).device == Device::Cuda;
+}
+
+void DeviceSide::agree(Work& work) {
+    group_.stream().order().leave(*owner_.group_);
+    work.started_ = false;
+    opening_ = std::make_unique<DeviceOpening>(owner_, group_, work);
+}
+
+bool DeviceSide::is_agreeing(const Work& work) const { return opening_ && &opening_->asks() == &work; }
+
+DeviceSide::Served DeviceSide::serve_agreement() {
+    const Served served = opening_->advance();
+    if (served != Served::Done) return served;
+    opening_.reset();
+    const std::lock_guard<std::mutex> lock(mutex_);
+    transport_ = {group_.way() == DeviceGroup::Way::Nccl ? "nccl" : "host", group_.reason()};
+    return Served::Moved;
+}
+
+// --- one operation ---
+
+bool DeviceSide::through_host(const Work& work) const {
+    if (work.is_trial_ || group_.way() == DeviceGroup::Way::Unknown) return false;
+    return group_.way() != DeviceGroup::Way::Nccl || !nccl_moves(work.header_, owner_.size());
+}
+
+bool DeviceSide::fetch(Work& work) {
+    if (!work.device_ || !through_host(work)) return true;
+    DeviceWork& device = *work.device_;
+    void* const copies = group_.stream().copies();
+    if (!device.may_copy) {
+        for (const auto& ready : device.ready) ready->hold_back(copies);
+        device.may_copy = device.context->event_on(copies);
+    }
+    // A copy to memory that is not pinned blocks until it is done, so it begins when it need not wait.
+    if (!device.may_copy->passed()) return false;
+    Request& request = work.request_;
+    const std::size_t item = item_size(request.dtype);
+    const bool separate = request.kind == OpKind::ReduceScatter;
+    std::size_t bytes = 0;
+    for (const Piece& piece : request.pieces) bytes += round_up(piece.count * item, 64) * (separate ? 2 : 1);
+    device.copies.emplace(owner_.domain(), std::max<std::size_t>(bytes, 1));
+    device.tensors = request.pieces;
+    device.issued = true;
+    auto* at = static_cast<std::byte*>(device.copies->data());
+    for (Piece& piece : request.pieces) {
+        const std::size_t size = piece.count * item;
+        if (request.kind != OpKind::Broadcast || request.root == owner_.index())
+            device.context->copy_to_host(at, piece.input, size, copies);
+        std::byte* const output = separate ? at + round_up(size, 64) : at;
+        at += round_up(size, 64) * (separate ? 2 : 1);
+        piece = {output - (separate ? round_up(size, 64) : 0), output, piece.count};
+    }
+    // What the driver has copied by now, or nothing of it: no copy to ordinary memory outlives its call.
+    device.issued = false;
+    request.device = Device::Cpu;
+    return true;
+}
+
+void DeviceSide::bring_back(Work& work) {
+    const Request& request = work.request_;
+    DeviceWork& device = *work.device_;
+    void* const copies = group_.stream().copies();
+    const std::size_t item = item_size(request.dtype);
+    if (request.kind == OpKind::Allgather || request.kind == OpKind::Alltoall) {
+        Result& result = work.result_;
+        result.on_device = std::make_shared<DeviceMemory>(device.context, result.bytes, copies, device.stream);
+        device.context->copy_to_device(result.on_device->data(), result.data.get(), result.bytes, copies);
+    }
+    for (std::size_t i = 0; i < device.tensors.size() && device.tensors[i].output != nullptr; ++i) {
+        std::uint64_t count = device.tensors[i].count;
+        if (request.kind == OpKind::ReduceScatter)
+            count = row_range(count, request.shape[0], owner_.size(), owner_.index()).size();
+        device.context->copy_to_device(device.tensors[i].output, request.pieces[i].output, count * item, copies);
+    }
+    device.done = device.context->event_on(copies);
+}
+
+void DeviceSide::posted(const Work& work) {
+    if (work.request_.kind != OpKind::Join && in_host_memory(work.header_.device)) return;
+    group_.stream().order().enter(*owner_.group_, work.gate_, owner_.fabric_ ? owner_.fabric_->id() : 0);
+}
+
+void DeviceSide::take_part(Work& work, Operation& operation, const Path& path) {
+    const bool on_device = lead_header(operation.headers).device == Device::Cuda;
+    if (on_device && group_.way() == DeviceGroup::Way::Error)
+        throw Unsupported("RING_DEVICE=nccl, and NCCL cannot be used: " + group_.reason());
+    if (!is_launched(path)) {
+        if (on_device || work.request_.kind == OpKind::Join) group_.stream().order().leave(*owner_.group_);
+        return;
+    }
+    if (!work.device_) {  // it has joined
+        work.device_ = std::make_shared<DeviceWork>();
+        work.device_->context = group_.stream().context();
+        work.device_->stream = group_.stream().handle();
+    }
+    operation.devices = &group_;
+    operation.on_device = work.device_.get();
+}
+
+// --- what is under way on the device ---
+
+void DeviceSide::fly(Flight flight) {
+    flights_.push_back(std::move(flight));
+    under_way_.fetch_add(1, std::memory_order_seq_cst);
+}
+
+void DeviceSide::launch(const std::shared_ptr<Work>& work) {
+    if (!work->device_->done) bring_back(*work);
+    fly({{work}, work->device_, nullptr, work->deadline_});
+    work->state_.store(Work::State::Launched, std::memory_order_seq_cst);
+    work->bell_.ring();
+}
+
+void DeviceSide::launch_for_joined(Work& work) {
+    if (work.device_) fly({{}, std::move(work.device_), nullptr, 0});
+    work.device_.reset();
+}
+
+bool DeviceSide::fail(const std::shared_ptr<Work>& work, const std::exception_ptr& error) {
+    if (work->device_ || work->request_.kind == OpKind::Join) group_.stream().order().leave(*owner_.group_);
+    if (is_agreeing(*work)) opening_.reset();
+    if (!work->device_ || !work->device_->issued || work->is_trial_) return false;
+    try {
+        fly({{work}, work->device_, error, 0});
+    } catch (...) {  // no memory: nobody will look when the kernel ends, so its tensors are never freed
+        work->must_keep_ = true;
+        return false;
+    }
+    return true;
+}
+
+void DeviceSide::follow(const Work& work, const std::shared_ptr<Work>& other) {
+    for (Flight& flight : flights_) {
+        if (flight.device != work.device_) continue;
+        other->device_ = work.device_;
+        other->result_ = work.result_;
+        flight.works.push_back(other);
+        other->state_.store(Work::State::Launched, std::memory_order_seq_cst);
+        other->bell_.ring();
+        return;
+    }
+}
+
+void DeviceSide::land(Flight& flight, std::exception_ptr error, bool must_keep) noexcept {
+    for (const std::shared_ptr<Work>& work : flight.works) {
+        work->must_keep_ = must_keep;
+        work->finish(error);
+    }
+}
+
+// What ends an operation that waits on a device, beside the device.
+void DeviceSide::check_flights() {
+    if (owner_.group_->aborted()) throw Aborted(owner_.group_->abort_reason());
+    const std::int64_t now = monotonic_ns();
+    if (now < next_check_) return;
+    next_check_ = now + kCheckEvery;
+    if (owner_.epoch_.fabric) owner_.epoch_.fabric->notices().read(*owner_.epoch_.group);
+    if (owner_.fabric_ && owner_.fabric_ != owner_.epoch_.fabric) owner_.fabric_->notices().read(*owner_.group_);
+    owner_.group_->check_members();
+    if (group_.nccl() != nullptr && !opening_) group_.nccl()->ready();
+    for (const Flight& flight : flights_)
+        if (flight.deadline != 0 && now > flight.deadline)
+            throw Timeout(owner_.locate(*flight.works.front()) +
+                          " timed out on its device: another rank has not launched it, or is not running");
+}
+
+// Ends the epoch, and what NCCL has under way in it.
+void DeviceSide::abort(const std::exception_ptr& error) noexcept {
+    error_ = error;
+    try {
+        std::rethrow_exception(error);
+    } catch (const Aborted&) {
+    } catch (const std::exception& other) {
+        owner_.group_->abort(FixedText("rank %d stopped on its device: %s", owner_.rank(), other.what()));
+    } catch (...) {
+        owner_.group_->abort(FixedText("rank %d stopped on its device", owner_.rank()));
+    }
+    owner_.announce_abort();
+    group_.stream().abandon();
+}
+
+DeviceSide::Served DeviceSide::serve() {
+    if (flights_.empty()) return Served::Idle;
+    bool landed = false;
+    if (!error_) {
+        try {
+            for (auto flight = flights_.begin(); flight != flights_.end();) {
+                if (flight->error || !flight->device->done || !flight->device->done->passed()) {
+                    ++flight;
+                    continue;
+                }
+                land(*flight, nullptr, false);
+                flight = flights_.erase(flight);
+                under_way_.fetch_sub(1, std::memory_order_seq_cst);
+                landed = true;
+            }
+            if (!flights_.empty()) check_flights();
+        } catch (...) {
+            abort(std::current_exception());
+        }
+    }
+    if (error_) {
+        const DeviceStream::Kernels kernels = group_.stream().kernels();
+        if (kernels == DeviceStream::Kernels::Ending || kernels == DeviceStream::Kernels::Run) return Served::Polling;
+        const bool hang = kernels == DeviceStream::Kernels::Hang;
+        while (!flights_.empty()) {
+            Flight& flight = flights_.front();
+            std::exception_ptr error = flight.error ? flight.error : error_;
+            if (!flight.works.empty() && !flight.error) owner_.explain(*flight.works.front(), error);
+            land(flight, error, hang);
+            flights_.pop_front();
+            under_way_.fetch_sub(1, std::memory_order_seq_cst);
+        }
+        landed = true;
+    }
+    if (!landed) return Served::Flying;
+    owner_.idle_.ring();
+    return Served::Done;
+}
+
+}  // namespace ring

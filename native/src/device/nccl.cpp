@@ -1,0 +1,103 @@
+#include "ring/device/nccl.hpp"
+
+#include <utility>
+
+#include "ring/device/library.hpp"
+
+namespace ring {
+
+void Nccl::check(int result, const char* call, void* communicator) const {
+    if (result == kSuccess || result == kInProgress) return;
+    std::string text = std::string(call) + ": " + ncclGetErrorString(result);
+    const char* last = ncclGetLastError(communicator);
+    if (last != nullptr && *last != '\0') text += std::string(" (") + last + ")";
+    throw DeviceError(text);
+}
+
+std::string nccl_version_text(int version) {
+    return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
+           std::to_string(version % 100);
+}
+
+std::shared_ptr<const Nccl> load_nccl(const std::string& path, const std::string& otherwise) {
+    void* library = open_library("libnccl.so.2", path, otherwise);
+    auto nccl = std::make_shared<Nccl>();
+    Nccl& all = *nccl;
+    find_function(library, "ncclGetVersion", all.ncclGetVersion);
+    find_function(library, "ncclGetErrorString", all.ncclGetErrorString);
+    find_function(library, "ncclGetLastError", all.ncclGetLastError);
+    find_function(library, "ncclGetUniqueId", all.ncclGetUniqueId);
+    find_function(library, "ncclCommInitRankConfig", all.ncclCommInitRankConfig);
+    find_function(library, "ncclCommGetAsyncError", all.ncclCommGetAsyncError);
+    find_function(library, "ncclCommFinalize", all.ncclCommFinalize);
+    find_function(library, "ncclCommDestroy", all.ncclCommDestroy);
+    find_function(library, "ncclCommAbort", all.ncclCommAbort);
+    find_function(library, "ncclGroupStart", all.ncclGroupStart);
+    find_function(library, "ncclGroupEnd", all.ncclGroupEnd);
+    find_function(library, "ncclAllReduce", all.ncclAllReduce);
+    find_function(library, "ncclReduce", all.ncclReduce);
+    find_function(library, "ncclBroadcast", all.ncclBroadcast);
+    find_function(library, "ncclAllGather", all.ncclAllGather);
+    find_function(library, "ncclReduceScatter", all.ncclReduceScatter);
+    find_function(library, "ncclSend", all.ncclSend);
+    find_function(library, "ncclRecv", all.ncclRecv);
+    find_function(library, "ncclRedOpCreatePreMulSum", all.ncclRedOpCreatePreMulSum);
+    find_function(library, "ncclRedOpDestroy", all.ncclRedOpDestroy);
+    int version = 0;
+    all.check(all.ncclGetVersion(&version), "ncclGetVersion", nullptr);
+    if (version < Nccl::kOldest)
+        throw DeviceError("NCCL " + nccl_version_text(version) + " is too old; " + nccl_version_text(Nccl::kOldest) +
+                          " or newer is needed");
+    return nccl;
+}
+
+std::optional<int> nccl_dtype(DType dtype) {
+    switch (dtype) {
+        case DType::Int8:
+            return 0;
+        case DType::UInt8:
+            return 1;
+        case DType::Int32:
+            return 2;
+        case DType::Int64:
+            return 4;
+        case DType::Float16:
+            return 6;
+        case DType::Float32:
+            return 7;
+        case DType::Float64:
+            return 8;
+        case DType::BFloat16:
+            return 9;
+        default:
+            return std::nullopt;
+    }
+}
+
+int nccl_reduction(ReduceOp op) {
+    switch (op) {
+        case ReduceOp::Product:
+            return 1;
+        case ReduceOp::Max:
+            return 2;
+        case ReduceOp::Min:
+            return 3;
+        default:
+            return 0;
+    }
+}
+
+NcclCommunicator::NcclCommunicator(std::shared_ptr<const Nccl> nccl, const NcclId& id, int size, int index)
+    : nccl_(std::move(nccl)) {
+    NcclConfig config;
+    nccl_->check(nccl_->ncclCommInitRankConfig(&handle_, size, id, index, &config), "ncclCommInitRankConfig", nullptr);
+}
+
+bool NcclCommunicator::ready() const {
+    int state = Nccl::kSuccess;
+    nccl_->check(nccl_->ncclCommGetAsyncError(handle_, &state), "ncclCommGetAsyncError", handle_);
+    nccl_->check(state, "NCCL", handle_);
+    return state == Nccl::kSuccess;
+}
+
+}  // namespace ring

@@ -1,0 +1,76 @@
+#include "ring/device/reaper.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "ring/base/no_signals.hpp"
+#include "ring/base/wait.hpp"
+
+namespace ring {
+namespace {
+
+constexpr double kCloseLimit = 2.0;  // seconds; a rank that has gone on closes late
+constexpr std::chrono::milliseconds kPause{1};
+
+}  // namespace
+
+std::shared_ptr<const Reaper> Reaper::begin(std::vector<std::shared_ptr<NcclCommunicator>> all, Way way) {
+    auto reaper = std::make_shared<Reaper>();
+    if (all.empty()) {
+        reaper->over_ = true;
+        return reaper;
+    }
+    const NoSignals inherited;
+    try {
+        std::thread([reaper, all = std::move(all), way] {
+            if (way == Way::Close) {
+                close(all);
+            } else {
+                abort(all);
+            }
+            reaper->over_.store(true, std::memory_order_release);
+        }).detach();
+    } catch (const std::system_error&) {  // no thread: they never end
+    }
+    return reaper;
+}
+
+bool Reaper::wait(double seconds) const {
+    const std::int64_t deadline = monotonic_ns() + static_cast<std::int64_t>(seconds * 1e9);
+    while (!over()) {
+        if (monotonic_ns() > deadline) return false;
+        std::this_thread::sleep_for(kPause);
+    }
+    return true;
+}
+
+void Reaper::close(const std::vector<std::shared_ptr<NcclCommunicator>>& all) {
+    const std::int64_t deadline = deadline_after(kCloseLimit);
+    bool closed = true;
+    for (const auto& one : all) closed &= one->nccl().ncclCommFinalize(one->handle()) % Nccl::kInProgress == 0;
+    const auto finalized = [](const auto& one) {
+        try {
+            return one->ready();
+        } catch (const DeviceError&) {
+            return false;
+        }
+    };
+    while (closed && !std::all_of(all.begin(), all.end(), finalized)) {
+        closed = monotonic_ns() < deadline;
+        std::this_thread::sleep_for(kPause);
+    }
+    if (!closed) return abort(all);
+    for (const auto& one : all) one->nccl().ncclCommDestroy(one->handle());
+}
+
+void Reaper::abort(const std::vector<std::shared_ptr<NcclCommunicator>>& all) {
+    const Nccl& nccl = all.front()->nccl();
+    nccl.ncclGroupStart();
+    for (const auto& one : all) nccl.ncclCommAbort(one->handle());
+    nccl.ncclGroupEnd();
+}
+
+}  // namespace ring

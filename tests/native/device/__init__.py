@@ -1,0 +1,1 @@
+"""Tensors on devices, over the fakes of `native.fakes`."""

@@ -1,0 +1,114 @@
+"""Leaving out what keeps operations on devices right makes tests fail.
+
+A mutant is one source file of the core in which one passage is replaced, linked in front of the compiled core; the
+tests run with it in a process of their own.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+NATIVE = ROOT / "native"
+TESTS = Path(__file__).parent
+RUN = """
+import importlib.util, sys, pytest
+spec = importlib.util.spec_from_file_location("ring_notebook._core", sys.argv[1])
+sys.modules["ring_notebook._core"] = module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+import ring_notebook
+ring_notebook._core = module
+if sys.argv[2] == "keep nothing":
+    from ring_notebook.core.work import HeldWorks
+    HeldWorks.hold = lambda self, work: None
+sys.exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", *sys.argv[3:]]))
+"""
+
+# what is left out, in which file, the passage, what takes its place, which tests see it
+MUTANTS = {
+    "the wait for the tensors": (
+        "collectives/device/launch.cpp",
+        "for (const auto& ready : on_device_.ready) ready->hold_back(stream_.handle());",
+        "",
+        "test_device_results.py::test_the_callers_stream_waits_and_the_caller_does_not",
+    ),
+    "the wait of the caller's stream": (
+        "communicator/operation.cpp",
+        "if (launched() && device_ && device_->done) device_->done->hold_back(stream);",
+        "(void)stream;",
+        "test_device_results.py::test_a_group_of_tensors_and_names",
+    ),
+    "the gate": (
+        "communicator/operation.cpp",
+        "    if (!work.polling_) {\n        if (!group_->released",
+        "    if (!work.polling_ && !work.device_) {\n        if (!group_->released",
+        "test_device_contracts.py::test_mismatches_are_raised_on_every_rank_and_the_group_lives_on",
+    ),
+    "the ticket": (
+        "collectives/device/launch.cpp",
+        "!stream_.order().is_next(group_) || ",
+        "",
+        "test_device_order.py::test_groups_of_the_same_ranks",
+    ),
+    "the wait for NCCL's launch": (
+        "collectives/device/nccl_launch.cpp",
+        "bool launched() override { return nccl_.ready(); }",
+        "bool launched() override { return true; }",
+        "test_device_results.py",
+    ),
+}
+
+
+def run(core: Path, mutation: str, tests: str) -> subprocess.CompletedProcess[str]:
+    file, *only = tests.split("::")
+    choice = ["-k", only[0]] if only else ["-k", "threads"]
+    command = [sys.executable, "-c", RUN, str(core), mutation, *choice, str(TESTS / file)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+
+
+def compiled() -> tuple[Path, Path]:
+    """The module in use, and the folder in which it was compiled."""
+    from ring_notebook import _core
+
+    builds = [one.parent for one in (ROOT / "build").glob("*/libring.a")]
+    assert builds, "the core's build folder is gone; run make clean and make test"
+    return Path(_core.__file__), builds[0]
+
+
+def mutant(tmp_path: Path, source: str, passage: str, replacement: str) -> Path:
+    _, build = compiled()
+    text = (NATIVE / "src" / source).read_text()
+    assert text.count(passage) == 1, f"{source} has changed: the mutation must name one passage of it"
+    changed = tmp_path / Path(source).name
+    changed.write_text(text.replace(passage, replacement))
+    core = tmp_path / f"_core{sysconfig.get_config_var('EXT_SUFFIX')}"
+    includes = [f"-I{NATIVE / folder}" for folder in ("include", "src")]
+    flags = ["-std=c++17", "-O1", "-fPIC", "-shared", "-fvisibility=hidden", *includes]
+    bindings = map(str, sorted((build / "CMakeFiles" / "_core.dir" / "bindings").glob("*.o")))
+    command = ["c++", *flags, str(changed), *bindings, str(build / "libring.a"), "-o", str(core), "-lpthread", "-ldl"]
+    subprocess.run(command, check=True)
+    return core
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", MUTANTS)
+def test_tests_notice_when_it_is_left_out(name: str, tmp_path: Path) -> None:
+    source, passage, replacement, tests = MUTANTS[name]
+    unchanged = run(compiled()[0], "", tests)
+    assert unchanged.returncode == 0, unchanged.stdout
+    changed = run(mutant(tmp_path, source, passage, replacement), "", tests)
+    assert changed.returncode != 0, f"no test notices that {name} is missing"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_tests_notice_when_tensors_are_not_kept() -> None:
+    tests = "test_device_contracts.py::test_tensors_live_until_their_kernel_has_ended"
+    assert run(compiled()[0], "", tests).returncode == 0
+    assert run(compiled()[0], "keep nothing", tests).returncode != 0

@@ -1,0 +1,260 @@
+// NCCL without a device, for tests: its communicators meet in a file that all processes map, its kernels run on the
+// streams of the fake CUDA driver and wait for one another as NCCL's do.
+//
+// It holds its callers to NCCL's rules. With a message it ends a process whose ranks launch different operations, or
+// operations in different orders (a kernel then waits until `deadlock_ms`), and one in which two threads are in one
+// communicator at a time. A communicator that is not ready refuses operations.
+//
+// Settings, by fake_nccl_set(name, value) or FAKE_NCCL_NAME in the environment:
+//   version        (22907)
+//   launch_us      most that a launch is late, at random, on a thread of its own (300)
+//   kernel_us      most that a kernel takes longer, at random (0)
+//   init_fails     connecting ends with an error
+//   init_hangs     connecting never ends
+//   wrong          sums are one too large
+//   error_at       the operation of that number, counted from 1 since it was set, ends with an asynchronous error
+//   abort_hangs    an abort never returns, and ends no kernel
+//   deadlock_ms    (20000)
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <condition_variable>
+#include <functional>
+
+#include "fake_kernels.hpp"
+
+extern "C" void fake_cuda_enqueue(void* stream, std::function<void()>* work);
+
+namespace {
+
+struct Config {
+    std::size_t size;
+    unsigned magic, version;
+    int blocking, cga, least, most;
+    const char* net;
+    int split;
+};
+
+// One thread at a time may call a communicator.
+class Use {
+   public:
+    explicit Use(Communicator* communicator) : communicator_(communicator) {
+        if (communicator_->in_use.exchange(true)) broken("two threads are in one communicator");
+    }
+    ~Use() { communicator_->in_use.store(false); }
+
+   private:
+    Communicator* communicator_;
+};
+
+// Kernels that run, by stream: an abort returns when its device has none.
+std::mutex running_mutex;
+std::condition_variable running_changed;
+std::map<void*, int>& running() {
+    static auto* all = new std::map<void*, int>;
+    return *all;
+}
+
+std::atomic<long> operations{0};  // launched
+thread_local int depth = 0;
+thread_local std::vector<std::pair<Communicator*, Call>> grouped;
+thread_local std::vector<Communicator*> aborting;
+
+void launch(Communicator* communicator, std::vector<Call> calls) {
+    void* const stream = calls.front().stream;
+    const bool fails = ++operations == setting("error_at", 0);
+    communicator->stream = stream;
+    communicator->state.store(kInProgress);
+    {
+        const std::lock_guard<std::mutex> lock(running_mutex);
+        ++running()[stream];
+    }
+    std::thread([communicator, calls = std::move(calls), stream, fails] {
+        pause_up_to(setting("launch_us", 300));
+        std::function<void()> kernel = [communicator, calls, stream, fails] {
+            if (fails) {
+                communicator->state.store(kRemote);
+                while (!communicator->aborted.load()) std::this_thread::sleep_for(std::chrono::microseconds(200));
+            } else {
+                Kernel(communicator, calls).run();
+            }
+            {
+                const std::lock_guard<std::mutex> lock(running_mutex);
+                --running()[stream];
+            }
+            running_changed.notify_all();
+        };
+        fake_cuda_enqueue(stream, &kernel);
+        int under_way = kInProgress;
+        communicator->state.compare_exchange_strong(under_way, kSuccess);
+    }).detach();
+}
+
+int add(Communicator* communicator, Call call) {
+    const Use use(communicator);
+    if (communicator->state.load() != kSuccess) return kUsage;
+    call.factor = call.op >= kFirstOwnOp ? communicator->factors.at(call.op) : 1.0;
+    if (depth > 0) {
+        grouped.emplace_back(communicator, call);
+    } else {
+        launch(communicator, {call});
+    }
+    return kSuccess;
+}
+
+void connect(Communicator* communicator, const std::string& path) {
+    const int file = open(path.c_str(), O_RDWR);
+    if (file < 0 || setting("init_fails", 0) != 0) {
+        communicator->state.store(kSystem);
+        return;
+    }
+    communicator->meeting =
+        static_cast<Meeting*>(mmap(nullptr, sizeof(Meeting), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0));
+    close(file);
+    if (communicator->meeting->here.fetch_add(1) + 1 == communicator->size) unlink(path.c_str());
+    while (communicator->meeting->here.load() < communicator->size || setting("init_hangs", 0) != 0) {
+        if (communicator->aborted.load()) return;
+        std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+    communicator->state.store(kSuccess);
+}
+
+int abort_all(const std::vector<Communicator*>& all) {
+    if (setting("abort_hangs", 0) != 0)
+        for (;;) pause();
+    for (Communicator* one : all) one->aborted.store(true);
+    for (Communicator* one : all) {
+        if (one->connecting.joinable()) one->connecting.join();
+        std::unique_lock<std::mutex> lock(running_mutex);
+        running_changed.wait(lock, [&] { return running()[one->stream] == 0; });
+    }
+    return kSuccess;
+}
+
+}  // namespace
+
+extern "C" {
+
+struct Id {
+    char bytes[128];
+};
+
+void fake_nccl_set(const char* name, long value) {
+    if (std::strcmp(name, "error_at") == 0) operations = 0;
+    const std::lock_guard<std::mutex> lock(settings().mutex);
+    settings().values[name] = value;
+}
+
+int ncclGetVersion(int* version) {
+    *version = static_cast<int>(setting("version", 22907));
+    return kSuccess;
+}
+const char* ncclGetErrorString(int result) {
+    static const char* texts[] = {"no error",
+                                  "unhandled cuda error",
+                                  "unhandled system error",
+                                  "internal error",
+                                  "invalid argument",
+                                  "invalid usage",
+                                  "remote process exited or there was a network error",
+                                  "NCCL operation in progress"};
+    return result >= 0 && result < 8 ? texts[result] : "unknown result code";
+}
+const char* ncclGetLastError(Communicator*) { return ""; }
+
+int ncclGetUniqueId(Id* id) {
+    std::memset(id, 0, sizeof *id);
+    const char* folder = std::getenv("TMPDIR");
+    std::snprintf(id->bytes, sizeof id->bytes, "%s/fake-nccl-XXXXXX", folder != nullptr ? folder : "/tmp");
+    const int file = mkstemp(id->bytes);
+    if (file < 0 || ftruncate(file, sizeof(Meeting)) != 0) return kSystem;
+    close(file);
+    return kSuccess;
+}
+
+int ncclCommInitRankConfig(Communicator** made, int size, Id id, int rank, Config* config) {
+    if (config == nullptr || config->size != 48 || config->magic != 0xcafebeef || config->version != 21800 ||
+        size > kRanks)
+        return kArgument;
+    if (config->blocking != 0) broken("a communicator that blocks");
+    auto* communicator = new Communicator;
+    communicator->size = size;
+    communicator->rank = rank;
+    communicator->connecting =
+        std::thread([communicator, path = std::string(id.bytes)] { connect(communicator, path); });
+    *made = communicator;
+    return kInProgress;
+}
+
+int ncclCommGetAsyncError(Communicator* communicator, int* state) {
+    *state = communicator->state.load();
+    return kSuccess;
+}
+
+int ncclCommFinalize(Communicator*) { return kSuccess; }
+int ncclCommDestroy(Communicator* communicator) {
+    if (communicator->connecting.joinable()) communicator->connecting.join();
+    return kSuccess;
+}
+int ncclCommAbort(Communicator* communicator) {
+    if (communicator == nullptr) return kSuccess;
+    if (depth > 0) {
+        aborting.push_back(communicator);
+        return kSuccess;
+    }
+    return abort_all({communicator});
+}
+
+int ncclGroupStart() {
+    ++depth;
+    return kSuccess;
+}
+int ncclGroupEnd() {
+    if (--depth > 0) return kSuccess;
+    if (!aborting.empty()) return abort_all(std::exchange(aborting, {}));
+    std::map<Communicator*, std::vector<Call>> kernels;
+    for (const auto& [communicator, call] : grouped) kernels[communicator].push_back(call);
+    const bool any = !grouped.empty();
+    grouped.clear();
+    for (auto& [communicator, calls] : kernels) launch(communicator, std::move(calls));
+    return any ? kInProgress : kSuccess;
+}
+
+int ncclAllReduce(const char* input, char* output, std::size_t count, int dtype, int op, Communicator* c,
+                  void* stream) {
+    return add(c, {Call::AllReduce, input, output, count, dtype, op, 0, 1.0, stream});
+}
+int ncclReduce(const char* input, char* output, std::size_t count, int dtype, int op, int root, Communicator* c,
+               void* stream) {
+    return add(c, {Call::Reduce, input, output, count, dtype, op, root, 1.0, stream});
+}
+int ncclBroadcast(const char* input, char* output, std::size_t count, int dtype, int root, Communicator* c,
+                  void* stream) {
+    return add(c, {Call::Broadcast, input, output, count, dtype, 0, root, 1.0, stream});
+}
+int ncclAllGather(const char* input, char* output, std::size_t count, int dtype, Communicator* c, void* stream) {
+    return add(c, {Call::AllGather, input, output, count, dtype, 0, 0, 1.0, stream});
+}
+int ncclReduceScatter(const char* input, char* output, std::size_t count, int dtype, int op, Communicator* c,
+                      void* stream) {
+    return add(c, {Call::ReduceScatter, input, output, count, dtype, op, 0, 1.0, stream});
+}
+int ncclSend(const char* input, std::size_t count, int dtype, int peer, Communicator* c, void* stream) {
+    return add(c, {Call::Send, input, nullptr, count * item_size(dtype), dtype, 0, peer, 1.0, stream});
+}
+int ncclRecv(char* output, std::size_t count, int dtype, int peer, Communicator* c, void* stream) {
+    return add(c, {Call::Receive, nullptr, output, count * item_size(dtype), dtype, 0, peer, 1.0, stream});
+}
+int ncclRedOpCreatePreMulSum(int* op, const char* scalar, int dtype, int residence, Communicator* communicator) {
+    const Use use(communicator);
+    if (residence != 1) return kArgument;
+    *op = kFirstOwnOp + static_cast<int>(communicator->factors.size());
+    communicator->factors[*op] = load(scalar, dtype);
+    return kSuccess;
+}
+int ncclRedOpDestroy(int op, Communicator* communicator) {
+    const Use use(communicator);
+    return communicator->factors.count(op) != 0 ? kSuccess : kArgument;
+}
+}
