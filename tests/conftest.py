@@ -11,6 +11,7 @@ import pytest
 
 from harness.leftovers import Leftovers, own_shared_memory
 from harness.protocol import FOLDER
+from ring_notebook.gpus import gpus
 
 _IN_RANK = FOLDER in os.environ
 pytest_plugins = ["harness.rank_side"] if _IN_RANK else ["harness.rank_tests", "harness.lanes"]
@@ -50,7 +51,11 @@ def pytest_configure() -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say at the very end, in colour, what could not be tested on this machine."""
+    """Say at the very end, in colour, what could not be tested on this machine, and what stood for a GPU."""
+    ran = [report for reports in terminalreporter.stats.values() for report in reports]
+    if any("tests/ranks/devices/" in getattr(report, "nodeid", "") for report in ran):
+        where = f"on {len(gpus())} GPUs of this machine" if gpus() else "on fakes: there is no GPU here"
+        terminalreporter.write_line(f"Tests of tensors on devices ran {where}", yellow=not gpus())
     skipped = terminalreporter.stats.get("skipped", [])
     reasons = {report.longrepr[2] for report in skipped if isinstance(report.longrepr, tuple)}
     for reason in sorted(reason for reason in reasons if "NOT TESTED" in reason):

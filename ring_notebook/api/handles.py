@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from ring_notebook.core.communicator import Communicator
-from ring_notebook.core.work import Work
 
-__all__ = ["Handle", "check_name", "member_name", "poll", "synchronize", "together"]
+__all__ = ["Handle", "Waitable", "check_name", "member_name", "poll", "synchronize", "together"]
+
+
+class Waitable(Protocol):
+    """What a handle waits for: an operation of the core, one on a device, or another handle."""
+
+    def wait(self) -> Any:
+        """Return when the operation has completed. Raises its error."""
+
+    def done(self) -> bool:
+        """Whether `wait` would return at once."""
 
 
 class Handle:
@@ -20,7 +29,7 @@ class Handle:
         self,
         communicator: Communicator | None,
         name: str,
-        works: Sequence[Work | Handle],
+        works: Sequence[Waitable],
         finish: Callable[[], Any],
     ) -> None:
         """``finish`` runs once, when all of ``works`` have completed, and makes the result."""

@@ -16,6 +16,7 @@ from ring_notebook import config as settings
 from ring_notebook.errors import RingError
 from ring_notebook.gpus import gpus
 from ring_notebook.hardware import cores
+from ring_notebook.launch.gpu_check import check_gpus
 from ring_notebook.launch.launchers.find_launcher import find_launcher
 from ring_notebook.launch.launchers.mpi_library import loaded_mpi
 from ring_notebook.launch.supervisor.outer_job import without_outer_job
@@ -38,7 +39,7 @@ class Check:
 
 
 def diagnose() -> list[Check]:
-    """Run all checks. It takes a few seconds: MPI and torch are really started."""
+    """Run all checks. It takes a few seconds: MPI, torch and GPUs are really used."""
     return [_guarded(look) for look in _LOOKS]
 
 
@@ -162,6 +163,10 @@ def _torch() -> Check:
     return Check("torch", "ok", found)
 
 
+def _gpus() -> Check:
+    return Check("gpus", *check_gpus())
+
+
 def _notebook() -> Check:
     done = _ask("from jupyter_core.paths import jupyter_path; print(*jupyter_path('labextensions'), sep='\\n')")
     folders = [Path(line) for line in done.stdout.splitlines()]
@@ -193,4 +198,4 @@ def _allocator() -> Check:
     return Check("allocator", "ok", "ring: large tensors of ranks lie in ring memory when they are reduced")
 
 
-_LOOKS = (_python, _settings, _core, _allocator, _mpi, _cores, _memory, _files, _torch, _notebook)
+_LOOKS = (_python, _settings, _core, _allocator, _mpi, _cores, _memory, _files, _torch, _gpus, _notebook)

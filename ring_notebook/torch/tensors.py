@@ -12,6 +12,8 @@ from torch import Tensor
 
 from ring_notebook.core.buffers import Buffer, DType
 from ring_notebook.core.native import core
+from ring_notebook.core.work import Work
+from ring_notebook.torch.devices import StreamWork, device_buffer, kind_of
 
 if TYPE_CHECKING:
     from ring_notebook import _core
@@ -25,10 +27,13 @@ __all__ = [
     "copy_back",
     "dtype_of",
     "equal_parts",
+    "for_core",
     "from_bytes",
     "in_memory_order",
     "on_host",
+    "ordered",
     "reader",
+    "received",
 ]
 
 _STRIDED = torch.strided
@@ -86,6 +91,18 @@ def on_host(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", memory_format=torch.contiguous_format, copy=True).resolve_neg()
 
 
+def for_core(tensor: Tensor) -> Tensor:
+    """``tensor`` itself where the core can work on it in place, else a contiguous copy that it can work on.
+
+    The copy is on the tensor's device where the core reaches that, else in CPU memory.
+    """
+    if tensor.is_cpu or kind_of(tensor) is None:
+        return on_host(tensor)
+    if tensor.is_contiguous() and not tensor.is_neg():
+        return tensor
+    return tensor.detach().resolve_neg().contiguous()
+
+
 def in_memory_order(tensor: Tensor) -> Tensor:
     """A contiguous view of a tensor that fills its memory in another order (channels last, say); else ``tensor``."""
     if tensor.is_contiguous():
@@ -95,7 +112,7 @@ def in_memory_order(tensor: Tensor) -> Tensor:
 
 
 def copy_back(host: Tensor, tensor: Tensor) -> None:
-    """Bring a result from the copy that `on_host` made back into ``tensor``; nothing where there was no copy."""
+    """Bring a result from the copy that `for_core` made back into ``tensor``; nothing where there was no copy."""
     if host is not tensor:
         with torch.no_grad():
             tensor.copy_(host)
@@ -116,12 +133,15 @@ def buffer_in_place(tensor: Any) -> Buffer | None:
     found = None if known is None else known.read(tensor)
     if found is not None:
         return Buffer(found[0], found[1], _NUMBERED[found[2]], tensor)
-    if not isinstance(tensor, Tensor) or tensor.layout is not _STRIDED or not tensor.is_cpu:
+    if not isinstance(tensor, Tensor) or tensor.layout is not _STRIDED:
         return None
     dtype = _DTYPES.get(tensor.dtype)
     # The negative bit is a sign that memory does not hold (Tensor.is_neg).
     if dtype is None or not tensor.is_contiguous() or tensor.is_neg():
         return None
+    if not tensor.is_cpu:
+        kind = kind_of(tensor)
+        return None if kind is None else device_buffer(tensor, dtype, kind)
     address = tensor.data_ptr()
     if address == 0 and tensor.numel():
         return None
@@ -129,13 +149,17 @@ def buffer_in_place(tensor: Any) -> Buffer | None:
 
 
 def buffer_of(tensor: Tensor) -> Buffer:
-    """Buffer over a contiguous CPU tensor; it keeps the tensor alive."""
+    """Buffer over a tensor that is contiguous and where the core reaches it; it keeps the tensor alive."""
+    if not tensor.is_cpu:
+        kind = kind_of(tensor)
+        assert kind is not None
+        return device_buffer(tensor, _DTYPES[tensor.dtype], kind)
     return Buffer(tensor.data_ptr(), tensor.shape, _DTYPES[tensor.dtype], tensor)
 
 
 def equal_parts(output: Tensor, ranks: int, dtype: torch.dtype) -> list[Buffer]:
     """The part of ``output`` for each rank; none where the core cannot write ``dtype`` there in equal parts."""
-    whole = buffer_in_place(output.detach())
+    whole = buffer_in_place(output.detach()) if output.is_cpu else None
     if whole is None or whole.count % ranks or output.dtype != dtype:
         return []
     count = whole.count // ranks
@@ -148,6 +172,19 @@ def from_bytes(data: memoryview, dtype: torch.dtype, shape: Sequence[int]) -> Te
     if prod(shape) == 0:
         return torch.empty(tuple(shape), dtype=dtype)
     return torch.frombuffer(data, dtype=dtype).view(tuple(shape))
+
+
+def ordered(work: Work, tensor: Tensor) -> Work | StreamWork:
+    """``work`` as a `Handle` waits for it: of an operation on ``tensor``, as `for_core` gave it."""
+    kind = None if tensor.is_cpu else kind_of(tensor)
+    return work if kind is None else StreamWork(work, kind, tensor)
+
+
+def received(work: Work | StreamWork, like: Tensor, shape: Sequence[int]) -> Tensor:
+    """What an allgather or alltoall has received, of the dtype and on the device of ``like``."""
+    if isinstance(work, StreamWork):
+        return work.tensor(shape)
+    return from_bytes(work.output(), like.dtype, shape).to(like.device)
 
 
 class TorchAdapter:

@@ -8,6 +8,7 @@ wait for a GPU (``.item()``, ``.cpu()``, ``synchronize``) is noted in `waits`.
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -20,7 +21,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-__all__ = ["NAME", "DeviceTensor", "Driver", "PretendedGpu", "pretend"]
+from ring_notebook.core.buffers import Device
+
+__all__ = ["NAME", "DeviceTensor", "Driver", "PretendedGpu", "PretendedKind", "pretend"]
 
 NAME = "fakegpu"
 aten = torch.ops.aten
@@ -58,6 +61,9 @@ class Driver(Protocol):
 
     def hold(self, stream: int) -> Callable[[], None]:
         """Have what is queued next on the stream wait until the function returned is called."""
+
+    def capture(self, stream: int, on: bool) -> None:
+        """Say that a graph is captured on the stream, or no longer."""
 
 
 class DeviceTensor(torch.Tensor):
@@ -202,9 +208,11 @@ class PretendedGpu(ModuleType):
     def capture(self) -> Iterator[None]:
         """Within, a graph is captured on the current stream."""
         self._captured = self.current_stream().cuda_stream
+        self.driver.capture(self._captured, True)
         try:
             yield
         finally:
+            self.driver.capture(self._captured, False)
             self._captured = -1
 
     def synchronize(self, device: Any = None) -> None:
@@ -311,3 +319,24 @@ def pretend(driver: Callable[[], Driver]) -> PretendedGpu:
     library.impl("empty_strided", empty_strided, "PrivateUse1")
     gpu.library = library
     return gpu
+
+
+class PretendedKind:
+    """Its tensors, as the core takes them."""
+
+    device = Device.CUDA
+
+    def address_of(self, tensor: Tensor) -> int:
+        assert isinstance(tensor, DeviceTensor)
+        return tensor.host.data_ptr()
+
+    def device_of(self, tensor: Tensor) -> int:
+        return 0
+
+    def stream_of(self, tensor: Tensor) -> int:
+        return DeviceTensor.gpu.current_stream().cuda_stream
+
+    def from_memory(self, memory: Any, nbytes: int, device: torch.device) -> Tensor:
+        held = (ctypes.c_uint8 * nbytes).from_address(memory.address)
+        held.memory = memory  # type: ignore[attr-defined]
+        return DeviceTensor(torch.frombuffer(held, dtype=torch.uint8))

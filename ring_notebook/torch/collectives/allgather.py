@@ -15,7 +15,15 @@ from ring_notebook.api.process_sets import ProcessSet, global_process_set
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.torch.collectives.allreduce import allreduce
 from ring_notebook.torch.collectives.tensor_arguments import check_output, check_tensors
-from ring_notebook.torch.tensors import buffer_of, check_tensor, equal_parts, from_bytes, on_host
+from ring_notebook.torch.tensors import (
+    buffer_of,
+    check_tensor,
+    equal_parts,
+    for_core,
+    from_bytes,
+    ordered,
+    received,
+)
 
 __all__ = ["allgather", "allgather_async", "allgather_into", "gathered", "grouped_allgather", "grouped_allgather_async"]
 
@@ -32,20 +40,21 @@ def _start(
         tensor = tensor.reshape(1)
     row = tensor.shape[1:]
     # Rows without elements do not show in what arrives: gather how many there are instead.
-    sent = on_host(tensor) if prod(row) else torch.tensor([tensor.shape[0]])
-    places = equal_parts(output, communicator.size, tensor.dtype) if output is not None else []
-    work = communicator.allgather(buffer_of(sent), places, name=name, blocking=blocking)
+    sent = for_core(tensor) if prod(row) else torch.tensor([tensor.shape[0]])
+    places = equal_parts(output, communicator.size, tensor.dtype) if output is not None and sent.is_cpu else []
+    started = communicator.allgather(buffer_of(sent), places, name=name, blocking=blocking)
+    work = ordered(started, sent)
 
     def finish() -> tuple[Tensor, list[int]]:
-        if work.placed() and output is not None:
+        if output is not None and started.placed():
             return output, [count // prod(row) for count in work.counts()]
         if not prod(row):
-            rows = from_bytes(work.output(), torch.int64, [communicator.size]).tolist()
+            rows = from_bytes(started.output(), torch.int64, [communicator.size]).tolist()
             return tensor.new_empty(sum(rows), *row) if output is None else output, rows
         rows = [count // prod(row) for count in work.counts()]
-        result = from_bytes(work.output(), tensor.dtype, [sum(rows), *row])
+        result = received(work, tensor, [sum(rows), *row])
         if output is None:
-            return result.to(tensor.device), rows
+            return result, rows
         check_output(output, result.numel(), tensor.dtype, communicator.ranks[communicator.rank], "allgather")
         return output.copy_(result.view(output.shape)), rows
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from ring_notebook.api.arguments import check_process_set
 from ring_notebook.api.handles import Handle, check_name
 from ring_notebook.api.process_sets import ProcessSet, global_process_set
-from ring_notebook.torch.tensors import buffer_of, check_tensor, from_bytes, on_host
+from ring_notebook.torch.tensors import buffer_of, check_tensor, for_core, from_bytes, ordered, received
 
 __all__ = ["alltoall", "alltoall_async"]
 
@@ -55,20 +55,18 @@ def _start(tensor: Tensor, splits: Splits, name: str | None, process_set: Proces
     name = check_name(communicator, name)
     row = tensor.shape[1:]
     # Rows without elements do not show in what arrives: exchange how many there are instead.
-    if prod(row):
-        work = communicator.alltoall([buffer_of(on_host(tensor))], send, name=name, blocking=blocking)
-    else:
-        ones = [1] * communicator.size
-        work = communicator.alltoall([buffer_of(torch.tensor(send))], ones, name=name, blocking=blocking)
+    sent, shares = (for_core(tensor), send) if prod(row) else (torch.tensor(send), [1] * communicator.size)
+    started = communicator.alltoall([buffer_of(sent)], shares, name=name, blocking=blocking)
+    work = ordered(started, sent)
 
     def finish() -> tuple[Tensor, Tensor]:
         if prod(row):
-            received = [count // prod(row) for count in work.counts()]
-            output = from_bytes(work.output(), tensor.dtype, [sum(received), *row]).to(tensor.device)
+            rows = [count // prod(row) for count in work.counts()]
+            output = received(work, tensor, [sum(rows), *row])
         else:
-            received = from_bytes(work.output(), torch.int64, [communicator.size]).tolist()
-            output = tensor.new_empty(sum(received), *row)
-        return output, torch.tensor(received, dtype=torch.int32)
+            rows = from_bytes(started.output(), torch.int64, [communicator.size]).tolist()
+            output = tensor.new_empty(sum(rows), *row)
+        return output, torch.tensor(rows, dtype=torch.int32)
 
     return Handle(communicator, name, [work], finish)
 

@@ -12,7 +12,7 @@ from ring_notebook.api.handles import Handle, check_name
 from ring_notebook.api.process_sets import ProcessSet, global_process_set
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.torch.collectives.allreduce import allreduce
-from ring_notebook.torch.tensors import buffer_of, check_tensor, copy_back, on_host
+from ring_notebook.torch.tensors import buffer_of, check_tensor, copy_back, for_core, ordered
 
 __all__ = ["broadcast", "broadcast_", "broadcast_async", "broadcast_async_"]
 
@@ -26,15 +26,15 @@ def _start(
     communicator = process_set.communicator
     root = process_set.group_rank(root_rank)
     name = check_name(communicator, name)
-    source = on_host(tensor)
-    target = source if in_place else on_host(output)
+    source = for_core(tensor)
+    target = source if in_place else for_core(output)
     work = communicator.broadcast(buffer_of(source), buffer_of(target), root, name=name, blocking=blocking)
 
     def finish() -> Tensor:
         copy_back(target, output)
         return output
 
-    return Handle(communicator, name, [work], finish)
+    return Handle(communicator, name, [ordered(work, source)], finish)
 
 
 def broadcast_async_(

@@ -16,7 +16,7 @@ from ring_notebook.core.partition import row_split
 from ring_notebook.torch.collectives.allgather import allgather
 from ring_notebook.torch.collectives.tensor_arguments import check_compression, check_tensors
 from ring_notebook.torch.compression import Compression, Compressor
-from ring_notebook.torch.tensors import buffer_of, check_tensor, copy_back, on_host
+from ring_notebook.torch.tensors import buffer_of, check_tensor, copy_back, for_core, ordered
 
 __all__ = ["grouped_reducescatter", "grouped_reducescatter_async", "reducescatter", "reducescatter_async"]
 
@@ -36,9 +36,9 @@ def _start(tensor: Tensor, how: Reduction, name: str | None, *, blocking: bool) 
     name = check_name(communicator, name)
     rows = row_split(tensor.shape[0], communicator.size)[communicator.rank]
     output = tensor.new_empty(rows, *tensor.shape[1:])
-    target = on_host(output)
+    source, target = for_core(tensor), for_core(output)
     work = communicator.reducescatter(
-        buffer_of(on_host(tensor)),
+        buffer_of(source),
         buffer_of(target),
         op=how.op,
         prescale=how.prescale,
@@ -51,7 +51,7 @@ def _start(tensor: Tensor, how: Reduction, name: str | None, *, blocking: bool) 
         copy_back(target, output)
         return output
 
-    return Handle(communicator, name, [work], finish)
+    return Handle(communicator, name, [ordered(work, source)], finish)
 
 
 class _Reducescatter(torch.autograd.Function):

@@ -11,11 +11,12 @@ from ring_notebook.api.arguments import check_process_set, check_scale
 from ring_notebook.api.handles import Handle, check_name
 from ring_notebook.api.process_sets import ProcessSet, global_process_set
 from ring_notebook.api.reduction import Reduction
-from ring_notebook.core.buffers import Buffer
+from ring_notebook.core.buffers import Buffer, Device, DType
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.core.work import Work
 from ring_notebook.core.world import current
-from ring_notebook.torch.tensors import buffer_in_place, buffer_of, check_tensor, copy_back, on_host, reader
+from ring_notebook.torch.devices import StreamWork
+from ring_notebook.torch.tensors import buffer_in_place, buffer_of, check_tensor, copy_back, for_core, ordered, reader
 
 __all__ = ["reduce_list_now", "reduce_now", "start", "start_in_place", "start_list_in_place"]
 
@@ -29,7 +30,7 @@ def start(
     blocking: bool = False,
     claim: bool = True,
 ) -> Handle:
-    """Start one allreduce per dtype of ``tensors``; `Handle.wait` returns the list of reduced tensors.
+    """Start one allreduce per dtype and device of ``tensors``; `Handle.wait` returns the list of reduced tensors.
 
     ``claim`` keeps others from using the name meanwhile.
     """
@@ -38,19 +39,19 @@ def start(
     label = check_name(communicator, name) if claim else name or ""
     outputs = list(tensors) if in_place else [torch.empty_like(tensor) for tensor in tensors]
     targets = sources if in_place else [_buffer(output) for output in outputs]
-    works: list[Work] = []
-    for part, dtype in enumerate(dict.fromkeys(source.dtype for source in sources)):
-        works.append(
-            communicator.allreduce(
-                [source for source in sources if source.dtype is dtype],
-                [target for target in targets if target.dtype is dtype],
-                op=how.op,
-                prescale=how.prescale,
-                postscale=how.postscale,
-                name=f"{label}, part {part + 1}" if label and part else label,
-                blocking=blocking,
-            )
+    works: list[Work | StreamWork] = []
+    for part, kind in enumerate(dict.fromkeys(map(_kind, sources))):
+        chosen = [place for place, source in enumerate(sources) if _kind(source) == kind]
+        work = communicator.allreduce(
+            [sources[place] for place in chosen],
+            [targets[place] for place in chosen],
+            op=how.op,
+            prescale=how.prescale,
+            postscale=how.postscale,
+            name=f"{label}, part {part + 1}" if label and part else label,
+            blocking=blocking,
         )
+        works.append(ordered(work, sources[chosen[0]].owner))
 
     def finish() -> list[Tensor]:
         for target, output in zip(targets, outputs, strict=True):
@@ -105,8 +106,13 @@ def _buffer(tensor: Tensor) -> Buffer:
     buffer = buffer_in_place(tensor)
     if buffer is None:
         check_tensor(tensor, "allreduce")
-        buffer = buffer_of(on_host(tensor))
+        buffer = buffer_of(for_core(tensor))
     return buffer
+
+
+def _kind(buffer: Buffer) -> tuple[DType, Device, int]:
+    """What the buffers of one operation have in common."""
+    return buffer.dtype, buffer.device, buffer.index
 
 
 def reduce_now(

@@ -41,7 +41,8 @@ class AdasumOptimizer(Wrapper):
         self._check_newest()
         parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
         starts = [p.detach().clone() for p in parameters]
-        with self._unscaled(self._process_set) as overflow:
+        with self._unscaled(self._process_set) as overflowed:
+            overflow = overflowed()
             loss = None if overflow else super().step(closure)
         self._mark_stepped()
         if overflow or not self._process_set.included() or self._process_set.size() == 1:

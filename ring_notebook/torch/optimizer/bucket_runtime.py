@@ -1,4 +1,4 @@
-"""One bucket at work: its gradients are reduced where they lie, all of them as one operation."""
+"""One bucket at work: its gradients are reduced as one operation where they lie; a device packs small ones first."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ring_notebook.api.handles import Handle
 from ring_notebook.api.reduction import Reduction
 from ring_notebook.torch.collectives.start_allreduce import start
 from ring_notebook.torch.compression import Compression, Compressor
+from ring_notebook.torch.optimizer.packing import Packer
 from ring_notebook.torch.tensors import in_memory_order
 
 __all__ = ["Bucket"]
@@ -20,10 +21,10 @@ __all__ = ["Bucket"]
 class Bucket:
     """The gradients of ``parameters``, which all have one dtype.
 
-    Behind them travels a flag for each, which a rank sets when it has that gradient: one that no rank had stays None,
-    as it would in a single process. One more flag says that a gradient turned out to be sparse (a table that no rank
-    had used when the plan was made); the ranks then settle which ones, and SparseAdam, which refuses dense gradients,
-    gets them sparse from the first one on. With ``sparse_as_dense`` they stay dense.
+    Behind them, in CPU memory, travels a flag for each, which a rank sets when it has that gradient: one that no rank
+    had stays None, as it would in a single process. One more flag says that a gradient turned out to be sparse (a table
+    that no rank had used when the plan was made); the ranks then settle which ones, and SparseAdam, which refuses dense
+    gradients, gets them sparse from the first one on. With ``sparse_as_dense`` they stay dense.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Bucket:
         self._handle: Handle | None = None
         self._reduced: list[Tensor] = []
         self._wires: list[tuple[Tensor, Any]] = []
+        self._packer = Packer()
 
     @property
     def started(self) -> bool:
@@ -82,10 +84,11 @@ class Bucket:
             parameter.grad = parameter.grad.to_dense()
             self.sparse[position] = not self._sparse_as_dense
 
-    def square(self) -> float:
-        """Sum of the squares of all gradients that are there."""
+    def square(self) -> Tensor:
+        """Sum of the squares of all gradients that are there, float64, in CPU memory or on their device."""
         grads = [p.grad for p in self.parameters if p.grad is not None]
-        return sum(float(torch.linalg.vector_norm(grad, dtype=torch.float64)) ** 2 for grad in grads)
+        squares = [torch.linalg.vector_norm(grad, dtype=torch.float64) ** 2 for grad in grads]
+        return torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64)
 
     def start(self, *, blocking: bool) -> None:
         """Start to reduce what is there, and zeros for the rest; with ``blocking`` it is reduced on return."""
@@ -102,6 +105,7 @@ class Bucket:
         if self._compression is not Compression.none:
             self._wires = [self._compression.compress(tensor.detach()) for tensor in tensors]
             tensors = [wire for wire, _ in self._wires]
+        tensors = self._packer.pack(tensors)
         self._handle = start([*tensors, self._flags], self._how, self.name, blocking=blocking, claim=False)
 
     def finish(self) -> None:
@@ -113,6 +117,7 @@ class Bucket:
             self._handle = None
             self._ready = [False] * len(self.parameters)
         with torch.no_grad():
+            self._packer.unpack()
             for grad, (wire, ctx) in zip(self._reduced, self._wires, strict=False):
                 in_memory_order(grad).copy_(self._compression.decompress(wire, ctx))
         for position, (parameter, grad) in enumerate(zip(self.parameters, self._reduced, strict=True)):

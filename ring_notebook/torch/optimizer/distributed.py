@@ -103,7 +103,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         share buckets of up to ``RING_FUSION_THRESHOLD`` bytes.
     sparse_as_dense: reduce sparse gradients as dense ones, instead of gathering their entries.
     process_set: the ranks that take part; an optimizer of another rank steps on its own.
-    fused: reduce, update and send in one native pass (SGD, Adam, AdamW; float32 on the CPU), see
+    fused: reduce, update and send in one native pass (SGD, Adam, AdamW; float32, of a device through CPU memory), see
         `FusedOptimizer`. Beyond Horovod. Takes neither compression nor gradient_predivide_factor. It and Adasum
         ignore num_groups, groups and sparse_as_dense: every parameter group, or step, is one dense operation. Ranks
         that have joined cannot take part.

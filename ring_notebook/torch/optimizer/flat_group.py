@@ -37,7 +37,10 @@ class FlatGroup:
 
     @classmethod
     def of(cls, parameters: list[Tensor], mates: Communicator) -> FlatGroup:
-        """Move ``parameters`` into ring memory that the ranks of ``mates`` share, and divide the work among them."""
+        """Move ``parameters`` into ring memory that the ranks of ``mates`` share, and divide the work among them.
+
+        Those on a device stay there, and their part of it is a copy that each step makes.
+        """
         align = _ALIGNMENT // _ITEMSIZE
         offsets, end = [], 0
         for parameter in parameters:
@@ -50,7 +53,8 @@ class FlatGroup:
         with torch.no_grad():
             for parameter, part in flat.parts(values):
                 part.copy_(parameter)
-                parameter.data = part
+                if parameter.is_cpu:
+                    parameter.data = part
         return flat
 
     def parts(self, flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -67,7 +71,9 @@ class FlatGroup:
                     "step needs a gradient of every parameter on every rank. Freeze the parameter before wrapping, or "
                     "leave fused out"
                 )
-            moved = parameter.data_ptr() != self.values.data_ptr() + self.offsets[position] * _ITEMSIZE
+            moved = (
+                parameter.is_cpu and parameter.data_ptr() != self.values.data_ptr() + self.offsets[position] * _ITEMSIZE
+            )
             if moved and parameter.numel():  # an empty one has no address
                 raise RuntimeError(
                     f"rank {rank}: parameter {position} of shape {tuple(parameter.shape)} was moved out of ring "
@@ -75,11 +81,21 @@ class FlatGroup:
                 )
 
     def take_gradients(self) -> None:
-        """Copy the parameters' gradients into `gradients`."""
+        """Copy the parameters' gradients into `gradients`, and the values that a device has into `values`."""
+        for parameter, part in self.parts(self.values):
+            if not parameter.is_cpu:
+                part.copy_(parameter.detach())
         for parameter, part in self.parts(self.gradients):
             grad = parameter.grad
             assert grad is not None
             part.copy_(grad.to_dense() if grad.is_sparse else grad)
+
+    @torch.no_grad()
+    def give_values(self) -> None:
+        """Copy `values` into the parameters that are on a device."""
+        for parameter, part in self.parts(self.values):
+            if not parameter.is_cpu:
+                parameter.copy_(part)
 
     def state_for_step(self, count: int) -> list[Tensor]:
         """``count`` state tensors of the shard: those it has, or zeros before the first step that needs them."""

@@ -6,7 +6,8 @@ thirds of what an allreduce and a separate step move, and Adam's state takes 1/p
 
 Parameters and gradients of a parameter group lie flat in ring memory, in the order of registration; `torch.save` of one
 of them alone therefore writes its whole group (clone it first). With several hosts the gradients are summed between
-them first, and the ranks of each host share the rest of the work among themselves.
+them first, and the ranks of each host share the rest of the work among themselves. Parameters on a device stay there:
+each step copies them and their gradients to ring memory, and the new values back.
 """
 
 from __future__ import annotations
@@ -112,8 +113,8 @@ class FusedOptimizer(Wrapper):
         for group, flat in zip(self.param_groups, self._flats, strict=True):
             check_options(group)
             flat.check(self._communicator.rank)
-        with self._unscaled(self._process_set) as overflow:
-            if not overflow:
+        with self._unscaled(self._process_set) as overflowed:
+            if not overflowed():
                 self._update()
         self._mark_stepped()
         return result
@@ -145,6 +146,7 @@ class FusedOptimizer(Wrapper):
             self._communicator.allreduce([gradients], [gradients], op=op, name="gradients")
             op = ReduceOp.MAX  # of equal numbers, which gives just that on hosts with any number of ranks
         self._mates.step(gradients, buffer_of(flat.values), update, options, state, op=op)
+        flat.give_values()
         flat.state, flat.whole = state, None
         flat.steps += 1
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ring_notebook.torch.devices import address_of
 from ring_notebook.torch.optimizer.wrapper import original_of
 
 __all__ = ["check_fusable", "check_options", "check_parameters", "state_keys", "states_needed", "update_fields"]
@@ -33,7 +34,8 @@ def check_fusable(optimizer: torch.optim.Optimizer) -> None:
 def _span(tensor: Tensor) -> tuple[int, int]:
     """Addresses of the first byte and behind the last one."""
     last = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+    begin = address_of(tensor)
+    return begin, begin + (last + 1) * tensor.element_size()
 
 
 def check_options(group: dict[str, Any]) -> None:
@@ -45,10 +47,10 @@ def check_options(group: dict[str, Any]) -> None:
 def check_parameters(group: dict[str, Any]) -> None:
     """Raise ValueError for parameters of a group that the native update cannot write."""
     for parameter in group["params"]:
-        if parameter.dtype != torch.float32 or not parameter.is_cpu or not parameter.requires_grad:
+        if parameter.dtype != torch.float32 or not parameter.requires_grad:
             raise ValueError(
-                f"fused=True supports trainable float32 parameters on the CPU, got {parameter.dtype} on "
-                f"{parameter.device} with requires_grad={parameter.requires_grad}"
+                f"fused=True supports trainable float32 parameters, got {parameter.dtype} with "
+                f"requires_grad={parameter.requires_grad}"
             )
 
 

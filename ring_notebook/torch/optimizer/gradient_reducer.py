@@ -4,8 +4,9 @@ A round goes from the first gradient after a `synchronize` to the next `synchron
 
 1. A hook marks each gradient as ready as soon as autograd has it.
 2. Full buckets are reduced: during backward on the progress thread, as they become full, or in `synchronize`. During
-   backward they match by name: ranks may fill them in different orders, and leave some out. The gradients stay where
-   they are; moving them into one buffer costs more than the core saves by it.
+   backward they match by name: ranks may fill them in different orders, and leave some out. In CPU memory the gradients
+   stay where they are; moving them into one buffer costs more than the core saves by it. On a device the reduction is
+   queued on a stream beside backward's, and the host waits for neither.
 3. `synchronize` reduces what is left, with zeros for gradients that this rank does not have, and waits.
 
 In the first round of a plan the hooks are idle: only `synchronize`, which all ranks call, can settle the plan.
@@ -72,8 +73,9 @@ class GradientReducer:
         self.waits_for_step = False  # something has to be done to the gradients before they are reduced
         self.meter: NoiseMeter | None = None
         self.batch_size: float | None = None  # samples of this rank in a backward pass, where it is known
-        # Squares summed over this rank's and over the reduced gradients of the round.
-        self._here = self._reduced = 0.0
+        # Squares summed over this rank's and over the reduced gradients of the round, a number for each bucket.
+        self._here: list[Tensor] = []
+        self._reduced: list[Tensor] = []
         self._passes: dict[Tensor, int] = {}  # backward passes of the round that have reached a parameter
         self.how = how
         self._compression = compression
@@ -153,7 +155,7 @@ class GradientReducer:
     def _forget_round(self) -> None:
         self._fired.clear()
         self._passes.clear()
-        self._here = self._reduced = 0.0
+        self._here, self._reduced = [], []
 
     def synchronize(self, named: Named) -> None:
         """Replace the gradients of ``named`` parameters by their reduction; all ranks of the group must call this."""
@@ -175,7 +177,9 @@ class GradientReducer:
             self.reset()
             raise
         if self.meter is not None:
-            self.meter.end_round(self._here, self._reduced, max(self._passes.values(), default=0), self.how)
+            self.meter.end_round(
+                _total(self._here), _total(self._reduced), max(self._passes.values(), default=0), self.how
+            )
         self._forget_round()
         if late or len(trainable) != len(layout.places) or any(bucket.turned_sparse for bucket in layout.buckets):
             # Parameters were added, frozen or unfrozen: plan again, so that frozen ones cost nothing.
@@ -240,7 +244,7 @@ class GradientReducer:
 
     def _start(self, bucket: Bucket, *, blocking: bool) -> None:
         if self._measuring():
-            self._here += bucket.square()
+            self._here.append(bucket.square())
         bucket.start(blocking=blocking)
 
     def _reduce(self, layout: _Layout) -> None:
@@ -266,7 +270,12 @@ class GradientReducer:
         for bucket in layout.buckets:
             bucket.finish()
             if self._measuring():
-                self._reduced += bucket.square()
+                self._reduced.append(bucket.square())
+
+
+def _total(squares: Sequence[Tensor]) -> float:
+    """Their sum. Waits for the device that has them."""
+    return sum(float(square) for square in squares)
 
 
 def _wants_thread(parameters: Sequence[Tensor]) -> bool:

@@ -134,11 +134,11 @@ class ReducingOptimizer(Wrapper):
                     "within optimizer.skip_synchronize()"
                 )
             self._reducer.waits_for_step = True
-        with self._unscaled(self._reducer.how.process_set) as overflow:
+        with self._unscaled(self._reducer.how.process_set) as overflowed:
             if not keeps:
                 self.synchronize()  # also after an overflow, so that all ranks end the round
             self._synchronized = False
-            return None if overflow else super().step()
+            return None if overflowed() else super().step()
 
     def _reducing(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         def reducing() -> Any:

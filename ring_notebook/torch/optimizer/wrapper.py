@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
@@ -97,10 +97,11 @@ class Wrapper(torch.optim.Optimizer):
             )
 
     @contextmanager
-    def _unscaled(self, process_set: ProcessSet) -> Iterator[bool]:
-        """Unscale the gradients for the GradScaler that calls, if one does; whether some rank has found an inf or nan.
+    def _unscaled(self, process_set: ProcessSet) -> Iterator[Callable[[], bool]]:
+        """Unscale the gradients for the GradScaler that calls, if one does; says whether a rank found an inf or nan.
 
-        Ranks may have scales of their own. The wrapped step, which may look for the scaler too, does not find it here.
+        All ranks ask, and that waits for a device, as in the steps of torch's own scaler. Ranks may have scales of
+        their own. The wrapped step, which may look for the scaler too, does not find it here.
         """
         given: dict[str, Any] = {
             name: self.__dict__.pop(name) for name in ("grad_scale", "found_inf") if name in self.__dict__
@@ -111,7 +112,7 @@ class Wrapper(torch.optim.Optimizer):
                 if parameter.grad is not None:
                     parameter.grad.div_(scale.to(parameter.grad.device))
         try:
-            yield found_inf is not None and _overflowed(found_inf, process_set)
+            yield lambda: found_inf is not None and _overflowed(found_inf, process_set)
         finally:
             self.__dict__.update(given)
 
@@ -182,7 +183,7 @@ def average_loss(loss: Any, process_set: ProcessSet) -> Any:
 
 
 def _overflowed(found_inf: Tensor, process_set: ProcessSet) -> bool:
-    found = found_inf.detach().to("cpu", torch.float32).reshape(1)
+    found = found_inf.detach().to(torch.float32).reshape(1)
     if process_set.included():  # a sum, in which ranks that have joined take part
         found = allreduce(found, name="found inf", op=ReduceOp.SUM, process_set=process_set)
     return bool(found > 0)

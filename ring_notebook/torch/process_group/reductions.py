@@ -13,6 +13,7 @@ import torch
 import torch._C._distributed_c10d as c10d
 from torch import Tensor
 
+from ring_notebook.core.buffers import Device
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.torch.process_group.identity import GroupIdentity
 from ring_notebook.torch.process_group.operands import check_on_host, operand, raw_operand
@@ -72,7 +73,7 @@ class ReducingGroup(GroupIdentity):
         at_once = _at_once(opts)
         if at_once and len(tensors) == 1 and kind is not None and _kind_of(opts.reduceOp) != _Op.PREMUL_SUM:
             buffer = buffer_in_place(tensors[0])  # the short way: most calls, whose time is mostly spent here
-            if buffer is not None and len(buffer.shape) <= 1:
+            if buffer is not None and buffer.device is Device.CPU and len(buffer.shape) <= 1:
                 self.communicator.allreduce_now(buffer, buffer, kind, 1.0, 1.0, "dist.all_reduce")
                 return _DONE if not opts.asyncOp else RingWork(result=tensors)
         return self._allreduce("all_reduce", tensors, tensors, opts.reduceOp, at_once)

@@ -260,6 +260,16 @@ int cuStreamIsCapturing(void* stream, int* status) {
     *status = one->capturing ? 1 : 0;
     return 0;
 }
+int cuStreamSynchronize(void* stream) {
+    if (stream_of(stream) == nullptr) return kInvalidContext;
+    fake_cuda_synchronize(stream);
+    return 0;
+}
+int cuLaunchHostFunc(void* stream, void (*function)(void*), void* data) {
+    if (stream_of(stream) == nullptr) return kInvalidContext;
+    stream_of(stream)->enqueue([=] { function(data); });
+    return 0;
+}
 int cuEventCreate(void** event, unsigned) {
     if (contexts.empty()) return kInvalidContext;
     auto* made = new Event;

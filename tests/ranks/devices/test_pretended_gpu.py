@@ -12,7 +12,7 @@ from harness.pretended_gpu import PretendedGpu
 pytestmark = pytest.mark.sizes(1)
 
 
-def test_a_module_moves_trains_and_calls_hooks_on_another_thread(device: torch.device) -> None:
+def test_a_module_moves_trains_and_calls_hooks_on_another_thread(device: torch.device, gpu: PretendedGpu) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
     parameters = list(model.parameters())
     optimizer = torch.optim.Adam(parameters)

@@ -109,6 +109,8 @@ EXCEPTIONS = {
     },
     "ring_notebook/torch/mpi_ops.py": {"torch/collectives"},
     "ring_notebook/launch/function_rank.py": {"core"},
+    "ring_notebook/launch/gpu_check_rank.py": {"core"},
+    "ring_notebook/launch/gpu_memory.py": {"core"},
 }
 # Frameworks and the only rooms that may import them, with the rooms in these.
 FRAMEWORKS = {

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from native.fakes.device import environment
 from ring_notebook import config as settings
-from ring_notebook.launch import doctor
+from ring_notebook.launch import doctor, gpu_check
 from ring_notebook.launch.doctor import Check, diagnose, render
+from ring_notebook.launch.gpu_check import Finding, check_gpus
 
 
 @pytest.fixture(autouse=True)
@@ -68,3 +70,66 @@ def test_settings_that_are_not_at_their_defaults_are_listed(monkeypatch: pytest.
 def test_the_table_puts_what_to_do_under_what_was_found() -> None:
     table = render([Check("core", "ok", "compiled"), Check("memory", "warn", "0.5 GiB", "buy more")])
     assert table.splitlines() == ["ok    core    compiled", "warn  memory  0.5 GiB", "              -> buy more"]
+
+
+@pytest.fixture
+def fake_gpus(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Ranks use the fake driver and the fake NCCL."""
+    for name, value in environment().items():
+        monkeypatch.setenv(name, value)
+    return monkeypatch
+
+
+def test_two_ranks_try_their_gpus(fake_gpus: pytest.MonkeyPatch) -> None:
+    status, found, advice = check_gpus()
+    assert (status, advice) == ("ok", ""), found
+    assert "NCCL 2." in found
+    assert "two ranks connected" in found
+    assert "68 results equal to the host's, bit by bit" in found
+    assert "a rank that died was noticed in" in found
+
+
+@pytest.mark.parametrize(
+    ("knob", "words"),
+    [("FAKE_CUDA_same_uuid", "ranks 0 and 1 share device 0"), ("FAKE_NCCL_wrong", "wrong")],
+)
+def test_what_keeps_nccl_from_being_used_is_said(knob: str, words: str, fake_gpus: pytest.MonkeyPatch) -> None:
+    fake_gpus.setenv(knob, "1")
+    status, found, advice = check_gpus()
+    assert status == "warn"
+    assert words in found
+    assert "CPU memory" in advice
+
+
+def test_ranks_that_do_not_answer_are_ended(fake_gpus: pytest.MonkeyPatch) -> None:
+    fake_gpus.setattr(gpu_check, "LIMIT", 0.01)
+    assert check_gpus()[:2] == ("fail", "libraries: no answer within 0.01 s")
+
+
+def test_where_there_is_nothing_to_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_check, "gpus", list)
+    assert check_gpus() == ("ok", "none found", "")
+    monkeypatch.setattr(gpu_check, "gpus", lambda: ["0"])
+    assert check_gpus()[0] == "warn"
+    monkeypatch.setenv("RING_DEVICE", "host")
+    settings.config.cache_clear()
+    assert "as RING_DEVICE=host says" in check_gpus()[1]
+
+
+LIBRARIES = '{"step": "libraries", "fine": true, "said": "NCCL 2.27"}\n'
+WRONG = '{"step": "results", "fine": false, "said": "sum of float32 differs"}\n'
+
+
+@pytest.mark.parametrize(
+    ("printed", "errors", "in_time", "status", "found"),
+    [
+        (LIBRARIES, "Traceback\nOSError: no\n", True, "fail", "NCCL 2.27; connect: OSError: no"),
+        (LIBRARIES, "", False, "fail", "NCCL 2.27; connect: no answer within 30 s"),
+        (LIBRARIES + WRONG, "", True, "fail", "NCCL 2.27; sum of float32 differs"),
+        (WRONG.replace("results", "libraries"), "", True, "warn", "sum of float32 differs"),
+    ],
+)
+def test_what_became_of_the_check(printed: str, errors: str, in_time: bool, status: str, found: str) -> None:
+    finding: Finding = gpu_check._judge(printed, errors, in_time)
+    assert finding[:2] == (status, found)
+    assert finding[2]

@@ -1,0 +1,178 @@
+"""One of the two ranks of the doctor's check of GPUs: ``python -m ring_notebook.launch.gpu_check_rank``.
+
+Rank 0 prints a line of JSON for each step: its name, whether it went well, and what there is to say.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import struct
+import time
+from collections.abc import Callable
+from itertools import cycle, islice
+from typing import TypeAlias
+
+from ring_notebook.config import config
+from ring_notebook.core import world
+from ring_notebook.core.buffers import Buffer, DType
+from ring_notebook.core.communicator import Communicator, ReduceOp
+from ring_notebook.core.native import device_report
+from ring_notebook.core.partition import row_split
+from ring_notebook.errors import CollectiveAborted, RingError
+from ring_notebook.launch.gpu_memory import GpuMemory, HostMemory
+
+__all__ = ["main"]
+
+_COUNT = 1000  # elements: no multiple of a vector
+_SLEEP = 3600.0  # seconds, of which the doctor waits for few
+# What NCCL reduces, and how Python packs it. The bytes of a bfloat16 are the upper half of a float32's.
+_FORMATS = {
+    DType.FLOAT16: "e",
+    DType.BFLOAT16: "f",
+    DType.FLOAT32: "f",
+    DType.FLOAT64: "d",
+    DType.INT8: "b",
+    DType.UINT8: "B",
+    DType.INT32: "i",
+    DType.INT64: "q",
+}
+_FLOATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64)
+
+Memory: TypeAlias = GpuMemory | HostMemory
+Operation: TypeAlias = Callable[[Communicator, Memory, DType], bytes]
+"""An operation on this rank's values in a memory; the bytes of what it gives this rank."""
+
+
+def main() -> None:
+    """Make all steps, until one goes wrong."""
+    found = device_report()
+    wrong = "; ".join(found.errors)
+    _say("libraries", not wrong, wrong or f"driver of CUDA {found.driver}, NCCL {found.nccl}")
+    if wrong:
+        return
+    world.init()
+    here = world.current()
+    communicator, rank = here.communicator, here.rank
+    memory = GpuMemory(config().cuda_library or "libcuda.so.1", here.local_rank % len(found.names))
+    if _step("connect", rank, lambda: _connect(communicator, memory)) and _step(
+        "results", rank, lambda: _compare(communicator, memory)
+    ):
+        _step("death", rank, lambda: _die(communicator, memory))
+        os._exit(0)  # nobody is left to end the epoch with
+
+
+def _step(name: str, rank: int, step: Callable[[], str]) -> bool:
+    try:
+        said, fine = step(), True
+    except (RingError, ValueError) as error:
+        said, fine = str(error), False
+    if rank == 0:
+        _say(name, fine, said)
+    return fine
+
+
+def _say(name: str, fine: bool, said: str) -> None:
+    if os.environ.get("RANK") == "0":
+        os.write(1, json.dumps({"step": name, "fine": fine, "said": said}).encode() + b"\n")
+
+
+def _connect(communicator: Communicator, memory: GpuMemory) -> str:
+    started = time.monotonic()
+    ones = memory.buffer(_values(DType.FLOAT32, 0, 1), DType.FLOAT32, (1,))
+    communicator.allreduce([ones], [ones])
+    transport, why = communicator.device_transport()
+    if transport != "nccl":
+        raise RingError(why)
+    return f"two ranks connected in {time.monotonic() - started:.1f} s"
+
+
+def _values(dtype: DType, rank: int, count: int) -> bytes:
+    """Small integers, that every type holds in any order of adding or multiplying."""
+    values = list(islice(cycle(range(1, 6)), rank, rank + count))
+    data = struct.pack(f"<{count}{_FORMATS[dtype]}", *values)
+    return b"".join(data[at + 2 : at + 4] for at in range(0, len(data), 4)) if dtype is DType.BFLOAT16 else data
+
+
+def _compare(communicator: Communicator, memory: GpuMemory) -> str:
+    """Raise RingError that names the first operation whose result on the GPU is not the host's, bit by bit."""
+    host, compared = HostMemory(), 0
+    for dtype in _FORMATS:
+        for name, operation in _operations(dtype).items():
+            expected, got = (operation(communicator, where, dtype) for where in (host, memory))
+            if expected != got:
+                place = next(at for at, pair in enumerate(zip(expected, got, strict=True)) if pair[0] != pair[1])
+                raise RingError(
+                    f"{name} of {dtype.name.lower()} differs from the host's, first in byte {place} of {len(expected)}"
+                )
+            compared += 1
+    return f"{compared} results equal to the host's, bit by bit"
+
+
+def _operations(dtype: DType) -> dict[str, Operation]:
+    sums = {op: _reduced(op) for op in ReduceOp if op is not ReduceOp.ADASUM}
+    if dtype not in _FLOATS:  # the host makes these, also of tensors on a GPU
+        del sums[ReduceOp.AVERAGE]
+    return {op.name.lower(): operation for op, operation in sums.items()} | {
+        "reducescatter": _scattered,
+        "broadcast": _broadcast,
+        "allgather": _gathered,
+        "alltoall": _exchanged,
+    }
+
+
+def _reduced(op: ReduceOp) -> Operation:
+    def reduce(communicator: Communicator, memory: Memory, dtype: DType) -> bytes:
+        buffer = _buffer(memory, dtype, communicator.rank)
+        communicator.allreduce([buffer], [buffer], op=op)
+        return memory.read(buffer.address, buffer.nbytes)
+
+    return reduce
+
+
+def _scattered(communicator: Communicator, memory: Memory, dtype: DType) -> bytes:
+    output = _buffer(memory, dtype, communicator.rank, row_split(_COUNT, communicator.size)[communicator.rank])
+    communicator.reducescatter(_buffer(memory, dtype, communicator.rank), output)
+    return memory.read(output.address, output.nbytes)
+
+
+def _broadcast(communicator: Communicator, memory: Memory, dtype: DType) -> bytes:
+    buffer = _buffer(memory, dtype, communicator.rank)
+    communicator.broadcast(buffer, buffer, communicator.size - 1)
+    return memory.read(buffer.address, buffer.nbytes)
+
+
+def _gathered(communicator: Communicator, memory: Memory, dtype: DType) -> bytes:
+    rank = communicator.rank
+    return memory.output(communicator.allgather(_buffer(memory, dtype, rank, _COUNT + rank)))
+
+
+def _exchanged(communicator: Communicator, memory: Memory, dtype: DType) -> bytes:
+    rank = communicator.rank
+    splits = [100 + rank] * (communicator.size - 1)
+    return memory.output(communicator.alltoall([_buffer(memory, dtype, rank)], [*splits, _COUNT - sum(splits)]))
+
+
+def _buffer(memory: Memory, dtype: DType, rank: int, count: int = _COUNT) -> Buffer:
+    return memory.buffer(_values(dtype, rank, count), dtype, (count,))
+
+
+def _die(communicator: Communicator, memory: GpuMemory) -> str:
+    """Rank 1 dies while its part of an operation waits on its GPU, and that of rank 0 runs."""
+    buffer = _buffer(memory, DType.FLOAT32, communicator.rank)
+    if communicator.rank:
+        memory.call(lambda: time.sleep(_SLEEP))
+        communicator.allreduce([buffer], [buffer])
+        os.kill(os.getpid(), signal.SIGKILL)
+    started = communicator.allreduce([buffer], [buffer], blocking=False)
+    began = time.monotonic()
+    try:
+        started.wait_done()
+    except CollectiveAborted:
+        return f"a rank that died was noticed in {time.monotonic() - began:.2f} s"
+    raise RingError("an operation ended well whose other rank had died")
+
+
+if __name__ == "__main__":
+    main()
