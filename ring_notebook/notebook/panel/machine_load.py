@@ -28,7 +28,8 @@ _TITLES = {
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _SPARKS = 8  # characters
 SOON = 300.0  # seconds until memory runs out
-_READINGS, _SPAN = 10, 8.0  # readings and seconds that a trend is taken from
+_READINGS, _SPAN = 10, 8.0  # readings and seconds that a trend is taken from, at least
+_REACH = 5.0  # times as far as it has been seen a trend is believed: a training that starts takes memory for a while
 IDLE, STARVED = 60.0, 0.25  # percent that a GPU is busy, and the share of time that its rank waits for data
 
 
@@ -98,7 +99,7 @@ def _running_out(view: RunView) -> list[str]:
 
 def _seconds_left(points: Points) -> float | None:
     """Seconds until a falling amount reaches 0, by the line through its newest readings; None when that is far off."""
-    x, y = np.asarray(points.x[-3 * _READINGS :]), np.asarray(points.y[-3 * _READINGS :])
+    x, y = np.asarray(points.x[-6 * _READINGS :]), np.asarray(points.y[-6 * _READINGS :])
     if len(x) < _READINGS or x[-1] - x[0] < _SPAN:
         return None
     slope, start = np.polyfit(x, y, 1)
@@ -108,7 +109,7 @@ def _seconds_left(points: Points) -> float | None:
     if np.median(np.diff(y)) >= 0 or slope >= 0 or fallen < 4 * noise or fallen < 0.01 * y[-1]:
         return None
     left = float(y[-1] / -slope)
-    return left if left < SOON else None
+    return left if left < min(SOON, _REACH * float(x[-1] - x[0])) else None
 
 
 def _shared_cores(log: RunRecord) -> list[str]:

@@ -58,8 +58,9 @@ def test_readings_are_kept_drawn_and_listed(tmp_path: Path) -> None:
         ([GIB * 10] * 20, False),
         (list(GIB * (10 + 0.3 * np.random.default_rng(1).normal(size=20))), False),
         ([GIB * (10 - second) for second in range(5)], False),  # too few
+        ([GIB * (16 - 0.1 * second) for second in range(12)], False),  # 11 s say nothing about the next 150
     ],
-    ids=["falls", "slowly", "jump", "level", "noise", "few"],
+    ids=["falls", "slowly", "jump", "level", "noise", "few", "start"],
 )
 def test_memory_that_runs_out_is_said_before(tmp_path: Path, values: list[float], warns: bool) -> None:
     log = recorded(tmp_path, "memory_left", values)
