@@ -160,7 +160,8 @@ def test_random_operations(operations: int, epochs: int, tmp_path: Path) -> None
     assert not list(tmp_path.glob("fake-nccl-*"))
 
 
-@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 12))])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 12))
 def test_random_operations_and_a_death(seed: int) -> None:
     ended = as_processes(SIZE, lambda seat: live(seat, 40, 1, seed, death=True))
     assert [one.signal for one in ended if isinstance(one, Dead)] == [signal.SIGKILL]
