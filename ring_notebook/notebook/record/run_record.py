@@ -204,8 +204,14 @@ def read_summary(directory: Path) -> dict[str, Any]:
     if summary and not (
         summary.get("status") in get_args(RunStatus)
         and isinstance(summary.get("seconds"), int | float)
+        and isinstance(summary.get("samples_per_s", 0.0), int | float)
         and isinstance(ranks := summary.get("ranks", []), list)
-        and all(isinstance(rank, dict) for rank in ranks)
+        and all(isinstance(rank, dict) and _are_numbers(rank.get("last", {})) for rank in ranks)
     ):
         raise ValueError(f"{directory / SUMMARY} is no summary of a run")
     return summary
+
+
+def _are_numbers(last: Any) -> bool:
+    """Whether these are the last values of metrics."""
+    return isinstance(last, dict) and all(isinstance(value, int | float) for value in last.values())
