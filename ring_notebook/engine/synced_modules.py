@@ -24,6 +24,7 @@ from ring_notebook.private_files import make_private_folder, open_private
 
 __all__ = ["compare", "take", "use"]
 
+_OWN = __name__.partition(".")[0]
 _copy: Path | None = None  # of the notebook's folder, where this host does not see that
 
 
@@ -85,7 +86,8 @@ def use(roots: Sequence[str], changed: Sequence[str]) -> tuple[list[str], list[s
     failed: list[str] = []
     # Python moves a module behind those that it has imported: it is to take the new ones.
     for name, module in list(sys.modules.items()):
-        if _is_one_of(files, module):
+        # A reload of this package would forget which rank this is: its developers have it in their folder.
+        if name.partition(".")[0] != _OWN and _is_one_of(files, module):
             if error := _reload(module):
                 failed.append(error)
             else:
