@@ -62,7 +62,8 @@ def test_a_burst_of_signals_to_a_job(number: signal.Signals) -> None:
                 time.sleep(0.002)
             _, said = job.communicate(timeout=30)
         assert job.returncode != 0
-        assert "Fatal Python error" not in said
+        # Python itself says so when a signal arrives before it has begun with a program.
+        assert "Fatal Python error" not in said.replace("Fatal Python error: init_import_site", "")
 
 
 def test_a_burst_of_interrupts_to_a_run(records: Path) -> None:

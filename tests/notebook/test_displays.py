@@ -43,7 +43,7 @@ def test_the_last_value_looks_as_in_a_notebook(notebook: Notebook) -> None:
     assert ranks == "[0-1]"
     assert "<td>1.5</td>" in data["text/html"]
     assert "[0-1] 'value'" in report(notebook.run("%%ringtrain\n'value'"))
-    assert "value" not in report(notebook.run("%%ringtrain\n'value';  # quiet"))
+    assert "value" not in report(notebook.run("%%ringtrain --name quiet\n'value';"))
 
 
 def test_logging_set_up_in_one_cell_is_seen_in_the_next(notebook: Notebook) -> None:
@@ -53,7 +53,7 @@ def test_logging_set_up_in_one_cell_is_seen_in_the_next(notebook: Notebook) -> N
 
 def test_updates_and_clear_output(notebook: Notebook) -> None:
     outputs = notebook.run(
-        "%%ringtrain\nfrom IPython.display import HTML, clear_output, display\n"
+        "%%ringtrain --name updates\nfrom IPython.display import HTML, clear_output, display\n"
         "print('taken back')\nfor step in range(5):\n"
         "    clear_output(wait=True)\n    print('frame', step)\n"
         "    shown = display(HTML(f'{step} of {ring.rank()}'), display_id=True)\n"
