@@ -73,7 +73,7 @@ std::vector<ring::Target> targets_argument(const std::vector<TargetTuple>& targe
 WorkHandle submit(const std::shared_ptr<Communicator>& self, Request request, bool blocking, double timeout) {
     const py::gil_scoped_release nogil;
     if (!blocking) return {self, self->start(std::move(request), timeout)};
-    // Whoever holds the tensors waits for it: they must outlive a kernel also where that fails.
+    // The owner of the tensors waits for it: the tensors must outlive a kernel, also one that fails.
     if (request.device == ring::Device::Cuda) return {self, self->enqueue(std::move(request), timeout)};
     const ring::Spending spending(self->recorder());
     WorkHandle handle{self, self->run(std::move(request), timeout, signal_check())};

@@ -52,7 +52,7 @@ def has_arrived(value: Any, deadline: float = 0.0) -> bool:
 def _arrived(value: DeviceNumber) -> bool:
     try:
         return value.has_arrived()
-    except RuntimeError:  # the device has failed, and says so to whoever uses it
+    except RuntimeError:  # the device has failed; its next use says so
         return True
 
 

@@ -88,7 +88,7 @@ class EngineSupervisor(Supervisor):
         self._wanted: set[int] = set()  # to be started again as soon as their processes have ended
         self._unread = b""
         super().__init__([self._engines], connections)
-        # For writing too: it never seems closed, whoever comes and goes.
+        # For writing too: so the pipe has a writer when all kernels have closed it, and never reads as closed.
         self._requests = os.open(requests, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         self._selector.register(self._requests, selectors.EVENT_READ, self._read_requests)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Answering"]
 
 _RANK_SIDE = "ring_notebook.engine.debugging.dialogue"
-# The rank that was answered last is asked on before others: whoever steps through one does not want to change.
+# The rank that was answered last is asked before others: a user who steps through one rank stays with it.
 _SECONDS_TO_STAY = 0.5
 _SECONDS_TO_TAKE_BACK = 0.1
 _NOBODY = "this front end cannot ask; set a variable in the notebook and `%ring push` it"
@@ -61,7 +61,7 @@ class Answering:
             return not self._held <= set(ended)
 
     def close(self) -> None:
-        """The run has ended: whoever still answers a question need not."""
+        """The run has ended: its open question needs no answer."""
         with self._lock:
             for rank in list(self._open):
                 del self._open[rank]

@@ -161,7 +161,7 @@ class Watch:
                 return 0.0
             self._failed_at = now
         elif self._is_held():
-            self._failed_at = now  # whoever debugs one rank may look at it for as long as it takes
+            self._failed_at = now  # a user may debug one rank for as long as it takes
         elapsed = now - self._failed_at
         if elapsed > _SECONDS_TO_ABORT and not self._asked:
             self._asked += 1

@@ -76,7 +76,7 @@ int nccl_reduction(ReduceOp op);
 constexpr int kNcclAverage = 4;
 constexpr int kNcclBytes = 1;  // uint8
 
-// One communicator. It does not end with this: whoever drops it has given it to a Reaper.
+// One communicator. The destructor does not end it: its owner gives it to a Reaper first.
 class NcclCommunicator {
    public:
     // Begins to connect. Throws DeviceError.
