@@ -176,7 +176,8 @@ def test_the_deadline_of_a_receive() -> None:
     as_threads(2, body)
 
 
-def test_a_small_one_outlives_its_sender() -> None:
+@pytest.mark.parametrize("hosts", [(0, 0), (0, 1)], ids=["one host", "two hosts"])
+def test_a_small_one_outlives_its_sender(hosts: tuple[int, int]) -> None:
     """What a rank has sent before it left can be received."""
 
     def body(seat: Seat) -> None:
@@ -192,7 +193,7 @@ def test_a_small_one_outlives_its_sender() -> None:
             assert got.values[0] == 3
 
     gone = threading.Event()
-    as_threads(2, body)
+    as_threads(2, body, hosts=hosts)
 
 
 def test_wrong_ranks_and_tags() -> None:
@@ -340,20 +341,3 @@ def test_a_rank_of_another_host_fails_or_leaves(how: str, sends: bool) -> None:
 
     calls = threading.Event()
     as_threads(3, body, hosts=(0, 1, 1))
-
-
-def test_a_small_one_outlives_its_sender_on_another_host() -> None:
-    def body(seat: Seat) -> None:
-        ring = seat.open()
-        if ring.rank == 0:
-            send(ring, filled(ring, 5, 3).buffer, 1)
-            ring.close()
-            gone.set()
-        else:
-            assert gone.wait(30)
-            got = filled(ring, 5, 0)
-            receive(ring, got.buffer, 0)
-            assert got.values[0] == 3
-
-    gone = threading.Event()
-    as_threads(2, body, hosts=(0, 1))
