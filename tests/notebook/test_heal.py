@@ -14,7 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from notebook.endure import SECONDS_TO_END, TRAINS
+from harness.waiting import until
+from notebook.endure import TRAINS
 from ring_notebook.errors import ClusterError, CollectiveAborted, MPIMissingError
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.run.run import Run
@@ -45,13 +46,6 @@ def kill(cluster: Cluster, *ranks: int) -> None:
         if engine.rank in ranks:
             os.kill(engine.pid, signal.SIGKILL)
     until(lambda: not set(ranks) & set(cluster.living))
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS_TO_END
-    while not condition():
-        assert time.monotonic() < deadline, "hangs"
-        time.sleep(0.005)
 
 
 def ended(run: Run) -> Run:

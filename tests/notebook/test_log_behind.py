@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 
+from harness.waiting import until
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.record.run_log import RunLog
 
@@ -29,8 +31,19 @@ def test_a_run_that_ended_well_is_ok(cluster: Cluster) -> None:
     assert len(run.metrics) == 20
 
 
-def test_a_rank_that_has_ended_is_not_still_running(cluster: Cluster) -> None:
-    run = cluster.run("if ring.rank() == 1: 1 / 0")
+def test_a_rank_that_has_ended_is_not_still_running(cluster: Cluster, tmp_path: Path) -> None:
+    ended = tmp_path / "ended"
+    run = cluster.run(
+        f"""
+        import pathlib, time
+        while ring.rank() == 1 and not pathlib.Path({str(ended)!r}).exists():
+            time.sleep(0.01)
+        if ring.rank() == 1:
+            1 / 0
+        """
+    )
+    until(lambda: [engine.state for engine in cluster.status()] == ["idle", "running"])
+    ended.touch()
     with pytest.raises(ZeroDivisionError) as caught:
         run.wait()
     shown = "\n".join(caught.value._render_traceback_())  # type: ignore[attr-defined]

@@ -290,11 +290,12 @@ def test_the_next_epoch_works_after_an_abort() -> None:
             tensor = ones(device)
             ring.allreduce([tensor.buffer], [tensor.buffer])
             assert np.all(device.read(tensor) == seat.size)
-            ring.allreduce([tensor.buffer], [tensor.buffer], blocking=False)
-            if seat.rank == 0:
-                ring.abort("the test ends it")
-            with suppress(CollectiveAborted):
-                ring.barrier()  # it may have come first
+            with suppress(CollectiveAborted):  # it may arrive at any of these but the first of rank 0
+                ring.barrier()  # all have read their sums
+                ring.allreduce([tensor.buffer], [tensor.buffer], blocking=False)
+                if seat.rank == 0:
+                    ring.abort("the test ends it")
+                ring.barrier()
             with pytest.raises(CollectiveAborted, match="the test ends it"):
                 ring.barrier()
             ring.close()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from harness.waiting import until
 from ring_notebook.engine.spool import Spool
 from ring_notebook.notebook.panel.report import mime_bundle
 from ring_notebook.notebook.record import run_files
@@ -32,13 +32,6 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", folder], check=True)
     yield folder
     subprocess.run(["umount", "-l", folder], check=True)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def new_log(disk: Path) -> RunLog:
