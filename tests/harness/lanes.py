@@ -1,7 +1,7 @@
-"""The pytest plugin that runs tests that mostly wait beside those that compute, and reports both as one run.
+"""The pytest plugin that runs tests that mostly wait beside those that compute, and reports all as one run.
 
-A second pytest gets the tests of the folders that wait. It writes its reports into a file, from which the first one,
-which a user started, repeats them: file by file, with one summary and one exit code at the end.
+Each lane is a pytest of its own, which gets the tests of some folders that wait. It writes its reports into a file. The
+first pytest, which a user started, repeats them: file by file, with one summary and one exit code at the end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,29 +24,31 @@ import pytest
 from harness.leftovers import TOKEN
 from ring_notebook.launch.supervisor.parent_death import wrap
 
-__all__ = ["WAITING", "Lane", "Reporter"]
+__all__ = ["LANES", "Lane", "Reporter"]
 
-WAITING = ("attack", "browser", "elastic", "hosts", "notebook")
-"""Folders of tests whose processes mostly sleep: they start, wait for one another, and are killed."""
+LANES = (("elastic", "hosts"), ("attack", "browser", "notebook"))
+"""The lanes, as folders of tests whose processes mostly sleep: they start, wait for one another, and are killed."""
 
 REPORTS = "TEST_LANE_REPORTS"
-"""Environment: the file to which the second pytest writes its reports. Its presence means: this is the second."""
+"""Environment: the file to which a lane writes its reports. Its presence means: this pytest is a lane."""
 
 SILENCE = 600.0
-"""Seconds without a report until the second pytest counts as stuck. Its own limits end a test long before."""
+"""Seconds without a report until a lane counts as stuck. Its own limits end a test long before."""
 
 FAREWELL = 20.0
-"""Seconds that an interrupted second pytest has for its fixtures to end what they started."""
+"""Seconds that an interrupted lane has for its fixtures to end what they started."""
 
 
 class Lane:
-    """The second pytest, as the first one sees it."""
+    """A pytest beside the first one, as the first one sees it."""
 
     def __init__(self, config: pytest.Config, items: Sequence[pytest.Item]) -> None:
         self._config = config
         self._missing = {item.nodeid: item for item in items}
         self._folder = Path(tempfile.mkdtemp(prefix="test-lane-"))
         self._read = 0
+        self._over = False
+        self._deadline: float | None = None
         self._lines: list[dict[str, Any]] = []
         timeout = config.getoption("timeout", None)
         program = [
@@ -69,33 +71,40 @@ class Lane:
             )
 
     def repeat(self) -> None:
-        """Report the tests of all files that the second pytest has finished."""
+        """Report the tests of all files that the lane has finished."""
         self._take()
         files = [line["nodeid"].split("::")[0] for line in self._lines]
         self._say(next((at for at, file in enumerate(files) if file == files[-1]), 0))
 
-    def follow(self, session: pytest.Session) -> None:
-        """Wait for the second pytest and report the rest; a test that it did not finish has failed."""
-        deadline = time.monotonic() + SILENCE
-        while True:
-            ended = self._process.poll() is not None  # before the reports are read, so that none is missed
-            if self._take():
-                deadline = time.monotonic() + SILENCE
-            self.repeat()
-            if session.shouldfail:
-                raise session.Failed(session.shouldfail)
-            if ended or time.monotonic() > deadline:
-                break
-            time.sleep(0.05)
+    def more(self, session: pytest.Session) -> bool:
+        """Report what there is once the first pytest has run its own tests. Returns whether more is to come.
+
+        A test that the lane did not finish has failed.
+        """
+        if self._over:
+            return False
+        ended = self._process.poll() is not None  # before the reports are read, so that none is missed
+        if self._take() or self._deadline is None:
+            self._deadline = time.monotonic() + SILENCE
+        self.repeat()
+        if session.shouldfail:
+            raise session.Failed(session.shouldfail)
+        if not ended and time.monotonic() < self._deadline:
+            return True
+        self._over = True
         self._say(len(self._lines))
         if self._missing:
             self._lost(f"ended with code {self._process.returncode}" if ended else f"said nothing for {SILENCE:.0f} s")
+        return False
+
+    def interrupt(self) -> None:
+        """Ask the lane to end, which by then it has unless the first pytest was interrupted."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
 
     def close(self) -> None:
-        """End the second pytest, which by then has ended unless the first one was interrupted."""
+        """Wait for a lane that was asked to end, and end it by force if need be."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            if self._process.poll() is None:
-                self._process.send_signal(signal.SIGINT)
             self._process.wait(FAREWELL)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -132,7 +141,7 @@ class Lane:
         del self._lines[:count]
 
     def _lost(self, why: str) -> None:
-        """Fail the test at which the second pytest ended; those after it did not run."""
+        """Fail the test at which the lane ended; those after it did not run."""
         item = next(iter(self._missing.values()))
         output = (self._folder / "output.txt").read_text(errors="replace")[-8000:]
         text = f"the pytest beside {why}; {len(self._missing)} of its tests did not finish, this one is the first\n"
@@ -141,7 +150,7 @@ class Lane:
 
 
 class Reporter:
-    """The plugin in the second pytest: writes down all that the first one is to repeat."""
+    """The plugin in a lane: writes down all that the first pytest is to repeat."""
 
     def __init__(self, config: pytest.Config, path: Path) -> None:
         self._config = config
@@ -161,7 +170,7 @@ class Reporter:
         print(json.dumps(line), file=self._file, flush=True)
 
 
-_LANE = pytest.StashKey[Lane]()
+_LANES = pytest.StashKey[list[Lane]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -171,30 +180,40 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtestloop(session: pytest.Session) -> Generator[None, bool, bool]:
-    """Give the tests that wait to a second pytest, if there are others beside which it can run."""
-    beside = list(_waiting(session))
+    """Give the tests that wait to lanes. The first pytest keeps those that compute, or those of one lane."""
     by_hand = session.config.option.usepdb or session.config.option.capture == "no" or session.config.option.collectonly
-    if REPORTS in os.environ or by_hand or not 0 < len(beside) < len(session.items):
+    kept, *beside = _divided(session)
+    if REPORTS in os.environ or by_hand or not beside:
         return (yield)
-    lane = session.config.stash[_LANE] = Lane(session.config, beside)
-    given = {id(item) for item in beside}
-    session.items = [item for item in session.items if id(item) not in given]
+    lanes = session.config.stash[_LANES] = []
     try:
+        lanes.extend(Lane(session.config, items) for items in beside)
+        session.items = kept
         result = yield
-        lane.follow(session)
+        while [lane for lane in lanes if lane.more(session)]:
+            time.sleep(0.05)
     finally:
-        lane.close()
+        for lane in lanes:
+            lane.interrupt()
+        for lane in lanes:
+            lane.close()
     return result
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, Any, Any]:
     result = yield
-    if _LANE in item.config.stash and (nextitem is None or nextitem.path != item.path):
-        item.config.stash[_LANE].repeat()
+    if nextitem is None or nextitem.path != item.path:
+        for lane in item.config.stash.get(_LANES, []):
+            lane.repeat()
     return result
 
 
-def _waiting(session: pytest.Session) -> Iterator[pytest.Item]:
-    folders = {Path(session.config.rootpath, "tests", name) for name in WAITING}
-    return (item for item in session.items if folders & set(item.path.parents))
+def _divided(session: pytest.Session) -> list[list[pytest.Item]]:
+    """The tests as they are run side by side: those that compute, then those of each lane; no list is empty."""
+    root = Path(session.config.rootpath, "tests")
+    lane_of = {root / name: at for at, names in enumerate(LANES, 1) for name in names}
+    divided: list[list[pytest.Item]] = [[] for _ in range(len(LANES) + 1)]
+    for item in session.items:
+        divided[next((lane_of[folder] for folder in item.path.parents if folder in lane_of), 0)].append(item)
+    return [items for items in divided if items] or [[]]

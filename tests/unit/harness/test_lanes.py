@@ -109,7 +109,7 @@ def run(folder: Path, *arguments: str) -> tuple[int, str]:
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What pytest says of tests of both kinds, one of which ends the second pytest."""
+    """What pytest says of tests of both kinds, one of which ends its lane."""
     names = {"native/test_computes.py": COMPUTES, "notebook/test_a.py": WAITS, "notebook/test_b.py": LEAVES}
     code, said = run(project(tmp_path_factory.mktemp("project"), {**names, "notebook/test_c.py": DIES}))
     assert code == 1
@@ -130,7 +130,7 @@ def test_each_kind_looks_for_its_own_leftovers(report: str) -> None:
     assert said[0].startswith("ERROR tests/notebook/test_b.py::test_leaves - AssertionError: process left behind")
 
 
-def test_a_second_pytest_that_dies_is_a_failure(report: str) -> None:
+def test_a_lane_that_dies_is_a_failure(report: str) -> None:
     assert "FAILED tests/notebook/test_c.py::test_dies - the pytest beside ended with code 0; 2 of its tests" in report
 
 
@@ -142,17 +142,18 @@ def test_the_first_failure_ends_both(tmp_path: Path) -> None:
     assert "= 1 failed in" in said.splitlines()[-1]
 
 
-def test_one_kind_alone_needs_no_second_pytest(tmp_path: Path) -> None:
+def test_one_kind_alone_needs_no_lane(tmp_path: Path) -> None:
     alone = "import os\ndef test_alone():\n    assert 'TEST_LANE_REPORTS' not in os.environ\n"
     code, said = run(project(tmp_path, {"native/test_a.py": COMPUTES, "notebook/test_b.py": alone}), "tests/notebook")
     assert (code, "1 passed" in said) == (0, True), said
 
 
-def test_an_interrupt_ends_both(tmp_path: Path) -> None:
-    folder = project(tmp_path, {"native/test_a.py": INTERRUPTED, "notebook/test_b.py": INTERRUPTED})
+def test_an_interrupt_ends_all_lanes(tmp_path: Path) -> None:
+    files = {"native/test_a.py": INTERRUPTED, "notebook/test_b.py": INTERRUPTED, "hosts/test_c.py": INTERRUPTED}
+    folder = project(tmp_path, files)
     with start(folder) as process:
         deadline = time.monotonic() + 200
-        while not all((folder / name).exists() for name in ("test_a", "test_b")):
+        while not all((folder / name).exists() for name in ("test_a", "test_b", "test_c")):
             assert time.monotonic() < deadline
             time.sleep(0.05)
         children = psutil.Process(process.pid).children(recursive=True)
