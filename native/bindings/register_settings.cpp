@@ -1,9 +1,10 @@
-// What Python's settings become in the core, and the instruction set of its kernels.
+// What Python's settings become in the core: options, the instruction set of its kernels, what a signal tells.
 #include <string>
 #include <utility>
 
 #include "register.hpp"
 #include "ring/base/errors.hpp"
+#include "ring/base/native_stack.hpp"
 #include "ring/base/options.hpp"
 #include "ring/kernels/reduce.hpp"
 
@@ -53,4 +54,6 @@ void register_settings(py::module_& module) {
     module.def(
         "select_isa", [](const std::string& isa) { return ring::select_kernels(isa).isa; }, py::arg("isa"),
         "Use the kernels of an instruction set, or the best for '' or where the processor lacks it; returns its name.");
+    module.def("report_native_stack", &ring::report_native_stack, py::arg("signum"), py::arg("fd"),
+               "On a signal, write the native calls of the signalled thread to a file, after what it does already.");
 }

@@ -19,7 +19,7 @@ from IPython.core.page import as_hook, display_page
 from ring_notebook.core import world
 from ring_notebook.core.native import core
 from ring_notebook.engine import control
-from ring_notebook.engine.debugging import dialogue, live_debugger
+from ring_notebook.engine.debugging import dialogue, live_debugger, own_stack
 from ring_notebook.engine.output import capture, figures, progress_bars, rich_bars
 from ring_notebook.engine.spool import Spool
 from ring_notebook.engine.startup import mpi_access
@@ -112,14 +112,13 @@ def _find_rank(replaceable: bool) -> tuple[int, int, int, int]:
 
 def _keep_log(logs: Path, rank: int) -> None:
     """Give this rank's standard output and error a file, with the stack where it crashes or gets SIGUSR1."""
-    if logs.is_dir():
-        log = os.open(logs / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC, 0o600)
+    if has_log := logs.is_dir():
+        log = os.open(logs / f"rank-{rank}.log", os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_TRUNC, 0o600)
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)
     faulthandler.enable(2, all_threads=False)
-    # The main thread alone: to walk the frames of threads that run may crash the process.
-    faulthandler.register(signal.SIGUSR1, 2, all_threads=False)
+    own_stack.register(has_log)
 
 
 def wait_for_preload() -> None:

@@ -10,15 +10,26 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
+from ring_notebook.notebook.cluster.native_frames import NativeFrame, parse_native
+from ring_notebook.notebook.cluster.ranks.process_life import is_stopped
 from ring_notebook.notebook.style import ranks
 
 if TYPE_CHECKING:
-    from ring_notebook.notebook.engines import Engine, Engines
+    from ring_notebook.notebook.engines import Engines
 
 __all__ = ["Frame", "Stack", "render", "stacks"]
 
-_SECONDS_TO_WRITE = 2.0  # a stopped process writes nothing
+# A machine with far more to do than cores is late; a process that waits in the kernel for a dead disk never answers.
+_SECONDS_TO_WRITE = 10.0
+_SECONDS_TO_TELL = 5.0
 _PERIOD = 0.01
+_RANK_SIDE = "ring_notebook.engine.debugging.own_stack:tell"
+_STOPPED = "a signal has stopped it; `kill -CONT {pid}` lets it continue"
+_SILENT = "its process does not react to signals: it is ending, or waits in the kernel, as for a disk that is gone"
+_SILENT_THERE = (
+    "it does not answer: it is stopped, or native code holds its interpreter; its log would tell, but {host} does not "
+    "share this disk"
+)
 # How a stack ends: with the call that began the engine, `python -m ipyparallel.engine`, or after a hundred calls.
 _OUTERMOST = " in _run_module_as_main"
 _CUT_OFF = "  ..."
@@ -45,41 +56,61 @@ class Frame:
 class Stack:
     """The calls that the main thread of a rank is in, the newest last; none while no cell runs.
 
+    ``native`` are those of C and C++ that the last of ``frames`` has led to; none while Python itself executes.
     ``trouble`` says why the stack is not known; empty where it is.
     """
 
     rank: int
     frames: tuple[Frame, ...] = ()
     trouble: str = ""
+    native: tuple[NativeFrame, ...] = ()
 
 
 def stacks(engines: Engines, logs: Path) -> list[Stack]:
-    """The stack of every rank, from ``rank-N.log`` in the folder ``logs``. Returns after at most 2 seconds."""
+    """The stack of every rank, from ``rank-N.log`` in the folder ``logs``, or from the rank where that is elsewhere.
+
+    Returns after at most 10 seconds, and at once where every rank answers, has died or is stopped.
+    """
     files = [logs / f"rank-{engine.rank}.log" for engine in engines.all]
     before = [_size(file) for file in files]
-    engines.signal(signal.SIGUSR1, range(len(files)))
-    found: dict[int, tuple[Frame, ...]] = {}
+    living = engines.living()
+    found = {rank: Stack(engines.all[rank].rank, trouble="it has died") for rank in range(len(files))}
+    for rank in living:
+        del found[rank]
+    here = [rank for rank in living if before[rank] >= 0]
+    engines.signal(signal.SIGUSR1, here)
+    found.update(_from_afar(engines, [rank for rank in living if before[rank] < 0]))
     deadline = monotonic() + _SECONDS_TO_WRITE
-    living = set(engines.living())
-    while len(found) < len(living) and monotonic() < deadline:
+    while missing := [rank for rank in here if rank not in found]:
+        late = monotonic() > deadline
+        for rank in missing:
+            engine = engines.all[rank]
+            if one := _stack(engine.rank, _read(files[rank], before[rank])):
+                found[rank] = one
+            elif engine.local and is_stopped(engine.pid):
+                found[rank] = Stack(engine.rank, trouble=_STOPPED.format(pid=engine.pid))
+            elif late:
+                found[rank] = Stack(engine.rank, trouble=_SILENT)
         sleep(_PERIOD)
-        for rank, (file, old) in enumerate(zip(files, before, strict=True)):
-            if rank in living and rank not in found and (frames := parse(_read(file, old))) is not None:
-                found[rank] = frames
-    return [
-        Stack(engine.rank, found[rank])
-        if rank in found
-        else Stack(engine.rank, trouble=_why_not(engine, before[rank], rank in living))
-        for rank, engine in enumerate(engines.all)
-    ]
+    return [found[rank] for rank in range(len(files))]
 
 
-def _why_not(engine: Engine, size: int, lives: bool) -> str:
-    if not lives:
-        return "it has died"
-    if size < 0:
-        return f"its log is on {engine.host}, which does not share this disk"
-    return "its process does not react to signals: it is stopped or ending"
+def _from_afar(engines: Engines, ranks: Sequence[int]) -> dict[int, Stack]:
+    """The stacks of ranks whose log is on a disk that this host does not see, as they tell them."""
+    texts = engines.call_beside(_RANK_SIDE, ranks=ranks, timeout=_SECONDS_TO_TELL) if ranks else []
+    return {
+        rank: _stack(engines.all[rank].rank, text or "")
+        or Stack(engines.all[rank].rank, trouble=_SILENT_THERE.format(host=engines.all[rank].host))
+        for rank, text in zip(ranks, texts, strict=True)
+    }
+
+
+def _stack(rank: int, written: str) -> Stack | None:
+    """The stack of ``rank`` when all of it is written."""
+    frames, native = parse(written), parse_native(written)
+    if frames is None or native is None:
+        return None
+    return Stack(rank, frames, native=native if frames else ())
 
 
 def _size(file: Path) -> int:
@@ -127,7 +158,8 @@ def render(found: Sequence[Stack], source: str, first_line: int) -> str:
 
     groups: dict[str, list[int]] = {}
     for one in found:
-        body = one.trouble or "\n".join(map(shown, one.frames)) or "idle"
+        calls = [*map(shown, one.frames), *(f"    {frame}" for frame in one.native)]
+        body = one.trouble or "\n".join(calls) or "idle"
         groups.setdefault(body, []).append(one.rank)
     return "\n".join(
         f"{ranks(members)}:{chr(10) if body.startswith(' ') else ' '}{body}" for body, members in groups.items()

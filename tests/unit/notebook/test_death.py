@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ring_notebook.launch.supervisor.rank_failure import RankFailure
-from ring_notebook.notebook.cluster.ranks.death import explain
+from ring_notebook.notebook.cluster.ranks.death import explain, tail
 
 
 def test_a_rank_that_others_have_aborted_is_not_named(tmp_path: Path) -> None:
@@ -15,3 +15,13 @@ def test_a_rank_that_others_have_aborted_is_not_named(tmp_path: Path) -> None:
     failures = [RankFailure(0, "a", 1, 1.0, aborted=True), RankFailure(3, "b", -9, 2.0)]
     output = "".join(f"\x1e{json.dumps(asdict(failure))}\x1e\n" for failure in failures)
     assert explain("engines", output, tmp_path).rank == 3
+
+
+def test_stacks_that_were_asked_for_are_no_part_of_the_log() -> None:
+    asked = (
+        'Stack (most recent call first):\n  File "<cell of run r>", line 1 in <module>\n  File "x.py", line 2 in f\n'
+    )
+    native = "Native stack (most recent call first):\n  sleep of /libc.so.6\nEnd of native stack\n"
+    crash = "Fatal Python error: Aborted\n\n" + asked
+    assert tail("printed\n" + asked + native + "more\n" + asked + native) == "printed\nmore"
+    assert 'File "Cell", line 1' in tail(asked + native + crash)

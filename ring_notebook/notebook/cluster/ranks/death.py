@@ -18,6 +18,8 @@ _NOISE = ("=", "Extension modules: ")
 # What faulthandler writes: the innermost call first.
 _STACK = "Stack (most recent call first):"
 _CALL = "  File "
+# What `%ring stacks` has asked for is no part of a death.
+_ASKED_FOR = re.compile(r"Stack .*:\n(  .*\n)*Native stack .*:\n(  .*\n)*End of native stack\n?")
 _IN_CELL = f'{_CALL}"<cell of run '
 _CELL = re.compile(r'File "<cell of run [^>"]*>"')
 _HEAL = "The other ranks keep their variables; `%ring heal` starts this one again"
@@ -97,6 +99,7 @@ def not_started(reason: str, output: str) -> str:
 
 def tail(output: str) -> str:
     """The last lines of a log that are the user's: no banner of MPICH, no calls of the engine in a crash's stack."""
+    output = _ASKED_FOR.sub("", output)
     lines = [line for line in output.strip().splitlines() if not line.startswith(_NOISE)]
     cells = [index for index, line in enumerate(lines) if line.startswith(_IN_CELL)]
     if cells and _STACK in lines[: cells[0]]:

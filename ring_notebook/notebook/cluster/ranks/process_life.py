@@ -1,22 +1,18 @@
-"""Whether a process of this host lives, since when, and how much memory it holds."""
+"""Whether a process of this host lives, since when, whether it is stopped, and how much memory it holds."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-__all__ = ["began", "is_alive", "resident"]
+__all__ = ["began", "is_alive", "is_stopped", "resident"]
 
 _STATE, _BEGAN, _RESIDENT = 0, 19, 1  # words of /proc/PID/stat behind the name, and of /proc/PID/statm
 
 
 def began(pid: int) -> int:
     """When process ``pid`` began, in clock ticks since the machine did; 0 when there is none, or it is a zombie."""
-    try:
-        # The name in parentheses may contain anything.
-        words = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return 0
+    words = _stat(pid)
     return 0 if words[_STATE] in "ZX" else int(words[_BEGAN])
 
 
@@ -26,6 +22,11 @@ def is_alive(pid: int, since: int = 0) -> bool:
     return now != 0 and since in (0, now)
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a signal or a debugger has stopped process ``pid``."""
+    return _stat(pid)[_STATE] in "Tt"
+
+
 def resident(pid: int) -> int:
     """Bytes of memory that process ``pid`` holds, shared memory included; 0 when it has ended."""
     try:
@@ -33,3 +34,12 @@ def resident(pid: int) -> int:
     except OSError:
         return 0
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _stat(pid: int) -> list[str]:
+    """The words of /proc/PID/stat from the state on; those of a process that has ended when there is none."""
+    try:
+        # The name in parentheses may contain anything.
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return ["X"]

@@ -1,0 +1,109 @@
+#include "ring/base/native_stack.hpp"
+
+#include <cxxabi.h>
+#include <dlfcn.h>
+#include <execinfo.h>
+#include <semaphore.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "ring/base/no_signals.hpp"
+
+namespace ring {
+namespace {
+
+constexpr int kMost = 160;       // calls; those of the interpreter that began them may be cut off
+constexpr int kOfTheSignal = 2;  // calls: the handler, and what the kernel has it return to
+
+// A handler gets no argument of its own, so all that it uses is one for the process, and is never destroyed.
+struct Asked {
+    int fd = -1;
+    void (*before)(int) = nullptr;
+    sem_t taken;
+    std::atomic<bool> busy{false};
+    int count = 0;
+    void* calls[kMost];
+};
+Asked* asked = nullptr;
+std::atomic<bool> installed{false};
+
+// Takes addresses only. To name them needs the loader's lock, for which this thread must not wait: another thread may
+// hold it while it waits for the interpreter that this one keeps.
+void on_signal(int signum) {
+    const int error = errno;
+    const bool first = !asked->busy.exchange(true, std::memory_order_acquire);
+    if (first) asked->count = backtrace(asked->calls, kMost);
+    if (asked->before) asked->before(signum);
+    if (first) sem_post(&asked->taken);
+    errno = error;
+}
+
+std::string name_of(const char* symbol) {
+    int status = 0;
+    const std::unique_ptr<char, decltype(&std::free)> plain{abi::__cxa_demangle(symbol, nullptr, nullptr, &status),
+                                                            &std::free};
+    return status == 0 ? plain.get() : symbol;
+}
+
+std::string line_of(void* address) {
+    Dl_info found{};
+    if (dladdr(address, &found) == 0 || found.dli_fname == nullptr) return "  ? of ?\n";
+    return "  " + (found.dli_sname ? name_of(found.dli_sname) : "?") + " of " + found.dli_fname + "\n";
+}
+
+void write_all(int fd, const std::string& text) {
+    for (std::size_t done = 0; done < text.size();) {
+        const ssize_t some = write(fd, text.data() + done, text.size() - done);
+        if (some < 0 && errno == EINTR) continue;
+        if (some <= 0) return;  // the disk is full: the asker sees that nothing comes
+        done += static_cast<std::size_t>(some);
+    }
+}
+
+void write_stacks() {
+    for (;;) {
+        while (sem_wait(&asked->taken) != 0) {
+        }
+        std::string text = "Native stack (most recent call first):\n";
+        for (int i = kOfTheSignal; i < asked->count; ++i) {
+            // A call's address is that of what follows it, which may be another function.
+            char* address = static_cast<char*>(asked->calls[i]);
+            text += line_of(i == kOfTheSignal ? address : address - 1);
+        }
+        asked->busy.store(false, std::memory_order_release);
+        write_all(asked->fd, text + "End of native stack\n");
+    }
+}
+
+}  // namespace
+
+void report_native_stack(int signum, int fd) {
+    if (installed.exchange(true)) return;
+    asked = new Asked;
+    asked->fd = fd;
+    sem_init(&asked->taken, 0, 0);
+    void* once[1];
+    backtrace(once, 1);  // loads the unwinder, which a handler must not
+    {
+        const NoSignals none;
+        std::thread(write_stacks).detach();
+    }
+    struct sigaction action{};
+    struct sigaction before{};
+    sigaction(signum, nullptr, &before);
+    if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN && !(before.sa_flags & SA_SIGINFO))
+        asked->before = before.sa_handler;
+    action.sa_handler = on_signal;
+    action.sa_flags = SA_RESTART;
+    sigemptyset(&action.sa_mask);
+    sigaction(signum, &action, nullptr);
+}
+
+}  // namespace ring
