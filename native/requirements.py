@@ -17,6 +17,7 @@ REQUIREMENTS = [
     "mpi4py>=4.0",
     "ipywidgets>=8.1",
     "ipecharts>=1.4",
+    "ipylab>=1.1",
     "cloudpickle>=3.0",
     "psutil>=5.9",
     "nvidia-ml-py>=12",

@@ -10,9 +10,10 @@ if TYPE_CHECKING:
     from ring_notebook.horovod.as_horovod import as_horovod
     from ring_notebook.launch.run_function import run
     from ring_notebook.notebook.cluster.cluster import Cluster
+    from ring_notebook.notebook.notify.notices import notify
     from ring_notebook.notebook.run.run import Run
 
-__all__ = ["Cluster", "Run", "__version__", "as_horovod", "load_ipython_extension", "run"]
+__all__ = ["Cluster", "Run", "__version__", "as_horovod", "load_ipython_extension", "notify", "run"]
 __version__ = "0.1.0"
 
 # Name -> module. Loaded on first use, so that `import ring_notebook` costs nothing on either island.
@@ -20,6 +21,7 @@ _LAZY = {
     "Cluster": "ring_notebook.notebook.cluster.cluster",
     "Run": "ring_notebook.notebook.run.run",
     "as_horovod": "ring_notebook.horovod.as_horovod",
+    "notify": "ring_notebook.notebook.notify.notices",
     "run": "ring_notebook.launch.run_function",
 }
 

@@ -35,11 +35,15 @@ def test_the_timeline_is_drawn_and_can_be_zoomed(
     open_notebook: Callable[[str], NotebookPage],
     picture: Callable[[NotebookPage, int, str], None],
 ) -> None:
-    NotebookPage.write(lab.directory / "timeline.ipynb", START, TIMELINE)
+    NotebookPage.write(lab.directory / "timeline.ipynb", f"{START}\n%ring notify --after 0", TIMELINE)
     notebook = open_notebook("timeline.ipynb")
     for cell in range(2):
         notebook.run(cell)
         notebook.wait_ended(cell)
+    # The end of the run is told in JupyterLab's own notifications, which are seen in all its tabs.
+    notice = notebook.page.locator(".Toastify__toast", has_text="ok · slow · 2 ranks")
+    notice.wait_for(timeout=20_000)
+    notice.get_by_role("button").first.click()
     assert "Rank 1 is" in notebook.output(1).inner_text()
     chart = notebook.output(1).locator(".vega-embed canvas").first
     chart.wait_for(timeout=60_000)

@@ -15,6 +15,7 @@ from ring_notebook.errors import RingError
 from ring_notebook.notebook.magics import completion, inspection, missing_names, options
 from ring_notebook.notebook.magics.default_cells import DefaultCells
 from ring_notebook.notebook.magics.session import Session
+from ring_notebook.notebook.notify import notices
 from ring_notebook.notebook.run import catalogue
 from ring_notebook.notebook.run.failures import brief
 
@@ -147,6 +148,14 @@ class RingMagics(Magics):
 
     def _export(self, path: str, name: str) -> None:
         print(self._session.export(path, name))  # noqa: T201
+
+    def _notify(self, function: str, after: float | None) -> None:
+        if function and function != "off" and not callable(self.shell.user_ns.get(function)):
+            raise UsageError(f"no function {function} in this notebook")
+        if function or after is not None:
+            tell = None if function in ("", "off") else self.shell.user_ns[function]
+            notices.notify(tell, after=notices.AFTER if after is None else after, lab=function != "off")
+        print(notices.described())  # noqa: T201
 
     def _runs(self, action: str | None, names: list[str], every: bool, sort: str, where: list[str]) -> Any:
         if action is None:

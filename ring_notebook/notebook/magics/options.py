@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import shlex
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
@@ -147,6 +148,16 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"expected seconds, 0 or more, got {text!r}")
+    return seconds
+
+
 def _sizes(text: str) -> list[int]:
     try:
         return [_count(size) for size in text.split(",")]
@@ -224,6 +235,7 @@ def _ring() -> LineParser:
         restart="stop the cluster and start it again; all variables of ranks are lost",
         push="copy variables of this notebook to every rank",
         pull="copy variables of a rank into this notebook",
+        notify="say when a long run ends, fails or logs NaN: in JupyterLab, and by a function of this notebook",
         runs="list the runs of this folder, newest first; compare, tag, note or delete some",
         export="write the last cell and the --setup cells before it as a script for ringrun",
         doctor="check everything that engines need and say what to fix",
@@ -263,6 +275,9 @@ def _ring() -> LineParser:
     pull = commands["pull"]
     pull.add_argument("names", nargs="+", metavar="NAME", help="variables")
     pull.add_argument("-t", "--rank", type=int, default=0, metavar="RANK", help="the rank to copy from; by default 0")
+    tells = commands["notify"]
+    tells.add_argument("function", nargs="?", default="", metavar="NAME", help="call it with a notice; off: no notices")
+    tells.add_argument("--after", type=_seconds, metavar="S", help="of runs of S seconds or more; by default 60")
     runs = commands["runs"]
     actions = ["compare", "tag", "note", "delete"]
     runs.add_argument("action", nargs="?", choices=actions, help="what to do with a run, or with several")

@@ -151,6 +151,11 @@ class RunRecord:
         with self._changed:
             return list(self._state.failures)
 
+    def broken(self) -> bool:
+        """Whether a metric has had a value that is not finite."""
+        with self._changed:
+            return self._state.broken()
+
     def ended(self) -> dict[int, Ended]:
         """How the ranks that have ended did so."""
         with self._changed:

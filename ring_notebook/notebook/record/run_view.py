@@ -257,6 +257,10 @@ class RunState:
         self._output_characters = sum(len(piece.text) for piece in self._output)
         self._cleared += 1
 
+    def broken(self) -> bool:
+        """Whether a metric has had a value that is not finite."""
+        return any(self._broken.values())
+
     def ended(self) -> dict[int, Ended]:
         """How the ranks that have ended did so."""
         return {number: rank.ended for number, rank in self._ranks.items() if rank.ended}

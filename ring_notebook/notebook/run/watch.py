@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ring_notebook.error_text import error_text
 from ring_notebook.errors import ClusterError
+from ring_notebook.notebook.notify.notices import Notices
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.run.answering import Answering
 from ring_notebook.notebook.run.failures import brief
@@ -56,6 +57,7 @@ class Watch:
         self._futures = futures
         self._timeout = timeout
         self._questions = questions
+        self._notices = Notices(log)
         self._held = 0.0  # seconds in which a rank waited for its user, which no time limit counts
         self._on_end = on_end
         self._ranks = range(log.size)
@@ -115,12 +117,15 @@ class Watch:
         finally:
             self.ended.set()
             self._questions.close()
+        cause = self.verdict.error
+        self._notices.end("" if cause is None else f"{type(cause).__name__}: {self.verdict.text}")
 
     def _wait(self) -> None:
         """Return when all ranks have ended, or nothing more can arrive from them."""
         answered = 0.0
         before = self._started
         while not self._log.wait_ended(self._ranks, _TICK):
+            self._notices.look()
             now = monotonic()
             self._held += now - before if self._is_held() else 0.0
             before = now

@@ -64,7 +64,9 @@ MAY_IMPORT = {
     "notebook/panel/output": {"notebook/record", "notebook", "ground"},
     "notebook/panel": {"notebook/panel/charts", "notebook/panel/output", "notebook/record", "notebook", "ground"},
     "notebook/timeline": {"notebook/record", "notebook", "ground"},
+    "notebook/notify": {"notebook/panel", "notebook/record", "notebook", "ground"},
     "notebook/run": {
+        "notebook/notify",
         "notebook/panel",
         "notebook/panel/charts",
         "notebook/panel/output",
@@ -88,6 +90,7 @@ MAY_IMPORT = {
     "notebook/magics": {
         "notebook/cluster",
         "notebook/cluster/ranks",
+        "notebook/notify",
         "notebook/run",
         "notebook/panel",
         "notebook/record",
@@ -119,6 +122,7 @@ FRAMEWORKS = {
     "ipyparallel": {"engine", "notebook"},
     "ipywidgets": {"notebook"},
     "ipecharts": {"notebook"},
+    "ipylab": {"notebook"},
 }
 # Whatever their spelling, as words of their own or at the beginning of one (torchvision).
 NAMES = ["torch", "tensorflow", "keras", "jax"]

@@ -1,0 +1,140 @@
+"""Which notices a run gives: when a long one has ended or failed, or has logged a value that is no number."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock, Thread
+from typing import Any
+
+from ring_notebook.error_text import error_text
+from ring_notebook.notebook.notify import lab_notice
+from ring_notebook.notebook.panel.headline import headline, text
+from ring_notebook.notebook.record.run_record import RunRecord
+
+__all__ = ["AFTER", "Notice", "Notices", "described", "notify"]
+
+AFTER = 60.0  # seconds: whoever has started a shorter run still looks at it
+_SECONDS_TO_TELL = 5.0  # that a kernel which exits waits for callables
+_LAB = {"ok": "success", "failed": "error", "NaN": "warning"}
+
+
+@dataclass(frozen=True)
+class Notice:
+    """What has happened to a run: ``event`` is ``ok``, ``failed`` or ``NaN``; `str` gives the text for a person.
+
+    ``run`` is the id of the run, ``directory`` holds its records. The text begins with the headline of its report.
+    """
+
+    event: str
+    run: str
+    name: str
+    text: str
+    directory: Path
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass
+class _Settings:
+    tell: Callable[[Notice], Any] | None = None
+    after: float = AFTER
+    lab: bool = True
+
+
+_settings = _Settings()
+_telling: set[Thread] = set()
+_lock = Lock()
+
+
+def notify(tell: Callable[[Notice], Any] | None = None, *, after: float = AFTER, lab: bool = True) -> None:
+    """Call ``tell(notice)`` when a run of this notebook ends or fails, or when a metric is NaN or infinite.
+
+    Only runs that have lasted ``after`` seconds give a notice; an interrupted one gives none. What was set before is
+    replaced, and None calls nothing. JupyterLab shows the same in its notification center, unless ``lab`` is False.
+    ``tell`` is called in a thread of its own: the run does not wait for it, and an exception of it is printed as one
+    line. Raises TypeError when it cannot be called, ValueError for a negative or NaN ``after``.
+    """
+    if tell is not None and not callable(tell):
+        raise TypeError(f"expected a callable that takes a notice, got {type(tell).__name__}")
+    if not after >= 0:  # so put, because no comparison holds for a NaN
+        raise ValueError(f"after: expected seconds, 0 or more, got {after}")
+    _settings.tell, _settings.after, _settings.lab = tell, after, lab
+
+
+def described() -> str:
+    """Whom a long run notifies, in one line."""
+    told = ["JupyterLab"] * (_settings.lab and lab_notice.available())
+    told += [_name(_settings.tell)] if _settings.tell else []
+    if not told:
+        return "No run gives a notice."
+    return f"A run of {_settings.after:g} s or more tells {' and '.join(told)} when it ends, fails or logs NaN or inf."
+
+
+class Notices:
+    """The notices of one run, each at most once. What a run does never depends on them."""
+
+    def __init__(self, log: RunRecord) -> None:
+        self._log = log
+        self._told_broken = False
+
+    def look(self) -> None:
+        """Give notice of a value that is no number; called again and again while the run lasts."""
+        if not self._told_broken and self._long() and self._log.broken():
+            self._told_broken = True
+            self._give("NaN")
+
+    def end(self, error: str) -> None:
+        """Give notice of the end of the run; ``error`` is why it has failed."""
+        if self._log.status in ("ok", "failed") and self._long():
+            self._give(self._log.status, error)
+
+    def _long(self) -> bool:
+        seconds = self._log.summary.get("seconds", time.time() - self._log.started)
+        return bool(seconds >= _settings.after and (_settings.tell or _settings.lab))
+
+    def _give(self, event: str, error: str = "") -> None:
+        log = self._log
+        lines = [text(headline(log, log.view())), *filter(None, [error])]
+        notice = Notice(event, log.run, log.title, "\n".join(lines), log.directory)
+        for tell in filter(None, (_show_in_lab if _settings.lab else None, _settings.tell)):
+            thread = Thread(target=_tell, args=(tell, notice), name=f"ring-notice-{log.run}", daemon=True)
+            with _lock:
+                _telling.add(thread)
+            thread.start()
+
+
+def _show_in_lab(notice: Notice) -> None:
+    lab_notice.show(notice.text, _LAB[notice.event])
+
+
+def _tell(tell: Callable[[Notice], Any], notice: Notice) -> None:
+    try:
+        tell(notice)
+    except BaseException as error:
+        said = error_text(error).partition("\n")[0]
+        what = f"{_name(tell)} raised {type(error).__name__}: {said}"
+        print(f"notice of run {notice.run}: {what}", file=sys.stderr)  # noqa: T201
+
+
+def _name(tell: Callable[[Notice], Any]) -> str:
+    return str(getattr(tell, "__name__", type(tell).__name__))
+
+
+def _under_way() -> Iterator[Thread]:
+    with _lock:
+        _telling.intersection_update([thread for thread in _telling if thread.is_alive()])
+        yield from tuple(_telling)
+
+
+@atexit.register
+def _wait_for_callables() -> None:
+    """A kernel that exits behind its last cell, as nbconvert's does, lets the notice of that cell get out."""
+    deadline = time.monotonic() + _SECONDS_TO_TELL
+    for thread in _under_way():
+        thread.join(max(0.0, deadline - time.monotonic()))

@@ -1,0 +1,112 @@
+"""Which notices a run gives, to whom, and that none of them reaches into the run."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+from ring_notebook.notebook.notify import notices
+from ring_notebook.notebook.notify.notices import Notice, Notices, described, notify
+from ring_notebook.notebook.record.run_log import RunLog
+from ring_notebook.notebook.record.run_record import RunStatus
+from ring_notebook.records import MetricBatch, encode
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    yield
+    notify()
+
+
+def lasted(directory: Path, seconds: float) -> RunLog:
+    return RunLog(directory, directory.name, "digits", 1, "", {}, {}, started=time.time() - seconds)
+
+
+def until(holds: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "status", "told"),
+    [(100, "ok", "ok"), (100, "failed", "failed"), (100, "interrupted", None), (10, "ok", None), (10, "failed", None)],
+)
+def test_a_long_run_that_ends(tmp_path: Path, seconds: float, status: RunStatus, told: str | None) -> None:
+    given: list[Notice] = []
+    ended = Event()
+    notify(given.append)
+    log = lasted(tmp_path / "r", seconds)
+    log.finish(status, "ValueError: no data" if status == "failed" else "")
+    Notices(log).end("ValueError: no data" if status == "failed" else "")
+    notify(lambda _: ended.set(), after=0)  # a notice that comes last
+    other = lasted(tmp_path / "last", 1)
+    other.finish("ok")
+    Notices(other).end("")
+    assert ended.wait(30)
+    if told is None:
+        assert given == []
+        return
+    until(lambda: given)
+    (one,) = given
+    assert (one.event, one.run, one.name, one.directory) == (told, "r", "digits", tmp_path / "r")
+    assert str(one).startswith(f"{status} · digits · 1 rank · 1:40")
+    assert ("ValueError: no data" in str(one)) == (status == "failed")
+
+
+def test_a_loss_that_is_no_number_is_told_once_and_when_the_run_is_long(tmp_path: Path) -> None:
+    given: list[Notice] = []
+    notify(given.append, after=50)
+    log, short = lasted(tmp_path / "r", 100), lasted(tmp_path / "s", 1)
+    for one in (log, short):
+        batch = MetricBatch(one.run, 0, ("loss",), array("d", (one.started, 7, float("nan"))))
+        one.put(encode([batch]))
+        until(lambda one=one: one.broken())
+        watching = Notices(one)
+        for _ in range(5):
+            watching.look()
+    until(lambda: given)
+    assert [(one.event, one.run) for one in given] == [("NaN", "r")]
+    assert "loss is NaN on rank 0 since step 7" in str(given[0])
+    for one in (log, short):
+        one.close()
+
+
+def test_a_callable_that_raises_is_one_line_and_none_is_waited_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    began, go_on = Event(), Event()
+
+    def hangs(_: Notice) -> None:
+        began.set()
+        go_on.wait(30)
+        raise ConnectionError("no route\nto the host")
+
+    notify(hangs, after=0)
+    log = lasted(tmp_path / "r", 1)
+    log.finish("ok")
+    Notices(log).end("")  # returns although the callable has not
+    assert began.wait(30)
+    go_on.set()
+    until(lambda: not list(notices._under_way()))
+    assert capsys.readouterr().err == "notice of run r: hangs raised ConnectionError: no route\n"
+
+
+def test_what_cannot_be_called_and_no_time(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="expected a callable that takes a notice, got str"):
+        notify("slack")  # type: ignore[arg-type]
+    for after in (-1.0, float("nan")):
+        with pytest.raises(ValueError, match="expected seconds, 0 or more"):
+            notify(after=after)
+
+
+def test_it_says_whom_it_tells() -> None:
+    assert described() == "No run gives a notice."  # outside of a kernel
+    notify(print, after=5)
+    assert described() == "A run of 5 s or more tells print when it ends, fails or logs NaN or inf."
