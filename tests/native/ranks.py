@@ -37,7 +37,12 @@ class Seat:
     hosts: tuple[int, ...] = ()
     """The host of each rank, where ranks pretend to be on several; a link through ring memory joins them."""
     link: Any = None
+    barrier: Any = None
     opened: list[Communicator] = field(default_factory=list)
+
+    def meet(self) -> None:
+        """Return when all ranks are here. They tell each other without the core, so no abort can come in between."""
+        self.barrier.wait(LIMIT / 2)
 
     def open(
         self,
@@ -99,7 +104,8 @@ def as_threads(
     outcomes: list[tuple[Any, BaseException | None] | None] = [None] * size
     offset = core().reserve_memory_link(domain) if hosts else 0
     links = [core().memory_link(domain, offset) if hosts else None for domain in domains]
-    seats = [Seat(domains[rank], rank, size, hosts, links[rank]) for rank in range(size)]
+    barrier = threading.Barrier(size)
+    seats = [Seat(domains[rank], rank, size, hosts, links[rank], barrier) for rank in range(size)]
 
     def main(rank: int) -> None:
         outcomes[rank] = _live(seats[rank], body)
@@ -128,7 +134,10 @@ def as_processes(size: int, body: Body) -> list[Any]:
     """What ``body`` returns on each rank, `Dead` for one that was killed. What it returns must be picklable."""
     context = multiprocessing.get_context("fork")
     pipes = [context.Pipe() for _ in range(size)]
-    processes = [context.Process(target=_process, args=(pipes, rank, size, body), daemon=True) for rank in range(size)]
+    barrier = context.Barrier(size)
+    processes = [
+        context.Process(target=_process, args=(pipes, rank, size, barrier, body), daemon=True) for rank in range(size)
+    ]
     for process in processes:
         process.start()
     for _, theirs in pipes:
@@ -166,7 +175,7 @@ def _live(seat: Seat, body: Body) -> tuple[Any, BaseException | None]:
     return result, None
 
 
-def _process(pipes: Sequence[tuple[Connection, Connection]], rank: int, size: int, body: Body) -> None:
+def _process(pipes: Sequence[tuple[Connection, Connection]], rank: int, size: int, barrier: Any, body: Body) -> None:
     faulthandler.register(signal.SIGUSR1)
     connection = pipes[rank][1]
     for mine, theirs in pipes:
@@ -178,7 +187,7 @@ def _process(pipes: Sequence[tuple[Connection, Connection]], rank: int, size: in
         connection.send((os.getpid(), domain.fd, domain.token))
     else:
         domain = core().Domain.attach(rank, size, *connection.recv())
-    connection.send(_live(Seat(domain, rank, size), body))
+    connection.send(_live(Seat(domain, rank, size, barrier=barrier), body))
     # The memory's maker must outlive those that still attach to it.
     with contextlib.suppress(EOFError):
         connection.recv()

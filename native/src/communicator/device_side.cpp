@@ -84,13 +84,11 @@ bool DeviceSide::through_host(const Work& work) const {
 bool DeviceSide::fetch(Work& work) {
     if (!work.device_ || !through_host(work)) return true;
     DeviceWork& device = *work.device_;
+    // A copy to memory that is not pinned returns when it is done. So it begins when it waits for nothing, on a stream
+    // that never does: what the tensors wait for may be a kernel that only this thread can abort.
+    for (const auto& ready : device.ready)
+        if (!ready->passed()) return false;
     void* const copies = group_.stream().copies();
-    if (!device.may_copy) {
-        for (const auto& ready : device.ready) ready->hold_back(copies);
-        device.may_copy = device.context->event_on(copies);
-    }
-    // A copy to memory that is not pinned blocks until it is done, so it begins when it need not wait.
-    if (!device.may_copy->passed()) return false;
     Request& request = work.request_;
     const std::size_t item = item_size(request.dtype);
     const bool separate = request.kind == OpKind::ReduceScatter;

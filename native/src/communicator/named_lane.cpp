@@ -111,7 +111,9 @@ NamedLane::Served NamedLane::serve_lane() {
     try {
         if (!under_way_.empty()) {
             served = inner_->serve_queue();
-            if (served == Served::Done) {
+            // What has failed while it was being launched leaves the queue before it ends, which is when its kernel
+            // does.
+            if (under_way_.front().work->launched()) {
                 served = settle();
             } else {
                 check();

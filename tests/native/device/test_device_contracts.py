@@ -19,16 +19,13 @@ from ring_notebook.core.buffers import Buffer, DType
 from ring_notebook.core.communicator import Communicator
 from ring_notebook.errors import CollectiveAborted, CollectiveError, CollectiveMismatch, CollectiveTimeout
 
-LATE = 800_000
-"""Microseconds that a tensor takes to be ready which other ranks' kernels wait for. An abort waits for it too."""
-
 
 def opened(seat: Seat, **settings: Any) -> tuple[Communicator, FakeDevice]:
-    """An epoch in which NCCL has connected."""
+    """An epoch in which NCCL has connected, on all ranks; nothing is under way."""
     ring, device = seat.open(devices=devices(**settings)), FakeDevice(seat.rank)
     tensor = ones(device)
-    ring.allreduce([tensor.buffer], [tensor.buffer])
-    device.synchronize()
+    ring.allreduce([tensor.buffer], [tensor.buffer]).wait_done()
+    seat.meet()
     return ring, device
 
 
@@ -95,7 +92,7 @@ def test_an_interrupt_while_others_have_yet_to_come() -> None:
         ring, device = opened(seat)
         tensor = ones(device)
         if seat.rank == 1:
-            time.sleep(0.3)
+            time.sleep(0.3)  # so that rank 0 waits, as a rule
             ring.abort("rank 1 was interrupted")
         with pytest.raises(CollectiveAborted, match="rank 1 was interrupted"):
             ring.allreduce([tensor.buffer], [tensor.buffer])
@@ -104,14 +101,14 @@ def test_an_interrupt_while_others_have_yet_to_come() -> None:
 
 
 def stuck(seat: Seat, **settings: Any) -> tuple[Communicator, FakeDevice, Any, Tensor]:
-    """An operation that this rank's kernel waits in: that of rank 0 comes late."""
+    """An operation that this rank's kernel waits in: that of rank 0 comes when the epoch has ended."""
     ring, device = opened(seat, **settings)
     tensor = ones(device)
     if seat.rank == 0:
-        device.fill(tensor, 1.0, LATE)
+        device.hold(until=lambda: ring.aborted)
     work = ring.allreduce([tensor.buffer], [tensor.buffer], blocking=False)
     work.wait()
-    ring.barrier()
+    seat.meet()
     return ring, device, work, tensor
 
 
@@ -119,7 +116,6 @@ def test_an_abort_ends_what_has_been_launched() -> None:
     def body(seat: Seat) -> None:
         ring, _, work, _ = stuck(seat)
         if seat.rank == 1:
-            time.sleep(0.1)  # let the others out of the barrier
             ring.abort("rank 1 was told to")
         with pytest.raises(CollectiveAborted, match="rank 1 was told to"):
             work.wait_done()
@@ -177,11 +173,17 @@ def test_a_rank_that_dies_while_nccl_connects() -> None:
 def test_a_timeout_behind_the_gate() -> None:
     def body(seat: Seat) -> str:
         ring, device = opened(seat)
-        ring.limit_time(0.2 if seat.rank == 1 else 0)
         tensor = ones(device)
-        if seat.rank == 0:
-            device.fill(tensor, 1.0, LATE)
+        if seat.rank == 1:
+            seat.meet()
+            ring.limit_time(1.0)
+        else:
+            device.hold(until=lambda: ring.aborted)
         work = ring.allreduce([tensor.buffer], [tensor.buffer], blocking=False)
+        if seat.rank == 0:
+            while ring.snapshot()[0]["state"] != "waiting":  # it has come; the limit of rank 1 is that of its kernel
+                time.sleep(0.001)
+            seat.meet()
         with pytest.raises(CollectiveTimeout if seat.rank == 1 else CollectiveAborted) as caught:
             work.wait_done()
         return str(caught.value)
@@ -192,8 +194,8 @@ def test_a_timeout_behind_the_gate() -> None:
 
 def test_an_asynchronous_error_of_nccl() -> None:
     def body(seat: Seat) -> str:
-        with knobs(**({"nccl_error_at": 3} if seat.rank == 1 else {})):
-            ring, device = opened(seat)  # two operations: the check, and this one
+        ring, device = opened(seat)
+        with knobs(**({"nccl_error_at": 1} if seat.rank == 1 else {})):
             tensor = ones(device)
             work = ring.allreduce([tensor.buffer], [tensor.buffer], blocking=False)
             with pytest.raises(CollectiveError) as caught:
@@ -224,12 +226,11 @@ def test_a_kernel_that_no_abort_ends() -> None:
         ring.allreduce([tensor.buffer], [tensor.buffer])
         device.synchronize()
         if seat.rank == 0:
-            device.fill(tensor, 1.0, 10 * LATE)
+            device.hold(until=lambda: False)
         work = ring.allreduce([tensor.buffer], [tensor.buffer], blocking=False)
         work.wait()
-        ring.barrier()
+        seat.meet()
         with knobs(nccl_abort_hangs=1):
-            time.sleep(0.1)  # let the others out of the barrier
             ring.abort("the test ends it")
             with pytest.raises(CollectiveAborted, match="the test ends it"):
                 work.wait_done()
@@ -265,17 +266,16 @@ def test_tensors_live_until_their_kernel_has_ended() -> None:
         tensor = device.tensor(big, DType.FLOAT32, owner)
         device.fill(tensor, 1.0, 200_000)
         work = ring.allreduce([tensor.buffer], [tensor.buffer], blocking=False)
-        owner.work = work._native
+        owner.work = native = work._native
         work.wait()
         keep = tensor.array  # the memory itself; what is asked is when its owner is dropped
         del work, tensor, owner
         gc.collect()
-        device.synchronize()
-        for _ in range(3):
-            more = ones(device)
-            ring.allreduce([more.buffer], [more.buffer])
-            device.synchronize()
-            time.sleep(0.01)
+        assert at_the_end == []
+        while not native.done():
+            time.sleep(0.001)
+        more = ones(device)
+        ring.allreduce([more.buffer], [more.buffer])  # lets go of what is done
         assert at_the_end == [True]
         assert np.all(keep == seat.size)
 

@@ -55,6 +55,18 @@ MUTANTS = {
         "",
         "test_device_order.py::test_groups_of_the_same_ranks",
     ),
+    "copies that hold up nobody": (
+        "communicator/device_side.cpp",
+        "if (!ready->passed()) return false;",
+        "ready->hold_back(group_.stream().copies());",
+        "test_device_aborts.py::test_a_copy_to_host_memory_behind_a_kernel_that_never_ends",
+    ),
+    "the end of named operations that fail in their launch": (
+        "communicator/named_lane.cpp",
+        "if (under_way_.front().work->launched()) {",
+        "if (served == Served::Done) {",
+        "test_device_aborts.py::test_a_named_operation_that_is_being_launched",
+    ),
     "the wait for NCCL's launch": (
         "collectives/device/nccl_launch.cpp",
         "bool launched() override { return nccl_.ready(); }",

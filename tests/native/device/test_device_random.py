@@ -153,11 +153,10 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize(
     ("operations", "epochs"), [(60, 4), pytest.param(800, 20, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
 )
-def test_random_operations(operations: int, epochs: int, tmp_path: Path) -> None:
+def test_random_operations(operations: int, epochs: int) -> None:
     done = as_processes(SIZE, lambda seat: live(seat, operations, epochs, seed=7))
     if epochs == 20:
         assert sum(done) > 10_000
-    assert not list(tmp_path.glob("fake-nccl-*"))
 
 
 @pytest.mark.slow

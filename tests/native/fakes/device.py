@@ -8,7 +8,8 @@ import os
 import shutil
 import subprocess
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -75,6 +76,7 @@ def _libraries() -> tuple[ctypes.CDLL, ctypes.CDLL]:
     cuda, nccl = ctypes.CDLL(str(CUDA())), ctypes.CDLL(str(NCCL()))
     cuda.fake_cuda_fill.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_long]
     cuda.fake_cuda_copy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long]
+    cuda.fake_cuda_hold.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     cuda.fake_cuda_synchronize.argtypes = [ctypes.c_void_p]
     cuda.fake_cuda_capture.argtypes = [ctypes.c_void_p, ctypes.c_int]
     cuda.fake_cuda_allocated.restype = ctypes.c_long
@@ -131,6 +133,18 @@ class FakeDevice:
     def fill(self, tensor: Tensor, value: float, microseconds: int = 0) -> None:
         """Launch a kernel that fills a float32 tensor after so many microseconds."""
         self._cuda.fake_cuda_fill(self.stream, tensor.array.ctypes.data, tensor.array.size, value, microseconds)
+
+    def hold(self, until: Callable[[], bool]) -> None:
+        """Launch a kernel that runs until ``until()``, which a thread asks for as long as it is not so."""
+        over = ctypes.c_int(0)
+        self._cuda.fake_cuda_hold(self.stream, ctypes.byref(over))
+
+        def watch() -> None:
+            while not until():
+                time.sleep(0.002)
+            over.value = 1
+
+        threading.Thread(target=watch, daemon=True).start()
 
     def copy(self, to: Tensor, tensor: Tensor) -> None:
         """Launch a kernel that copies a tensor."""

@@ -168,6 +168,13 @@ void fake_cuda_copy(void* stream, void* to, const void* from, long bytes) {
     stream_of(stream)->enqueue([=] { std::memcpy(to, from, static_cast<std::size_t>(bytes)); });
 }
 
+// A kernel that runs until *over.
+void fake_cuda_hold(void* stream, const std::atomic<int>* over) {
+    stream_of(stream)->enqueue([over] {
+        while (over->load() == 0) usleep(200);
+    });
+}
+
 void fake_cuda_capture(void* stream, int on) { stream_of(stream)->capturing = on != 0; }
 
 // Waits as cuStreamSynchronize does.

@@ -8,6 +8,7 @@
 // Settings, by fake_nccl_set(name, value) or FAKE_NCCL_NAME in the environment:
 //   version        (22907)
 //   launch_us      most that a launch is late, at random, on a thread of its own (300)
+//   launch_late_us and least (0)
 //   kernel_us      most that a kernel takes longer, at random (0)
 //   init_fails     connecting ends with an error
 //   init_hangs     connecting never ends
@@ -71,6 +72,7 @@ void launch(Communicator* communicator, std::vector<Call> calls) {
         ++running()[stream];
     }
     std::thread([communicator, calls = std::move(calls), stream, fails] {
+        std::this_thread::sleep_for(std::chrono::microseconds(setting("launch_late_us", 0)));
         pause_up_to(setting("launch_us", 300));
         std::function<void()> kernel = [communicator, calls, stream, fails] {
             if (fails) {
@@ -114,7 +116,10 @@ void connect(Communicator* communicator, const std::string& path) {
     close(file);
     if (communicator->meeting->here.fetch_add(1) + 1 == communicator->size) unlink(path.c_str());
     while (communicator->meeting->here.load() < communicator->size || setting("init_hangs", 0) != 0) {
-        if (communicator->aborted.load()) return;
+        if (communicator->aborted.load()) {
+            unlink(path.c_str());
+            return;
+        }
         std::this_thread::sleep_for(std::chrono::microseconds(100));
     }
     communicator->state.store(kSuccess);

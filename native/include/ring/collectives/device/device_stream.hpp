@@ -34,7 +34,8 @@ class DeviceStream {
     // The rest is for the thread that carries operations out.
     LaunchOrder& order() { return order_; }
     void* handle();
-    // Another one for copies to and from host memory: they wait for nothing that is under way between devices.
+    // Another one for copies to and from host memory, which never waits for an event: a copy may hold its caller until
+    // the stream is idle.
     void* copies();
     // NCCL launches one operation after the other. False while another one is being launched.
     bool claim(const void* owner);

@@ -21,7 +21,6 @@ struct DeviceWork {
     // Where host memory moves the data: the tensors themselves, and their copies in ring memory.
     std::vector<Piece> tensors;
     std::optional<Region> copies;
-    std::shared_ptr<DeviceEvent> may_copy;
 };
 
 }  // namespace ring
