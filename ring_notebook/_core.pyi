@@ -265,6 +265,7 @@ class Communicator:
         name: str,
         blocking: bool,
         timeout: float,
+        call: tuple[int, Work | None],
     ) -> Work: ...
     def match_in_order(self) -> None: ...
     def allgather(
@@ -277,6 +278,7 @@ class Communicator:
         name: str,
         blocking: bool,
         timeout: float,
+        call: tuple[int, Work | None],
     ) -> Work: ...
     def alltoall(
         self,

@@ -1,6 +1,7 @@
 #include <pybind11/stl.h>
 
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "arguments.hpp"
@@ -70,9 +71,15 @@ std::vector<ring::Target> targets_argument(const std::vector<TargetTuple>& targe
     return all;
 }
 
-WorkHandle submit(const std::shared_ptr<Communicator>& self, Request request, bool blocking, double timeout) {
+// How many operations a call of the user's starts, and the first of them, once there is one.
+using CallTuple = std::tuple<int, std::optional<WorkHandle>>;
+
+WorkHandle submit(const std::shared_ptr<Communicator>& self, Request request, bool blocking, double timeout,
+                  const CallTuple& call = {1, std::nullopt}) {
+    const auto& [operations, first] = call;
+    request.operations = operations;
     const py::gil_scoped_release nogil;
-    if (!blocking) return {self, self->start(std::move(request), timeout)};
+    if (!blocking) return {self, self->start(std::move(request), timeout, first ? first->work : nullptr)};
     // The owner of the tensors waits for it: the tensors must outlive a kernel, also one that fails.
     if (request.device == ring::Device::Cuda) return {self, self->enqueue(std::move(request), timeout)};
     const ring::Spending spending(self->recorder());
@@ -238,30 +245,31 @@ void register_communicator(py::module_& module) {
             "reduce",
             [](const std::shared_ptr<Communicator>& self, bool scatter, std::vector<PieceTuple> pieces,
                std::vector<std::int64_t> shape, std::uint64_t layout, int dtype, const DeviceTuple& device, int op,
-               double prescale, double postscale, std::string name, bool blocking, double timeout) {
+               double prescale, double postscale, std::string name, bool blocking, double timeout,
+               const CallTuple& call) {
                 Request request = make_request(scatter ? ring::OpKind::ReduceScatter : ring::OpKind::Allreduce, dtype,
                                                device, std::move(pieces), std::move(shape), std::move(name));
                 request.op = op_argument(op);
                 request.prescale = prescale;
                 request.postscale = postscale;
                 request.layout = layout;
-                return submit(self, std::move(request), blocking, timeout);
+                return submit(self, std::move(request), blocking, timeout, call);
             },
             py::arg("scatter"), py::arg("pieces"), py::arg("shape"), py::arg("layout"), py::arg("dtype"),
             py::arg("device"), py::arg("op"), py::arg("prescale"), py::arg("postscale"), py::arg("name"),
-            py::arg("blocking"), py::arg("timeout"))
+            py::arg("blocking"), py::arg("timeout"), py::arg("call"))
         .def(
             "allgather",
             [](const std::shared_ptr<Communicator>& self, const PieceTuple& piece,
                const std::vector<TargetTuple>& targets, std::vector<std::int64_t> shape, int dtype,
-               const DeviceTuple& device, std::string name, bool blocking, double timeout) {
+               const DeviceTuple& device, std::string name, bool blocking, double timeout, const CallTuple& call) {
                 Request request =
                     make_request(ring::OpKind::Allgather, dtype, device, {piece}, std::move(shape), std::move(name));
                 request.targets = targets_argument(targets);
-                return submit(self, std::move(request), blocking, timeout);
+                return submit(self, std::move(request), blocking, timeout, call);
             },
             py::arg("piece"), py::arg("targets"), py::arg("shape"), py::arg("dtype"), py::arg("device"),
-            py::arg("name"), py::arg("blocking"), py::arg("timeout"))
+            py::arg("name"), py::arg("blocking"), py::arg("timeout"), py::arg("call"))
         .def(
             "alltoall",
             [](const std::shared_ptr<Communicator>& self, std::vector<PieceTuple> pieces,

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from ring_notebook.config import config
+from ring_notebook.core.activity import Activity
 from ring_notebook.core.buffers import Buffer, Device, device_of, targets_of
 from ring_notebook.core.native import core, knows_transport
 from ring_notebook.core.partition import layout_hash
-from ring_notebook.core.work import HeldWorks, Work
+from ring_notebook.core.work import Call, HeldWorks, Work
 
 if TYPE_CHECKING:
     from ring_notebook import _core
@@ -31,7 +32,7 @@ class ReduceOp(enum.IntEnum):
     PRODUCT = 5
 
 
-class Communicator:
+class Communicator(Activity):
     """The collectives of one group.
 
     With ``blocking`` (the default) an operation has completed when the method returns; otherwise it is queued and
@@ -44,19 +45,15 @@ class Communicator:
     cannot be right, and KeyboardInterrupt when this process is interrupted while it waits.
     """
 
-    rank: int
-    """Index of this process in the group."""
     size: int
-    ranks: tuple[int, ...]
-    """Global ranks of the members, in group order."""
 
     def __init__(self, native: _core.Communicator, domain: _core.Domain) -> None:
+        super().__init__()
         self._native = native
         self._domain = domain
         self._timeout = config().timeout
         self._held = HeldWorks()
         self._knows_transport = False  # of tensors on devices
-        self._children: list[ref[Communicator]] = []
         self._process = os.getpid()
         self.rank = native.index
         self.size = native.size
@@ -66,9 +63,13 @@ class Communicator:
         if self._process == os.getpid():  # a forked process has only copies
             self._held.end(self._native, f"rank {self.ranks[self.rank]} dropped a communicator")
 
-    def _work(self, native: _core.Work, blocking: bool, first: Any = None, *others: Any) -> Work:
+    def _work(
+        self, native: _core.Work, blocking: bool, first: Any = None, *others: Any, call: Call | None = None
+    ) -> Work:
         on_device = isinstance(first, Buffer) and first.device is Device.CUDA
         work = Work(native, (first, *others), first.stream if on_device else None)
+        if call is not None:
+            call.started(native)
         if not blocking or on_device:
             self._held.hold(work)
         if blocking and on_device:
@@ -87,10 +88,11 @@ class Communicator:
         postscale: float = 1.0,
         name: str = "",
         blocking: bool = True,
+        call: Call | None = None,
     ) -> Work:
         """Reduce each input over all ranks into the output of the same index (in place when they are the same).
 
-        All tensors of one call share a dtype and travel as one fused operation.
+        All of them share a dtype and travel as one fused operation, one of those of ``call``.
         """
         pieces = [(i.address, o.address, i.count) for i, o in zip(inputs, outputs, strict=True)]
         shape = inputs[0].shape if len(inputs) == 1 else ()
@@ -108,8 +110,9 @@ class Communicator:
             name,
             blocking,
             self._timeout,
+            (1, None) if call is None else call.place(),
         )
-        return self._work(native, blocking, *inputs, *outputs)
+        return self._work(native, blocking, *inputs, *outputs, call=call)
 
     def allreduce_now(
         self, input: Buffer, output: Buffer, op: ReduceOp, prescale: float, postscale: float, name: str
@@ -154,6 +157,7 @@ class Communicator:
         postscale: float = 1.0,
         name: str = "",
         blocking: bool = True,
+        call: Call | None = None,
     ) -> Work:
         """Reduce ``input`` and leave the rows of this rank in ``output``: `plan.row_split` gives how many."""
         pieces = [(input.address, output.address, input.count)]
@@ -170,11 +174,18 @@ class Communicator:
             name,
             blocking,
             self._timeout,
+            (1, None) if call is None else call.place(),
         )
-        return self._work(native, blocking, input, output)
+        return self._work(native, blocking, input, output, call=call)
 
     def allgather(
-        self, input: Buffer, outputs: Sequence[Buffer] = (), *, name: str = "", blocking: bool = True
+        self,
+        input: Buffer,
+        outputs: Sequence[Buffer] = (),
+        *,
+        name: str = "",
+        blocking: bool = True,
+        call: Call | None = None,
     ) -> Work:
         """Concatenate the inputs of all ranks along the first dimension (which may differ by rank).
 
@@ -182,10 +193,12 @@ class Communicator:
         (`Work.placed`); this rank's own may be ``input``. Tensors on devices are never placed.
         """
         piece = (input.address, 0, input.count)
+        place = (1, None) if call is None else call.place()
+        targets, device = targets_of(outputs), device_of(input)
         native = self._native.allgather(
-            piece, targets_of(outputs), input.shape, input.dtype, device_of(input), name, blocking, self._timeout
+            piece, targets, input.shape, input.dtype, device, name, blocking, self._timeout, place
         )
-        return self._work(native, blocking, input, *outputs)
+        return self._work(native, blocking, input, *outputs, call=call)
 
     def alltoall(
         self,
@@ -319,81 +332,9 @@ class Communicator:
         self._native.close()
         self._held.clear()
 
-    def snapshot(self) -> list[dict[str, Any]]:
-        """What every rank of the group is doing now; may be called from any thread at any time.
-
-        One dict per rank: ``rank``, ``state`` ("idle", "waiting", "moving", "left"), ``operation``, ``name``,
-        ``sequence``, ``seconds`` (in that state) and ``missing``, the ranks that it waits for. A rank that works in a
-        smaller group is shown with what it does there. Of operations that it has started by name, this rank is shown
-        with the one that has waited for longest; these have ``sequence`` 0.
-        """
-        entries = {entry["rank"]: entry for entry in _with_missing(self._native.activity())}
-        own = self._named_wait()
-        if own is not None and entries[own["rank"]]["state"] == "idle":
-            entries[own["rank"]] = own
-        for child in filter(None, [known() for known in self._children]):
-            for entry in child.snapshot():
-                if entry["state"] in ("waiting", "moving") and entry["rank"] in entries:
-                    entries[entry["rank"]] = entry
-        return list(entries.values())
-
-    def _named_wait(self) -> dict[str, Any] | None:
-        wait = self._native.named_wait()
-        if wait is None:
-            return None
-        fields = ("operation", "name", "seconds", "missing")
-        own = {"rank": self.ranks[self.rank], "state": "waiting", "sequence": 0}
-        return {**own, **dict(zip(fields, wait, strict=True))}
-
-    def named_counts(self) -> dict[str, int]:
-        """What has become of operations that were started with a name, so far.
-
-        ``names`` that all ranks had started, ``operations`` that carried them out (fewer where some were fused), and
-        ``rounds`` in which the ranks agreed on them.
-        """
-        return dict(zip(("rounds", "names", "operations"), self._native.named_counts(), strict=True))
-
-    def seconds_spent(self) -> tuple[float, float]:
-        """How long callers of this rank have been in operations of the epoch, and the part before all had come."""
-        return self._native.seconds_spent(), self._native.seconds_waited()
-
-    def counts(self) -> dict[str, Any]:
-        """What this rank has done so far in operations that match by order, since the group began.
-
-        ``operations``, ``gates`` (barriers within its host), and what it has ``sent`` to each host as (messages,
-        bytes), an empty list where all ranks share one.
-        """
-        return dict(zip(("operations", "gates", "sent"), self._native.counts(), strict=True))
-
-    def record(self, capacity: int = 1 << 16) -> None:
-        """Begin to note what operations of the epoch do; the newest ``capacity`` events are kept.
-
-        Does nothing while a recording is under way. Raises ValueError for a capacity of 0.
-        """
-        self._native.record(capacity)
-
-    def recorded(self, end: bool = True) -> list[tuple[int, int, str, str, str, int, int, int, int]]:
-        """The events of the recording that have not been returned yet; with ``end`` it ends.
-
-        Each is (begin, end, phase, operation, name, sequence, bytes, group, last): nanoseconds of the monotonic clock;
-        the phases are "queued", "negotiating" (until all ranks had started the name), "packing", "waiting", "moving"
-        (reducing too) and "sending"; ``group`` numbers the groups of the epoch, 0 being all ranks, with 65536 added for
-        their operations by name; ``last`` is the global rank that came last to what was waited for, -1
-        where nobody waited.
-        """
-        return self._native.recorded(end)
-
     def empty(self, nbytes: int) -> _core.Region:
         """``nbytes`` of ring memory as a writable object with the buffer protocol; freed with its last view.
 
         Raises OutOfRingMemoryError when the machine cannot spare the pages.
         """
         return self._domain.allocate(nbytes)
-
-
-def _with_missing(activity: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    counts = {entry["rank"]: entry.pop("arrivals") for entry in activity}
-    for entry in activity:
-        waits = entry["state"] == "waiting"
-        entry["missing"] = [rank for rank, count in counts.items() if waits and count < counts[entry["rank"]]]
-    return activity

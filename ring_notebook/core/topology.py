@@ -11,10 +11,10 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ring_notebook.config import config
-from ring_notebook.core.mpi_memory import unname_shared_memory
 from ring_notebook.core.native import core
 from ring_notebook.errors import MPIMissingError, RingError
 from ring_notebook.rank.launch_check import check_alone
+from ring_notebook.rank.mpi_memory import unname_shared_memory
 from ring_notebook.rank.rendezvous import Rendezvous
 
 if TYPE_CHECKING:

@@ -10,11 +10,33 @@ from ring_notebook.errors import CollectiveError
 if TYPE_CHECKING:
     from ring_notebook import _core
 
-__all__ = ["HeldWorks", "Work"]
+__all__ = ["Call", "HeldWorks", "Work"]
 
 
 _never_freed: list[object] = []
 """Memory that a kernel may still touch which nothing has been able to end."""
+
+
+class Call:
+    """The operations that one call of a user starts, as many on every rank.
+
+    Ranks that start different numbers learn it in the first operation, a mismatch; the others then fail with it.
+    """
+
+    __slots__ = ("_first", "operations")
+
+    def __init__(self, operations: int) -> None:
+        self.operations = operations
+        self._first: _core.Work | None = None
+
+    def place(self) -> tuple[int, _core.Work | None]:
+        """What the core is told of it with the next operation."""
+        return self.operations, self._first
+
+    def started(self, native: _core.Work) -> None:
+        """Note an operation of it, which has been started."""
+        if self._first is None:
+            self._first = native
 
 
 class Work:

@@ -163,8 +163,9 @@ void Communicator::wait_for_names(const Request& request, const Interruption& ch
     }
 }
 
-std::shared_ptr<Work> Communicator::enqueue(Request request, double timeout) {
+std::shared_ptr<Work> Communicator::enqueue(Request request, double timeout, std::shared_ptr<const Work> first) {
     std::shared_ptr<Work> work = make_work(std::move(request), timeout);
+    work->first_ = std::move(first);
     epoch_.progress->begin();
     {
         const std::lock_guard<std::mutex> lock(mutex_);
@@ -175,9 +176,11 @@ std::shared_ptr<Work> Communicator::enqueue(Request request, double timeout) {
     return work;
 }
 
-std::shared_ptr<Work> Communicator::start(Request request, double timeout) {
-    if (request.name.empty() || in_order_.load(std::memory_order_relaxed)) return enqueue(std::move(request), timeout);
+std::shared_ptr<Work> Communicator::start(Request request, double timeout, std::shared_ptr<const Work> first) {
+    if (request.name.empty() || in_order_.load(std::memory_order_relaxed))
+        return enqueue(std::move(request), timeout, std::move(first));
     std::shared_ptr<Work> work = make_work(std::move(request), timeout);
+    work->first_ = std::move(first);
     epoch_.progress->begin();
     {
         const std::lock_guard<std::mutex> lock(mutex_);

@@ -132,6 +132,7 @@ std::shared_ptr<Work> Communicator::prepare(Request request, double timeout) con
     if (request.kind != OpKind::Alltoall) header.tensors = static_cast<std::int32_t>(request.pieces.size());
     header.count = request.count();
     header.layout = request.layout;
+    header.operations = static_cast<std::uint8_t>(std::min(request.operations, 255));
     header.dims = static_cast<std::uint8_t>(request.shape.size());
     std::copy(request.shape.begin(), request.shape.end(), header.shape);
     set_name(header, request.name);

@@ -5,14 +5,9 @@
 
 #include "ring/base/text.hpp"
 #include "ring/communicator/device_side.hpp"
-#include "ring/communicator/fusion.hpp"
 
 namespace ring {
 namespace {
-
-// Names that a rank tells in a round: as many as its mailbox holds, so that a round takes one gate.
-constexpr std::size_t kMostPosts = 60;
-static_assert(kMostPosts * sizeof(Post) < (16 << 10), "RING_INLINE is 16 KiB where nobody sets it");
 
 std::uint64_t hash_text(const std::string& text) {
     std::uint64_t hash = 1469598103934665603ull;  // FNV-1a
@@ -43,7 +38,7 @@ void NamedLane::post(const std::shared_ptr<Work>& work) {
                              "an operation of that name is under way; wait for it first, or choose another name");
     work->since_ = monotonic_ns();
     own_.emplace(key, work);
-    fresh_.push_back(key);
+    (work->first_ ? following_ : fresh_).push_back(key);
     busy_.store(true, std::memory_order_release);
 }
 
@@ -137,6 +132,7 @@ void NamedLane::update_busy() {
 }
 
 NamedLane::Served NamedLane::listen() {
+    tell_what_follows();
     // Only a leader looks at the link: the other ranks of its host see that it waits at the gate.
     const bool leads = fabric_ && owner_.group_->index() == 0;
     const bool called = leads && fabric_->is_called();
@@ -167,52 +163,6 @@ bool NamedLane::open(bool called) {
     const std::lock_guard<std::mutex> lock(mutex_);
     inner_.reset(new Communicator(owner_, std::move(lane), fabric_));
     return true;
-}
-
-bool NamedLane::has_news() const {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (!fresh_.empty()) return true;
-    // What others wait for, it must be told.
-    if (joins_called_ != told_joins_ && !(own_.empty() && table_.empty())) return true;
-    return closing_ && !told_closing_ && !own_.empty();
-}
-
-NamedLane::Served NamedLane::begin_round() {
-    {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        News news{joins_called_, 0, owner_.group_->options().fusion_threshold, {}};
-        for (; !fresh_.empty() && news.posts.size() < kMostPosts; fresh_.pop_front()) {
-            const auto own = own_.find(fresh_.front());
-            if (own == own_.end()) continue;  // it has failed meanwhile
-            news.posts.push_back({own->second->header_, own->first.hash, own->first.joins});
-            show_place(own->second->request_, news.posts.back().header);
-        }
-        news.closing = closing_ && fresh_.empty() ? 1 : 0;
-        told_joins_ = joins_called_;
-        told_closing_ = news.closing != 0;
-        news_ = news.encode();
-        ++counts_.rounds;
-    }
-    Request request;
-    request.kind = OpKind::Allgather;
-    request.dtype = DType::UInt8;
-    request.pieces = {{news_.data(), nullptr, news_.size()}};
-    request.shape = {static_cast<std::int64_t>(news_.size())};
-    request.name = "names";
-    const bool begins = !inner_->group_->is_called();
-    push({inner_->prepare(std::move(request), 0), {}, true});
-    const Served served = inner_->serve_queue();
-    if (begins) inner_->group_->wake_all();
-    return served == Served::Done ? settle() : Served::Moved;
-}
-
-// Where one tensor lies now, for what is fused.
-void NamedLane::show_place(const Request& request, Header& header) const {
-    if (request.pieces.size() != 1 || !in_host_memory(request.device)) return;
-    const Piece& piece = request.pieces.front();
-    const std::size_t bytes = piece.count * item_size(request.dtype);
-    header.input = owner_.domain()->offset_of(piece.input, bytes);
-    header.output = owner_.domain()->offset_of(piece.output, bytes);
 }
 
 void NamedLane::push(UnderWay next) {
@@ -267,37 +217,6 @@ void NamedLane::finish(const NameKey& key, const std::shared_ptr<Work>& work, st
     forget(key);
     work->finish(std::move(error));
     owner_.idle_.ring();
-}
-
-void NamedLane::read_round(const Work& round) {
-    std::uint64_t threshold = ~std::uint64_t{0};
-    std::vector<Ready> ready;
-    std::string hopeless;
-    {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        const std::byte* at = round.result_.data.get();
-        for (std::size_t member = 0; member < round.result_.counts.size(); ++member) {
-            const auto bytes = static_cast<std::size_t>(round.result_.counts[member]);
-            const News news = News::decode(at, bytes);
-            table_.add(member, news);
-            threshold = std::min(threshold, news.threshold);
-            at += bytes;
-        }
-        ready = table_.take_ready();
-        std::size_t member = 0;
-        if (const Header* header = table_.hopeless(member))
-            hopeless = "rank " + std::to_string(owner_.ranks()[member]) +
-                       " has left (its cell or script ended) while others wait for it in " + title(*header);
-        counts_.names += ready.size();
-    }
-    for (const auto& operation : plan_fusion(ready, owner_.ranks(), threshold)) {
-        std::vector<const Ready*> parts;
-        for (std::size_t index : operation) parts.push_back(&ready[index]);
-        carry_out(parts);
-    }
-    if (hopeless.empty()) return;
-    owner_.group_->abort(hopeless);
-    throw Aborted(owner_.group_->abort_reason());
 }
 
 // Puts one operation into the lane's queue: that of one name, or the sum of several.

@@ -84,7 +84,7 @@ void NamedLane::note_waits(std::int64_t now) {
     {
         const std::lock_guard<std::mutex> lock(mutex_);
         for (const auto& [key, work] : own_) {
-            if (work->started_) continue;
+            if (work->started_ || work->first_) continue;
             if (!oldest || work->since_ < oldest->since_) {
                 oldest = work;
                 oldest_key = key;

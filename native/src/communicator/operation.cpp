@@ -37,6 +37,8 @@ void Work::finish(std::exception_ptr error) noexcept {
 
 void Communicator::begin(Work& work) {
     if (group_->aborted()) throw Aborted(group_->abort_reason());
+    if (work.first_) work.first_->get();  // all ranks leave out what follows it where it has failed
+    work.first_.reset();
     Header& header = work.header_;
     header.sequence = ++sequence_;
     note(work, work.by_name_ ? Phase::Negotiating : Phase::Queued);

@@ -61,6 +61,18 @@ std::string scale_text(const Header& header) {
     return text.str();
 }
 
+// Sums of a list take an operation for each dtype and device, all others one for each tensor.
+std::string operations_text(const Header& header) {
+    const std::string number = std::to_string(header.operations);
+    if (header.kind != OpKind::Allreduce)
+        return "a list of " + number + (header.operations == 1 ? " tensor" : " tensors");
+    return "tensors of " + number + (header.operations == 1 ? " dtype and device" : " dtypes or devices");
+}
+
+std::string operations_advice(const Header& header) {
+    return same(header.kind == OpKind::Allreduce ? "dtypes, on the same devices," : "number of tensors");
+}
+
 Difference difference(const Header& a, const Header& b) {
     const auto differ = [&](auto&& text, const char* verb, std::string advice) {
         return Difference{true, text(a), text(b), verb, std::move(advice)};
@@ -74,6 +86,7 @@ Difference difference(const Header& a, const Header& b) {
         if (a.layout == b.layout) return {};
         return {true, "its own list of ranks", "another one", "passed", same("ranks in the same order")};
     }
+    if (a.operations != b.operations) return differ(operations_text, "sent", operations_advice(a));
     if (a.device != b.device)
         return differ([](const Header& one) { return std::string(to_string(one.device)) + " tensors"; }, "sent",
                       "move the tensors to the same kind of device on every rank");
@@ -186,6 +199,7 @@ std::string describe_fully(const Header& header) {
     if (header.kind == OpKind::Barrier || header.kind == OpKind::Join) return text.str();
     if (header.kind == OpKind::Group) return text.str() + " of " + std::to_string(header.count) + " ranks";
     text << ' ' << tensor_text(header);
+    if (header.operations != 1) text << ", one of " << int{header.operations};
     if (header.device != Device::Cpu) text << " on " << to_string(header.device);
     if (header.kind == OpKind::Step) text << " options " << digits(header.layout);
     if (header.kind == OpKind::Broadcast) text << " from rank " << header.root;

@@ -19,8 +19,8 @@ from typing import Any, NoReturn
 from IPython.core.interactiveshell import InteractiveShell
 
 from ring_notebook.core import world
-from ring_notebook.core.mpi_memory import unname_shared_memory
 from ring_notebook.errors import MPIMissingError
+from ring_notebook.rank.mpi_memory import unname_shared_memory
 from ring_notebook.rank.rank_variables import STARTED_AGAIN
 
 __all__ = ["begin", "withdraw", "withdraw_from_survivors"]

@@ -13,6 +13,7 @@ from ring_notebook.api.arguments import check_process_set
 from ring_notebook.api.handles import Handle, check_name, member_name, together
 from ring_notebook.api.process_sets import ProcessSet, global_process_set
 from ring_notebook.core.communicator import ReduceOp
+from ring_notebook.core.work import Call
 from ring_notebook.torch.collectives.allreduce import allreduce
 from ring_notebook.torch.collectives.tensor_arguments import check_output, check_tensors
 from ring_notebook.torch.tensors import (
@@ -29,7 +30,13 @@ __all__ = ["allgather", "allgather_async", "allgather_into", "gathered", "groupe
 
 
 def _start(
-    tensor: Tensor, name: str | None, process_set: ProcessSet, *, blocking: bool, output: Tensor | None = None
+    tensor: Tensor,
+    name: str | None,
+    process_set: ProcessSet,
+    *,
+    blocking: bool,
+    output: Tensor | None = None,
+    call: Call | None = None,
 ) -> Handle:
     """Start an allgather; `Handle.wait` returns the tensor and how many rows came from each rank."""
     check_tensor(tensor, "allgather")
@@ -42,7 +49,7 @@ def _start(
     # Rows without elements do not show in what arrives: gather how many there are instead.
     sent = for_core(tensor) if prod(row) else torch.tensor([tensor.shape[0]])
     places = equal_parts(output, communicator.size, tensor.dtype) if output is not None and sent.is_cpu else []
-    started = communicator.allgather(buffer_of(sent), places, name=name, blocking=blocking)
+    started = communicator.allgather(buffer_of(sent), places, name=name, blocking=blocking, call=call)
     work = ordered(started, sent)
 
     def finish() -> tuple[Tensor, list[int]]:
@@ -119,8 +126,12 @@ def grouped_allgather_async(
 ) -> Handle:
     """Start `grouped_allgather`; `synchronize` returns the list."""
     check_tensors(tensors, "grouped_allgather")
+    call = Call(len(tensors))
     return together(
-        [allgather_async(tensor, member_name(name, index), process_set) for index, tensor in enumerate(tensors)]
+        [
+            _start(tensor, member_name(name, index), process_set, blocking=False, call=call).only()
+            for index, tensor in enumerate(tensors)
+        ]
     )
 
 

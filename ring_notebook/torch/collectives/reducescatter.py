@@ -13,6 +13,7 @@ from ring_notebook.api.process_sets import ProcessSet, global_process_set
 from ring_notebook.api.reduction import Reduction, reduction_of
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.core.partition import row_split
+from ring_notebook.core.work import Call
 from ring_notebook.torch.collectives.allgather import allgather
 from ring_notebook.torch.collectives.tensor_arguments import check_compression, check_tensors
 from ring_notebook.torch.compression import Compression, Compressor
@@ -21,7 +22,7 @@ from ring_notebook.torch.tensors import buffer_of, check_tensor, copy_back, for_
 __all__ = ["grouped_reducescatter", "grouped_reducescatter_async", "reducescatter", "reducescatter_async"]
 
 
-def _start(tensor: Tensor, how: Reduction, name: str | None, *, blocking: bool) -> Handle:
+def _start(tensor: Tensor, how: Reduction, name: str | None, *, blocking: bool, call: Call | None = None) -> Handle:
     check_tensor(tensor, "reducescatter")
     communicator = how.process_set.communicator
     if how.op is ReduceOp.ADASUM:
@@ -45,6 +46,7 @@ def _start(tensor: Tensor, how: Reduction, name: str | None, *, blocking: bool) 
         postscale=how.postscale,
         name=name,
         blocking=blocking,
+        call=call,
     )
 
     def finish() -> Tensor:
@@ -141,9 +143,11 @@ def grouped_reducescatter_async(
 ) -> Handle:
     """Start `grouped_reducescatter`; `synchronize` returns the list."""
     check_tensors(tensors, "grouped_reducescatter")
+    how = reduction_of(None, op, prescale_factor, postscale_factor, process_set)
+    call = Call(len(tensors))
     return together(
         [
-            reducescatter_async(tensor, member_name(name, index), op, process_set, prescale_factor, postscale_factor)
+            _start(tensor, how, member_name(name, index), blocking=False, call=call)
             for index, tensor in enumerate(tensors)
         ]
     )

@@ -13,7 +13,7 @@ from ring_notebook.api.process_sets import ProcessSet, global_process_set
 from ring_notebook.api.reduction import Reduction
 from ring_notebook.core.buffers import Buffer, Device, DType
 from ring_notebook.core.communicator import ReduceOp
-from ring_notebook.core.work import Work
+from ring_notebook.core.work import Call, Work
 from ring_notebook.core.world import current
 from ring_notebook.torch.devices import StreamWork
 from ring_notebook.torch.tensors import buffer_in_place, buffer_of, check_tensor, copy_back, for_core, ordered, reader
@@ -40,7 +40,9 @@ def start(
     outputs = list(tensors) if in_place else [torch.empty_like(tensor) for tensor in tensors]
     targets = sources if in_place else [_buffer(output) for output in outputs]
     works: list[Work | StreamWork] = []
-    for part, kind in enumerate(dict.fromkeys(map(_kind, sources))):
+    kinds = list(dict.fromkeys(map(_kind, sources)))
+    call = Call(len(kinds))
+    for part, kind in enumerate(kinds):
         chosen = [place for place, source in enumerate(sources) if _kind(source) == kind]
         work = communicator.allreduce(
             [sources[place] for place in chosen],
@@ -50,6 +52,7 @@ def start(
             postscale=how.postscale,
             name=f"{label}, part {part + 1}" if label and part else label,
             blocking=blocking,
+            call=call,
         )
         works.append(ordered(work, sources[chosen[0]].owner))
 

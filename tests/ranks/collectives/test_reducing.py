@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ranks.values import FLOATS, INTEGERS, all_data, data
+from ring_notebook.errors import CollectiveMismatch
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS], ids=str)
@@ -99,6 +100,25 @@ def test_grouped_allreduce_forms_agree_over_mixed_dtypes_and_shapes(hvd: ModuleT
         assert [tensor.dtype for tensor in result] == [dtype for dtype, _ in kinds]
         assert all(torch.equal(a, b) for a, b in zip(result, expected, strict=True))
     assert all(torch.equal(a, b) for a, b in zip(later, expected, strict=True))
+
+
+@pytest.mark.parametrize("name", ["list", None], ids=["by name", "in order"])
+def test_lists_of_unequal_numbers_of_dtypes_or_tensors(hvd: ModuleType, name: str | None) -> None:
+    """An error on every rank; before, ranks that had more than others waited."""
+    if hvd.size() == 1:
+        pytest.skip("a rank alone agrees with itself")
+    odd = hvd.rank() == 1
+    mixed = [torch.ones(3), *([torch.ones(3, dtype=torch.float64)] if odd else [])]
+    longer = [torch.ones(2, 2)] * (3 if odd else 2)
+    handles = {
+        "2 dtypes": hvd.grouped_allreduce_async_(mixed, name=name),
+        "3 tensors": hvd.grouped_allgather_async(longer, name=name and "gathered"),
+        "a list of 3": hvd.grouped_reducescatter_async(longer, name=name and "scattered"),
+    }
+    for text, handle in handles.items():
+        with pytest.raises(CollectiveMismatch, match=text):
+            hvd.synchronize(handle)
+    assert hvd.allreduce(torch.ones(3), op=hvd.Sum).tolist() == [float(hvd.size())] * 3
 
 
 def test_compression(hvd: ModuleType) -> None:

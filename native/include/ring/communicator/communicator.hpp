@@ -76,7 +76,8 @@ class Work : public std::enable_shared_from_this<Work> {
 
     Request request_;
     Header header_;
-    std::optional<Region> bounce_;  // the tensor's stay in ring memory, or what place_list puts there
+    std::shared_ptr<const Work> first_;  // of the same call: fails this one where the ranks mismatch in it
+    std::optional<Region> bounce_;       // the tensor's stay in ring memory, or what place_list puts there
     struct Guest {
         const std::byte* from;
         std::byte* copy;
@@ -159,11 +160,13 @@ class Communicator {
     bool look_briefly(Work& work) { return look(work, group_->spin().yield ? 1 : kFewLooks); }
     // Queues it. One with a name matches by that, whatever comes in which order; throws InvalidArgument while one of
     // that name is under way.
-    std::shared_ptr<Work> start(Request request, double timeout);
+    // `first` is the first operation of the same call: what follows it begins when the ranks have agreed on that one,
+    // in how many there are too, and fails with it.
+    std::shared_ptr<Work> start(Request request, double timeout, std::shared_ptr<const Work> first = nullptr);
     // From here on names are titles, for errors and timelines, and operations that are queued match by order.
     void match_in_order() { in_order_.store(true, std::memory_order_relaxed); }
     // Queues it; it matches by order, whatever its name.
-    std::shared_ptr<Work> enqueue(Request request, double timeout);
+    std::shared_ptr<Work> enqueue(Request request, double timeout, std::shared_ptr<const Work> first = nullptr);
     // Ends when the work is done; an interruption aborts the epoch, because the work cannot be taken back.
     void wait(Work& work, double timeout, const Interruption& check);
     // The same, or until a device carries it out.

@@ -94,6 +94,7 @@ class NamedLane {
     Served listen();
     bool open(bool called);
     bool has_news() const;
+    void tell_what_follows();
     Served begin_round();
     void show_place(const Request& request, Header& header) const;
     Served settle();
@@ -131,6 +132,7 @@ class NamedLane {
     std::deque<UnderWay> under_way_;
     NameTable table_;
     std::deque<NameKey> fresh_;                     // not told yet
+    std::deque<NameKey> following_;                 // to be told when the first of their call has ended
     std::map<NameKey, std::shared_ptr<Work>> own_;  // that have not ended
     std::uint64_t joins_called_ = 0, joins_ended_ = 0;
     std::exception_ptr join_error_;  // of the first operation in which this rank took no part, having joined

@@ -27,7 +27,7 @@ struct Header {
     std::uint8_t is_inline = 0;   // the payload travels in the mailbox
     DType wire = DType::Float32;  // what float32 becomes between hosts, while it is on its way
     Device device = Device::Cpu;  // that the tensors are on
-    std::uint8_t reserved = 0;
+    std::uint8_t operations = 1;  // that its call starts, one for each dtype of a list: 255 for more
     std::int32_t root = -1;
     std::int32_t tensors = 1;
     std::uint64_t count = 0;   // elements
