@@ -71,7 +71,7 @@ Communicator::~Communicator() {
     }
     device_.reset();
     leave();
-    if (epoch_.devices && group_->aborted()) epoch_.devices->abandon();
+    if (epoch_.devices && group_->aborted()) epoch_.progress->exclusively([&] { epoch_.devices->abandon(); });
 }
 
 void Communicator::leave() noexcept {

@@ -2,17 +2,19 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
 #include "ring/base/text.hpp"
 #include "ring/communicator/device_side.hpp"
-#include "ring/communicator/progress.hpp"
 
 namespace ring {
 namespace {
 
 constexpr std::size_t kTerms = 256;
+// Between two meetings of ranks that wait for NCCL, ns: to connect takes milliseconds or seconds.
+constexpr std::int64_t kShortestPause = 1'000'000, kLongestPause = 50'000'000;
 
 // What rank `index` adds to the known sum; all are whole, and their sum is exact.
 float term(int index, std::size_t i) { return static_cast<float>((index + 1) * static_cast<int>(i % 17 + 1)); }
@@ -24,26 +26,34 @@ float known_sum(int size, std::size_t i) {
 
 DeviceOpening::DeviceOpening(Communicator& owner, DeviceGroup& group, const Work& asks)
     : owner_(owner), group_(group), asks_(asks) {
-    Devices& devices = group_.stream().devices();
-    card_.insists = devices.settings().choice == DeviceChoice::Nccl ? 1 : 0;
-    gethostname(card_.host, sizeof card_.host - 1);
-    const std::shared_ptr<DeviceContext> context = group_.stream().context();
     try {
-        if (devices.settings().choice == DeviceChoice::Host) throw DeviceError("RING_DEVICE=host");
-        if (!context) throw DeviceError("it has joined and used no device before");
-        card_.index = context->index();
-        card_.device = context->uuid();
-        const std::shared_ptr<const Nccl> nccl = devices.nccl();
-        nccl->check(nccl->ncclGetVersion(&card_.nccl), "ncclGetVersion", nullptr);
-        if (owner_.index() == 0) nccl->check(nccl->ncclGetUniqueId(&card_.id), "ncclGetUniqueId", nullptr);
+        write_card();
     } catch (const DeviceError& error) {
-        card_.refuse(error.what());
+        refuse(error.what());
     }
-    ask(Stage::Cards);
+    show_card();
 }
 
-void DeviceOpening::ask(Stage stage) {
-    stage_ = stage;
+void DeviceOpening::write_card() {
+    DeviceStream& stream = group_.stream();
+    Devices& devices = stream.devices();
+    card_.insists = devices.settings().choice == DeviceChoice::Nccl ? 1 : 0;
+    gethostname(card_.host, sizeof card_.host - 1);
+    if (devices.settings().choice == DeviceChoice::Host) throw DeviceError("RING_DEVICE=host");
+    const std::shared_ptr<DeviceContext> context = stream.context();
+    if (!context) throw DeviceError("it has joined and used no device before");
+    card_.index = context->index();
+    card_.device = context->uuid();
+    const std::shared_ptr<const Nccl> nccl = devices.nccl();
+    nccl->check(nccl->ncclGetVersion(&card_.nccl), "ncclGetVersion", nullptr);
+    if (owner_.index() == 0) nccl->check(nccl->ncclGetUniqueId(&card_.id), "ncclGetUniqueId", nullptr);
+    kept_ = devices.take({owner_.ranks(), owner_.named_ == nullptr});
+    if (!kept_) return;
+    stream.adopt(kept_);
+    card_.kept = kept_->id();
+}
+
+void DeviceOpening::show_card() {
     Request request;
     request.kind = OpKind::Allgather;
     request.dtype = DType::UInt8;
@@ -55,34 +65,90 @@ void DeviceOpening::ask(Stage stage) {
     owner_.queue_.push_front(meeting_);
 }
 
-// What the ranks have said: why there can be no NCCL, or nothing.
-std::string DeviceOpening::answer() {
-    meeting_->get();
+std::string DeviceOpening::read_cards() {
+    const std::shared_ptr<Work> meeting = std::move(meeting_);
+    meeting->get();
     cards_.resize(static_cast<std::size_t>(owner_.size()));
-    std::memcpy(cards_.data(), meeting_->result().data.get(), cards_.size() * sizeof(DeviceCard));
+    std::memcpy(cards_.data(), meeting->result().data.get(), cards_.size() * sizeof(DeviceCard));
     for (const DeviceCard& card : cards_) insists_ |= card.insists != 0;
     return why_not_nccl(cards_, owner_.ranks());
 }
 
 void DeviceOpening::refuse(const std::string& why) {
     if (card_.refuses == 0) card_.refuse(why);
+    card_.waits = 0;
 }
 
-// True when NCCL is ready, or the rank has refused it.
-bool DeviceOpening::wait_for_nccl() {
+Communicator::Served DeviceOpening::advance() {
+    using Served = Communicator::Served;
+    owner_.group_->check_members();
+    if (stage_ == Stage::Dropping) {
+        DeviceStream& stream = group_.stream();
+        if (reaper_->over()) return conclude(why_);
+        if (monotonic_ns() <= deadline_) return Served::Polling;
+        stream.abandon();
+        throw DeviceError(why_ + ", and it could not be aborted");
+    }
+    if (meeting_) {
+        const std::string why = read_cards();
+        if (!why.empty()) return give_up(why);
+        if (std::none_of(cards_.begin(), cards_.end(), [](const DeviceCard& card) { return card.waits != 0; }))
+            return go_on();
+    }
+    const bool had_waited = card_.waits != 0;
+    if (had_waited && look()) card_.waits = 0;
+    const std::int64_t now = monotonic_ns();
+    if (had_waited == (card_.waits != 0) && now < next_meeting_) return Served::Polling;
+    pause_ = std::clamp(pause_ * 2, kShortestPause, kLongestPause);
+    next_meeting_ = now + pause_;
+    show_card();
+    return Served::Moved;
+}
+
+// All ranks have done what the stage asks for.
+Communicator::Served DeviceOpening::go_on() {
+    const bool connects = stage_ == Stage::Cards;
+    if (stage_ == Stage::Summing) return conclude("");
+    if (connects && have_kept_one(cards_)) {
+        group_.reuse(std::move(kept_));
+        return conclude("");
+    }
+    stage_ = connects ? Stage::Connecting : Stage::Summing;
+    card_.waits = 1;
+    pause_ = 0;
     try {
-        if (card_.refuses != 0 || group_.nccl()->ready()) return true;
-        if (monotonic_ns() > deadline_)
-            throw DeviceError("NCCL has not connected in " +
-                              seconds_text(group_.stream().devices().settings().connect_limit));
+        if (connects) {
+            connect();
+        } else {
+            begin_sum();
+        }
     } catch (const DeviceError& error) {
         refuse(error.what());
-        return true;
     }
-    return false;
+    return Communicator::Served::Moved;
 }
 
-// An ordinary operation, in its turn: the first of NCCL, which connects only then.
+void DeviceOpening::connect() {
+    deadline_ = deadline_after(group_.stream().devices().settings().connect_limit);
+    if (kept_) group_.stream().drop(std::exchange(kept_, nullptr));
+    group_.connect(cards_.front().id, {owner_.ranks(), owner_.named_ == nullptr}, owner_.index());
+}
+
+bool DeviceOpening::look() {
+    const bool connects = stage_ == Stage::Connecting;
+    try {
+        if (connects ? group_.nccl()->ready() : look_at_sum()) return true;
+        if (monotonic_ns() <= deadline_) return false;
+        throw DeviceError((connects ? "NCCL has not connected in " : "a sum by NCCL was not done in ") +
+                          seconds_text(group_.stream().devices().settings().connect_limit));
+    } catch (const DeviceError& error) {
+        refuse(error.what());
+    }
+    return true;
+}
+
+// An ordinary operation, in its turn: the first of NCCL, which connects only then. So it leaves the queue as soon as it
+// has been issued, and the ranks can go on to talk.
 void DeviceOpening::begin_sum() {
     DeviceStream& stream = group_.stream();
     const std::shared_ptr<DeviceContext> context = stream.context();
@@ -103,16 +169,53 @@ void DeviceOpening::begin_sum() {
     sum_ = owner_.prepare(std::move(request), 0);
     sum_->is_trial_ = true;
     owner_.device_->prepare(*sum_);
-    stage_ = Stage::Summing;
+    sum_->device_->own = terms_;
     const std::lock_guard<std::mutex> lock(owner_.mutex_);
     owner_.queue_.push_front(sum_);
 }
 
-void DeviceOpening::read_sum() {
+// True when it is done and right. Throws DeviceError.
+bool DeviceOpening::look_at_sum() {
+    if (copied_) return copied_->passed() && read_sum();
+    if (!sum_->launched()) {
+        const HostGroup::Moving moving(*owner_.group_);
+        if (sum_->algorithm_->advance(sum_->gates_) == Step::Done) owner_.end(*sum_);
+    }
+    sum_->get();
+    if (!sum_->done()) {
+        group_.nccl()->ready();
+        return false;
+    }
+    DeviceStream& stream = group_.stream();
+    const std::shared_ptr<DeviceContext> context = stream.context();
+    context->copy_to_host(values_.data(), terms_->data(), kTerms * sizeof(float), stream.copies());
+    copied_ = context->event_on(stream.copies());
+    return false;
+}
+
+bool DeviceOpening::read_sum() {
     for (std::size_t i = 0; i < kTerms; ++i)
         if (values_[i] != known_sum(owner_.size(), i))
-            return refuse("NCCL gives wrong sums: " + std::to_string(values_[i]) + " instead of " +
-                          std::to_string(known_sum(owner_.size(), i)));
+            throw DeviceError("NCCL gives wrong sums: " + std::to_string(values_[i]) + " instead of " +
+                              std::to_string(known_sum(owner_.size(), i)));
+    return true;
+}
+
+std::shared_ptr<DeviceWork> DeviceOpening::unfinished_launch() const {
+    const bool launches = sum_ && !sum_->launched() && sum_->device_->issued;
+    return launches ? sum_->device_ : nullptr;
+}
+
+// Some rank has refused. Kernels of the sum end first: they work on its terms.
+Communicator::Served DeviceOpening::give_up(const std::string& why) {
+    if (kept_) group_.stream().drop(std::exchange(kept_, nullptr));
+    if (!sum_) return conclude(why);
+    if (!sum_->launched()) owner_.fail(*sum_, std::make_exception_ptr(DeviceError(why)));
+    reaper_ = group_.disconnect();
+    why_ = why;
+    deadline_ = deadline_after(group_.stream().devices().settings().abort_limit);
+    stage_ = Stage::Dropping;
+    return Communicator::Served::Moved;
 }
 
 Communicator::Served DeviceOpening::conclude(const std::string& why) {
@@ -123,75 +226,6 @@ Communicator::Served DeviceOpening::conclude(const std::string& why) {
         group_.conclude(insists_ ? DeviceGroup::Way::Error : DeviceGroup::Way::Host, why);
     }
     return Communicator::Served::Done;
-}
-
-Communicator::Served DeviceOpening::advance() {
-    using Served = Communicator::Served;
-    owner_.group_->check_members();
-    DeviceStream& stream = group_.stream();
-    switch (stage_) {
-        case Stage::Cards: {
-            const std::string why = answer();
-            if (!why.empty()) return conclude(why);
-            deadline_ = deadline_after(stream.devices().settings().connect_limit);
-            try {
-                group_.connect(cards_.front().id, owner_.size(), owner_.index());
-            } catch (const DeviceError& error) {
-                refuse(error.what());
-            }
-            stage_ = Stage::Connecting;
-            return Served::Moved;
-        }
-        case Stage::Connecting:
-            if (!wait_for_nccl()) return Served::Polling;
-            ask(Stage::Connected);
-            return Served::Moved;
-        case Stage::Connected: {
-            const std::string why = answer();
-            if (!why.empty()) return conclude(why);
-            begin_sum();
-            return Served::Moved;
-        }
-        case Stage::Summing:
-            try {
-                sum_->get();
-                if (!sum_->done() && wait_for_nccl() && card_.refuses == 0) {
-                    if (monotonic_ns() <= deadline_) return Served::Polling;
-                    throw DeviceError("a sum by NCCL was not done in " +
-                                      seconds_text(stream.devices().settings().connect_limit));
-                }
-                if (sum_->done() && card_.refuses == 0) {
-                    const std::shared_ptr<DeviceContext> context = stream.context();
-                    context->copy_to_host(values_.data(), terms_->data(), kTerms * sizeof(float), stream.copies());
-                    copied_ = context->event_on(stream.copies());
-                    stage_ = Stage::Copying;
-                    return Served::Moved;
-                }
-            } catch (const DeviceError& error) {
-                refuse(error.what());
-            }
-            if (card_.refuses == 0) return Served::Polling;
-            reaper_ = group_.disconnect();
-            deadline_ = deadline_after(stream.devices().settings().abort_limit);
-            stage_ = Stage::Dropping;
-            return Served::Moved;
-        case Stage::Copying:
-            if (!copied_->passed()) return Served::Polling;
-            read_sum();
-            ask(Stage::Checked);
-            return Served::Moved;
-        case Stage::Dropping:
-            if (!reaper_->over()) {
-                if (monotonic_ns() <= deadline_) return Served::Polling;
-                stream.abandon();
-                throw DeviceError(card_.reason + std::string(", and it could not be aborted"));
-            }
-            ask(Stage::Checked);
-            return Served::Moved;
-        case Stage::Checked:
-            return conclude(answer());
-    }
-    return Served::Idle;
 }
 
 }  // namespace ring

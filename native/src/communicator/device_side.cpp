@@ -26,8 +26,11 @@ DeviceSide::~DeviceSide() {
         owner_.group_->abort(FixedText("rank %d dropped a communicator with operations under way", owner_.rank()));
         owner_.announce_abort();
     }
-    while (!flights_.empty())
-        if (serve() != Served::Done) cpu_yield();
+    while (!flights_.empty()) {
+        Served served = Served::Idle;
+        owner_.epoch_.progress->exclusively([&] { served = serve(); });
+        if (served != Served::Done) cpu_yield();
+    }
     group_.stream().order().leave(*owner_.group_);
 }
 
@@ -174,7 +177,14 @@ void DeviceSide::launch_for_joined(Work& work) {
 
 bool DeviceSide::fail(const std::shared_ptr<Work>& work, const std::exception_ptr& error) {
     if (work->device_ || work->request_.kind == OpKind::Join) group_.stream().order().leave(*owner_.group_);
-    if (is_agreeing(*work)) opening_.reset();
+    if (is_agreeing(*work)) {
+        try {
+            if (std::shared_ptr<DeviceWork> launch = opening_->unfinished_launch())
+                fly({{}, std::move(launch), error, 0});
+        } catch (...) {  // no memory: what the kernel works on is freed early, in an epoch that has ended
+        }
+        opening_.reset();
+    }
     if (!work->device_ || !work->device_->issued || work->is_trial_) return false;
     try {
         fly({{work}, work->device_, error, 0});

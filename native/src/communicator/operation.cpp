@@ -149,6 +149,8 @@ Communicator::Served Communicator::take_step(Work& work, Step step) {
     if (step == Step::Gate) {
         ++work.gates_;
         work.gate_ = group_->arrive();
+    } else if (step == Step::AwaitsDevice && work.is_trial_ && work.device_->issued) {
+        return Served::Done;  // the opening looks after it from here on
     } else if (step == Step::AwaitsLink || step == Step::AwaitsDevice) {
         return Served::Polling;
     } else if (step == Step::Done) {

@@ -87,9 +87,10 @@ int nccl_reduction(ReduceOp op) {
     }
 }
 
-NcclCommunicator::NcclCommunicator(std::shared_ptr<const Nccl> nccl, const NcclId& id, int size, int index)
-    : nccl_(std::move(nccl)) {
+NcclCommunicator::NcclCommunicator(std::shared_ptr<const Nccl> nccl, const NcclId& id, Key key, int index)
+    : nccl_(std::move(nccl)), id_(id), key_(std::move(key)) {
     NcclConfig config;
+    const int size = static_cast<int>(key_.ranks.size());
     nccl_->check(nccl_->ncclCommInitRankConfig(&handle_, size, id, index, &config), "ncclCommInitRankConfig", nullptr);
 }
 

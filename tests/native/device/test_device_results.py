@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pytest
 
-from native.fakes.device import FakeDevice, devices, knobs
+from native.fakes.device import FakeDevice, connections, devices, knobs
 from native.ranks import LAUNCHERS, Seat, as_processes, as_threads
 from native.values import Tensor, decode, expected, reduced_samples, sample
 from ring_notebook.core.buffers import DType
 from ring_notebook.core.communicator import Communicator, ReduceOp
 from ring_notebook.core.partition import row_split
+from ring_notebook.errors import CollectiveAborted
 
 COUNT = 700
 REDUCTIONS = (ReduceOp.SUM, ReduceOp.AVERAGE, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT)
@@ -245,11 +247,23 @@ def test_a_second_device_of_a_rank_is_refused() -> None:
 def test_epochs_follow_one_another() -> None:
     def body(seat: Seat) -> None:
         own, device = devices(), FakeDevice(seat.rank)
-        for epoch in range(1, 4):
+        before = connections()
+        for epoch in range(1, 7):
             ring = seat.open(epoch, devices=own)
-            tensor = device.tensor(np.ones(3), DType.FLOAT32)
-            ring.allreduce([tensor.buffer], [tensor.buffer])
-            assert np.all(device.read(tensor) == 2)
-            ring.close()
+            ways = [(ring, ""), (ring, "by name"), (ring.group([0, 1]), "")]
+            for group, name in ways:
+                assert group is not None
+                tensor = device.tensor(np.ones(3), DType.FLOAT32)
+                group.allreduce([tensor.buffer], [tensor.buffer], name=name, blocking=False).wait()
+                assert np.all(device.read(tensor) == 2)
+            # NCCL has connected in the first epoch, and in the one behind an abort.
+            assert connections() - before == (3 if epoch < 5 else 6)
+            seat.meet()
+            if epoch == 4:
+                ring.abort("the test ends it")
+            with suppress(CollectiveAborted):
+                ring.close()
+            seat.opened.clear()
+            del ring, group, ways
 
     as_processes(2, body)

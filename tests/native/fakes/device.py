@@ -21,7 +21,7 @@ from native.values import Tensor, encode
 from ring_notebook.core.buffers import Buffer, Device, DType
 from ring_notebook.core.native import core
 
-__all__ = ["CUDA", "NCCL", "FakeDevice", "devices", "environment", "knobs"]
+__all__ = ["CUDA", "NCCL", "FakeDevice", "connections", "devices", "environment", "knobs"]
 
 HERE = Path(__file__).parent
 BUILT = Path(__file__).parents[3] / "build" / "fakes"
@@ -79,9 +79,15 @@ def _libraries() -> tuple[ctypes.CDLL, ctypes.CDLL]:
     cuda.fake_cuda_hold.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     cuda.fake_cuda_synchronize.argtypes = [ctypes.c_void_p]
     cuda.fake_cuda_capture.argtypes = [ctypes.c_void_p, ctypes.c_int]
+    nccl.fake_nccl_connections.restype = ctypes.c_long
     cuda.fake_cuda_allocated.restype = ctypes.c_long
     cuda.cuCtxPushCurrent_v2.argtypes = [ctypes.c_void_p]
     return cuda, nccl
+
+
+def connections() -> int:
+    """Communicators of NCCL that this process has begun to connect so far."""
+    return int(_libraries()[1].fake_nccl_connections())
 
 
 def _set(name: str, value: int) -> None:

@@ -22,7 +22,6 @@
 #include <memory>
 #include <mutex>
 #include <random>
-#include <set>
 #include <string>
 #include <thread>
 
@@ -67,7 +66,6 @@ struct Stream {
     bool busy = false;
     bool capturing = false;
     bool ended = false;
-    std::thread thread{[this] { main(); }};
 
     void enqueue(std::function<void()> work) {
         {
@@ -103,11 +101,18 @@ struct Stream {
     }
 };
 
+// What is enqueued on a stream that has been destroyed comes to its end.
+std::shared_ptr<Stream> make_stream() {
+    auto stream = std::make_shared<Stream>();
+    std::thread([stream] { stream->main(); }).detach();
+    return stream;
+}
+
 struct World {
     std::mutex mutex;
-    std::set<Stream*> streams;
-    std::map<int, Stream*> defaults;
-    std::set<Event*> events;
+    std::map<void*, std::shared_ptr<Stream>> streams;
+    std::map<int, std::shared_ptr<Stream>> defaults;
+    std::map<void*, std::shared_ptr<Event>> events;
     std::map<std::uint64_t, std::size_t> memory;
 };
 World& world() {
@@ -120,26 +125,26 @@ thread_local std::deque<int> contexts;  // devices, the current one last
 int device_of(void* context) { return static_cast<int>(reinterpret_cast<std::uintptr_t>(context)) - 1; }
 
 // The null stream is the default one of the current device.
-Stream* stream_of(void* handle) {
+std::shared_ptr<Stream> stream_of(void* handle) {
     World& all = world();
     const std::lock_guard<std::mutex> lock(all.mutex);
     if (handle == nullptr) {
         if (contexts.empty()) return nullptr;
-        Stream*& stream = all.defaults[contexts.back()];
-        if (stream == nullptr) stream = new Stream;
+        std::shared_ptr<Stream>& stream = all.defaults[contexts.back()];
+        if (stream == nullptr) stream = make_stream();
         return stream;
     }
-    auto* stream = static_cast<Stream*>(handle);
-    if (all.streams.count(stream) == 0) broken("a stream is used that was never made, or was destroyed");
-    return stream;
+    const auto found = all.streams.find(handle);
+    if (found == all.streams.end()) broken("a stream is used that was never made, or was destroyed");
+    return found->second;
 }
 
-Event* event_of(void* handle) {
+std::shared_ptr<Event> event_of(void* handle) {
     World& all = world();
     const std::lock_guard<std::mutex> lock(all.mutex);
-    auto* event = static_cast<Event*>(handle);
-    if (all.events.count(event) == 0) broken("an event is used that was never made, or was destroyed");
-    return event;
+    const auto found = all.events.find(handle);
+    if (found == all.events.end()) broken("an event is used that was never made, or was destroyed");
+    return found->second;
 }
 
 }  // namespace
@@ -179,7 +184,7 @@ void fake_cuda_capture(void* stream, int on) { stream_of(stream)->capturing = on
 
 // Waits as cuStreamSynchronize does.
 void fake_cuda_synchronize(void* stream) {
-    Stream* one = stream_of(stream);
+    const std::shared_ptr<Stream> one = stream_of(stream);
     std::unique_lock<std::mutex> lock(one->mutex);
     one->changed.wait(lock, [&] { return one->queue.empty() && !one->busy; });
 }
@@ -241,28 +246,27 @@ int cuCtxPopCurrent_v2(void** context) {
 }
 int cuStreamCreateWithPriority(void** stream, unsigned, int) {
     if (contexts.empty()) return kInvalidContext;
-    auto* made = new Stream;
+    const std::shared_ptr<Stream> made = make_stream();
     const std::lock_guard<std::mutex> lock(world().mutex);
-    world().streams.insert(made);
-    *stream = made;
+    world().streams[made.get()] = made;
+    *stream = made.get();
     return 0;
 }
 int cuStreamDestroy_v2(void* handle) {
-    Stream* stream = stream_of(handle);
+    const std::shared_ptr<Stream> stream = stream_of(handle);
     {
         const std::lock_guard<std::mutex> lock(world().mutex);
-        world().streams.erase(stream);
+        world().streams.erase(handle);
     }
     {
         const std::lock_guard<std::mutex> lock(stream->mutex);
         stream->ended = true;
     }
     stream->changed.notify_all();
-    stream->thread.detach();  // what is enqueued comes to its end; the stream itself is left to the process
     return 0;
 }
 int cuStreamIsCapturing(void* stream, int* status) {
-    Stream* one = stream_of(stream);
+    const std::shared_ptr<Stream> one = stream_of(stream);
     if (one == nullptr) return kInvalidContext;
     *status = one->capturing ? 1 : 0;
     return 0;
@@ -279,21 +283,21 @@ int cuLaunchHostFunc(void* stream, void (*function)(void*), void* data) {
 }
 int cuEventCreate(void** event, unsigned) {
     if (contexts.empty()) return kInvalidContext;
-    auto* made = new Event;
+    const auto made = std::make_shared<Event>();
     const std::lock_guard<std::mutex> lock(world().mutex);
-    world().events.insert(made);
-    *event = made;
+    world().events[made.get()] = made;
+    *event = made.get();
     return 0;
 }
 int cuEventDestroy_v2(void* event) {
     event_of(event);
     const std::lock_guard<std::mutex> lock(world().mutex);
-    world().events.erase(static_cast<Event*>(event));  // its memory stays: a stream may still pass it
+    world().events.erase(event);  // a stream may still pass it
     return 0;
 }
 int cuEventRecord(void* handle, void* stream) {
-    Event* event = event_of(handle);
-    Stream* one = stream_of(stream);
+    const std::shared_ptr<Event> event = event_of(handle);
+    const std::shared_ptr<Stream> one = stream_of(stream);
     if (one == nullptr) return kInvalidContext;
     unsigned long number = 0;
     {
@@ -310,8 +314,8 @@ int cuEventRecord(void* handle, void* stream) {
     return 0;
 }
 int cuStreamWaitEvent(void* stream, void* handle, unsigned) {
-    Event* event = event_of(handle);
-    Stream* one = stream_of(stream);
+    const std::shared_ptr<Event> event = event_of(handle);
+    const std::shared_ptr<Stream> one = stream_of(stream);
     if (one == nullptr) return kInvalidContext;
     unsigned long number = 0;
     {
@@ -325,7 +329,7 @@ int cuStreamWaitEvent(void* stream, void* handle, unsigned) {
     return 0;
 }
 int cuEventQuery(void* handle) {
-    Event* event = event_of(handle);
+    const std::shared_ptr<Event> event = event_of(handle);
     const std::lock_guard<std::mutex> lock(event->mutex);
     return event->passed >= event->recorded ? 0 : kNotReady;
 }

@@ -2,6 +2,7 @@
 // compute.
 #pragma once
 
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -79,6 +80,13 @@ struct Call {
 };
 
 struct Communicator {
+    Communicator() = default;
+    ~Communicator() {
+        if (meeting != nullptr) munmap(meeting, sizeof(Meeting));
+    }
+    Communicator(const Communicator&) = delete;
+    Communicator& operator=(const Communicator&) = delete;
+
     Meeting* meeting = nullptr;
     int size = 0, rank = 0;
     std::atomic<bool> aborted{false};

@@ -2,8 +2,9 @@
 // streams of the fake CUDA driver and wait for one another as NCCL's do.
 //
 // It holds its callers to NCCL's rules. With a message it ends a process whose ranks launch different operations, or
-// operations in different orders (a kernel then waits until `deadlock_ms`), and one in which two threads are in one
-// communicator at a time. A communicator that is not ready refuses operations.
+// operations in different orders (a kernel then waits until `deadlock_ms`), one in which two threads are in one
+// communicator at a time, and one that uses a communicator which it has destroyed or is aborting. A communicator that
+// is not ready refuses operations.
 //
 // Settings, by fake_nccl_set(name, value) or FAKE_NCCL_NAME in the environment:
 //   version        (22907)
@@ -22,6 +23,7 @@
 
 #include <condition_variable>
 #include <functional>
+#include <memory>
 
 #include "fake_kernels.hpp"
 
@@ -37,16 +39,45 @@ struct Config {
     int split;
 };
 
+struct World {
+    std::mutex mutex;
+    std::map<void*, std::shared_ptr<Communicator>> communicators;
+};
+// Never destroyed: kernels run until the process ends.
+World& world() {
+    static auto* all = new World;
+    return *all;
+}
+
+using Handle = void*;
+std::shared_ptr<Communicator> communicator_of(Handle handle) {
+    const std::lock_guard<std::mutex> lock(world().mutex);
+    const auto found = world().communicators.find(handle);
+    if (found == world().communicators.end())
+        broken("a communicator is used that was never made, was destroyed, or is being aborted");
+    return found->second;
+}
+// From here on nobody uses it.
+std::shared_ptr<Communicator> take(Handle handle) {
+    std::shared_ptr<Communicator> communicator = communicator_of(handle);
+    if (communicator->in_use.exchange(true)) broken("a communicator is ended while a thread is in it");
+    const std::lock_guard<std::mutex> lock(world().mutex);
+    world().communicators.erase(handle);
+    return communicator;
+}
+
 // One thread at a time may call a communicator.
 class Use {
    public:
-    explicit Use(Communicator* communicator) : communicator_(communicator) {
+    explicit Use(Handle handle) : communicator_(communicator_of(handle)) {
         if (communicator_->in_use.exchange(true)) broken("two threads are in one communicator");
     }
     ~Use() { communicator_->in_use.store(false); }
+    Communicator* operator->() const { return communicator_.get(); }
+    const std::shared_ptr<Communicator>& get() const { return communicator_; }
 
    private:
-    Communicator* communicator_;
+    std::shared_ptr<Communicator> communicator_;
 };
 
 // Kernels that run, by stream: an abort returns when its device has none.
@@ -57,12 +88,13 @@ std::map<void*, int>& running() {
     return *all;
 }
 
-std::atomic<long> operations{0};  // launched
+std::atomic<long> operations{0};   // launched
+std::atomic<long> connections{0};  // begun
 thread_local int depth = 0;
-thread_local std::vector<std::pair<Communicator*, Call>> grouped;
-thread_local std::vector<Communicator*> aborting;
+thread_local std::vector<std::pair<std::shared_ptr<Communicator>, Call>> grouped;
+thread_local std::vector<std::shared_ptr<Communicator>> aborting;
 
-void launch(Communicator* communicator, std::vector<Call> calls) {
+void launch(const std::shared_ptr<Communicator>& communicator, std::vector<Call> calls) {
     void* const stream = calls.front().stream;
     const bool fails = ++operations == setting("error_at", 0);
     communicator->stream = stream;
@@ -79,7 +111,7 @@ void launch(Communicator* communicator, std::vector<Call> calls) {
                 communicator->state.store(kRemote);
                 while (!communicator->aborted.load()) std::this_thread::sleep_for(std::chrono::microseconds(200));
             } else {
-                Kernel(communicator, calls).run();
+                Kernel(communicator.get(), calls).run();
             }
             {
                 const std::lock_guard<std::mutex> lock(running_mutex);
@@ -93,14 +125,14 @@ void launch(Communicator* communicator, std::vector<Call> calls) {
     }).detach();
 }
 
-int add(Communicator* communicator, Call call) {
-    const Use use(communicator);
-    if (communicator->state.load() != kSuccess) return kUsage;
-    call.factor = call.op >= kFirstOwnOp ? communicator->factors.at(call.op) : 1.0;
+int add(Handle handle, Call call) {
+    const Use use(handle);
+    if (use->state.load() != kSuccess) return kUsage;
+    call.factor = call.op >= kFirstOwnOp ? use->factors.at(call.op) : 1.0;
     if (depth > 0) {
-        grouped.emplace_back(communicator, call);
+        grouped.emplace_back(use.get(), call);
     } else {
-        launch(communicator, {call});
+        launch(use.get(), {call});
     }
     return kSuccess;
 }
@@ -125,11 +157,11 @@ void connect(Communicator* communicator, const std::string& path) {
     communicator->state.store(kSuccess);
 }
 
-int abort_all(const std::vector<Communicator*>& all) {
+int abort_all(const std::vector<std::shared_ptr<Communicator>>& all) {
     if (setting("abort_hangs", 0) != 0)
         for (;;) pause();
-    for (Communicator* one : all) one->aborted.store(true);
-    for (Communicator* one : all) {
+    for (const auto& one : all) one->aborted.store(true);
+    for (const auto& one : all) {
         if (one->connecting.joinable()) one->connecting.join();
         std::unique_lock<std::mutex> lock(running_mutex);
         running_changed.wait(lock, [&] { return running()[one->stream] == 0; });
@@ -151,6 +183,9 @@ void fake_nccl_set(const char* name, long value) {
     settings().values[name] = value;
 }
 
+// Communicators that this process has begun to connect so far.
+long fake_nccl_connections() { return connections.load(); }
+
 int ncclGetVersion(int* version) {
     *version = static_cast<int>(setting("version", 22907));
     return kSuccess;
@@ -166,7 +201,7 @@ const char* ncclGetErrorString(int result) {
                                   "NCCL operation in progress"};
     return result >= 0 && result < 8 ? texts[result] : "unknown result code";
 }
-const char* ncclGetLastError(Communicator*) { return ""; }
+const char* ncclGetLastError(Handle) { return ""; }
 
 int ncclGetUniqueId(Id* id) {
     std::memset(id, 0, sizeof *id);
@@ -178,37 +213,44 @@ int ncclGetUniqueId(Id* id) {
     return kSuccess;
 }
 
-int ncclCommInitRankConfig(Communicator** made, int size, Id id, int rank, Config* config) {
+int ncclCommInitRankConfig(Handle* made, int size, Id id, int rank, Config* config) {
     if (config == nullptr || config->size != 48 || config->magic != 0xcafebeef || config->version != 21800 ||
         size > kRanks)
         return kArgument;
     if (config->blocking != 0) broken("a communicator that blocks");
-    auto* communicator = new Communicator;
+    const auto communicator = std::make_shared<Communicator>();
     communicator->size = size;
     communicator->rank = rank;
     communicator->connecting =
-        std::thread([communicator, path = std::string(id.bytes)] { connect(communicator, path); });
-    *made = communicator;
+        std::thread([one = communicator.get(), path = std::string(id.bytes)] { connect(one, path); });
+    ++connections;
+    *made = communicator.get();
+    const std::lock_guard<std::mutex> lock(world().mutex);
+    world().communicators[communicator.get()] = communicator;
     return kInProgress;
 }
 
-int ncclCommGetAsyncError(Communicator* communicator, int* state) {
-    *state = communicator->state.load();
+int ncclCommGetAsyncError(Handle handle, int* state) {
+    *state = Use(handle)->state.load();
     return kSuccess;
 }
 
-int ncclCommFinalize(Communicator*) { return kSuccess; }
-int ncclCommDestroy(Communicator* communicator) {
+int ncclCommFinalize(Handle handle) {
+    const Use use(handle);
+    return kSuccess;
+}
+int ncclCommDestroy(Handle handle) {
+    const std::shared_ptr<Communicator> communicator = take(handle);
     if (communicator->connecting.joinable()) communicator->connecting.join();
     return kSuccess;
 }
-int ncclCommAbort(Communicator* communicator) {
-    if (communicator == nullptr) return kSuccess;
+int ncclCommAbort(Handle handle) {
+    if (handle == nullptr) return kSuccess;
     if (depth > 0) {
-        aborting.push_back(communicator);
+        aborting.push_back(take(handle));
         return kSuccess;
     }
-    return abort_all({communicator});
+    return abort_all({take(handle)});
 }
 
 int ncclGroupStart() {
@@ -218,7 +260,7 @@ int ncclGroupStart() {
 int ncclGroupEnd() {
     if (--depth > 0) return kSuccess;
     if (!aborting.empty()) return abort_all(std::exchange(aborting, {}));
-    std::map<Communicator*, std::vector<Call>> kernels;
+    std::map<std::shared_ptr<Communicator>, std::vector<Call>> kernels;
     for (const auto& [communicator, call] : grouped) kernels[communicator].push_back(call);
     const bool any = !grouped.empty();
     grouped.clear();
@@ -226,40 +268,37 @@ int ncclGroupEnd() {
     return any ? kInProgress : kSuccess;
 }
 
-int ncclAllReduce(const char* input, char* output, std::size_t count, int dtype, int op, Communicator* c,
-                  void* stream) {
+int ncclAllReduce(const char* input, char* output, std::size_t count, int dtype, int op, Handle c, void* stream) {
     return add(c, {Call::AllReduce, input, output, count, dtype, op, 0, 1.0, stream});
 }
-int ncclReduce(const char* input, char* output, std::size_t count, int dtype, int op, int root, Communicator* c,
+int ncclReduce(const char* input, char* output, std::size_t count, int dtype, int op, int root, Handle c,
                void* stream) {
     return add(c, {Call::Reduce, input, output, count, dtype, op, root, 1.0, stream});
 }
-int ncclBroadcast(const char* input, char* output, std::size_t count, int dtype, int root, Communicator* c,
-                  void* stream) {
+int ncclBroadcast(const char* input, char* output, std::size_t count, int dtype, int root, Handle c, void* stream) {
     return add(c, {Call::Broadcast, input, output, count, dtype, 0, root, 1.0, stream});
 }
-int ncclAllGather(const char* input, char* output, std::size_t count, int dtype, Communicator* c, void* stream) {
+int ncclAllGather(const char* input, char* output, std::size_t count, int dtype, Handle c, void* stream) {
     return add(c, {Call::AllGather, input, output, count, dtype, 0, 0, 1.0, stream});
 }
-int ncclReduceScatter(const char* input, char* output, std::size_t count, int dtype, int op, Communicator* c,
-                      void* stream) {
+int ncclReduceScatter(const char* input, char* output, std::size_t count, int dtype, int op, Handle c, void* stream) {
     return add(c, {Call::ReduceScatter, input, output, count, dtype, op, 0, 1.0, stream});
 }
-int ncclSend(const char* input, std::size_t count, int dtype, int peer, Communicator* c, void* stream) {
+int ncclSend(const char* input, std::size_t count, int dtype, int peer, Handle c, void* stream) {
     return add(c, {Call::Send, input, nullptr, count * item_size(dtype), dtype, 0, peer, 1.0, stream});
 }
-int ncclRecv(char* output, std::size_t count, int dtype, int peer, Communicator* c, void* stream) {
+int ncclRecv(char* output, std::size_t count, int dtype, int peer, Handle c, void* stream) {
     return add(c, {Call::Receive, nullptr, output, count * item_size(dtype), dtype, 0, peer, 1.0, stream});
 }
-int ncclRedOpCreatePreMulSum(int* op, const char* scalar, int dtype, int residence, Communicator* communicator) {
+int ncclRedOpCreatePreMulSum(int* op, const char* scalar, int dtype, int residence, Handle communicator) {
     const Use use(communicator);
     if (residence != 1) return kArgument;
-    *op = kFirstOwnOp + static_cast<int>(communicator->factors.size());
-    communicator->factors[*op] = load(scalar, dtype);
+    *op = kFirstOwnOp + static_cast<int>(use->factors.size());
+    use->factors[*op] = load(scalar, dtype);
     return kSuccess;
 }
-int ncclRedOpDestroy(int op, Communicator* communicator) {
+int ncclRedOpDestroy(int op, Handle communicator) {
     const Use use(communicator);
-    return communicator->factors.count(op) != 0 ? kSuccess : kArgument;
+    return use->factors.count(op) != 0 ? kSuccess : kArgument;
 }
 }

@@ -26,6 +26,12 @@ class Progress {
     void remove(Communicator* communicator);
     // Has all groups of the epoch, which this rank leaves, left too.
     void leave_groups() noexcept;
+    // Calls it while the thread serves nothing. Not for that thread.
+    template <class Call>
+    void exclusively(Call&& call) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        call();
+    }
     // Starts the thread if need be; before anything is queued for it, because it throws when there can be none.
     void begin();
     // Has the thread look at the queues if it runs.

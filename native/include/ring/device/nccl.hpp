@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "ring/base/types.hpp"
 #include "ring/device/driver.hpp"
@@ -79,8 +80,14 @@ constexpr int kNcclBytes = 1;  // uint8
 // One communicator. The destructor does not end it: its owner gives it to a Reaper first.
 class NcclCommunicator {
    public:
+    // What tells communicators of a rank apart which connect the same ranks, beside their ids.
+    struct Key {
+        std::vector<int> ranks;  // of the members, in the whole job
+        bool by_name = false;    // for the operations of a group that match by name
+        bool operator==(const Key& other) const { return ranks == other.ranks && by_name == other.by_name; }
+    };
     // Begins to connect. Throws DeviceError.
-    NcclCommunicator(std::shared_ptr<const Nccl> nccl, const NcclId& id, int size, int index);
+    NcclCommunicator(std::shared_ptr<const Nccl> nccl, const NcclId& id, Key key, int index);
     NcclCommunicator(const NcclCommunicator&) = delete;
     NcclCommunicator& operator=(const NcclCommunicator&) = delete;
 
@@ -88,9 +95,13 @@ class NcclCommunicator {
     bool ready() const;
     const Nccl& nccl() const { return *nccl_; }
     void* handle() const { return handle_; }
+    const NcclId& id() const { return id_; }
+    const Key& key() const { return key_; }
 
    private:
     std::shared_ptr<const Nccl> nccl_;
+    const NcclId id_;
+    const Key key_;
     void* handle_ = nullptr;
 };
 

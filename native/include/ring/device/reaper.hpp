@@ -16,6 +16,9 @@ class Reaper {
         Abort,  // ends their kernels, wherever they are
     };
 
+    // Seconds in which `Close` is over, as a rule.
+    static constexpr double kCloses = 3.0;
+
     // Ends all of them together: two aborts one after the other can wait for each other's kernels. Never waits.
     static std::shared_ptr<const Reaper> begin(std::vector<std::shared_ptr<NcclCommunicator>> all, Way way);
     // Whether they have ended, with their kernels.

@@ -18,6 +18,13 @@ void DeviceCard::refuse(const std::string& why) {
     why.copy(reason, std::min(why.size(), sizeof reason - 1));
 }
 
+bool have_kept_one(const std::vector<DeviceCard>& cards) {
+    const auto same = [](const NcclId& a, const NcclId& b) { return std::memcmp(&a, &b, sizeof a) == 0; };
+    return !same(cards.front().kept, NcclId{}) && std::all_of(cards.begin(), cards.end(), [&](const DeviceCard& card) {
+        return same(card.kept, cards.front().kept);
+    });
+}
+
 std::string why_not_nccl(const std::vector<DeviceCard>& cards, const std::vector<int>& ranks) {
     const auto rank = [&](std::size_t i) { return "rank " + std::to_string(ranks[i]); };
     for (std::size_t i = 0; i < cards.size(); ++i)

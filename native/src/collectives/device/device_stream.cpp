@@ -4,19 +4,30 @@
 #include <string>
 #include <utility>
 
+#include "ring/base/errors.hpp"
 #include "ring/base/wait.hpp"
 
 namespace ring {
 namespace {
 
-constexpr double kCloseLimit = 3.0;  // seconds, somewhat more than a reaper takes
+bool works(const std::shared_ptr<NcclCommunicator>& communicator) {
+    try {
+        return communicator->ready();
+    } catch (const DeviceError&) {
+        return false;
+    }
+}
 
 }  // namespace
 
 DeviceStream::~DeviceStream() {
     if (!owner_.is_this_process()) return;
-    if (!reaper_ && !communicators_.empty())
-        Reaper::begin(std::move(communicators_), Reaper::Way::Close)->wait(kCloseLimit);
+    if (!reaper_ && !communicators_.empty()) {
+        const auto broken = std::stable_partition(communicators_.begin(), communicators_.end(), works);
+        if (broken != communicators_.end()) Reaper::begin({broken, communicators_.end()}, Reaper::Way::Abort);
+        communicators_.erase(broken, communicators_.end());
+        devices_->keep(std::move(communicators_));
+    }
     if (reaper_) reaper_->wait(static_cast<double>(limit_ - monotonic_ns()) * 1e-9);
     if (kernels() == Kernels::Hang) return;
     for (void* stream : {stream_, copies_})
@@ -59,6 +70,10 @@ void DeviceStream::release(const void* owner) { launching_.compare_exchange_stro
 
 void DeviceStream::adopt(std::shared_ptr<NcclCommunicator> communicator) {
     const std::lock_guard<std::mutex> lock(mutex_);
+    if (reaper_) {  // the epoch has ended meanwhile: it ends by itself
+        Reaper::begin({std::move(communicator)}, Reaper::Way::Abort);
+        throw Aborted("the devices' epoch has ended");
+    }
     communicators_.push_back(std::move(communicator));
 }
 
@@ -74,6 +89,11 @@ void DeviceStream::abandon() {
     limit_ = deadline_after(devices_->settings().abort_limit);
     reaper_ = Reaper::begin(std::move(communicators_), Reaper::Way::Abort);
     communicators_.clear();
+}
+
+bool DeviceStream::abandoned() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return reaper_ != nullptr;
 }
 
 DeviceStream::Kernels DeviceStream::kernels() {

@@ -50,9 +50,6 @@ class NcclLaunch : public Launch {
             outgoing_.add(static_cast<std::size_t>(request_.splits[i]));
         }
     }
-    ~NcclLaunch() override {
-        if (own_reduction_) api().ncclRedOpDestroy(reduction_, nccl_.handle());
-    }
 
    protected:
     void enqueue() override {
@@ -71,7 +68,13 @@ class NcclLaunch : public Launch {
     }
 
     // NCCL may launch on a thread of its own, and connects at the first operation.
-    bool launched() override { return nccl_.ready(); }
+    bool launched() override {
+        if (!nccl_.ready()) return false;
+        // Here and not when the operation ends: its communicator may be aborted by then.
+        if (own_reduction_) check(api().ncclRedOpDestroy(reduction_, nccl_.handle()), "ncclRedOpDestroy");
+        own_reduction_ = false;
+        return true;
+    }
 
    private:
     const Nccl& api() const { return nccl_.nccl(); }

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "ring/collectives/device/device_stream.hpp"
 
@@ -26,10 +27,13 @@ class DeviceGroup {
     // Null in a group of one rank.
     NcclCommunicator* nccl() const { return nccl_.get(); }
 
-    void connect(const NcclId& id, int size, int index) {
-        nccl_ = std::make_shared<NcclCommunicator>(stream_->devices().nccl(), id, size, index);
-        stream_->adopt(nccl_);
+    void connect(const NcclId& id, NcclCommunicator::Key key, int index) {
+        auto nccl = std::make_shared<NcclCommunicator>(stream_->devices().nccl(), id, std::move(key), index);
+        stream_->adopt(nccl);
+        nccl_ = std::move(nccl);
     }
+    // Takes one that the stream has adopted.
+    void reuse(std::shared_ptr<NcclCommunicator> nccl) { nccl_ = std::move(nccl); }
     void conclude(Way way, std::string reason) {
         way_ = way;
         reason_ = std::move(reason);

@@ -19,7 +19,7 @@ namespace ring {
 class DeviceStream {
    public:
     explicit DeviceStream(std::shared_ptr<Devices> devices) : devices_(std::move(devices)) {}
-    // Closes the communicators. Where they are being aborted, waits for that, up to the abort limit.
+    // Leaves the communicators to the next epoch. Where they are being aborted, waits for that, up to the abort limit.
     ~DeviceStream();
     DeviceStream(const DeviceStream&) = delete;
     DeviceStream& operator=(const DeviceStream&) = delete;
@@ -40,7 +40,7 @@ class DeviceStream {
     // NCCL launches one operation after the other. False while another one is being launched.
     bool claim(const void* owner);
     void release(const void* owner);
-    // Communicators of NCCL that end with the stream.
+    // Communicators of NCCL that end with the stream, or are kept. Throws Aborted when it has been abandoned.
     void adopt(std::shared_ptr<NcclCommunicator> communicator);
     // Aborts one that is of no use, by itself.
     std::shared_ptr<const Reaper> drop(const std::shared_ptr<NcclCommunicator>& communicator);
@@ -52,8 +52,10 @@ class DeviceStream {
         Ended,
         Hang,  // nothing ends them
     };
-    // Begins to abort all kernels; nothing is launched any more.
+    // Begins to abort all kernels; nothing is launched any more. Not while another thread carries operations out.
     void abandon();
+    // Whether it has been; then nobody calls its communicators any more.
+    bool abandoned() const;
     // Past the abort limit this rank's devices are given up.
     Kernels kernels();
 

@@ -17,6 +17,7 @@ struct DeviceWork {
     std::shared_ptr<DeviceEvent> done;                // the results are; null before it is launched
     void* stream = nullptr;                           // of the caller
     bool issued = false;                              // the device may touch the tensors
+    std::shared_ptr<DeviceMemory> own;                // what it works on where that is nobody's tensor
 
     // Where host memory moves the data: the tensors themselves, and their copies in ring memory.
     std::vector<Piece> tensors;
