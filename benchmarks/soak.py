@@ -114,7 +114,7 @@ class Rank:
             if not plan.trouble:
                 raise AssertionError(f"epoch {number} had no trouble in its plan") from error
             ended = type(error).__name__
-            world.abort(f"rank {self.rank} saw {ended}")  # as whoever runs a cell does
+            world.abort(f"rank {self.rank} saw {ended}")  # as the runner of a cell does
         self.done[ended] += 1
         world.close()
 

@@ -285,7 +285,7 @@ class Communicator(Activity):
         offer = core().MemberGroup(self._native, list(ranks))
         child = self._adopt(offer.enter(exchange(offer.card())))
         child.limit_time(self._timeout)
-        child.barrier()  # all have entered: none leaves before another has come
+        child.barrier()  # all have entered: none leaves before another has arrived
         return child
 
     def _adopt(self, native: _core.Communicator) -> Communicator:

@@ -23,7 +23,7 @@ class Message(Work):
     _native: Any
 
     def source(self) -> int:
-        """The group rank that a received message came from; -1 before it has come, and of one that was sent."""
+        """The group rank that a received message came from; -1 before it has arrived, and of one that was sent."""
         return int(self._native.source())
 
 

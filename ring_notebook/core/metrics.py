@@ -279,7 +279,7 @@ def drain(run: str, rank: int, limit: float = 0.0) -> list[MetricBatch]:
     """Take the rows recorded so far, a batch for each sequence with the same names. Callable from any thread.
 
     Rows from the first whose numbers a device still has are left for the next call. With a ``limit``, in seconds, the
-    device is waited for, and all rows are taken: a number that has not come by then is NaN.
+    device is waited for, and all rows are taken: a number that has not arrived by then is NaN.
     """
     batches: list[MetricBatch] = []
     rows = _recorder.rows

@@ -363,7 +363,7 @@ def communication() -> float:
 
 
 def waiting() -> float:
-    """The part of `communication` in which other ranks had not come to the operation yet, in seconds."""
+    """The part of `communication` in which other ranks had not called the operation yet, in seconds."""
     world = _world
     return _waited + (0.0 if world is None else world.communicator.seconds_spent()[1])
 

@@ -41,7 +41,7 @@ def check(done: subprocess.CompletedProcess[str], n: int, dead: set[int], resume
     reports = reports_of(done)
     living = [rank for rank in range(n) if rank not in dead]
     assert [report["job_rank"] for report in reports] == living
-    assert [report["rank"] for report in reports] == list(range(len(living))), "numbered anew, in order"
+    assert [report["rank"] for report in reports] == list(range(len(living))), "numbered again, in order"
     for report in reports:
         assert report["returned"] == "trained"
         assert report["local_size"] == len(living)
@@ -111,7 +111,7 @@ def test_the_living_train_on(n: int, victims: str, how: str) -> None:
         *(pytest.param(*case, marks=pytest.mark.slow) for case in (("sync", "0"), ("sync", "2"), ("roll call", "2"))),
     ],
 )
-def test_a_death_while_the_living_begin_anew(when: str, victim: str) -> None:
+def test_a_death_while_the_living_open_an_epoch(when: str, victim: str) -> None:
     """Rank 1 dies in a step and another one on the way to the next epoch, leading it or not."""
     check(train(4, victim, when, "SIGKILL"), 4, {1, int(victim)})
 
@@ -124,7 +124,7 @@ def test_a_death_in_a_commit() -> None:
     check(done, 4, {2}, resumed)
 
 
-def test_the_shares_of_a_fused_optimizer_are_divided_anew() -> None:
+def test_the_shares_of_a_fused_optimizer_are_divided_again() -> None:
     program = ("python", str(HERE / "training.py"), "1", "step", "SIGKILL", "fused")
     check(ringrun("--elastic", "-np", "3", *program), 3, {1})
 

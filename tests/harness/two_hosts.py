@@ -84,7 +84,7 @@ class TwoHosts:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables that make any launcher reach the hosts, whoever calls it."""
+        """Variables that make any launcher reach the hosts, from any process."""
         launcher = str(self.folder / "launcher")
         if "MPICH" in find_launcher().mpis:
             mpiexec = {"HYDRA_LAUNCHER": "ssh", "HYDRA_LAUNCHER_EXEC": launcher}

@@ -46,7 +46,7 @@ PLACES = [f"rank {rank} on {NAMES[rank // 2]}, local {rank % 2}, cross {rank // 
 
 
 def trains(cluster: Cluster) -> None:
-    """A cell trains on both hosts, every rank comes to the same weights, and what they print and log comes here."""
+    """A cell trains on both hosts, every rank ends with the same weights, and what they print and log arrives here."""
     run = cluster.run(TRAINS).wait()
     assert sorted(piece.text for piece in run.log.view().output) == PLACES
     assert len({tuple(cluster.pull("weights", rank)) for rank in range(4)}) == 1

@@ -191,7 +191,7 @@ def check_mismatch() -> None:
 
 
 def check_end(end: Callable[[], None], words: str, operation: Callable[[], object]) -> None:
-    """The last rank ends the epoch while all others wait in ``operation``; then all begin anew."""
+    """The last rank ends the epoch while all others wait in ``operation``; then all open the next one."""
     if ring.rank() == ring.size() - 1:
         time.sleep(0.2)
         end()

@@ -77,7 +77,7 @@ class Seat:
         return self.opened[-1]
 
     def leave(self, error: BaseException | None) -> None:
-        """Close what is open, or abort it because of ``error``, as whoever runs a cell does."""
+        """Close what is open, or abort it because of ``error``, as the runner of a cell does."""
         for communicator in self.opened:
             if error is not None:
                 communicator.abort(f"rank {self.rank} raised {error!r}")

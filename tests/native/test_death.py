@@ -122,7 +122,7 @@ def test_a_death_is_seen_without_process_descriptors() -> None:
 
 
 def test_killed_before_the_epoch() -> None:
-    """Whoever waits for a dead rank to open an epoch, or to come to it, learns that it has died."""
+    """Ranks that wait for a dead rank to open or to join an epoch learn that it has died."""
 
     def body(seat: Seat) -> None:
         seat.open(1).barrier()

@@ -249,7 +249,7 @@ def test_messages_of_groups_stay_apart() -> None:
 
 
 def test_an_operation_has_no_result_before_it_is_done() -> None:
-    """Whoever looks too early is told so, instead of reading what is being written."""
+    """A rank that looks too early is told so, instead of reading what is being written."""
     looked = threading.Event()
 
     def body(seat: Seat) -> None:

@@ -26,7 +26,7 @@ from ring_notebook.core.communicator import Communicator
 from ring_notebook.errors import CollectiveAborted, CollectiveTimeout
 
 LATE = 30.0
-"""Seconds within which whoever waits must have learned: a limit for failure, far above what it takes."""
+"""Seconds within which all that wait must have learned: a limit for failure, far above what it takes."""
 
 
 def works(ring: Communicator) -> None:
@@ -113,7 +113,7 @@ def test_abort_reaches_a_group(blocking: bool) -> None:
 @pytest.mark.parametrize("in_group", [True, False])
 @pytest.mark.parametrize("call", CALLS)
 def test_a_rank_that_leaves(call: str, in_group: bool) -> None:
-    """Whoever waits for it learns that it has left, in a group of the epoch that it left too."""
+    """All that wait for it learn that it has left, in a group of the epoch that it left too."""
 
     def body(seat: Seat) -> None:
         ring = seat.open(1)

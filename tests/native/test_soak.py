@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_soak() -> None:
-    """Every rank comes to the end, having met trouble, with nothing left over."""
+    """Every rank reaches the end, having met trouble, with nothing left over."""
     ringrun = Path(sys.executable).with_name("ringrun")
     command = [str(ringrun), "-np", "3", sys.executable, "benchmarks/soak.py", "--operations", "2000"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)

@@ -46,7 +46,7 @@ def require_idle(engines: Engines, run: Run | None, heals: bool, but: Sequence[i
     if run.wait_idle(SECONDS_TO_SETTLE) or not (stuck := sorted(set(run.busy).difference(but))):
         return
     again = ",".join(map(str, sorted({*stuck, *but, *engines.deaths()})))
-    advice = f"`%ring heal -t {again}` starts anew what does not stop, " if heals else ""
+    advice = f"`%ring heal -t {again}` restarts what does not stop, " if heals else ""
     raise ClusterError(
         f"the last run has not stopped on {ranks(stuck)}: {run.describe()}; {advice}`%ring restart` ends it"
     )

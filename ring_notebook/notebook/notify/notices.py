@@ -18,7 +18,7 @@ from ring_notebook.notebook.record.run_record import RunRecord
 
 __all__ = ["AFTER", "Notice", "Notices", "described", "notify"]
 
-AFTER = 60.0  # seconds: whoever has started a shorter run still looks at it
+AFTER = 60.0  # seconds: a user still looks at a shorter run
 _SECONDS_TO_TELL = 5.0  # that a kernel which exits waits for callables
 _LAB = {"ok": "success", "failed": "error", "NaN": "warning"}
 

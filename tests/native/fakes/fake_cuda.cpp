@@ -101,7 +101,7 @@ struct Stream {
     }
 };
 
-// What is enqueued on a stream that has been destroyed comes to its end.
+// What is enqueued on a stream that has been destroyed is still carried out.
 std::shared_ptr<Stream> make_stream() {
     auto stream = std::make_shared<Stream>();
     std::thread([stream] { stream->main(); }).detach();

@@ -186,7 +186,7 @@ def test_momentum_that_begins_in_the_middle(hvd: ModuleType) -> None:
     assert_same(model, reference, rtol=1e-4, atol=1e-5)
 
 
-def test_state_survives_wrapping_anew_and_cannot_be_copied(hvd: ModuleType) -> None:
+def test_state_survives_wrapping_again_and_cannot_be_copied(hvd: ModuleType) -> None:
     """A cell with ``DistributedOptimizer(optimizer, fused=True)`` is run again, on the result or on the original."""
     batches = joint_batches(hvd.size())
     reference, model = make_model(), make_model()
@@ -259,7 +259,7 @@ def test_hooks_and_closures_are_those_of_any_optimizer(hvd: ModuleType, fused: b
 @pytest.mark.parametrize("unscaled", [False, True])
 @pytest.mark.parametrize("torchs", [False, True])
 def test_grad_scaler(hvd: ModuleType, torchs: bool, unscaled: bool) -> None:
-    """What a scaler has scaled comes to the same step, and what has overflowed on one rank is a step of none.
+    """What a scaler has scaled gives the same step, and what has overflowed on one rank is a step of none.
 
     torch's own fused optimizers leave the scale to their step, too, and are wrapped like others.
     """

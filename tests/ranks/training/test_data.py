@@ -42,7 +42,7 @@ class Numbers(IterableDataset[int]):
         return iter(range(self.count))
 
 
-def test_sampler_joins_to_the_batches_of_one_process_and_shuffles_anew(hvd: ModuleType) -> None:
+def test_sampler_joins_to_the_batches_of_one_process_and_shuffles_again(hvd: ModuleType) -> None:
     size = hvd.size()
     data = list(range(12 * size))
     plain = everyone(hvd, DataLoader(data, 4, sampler=hvd.DistributedSampler(data, shuffle=False)))  # type: ignore[arg-type]
@@ -109,7 +109,7 @@ def test_one_rank_may_look_at_a_batch(hvd: ModuleType) -> None:
         orders.append(everyone(hvd, loader))
         assert sorted(number for part in orders[-1] for batch in part for number in batch) == data
     starts = []
-    for _ in range(3):  # passes that are not ended are shuffled anew too
+    for _ in range(3):  # passes that are not ended are shuffled again too
         batches = iter(loader)
         starts.append(next(batches).tolist())
         look()

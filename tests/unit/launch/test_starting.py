@@ -40,7 +40,7 @@ def supervisor(setup: str, *arguments: str, shell: str = '"$@"') -> subprocess.C
 
 @pytest.mark.parametrize("min_np", ["0", "1"], ids=["mpi", "elastic"])
 def test_a_signal_that_comes_while_ranks_start_reaches_all_of_them(min_np: str) -> None:
-    """The first rank sends it; whoever does not get it sleeps for longer than the test may take."""
+    """The first rank sends it; a rank that does not get it sleeps for longer than the test may take."""
     rank = "import os; raise SystemExit(int(os.environ.get('PMI_RANK') or os.environ['RING_RANK']))"
     script = f'{sys.executable} -S -c "{rank}" && kill -TERM $PPID; exec sleep 1000'
     slow_start = (

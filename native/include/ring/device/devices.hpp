@@ -35,7 +35,7 @@ class Devices {
     Devices& operator=(const Devices&) = delete;
 
     const Settings& settings() const { return settings_; }
-    // Both are loaded when they are first asked for. Any thread; throws DeviceError, each time anew.
+    // Both are loaded when they are first asked for. Any thread; throws DeviceError at every call.
     std::shared_ptr<const Driver> driver();
     std::shared_ptr<const Nccl> nccl();
     std::shared_ptr<DeviceContext> context(int index);

@@ -61,7 +61,7 @@ def test_the_newest_are_kept_up_to_a_number_of_bytes() -> None:
     assert len(taking(shows(0, "a"), shows(0, 10 * large)).visible()[0]) == 1
 
 
-def test_of_every_rank_the_newest_are_kept_whoever_comes_first() -> None:
+def test_of_every_rank_the_newest_are_kept_in_any_order() -> None:
     taken = taking(*(shows(rank, f"{index} of {rank}") for rank in range(4) for index in range(1000)))
     assert seen(taken) == [((rank,), f"{index} of {rank}") for index in range(995, 1000) for rank in range(4)]
     assert taken.visible()[1] == 4000 - MOST

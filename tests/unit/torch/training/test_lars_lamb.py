@@ -106,7 +106,7 @@ def test_other_schedules_go_on_beside_the_warm_up() -> None:
     assert _rates(optimizer, both, 8) == pytest.approx(expected)
 
 
-def test_warm_up_begins_anew_and_goes_back_with_the_optimizer() -> None:
+def test_warm_up_restarts_and_goes_back_with_the_optimizer() -> None:
     """A cell that makes the schedule is run again; an older state is loaded into the optimizer alone."""
     optimizer = torch.optim.SGD([_parameter(START)], lr=0.1)
     scheduler = LinearScalingLR(optimizer, warmup_steps=4, scale=8)
