@@ -240,4 +240,4 @@ def test_timeline(hvd: ModuleType, tmp_path: Path) -> None:
         merged: Any = json.loads(path.read_text())["traceEvents"]
         assert {event["pid"] for event in merged} == set(range(hvd.size()))
         waits = [event for event in merged if event["cat"] == "waiting" and event["name"] == "allreduce seen"]
-        assert len({event["args"]["last to come"] for event in waits}) == 1  # all waited for the same rank
+        assert len({event["args"]["last to arrive"] for event in waits}) == 1  # all waited for the same rank

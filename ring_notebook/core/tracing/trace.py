@@ -149,7 +149,7 @@ def _trace(
     for begin, end, phase, operation, name, sequence, nbytes, group, last in events:
         arguments: dict[str, Any] = {"sequence": sequence, "bytes": nbytes}
         if last >= 0:
-            arguments["last to come"] = last
+            arguments["last to arrive"] = last
         event = {
             "name": f"{operation} {name}".strip(),
             "cat": phase,

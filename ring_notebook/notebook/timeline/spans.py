@@ -45,7 +45,7 @@ def read_spans(events: Iterable[dict[str, Any]]) -> list[Span]:
                 event["tid"],
                 args.get("sequence", 0),
                 args.get("bytes", 0),
-                args.get("last to come", -1),
+                args.get("last to arrive", -1),
             )
         )
     first = min((span.begin for span in spans), default=0.0)

@@ -16,7 +16,7 @@ from ring_notebook.records import Trace
 
 def event(rank: int, begin: float, seconds: float, phase: str, last: int = -1, sequence: int = 1) -> dict[str, Any]:
     """An event as ranks write them: microseconds on the wall clock."""
-    arguments = {"sequence": sequence, "bytes": 4 << 20, **({"last to come": last} if last >= 0 else {})}
+    arguments = {"sequence": sequence, "bytes": 4 << 20, **({"last to arrive": last} if last >= 0 else {})}
     return {
         "name": "allreduce bucket 0",
         "cat": phase,
