@@ -62,12 +62,24 @@ def end_groups_of_failed_epoch() -> None:
     failed = world.is_initialized() and world.current().communicator.aborted
     if failed and any(not isinstance(group, GroupIdentity) for group in list(registry._world.pg_map)):
         _destroy()
+    _forget_attempts()
 
 
 def end_groups() -> None:
     """End all groups of torch.distributed in this process, so that ``init_process_group`` can make a default group."""
     if dist.is_initialized():
         _destroy()
+    _forget_attempts()
+
+
+def _forget_attempts() -> None:
+    """Without a default group, name the next one as a new process does.
+
+    A rank on which ``init_process_group`` failed has counted it; its later groups would have other names than those of
+    the other ranks, and their members would never meet in the store.
+    """
+    if not dist.is_initialized():
+        registry._world.group_count = 0
 
 
 def _destroy() -> None:

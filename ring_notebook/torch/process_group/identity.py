@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -25,6 +26,10 @@ from ring_notebook.torch.process_group.ring_work import RingWork
 __all__ = ["GroupIdentity"]
 
 _CPU = torch.device("cpu")
+_KEPT = 256
+"""Handles of small sums that live on when Python has dropped them. DistributedDataParallel's ``join`` starts such a sum
+in the forward pass and has C++ wait for it in the backward pass: where Python has forgotten the handle, C++ finds no
+`wait` of ours and waits for ever."""
 
 
 class GroupIdentity(c10d.ProcessGroup):
@@ -48,6 +53,7 @@ class GroupIdentity(c10d.ProcessGroup):
         self._world: world.World | None = None
         self._communicator: Communicator | None = None
         self._pending: list[RingWork] | None = None
+        self._kept: deque[RingWork] = deque(maxlen=_KEPT)
         self._bindings = 0
         self.communicator  # noqa: B018  all members are here now
 
@@ -68,6 +74,7 @@ class GroupIdentity(c10d.ProcessGroup):
                     "dist.init_process_group()"
                 )
             self._bindings += 1
+            self._kept.clear()
             communicator = bind(current.communicator, self._ranks, self._store, f"binding {self._bindings}")
             communicator.limit_time(self._seconds)
             communicator.match_in_order()  # names are torch's, for errors and timelines
@@ -154,6 +161,7 @@ class GroupIdentity(c10d.ProcessGroup):
     def shutdown(self) -> None:
         """Leave the group, once this rank's operations have ended."""
         communicator, self._communicator = self._communicator, None
+        self._kept.clear()
         if communicator is not None:
             communicator.close()
 

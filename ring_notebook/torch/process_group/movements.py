@@ -43,8 +43,13 @@ class MovingGroup(ReducingGroup):
         return self._allgather("all_gather", outputs, inputs, opts)
 
     def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> RingWork:
-        """`allgather` of several tensors: ``outputs[i]`` are those of ``inputs[i]``."""
-        return self._allgather("all_gather_coalesced", outputs, inputs, opts)
+        """`allgather` of several tensors: ``outputs[rank]`` are those of one rank, one for each input."""
+        if len(outputs) != self.size() or any(len(some) != len(inputs) for some in outputs):
+            raise ValueError(
+                f"rank {self._who()}: dist.all_gather_coalesced: expected {self.size()} lists of {len(inputs)} tensors "
+                f"for as many inputs, got lists of {[len(some) for some in outputs]}; make one list for each rank"
+            )
+        return self._allgather("all_gather_coalesced", [*zip(*outputs, strict=True)], inputs, opts)
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> RingWork:
         """Gather equal inputs into one tensor."""

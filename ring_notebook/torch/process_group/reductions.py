@@ -76,7 +76,14 @@ class ReducingGroup(GroupIdentity):
             if buffer is not None and buffer.device is Device.CPU and len(buffer.shape) <= 1:
                 self.communicator.allreduce_now(buffer, buffer, kind, 1.0, 1.0, "dist.all_reduce")
                 return _DONE if not opts.asyncOp else RingWork(result=tensors)
-        return self._allreduce("all_reduce", tensors, tensors, opts.reduceOp, at_once)
+        if kind in (ReduceOp.SUM, ReduceOp.AVERAGE) and all(tensor.layout is torch.sparse_coo for tensor in tensors):
+            for tensor in tensors:
+                self._sum_entries(tensor, _factor(opts.reduceOp) / (self.size() if kind == ReduceOp.AVERAGE else 1))
+            return RingWork(result=tensors)
+        work = self._allreduce("all_reduce", tensors, tensors, opts.reduceOp, at_once)
+        if not at_once and tensors[0].numel() == 1:
+            self._kept.append(work)
+        return work
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> RingWork:
         """`allreduce` of several tensors; those of one dtype travel as one operation."""
@@ -178,6 +185,21 @@ class ReducingGroup(GroupIdentity):
             )
             ends += [end for _, end in targets]
         return self._work(works, all_of(ends), outputs, at_once)
+
+    def _sum_entries(self, tensor: Tensor, factor: float) -> None:
+        """Sum sparse tensors into ``tensor``, times ``factor``: each rank gathers the entries of all and adds them."""
+        own = tensor.detach().coalesce()
+        rows, part = own.indices().t(), own.values()
+        check_on_host([rows, part], self._who(), "all_reduce")
+        gathered = []
+        for entries in (rows, part):
+            work = self.communicator.allgather(raw_operand(entries)[0], name="dist.all_reduce of sparse tensors")
+            gathered.append(from_bytes(work.output(), entries.dtype, [-1, *entries.shape[1:]]))
+        indices, values = gathered
+        values = values if factor == 1.0 else values * factor
+        summed = torch.sparse_coo_tensor(indices.t(), values, tensor.shape, check_invariants=True)
+        with torch.no_grad():  # entries of a detached sparse tensor are not those of the tensor
+            tensor.copy_(summed.coalesce())
 
     def _combined(self, tensor: Tensor, combine: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """The bits of all ranks' tensors combined. The core's kernels are of numbers; this is rare and small."""

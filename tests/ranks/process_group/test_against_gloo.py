@@ -242,6 +242,33 @@ def test_coalesced(groups: tuple[Any, Any]) -> None:
     size = dist.get_world_size()
     assert [tensor.sum().item() for tensor in tensors] == [3 * size, 2 * size, 4 * size]
 
+    def gathered(group: Any, _async_op: bool) -> list[Tensor]:
+        inputs = [values(torch.float32, 3), values(torch.float32, 2, 2)]
+        outputs = [[torch.empty_like(tensor) for tensor in inputs] for _ in range(size)]
+        group.allgather_coalesced(outputs, inputs).wait()
+        return [tensor for some in outputs for tensor in some]
+
+    compare(groups, gathered)
+    with pytest.raises(ValueError, match=rf"expected {size} lists of 1 tensors .* make one list for each rank"):
+        groups[0].allgather_coalesced([[torch.ones(2)]] * (size + 1), [torch.ones(2)])
+
+
+@pytest.mark.parametrize("dims", [1, 2])
+def test_sparse_tensors(groups: tuple[Any, Any], dims: int, rank: int) -> None:
+    """Sums of entries in other places and other numbers on each rank, as gradients of embeddings are."""
+
+    def summed(group: Any, _async_op: bool) -> list[Tensor]:
+        dense = torch.zeros(6, 4)
+        dense[: rank + 1] = values(torch.float32, rank + 1, 4)
+        tensor = (dense if rank != 1 else torch.zeros(6, 4)).to_sparse(dims)
+        dist.all_reduce(tensor, group=group)
+        return [tensor.coalesce().to_dense()]
+
+    compare(groups, summed)
+    mean = torch.eye(3).to_sparse()
+    dist.all_reduce(mean, dist.ReduceOp.AVG)
+    assert torch.equal(mean.to_dense(), torch.eye(3))
+
 
 def test_strided_tensors(groups: tuple[Any, Any], size: int) -> None:
     """The values between those of a strided tensor stay as they are. (Gloo takes its memory for contiguous.)"""

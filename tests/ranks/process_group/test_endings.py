@@ -7,6 +7,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ring_notebook.torch as hvd
 from ring_notebook.core import world
-from ring_notebook.errors import CollectiveAborted, CollectiveMismatch
+from ring_notebook.errors import CollectiveAborted, CollectiveMismatch, RingError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`?torch.distributed:FutureWarning"),
@@ -108,4 +109,20 @@ def test_a_step_that_a_rank_ends(place: Any, ends: Any, error: Any, rounds: int,
     hvd.init()
     hvd.process_group()
     place()()
+    hvd.shutdown()
+
+
+@pytest.mark.sizes(3)
+def test_a_default_group_that_one_rank_could_not_make(rank: int, size: int) -> None:
+    """torch.distributed has counted it there: names of groups must not differ afterwards, or their members never meet."""
+    hvd.init()
+    if rank == 1:
+        with pytest.raises(RingError, match=f"is rank 1 of {size}, and torch.distributed was told rank 0 of 7"):
+            dist.init_process_group("ring", store=dist.HashStore(), rank=0, world_size=7)
+    hvd.shutdown()
+    hvd.init()
+    dist.init_process_group("ring", timeout=timedelta(seconds=20))
+    part = dist.new_group([0, 1], timeout=timedelta(seconds=20))
+    if rank < 2:
+        dist.barrier(part)
     hvd.shutdown()

@@ -98,6 +98,19 @@ def test_training_equals_that_of_one_process(wrap: Callable[[], nn.Module], rank
         torch.testing.assert_close(value.detach(), theirs, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("by_initial_size", [True, False])
+def test_ranks_with_other_numbers_of_batches(by_initial_size: bool, rank: int, size: int) -> None:
+    """DistributedDataParallel's join: C++ waits for a sum whose handle Python has dropped."""
+    model = DistributedDataParallel(nn.Linear(3, 1, bias=False))
+    with model.join(divide_by_initial_world_size=by_initial_size):
+        for number in range(2 + rank):
+            model.zero_grad()
+            model(torch.ones(1, 3)).backward()
+            present = sum(number < 2 + other for other in range(size))
+            expected = present / size if by_initial_size else 1.0
+            assert model.module.weight.grad.tolist() == [[pytest.approx(expected)] * 3]
+
+
 def test_a_model_outlives_the_epoch(rank: int, size: int) -> None:
     """A wrapped model of one cell trains in the next one, as does the group."""
     model = DistributedDataParallel(network())
@@ -214,7 +227,7 @@ def test_wrong_arguments(rank: int, size: int) -> None:
     with pytest.raises(ValueError, match="use a group of backend 'nccl'"):
         dist.all_reduce(torch.empty(2, device="meta"))
     with pytest.raises(TypeError, match="dense tensors"):
-        dist.group.WORLD.allreduce([torch.eye(2).to_sparse()])
+        dist.all_reduce(torch.eye(2).to_sparse(), dist.ReduceOp.MAX)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
