@@ -17,7 +17,7 @@ help:
 	@echo 'make lab         open the quickstart in JupyterLab'
 	@echo 'make test        run the tests (what it had to leave out, it says at the end)'
 	@echo 'make test-slow   run the tests that make test leaves out: more cases of many, and gigabytes'
-	@echo 'make test-libraries  run accelerate and Lightning on it, from an environment of their own'
+	@echo 'make test-libraries  run other libraries and the tests of PyTorch on it, from an environment of their own'
 	@echo 'make test-deps   as root on Debian or Ubuntu: install what the browser and two-host tests need'
 	@echo 'make lint        ruff, mypy and clang-format'
 	@echo 'make bench       measure allreduce against MPI and Gloo on this machine'
@@ -76,11 +76,11 @@ $(VENV)/installed: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
 	@touch $@
 
 # Libraries that tests alone need, beside the environment and not in it: what they bring would decide its versions.
-$(LIBRARIES)/installed: $(VENV)/installed
+$(LIBRARIES)/installed: tests/libraries/requirements.txt $(VENV)/installed
 	$(BIN)/python -m venv $(LIBRARIES)/venv
 	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
 	  > $$($(LIBRARIES)/venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/outer.pth
-	$(LIBRARIES)/venv/bin/pip install -q -c constraints.txt accelerate==1.15.0 lightning==2.6.6
+	$(LIBRARIES)/venv/bin/pip install -q -c constraints.txt -r tests/libraries/requirements.txt
 	ln -sfn $$($(LIBRARIES)/venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') $(LIBRARIES)/packages
 	@touch $@
 

@@ -105,9 +105,18 @@ class Framework:
         return any(f"{name}.".startswith((*self.modules, f"{self.face}.")) for name in names)
 
 
-# torch's own ways to average gradients, and those of Lightning Fabric and accelerate, which also start the ranks alike.
+# torch's own ways to average gradients, and those of libraries over it, which also start the ranks alike.
 _STRATEGIES = frozenset(
-    {"DistributedDataParallel", "DDP", "FullyShardedDataParallel", "FSDP", "fully_shard", "Fabric", "Accelerator"}
+    {
+        "DistributedDataParallel",
+        "DDP",
+        "FullyShardedDataParallel",
+        "FSDP",
+        "fully_shard",
+        "Fabric",
+        "Accelerator",
+        "Trainer",
+    }
 )
 _TORCH = Framework(
     name="torch",
@@ -124,6 +133,7 @@ if torch.cuda.is_available():
     before={
         "init_process_group": "ring_notebook.torch.process_group.default_group:end_groups",
         "Accelerator": "ring_notebook.torch.process_group.library_state:forget_accelerate",
+        "TrainingArguments": "ring_notebook.torch.process_group.library_state:forget_accelerate",
     },
     end_waits="ring_notebook.torch.process_group.foreign_waits:end_foreign_waits",
     vocabulary=Vocabulary(

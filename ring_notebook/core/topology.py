@@ -16,6 +16,7 @@ from ring_notebook.errors import MPIMissingError, RingError
 from ring_notebook.rank.launch_check import check_alone
 from ring_notebook.rank.mpi_memory import unname_shared_memory
 from ring_notebook.rank.rendezvous import Rendezvous
+from ring_notebook.rank.torchrun import TorchrunRendezvous
 
 if TYPE_CHECKING:
     from ring_notebook import _core
@@ -117,7 +118,10 @@ def find_place() -> Place:
     native = core()
     rendezvous = Rendezvous.take()
     if rendezvous is not None:
-        return _place_in_elastic_job(rendezvous)
+        return _place_without_mpi(rendezvous, elastic=True)
+    started = TorchrunRendezvous.take()
+    if started is not None:
+        return _place_without_mpi(started, elastic=False)
     if not launched_by_mpi():
         check_alone()
         return Place(Topology(0, (0,)), native.Domain.create(0, 1, config().memory), None, (0,))
@@ -182,12 +186,11 @@ def _together(world: Any, step: Callable[[], _Result]) -> _Result:
     return cast(_Result, result)
 
 
-def _place_in_elastic_job(rendezvous: Rendezvous) -> Place:
-    """The place of a rank of an elastic job, which our supervisor started without MPI."""
+def _place_without_mpi(rendezvous: Rendezvous | TorchrunRendezvous, elastic: bool) -> Place:
+    """The place of a rank that no MPI connects: of an elastic job, which our supervisor started, or of torchrun's."""
     if config().algorithm == "ring":
-        raise ValueError(
-            "RING_ALGORITHM=ring makes a host of each rank, and an elastic job has one; leave one of them out"
-        )
+        job = "an elastic job" if elastic else "a job of torchrun"
+        raise ValueError(f"RING_ALGORITHM=ring makes a host of each rank, and {job} has one; leave one of them out")
     native = core()
     rank, size = rendezvous.rank, rendezvous.size
     if rank == 0:
@@ -199,7 +202,7 @@ def _place_in_elastic_job(rendezvous: Rendezvous) -> Place:
     for mate in range(size):
         # From here on its process is known by a descriptor: another one that gets its number is not taken for it.
         domain.dead(mate)
-    return Place(Topology(rank, (0,) * size), domain, None, (0,) * size, elastic=True)
+    return Place(Topology(rank, (0,) * size), domain, None, (0,) * size, elastic)
 
 
 def make_place(rank: int, size: int) -> tuple[Place, list[int]]:

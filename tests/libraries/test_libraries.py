@@ -1,18 +1,22 @@
-"""accelerate and Lightning, as their documentation shows them: in a cell, again, after a failure, and in a script.
+"""Libraries over torch.distributed, as their documentation shows them: in a cell, again, after a failure, in a script.
 
 They live in an environment of their own: ``make test-libraries``.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from ring_notebook.notebook.cluster.cluster import Cluster
 
+LIMIT = 300
+"""Seconds for a script, on a busy machine: to import Lightning alone takes seconds."""
 DATA = """
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -83,16 +87,91 @@ trainer.fit(Model(), DataLoader(data, batch_size=4))
 assert trainer.global_step == 4
 """
 )
+# A language model of bytes, on Python's own sources.
+HUGGING_FACE = """
+import argparse, inspect, tempfile, torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+text = torch.tensor(list(inspect.getsource(argparse).encode())[: 32 * 33]).view(32, 33)
+data = [{"input_ids": row, "labels": row} for row in text]
+torch.manual_seed(0)
+model = GPT2LMHeadModel(GPT2Config(vocab_size=256, n_positions=33, n_embd=16, n_layer=1, n_head=2))
+
+class Own(Trainer):
+    def compute_loss(self, *args, **options):
+        FAIL
+        return super().compute_loss(*args, **options)
+
+with tempfile.TemporaryDirectory() as folder:
+    arguments = TrainingArguments(
+        folder, use_cpu=True, per_device_train_batch_size=4, num_train_epochs=1, learning_rate=1e-2, report_to=[],
+        save_strategy="no", logging_strategy="no", disable_tqdm=True,
+    )
+    assert arguments.world_size == 2, arguments.world_size
+    trainer = Own(model=model, args=arguments, train_dataset=data)
+    trainer.train()
+assert trainer.state.global_step == 4
+weights = trainer.accelerator.gather(model.transformer.wte.weight.detach().flatten()).view(2, -1)
+assert torch.equal(weights[0], weights[1])
+"""
+CHECKPOINT = (
+    DATA
+    + """
+import os, shutil, torch.distributed as dist
+import torch.distributed.checkpoint as checkpoint
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.fsdp import fully_shard
+
+if dist.is_initialized():
+    dist.destroy_process_group()
+dist.init_process_group("ring")
+
+def made(seed):
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1))
+    fully_shard(model)
+    return model, torch.optim.Adam(model.parameters(), lr=0.01)
+
+def state(model, optimizer):
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    return {"model": model_state, "optimizer": optimizer_state}
+
+model, optimizer = made(0)
+model(inputs).sum().backward()
+optimizer.step()
+folder = os.environ["CHECKPOINT"]
+for _ in range(1):
+    FAIL
+checkpoint.save(state(model, optimizer), checkpoint_id=folder)
+other, its_optimizer = made(1)
+loaded = state(other, its_optimizer)
+checkpoint.load(loaded, checkpoint_id=folder)
+set_state_dict(other, its_optimizer, model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"])
+for one, two in zip(model.parameters(), other.parameters()):
+    assert torch.equal(one.full_tensor(), two.full_tensor())
+"""
+)
 pytest.importorskip("accelerate", reason="lives in an environment of its own: make test-libraries")
 pytest.importorskip("lightning", reason="lives in an environment of its own: make test-libraries")
-LIBRARIES = {"accelerate": ACCELERATE, "fabric": FABRIC, "trainer": TRAINER}
+pytest.importorskip("transformers", reason="lives in an environment of its own: make test-libraries")
+LIBRARIES = {
+    "accelerate": ACCELERATE,
+    "fabric": FABRIC,
+    "trainer": TRAINER,
+    "hugging_face": HUGGING_FACE,
+    "checkpoint": CHECKPOINT,
+}
+STARTS = [(name, ["ring_notebook.launch.cli", "-np", "2", sys.executable]) for name in LIBRARIES]
+STARTS.append(("checkpoint", ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]))
 FAILS = "import os\n    if int(os.environ['RANK']) == 1: raise ValueError('boom')"
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(n=2) as started:
-        yield started
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("CHECKPOINT", str(tmp_path_factory.mktemp("checkpoint")))
+        with Cluster(n=2) as started:
+            yield started
 
 
 @pytest.mark.parametrize("name", LIBRARIES)
@@ -107,12 +186,14 @@ def test_in_a_cell(cluster: Cluster, name: str) -> None:
     assert cluster.run(works).wait().status == "ok"
 
 
-@pytest.mark.parametrize("name", LIBRARIES)
-def test_in_a_script(name: str) -> None:
-    code = LIBRARIES[name].replace("FAIL", "pass")
-    command = [sys.executable, "-m", "ring_notebook.launch.cli", "-np", "2", sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize(("name", "starter"), STARTS, ids=lambda value: value if isinstance(value, str) else value[0])
+def test_in_a_script(name: str, starter: list[str], tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(LIBRARIES[name].replace("FAIL", "pass"))
+    command = [sys.executable, "-m", *starter, str(script)]
+    env = os.environ | {"CHECKPOINT": str(tmp_path / "saved")}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False, env=env)
+    assert done.returncode == 0, done.stderr[-5000:]
 
 
 def test_accelerate_on_our_backend(cluster: Cluster) -> None:
@@ -120,3 +201,10 @@ def test_accelerate_on_our_backend(cluster: Cluster) -> None:
     works = ACCELERATE.replace("FAIL", "pass").replace("accelerator = ", "ring.process_group()\naccelerator = ")
     for _ in range(2):
         cluster.run(works + "assert torch.distributed.get_backend() == 'ring'\n").wait()
+
+
+def test_hugging_face_on_fewer_ranks(cluster: Cluster) -> None:
+    """What accelerate below it keeps for the life of a process is that of this run."""
+    trains = HUGGING_FACE.split("assert trainer.state")[0].replace("FAIL", "pass")
+    cluster.run(trains).wait()
+    cluster.run(trains.replace("world_size == 2", "world_size == 1"), n=1).wait()

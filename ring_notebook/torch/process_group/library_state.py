@@ -10,7 +10,7 @@ __all__ = ["forget_accelerate"]
 
 
 def forget_accelerate() -> None:
-    """Have ``accelerate.Accelerator()`` find the ranks of this run, and not those of an earlier cell."""
+    """Have accelerate, which Hugging Face's Trainer stands on, find the ranks of this run anew."""
     state = sys.modules.get("accelerate.state")
     if state is None:
         return

@@ -114,7 +114,7 @@ def test_a_step_that_a_rank_ends(place: Any, ends: Any, error: Any, rounds: int,
 
 @pytest.mark.sizes(3)
 def test_a_default_group_that_one_rank_could_not_make(rank: int, size: int) -> None:
-    """torch.distributed has counted it there: names of groups must not differ afterwards, or their members never meet."""
+    """torch.distributed has counted it there. Names of later groups must not differ, or their members never meet."""
     hvd.init()
     if rank == 1:
         with pytest.raises(RingError, match=f"is rank 1 of {size}, and torch.distributed was told rank 0 of 7"):
