@@ -13,28 +13,28 @@ import torch
 import torch._C._distributed_c10d as c10d
 from torch import Tensor
 
-from ring_notebook.core.buffers import Device
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.torch.process_group.identity import GroupIdentity
 from ring_notebook.torch.process_group.operands import check_on_host, operand, raw_operand
 from ring_notebook.torch.process_group.ring_work import RingWork
-from ring_notebook.torch.tensors import buffer_in_place, from_bytes
+from ring_notebook.torch.tensors import from_bytes, reader
 
 __all__ = ["ReducingGroup", "all_of"]
 
 _Op: Any = c10d.ReduceOp.RedOpType
+_PREMUL_SUM = int(_Op.PREMUL_SUM)
 _KINDS = {
-    _Op.SUM: ReduceOp.SUM,
-    _Op.PREMUL_SUM: ReduceOp.SUM,
-    _Op.AVG: ReduceOp.AVERAGE,
-    _Op.MIN: ReduceOp.MIN,
-    _Op.MAX: ReduceOp.MAX,
-    _Op.PRODUCT: ReduceOp.PRODUCT,
+    int(_Op.SUM): ReduceOp.SUM,
+    _PREMUL_SUM: ReduceOp.SUM,
+    int(_Op.AVG): ReduceOp.AVERAGE,
+    int(_Op.MIN): ReduceOp.MIN,
+    int(_Op.MAX): ReduceOp.MAX,
+    int(_Op.PRODUCT): ReduceOp.PRODUCT,
 }
-_BITS: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
-    _Op.BAND: torch.bitwise_and,
-    _Op.BOR: torch.bitwise_or,
-    _Op.BXOR: torch.bitwise_xor,
+_BITS: dict[int, Callable[[Tensor, Tensor], Tensor]] = {
+    int(_Op.BAND): torch.bitwise_and,
+    int(_Op.BOR): torch.bitwise_or,
+    int(_Op.BXOR): torch.bitwise_xor,
 }
 _DONE = RingWork()
 
@@ -45,13 +45,14 @@ def all_of(steps: Iterable[Callable[[], object] | None]) -> Callable[[], object]
     return (lambda: [step() for step in there]) if there else None
 
 
-def _kind_of(op: Any) -> Any:
-    return getattr(op, "op", op)
+def _code_of(op: Any) -> int:
+    """The number of ``op``: torch's own constants are slow keys."""
+    return int(getattr(op, "op", op))
 
 
 def _factor(op: Any) -> float:
     """What PREMUL_SUM multiplies each rank's values with."""
-    return float(op.__getstate__()[1]) if _kind_of(op) == _Op.PREMUL_SUM else 1.0
+    return float(op.__getstate__()[1]) if _code_of(op) == _PREMUL_SUM else 1.0
 
 
 def _at_once(opts: Any) -> bool:
@@ -69,12 +70,14 @@ class ReducingGroup(GroupIdentity):
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> RingWork:
         """Reduce each tensor over all ranks, in place."""
         opts = opts or c10d.AllreduceOptions()
-        kind = _KINDS.get(_kind_of(opts.reduceOp))
+        code = _code_of(opts.reduceOp)
+        kind = _KINDS.get(code)
         at_once = _at_once(opts)
-        if at_once and len(tensors) == 1 and kind is not None and _kind_of(opts.reduceOp) != _Op.PREMUL_SUM:
-            buffer = buffer_in_place(tensors[0])  # the short way: most calls, whose time is mostly spent here
-            if buffer is not None and buffer.device is Device.CPU and len(buffer.shape) <= 1:
-                self.communicator.allreduce_now(buffer, buffer, kind, 1.0, 1.0, "dist.all_reduce")
+        if at_once and len(tensors) == 1 and kind is not None and code != _PREMUL_SUM and tensors[0].dim() <= 1:
+            tensor, known = tensors[0], reader()  # the short way: most calls, where every call of a function counts
+            if known is not None and self.communicator.allreduce_tensors(
+                known, tensor, tensor, kind, 1.0, 1.0, "dist.all_reduce"
+            ):
                 return _DONE if not opts.asyncOp else RingWork(result=tensors)
         if kind in (ReduceOp.SUM, ReduceOp.AVERAGE) and all(tensor.layout is torch.sparse_coo for tensor in tensors):
             for tensor in tensors:
@@ -115,7 +118,7 @@ class ReducingGroup(GroupIdentity):
                     f"rank {self._who()}: dist.reduce_scatter_single: the input must have {self.size()} times the "
                     f"elements of the output, got {input.numel()} and {output.numel()}"
                 )
-        if (combine := _BITS.get(_kind_of(opts.reduceOp))) is not None:
+        if (combine := _BITS.get(_code_of(opts.reduceOp))) is not None:
             for output, input in zip(outputs, inputs, strict=True):
                 part = self._combined(input, combine).view(self.size(), -1)[self.rank()]
                 output.detach().copy_(part.view(output.shape))
@@ -129,7 +132,7 @@ class ReducingGroup(GroupIdentity):
                 self.communicator.reducescatter(
                     source,
                     target,
-                    op=_KINDS[_kind_of(opts.reduceOp)],
+                    op=_KINDS[_code_of(opts.reduceOp)],
                     prescale=_factor(opts.reduceOp),
                     name="dist.reduce_scatter",
                     blocking=at_once,
@@ -158,7 +161,7 @@ class ReducingGroup(GroupIdentity):
         self, operation: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], op: Any, at_once: bool
     ) -> RingWork:
         check_on_host([*inputs, *outputs], self._who(), operation)
-        if (combine := _BITS.get(_kind_of(op))) is not None:
+        if (combine := _BITS.get(_code_of(op))) is not None:
             for input, output in zip(inputs, outputs, strict=True):
                 output.detach().copy_(self._combined(input, combine))
             return RingWork(result=outputs)
@@ -177,7 +180,7 @@ class ReducingGroup(GroupIdentity):
                 self.communicator.allreduce(
                     [source for source, _ in sources],
                     [target for target, _ in targets],
-                    op=_KINDS[_kind_of(op)],
+                    op=_KINDS[_code_of(op)],
                     prescale=_factor(op),
                     name=f"dist.{operation}",
                     blocking=at_once,
