@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from ring_notebook.config import config
 from ring_notebook.core.native import core
 from ring_notebook.errors import MPIMissingError, RingError
+from ring_notebook.rank.agent_rendezvous import AgentRendezvous
 from ring_notebook.rank.launch_check import check_alone
 from ring_notebook.rank.mpi_memory import unname_shared_memory
 from ring_notebook.rank.rendezvous import Rendezvous
-from ring_notebook.rank.torchrun import TorchrunRendezvous
 
 if TYPE_CHECKING:
     from ring_notebook import _core
@@ -119,7 +119,7 @@ def find_place() -> Place:
     rendezvous = Rendezvous.take()
     if rendezvous is not None:
         return _place_without_mpi(rendezvous, elastic=True)
-    started = TorchrunRendezvous.take()
+    started = AgentRendezvous.take()
     if started is not None:
         return _place_without_mpi(started, elastic=False)
     if not launched_by_mpi():
@@ -186,10 +186,10 @@ def _together(world: Any, step: Callable[[], _Result]) -> _Result:
     return cast(_Result, result)
 
 
-def _place_without_mpi(rendezvous: Rendezvous | TorchrunRendezvous, elastic: bool) -> Place:
-    """The place of a rank that no MPI connects: of an elastic job, which our supervisor started, or of torchrun's."""
+def _place_without_mpi(rendezvous: Rendezvous | AgentRendezvous, elastic: bool) -> Place:
+    """The place of a rank that no MPI connects: of an elastic job, or of another launcher's agent."""
     if config().algorithm == "ring":
-        job = "an elastic job" if elastic else "a job of torchrun"
+        job = "an elastic job" if elastic else "a job that an agent started"
         raise ValueError(f"RING_ALGORITHM=ring makes a host of each rank, and {job} has one; leave one of them out")
     native = core()
     rank, size = rendezvous.rank, rendezvous.size

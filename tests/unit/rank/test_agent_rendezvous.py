@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from ring_notebook.rank.torchrun import TorchrunRendezvous
+from ring_notebook.rank.agent_rendezvous import AgentRendezvous
 
 PROGRAM = """
 import os, sys
-from ring_notebook.rank.torchrun import TorchrunRendezvous
-found = TorchrunRendezvous.take()
-assert TorchrunRendezvous.take() is None
+from ring_notebook.rank.agent_rendezvous import AgentRendezvous
+found = AgentRendezvous.take()
+assert AgentRendezvous.take() is None
 if found.rank == 0:
     found.send_card([1, 2, 3])
 else:
@@ -77,7 +77,7 @@ def test_a_rank_that_exits() -> None:
     ids=["not of torchrun", "several hosts", "a child"],
 )
 def test_no_rendezvous(env: dict[str, str]) -> None:
-    assert TorchrunRendezvous.take(env) is None
+    assert AgentRendezvous.take(env) is None
 
 
 def test_a_script(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ring_notebook.errors import RingError
 
-__all__ = ["TorchrunRendezvous"]
+__all__ = ["AgentRendezvous"]
 
 _TAKEN = "RING_TORCHRUN_RANK"
 """Set to the process that has taken part, so that its children do not."""
@@ -22,7 +22,7 @@ _CREDENTIALS = struct.Struct("3i")
 _LONGEST = 1 << 16
 
 
-class TorchrunRendezvous:
+class AgentRendezvous:
     """A rank's side; it looks like `ring_notebook.rank.rendezvous.Rendezvous`, without a supervisor between the ranks.
 
     Rank 0 listens at a name in Linux's abstract namespace, which no file and no port stands for, and talks to processes
@@ -36,7 +36,7 @@ class TorchrunRendezvous:
         self._channels: list[socket.socket] = []
 
     @classmethod
-    def take(cls, env: Mapping[str, str] = os.environ) -> TorchrunRendezvous | None:
+    def take(cls, env: Mapping[str, str] = os.environ) -> AgentRendezvous | None:
         """The rendezvous that this process takes part in, once: its children do not. None when there is none.
 
         There is none on several hosts: these ranks are `ringrun`'s.
