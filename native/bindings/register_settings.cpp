@@ -6,6 +6,7 @@
 #include "ring/base/errors.hpp"
 #include "ring/base/native_stack.hpp"
 #include "ring/base/options.hpp"
+#include "ring/base/wait.hpp"
 #include "ring/kernels/reduce.hpp"
 
 namespace py = pybind11;
@@ -54,6 +55,8 @@ void register_settings(py::module_& module) {
     module.def(
         "select_isa", [](const std::string& isa) { return ring::select_kernels(isa).isa; }, py::arg("isa"),
         "Use the kernels of an instruction set, or the best for '' or where the processor lacks it; returns its name.");
+    module.def("hold_deadlines", &ring::hold_deadlines, py::arg("hold"),
+               "Let no time limit of an operation count, from now until it is called with false.");
     module.def("report_native_stack", &ring::report_native_stack, py::arg("signum"), py::arg("fd"),
                "On a signal, write the native calls of the signalled thread to a file, after what it does already.");
 }

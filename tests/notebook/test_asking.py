@@ -159,3 +159,49 @@ ring.barrier()
     assert "ok ['ok', 'ok']" in notebook.text(
         "state = run.state()\nprint(state['status'], [rank['status'] for rank in state['ranks']])"
     )
+
+
+BACKGROUND = """%%ringtrain --background --out run
+if ring.rank() == 1:
+    name = input("Name? ")
+    breakpoint()
+    name += "!"
+ring.barrier()
+"""
+
+
+def until_asked(notebook: Notebook) -> None:
+    notebook.run("import time\nwhile not run.asking: time.sleep(0.05)")
+
+
+def test_a_background_run_is_answered_when_the_user_wants(notebook: Notebook) -> None:
+    notebook.run(BACKGROUND)
+    until_asked(notebook)
+    assert "rank 1 asks 'Name?': `%ring answer` answers." in notebook.text("print(run.asks())")
+    assert "waits for an answer (`%ring answer`)" in notebook.error(NEXT)[1], "the ranks are busy"
+    asked, printed, reply = notebook.talk("%ring answer", "Ada", "p name", "c")
+    assert reply["status"] == "ok", error(reply)
+    assert asked == ["rank 1: Name? ", "rank 1 (Pdb) ", "rank 1 (Pdb) "]
+    assert "'Ada'" in printed
+    assert "'Ada!'" in notebook.text("run.wait()\n%ring pull name -t 1\nname")
+    assert "No rank asks anything." in notebook.text("%ring answer")
+
+
+def test_an_interrupt_instead_of_an_answer_stops_the_background_run(notebook: Notebook) -> None:
+    notebook.run(BACKGROUND)
+    until_asked(notebook)
+    _, _, reply = notebook.talk("%ring answer")
+    assert reply["ename"] == "KeyboardInterrupt"
+    assert notebook.error("run.wait()")[0] == "KeyboardInterrupt"
+    assert "all 2" in notebook.text(NEXT)
+
+
+def test_time_limits_of_collectives_stand_still_while_a_rank_is_debugged(notebook: Notebook) -> None:
+    notebook.run("%ring stop\nimport os\nos.environ['RING_TIMEOUT'] = '2'\n%ring start -n 2")
+    notebook.run(NEXT)
+    cell = "%%ringtrain\nif ring.rank() == 1: breakpoint()\nring.barrier()"
+    _, _, reply = notebook.talk(cell, "import time; time.sleep(5)", "c")
+    assert reply["status"] == "ok", error(reply)
+    name, shown = notebook.error("%%ringtrain\nimport time\nif ring.rank() == 1: time.sleep(30)\nring.barrier()")
+    assert (name, "timed out" in shown) == ("CollectiveTimeout", True), "they count again"
+    notebook.run("%ring stop\ndel os.environ['RING_TIMEOUT']")

@@ -17,14 +17,24 @@ def test_the_next_kernel_finds_a_kept_cluster(tmp_path: Path) -> None:
     first.run("%ring start -n 2 --keep")
     first.run(SETUP)
     first.run("%%ringtrain\nepochs = 7")
+    asks = "name = None\nif ring.rank() == 1:\n    name = input('Name? ')\n    breakpoint()\nring.barrier()"
+    first.run(f"%%ringtrain --background --out run\n{asks}")
+    first.run("import time\nwhile not run.asking: time.sleep(0.05)")
     pids = [rank["pid"] for rank in json.loads(first.text("%ring status --json"))["ranks"]]
     first.close()
     second = Notebook(tmp_path)
     try:
         said = second.text("%load_ext ring_notebook")
         assert said == "A cluster of 2 engines from this folder is running: `%ring attach`.\n"
-        assert "Attached to 2 engines" in second.text("%ring start -n 2 --keep")
+        said = second.text("%ring start -n 2 --keep")
+        assert "Attached to 2 engines" in said
+        assert "is in progress. rank 1 asks 'Name?': `%ring answer` answers." in said
         assert [rank["pid"] for rank in json.loads(second.text("%ring status --json"))["ranks"]] == pids
+        # A rank that has asked the kernel before.
+        asked, printed, reply = second.talk("%ring answer", "Ada", "p name", "c")
+        assert reply["status"] == "ok", reply
+        assert asked == ["rank 1: Name? ", "rank 1 (Pdb) ", "rank 1 (Pdb) "]
+        assert "'Ada'" in printed
         # Its variables, and its set-up cells, for a rank that dies only now.
         os.kill(pids[1], 9)
         second.error("%%ringtrain\nring.barrier()")

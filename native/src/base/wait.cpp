@@ -6,8 +6,10 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <climits>
 #include <cstdio>
+#include <mutex>
 
 namespace ring {
 
@@ -31,8 +33,30 @@ std::int64_t monotonic_ns() {
     return static_cast<std::int64_t>(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
 }
 
+namespace {
+
+std::mutex holding;                        // one thread holds or releases at a time; any may read
+std::atomic<std::int64_t> held_since{0};   // 0: they are not held
+std::atomic<std::int64_t> held_before{0};  // ns
+
+}  // namespace
+
+std::int64_t deadline_now() {
+    // In this order: a hold that ends in between counts twice for a moment, and never not at all.
+    const std::int64_t since = held_since.load(std::memory_order_acquire);
+    return (since != 0 ? since : monotonic_ns()) - held_before.load(std::memory_order_acquire);
+}
+
+void hold_deadlines(bool hold) {
+    const std::lock_guard<std::mutex> lock(holding);
+    const std::int64_t since = held_since.load(std::memory_order_acquire);
+    if (hold == (since != 0)) return;
+    if (!hold) held_before.fetch_add(monotonic_ns() - since, std::memory_order_acq_rel);
+    held_since.store(hold ? monotonic_ns() : 0, std::memory_order_release);
+}
+
 std::int64_t deadline_after(double seconds) {
-    const std::int64_t now = monotonic_ns();
+    const std::int64_t now = deadline_now();
     const double ns = seconds * 1e9;
     // What the clock cannot count to, infinity among it, lies centuries away.
     return ns > 0 && ns < static_cast<double>(INT64_MAX - now) ? now + static_cast<std::int64_t>(ns) : 0;

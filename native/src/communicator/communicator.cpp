@@ -258,7 +258,7 @@ void Communicator::wait_until_ready(Work& work, bool (Work::*ready)() const, dou
             work.bell_, group_->spin(), [&] { return (work.*ready)(); },
             [&] {
                 if (check) check();
-                if (deadline != 0 && monotonic_ns() > deadline)
+                if (is_past(deadline))
                     throw Timeout(who() + ": " + to_string(work.request_.kind) + " '" + work.request_.name +
                                   "' was not done after " + seconds_text(timeout));
             });

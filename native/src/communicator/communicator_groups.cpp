@@ -87,7 +87,7 @@ std::shared_ptr<Communicator> Communicator::open(Setup setup, double timeout, co
                     throw Aborted(who + " waits for " + first + " to open the epoch, which has died");
                 if (domain.has_left_run(leader, setup.run))
                     throw Aborted(first + " finished its cell and will not open the epoch that " + who + " waits for");
-                if (deadline != 0 && monotonic_ns() > deadline)
+                if (is_past(deadline))
                     throw Timeout(who + " waited " + seconds_text(timeout) + " for " + first + " to open the epoch");
             });
     }

@@ -85,7 +85,7 @@ Communicator::Served DeviceOpening::advance() {
     if (stage_ == Stage::Dropping) {
         DeviceStream& stream = group_.stream();
         if (reaper_->over()) return conclude(why_);
-        if (monotonic_ns() <= deadline_) return Served::Polling;
+        if (deadline_now() <= deadline_) return Served::Polling;
         stream.abandon();
         throw DeviceError(why_ + ", and it could not be aborted");
     }
@@ -138,7 +138,7 @@ bool DeviceOpening::look() {
     const bool connects = stage_ == Stage::Connecting;
     try {
         if (connects ? group_.nccl()->ready() : look_at_sum()) return true;
-        if (monotonic_ns() <= deadline_) return false;
+        if (deadline_now() <= deadline_) return false;
         throw DeviceError((connects ? "NCCL has not connected in " : "a sum by NCCL was not done in ") +
                           seconds_text(group_.stream().devices().settings().connect_limit));
     } catch (const DeviceError& error) {

@@ -225,7 +225,7 @@ void DeviceSide::check_flights() {
     owner_.group_->check_members();
     if (group_.nccl() != nullptr && !opening_) group_.nccl()->ready();
     for (const Flight& flight : flights_)
-        if (flight.deadline != 0 && now > flight.deadline)
+        if (is_past(flight.deadline))
             throw Timeout(owner_.locate(*flight.works.front()) +
                           " timed out on its device: another rank has not launched it, or is not running");
 }

@@ -38,7 +38,7 @@ void Communicator::check_waiting(Work& work, const Interruption& check) {
     }
     warn_of_stall(work, now);
     const bool launches = work.device_ && work.device_->issued;
-    if (work.deadline_ != 0 && now > work.deadline_ && (work.polling_ || !group_->released(work.gate_))) {
+    if (is_past(work.deadline_) && (work.polling_ || !group_->released(work.gate_))) {
         const std::string late = locate(work) + " timed out: " +
                                  (launches        ? "NCCL has not launched it"
                                   : work.polling_ ? "another host has not answered"

@@ -26,7 +26,7 @@ void NamedLane::check() {
     if (fabric_) fabric_->notices().read(*owner_.group_);
     if (owner_.group_->aborted()) throw Aborted(owner_.group_->abort_reason());
     if (in_round() || (under_way_.empty() && has_own())) check_members(in_round());
-    check_deadlines(now);
+    check_deadlines();
     note_waits(now);
 }
 
@@ -57,12 +57,12 @@ void NamedLane::check_members(bool in_round) const {
     if (!gone.empty()) blame(rank_list(gone) + " left (cells or scripts ended) while others wait for them");
 }
 
-void NamedLane::check_deadlines(std::int64_t now) {
+void NamedLane::check_deadlines() {
     std::vector<std::pair<NameKey, std::shared_ptr<Work>>> late;
     {
         const std::lock_guard<std::mutex> lock(mutex_);
         for (const auto& one : own_)
-            if (!one.second->started_ && one.second->deadline_ != 0 && now > one.second->deadline_) late.push_back(one);
+            if (!one.second->started_ && is_past(one.second->deadline_)) late.push_back(one);
     }
     for (const auto& [key, work] : late) {
         const std::string text =

@@ -59,7 +59,7 @@ void Reaper::close(const std::vector<std::shared_ptr<NcclCommunicator>>& all) {
         }
     };
     while (closed && !std::all_of(all.begin(), all.end(), finalized)) {
-        closed = monotonic_ns() < deadline;
+        closed = deadline_now() < deadline;
         std::this_thread::sleep_for(kPause);
     }
     if (!closed) return abort(all);

@@ -119,7 +119,7 @@ Membership agree_on_members(Domain& domain, const MembershipCall& call, double t
         [&] {
             if (check) check();
             own.check();
-            if (deadline != 0 && monotonic_ns() > deadline)
+            if (is_past(deadline))
                 throw Timeout("rank " + std::to_string(domain.local_rank()) + " waited " + seconds_text(timeout) +
                               " for " + own.missing() + " to join the next epoch");
         });

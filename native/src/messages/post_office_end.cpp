@@ -74,7 +74,7 @@ void PostOffice::wait(Message& message, double timeout, const Interruption& chec
                 next_look = now + kLookEvery;
                 if (check) check();
                 look();
-                if (deadline != 0 && monotonic_ns() > deadline)
+                if (is_past(deadline))
                     group_->abort(describe(message) + " was not done after " + seconds_text(timeout));
             },
             polls() ? kPoll : kSleep);
@@ -104,7 +104,7 @@ void PostOffice::look() noexcept {
             group_->abort(describe(message) + " waits in vain: " +
                           (message.peer_ == kAny ? "all other ranks have" : rank_of(message.peer_) + " has") +
                           " left (the cell or script ended) or died");
-        } else if (message.deadline_ != 0 && monotonic_ns() > message.deadline_) {
+        } else if (is_past(message.deadline_)) {
             group_->abort(describe(message) + " timed out. Call send and receive in pairs, or raise the timeout.");
         }
     };
@@ -128,7 +128,7 @@ void PostOffice::fail_all(const std::exception_ptr& error) noexcept {
             std::exception_ptr own = error;
             try {
                 const std::string why = describe(*message) + " stopped because " + group_->abort_reason();
-                const bool late = message->deadline_ != 0 && monotonic_ns() > message->deadline_;
+                const bool late = is_past(message->deadline_);
                 if (!own) own = late ? std::make_exception_ptr(Timeout(why)) : std::make_exception_ptr(Aborted(why));
             } catch (...) {
                 own = std::current_exception();

@@ -14,16 +14,18 @@ from queue import SimpleQueue
 from typing import Any, Literal
 
 from ring_notebook.core import world
+from ring_notebook.core.native import core
 from ring_notebook.error_text import printable
 from ring_notebook.question import Question
 
-__all__ = ["Listening", "answer", "ask", "install", "release"]
+__all__ = ["Listening", "answer", "ask", "hold", "install", "release", "state"]
 
 _MOST_TEXT = 100_000  # characters shown before a prompt
 _numbers = itertools.count(1)
 _answers: SimpleQueue[tuple[int, str | None, str]] = SimpleQueue()
 _process = os.getpid()
 _send: Callable[[Question], None] | None = None  # to the notebook, while a cell runs
+_said = Question(0)  # the last one that was sent
 
 
 class Listening:
@@ -34,12 +36,20 @@ class Listening:
         self._own = send
 
     def __enter__(self) -> None:
-        global _send
+        global _send, _said
+        _said = Question(next(_numbers))
         _send = self._own
 
     def __exit__(self, *_: object) -> None:
         global _send
         _send = None
+        hold(False)  # a kernel that has died since cannot say so
+
+
+def _say(question: Question, send: Callable[[Question], None]) -> None:
+    global _said
+    _said = question
+    send(question)
 
 
 def ask(prompt: str, *, text: str = "", kind: Literal["input", "password", "pdb"] = "input") -> str:
@@ -51,14 +61,14 @@ def ask(prompt: str, *, text: str = "", kind: Literal["input", "password", "pdb"
     send, number = _send, next(_numbers)
     if send is None or os.getpid() != _process or threading.current_thread() is not threading.main_thread():
         raise io.UnsupportedOperation(f"{_who()}: only the main thread of a rank whose cell runs can ask {prompt!r}")
-    send(Question(number, printable(prompt), printable(text, _MOST_TEXT), kind, held=True))
+    _say(Question(number, printable(prompt), printable(text, _MOST_TEXT), kind, held=True), send)
     try:
         answered, line, trouble = 0, None, ""
         while answered != number:  # another one answers a question that an interrupt has ended
             answered, line, trouble = _answers.get()
     finally:
         # A command of pdb is carried out now, and another question follows or `release`.
-        send(Question(number, held=kind == "pdb"))
+        _say(Question(number, held=kind == "pdb"), send)
     if trouble:
         raise io.UnsupportedOperation(f"{_who()}: {prompt!r} has no answer: {trouble}")
     if line is None:
@@ -69,7 +79,17 @@ def ask(prompt: str, *, text: str = "", kind: Literal["input", "password", "pdb"
 def release() -> None:
     """Let the run's time limits count again: this rank is no longer debugged."""
     if _send is not None:
-        _send(Question(next(_numbers)))
+        _say(Question(next(_numbers)), _send)
+
+
+def state() -> str:
+    """What this rank has asked last, or that it asks nothing: for a kernel that has attached since."""
+    return _said.encode()
+
+
+def hold(held: bool) -> None:
+    """Let no time limit of a collective count on this rank while the user of another one debugs it."""
+    core().hold_deadlines(held)
 
 
 def answer(number: int, line: str | None, trouble: str) -> None:

@@ -132,6 +132,9 @@ class RingMagics(Magics):
     def _debug(self, rank: int | None, commands: list[str]) -> None:
         self._session.debug(rank, commands)
 
+    def _answer(self) -> None:
+        print(self._session.answer())  # noqa: T201
+
     def _stacks(self) -> None:
         print(self._session.stacks())  # noqa: T201
 

@@ -228,6 +228,7 @@ def _ring() -> LineParser:
         sync="bring modules that have changed in this folder to the ranks and reload them there",
         status="list the engines and what each is doing",
         debug="look at the exception that ended the last cell on a rank, with pdb",
+        answer="answer what ranks of a background run ask: input(), and commands of pdb at a breakpoint()",
         stacks="show where every rank is now, in the cell and in what it has called",
         interrupt="stop the run in progress; variables and cluster are kept",
         stop="stop the cluster",

@@ -112,7 +112,16 @@ class Session:
         if self.run is None:
             return ""
         self.run.show(self.run.log.options.get("plot", ()), _LIVE_AFTER)
-        return f"Run {self.run.log.title} {'has ended' if self.run.done else 'is in progress'}."
+        if self.run.done:
+            return f"Run {self.run.log.title} has ended."
+        return f"Run {self.run.log.title} is in progress. {self.run.asks()}".rstrip()
+
+    def answer(self) -> str:
+        """Have the user answer what ranks of the run in progress ask, until none asks any more."""
+        run = self.run
+        if run is None or run.done or not run.answer():
+            return "No rank asks anything."
+        return f"Run {run.log.title} {'has ended' if run.done else 'continues'}."
 
     def interrupt(self) -> str:
         """Stop the run in progress and keep the cluster; returns whether it has stopped."""

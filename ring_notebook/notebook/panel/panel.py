@@ -32,8 +32,8 @@ class Panel:
     """The live view of a run in progress.
 
     ``plot`` names the metrics to chart, by default the first ones logged. The Stop button calls ``stop``, also while
-    the cell blocks. At the end `close` replaces the panel by the still report, with ``displays`` including what the
-    ranks have displayed.
+    the cell blocks. ``asks`` says what ranks ask that nobody answers. At the end `close` replaces the panel by the
+    still report, with ``displays`` including what the ranks have displayed.
 
     A page that was reloaded during the run shows the panel but cannot replace it: for such pages the panel itself
     becomes the report, until the panel of another run is shown.
@@ -47,12 +47,14 @@ class Panel:
         *,
         plot: Sequence[str] = (),
         stop: Callable[[], None] | None = None,
+        asks: Callable[[], str] = str,
         displays: bool = True,
     ) -> None:
         self._log = log
         self._displays = displays
         self._plot = tuple(plot)
         self._stop = stop
+        self._asks = asks
         self._charts = ChartArea(plot, log.look, log.keep_look)
         self._lint = report.lint(log)
         self._table_due = 0.0
@@ -135,7 +137,7 @@ class Panel:
         if view.names and monotonic() >= self._table_due:
             self._table.value = rank_table.html(rank_table.table(view))
             self._table_due = monotonic() + len(self._table.value) / TEXT_BYTES
-        trouble = report.alert(self._log.trouble)
+        trouble = report.alert(self._log.trouble) + report.alert(self._asks())
         waiting = stall_notice.html(stuck, self._log.source, self._log.first_line)
         begun = bool(view.names or stuck)
         self._beginning.value = "" if begun else beginning.html(view, self._log.source, self._log.first_line)

@@ -1,17 +1,22 @@
-"""Shows the user what the ranks of a run ask, one question at a time, and sends the answers."""
+"""Shows the user what the ranks of a run ask, one question at a time, and sends the answers.
+
+The questions of a run that another kernel has sent arrive there; here the ranks are asked for them.
+"""
 
 from __future__ import annotations
 
 import getpass
 from _thread import interrupt_main
-from collections.abc import Collection, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from threading import Lock
 from time import monotonic, sleep
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import StdinNotImplementedError
 
+from ring_notebook.notebook.style import ranks as rank_text
 from ring_notebook.question import Question
 
 if TYPE_CHECKING:
@@ -23,20 +28,31 @@ _RANK_SIDE = "ring_notebook.engine.debugging.dialogue"
 # The rank that was answered last is asked before others: a user who steps through one rank stays with it.
 _SECONDS_TO_STAY = 0.5
 _SECONDS_TO_TAKE_BACK = 0.1
+_SECONDS_BETWEEN_POLLS = 0.5
+_LONGEST = 60  # characters of a prompt in a sentence
 _NOBODY = "this front end cannot ask; set a variable in the notebook and `%ring push` it"
 
 
 class Answering:
-    """The questions of a run that wait for an answer, by rank. `put` may be called from any thread."""
+    """The questions of a run that wait for an answer, by rank. `put` may be called from any thread.
 
-    def __init__(self, engines: Engines) -> None:
+    With ``polls`` no question arrives by itself: another kernel has sent the run.
+    """
+
+    def __init__(self, engines: Engines, polls: bool = False) -> None:
         self._engines = engines
+        self._polling = polls
         self._lock = Lock()
         self._open: dict[int, Question] = {}
         self._held: set[int] = set()
         self._last = (-1, 0.0)  # the rank that was answered last, and when
         self._shown: tuple[int, int] | None = None  # rank and number of the question that the user sees
         self._taken_back = False
+        self._answered: dict[int, int] = {}  # by rank, the number of the question
+        self._attended = False  # the user is at a prompt, or where the next one appears
+        self._told = False  # what the ranks know of time limits: whether they are held
+        self._polls: dict[int, Future[Any]] = {}
+        self._polled = 0.0
 
     def put(self, rank: int, message: str) -> None:
         """Take in a question of ``rank``, or that it takes its question back."""
@@ -44,7 +60,8 @@ class Answering:
         with self._lock:
             (self._held.add if question.held else self._held.discard)(rank)
             if question.kind:
-                self._open[rank] = question
+                if question.number > self._answered.get(rank, 0):  # a poll tells again what is answered since
+                    self._open[rank] = question
             else:
                 self._open.pop(rank, None)
                 self._take_back(rank)
@@ -60,8 +77,52 @@ class Answering:
         with self._lock:
             return not self._held <= set(ended)
 
+    @contextmanager
+    def attended(self) -> Iterator[None]:
+        """While the block runs, questions are shown to the user by `answer_one`."""
+        self._attended = True
+        try:
+            yield
+        finally:
+            self._attended = False
+
+    def sentence(self) -> str:
+        """What ranks ask whom nobody answers, and what to do; empty without."""
+        with self._lock:
+            asking = [] if self._attended else list(self._open.items())
+        said = "; ".join(f"{rank_text([rank])} asks {_shortened(question)}" for rank, question in asking)
+        return f"{said}: `%ring answer` answers." if said else ""
+
+    def poll(self) -> None:
+        """Ask the ranks now and then for their questions, where these do not arrive by themselves; returns at once."""
+        if not self._polling or monotonic() - self._polled < _SECONDS_BETWEEN_POLLS:
+            return
+        self._polled = monotonic()
+        for rank, future in list(self._polls.items()):
+            if future.done():
+                del self._polls[rank]
+                if message := future.result()["content"].get("result"):
+                    self.put(rank, message)
+        free = [rank for rank in self._engines.living() if rank not in self._polls]
+        self._polls.update(zip(free, self._engines.submit_beside(f"{_RANK_SIDE}:state", (), free), strict=True))
+
+    def refresh(self) -> None:
+        """Ask the ranks for their questions, where these do not arrive by themselves; at most 2 seconds."""
+        living = self._engines.living() if self._polling else []
+        for rank, message in zip(living, self._engines.call_beside(f"{_RANK_SIDE}:state", ranks=living), strict=True):
+            if message:
+                self.put(rank, message)
+
+    def pass_on_hold(self, ended: Collection[int]) -> None:
+        """Tell the ranks that no time limit of a collective counts while one that is none of ``ended`` is held."""
+        if (held := self.held(ended)) != self._told:
+            self._told = held
+            living = [] if self._engines.trouble() else self._engines.living()
+            self._engines.submit_beside(f"{_RANK_SIDE}:hold", (held,), living)
+
     def close(self) -> None:
         """The run has ended: its open question needs no answer."""
+        self.pass_on_hold(range(len(self._engines.all)))
         with self._lock:
             for rank in list(self._open):
                 del self._open[rank]
@@ -102,6 +163,7 @@ class Answering:
         with self._lock:
             self._open.pop(rank, None)
             self._last = (rank, monotonic())
+            self._answered[rank] = question.number
         self._engines.submit_beside(f"{_RANK_SIDE}:answer", (question.number, line, trouble), [rank])
 
     def _next(self) -> int | None:
@@ -109,6 +171,12 @@ class Answering:
         if last in self._open:
             return last
         return min(self._open, default=None) if monotonic() - since > _SECONDS_TO_STAY else None
+
+
+def _shortened(question: Question) -> str:
+    """What a question is, in few words."""
+    prompt = question.prompt.strip()
+    return f"'{prompt if len(prompt) <= _LONGEST else prompt[: _LONGEST - 3] + '...'}'"
 
 
 def _typed(name: str, question: Question) -> str:

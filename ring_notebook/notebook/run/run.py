@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Run"]
 
+_ASKS = ", waits for an answer (`%ring answer`)"
 _SECONDS_TO_LOOK = 0.05  # for questions of ranks
 # A kernel that exits does not wait longer for a page that no longer answers.
 _SECONDS_TO_LEAVE = 2.0
@@ -41,8 +42,8 @@ _SECONDS_TO_LEAVE = 2.0
 class Run:
     """One execution of one cell on ranks 0..n-1, as `Cluster.run` and ``%%ringtrain --out run`` give it.
 
-    While it runs: `stop`, `interrupt`, `wait`, `describe`. Results, complete when it has ended: `status`, `error`,
-    `view`, `state`, `summary`, `metrics`, `displays`, `plot`, `timeline`, `export`.
+    While it runs: `stop`, `interrupt`, `wait`, `answer`, `asking`, `describe`. Results, complete when it has ended:
+    `status`, `error`, `view`, `state`, `summary`, `metrics`, `displays`, `plot`, `timeline`, `export`.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Run:
         questions: Answering | None = None,
     ) -> None:
         self.log = log
-        self._questions = questions or Answering(engines)
+        self._questions = questions or Answering(engines, polls=True)
         self._panels: list[Panel] = []
         self._showing = Lock()
         self._closed = Event()  # ended, or left by this kernel; set before the panels become reports
@@ -86,8 +87,9 @@ class Run:
         """
         for attempt in range(1, 4):
             try:
-                while not self._watch.ended.wait(_SECONDS_TO_LOOK):
-                    self._questions.answer_one()
+                with self._questions.attended():
+                    while not self._watch.ended.wait(_SECONDS_TO_LOOK):
+                        self._questions.answer_one()
                 break
             except KeyboardInterrupt:
                 self.interrupt()
@@ -101,6 +103,34 @@ class Run:
         if self.error is not None:
             raise self.error
         return self
+
+    def answer(self) -> bool:
+        """Have the user answer what ranks ask, as `wait` does; returns as soon as none asks or is held by a debugger.
+
+        Returns whether one did. An interrupt of this process stops the run and is raised.
+        """
+        asked = False
+        self._questions.refresh()
+        try:
+            with self._questions.attended():
+                while (self.asking or self._watch.held) and not self.done:
+                    asked = True
+                    self._questions.answer_one()
+                    self._watch.ended.wait(_SECONDS_TO_LOOK)
+        except KeyboardInterrupt:
+            self.interrupt()
+            raise
+        return asked
+
+    def asks(self) -> str:
+        """What ranks ask that nobody answers, and how to; empty without. Asks the ranks of an attached cluster."""
+        self._questions.refresh()
+        return self._questions.sentence()
+
+    @property
+    def asking(self) -> Sequence[int]:
+        """The ranks that wait for an answer of the user: `input()` or `breakpoint()` in the cell."""
+        return self._questions.waiting
 
     def stop(self, timeout: float = 5.0) -> bool:
         """Interrupt every rank and wait until the run has ended, at most ``timeout`` seconds.
@@ -120,8 +150,8 @@ class Run:
         """What each rank that has not ended is doing, in one line."""
         ended, statuses = self.log.ended(), self.log.statuses()
         running = [rank for rank in range(self.log.size) if rank not in ended]
-        asking = self._questions.waiting
-        doing = {rank: _doing(statuses.get(rank)) + ", waits for an answer" * (rank in asking) for rank in running}
+        asking = self.asking
+        doing = {rank: _doing(statuses.get(rank)) + _ASKS * (rank in asking) for rank in running}
         return "; ".join(f"rank {rank} {text}" for rank, text in doing.items()) or "all ranks have ended"
 
     @property
@@ -131,7 +161,7 @@ class Run:
 
     def state(self) -> dict[str, Any]:
         """The run at this moment as plain data for ``json.dumps``; docs/notebook.md lists its keys."""
-        return run_state(self.log, "" if self.error is None else error_text(self.error), self._questions.waiting)
+        return run_state(self.log, "" if self.error is None else error_text(self.error), self.asking)
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -213,7 +243,8 @@ class Run:
         self._closed.wait(live_after)
         with self._showing:
             if not self.done:
-                self._panels.append(Panel(self.log, plot=plot, stop=self.interrupt, displays=not apart))
+                asks = self._questions.sentence
+                self._panels.append(Panel(self.log, plot=plot, stop=self.interrupt, asks=asks, displays=not apart))
                 self._panels[-1].show()
                 return
             display(mime_bundle(self.log, plot), raw=True)

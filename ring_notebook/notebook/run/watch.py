@@ -92,6 +92,11 @@ class Watch:
         deaths = self._engines.deaths()
         return [engine for rank in ranks if (engine := self._engines.all[rank].rank) not in deaths]
 
+    @property
+    def held(self) -> bool:
+        """Whether a rank waits for its user, so that no time limit counts."""
+        return self._questions.held(self._gone())
+
     def wait_idle(self, timeout: float) -> bool:
         """Wait until no engine executes this run any more; False when one still does after ``timeout`` seconds."""
         deadline = monotonic() + timeout
@@ -127,10 +132,12 @@ class Watch:
         while not self._log.wait_ended(self._ranks, _TICK):
             self._notices.look()
             now = monotonic()
-            self._held += now - before if self._is_held() else 0.0
+            self._held += now - before if self.held else 0.0
             before = now
             self._stop_with_one_that_was_interrupted()
             self._note_deaths()
+            self._questions.poll()
+            self._questions.pass_on_hold(self._gone())
             if self._futures and not answered and all(future.done() for future in self._futures):
                 answered = now
             if self._timeout and not self._timed_out and now - self._started - self._held > self._timeout:
@@ -165,7 +172,7 @@ class Watch:
             if not self._failures() and not self._died:
                 return 0.0
             self._failed_at = now
-        elif self._is_held():
+        elif self.held:
             self._failed_at = now  # a user may debug one rank for as long as it takes
         elapsed = now - self._failed_at
         if elapsed > _SECONDS_TO_ABORT and not self._asked:
@@ -193,8 +200,9 @@ class Watch:
             self._signalled.update(wanted)
             self._engines.signal(signal.SIGINT, wanted)
 
-    def _is_held(self) -> bool:
-        return self._questions.held({*self._log.ended(), *self._died})
+    def _gone(self) -> set[int]:
+        """The ranks that ask nothing any more."""
+        return {*self._log.ended(), *self._died}
 
     def _stop_with_one_that_was_interrupted(self) -> None:
         """A rank whose debugger was quit stops all, as an interrupt of the kernel does."""

@@ -60,8 +60,13 @@ constexpr std::chrono::microseconds kForever{-1};
 void sleep_on(Doorbell& bell, std::uint32_t seen, std::chrono::microseconds limit);
 
 std::int64_t monotonic_ns();
+// The time by which deadlines count. It stands still while they are held: while a user has stopped a rank in a
+// debugger, the others wait for it for as long as that takes. Of the process, as the user is.
+std::int64_t deadline_now();
+void hold_deadlines(bool hold);
 // The time that many seconds from now; 0, which means never, for 0 and for more than the clock can count.
 std::int64_t deadline_after(double seconds);
+inline bool is_past(std::int64_t deadline) { return deadline != 0 && deadline_now() > deadline; }
 std::string seconds_text(double seconds);
 void cpu_pause();
 void cpu_yield();

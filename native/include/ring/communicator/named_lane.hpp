@@ -111,7 +111,7 @@ class NamedLane {
     // What it looks for while it waits.
     void check();
     void check_members(bool in_round) const;
-    void check_deadlines(std::int64_t now);
+    void check_deadlines();
     void note_waits(std::int64_t now);
     bool in_round() const;
     std::vector<int> missing(const NameKey& key) const;

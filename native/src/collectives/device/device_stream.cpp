@@ -28,7 +28,7 @@ DeviceStream::~DeviceStream() {
         communicators_.erase(broken, communicators_.end());
         devices_->keep(std::move(communicators_));
     }
-    if (reaper_) reaper_->wait(static_cast<double>(limit_ - monotonic_ns()) * 1e-9);
+    if (reaper_) reaper_->wait(static_cast<double>(limit_ - deadline_now()) * 1e-9);
     if (kernels() == Kernels::Hang) return;
     for (void* stream : {stream_, copies_})
         if (stream != nullptr) context_->destroy_stream(stream);
@@ -100,7 +100,7 @@ DeviceStream::Kernels DeviceStream::kernels() {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!reaper_) return Kernels::Run;
     if (reaper_->over()) return Kernels::Ended;
-    if (monotonic_ns() < limit_) return Kernels::Ending;
+    if (deadline_now() < limit_) return Kernels::Ending;
     devices_->give_up("device " + std::to_string(context_ ? context_->index() : 0) +
                       " of this rank is held by an operation that NCCL has not aborted in " +
                       seconds_text(devices_->settings().abort_limit) +
