@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from importlib import import_module
 from typing import Any
 
@@ -25,6 +26,8 @@ def _answer(content: dict[str, Any]) -> dict[str, Any]:
     """What the function returns, or why it failed, as JSON."""
     try:
         module, _, name = content["function"].partition(":")
-        return {"result": getattr(import_module(module), name)(*content["args"])}
+        result = getattr(import_module(module), name)(*content["args"])
+        json.dumps(result)  # what is none cannot be sent, and the caller would wait
+        return {"result": result}
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error_text(error)}"}

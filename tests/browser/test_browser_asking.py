@@ -1,10 +1,13 @@
-"""A rank that asks in a browser: pdb at a breakpoint, with commands typed into the page; and what is left of output."""
+"""Ranks that ask, in a browser: at a breakpoint, in the background; plain cells on all ranks; a rank that dies."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from browser.lab import Lab, NotebookPage
+import pytest
+from playwright.sync_api import Locator
+
+from browser.lab import ARTIFACTS, Lab, NotebookPage
 
 START = "%load_ext ring_notebook\n%ring start -n 2\n%ring default on"
 STOPS = """def inner(x):
@@ -20,6 +23,22 @@ from tqdm.auto import tqdm
 for _ in tqdm(range(3), desc="work"): pass
 for step in range(14): print("step", step)
 torch.arange(4.0).reshape(2, 2) + ring.rank()"""
+BACKGROUND = """%%ringtrain --background --out run
+if ring.rank() == 1: name = input("Your name? ")
+ring.barrier()"""
+LOCAL = "%%local\nimport os\n'the kernel is ' + ('no rank' if 'RANK' not in os.environ else 'a rank')"
+DIES = """import os, signal
+kept = 10 + ring.rank()
+ring.barrier()
+if ring.rank() == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+ring.barrier()"""
+SURVIVORS = "globals().get('kept', 'lost')"
+
+
+def answer(box: Locator, text: str) -> None:
+    box.fill(text)
+    box.press("Enter")
 
 
 def test_a_breakpoint_is_answered_in_the_page(
@@ -36,17 +55,13 @@ def test_a_breakpoint_is_answered_in_the_page(
     output = notebook.output(1)
     box = output.locator(".jp-Stdin input").last  # JupyterLab removes an answered one a moment later
 
-    def answer(command: str) -> None:
-        box.fill(command)
-        box.press("Enter")
-
     output.locator("text=rank 1 (Pdb)").last.wait_for(timeout=60_000)
     output.locator("text=return secret").first.wait_for()
-    answer("p secret")
+    answer(box, "p secret")
     output.locator("text=42").first.wait_for()
     notebook.page.wait_for_timeout(500)
     picture(notebook, 1, "breakpoint")
-    answer("c")
+    answer(box, "c")
     notebook.wait_ended(1)
     assert "over" in notebook.output(1).inner_text()
 
@@ -60,3 +75,67 @@ def test_a_breakpoint_is_answered_in_the_page(
     assert report.locator("text=step 0").first.is_visible()
     assert "100%" in report.inner_text()
     picture(notebook, 2, "output")
+
+
+def test_plain_cells_their_help_and_a_question_in_the_background(
+    lab: Lab,
+    open_notebook: Callable[[str], NotebookPage],
+    picture: Callable[[NotebookPage, int, str], None],
+) -> None:
+    NotebookPage.write(
+        lab.directory / "plain.ipynb", START, "ring.size()", LOCAL, BACKGROUND, "%ring answer", "ring.allreduce"
+    )
+    notebook = open_notebook("plain.ipynb")
+    for cell in range(3):
+        notebook.run(cell)
+        notebook.wait_ended(cell)
+    marked = notebook.output(1)
+    assert marked.locator("text=2 ranks").first.is_visible()
+    assert marked.locator("text=/^\\s*2\\s*$/").count() == 1, "equal values once"
+    assert "no rank" in notebook.output(2).inner_text()
+    assert "2 ranks" not in notebook.output(2).inner_text(), "a local cell has no mark"
+    picture(notebook, 1, "default-on")
+
+    notebook.run(3)
+    asks = notebook.output(3).locator("text=rank 1 asks 'Your name?': `%ring answer` answers.")
+    asks.wait_for(timeout=60_000)
+    picture(notebook, 3, "background-asks")
+    notebook.run(4)
+    box = notebook.output(4).locator(".jp-Stdin input").last
+    notebook.output(4).locator("text=rank 1: Your name?").last.wait_for(timeout=60_000)
+    answer(box, "Ada")
+    notebook.wait_ended(4)
+    notebook.output(3).locator(".ring-report").wait_for(timeout=60_000)
+
+    notebook.cell(5).locator(".jp-InputArea-editor").click()
+    notebook.page.keyboard.press("End")
+    notebook.page.keyboard.press("Shift+Tab")
+    tooltip = notebook.page.locator(".jp-Tooltip")
+    tooltip.wait_for(timeout=60_000)
+    assert "allreduce(" in tooltip.inner_text()
+    assert "Average" in tooltip.inner_text()
+    notebook.page.screenshot(path=ARTIFACTS / "tooltip.png")
+
+
+@pytest.mark.slow
+def test_a_death_is_told_and_healed_in_the_page(
+    lab: Lab,
+    open_notebook: Callable[[str], NotebookPage],
+    picture: Callable[[NotebookPage, int, str], None],
+) -> None:
+    NotebookPage.write(lab.directory / "death.ipynb", START, DIES, SURVIVORS, "%ring heal", SURVIVORS)
+    notebook = open_notebook("death.ipynb")
+    for cell in range(5):
+        notebook.run(cell)
+        notebook.wait_ended(cell)
+    told = notebook.output(1).inner_text()
+    assert told.count("was killed by SIGKILL") <= 2, "in the report and in the error"
+    assert "`%ring heal` starts this one again" in told
+    assert "CurveZMQ" not in told
+    assert "`%ring heal`" in notebook.output(2).inner_text(), "a cell that needs the dead rank says what to do"
+    assert "Started rank 1 again" in notebook.output(3).inner_text()
+    kept = notebook.output(4).inner_text()
+    assert "10" in kept
+    assert "lost" in kept
+    for cell in (1, 2, 3, 4):
+        picture(notebook, cell, f"death-{cell}")

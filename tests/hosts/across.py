@@ -113,6 +113,9 @@ def everything() -> None:
     ends(cluster.run("if ring.rank() != 2: ring.barrier()"), CollectiveAborted, "rank 2")
     trains(cluster)
 
+    assert [one.trouble for one in cluster.stacks()] == [""] * 4
+    with pytest.raises(ClusterError, match=r"heal` needs all engines on one host.* use `%ring restart --rerun`"):
+        cluster.heal([3])
     dies = "import os, sys\nif ring.rank() == 3:\n    print('last words', file=sys.__stderr__, flush=True)\n"
     said = ends(
         cluster.run(f"{dies}    os.kill(os.getpid(), 9)\nring.barrier()"), ClusterError, f"rank 3 on {NAMES[1]}"

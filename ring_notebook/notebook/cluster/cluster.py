@@ -22,7 +22,7 @@ from ring_notebook.notebook.cluster.descriptors import require_descriptors
 from ring_notebook.notebook.cluster.processes import Processes
 from ring_notebook.notebook.cluster.ranks.death import Death
 from ring_notebook.notebook.cluster.ranks.engine_status import EngineStatus, engine_statuses
-from ring_notebook.notebook.cluster.ranks.heal import heal
+from ring_notebook.notebook.cluster.ranks.heal import NOT_HERE, heal
 from ring_notebook.notebook.cluster.ranks.prepare_engines import meet, prepare_engines
 from ring_notebook.notebook.cluster.readiness import SECONDS_TO_SETTLE, check_ranks, require_idle, require_living
 from ring_notebook.notebook.cluster.stacks import Stack, stacks
@@ -193,7 +193,7 @@ class Cluster:
         """
         engines, processes = self._connected(), self._processes
         if processes is None or processes.lost is None:
-            raise ClusterError("these engines are connected by MPI, and all end when one dies; use `%ring restart`")
+            raise ClusterError(NOT_HERE)
         if self.foreign:
             raise ClusterError("the notebook that has started this cluster can heal it")
         wanted = sorted(engines.deaths() if ranks is None else set(ranks))

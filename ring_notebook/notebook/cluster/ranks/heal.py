@@ -11,7 +11,13 @@ from ring_notebook.notebook.cluster.ranks.lost_ranks import LostRanks
 from ring_notebook.notebook.cluster.ranks.prepare_engines import meet, prepare_engines
 from ring_notebook.notebook.engines import Engines
 
-__all__ = ["heal"]
+__all__ = ["NOT_HERE", "heal"]
+
+NOT_HERE = (
+    "`%ring heal` needs all engines on one host, under our own supervisor: MPI connects these, and all end when one "
+    "dies; use `%ring restart --rerun`"
+)
+"""What to say where engines cannot be started one by one."""
 
 _START_TIMEOUT = 120.0
 _FORGET_TIMEOUT = 10.0
