@@ -50,23 +50,26 @@ def test_a_cell_again_and_after_a_failure(cluster: Cluster, backend: str) -> Non
 
 
 WAITS_IN_GLOO = """
-import torch, torch.distributed as dist
+import socket, torch, torch.distributed as dist
 dist.init_process_group("gloo")
+server = socket.create_server(("127.0.0.1", 0))
+own = socket.create_connection(server.getsockname())
 dist.recv(torch.ones(1), 1 - ring.rank())
 """
 
 
 def test_an_interrupt_in_gloos_own_code(cluster: Cluster) -> None:
-    """C++ that looks at no signal ends too, and the next cell works."""
+    """C++ that looks at no signal ends too, and the next cell works. A connection of the cell's own stays."""
     engines = [engine.pid for engine in cluster.status()]
     run = cluster.run(WAITS_IN_GLOO)
     begun(run)
-    while any(status.line != 3 for status in run.log.statuses().values()):
+    while any(status.line != 5 for status in run.log.statuses().values()):
         time.sleep(0.1)
     time.sleep(1)
     assert run.stop() is True
     with pytest.raises(KeyboardInterrupt, match="stopped at line"):
         run.wait()
+    cluster.run("other, _ = server.accept()\nown.sendall(b'x')\nassert other.recv(1) == b'x'").wait()
     assert cluster.run(USES.format(backend="gloo")).wait().status == "ok"
     assert [engine.pid for engine in cluster.status()] == engines
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Set
 from contextlib import suppress
 
 import torch.distributed.distributed_c10d as registry
 
 from ring_notebook.torch.process_group.identity import GroupIdentity
-from ring_notebook.torch.process_group.stores.opened_sockets import new_sockets
+from ring_notebook.torch.process_group.stores.listening_ports import listening_ports
 
 __all__ = ["end_foreign_waits"]
 
@@ -18,12 +19,22 @@ def end_foreign_waits() -> None:
     """Have this rank raise in what it waits for in groups of other backends. Any thread may call it.
 
     Gloo's own ``abort`` leaves a wait where it is. A connection that is shut down ends it, here and on the other side.
-    Takes TCP connections that were opened since the ranks of the run found each other for those of such groups.
+    Connections of groups are those to and from the ports that the groups have told their ranks; others stay.
     """
-    if all(isinstance(group, GroupIdentity) for group in list(registry._world.pg_map)):
+    ports = listening_ports()
+    if not ports or all(isinstance(group, GroupIdentity) for group in list(registry._world.pg_map)):
         return
-    for descriptor in new_sockets():
-        with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
-            if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM:
-                connection.getpeername()  # raises for a socket that listens: Gloo ends the process when one fails
-                connection.shutdown(socket.SHUT_RDWR)
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                _shut_down_between(ports, int(name))
+
+
+def _shut_down_between(ports: Set[int], descriptor: int) -> None:
+    """Shut a socket down if it is a connection from or to one of ``ports``; OSError for other sockets."""
+    with socket.socket(fileno=os.dup(descriptor)) as connection:
+        if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.type != socket.SOCK_STREAM:
+            return
+        # The peer of a socket that listens raises: Gloo ends the process when such a one fails.
+        if {connection.getpeername()[1], connection.getsockname()[1]} & ports:
+            connection.shutdown(socket.SHUT_RDWR)
