@@ -8,7 +8,9 @@ import inspect
 import linecache
 import sys
 import threading
+from bisect import bisect_right
 from collections import deque
+from collections.abc import Iterator
 from types import CodeType
 from typing import Any
 
@@ -43,6 +45,7 @@ class Cell:
         if len(_files) > _KEPT:
             linecache.cache.pop(_files.popleft(), None)
         self.tree = ast.parse(text, self.file)
+        self._statements: list[int] = [_begins(statement) for statement in self.tree.body]
         self._quiet: bool = shell.displayhook.semicolon_at_end_of_expression(text)
 
     def names(self) -> set[str]:
@@ -72,12 +75,26 @@ class Cell:
 
     def current_line(self) -> int:
         """The line of the cell that the main thread is at, 0 outside of the cell; from any thread."""
+        return next(self._current_lines(), 0)
+
+    def current_statement(self) -> int:
+        """Which statement of the cell's top level the main thread executes, counted from 0; -1 outside of the cell."""
+        lines = [*self._current_lines()]
+        return bisect_right(self._statements, lines[-1]) - 1 if lines else -1
+
+    def _current_lines(self) -> Iterator[int]:
+        """The lines of the cell at which the frames of the main thread are, the innermost first."""
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         while frame is not None:
             if frame.f_code.co_filename == self.file:
-                return frame.f_lineno
+                yield frame.f_lineno
             frame = frame.f_back
-        return 0
+
+
+def _begins(statement: ast.stmt) -> int:
+    """The first line of a statement, with its decorators."""
+    decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
+    return min([statement.lineno, *(one.lineno for one in decorators)])
 
 
 def _wait_for(coroutine: Any) -> Any:

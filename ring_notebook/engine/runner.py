@@ -190,7 +190,11 @@ class _Execution:
             line=line,
             waiting=self._waiting(),
             progress=metrics.progress(),
-            extra={**self.spent.now(), "calls": world.calls()},
+            extra={
+                **self.spent.now(),
+                "calls": max(0, world.calls() - 1),  # without the barrier that opened the epoch
+                "statement": self.cell.current_statement() if self.cell else -1,
+            },
         )
 
     def _waiting(self) -> dict[str, Any] | None:

@@ -6,12 +6,14 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from notebook.endure import SECONDS_TO_END
 from ring_notebook.errors import CollectiveAborted, RunTimeout
 from ring_notebook.notebook.cluster.cluster import Cluster
+from ring_notebook.notebook.panel.headline import headline
 from ring_notebook.notebook.run.run import Run
 
 BARRIER = "from ring_notebook.core import world\nbarrier = world.current().communicator.barrier\n"
@@ -130,6 +132,28 @@ def test_an_init_that_waits_for_a_rank_that_has_ended_its_cell(cluster: Cluster,
     with pytest.raises(CollectiveAborted, match=f"rank {gone} finished its cell"):
         cluster.run(cell).wait()
     next_cell_works(cluster)
+
+
+def test_a_call_that_a_rank_leaves_out_is_told_while_the_others_wait(cluster: Cluster, tmp_path: Path) -> None:
+    source = (
+        "import pathlib, time, torch\n"
+        "def train(steps):\n"
+        "    for step in range(steps):\n"
+        "        ring.allreduce(torch.ones(2))\n"
+        "train(3 - ring.rank())\n"
+        f"while not pathlib.Path('{tmp_path / 'told'}').exists():\n"
+        "    time.sleep(0.01)\n"
+    )
+    run = cluster.run(source)
+    deadline = time.monotonic() + 60
+    while not (alarms := headline(run.log, run.view).alarms):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    (tmp_path / "told").touch()
+    where = "the last differs at line 4: ring.allreduce(torch.ones(2)), which rank 1 has left"
+    assert alarms == (f"3 calls on rank 0, 2 on rank 1; {where}",)
+    with pytest.raises(CollectiveAborted, match="rank 1"):
+        run.wait()
 
 
 def test_an_exception_class_of_the_cell_comes_back(cluster: Cluster) -> None:

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from ring_notebook.notebook.panel import machine_load, slow_ranks, stall_notice
+from ring_notebook.notebook.panel import machine_load, missed_calls, slow_ranks, stall_notice
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.record.run_view import RankView, RunView
 from ring_notebook.notebook.style import RED, STATUS_COLORS, duration, plural, rank_list, ranks, whole
 
-__all__ = ["Headline", "headline", "html", "text"]
+__all__ = ["Headline", "alarms", "first_row", "headline", "html", "text"]
 
 _AMBER = STATUS_COLORS["interrupted"]
 MOST_BROKEN = 3  # metrics with values that are no numbers
@@ -40,7 +40,10 @@ def headline(log: RunRecord, view: RunView, stuck: Sequence[RankView] = ()) -> H
         facts.append(f"{whole(view.samples_per_s)} samples/s")
     facts += _speedup(log, view)
     running = log.status == "running"
-    alarms = [stall_notice.sentence(stuck, log.source, log.first_line)] if stuck else []  # first of all
+    if stuck:  # first of all
+        alarms = [stall_notice.sentence(stuck, log.source, log.first_line)]
+    else:
+        alarms = [*filter(None, [missed_calls.sentence(view, log.source, log.first_line) if running else ""])]
     slow = None if stuck else slow_ranks.find(view)
     waits = any(rank.status and rank.status.waiting for rank in stuck)
     return Headline(
@@ -79,17 +82,28 @@ def _broken(view: RunView) -> list[str]:
     return found
 
 
-def html(content: Headline, live: bool = False) -> str:
+def html(content: Headline) -> str:
     """The headline for a page; it can still be read where the page removes styles."""
+    return first_row(content) + alarms(content)
+
+
+def first_row(content: Headline) -> str:
+    """The headline without its sentences."""
     color = RED if content.status in ("stuck", "no progress") else STATUS_COLORS.get(content.status, "inherit")
     parts = [f"<span class='ring-status' style='color:{color}'>● {content.status}</span>"]
-    parts += [f"<b>{escape(content.name)}</b>", *(f"<span>{escape(fact)}</span>" for fact in content.facts)]
+    parts.append(f"<b>{escape(content.name)}</b>")
     if content.progress is not None:
         bar = f"<span class='ring-bar'><i style='width:{content.progress:.1%}'></i></span>"
         parts.append(f"<span>{bar}{content.progress:.0%}</span>")
     if content.left is not None:
         parts.append(f"<b>{duration(content.left)} left</b>")
-    lines = [f"<div class='ring-head'>{'<span class=ring-dot> · </span>'.join(parts)}</div>"]
+    parts += [f"<span>{escape(fact)}</span>" for fact in content.facts]
+    return f"<div class='ring-head'>{'<span class=ring-dot> · </span>'.join(parts)}</div>"
+
+
+def alarms(content: Headline, live: bool = False) -> str:
+    """The sentences about what is wrong and what is slow, a line each; readers of a ``live`` page hear the first."""
+    lines = []
     for sentence, shade in [*((one, RED) for one in content.alarms), *((one, _AMBER) for one in content.warnings)]:
         role = " role='alert'" if shade == RED and live else ""
         lines.append(f"<div class='ring-alarm' style='color:{shade}'{role}>▲ {escape(sentence)}</div>")

@@ -62,7 +62,7 @@ class Panel:
         self._place: Any = None
         self._redraw = Thread(target=self._loop, name=f"ring-panel-{log.run}", daemon=True)
 
-        self._head = HTML(layout=Layout(flex="1 1 auto"))
+        self._head, self._alarms = HTML(layout=Layout(flex="1 1 auto")), HTML()
         size = Layout(width="90px", height="26px", flex="0 0 auto", visibility="visible" if stop else "hidden")
         self._button = Button(description="Stop", icon="stop", tooltip="Interrupt every rank", layout=size)
         self._button.on_click(self._on_stop)
@@ -81,6 +81,7 @@ class Panel:
                     [self._head, self._charts.buttons, self._button],
                     layout=Layout(align_items="flex-start", width="100%"),
                 ),
+                self._alarms,
                 self._beginning,
                 self._charts.grid,
                 self._table,
@@ -133,7 +134,8 @@ class Panel:
         stuck = view.stuck(config().stall_warning)
         if not view.names and not any(rank.status and rank.status.waiting for rank in stuck):
             stuck = ()  # it has not begun to train; what it is doing is shown
-        self._head.value = headline.html(headline.headline(self._log, view, stuck), live=True)
+        content = headline.headline(self._log, view, stuck)
+        self._head.value, self._alarms.value = headline.first_row(content), headline.alarms(content, live=True)
         if view.names and monotonic() >= self._table_due:
             self._table.value = rank_table.html(rank_table.table(view))
             self._table_due = monotonic() + len(self._table.value) / TEXT_BYTES

@@ -61,14 +61,19 @@ def _fact(rank: RankView, name: str) -> Any:
 
 
 def html(stalled: Sequence[RankView], source: str = "", first_line: int = 1) -> str:
-    """The notice for a page, with a row for each of the first ranks. Empty without ranks."""
+    """The notice for a page, with a row for the ranks that do the same, the first of them. Empty without ranks."""
     if not stalled:
         return ""
     titles = ("rank", "is in", "call", "for", "at line", "waits for")
     head = "".join(f"<th>{title}</th>" for title in titles)
-    shown = stalled[:MOST_ROWS]
-    cells = ("".join(f"<td>{escape(cell)}</td>" for cell in _cells(rank, source, first_line)) for rank in shown)
-    rows = "".join(f"<tr>{row}</tr>" for row in cells)
+    alike: dict[tuple[str, str, str, str], list[RankView]] = {}
+    for rank in stalled:
+        alike.setdefault(_cells(rank, source, first_line), []).append(rank)
+    rows = ""
+    for (what, call, line, missing), who in [*alike.items()][:MOST_ROWS]:
+        since = duration(max(_waiting(rank).get("seconds", rank.idle) for rank in who))
+        cells = (rank_list(rank.rank for rank in who), what, call, since, line, missing)
+        rows += f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
     return (
         "<div class='ring-notice ring-stuck'>"
         "Stop interrupts every rank; <code>%ring restart</code> ends ranks that do not stop."
@@ -80,17 +85,16 @@ def _waiting(rank: RankView) -> dict[str, Any]:
     return (rank.status.waiting if rank.status else None) or {}
 
 
-def _cells(rank: RankView, source: str, first_line: int) -> tuple[str, ...]:
+def _cells(rank: RankView, source: str, first_line: int) -> tuple[str, str, str, str]:
+    """What a rank is in, which call that is, the line, and whom it waits for."""
     waiting = _waiting(rank)
     number = rank.status.line if rank.status else 0
     line = f"{number}: {source_line(source, first_line, number)}" if number else "?"
     if not waiting:
-        return str(rank.rank), "code outside of collectives", "", duration(rank.idle), line, ""
+        return "code outside of collectives", "", line, ""
     return (
-        str(rank.rank),
         f"{waiting.get('operation')} {waiting.get('name', '')}".strip(),
         str(waiting.get("sequence") or ""),
-        duration(waiting.get("seconds", rank.idle)),
         line,
         rank_list(waiting.get("missing", ())),
     )

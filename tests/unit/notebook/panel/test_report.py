@@ -276,7 +276,7 @@ def test_stuck_names_who_is_missing_and_where_each_rank_is(tmp_path: Path) -> No
     )
     page = stall_notice.html(ranks, source, 2)
     cells = [re.findall(r"<td>(.*?)</td>", row) for row in page.split("<tr>")[2:]]
-    assert cells[0] == ["0", "allreduce late", "101", "12 s", "5: ring.allreduce(x)", "1"]
+    assert cells[0] == ["0, 2", "allreduce late", "101", "12 s", "5: ring.allreduce(x)", "1"]
     assert [cells[1][index] for index in (0, 1, 4)] == ["1", "code outside of collectives", "3: train()"]
     assert log.view().stuck(after=0) == ()
     log.finish("interrupted")

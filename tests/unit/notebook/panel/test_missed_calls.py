@@ -1,0 +1,55 @@
+"""A collective that a rank has left out is told at once, and no other wait is taken for that."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ring_notebook.notebook.panel import headline
+from ring_notebook.notebook.record.run_log import RunLog
+from ring_notebook.records import Status, encode
+
+SOURCE = "for batch in loader:\n    ring.allreduce(x)\nprint('done')\n"
+WAITING = {"operation": "allreduce", "name": "", "sequence": 101, "seconds": 1.5, "missing": [1]}
+
+
+def alarms(directory: Path, waiting: dict[str, Any], first: dict[str, Any], second: dict[str, Any], line: int) -> Any:
+    log = RunLog(directory / "r1", "r1", "", 2, SOURCE, {"first_line": 2}, {})
+    log.put(encode([Status("r1", 0, 0.0, line=3, waiting=waiting, extra=first)]))
+    log.put(encode([Status("r1", 1, 0.0, line=line, extra=second)]))
+    deadline = time.monotonic() + 30
+    while log.taken < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    try:
+        return headline.headline(log, log.view()).alarms
+    finally:
+        log.finish("interrupted")
+
+
+def test_both_numbers_and_the_line_are_told_at_once(tmp_path: Path) -> None:
+    said = alarms(tmp_path, WAITING, {"calls": 101, "statement": 0}, {"calls": 100, "statement": 1}, 4)
+    assert said == (
+        "101 calls on rank 0, 100 on rank 1; the last differs at line 3: ring.allreduce(x), which rank 1 has left",
+    )
+
+
+@pytest.mark.parametrize(
+    ("waiting", "first", "second"),
+    [
+        pytest.param(WAITING, (101, 0), (100, 0), id="rank 1 is in the same statement"),
+        pytest.param(WAITING, (101, 1), (100, 0), id="rank 1 is in an earlier one"),
+        pytest.param(WAITING, (101, 0), (101, 1), id="rank 1 has called it meanwhile"),
+        pytest.param({**WAITING, "seconds": 0.4}, (101, 0), (100, 1), id="rank 0 has only begun to wait"),
+        pytest.param({**WAITING, "missing": []}, (101, 0), (100, 1), id="rank 0 waits for nobody"),
+        pytest.param(WAITING, (101, -1), (100, 1), id="rank 0 is outside of the cell"),
+    ],
+)
+def test_nothing_is_said_of_another_wait(
+    tmp_path: Path, waiting: dict[str, Any], first: tuple[int, int], second: tuple[int, int]
+) -> None:
+    given = [dict(zip(("calls", "statement"), one, strict=True)) for one in (first, second)]
+    assert alarms(tmp_path, waiting, *given, 4) == ()
