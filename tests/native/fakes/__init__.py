@@ -1,1 +1,1 @@
-"""A CUDA driver and an NCCL without a device, as shared libraries that tests compile and the core loads."""
+"""A CUDA driver, an NCCL and an NVML without a device, as shared libraries that tests compile."""

@@ -1,4 +1,4 @@
-"""The fake driver and the fake NCCL: compiled once, loaded by the core, and controlled by tests."""
+"""The fake driver, the fake NCCL and the fake NVML: compiled once, loaded by the core, and controlled by tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from native.values import Tensor, encode
 from ring_notebook.core.buffers import Buffer, Device, DType
 from ring_notebook.core.native import core
 
-__all__ = ["CUDA", "NCCL", "FakeDevice", "connections", "devices", "environment", "knobs"]
+__all__ = ["CUDA", "NCCL", "NVML", "FakeDevice", "connections", "devices", "environment", "knobs"]
 
 HERE = Path(__file__).parent
 BUILT = Path(__file__).parents[3] / "build" / "fakes"
@@ -53,6 +53,18 @@ def _compiled(name: str, *linked: Path) -> Path:
 def CUDA() -> Path:  # noqa: N802
     """The fake driver."""
     return _compiled("fake_cuda")
+
+
+@lru_cache(maxsize=1)
+def NVML() -> Path:  # noqa: N802
+    """A folder for LD_LIBRARY_PATH with the fake management library under the name by which it is looked for."""
+    library = _compiled("fake_nvml")
+    folder = library.with_suffix(".path")
+    folder.mkdir(exist_ok=True)
+    link = folder / "libnvidia-ml.so.1"
+    with suppress(FileExistsError):
+        link.symlink_to(library)
+    return folder
 
 
 @lru_cache(maxsize=1)
