@@ -26,7 +26,9 @@ __all__ = ["annotate", "compare", "delete", "find", "listing", "names", "runs_di
 _MOST_METRICS = 6
 _MOST_PARAMS = 6
 _TRIVIAL_SECONDS = 10.0  # a cell that ended well before and logged nothing is no experiment
-_OPTIONAL = ("parameters", "tags", "note")  # columns that are left out where they are empty
+_PARAMS, _LAST = "parameters", "last values"
+_OPTIONAL = (_PARAMS, "tags", "note")  # columns that are left out where they are empty
+_SORTED = ("name", "started", "ranks", "status", "seconds", "samples/s")  # columns that a page can sort by
 _COLUMNS = (
     "run",
     "name",
@@ -35,8 +37,8 @@ _COLUMNS = (
     "status",
     "seconds",
     "samples/s",
-    "parameters",
-    "last values",
+    _PARAMS,
+    _LAST,
     "tags",
     "note",
 )
@@ -74,10 +76,18 @@ def listing(most: int = 20, *, every: bool = False, sort: str = "", where: Seque
     older = len(entries) - most
     notes = [*unreadable, f"and {older} more in {runs_directory()}" if older > 0 else ""]
     notes += [f"{plural(trivial, 'short cell')} without metrics not listed; --all lists them"] * (trivial > 0)
-    shown = [entry.row() for entry in entries[:most]]
+    entries = entries[:most]
+    shown = [entry.row() for entry in entries]
     kept = [index for index, name in enumerate(_COLUMNS) if name not in _OPTIONAL or any(row[index] for row in shown)]
     rows = [[row[index] for index in kept] for row in shown]
-    return Listing([_COLUMNS[index] for index in kept], rows, "\n".join(filter(None, notes)))
+    under = {
+        **dict.fromkeys(list(dict.fromkeys(name for one in entries for name in one.params))[:_MOST_PARAMS], _PARAMS),
+        **dict.fromkeys(list(dict.fromkeys(name for one in entries for name in one.last))[:_MOST_METRICS], _LAST),
+    }
+    under = {name: column for name, column in under.items() if name not in _SORTED}
+    keys = {name: [one.value(name) for one in entries] for name in (*_SORTED, *under)}
+    columns = [_COLUMNS[index] for index in kept]
+    return Listing(columns, rows, "\n".join(filter(None, notes)), keys if len(rows) > 1 else {}, under)
 
 
 def find(name: str) -> RunRecord:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from array import array
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.run import catalogue
 from ring_notebook.notebook.run.export import export
-from ring_notebook.notebook.run.hand_over import to_csv, to_tensorboard
+from ring_notebook.notebook.run.hand_over import to_csv
 from ring_notebook.notebook.run.takeover import run_in_progress
 from ring_notebook.records import MetricBatch, Params, encode
 
@@ -155,13 +156,33 @@ def test_parameters_are_those_of_the_cell_and_of_rank_0(runs: Path) -> None:
     assert constants("!ls") == {}
 
 
-def test_rows_as_csv_and_for_tensorboard(runs: Path, tmp_path: Path) -> None:
+def test_rows_as_csv(runs: Path, tmp_path: Path) -> None:
     log = trained(runs, "1-small", 0.01, 0.5)
     lines = to_csv(log, tmp_path / "rows.csv").read_text().splitlines()
     assert lines[0] == "rank,time,step,loss"
     assert [line.split(",")[2:] for line in lines[1:]] == [["0", "1.5"], ["1", "0.5"]]
-    loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
-    (file,) = to_tensorboard(log, tmp_path / "board").iterdir()
-    events = list(loader.LegacyEventFileLoader(str(file)).Load())
-    found = [(event.step, value.tag, value.simple_value) for event in events for value in event.summary.value]
-    assert found == [(0, "loss", 1.5), (1, "loss", 0.5)]
+
+
+def test_a_page_can_sort_the_list_by_columns_parameters_and_metrics(runs: Path) -> None:
+    for name, lr, loss in (("1-small", 0.01, 0.3), ("2-large", 1.0, 0.1), ("3-usual", 0.1, 0.2)):
+        trained(runs, name, lr, loss)
+    silent = good(runs, "4-silent")
+    catalogue.tag("4-silent", ["kept"])
+    assert silent.directory.exists()
+    listed = catalogue.listing()
+    page = listed._repr_html_()
+    names = list(listed.keys)
+    assert {"seconds", "name", "lr", "loss"} <= set(names)
+    index = names.index("loss")
+    orders = {
+        way: [int(place) for place in re.findall(rf"--{way}{index}:(\d+)", page)] for way in "ad"
+    }  # of the rows 4-silent, 3-usual, 2-large, 1-small
+    assert orders == {"a": [3, 1, 0, 2], "d": [3, 1, 2, 0]}
+    assert page.count("<tr style='--") == 4
+    assert "title='lr: largest first'" in page
+    assert f"[value=d{index}]:checked) tbody tr {{ order: var(--d{index}); }}" in page
+
+
+def test_a_list_of_one_run_has_nothing_to_sort(runs: Path) -> None:
+    trained(runs, "1-small", 0.01, 0.3)
+    assert "<input" not in catalogue.listing()._repr_html_()
