@@ -126,7 +126,7 @@ CSS = """<style>
 .ring-begin { padding: 10px 0 0 2px; line-height: 1.6; color: var(--jp-ui-font-color2, #666);
   font-family: var(--jp-code-font-family, monospace); font-size: 12px; }
 .ring-panel .ring-toggle { line-height: 22px; padding: 0 8px; border-radius: 4px; font-size: 12px; }
-.ring-bar { display: inline-block; width: 140px; height: 6px; border-radius: 3px; margin-right: 8px;
+.ring-bar { display: inline-block; width: clamp(60px, 11vw, 140px); height: 6px; border-radius: 3px; margin-right: 8px;
   background: var(--jp-border-color2, #8885); vertical-align: middle; }
 .ring-bar i { display: block; height: 100%; border-radius: 3px; background: #3b82f6;
   transition: width .3s; }
@@ -134,21 +134,32 @@ CSS = """<style>
   font-variant-numeric: tabular-nums; }
 .ring-table th { position: sticky; top: 0; background: var(--jp-layout-color0, transparent);
   font-weight: 600; }
-.ring-table th, .ring-table td { text-align: right; padding: 1px 14px 1px 0; white-space: nowrap;
+.ring-table th, .ring-table td { text-align: right; padding: 1px 11px 1px 0; white-space: nowrap;
   border: none; }
 .ring-table th:nth-child(-n+2), .ring-table td:nth-child(-n+2) { text-align: left; }
+.ring-report .ring-table { font-size: 12px; }
 .ring-table .ring-slow { color: #d97706; font-weight: 600; }
-.ring-time { display: inline-flex; width: 110px; height: 9px; border-radius: 2px; overflow: hidden;
+.ring-time { display: inline-flex; width: 240px; height: 14px; border-radius: 2px; overflow: hidden;
   vertical-align: middle; background: var(--jp-border-color2, #8885); }
-.ring-time i { height: 100%; }
+.ring-time i { min-width: 0; overflow: hidden; text-align: center; color: #111827;
+  font: 600 10px/14px system-ui, sans-serif; }
+.ring-time i:first-child { color: #fff; }
+.ring-table th.ring-legend { font-size: 10px; font-weight: 400; }
+.ring-fit { container-type: inline-size; }
 .ring-lines, .ring-lines .widget-html-content { font: 12px/1.45 var(--jp-code-font-family, monospace);
   white-space: pre-wrap; min-height: 0; height: auto; }
 .ring-notice { border-left: 3px solid #f59e0b; padding: 2px 0 2px 10px; margin: 6px 0; line-height: 1.5; }
-.ring-sparks { color: #8791a0; font-size: 9px; letter-spacing: -.5px; opacity: .8; }
+.ring-table td.ring-load { position: relative; min-width: 62px; }
+.ring-load span { position: absolute; right: 11px; bottom: 3px; color: #8791a0; font-size: 10px; line-height: 1;
+  letter-spacing: -.5px; opacity: .3; pointer-events: none; }
 .ring-stuck th, .ring-stuck td { text-align: left !important; }
 .ring-stuck { border-color: #ef4444; }
 .ring-alert { border-color: #ef4444; color: #ef4444; }
 .ring-hint { border-color: #3b82f6; }
 .ring-report summary { cursor: pointer; margin-top: 4px; }
 .ring-rows { max-height: 260px; overflow: auto; }
+@container (max-width: 760px) { .ring-time { width: 120px; }
+  .ring-legend span:nth-child(even), .ring-time i { font-size: 0; }
+  .ring-table tr th, .ring-table tr td { padding-right: 7px; } .ring-load span { display: none; }
+  .ring-table td.ring-load { min-width: 0; } }
 </style>"""

@@ -36,7 +36,7 @@ random.seed(7)
 steps, slow, odd = 400, {size} - 1, 2
 
 def facts(rank):
-    busy = 38.0 if rank == slow and {size} > 1 else 27.0
+    busy = 38.0 if rank == slow else 27.0
     return {{"training": 40.0, "communication": 40 - busy, "waiting": (40 - busy) * 0.85, "data_wait": 1.2, "line": 0}}
 
 for rank in range({size}):
@@ -46,7 +46,7 @@ for rank in range({size}):
         loss = abs(2.3 * math.exp(-step / 60) + 0.08 + 0.06 * math.exp(-step / 200) * random.gauss(0, 1))
         loss += 0.35 if rank == odd and {size} > 2 else 0
         rate = 64.0 * (1 + 0.1 * math.sin(step / 15))
-        rows.extend((now, step, loss, min(0.99, 1 - loss / 2.6), 1e-3 * (1 - step / steps), step // 100, rate))
+        rows.extend((now, step, loss, min(0.99, 1 - loss / 3.1), 1e-3 * (1 - step / steps), step // 100, rate))
         if step % 50 == 49:
             val.extend((now, step, 2.2 * math.exp(-step / 70) + 0.16))
     log.put(encode([
@@ -105,7 +105,7 @@ def send(rank, first, seconds):
         loss = abs(2.3 * math.exp(-step / 60) + 0.08 + 0.06 * math.exp(-step / 200) * random.gauss(0, 1))
         loss += 0.35 if rank == 2 else 0
         rate = 64.0 * (1 + 0.1 * math.sin(step / 15))
-        rows.extend((begun + step / 20, step, loss, min(0.99, 1 - loss / 2.6), step // 100, rate))
+        rows.extend((begun + step / 20, step, loss, min(0.99, 1 - loss / 3.1), step // 100, rate))
     busy = (0.95 if rank == {{size}} - 1 else 0.68) * seconds
     facts = {{{{"training": seconds, "communication": seconds - busy, "waiting": (seconds - busy) * 0.85}}}}
     facts["data_wait"] = 0.03 * seconds

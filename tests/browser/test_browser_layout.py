@@ -17,6 +17,18 @@ SCENES = {"running": TRAINING, "report": REPORT, "stuck": STUCK, "broken": BROKE
 DEFAULT = {("running", 8), ("report", 8)}
 
 
+RUNS = """
+from ring_notebook.notebook.table import Listing
+Listing(
+    ["run", "seconds", "last values"],
+    [["a", "1.0", "loss 0.5"], ["b", "2.0", "loss 0.25"], ["c", "30.0", ""]],
+    "",
+    {"seconds": [1.0, 2.0, 30.0], "loss": [0.5, 0.25, None]},
+    {"loss": "last values"},
+)
+"""
+
+
 @pytest.fixture(scope="module", params=["Light", pytest.param("Dark", marks=pytest.mark.slow)])
 def themed_lab(
     chromium: str, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
@@ -58,6 +70,8 @@ def fits(notebook: NotebookPage, shown: Locator, scene: str, size: int) -> None:
     right = max(box["x"] + box["width"] for box in boxes if box)
     left = min(box["x"] for box in boxes if box)
     assert right - left > 0.93 * width
+    gpu = shown.locator("th", has_text="GPU memory").bounding_box()  # no scrolling for what the machines do
+    assert gpu["x"] + gpu["width"] <= shown.bounding_box()["x"] + width  # type: ignore[index]
     said = shown.inner_text()
     assert ("slower in compute; the others wait 28%" in said) == (size > 1 and scene != "stuck")
     assert shown.locator(".ring-slow").count() == (size > 1)
@@ -96,8 +110,13 @@ def test_readable_at_any_size(
         picture(notebook, 0, f"{name}-{width}{'-dark' if dark else ''}")
 
 
-def test_charts_answer_to_the_mouse(lab: Lab, open_notebook: Callable[[str], NotebookPage]) -> None:
-    """Hover shows every rank's value, live and in the report; a click on a label draws that rank, a button the log."""
+def test_charts_answer_to_the_mouse(
+    lab: Lab, open_notebook: Callable[[str], NotebookPage], picture: Callable[[NotebookPage, int, str], None]
+) -> None:
+    """Hover shows every rank's value, live and in the report; a button draws the log.
+
+    A click zooms into a chart of the report, another one shows all of it again.
+    """
     live, report = (
         scene.format(size=4, run=f"mouse-{name}", name="digits")
         for name, scene in (("live", TRAINING), ("still", REPORT))
@@ -117,6 +136,43 @@ def test_charts_answer_to_the_mouse(lab: Lab, open_notebook: Callable[[str], Not
     tip = shown.locator(".ring-chart").first.locator("i").nth(20)
     tip.hover()
     assert "mean of 4 ranks" in tip.evaluate("element => getComputedStyle(element, '::after').content")
+    image, zoom = shown.locator("img").first, shown.locator(".ring-zoom summary").first
+    before = image.bounding_box()["width"]  # type: ignore[index]
+    zoom.click()
+    assert image.bounding_box()["width"] == pytest.approx(5 * before)  # type: ignore[index]
+    frame = shown.locator(".ring-frame").first
+    assert frame.evaluate("frame => (frame.scrollLeft = 900) && frame.scrollLeft") == 900
+    assert shown.evaluate("element => element.scrollWidth <= element.clientWidth")
+    picture(notebook, 2, "zoomed")
+    zoom.click()
+    assert image.bounding_box()["width"] == before  # type: ignore[index]
+
+
+def test_runs_are_sorted_by_a_click_without_a_kernel(
+    lab: Lab, open_notebook: Callable[[str], NotebookPage], picture: Callable[[NotebookPage, int, str], None]
+) -> None:
+    NotebookPage.write(lab.directory / "runs.ipynb", RUNS)
+    notebook = open_notebook("runs.ipynb")
+    notebook.run(0)
+    notebook.wait_ended(0)
+    notebook.save()
+    notebook.shut_down()
+    notebook.page.goto(f"{lab.url}/doc/tree/runs.ipynb")
+    table = notebook.output(0).locator(".ring-sorted")
+    table.wait_for(timeout=60_000)
+
+    def shown() -> list[str]:
+        rows = table.locator("tbody tr").all()
+        return [row.locator("td").first.inner_text() for row in sorted(rows, key=lambda row: row.bounding_box()["y"])]  # type: ignore[index]
+
+    assert shown() == ["a", "b", "c"]
+    table.get_by_title("loss: smallest first").click()
+    assert shown() == ["b", "a", "c"]
+    picture(notebook, 0, "runs")
+    table.get_by_title("loss: largest first").click()
+    assert shown() == ["a", "b", "c"]
+    table.get_by_title("seconds: largest first").click()
+    assert shown() == ["c", "b", "a"]
 
 
 def test_stop_is_reached_without_a_mouse_in_a_panel(lab: Lab, open_notebook: Callable[[str], NotebookPage]) -> None:

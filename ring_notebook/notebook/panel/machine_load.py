@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -35,32 +36,31 @@ IDLE, STARVED = 60.0, 0.25  # percent that a GPU is busy, and the share of time 
 
 def sparkline(values: Sequence[float], top: float) -> str:
     """The newest values as a row of blocks from nothing to ``top``."""
-    recent = np.asarray(values, dtype=float)
-    if not len(recent) or not top > 0:
+    if not len(values) or not top > 0:
         return ""
-    parts = np.array_split(recent, min(_SPARKS, len(recent)))
-    heights = [min(max(float(part.mean()) / top, 0.0), 1.0) for part in parts]
-    return "".join(_BLOCKS[round(height * (len(_BLOCKS) - 1))] for height in heights)
+    count = min(_SPARKS, len(values))
+    edges = [len(values) * index // count for index in range(count + 1)]
+    means = (sum(values[first:last]) / (last - first) for first, last in pairwise(edges))  # plain Python: few numbers
+    return "".join(_BLOCKS[round(min(max(mean / top, 0.0), 1.0) * (len(_BLOCKS) - 1))] for mean in means)
 
 
-def cells(view: RunView, rank: int) -> dict[str, str]:
-    """The cells of one rank by the name of the load: a sparkline and the newest value; empty where it is not known."""
-    found = {}
+def cells(view: RunView) -> dict[int, list[str]]:
+    """The cells of each rank, one for each of COLUMNS that is known: a sparkline and the newest value."""
+    found: dict[int, list[str]] = {rank.rank: [] for rank in view.ranks}
     for name in COLUMNS:
-        by_rank = view.loads.get(name, {})
+        by_rank = view.loads.get(name)
         if not by_rank:
             continue
-        if rank not in by_rank:
-            found[name] = ""
-            continue
-        values = by_rank[rank].y
-        top = max(100.0, max(values)) if name in ("cpu", "gpu") else 1.4 * max(max(one.y) for one in by_rank.values())
-        found[name] = f"{sparkline(values, top)} {_said(name, values[-1])}"
+        highest = max(max(points.y) for points in by_rank.values())
+        top = max(100.0, highest) if name in ("cpu", "gpu") else 1.4 * highest
+        for rank, listed in found.items():
+            values = by_rank[rank].y if rank in by_rank else ()
+            listed.append(f"{sparkline(values, top)} {_said(name, values[-1])}" if values else "")
     return found
 
 
 def _said(name: str, value: float) -> str:
-    return f"{value:.0f}%" if name in ("cpu", "gpu") else f"{number(value * 2**-30)} GiB"
+    return f"{value:.0f}%" if name in ("cpu", "gpu") else f"{value * 2**-30:.3g} GiB"
 
 
 def charts(view: RunView, look: Look) -> list[Chart]:

@@ -17,6 +17,7 @@ MOST_COLORS = 8  # ranks that are told apart by color
 TEXT_ROWS = 16
 SILENT = 5.0  # seconds without a record before it is said
 MOST_METRICS = 12  # columns
+SAID = 0.15  # a share of time that has room for its number in the bar
 
 
 _SHARES = {"moving": "moving", "waiting": "waiting", "loading": "data"}  # column: what of `Spent` it shows
@@ -55,6 +56,7 @@ def table(view: RunView, still: bool = False) -> Table:
     # Of very many ranks the page shows the first ones, so these should be the ones to look at.
     shown_ranks = sorted(view.ranks, key=lambda rank: rank.rank not in late) if view.size > TEXT_ROWS else view.ranks
     rows = []
+    machines = machine_load.cells(view)
     died = any(rank.ended and rank.ended.status == "died" for rank in view.ranks)
     for rank in shown_ranks:
         cells = [str(rank.rank), status_of(rank, still, died), str(rank.step)]
@@ -63,7 +65,7 @@ def table(view: RunView, still: bool = False) -> Table:
         cells += [f"{by_rank[rank.rank]:.0%}" for by_rank in shares.values()]
         if silent:
             cells.append("" if rank.ended or rank.quiet < SILENT else duration(rank.quiet))
-        cells += machine_load.cells(view, rank.rank).values()
+        cells += machines[rank.rank]
         cells += [number(rank.last[name]) if name in rank.last else "" for name in shown]
         cells += [""] * (more > 0)
         rows.append(tuple(cells))
@@ -72,11 +74,12 @@ def table(view: RunView, still: bool = False) -> Table:
 
 
 def _bar(spent: Spent) -> str:
-    """Where a rank's time went, as a bar in the colors of a timeline."""
+    """Where a rank's time went, as a bar in the colors of a timeline, with the larger shares in numbers."""
     parts = (("compute", spent.compute), ("moving", spent.moving), ("waiting", spent.waiting), ("data", spent.data))
     pieces = "".join(
         f"<i style='width:{spent.share(seconds):.1%};background:{PHASE_COLORS[phase]}' "
-        f"title='{PHASE_WORDS[phase]}: {spent.share(seconds):.0%}'></i>"
+        f"title='{PHASE_WORDS[phase]}: {spent.share(seconds):.0%}'>"
+        f"{f'{spent.share(seconds):.0%}' if spent.share(seconds) >= SAID else ''}</i>"
         for phase, seconds in parts
         if seconds > 0
     )
@@ -93,33 +96,43 @@ def status_of(rank: RankView, still: bool = False, died: bool = False) -> str:
 
 
 def html(content: Table) -> str:
-    """The table for a page, each rank of a few marked with the color of its line."""
+    """The table for a page, each rank of a few marked with the color of its line; bars stand for the shares of time."""
     colors = len(content.rows) <= MOST_COLORS
     place = next((index for index, column in enumerate(content.columns) if column in _SHARES), len(content.columns))
-    heads = [f"<th>{_swatch(column)}{escape(column)}</th>" for column in content.columns]
+    kept = [index for index, column in enumerate(content.columns) if column not in _SHARES]
+    heads = [f"<th>{escape(content.columns[index])}</th>" for index in kept]
     if content.bars:
-        heads.insert(place, f"<th>{_swatch('compute')}time</th>")
+        heads.insert(place, f"<th class='ring-legend'>{_LEGEND}</th>")
     rows = []
     for index, cells in enumerate(content.rows):
         rank = int(cells[0])
         swatch = f"<span style='color:{rank_color(rank)}'>■</span> " if colors else ""
         slow = " <b class='ring-slow' title='the others wait for this rank'>slow</b>" * (rank in content.stragglers)
         color = STATUS_COLORS.get(cells[1], "inherit")
-        first = f"<td>{swatch}{rank}{slow}</td><td style='color:{color}'>{cells[1]}</td>"
-        others = [f"<td>{_SPARKS.sub(_SPARK_SPAN, escape(cell))}</td>" for cell in cells[2:]]
+        made = [f"<td>{swatch}{rank}{slow}</td>", f"<td style='color:{color}'>{cells[1]}</td>"]
+        made += [_cell(cells[column]) for column in kept[2:]]
         if content.bars:
-            others.insert(place - 2, f"<td>{content.bars[index]}</td>")
-        rows.append(f"<tr>{first}{''.join(others)}</tr>")
-    return f"<table class='ring-table'><thead><tr>{''.join(heads)}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+            made.insert(place, f"<td>{content.bars[index]}</td>")
+        rows.append(f"<tr>{''.join(made)}</tr>")
+    head = f"<thead><tr>{''.join(heads)}</tr></thead>"
+    return f"<div class='ring-fit'><table class='ring-table'>{head}<tbody>{''.join(rows)}</tbody></table></div>"
 
 
-_SPARKS, _SPARK_SPAN = re.compile("^[▁-█]+"), r"<span class='ring-sparks'>\g<0></span>"
+def _cell(text: str) -> str:
+    """A cell; what a machine did before lies behind the number that says what it does now."""
+    blocks = _BLOCKS.match(text)
+    if not blocks:
+        return f"<td>{escape(text)}</td>"
+    return f"<td class='ring-load'><span>{blocks[0]}</span>{escape(text[blocks.end() :])}</td>"
 
 
-def _swatch(column: str) -> str:
-    """The color that a column has in the bars."""
-    phase = "compute" if column == "compute" else _SHARES.get(column)
-    return f"<span style='color:{PHASE_COLORS[phase]}'>■</span> " if phase else ""
+_BLOCKS = re.compile("[▁-█]+")
+
+
+_LEGEND = " ".join(
+    f"<span style='color:{PHASE_COLORS[phase]}' title='{PHASE_WORDS[phase]}'>■</span>&nbsp;<span>{word}</span>"
+    for word, phase in (("compute", "compute"), *_SHARES.items())
+)
 
 
 def text(content: Table) -> str:

@@ -36,6 +36,16 @@ class Scale:
         return tuple(float(f"{index * self.step:.12g}") for index in range(first, last + 1))
 
     @property
+    def finer_ticks(self) -> tuple[float, ...]:
+        """Round numbers between the ticks of a linear axis, for a wide picture: four or five times as many in all."""
+        if self.log:
+            return ()
+        step = _step(self.step)
+        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
+        every = (float(f"{index * step:.12g}") for index in range(first, last + 1))
+        return tuple(tick for tick in every if tick not in self.ticks)
+
+    @property
     def step(self) -> float:
         """The way from one tick to the next on a linear axis."""
         return _step(self.high - self.low)

@@ -109,7 +109,7 @@ def _note(name: str, curves: Curves, judged: Line | None, best: tuple[float, flo
     parts += [trend(main)] if direction(name) else []
     if best is not None:
         which = f"{judged.label} " if judged.sparse else ""
-        parts.append(f"best {which}{number(best[1])} at step {best[0]:,.0f}")
+        parts.append(f"best {which}{number(best[1])} at {best[0]:,.0f}")
     return " · ".join(filter(None, parts))
 
 

@@ -52,11 +52,13 @@ class LiveChart:
 
     def _option(self, chart: Chart) -> dict[str, Any]:
         lines = chart.curves.lines
-        labels = [line.label for line in lines] if len(lines) > 1 else []
+        # What is drawn stands first: a narrow page shows the first labels, and the others behind an arrow.
+        ordered = sorted(lines, key=lambda line: not line.shown)
+        labels = [line.label for line in ordered] if len(lines) > 1 else []
         series = {line.label: _line(line) for line in lines}
         if chart.curves.band is not None:
             series = {_BAND: _band(chart.curves.band, lines[0].color), **series}
-            labels.insert(1, _BAND)
+            labels.insert(sum(line.shown for line in lines), _BAND)
         series["marks"] = _marks(chart)
         # A series that is left out would stay as it was: the page merges what it gets into what it has.
         gone = {name: {**old, "data": []} for name, old in self._series.items() if name not in series}

@@ -1,4 +1,9 @@
-"""Charts for a page without widgets: images that fill the width, each with its values to hover over."""
+"""Charts for a page without widgets: images that fill the width, with values to hover over, and to be zoomed.
+
+To zoom is to make an image wider in a frame that scrolls. Where the page keeps our style sheet, a click does it, on an
+element that is open or closed. A page that removes the sheet, because it does not trust the notebook, keeps the styles
+of elements, so that a reader can drag the corner of a chart. Neither needs a script or a kernel.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +13,31 @@ from html import escape
 
 from ring_notebook.notebook.panel.charts.chart import Chart, columns
 from ring_notebook.notebook.panel.charts.svg_chart import BOTTOM, HEIGHT, TOP, svg, tips
+from ring_notebook.notebook.style import GREY
 
-__all__ = ["CSS", "grid"]
+__all__ = ["CSS", "ZOOM", "grid"]
+
+ZOOM = 500  # percent of the frame that a chart fills when it is zoomed
+_ZOOM = (
+    "<details class='ring-zoom'><summary>zoom</summary>"
+    "<div>Drag the lower right corner of the chart, then scroll.</div></details>"
+)
 
 # The values lie in attributes of empty elements, so that nothing of them is seen where a page removes styles.
 CSS = f"""<style>
 .ring-charts {{ display: grid; gap: 8px 24px; margin: 6px 0; }}
 .ring-chart {{ position: relative; min-width: 0; }}
 .ring-chart img {{ display: block; width: 100%; height: {HEIGHT}px; max-width: none; }}
+.ring-zoom {{ position: absolute; right: 0; top: 0; z-index: 6; font-size: 11px; color: {GREY}; }}
+.ring-report .ring-zoom summary {{ list-style: none; margin: 0; padding: 2px 4px; }}
+.ring-zoom summary:hover {{ color: var(--jp-ui-font-color1, inherit); }}
+.ring-zoom div {{ display: none; }}
+.ring-zoom[open] summary {{ font-size: 0; }}
+.ring-zoom[open] summary::after {{ content: "show all"; font-size: 11px; }}
+.ring-wide {{ resize: none !important; overflow: visible !important; }}
+.ring-frame {{ overflow: visible !important; }}
+.ring-zoom[open] ~ .ring-frame {{ overflow: auto hidden !important; }}
+.ring-zoom[open] ~ .ring-frame .ring-wide {{ width: {ZOOM}% !important; }}
 .ring-tips {{ position: absolute; left: 0; right: 0; top: {TOP}px; bottom: {BOTTOM}px; display: flex; }}
 .ring-tips i {{ flex: 1; position: relative; font-style: normal; }}
 .ring-tips i:hover::before {{ content: ""; position: absolute; left: 50%; top: 0; bottom: 0;
@@ -33,7 +55,10 @@ def grid(charts: Sequence[Chart]) -> str:
     if not charts:
         return ""
     shown = "".join(
-        f"<div class='ring-chart'>{_image(one)}<div class='ring-tips'>{tips(one)}</div></div>" for one in charts
+        f"<div class='ring-chart'>{_ZOOM}<div class='ring-frame' style='overflow-x:auto'>"
+        f"<div class='ring-wide' style='position:relative;resize:horizontal;overflow:hidden'>"
+        f"{_image(one)}<div class='ring-tips'>{tips(one)}</div></div></div></div>"
+        for one in charts
     )
     return f"<div class='ring-charts' style='grid-template-columns:{columns(len(charts))}'>{shown}</div>"
 

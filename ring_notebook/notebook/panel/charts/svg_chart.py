@@ -1,7 +1,7 @@
 """A still chart: SVG for saved notebooks, where no widget is alive. It fills any width, and its text keeps its size.
 
 Nothing but the curves is stretched: they lie in an inner picture whose lines are drawn after that, and everything else
-is placed in percent of the width.
+is placed in percent of the width. So a reader zooms by making the picture wider, which then shows more ticks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ _BEGIN = 0.03
 _END = 0.88  # of the x axis, where its name stands
 _LEGEND = 400  # its width; a narrow page cuts it
 _BAND = "lowest to highest"
-_UNIT = 1000  # the curves' own coordinates
+_UNIT = 1000  # the curves' own coordinates,
+_ACROSS = 4000  # and those along the x axis, which may be drawn several times as wide
+_WIDE = 1400  # pixels from which on a picture shows more ticks, and again what its beginning says
+_AGAIN = range(10, 100, 10)  # percent of the width at which it does, for a page that has scrolled there
 _FONT = "font-family='system-ui,-apple-system,Segoe UI,Helvetica,Arial,sans-serif'"
 
 
@@ -38,27 +41,30 @@ def svg(chart: Chart) -> str:
     top = TOP + more
     height = HEIGHT - top - BOTTOM
     parts = [
-        f"<svg xmlns='http://www.w3.org/2000/svg' width='100%' height='{HEIGHT}' {_FONT} font-size='11' fill='{GREY}'>",
+        f"<svg xmlns='http://www.w3.org/2000/svg' width='100%' height='{HEIGHT}' {_FONT} font-size='11' fill='{GREY}'>"
+        f"<style>@media(max-width:{_WIDE}px){{.w{{display:none}}}}</style>",
         f"<text x='1' y='15'><tspan font-size='13' font-weight='600'>{escape(chart.title)}</tspan>"
         f"<tspan dx='8'>{escape(chart.note)}</tspan></text>",
+        *(f"<text class='w' x='{at}%' y='15' font-weight='600'>{escape(chart.title)}</text>" for at in _AGAIN[1::2]),
         *legend,
         f"<svg y='{top}' width='100%' height='{height}' overflow='visible'>",
     ]
+    labels = []
     for tick in y.ticks:
         at = f"{100 - 100 * y.place(tick):.2f}%"
-        parts.append(
-            f"<line x1='0' x2='100%' y1='{at}' y2='{at}' stroke='{GREY}' stroke-opacity='.22'/>"
-            f"<text x='1' y='{at}' dy='-3'>{y.label(tick) if y.place(tick) < _TOP else ''}</text>"
-        )
-    for tick in (tick for tick in x.ticks if x.place(tick) < _END):
-        at = f"{100 * x.place(tick):.2f}%"
-        anchor = "middle" if x.place(tick) > _BEGIN else "start"
-        parts.append(f"<text x='{at}' y='{height + 15}' text-anchor='{anchor}'>{x.label(tick)}</text>")
+        parts.append(f"<line x1='0' x2='100%' y1='{at}' y2='{at}' stroke='{GREY}' stroke-opacity='.22'/>")
+        labels += [f"<text x='1' y='{at}' dy='-3'>{y.label(tick)}</text>"] * (y.place(tick) < _TOP)
+    parts.append(f"<g id='y'>{''.join(labels)}</g>")
+    parts += [f"<use class='w' href='#y' x='{at}%'/>" for at in _AGAIN]
+    for tick, kind in [*((tick, "") for tick in x.ticks), *((tick, " class='w'") for tick in x.finer_ticks)]:
+        if x.place(tick) < _END:
+            at = f"{100 * x.place(tick):.2f}%"
+            anchor = "middle" if x.place(tick) > _BEGIN else "start"
+            parts.append(f"<text{kind} x='{at}' y='{height + 15}' text-anchor='{anchor}'>{x.label(tick)}</text>")
     parts.append(f"<text x='100%' y='{height + 15}' text-anchor='end' fill-opacity='.75'>{escape(chart.xlabel)}</text>")
     parts += _epochs(chart, x, height)
-    parts.append(
-        f"<svg width='100%' height='100%' viewBox='0 0 {_UNIT} {_UNIT}' preserveAspectRatio='none' overflow='visible'>"
-    )
+    inner = f"width='100%' height='100%' viewBox='0 0 {_ACROSS} {_UNIT}' preserveAspectRatio='none'"
+    parts.append(f"<svg {inner} overflow='visible'>")
     parts += [*_lines(chart.curves, x, y), "</svg>", *_points(chart, x, y), "</svg></svg>"]
     return "".join(parts)
 
@@ -84,7 +90,7 @@ def _path(xs: Floats, ys: Floats, x: Scale, y: Scale) -> str:
     pieces, gap = [], True
     for one_x, one_y in zip(xs, ys, strict=True):
         if math.isfinite(one_y):
-            pieces.append(f"{'M' if gap else 'L'}{_UNIT * x.place(one_x):.0f} {_UNIT - _UNIT * y.place(one_y):.0f}")
+            pieces.append(f"{'M' if gap else 'L'}{_ACROSS * x.place(one_x):.0f} {_UNIT - _UNIT * y.place(one_y):.0f}")
         gap = not math.isfinite(one_y)
     return "".join(pieces)
 
