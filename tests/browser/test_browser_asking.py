@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Locator
 
-from browser.lab import ARTIFACTS, Lab, NotebookPage
+from browser.lab import Lab, NotebookPage
 
 START = "%load_ext ring_notebook\n%ring start -n 2\n%ring default on"
 STOPS = """def inner(x):
@@ -77,24 +77,22 @@ def test_a_breakpoint_is_answered_in_the_page(
     picture(notebook, 2, "output")
 
 
-def test_plain_cells_their_help_and_a_question_in_the_background(
+def test_plain_cells_and_a_question_in_the_background(
     lab: Lab,
     open_notebook: Callable[[str], NotebookPage],
     picture: Callable[[NotebookPage, int, str], None],
 ) -> None:
-    NotebookPage.write(
-        lab.directory / "plain.ipynb", START, "ring.size()", LOCAL, BACKGROUND, "%ring answer", "ring.allreduce"
-    )
+    NotebookPage.write(lab.directory / "plain.ipynb", START, "ring.size()", LOCAL, BACKGROUND, "%ring answer")
     notebook = open_notebook("plain.ipynb")
     for cell in range(3):
         notebook.run(cell)
         notebook.wait_ended(cell)
     marked = notebook.output(1)
     assert marked.locator("text=2 ranks").first.is_visible()
-    assert marked.locator("text=/^\\s*2\\s*$/").count() == 1, "equal values once"
+    picture(notebook, 1, "default-on")
+    assert marked.locator("text=/\\[0-1\\]\\s*2$/").count() == 1, "equal values once"
     assert "no rank" in notebook.output(2).inner_text()
     assert "2 ranks" not in notebook.output(2).inner_text(), "a local cell has no mark"
-    picture(notebook, 1, "default-on")
 
     notebook.run(3)
     asks = notebook.output(3).locator("text=rank 1 asks 'Your name?': `%ring answer` answers.")
@@ -106,15 +104,6 @@ def test_plain_cells_their_help_and_a_question_in_the_background(
     answer(box, "Ada")
     notebook.wait_ended(4)
     notebook.output(3).locator(".ring-report").wait_for(timeout=60_000)
-
-    notebook.cell(5).locator(".jp-InputArea-editor").click()
-    notebook.page.keyboard.press("End")
-    notebook.page.keyboard.press("Shift+Tab")
-    tooltip = notebook.page.locator(".jp-Tooltip")
-    tooltip.wait_for(timeout=60_000)
-    assert "allreduce(" in tooltip.inner_text()
-    assert "Average" in tooltip.inner_text()
-    notebook.page.screenshot(path=ARTIFACTS / "tooltip.png")
 
 
 @pytest.mark.slow
