@@ -2,9 +2,10 @@
 // result is checked. Before that come faults that are arranged one by one. Made for the sanitizers, which see all ranks
 // of one process over one mapping.
 //
-//   ring_tests [epochs] [ranks] [hosts] [seed] [--past-cache]
+//   ring_tests [epochs] [ranks] [hosts] [seed] [--past-cache] [--devices]
 //
-// With --past-cache ranks write segments past the cache.
+// With --past-cache ranks write segments past the cache. With --devices most tensors are on devices, of a driver and an
+// NCCL that are faked, and the faults are left out.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -12,8 +13,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <memory>
 #include <thread>
 
+#include "fake_device.hpp"
 #include "faults.hpp"
 #include "rank.hpp"
 #include "ring/group/membership.hpp"
@@ -35,6 +38,15 @@ bool has_flag(int count, char** values, const char* flag) {
     return std::any_of(values + 1, values + count, [&](const char* value) { return std::strcmp(value, flag) == 0; });
 }
 
+void check_faults() {
+    check_links();
+    check_notices();
+    check_memory();
+    check_blocks();
+    check_closing();
+    check_out_of_memory();
+}
+
 }  // namespace
 
 int main(int count, char** values) {
@@ -45,13 +57,10 @@ int main(int count, char** values) {
     Options options;
     if (has_flag(count, values, "--past-cache")) options.staging = StagingWay::Memory;
 
+    const bool devices = has_flag(count, values, "--devices");
+
     try {
-        check_links();
-        check_notices();
-        check_memory();
-        check_blocks();
-        check_closing();
-        check_out_of_memory();
+        if (!devices) check_faults();
     } catch (const std::exception& error) {
         std::fprintf(stderr, "%s\n", error.what());
         return 1;
@@ -75,8 +84,10 @@ int main(int count, char** values) {
     for (int index = 0; index < ranks; ++index) {
         threads.emplace_back([&, index] {
             const auto& domain = domains[static_cast<std::size_t>(index)];
-            Rank rank({domain, hosts > 1 ? make_memory_link(domain, link) : nullptr, host_of, index, options},
-                      static_cast<std::uint64_t>(seed));
+            const auto device = devices ? std::make_unique<FakeDevice>(index) : nullptr;
+            Rank rank(
+                {domain, hosts > 1 ? make_memory_link(domain, link) : nullptr, host_of, index, options, device.get()},
+                static_cast<std::uint64_t>(seed));
             std::uint64_t last = 0;
             for (int epoch = 1; epoch <= epochs && failures == 0; ++epoch) {
                 begun = std::max(begun.load(), epoch);

@@ -12,6 +12,9 @@ namespace {
 
 constexpr double kTimeout = 60.0;  // seconds; a sanitizer on a busy machine is slow
 
+// Elements: the kernels of the fake NCCL take one after the other.
+constexpr std::uint64_t kMostOnDevice = 5003;
+
 struct Interrupted {};
 
 // Ordinary memory or ring memory, as the rank pleases.
@@ -42,8 +45,12 @@ struct Rank::Open {
     std::size_t index;
     std::vector<int> members;
     int own;  // index in the group
-    std::uint64_t count;
+    bool on_device;
+    std::uint64_t count;     // as that of the action
+    std::uint64_t elements;  // of this rank's tensor
     std::unique_ptr<Tensor> input, output;
+    std::vector<float> values;  // what the device writes to the input
+    bool by_host;               // on a device, and NCCL lacks it: twice the greatest
     std::shared_ptr<Communicator> communicator;
     std::shared_ptr<Work> work;
     Request request;
@@ -61,6 +68,7 @@ void Rank::run(const Plan& plan, std::uint64_t epoch) {
     setup.index = seat_.rank;
     setup.epoch = epoch;
     setup.options = seat_.options;
+    if (seat_.device != nullptr) setup.devices = seat_.device->devices();
     for (int rank : setup.ranks)
         if (seat_.hosts[static_cast<std::size_t>(rank)] == seat_.hosts[static_cast<std::size_t>(seat_.rank)])
             setup.local.push_back(rank);
@@ -102,10 +110,12 @@ void Rank::run(const Plan& plan, std::uint64_t epoch) {
         if (plan.trouble.kind != Trouble::Kind::Mismatch) throw;
     } catch (const Interrupted&) {
     }
-    held_.clear();
     // Some operations may be under way: first the communicators go, which ends them, and then the tensors.
     groups_.clear();
     for (Open& one : open) one.communicator.reset();
+    for (Open& one : held_) one.communicator.reset();
+    if (seat_.device != nullptr) seat_.device->drain();
+    held_.clear();
 }
 
 void Rank::cause(const Trouble& trouble) {
@@ -140,24 +150,40 @@ void Rank::act(const Plan& plan, std::size_t index, std::vector<Open>& open) {
 
     const auto size = static_cast<std::uint64_t>(group->size());
     const bool by_rank = action.kind == OpKind::ReduceScatter || action.kind == OpKind::Alltoall;
+    const bool on_device = seat_.device != nullptr && action.kind != OpKind::Barrier && index % 5 != 0;
+    Open one{&action, index, group->ranks(), group->index(), on_device, action.count, 0, nullptr, nullptr,
+             {},      false, group,          nullptr,        {}};
+    if (on_device) one.count = std::min(one.count, kMostOnDevice);
     // An allgather takes another count from each rank, none from some.
     const std::uint64_t own = action.kind == OpKind::Allgather
-                                  ? action.count * static_cast<std::uint64_t>(group->index()) / size
-                                  : action.count * (by_rank ? size : 1);
-    Open one{&action, index, group->ranks(), group->index(), own, nullptr, nullptr, group, nullptr, {}};
+                                  ? one.count * static_cast<std::uint64_t>(group->index()) / size
+                                  : one.count * (by_rank ? size : 1);
+    one.elements = own;
     one.input = std::make_unique<Tensor>(seat_.domain, own, random_() % 2 == 0);
     one.output = std::make_unique<Tensor>(seat_.domain, own, random_() % 2 == 0);
-    for (std::uint64_t i = 0; i < own; ++i) one.input->data()[i] = value(seat_.rank, index, i);
+    one.values.resize(own);
+    for (std::uint64_t i = 0; i < own; ++i) one.values[i] = value(seat_.rank, index, i);
+    if (on_device) {
+        seat_.device->write(one.input->data(), one.values.data(), own * sizeof(float));
+    } else {
+        std::copy(one.values.begin(), one.values.end(), one.input->data());
+    }
 
     Request request;
     request.kind = action.kind;
     request.dtype = DType::Float32;
     request.root = action.kind == OpKind::Broadcast ? action.root : -1;
     request.shape = {static_cast<std::int64_t>(own)};
-    if (action.kind == OpKind::Alltoall) request.splits.assign(size, static_cast<std::int64_t>(action.count));
+    if (action.kind == OpKind::Alltoall) request.splits.assign(size, static_cast<std::int64_t>(one.count));
     if (action.kind != OpKind::Barrier)
         request.pieces.push_back({reinterpret_cast<const std::byte*>(one.input->data()),
                                   reinterpret_cast<std::byte*>(one.output->data()), own});
+    if (on_device) seat_.device->put(request);
+    if (on_device && action.kind == OpKind::Allreduce && index % 3 == 0) {
+        one.by_host = true;
+        request.op = ReduceOp::Max;
+        request.prescale = 2.0;
+    }
     ++operations_;
     if (action.named) {
         request.name = "action " + std::to_string(index);
@@ -165,12 +191,14 @@ void Rank::act(const Plan& plan, std::size_t index, std::vector<Open>& open) {
         held_.push_back(std::move(one));
         if (random_() % 4 == 0) start_held(open);
     } else if (action.queued) {
-        one.work = group->start(std::move(request), kTimeout);
         open.push_back(std::move(one));
+        open.back().work = group->start(std::move(request), kTimeout);
         if (random_() % 4 == 0) settle(open, random_() % open.size(), false);
     } else {
-        one.work = group->run(std::move(request), kTimeout, nullptr);
-        finish(one);
+        open.push_back(std::move(one));  // its tensors are kept should it fail
+        open.back().work = group->run(std::move(request), kTimeout, nullptr);
+        finish(open.back());
+        open.pop_back();
     }
 }
 
@@ -196,13 +224,19 @@ void Rank::settle(std::vector<Open>& open, std::size_t leave, bool named) {
 }
 
 void Rank::finish(Open& open) {
-    open.communicator->wait(*open.work, 0, nullptr);
-    open.work->get();
+    if (open.on_device) {
+        seat_.device->finish(*open.communicator, *open.work);
+    } else {
+        open.communicator->wait(*open.work, 0, nullptr);
+        open.work->get();
+    }
     const Action& action = *open.action;
-    const std::string what = std::string(to_string(action.kind)) + " of " + std::to_string(action.count) + ", action " +
+    const std::string what = std::string(to_string(action.kind)) + " of " + std::to_string(open.count) + ", action " +
                              std::to_string(open.index);
     const float* got = open.output->data();
-    const auto* produced = reinterpret_cast<const float*>(open.work->result().data.get());
+    const Result& result = open.work->result();
+    const auto* produced =
+        reinterpret_cast<const float*>(result.on_device ? result.on_device->data() : result.data.get());
     const auto size = open.members.size();
     const auto brings = [&](std::size_t member, std::uint64_t i) { return value(open.members[member], open.index, i); };
     const auto sum = [&](std::uint64_t i) {
@@ -210,14 +244,20 @@ void Rank::finish(Open& open) {
         for (std::size_t member = 0; member < size; ++member) total += brings(member, i);
         return total;
     };
+    const auto twice_the_greatest = [&](std::uint64_t i) {
+        float greatest = 0;
+        for (std::size_t member = 0; member < size; ++member) greatest = std::max(greatest, 2 * brings(member, i));
+        return greatest;
+    };
     std::uint64_t at = 0;
     switch (action.kind) {
         case OpKind::Allreduce:
-            for (std::uint64_t i = 0; i < open.count; ++i) expect(got[i] == sum(i), what);
+            for (std::uint64_t i = 0; i < open.count; ++i)
+                expect(got[i] == (open.by_host ? twice_the_greatest(i) : sum(i)), what);
             break;
         case OpKind::ReduceScatter:
-            for (std::uint64_t i = 0; i < action.count; ++i)
-                expect(got[i] == sum(i + action.count * static_cast<std::uint64_t>(open.own)), what);
+            for (std::uint64_t i = 0; i < open.count; ++i)
+                expect(got[i] == sum(i + open.count * static_cast<std::uint64_t>(open.own)), what);
             break;
         case OpKind::Broadcast:
             for (std::uint64_t i = 0; i < open.count; ++i)
@@ -225,13 +265,13 @@ void Rank::finish(Open& open) {
             break;
         case OpKind::Allgather:
             for (std::size_t member = 0; member < size; ++member)
-                for (std::uint64_t i = 0; i < action.count * member / size; ++i)
+                for (std::uint64_t i = 0; i < open.count * member / size; ++i)
                     expect(produced[at++] == brings(member, i), what);
             break;
         case OpKind::Alltoall:
             for (std::size_t member = 0; member < size; ++member)
-                for (std::uint64_t i = 0; i < action.count; ++i)
-                    expect(produced[at++] == brings(member, i + action.count * static_cast<std::uint64_t>(open.own)),
+                for (std::uint64_t i = 0; i < open.count; ++i)
+                    expect(produced[at++] == brings(member, i + open.count * static_cast<std::uint64_t>(open.own)),
                            what);
             break;
         default:

@@ -4,6 +4,7 @@
 #include <memory>
 #include <random>
 
+#include "fake_device.hpp"
 #include "plan.hpp"
 #include "ring/communicator/communicator.hpp"
 
@@ -15,6 +16,7 @@ struct Seat {
     std::vector<int> hosts;      // by rank
     int rank;
     Options options;
+    const FakeDevice* device = nullptr;  // null where all tensors are in host memory
 };
 
 class Rank {

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, ClassVar
 
 from ring_notebook.core.communicator import Communicator
 from ring_notebook.core.native import core, options
@@ -38,7 +38,12 @@ class Seat:
     """The host of each rank, where ranks pretend to be on several; a link through ring memory joins them."""
     link: Any = None
     barrier: Any = None
+    devices: Any = None
+    """A native ``Devices``, of tests that run on devices too."""
     opened: list[Communicator] = field(default_factory=list)
+
+    make_devices: ClassVar[Callable[[], Any] | None] = None
+    """For tests that run on devices too; None where tensors lie in host memory."""
 
     def meet(self) -> None:
         """Return when all ranks are here. They tell each other without the core, so no abort can come in between."""
@@ -60,6 +65,8 @@ class Seat:
         members = list(range(self.size)) if ranks is None else list(ranks)
         hosts = [self.hosts[rank] for rank in members] if self.link else []
         hosts = hosts if len(set(hosts)) > 1 else []
+        if devices is None and Seat.make_devices is not None:
+            devices = self.devices = self.devices or Seat.make_devices()
         native = core().Communicator.open(
             domain=self.domain,
             ranks=members,

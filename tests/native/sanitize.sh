@@ -22,8 +22,14 @@ cmake -S native -B "$build" -G Ninja -DRING_BUILD_TESTS=ON -DRING_SANITIZE="$san
 cmake --build "$build"
 [ -z "$build_only" ] || exit 0
 
+# Where the communicators of the fake NCCL meet.
+TMPDIR=$(mktemp -d)
+trap 'rm -r "$TMPDIR"' EXIT
+export TMPDIR FAKE_CUDA_delay_us=50 FAKE_NCCL_kernel_us=200
 export ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 TSAN_OPTIONS=halt_on_error=1
 "$build/ring_tests" "$epochs" 4 1 "$seed"
 "$build/ring_tests" "$epochs" 7 1 "$seed" --past-cache
 "$build/ring_tests" "$epochs" 5 2 "$seed"
 "$build/ring_tests" "$epochs" 6 3 "$seed"
+"$build/ring_tests" "$epochs" 3 1 "$seed" --devices
+"$build/ring_tests" "$epochs" 4 2 "$seed" --devices

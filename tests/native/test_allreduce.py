@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from native.matrix import SIZES, every_type_and_size
+from native.over_devices import also_on_devices
 from native.ranks import LAUNCHERS, Seat, as_threads
 from native.values import Tensor, expected, reduced_samples, sample
 from ring_notebook.core.buffers import DType
@@ -54,6 +55,7 @@ def check(
         np.testing.assert_array_equal(source.values, values)
 
 
+@also_on_devices
 @every_type_and_size
 def test_every_reduction_of_every_type(launcher: str, size: int, dtype: DType) -> None:
     """Small and odd counts for every reduction; one-shot, push, staged and mixed paths for sums."""
@@ -77,6 +79,7 @@ def test_every_reduction_of_every_type(launcher: str, size: int, dtype: DType) -
     LAUNCHERS[launcher](size, body)
 
 
+@also_on_devices
 @pytest.mark.parametrize("dtype", set(DType) - {DType.BOOL})
 @pytest.mark.parametrize("size", SIZES)
 def test_scale_factors(size: int, dtype: DType) -> None:
@@ -133,6 +136,7 @@ def test_segments_go_the_way_that_is_faster() -> None:
     assert not any(staging.past_cache(1 << 19) for _ in range(100))
 
 
+@also_on_devices
 @pytest.mark.parametrize("size", SIZES)
 def test_averages_of_integers_truncate(size: int) -> None:
     """Toward zero, and a sum that divides evenly is not one too small (a product with 1/n would be)."""

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 from native.calls import ASYNCHRONOUS
+from native.over_devices import also_on_devices
 from native.ranks import Dead, Seat, as_processes
-from native.values import Tensor
+from native.values import Tensor, produced
 from ring_notebook.core.buffers import DType
 from ring_notebook.core.communicator import Communicator
 from ring_notebook.errors import CollectiveAborted
@@ -64,6 +65,7 @@ def until_it_fails(call: Callable[[], object]) -> CollectiveAborted:
             return error
 
 
+@also_on_devices
 @pytest.mark.parametrize("blocking", [True, False])
 @pytest.mark.parametrize("call", ASYNCHRONOUS)
 def test_killed_while_data_moves(call: str, blocking: bool) -> None:
@@ -72,7 +74,7 @@ def test_killed_while_data_moves(call: str, blocking: bool) -> None:
     def body(seat: Seat) -> list[float]:
         ring = seat.open(1)
         own = Tensor.of(ring, np.array([os.getpid()]), DType.INT64)
-        pids = np.frombuffer(ring.allgather(own.buffer, name="setup").output(), np.int64)
+        pids = np.frombuffer(produced(ring.allgather(own.buffer, name="setup")), np.int64)
         if seat.rank == 1:
             # From a thread that knows nothing of the core, so that the end comes wherever the rank is then.
             threading.Timer(0.03, os.kill, (os.getpid(), signal.SIGKILL)).start()

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from native.matrix import SIZES
+from native.over_devices import also_on_devices
 from native.ranks import LAUNCHERS, Seat, as_threads
-from native.values import Tensor
+from native.values import Tensor, produced
 from ring_notebook.core.buffers import DType
 from ring_notebook.core.communicator import Communicator, ReduceOp
 from ring_notebook.core.work import Work
@@ -28,6 +29,7 @@ def total(ring: Communicator, *, count: int = 3) -> None:
     assert tensor.values.tolist() == [float(sum(ring.ranks))] * count
 
 
+@also_on_devices
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_groups_nested_and_overlapping(launcher: str, size: int) -> None:
@@ -109,6 +111,7 @@ def test_a_group_of_impossible_ranks(ranks: list[int]) -> None:
     as_threads(2, body)
 
 
+@also_on_devices
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_groups_in_another_order_on_each_rank(launcher: str, size: int) -> None:
@@ -150,6 +153,7 @@ def test_several_epochs_in_one_process(size: int) -> None:
     as_threads(size, body)
 
 
+@also_on_devices
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_mix_of_queued_and_blocking_operations(launcher: str, size: int) -> None:
@@ -173,8 +177,8 @@ def test_a_mix_of_queued_and_blocking_operations(launcher: str, size: int) -> No
             assert set(received.values.tolist()) == {step % size}
             gathered.wait()
             exchanged.wait()
-            assert np.frombuffer(gathered.output(), np.int64).tolist() == list(range(size))
-            assert np.frombuffer(exchanged.output(), np.int64).tolist() == [seat.rank] * size
+            assert np.frombuffer(produced(gathered), np.int64).tolist() == list(range(size))
+            assert np.frombuffer(produced(exchanged), np.int64).tolist() == [seat.rank] * size
             for work, tensor in zip(works, tensors, strict=False):
                 assert work.done()
                 assert set(tensor.values.tolist()) <= {float(size)}
@@ -182,6 +186,7 @@ def test_a_mix_of_queued_and_blocking_operations(launcher: str, size: int) -> No
     LAUNCHERS[launcher](size, body)
 
 
+@also_on_devices
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_join(launcher: str, size: int) -> None:

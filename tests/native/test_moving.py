@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from native.matrix import every_type_and_size
+from native.over_devices import also_on_devices
 from native.ranks import LAUNCHERS, Seat
-from native.values import Array, Tensor, decode, encode, reduced_samples, sample
+from native.values import Array, Tensor, decode, encode, produced, reduced_samples, sample
 from ring_notebook.core.buffers import DType
 from ring_notebook.core.communicator import Communicator, ReduceOp
 from ring_notebook.core.partition import row_split
@@ -21,7 +22,7 @@ MEMORIES: dict[str, Callable[[int], bool]] = {
     "ordinary": lambda rank: False,
     "mixed": lambda rank: rank % 2 == 0,
 }
-pytestmark = every_type_and_size
+pytestmark = [every_type_and_size, also_on_devices]
 
 
 def rows_of(dtype: DType, rank: int, rows: int, width: int) -> Array:
@@ -32,7 +33,8 @@ def rows_of(dtype: DType, rank: int, rows: int, width: int) -> Array:
 def received(work: Work, dtype: DType) -> Array:
     """The flat values that an allgather or alltoall produced."""
     storage: npt.NDArray[np.generic] = encode(np.zeros(0), dtype)
-    return decode(np.frombuffer(work.output(), storage.dtype), dtype) if len(work.output()) else np.zeros(0)
+    output = produced(work)
+    return decode(np.frombuffer(output, storage.dtype), dtype) if len(output) else np.zeros(0)
 
 
 def long(dtype: DType) -> int:

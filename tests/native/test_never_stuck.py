@@ -18,8 +18,9 @@ import numpy as np
 import pytest
 
 from native.calls import CALLS, WAITS
+from native.over_devices import also_on_devices
 from native.ranks import LAUNCHERS, Seat, as_processes, as_threads
-from native.values import Tensor
+from native.values import Tensor, produced
 from ring_notebook.config import config
 from ring_notebook.core.buffers import DType
 from ring_notebook.core.communicator import Communicator
@@ -65,6 +66,7 @@ def when_all_wait(ring: Communicator, ranks: set[int]) -> None:
         time.sleep(0.001)
 
 
+@also_on_devices
 @pytest.mark.parametrize("aborter", [0, 2])
 @pytest.mark.parametrize(("call", "blocking"), WAITS)
 def test_abort_while_others_wait(call: str, blocking: bool, aborter: int) -> None:
@@ -110,6 +112,7 @@ def test_abort_reaches_a_group(blocking: bool) -> None:
     as_threads(3, body)
 
 
+@also_on_devices
 @pytest.mark.parametrize("in_group", [True, False])
 @pytest.mark.parametrize("call", CALLS)
 def test_a_rank_that_leaves(call: str, in_group: bool) -> None:
@@ -164,6 +167,7 @@ def test_dropped_while_under_way() -> None:
     as_threads(2, body)
 
 
+@also_on_devices
 @pytest.mark.parametrize(("call", "blocking"), WAITS)
 def test_deadline(call: str, blocking: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Past RING_TIMEOUT the error names the missing rank; that one learns of it when it calls."""
@@ -265,6 +269,7 @@ def test_a_rank_that_gives_up_before_the_epoch(launcher: str) -> None:
     LAUNCHERS[launcher](3, body)
 
 
+@also_on_devices
 @pytest.mark.parametrize(("call", "blocking"), WAITS)
 def test_interrupt(call: str, blocking: bool) -> None:
     """A real SIGINT is a KeyboardInterrupt inside the collective; the others learn who was interrupted; all go on."""
@@ -272,7 +277,7 @@ def test_interrupt(call: str, blocking: bool) -> None:
     def body(seat: Seat) -> None:
         ring = seat.open(1)
         own = Tensor.of(ring, np.array([os.getpid()]), DType.INT64)
-        pids = np.frombuffer(ring.allgather(own.buffer, name="setup").output(), np.int64)
+        pids = np.frombuffer(produced(ring.allgather(own.buffer, name="setup")), np.int64)
         if seat.rank == 0:
             when_all_wait(ring, {1, 2})
             time.sleep(0 if blocking else 0.2)  # no snapshot shows that a queued operation is being waited for

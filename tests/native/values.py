@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from ring_notebook.core.buffers import Buffer, DType
 from ring_notebook.core.communicator import Communicator, ReduceOp
+from ring_notebook.core.work import Work
 
-__all__ = ["Tensor", "decode", "encode", "expected", "forget_samples", "reduced_samples", "sample"]
+__all__ = ["Tensor", "decode", "encode", "expected", "forget_samples", "produced", "reduced_samples", "sample"]
 
 Array = npt.NDArray[Any]
 INTEGERS = {DType.UINT8, DType.INT8, DType.INT16, DType.INT32, DType.INT64}
@@ -95,16 +97,32 @@ def expected(
     return np.asarray(np.trunc(result).astype(np.int64) if whole else result)
 
 
+def produced(work: Work) -> bytes | memoryview:
+    """What an allgather or alltoall has given, wherever it lies."""
+    if Tensor.on_device is None:
+        return work.output()
+    work.wait_done()
+    output = work.device_output()
+    return ctypes.string_at(output.address, output.nbytes)
+
+
 @dataclass
 class Tensor:
     """Memory of a rank for a collective, ordinary or in ring memory."""
 
     array: Array
     buffer: Buffer
+    arrive: Callable[[], None] | None = None
+    """Returns when what has been launched for it is done; None where nothing is launched."""
+
+    on_device: ClassVar[Callable[[Communicator, Array, DType], Tensor] | None] = None
+    """Makes the tensors of tests that run on devices too; None where they lie in host memory."""
 
     @classmethod
     def of(cls, communicator: Communicator, values: Array, dtype: DType, *, ring: bool = False) -> Tensor:
-        """A tensor that holds ``values``."""
+        """A tensor that holds ``values``; on a device there is no ring memory."""
+        if cls.on_device is not None:
+            return cls.on_device(communicator, values, dtype)
         storage = np.ascontiguousarray(encode(values, dtype)).reshape(values.shape)
         if ring:
             placed = np.ndarray(storage.shape, storage.dtype, buffer=communicator.empty(storage.nbytes))
@@ -114,5 +132,7 @@ class Tensor:
 
     @property
     def values(self) -> Array:
-        """What the tensor holds now."""
+        """What the tensor holds now, or when what has been launched is done."""
+        if self.arrive is not None:
+            self.arrive()
         return decode(self.array, self.buffer.dtype)

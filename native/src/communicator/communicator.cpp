@@ -42,7 +42,8 @@ Communicator::Communicator(const Communicator& owner, std::shared_ptr<HostGroup>
     : index_(owner.index_),
       group_(std::move(group)),
       fabric_(std::move(fabric)),
-      topology_(owner.topology_),
+      // Not what has been agreed on for devices: another thread may be in an operation of the owner, which writes that.
+      topology_{owner.topology_.ranks, owner.topology_.hosts, Topology::Devices::None},
       epoch_(owner.epoch_),
       number_(kLaneNumber + owner.number_),
       device_(epoch_.devices ? std::make_unique<DeviceSide>(*this, epoch_.devices) : nullptr) {

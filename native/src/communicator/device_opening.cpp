@@ -46,11 +46,22 @@ void DeviceOpening::write_card() {
     card_.device = context->uuid();
     const std::shared_ptr<const Nccl> nccl = devices.nccl();
     nccl->check(nccl->ncclGetVersion(&card_.nccl), "ncclGetVersion", nullptr);
-    if (owner_.index() == 0) nccl->check(nccl->ncclGetUniqueId(&card_.id), "ncclGetUniqueId", nullptr);
     kept_ = devices.take({owner_.ranks(), owner_.named_ == nullptr});
-    if (!kept_) return;
+    if (!kept_) return make_id();
     stream.adopt(kept_);
     card_.kept = kept_->id();
+}
+
+// Only where ranks will connect: NCCL listens for them from here on.
+void DeviceOpening::make_id() {
+    if (owner_.index() != 0) return;
+    const std::shared_ptr<const Nccl> nccl = group_.stream().devices().nccl();
+    nccl->check(nccl->ncclGetUniqueId(&card_.id), "ncclGetUniqueId", nullptr);
+}
+
+void DeviceOpening::drop_kept() {
+    if (kept_) group_.stream().drop(std::exchange(kept_, nullptr));
+    card_.kept = {};
 }
 
 void DeviceOpening::show_card() {
@@ -95,10 +106,9 @@ Communicator::Served DeviceOpening::advance() {
         if (std::none_of(cards_.begin(), cards_.end(), [](const DeviceCard& card) { return card.waits != 0; }))
             return go_on();
     }
-    const bool had_waited = card_.waits != 0;
-    if (had_waited && look()) card_.waits = 0;
+    if (card_.waits != 0 && look()) card_.waits = 0;
     const std::int64_t now = monotonic_ns();
-    if (had_waited == (card_.waits != 0) && now < next_meeting_) return Served::Polling;
+    if (card_.waits != 0 && now < next_meeting_) return Served::Polling;
     pause_ = std::clamp(pause_ * 2, kShortestPause, kLongestPause);
     next_meeting_ = now + pause_;
     show_card();
@@ -112,6 +122,16 @@ Communicator::Served DeviceOpening::go_on() {
     if (connects && have_kept_one(cards_)) {
         group_.reuse(std::move(kept_));
         return conclude("");
+    }
+    const bool has_id = !is_zero(cards_.front().id);
+    if (connects) drop_kept();
+    if (connects && !has_id) {  // some rank has kept nothing, but the first one has
+        try {
+            make_id();
+        } catch (const DeviceError& error) {
+            refuse(error.what());
+        }
+        return Communicator::Served::Moved;  // and they show their cards again
     }
     stage_ = connects ? Stage::Connecting : Stage::Summing;
     card_.waits = 1;
@@ -130,7 +150,6 @@ Communicator::Served DeviceOpening::go_on() {
 
 void DeviceOpening::connect() {
     deadline_ = deadline_after(group_.stream().devices().settings().connect_limit);
-    if (kept_) group_.stream().drop(std::exchange(kept_, nullptr));
     group_.connect(cards_.front().id, {owner_.ranks(), owner_.named_ == nullptr}, owner_.index());
 }
 
@@ -208,7 +227,7 @@ std::shared_ptr<DeviceWork> DeviceOpening::unfinished_launch() const {
 
 // Some rank has refused. Kernels of the sum end first: they work on its terms.
 Communicator::Served DeviceOpening::give_up(const std::string& why) {
-    if (kept_) group_.stream().drop(std::exchange(kept_, nullptr));
+    drop_kept();
     if (!sum_) return conclude(why);
     if (!sum_->launched()) owner_.fail(*sum_, std::make_exception_ptr(DeviceError(why)));
     reaper_ = group_.disconnect();

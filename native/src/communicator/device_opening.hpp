@@ -34,6 +34,8 @@ class DeviceOpening {
    private:
     enum class Stage { Cards, Connecting, Summing, Dropping };
     void write_card();
+    void make_id();
+    void drop_kept();
     void show_card();
     // What the ranks have said: why there can be no NCCL, or nothing.
     std::string read_cards();

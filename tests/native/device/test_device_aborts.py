@@ -70,3 +70,44 @@ def test_a_copy_to_host_memory_behind_a_kernel_that_never_ends() -> None:
         return "told"
 
     assert as_processes(2, body) == [Dead(9), "told"]
+
+
+@pytest.mark.parametrize("launched", [False, True], ids=["before it is launched", "while its kernel runs"])
+def test_a_signal_interrupts_an_operation(launched: bool) -> None:
+    """As a notebook's stop button does: KeyboardInterrupt here, a named abort there, and the next epoch works."""
+
+    def body(seat: Seat) -> None:
+        own, device = devices(), FakeDevice(seat.rank)
+        ring = seat.open(devices=own)
+        tensor = device.tensor(np.ones(10), DType.FLOAT32)
+        ring.allreduce([tensor.buffer], [tensor.buffer]).wait_done()
+        seat.meet()
+        if launched:
+            if seat.rank == 0:
+                device.hold(until=lambda: ring.aborted)
+            work = ring.allreduce([tensor.buffer], [tensor.buffer], blocking=False)
+            work.wait()
+        seat.meet()
+
+        def wait() -> None:
+            if launched:
+                work.wait_done()
+            else:
+                ring.allreduce([tensor.buffer], [tensor.buffer])
+
+        if seat.rank == 1:
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+            with pytest.raises(KeyboardInterrupt):
+                wait()
+        else:
+            while not ring.aborted:
+                time.sleep(0.001)
+            with pytest.raises(CollectiveAborted, match="rank 1 was interrupted"):
+                wait()
+        ring.close()
+        ring = seat.open(2, devices=own)
+        more = device.tensor(np.ones(10), DType.FLOAT32)
+        ring.allreduce([more.buffer], [more.buffer])
+        assert np.all(device.read(more) == 2)
+
+    as_processes(2, body)

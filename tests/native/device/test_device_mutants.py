@@ -55,6 +55,18 @@ MUTANTS = {
         "",
         "test_device_order.py::test_groups_of_the_same_ranks",
     ),
+    "the wait for tensors that the host copies": (
+        "communicator/device_side.cpp",
+        "if (!ready->passed()) return false;",
+        "",
+        "test_device_fallback.py::test_host_memory_where_one_rank_asks_for_it",
+    ),
+    "the memory under a kernel that nothing ends": (
+        "communicator/device_side.cpp",
+        "work->must_keep_ = must_keep;",
+        "(void)must_keep;",
+        "test_device_contracts.py::test_a_kernel_that_no_abort_ends",
+    ),
     "copies that hold up nobody": (
         "communicator/device_side.cpp",
         "if (!ready->passed()) return false;",

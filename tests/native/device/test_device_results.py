@@ -267,3 +267,25 @@ def test_epochs_follow_one_another() -> None:
             del ring, group, ways
 
     as_processes(2, body)
+
+
+def test_a_rank_that_has_kept_no_connection() -> None:
+    """As one that takes the place of a dead one: all connect anew."""
+
+    def body(seat: Seat, without: int) -> None:
+        own, device = devices(), FakeDevice(seat.rank)
+        before = connections()
+        for epoch in (1, 2):
+            ring = seat.open(epoch, devices=own)
+            tensor = device.tensor(np.ones(3), DType.FLOAT32)
+            ring.allreduce([tensor.buffer], [tensor.buffer])
+            assert np.all(device.read(tensor) == 2)
+            assert connections() - before == epoch
+            ring.close()
+            seat.opened.clear()
+            del ring
+            if seat.rank == without:
+                own = devices()
+
+    for without in (0, 1):
+        as_processes(2, lambda seat, without=without: body(seat, without))

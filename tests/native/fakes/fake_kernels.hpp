@@ -151,7 +151,7 @@ class Kernel {
                                    : value + other;
         }
         if (call.op == 4) value /= all_.size;
-        return value + static_cast<double>(setting("wrong", 0));
+        return value;
     }
 
     bool collective(const Call& call) {
@@ -186,11 +186,12 @@ class Kernel {
                 std::memcpy(call.output + (static_cast<std::size_t>(rank) * call.count + begin) * item,
                             meeting().data[rank], count * item);
         } else if (call.kind != Call::Reduce || call.peer == all_.rank) {
+            const auto wrong = static_cast<double>(setting("wrong", 0));
             const std::size_t first =
                 call.kind == Call::ReduceScatter ? static_cast<std::size_t>(all_.rank) * call.count : 0;
             for (std::size_t i = 0; i < count; ++i)
                 if (begin + i >= first && begin + i < first + call.count)
-                    save(call.output + (begin + i - first) * item, call.dtype, combined(call, i));
+                    save(call.output + (begin + i - first) * item, call.dtype, combined(call, i) + wrong);
         }
     }
 

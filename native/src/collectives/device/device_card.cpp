@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 
 namespace ring {
 namespace {
@@ -18,10 +19,14 @@ void DeviceCard::refuse(const std::string& why) {
     why.copy(reason, std::min(why.size(), sizeof reason - 1));
 }
 
+bool is_zero(const NcclId& id) {
+    return std::all_of(std::begin(id.bytes), std::end(id.bytes), [](char byte) { return byte == 0; });
+}
+
 bool have_kept_one(const std::vector<DeviceCard>& cards) {
-    const auto same = [](const NcclId& a, const NcclId& b) { return std::memcmp(&a, &b, sizeof a) == 0; };
-    return !same(cards.front().kept, NcclId{}) && std::all_of(cards.begin(), cards.end(), [&](const DeviceCard& card) {
-        return same(card.kept, cards.front().kept);
+    const NcclId& first = cards.front().kept;
+    return !is_zero(first) && std::all_of(cards.begin(), cards.end(), [&](const DeviceCard& card) {
+        return std::memcmp(&card.kept, &first, sizeof first) == 0;
     });
 }
 

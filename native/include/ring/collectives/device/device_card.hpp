@@ -28,6 +28,7 @@ struct DeviceCard {
 // Why the group goes through host memory; empty where NCCL moves its tensors. A pure function of all cards, so that all
 // ranks conclude the same. `ranks` are the numbers of the ranks in the whole job.
 std::string why_not_nccl(const std::vector<DeviceCard>& cards, const std::vector<int>& ranks);
+bool is_zero(const NcclId& id);
 // Whether all of them have kept the same communicator.
 bool have_kept_one(const std::vector<DeviceCard>& cards);
 
