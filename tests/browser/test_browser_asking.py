@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Locator
 
-from browser.lab import Lab, NotebookPage
+from browser.lab import ARTIFACTS, Lab, NotebookPage
 
 START = "%load_ext ring_notebook\n%ring start -n 2\n%ring default on"
 STOPS = """def inner(x):
@@ -77,12 +77,14 @@ def test_a_breakpoint_is_answered_in_the_page(
     picture(notebook, 2, "output")
 
 
-def test_plain_cells_and_a_question_in_the_background(
+def test_plain_cells_their_help_and_a_question_in_the_background(
     lab: Lab,
     open_notebook: Callable[[str], NotebookPage],
     picture: Callable[[NotebookPage, int, str], None],
 ) -> None:
-    NotebookPage.write(lab.directory / "plain.ipynb", START, "ring.size()", LOCAL, BACKGROUND, "%ring answer")
+    NotebookPage.write(
+        lab.directory / "plain.ipynb", START, "ring.size()", LOCAL, BACKGROUND, "%ring answer", "ring.allreduce"
+    )
     notebook = open_notebook("plain.ipynb")
     for cell in range(3):
         notebook.run(cell)
@@ -104,6 +106,15 @@ def test_plain_cells_and_a_question_in_the_background(
     answer(box, "Ada")
     notebook.wait_ended(4)
     notebook.output(3).locator(".ring-report").wait_for(timeout=60_000)
+
+    notebook.cell(5).locator(".cm-content").click()
+    notebook.page.keyboard.press("End")
+    notebook.page.keyboard.press("Shift+Tab")
+    tooltip = notebook.page.locator(".jp-Tooltip")
+    tooltip.wait_for(timeout=60_000)
+    assert "ring.allreduce(tensor" in tooltip.inner_text()
+    assert "Horovod:" in tooltip.inner_text()
+    notebook.page.screenshot(path=ARTIFACTS / "tooltip.png")
 
 
 @pytest.mark.slow

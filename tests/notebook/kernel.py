@@ -91,7 +91,8 @@ class Notebook:
     def inspect(self, source: str) -> str:
         """What the kernel shows when somebody presses Shift+Tab at the end of ``source``; empty for nothing."""
         reply = self.loop.run_until_complete(self.client.kc.inspect(source, reply=True, timeout=200))
-        return ANSI.sub("", reply["content"]["data"].get("text/plain", ""))
+        content = reply["content"]
+        return ANSI.sub("", content["data"].get("text/plain", "")) if content["found"] else ""
 
     def complete(self, source: str) -> list[str]:
         """What the kernel offers at the end of ``source`` when somebody presses Tab there."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from html import escape
 from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
@@ -21,7 +22,8 @@ def register(shell: InteractiveShell, session: Session) -> None:
             return own(oname, *args, **kwargs)
         except KeyError:
             if text := session.help(oname):
-                return {"text/plain": text}
+                # Without HTML, which it takes out for most front ends, the kernel says that nothing is found.
+                return {"text/plain": text, "text/html": f"<pre>{escape(text)}</pre>"}
             raise
 
     shell.object_inspect_mime = inspect  # type: ignore[method-assign]

@@ -139,7 +139,7 @@ class Panel:
         if view.names and monotonic() >= self._table_due:
             self._table.value = rank_table.html(rank_table.table(view))
             self._table_due = monotonic() + len(self._table.value) / TEXT_BYTES
-        trouble = report.alert(self._log.trouble) + report.alert(self._asks())
+        trouble = report.alert(self._log.trouble) + report.question(self._asks())
         waiting = stall_notice.html(stuck, self._log.source, self._log.first_line)
         begun = bool(view.names or stuck)
         self._beginning.value = "" if begun else beginning.html(view, self._log.source, self._log.first_line)

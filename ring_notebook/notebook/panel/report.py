@@ -19,7 +19,7 @@ from ring_notebook.notebook.record.run_view import RunView
 from ring_notebook.notebook.style import CSS, first_names, number, plural, rank_list
 from ring_notebook.notebook.table import Listing
 
-__all__ = ["alert", "compare", "differences", "figure", "lint", "mime_bundle", "outputs", "under_way"]
+__all__ = ["alert", "compare", "differences", "figure", "lint", "mime_bundle", "outputs", "question", "under_way"]
 
 MOST_CHARTS = 12  # of metrics, where --plot names none
 VISIBLE = 10  # of the last lines of output, those before them behind a click
@@ -125,6 +125,11 @@ def _labels(logs: Sequence[RunRecord]) -> list[str]:
 def alert(trouble: str) -> str:
     """A red notice for a page; empty without ``trouble``."""
     return f"<div class='ring-notice ring-alert' role='alert'>{escape(trouble)}</div>" if trouble else ""
+
+
+def question(text: str) -> str:
+    """What ranks ask, which is no error; empty without ``text``."""
+    return f"<div class='ring-notice' role='status'>{escape(text)}</div>" if text else ""
 
 
 def lint(log: RunRecord) -> hints.Lint:
