@@ -1,11 +1,12 @@
 """Random operations on random groups while ranks abort, raise, are interrupted, leave and disagree: nothing may hang.
 
-    ringrun -np 4 python benchmarks/soak.py [--operations 100000] [--seed 1]
+    ringrun -np 4 python benchmarks/soak.py [--operations 1000000] [--seed 1]
 
-An *epoch* is a random plan that all ranks draw from the seed: groups, and operations on them, blocking and queued, on
-ring memory and ordinary memory, with pauses that differ by rank. In about every other epoch one rank does something
-else at a random place. Every result is checked. At the end all ranks do a clean collective, print what has been done,
-and fail when a descriptor, a thread or memory is left over.
+An *epoch* is a random plan that all ranks draw from the seed: groups, and operations on them, blocking and queued, once
+or many times in a row, on ring memory and ordinary memory, with pauses that differ by rank. In about every other epoch
+one rank does something else at a random place. Every result is checked. Ten times, with no epoch open, each rank looks
+at what it holds. At the end all ranks do a clean collective, print what has been done and held, and fail when
+descriptors, threads or memory have grown.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -36,22 +38,25 @@ Array = npt.NDArray[np.float32]
 
 KINDS = ("allreduce", "allreduce", "fused", "reducescatter", "allgather", "broadcast", "alltoall", "barrier")
 COUNTS = (0, 1, 700, 4096, 5003, 70_001)
-TROUBLES = ("abort", "raise", "interrupt", "leave", "mismatch")
+TROUBLES = ("abort", "raise", "interrupt", "leave", "lonely", "mismatch")  # an epoch lives on after a mismatch
 EXPECTED = (CollectiveAborted, CollectiveMismatch, CollectiveTimeout, KeyboardInterrupt, ZeroDivisionError)
 ACTIONS = 40  # in an epoch
+TIMES = (1, 1, 1, 1, 20, 100)  # that a blocking operation is carried out in a row
 WARM = 40  # epochs until a process holds what it needs
-SLACK = 32 << 20  # bytes: the heap levels off, and an epoch moves more
+# What may come in addition: the heap levels off, and an epoch moves more. Ring memory keeps a reserve of freed pages.
+SLACK = {"heap, MiB": 32, "pages of ring memory, MiB": 64}
 
 
 @dataclass(frozen=True)
 class Action:
-    """One operation of a plan. ``count`` is per rank of the group for reducescatter and alltoall."""
+    """An operation of a plan, ``times`` in a row. ``count`` is per rank of the group for reducescatter and alltoall."""
 
     group: int
     kind: str
     count: int
     root: int
     queued: bool
+    times: int
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,11 @@ class Plan:
     culprit: int
     at: int
 
+    def operations(self) -> int:
+        """How many collectives come to their end, at least."""
+        whole = self.trouble in ("", "mismatch")
+        return sum(action.times for action in (self.actions if whole else self.actions[: self.at]))
+
 
 def draw(seed: int, epoch: int, size: int) -> Plan:
     """The plan of an epoch."""
@@ -74,7 +84,9 @@ def draw(seed: int, epoch: int, size: int) -> Plan:
     for _ in range(ACTIONS):
         group = dice.randrange(len(groups))
         root = dice.randrange(len(groups[group]))
-        actions.append(Action(group, dice.choice(KINDS), dice.choice(COUNTS), root, dice.random() < 0.5))
+        queued = dice.random() < 0.5
+        times = 1 if queued else dice.choice(TIMES)
+        actions.append(Action(group, dice.choice(KINDS), dice.choice(COUNTS), root, queued, times))
     trouble = dice.choice(TROUBLES) if dice.random() < 0.5 else ""
     return Plan(groups, actions, trouble, dice.randrange(size), dice.randrange(ACTIONS))
 
@@ -122,7 +134,9 @@ class Rank:
         groups = [everybody, *(everybody.group(ranks) for ranks in plan.groups[1:])]
         checks: list[Callable[[], None]] = []
         for index, action in enumerate(plan.actions):
-            if plan.trouble and plan.at == index:
+            if plan.trouble == "mismatch" and plan.at == index:
+                self._disagree(everybody, is_culprit=plan.culprit == self.rank)
+            elif plan.trouble and plan.at == index:
                 if plan.culprit == self.rank:
                     if self._cause(plan.trouble, everybody):
                         return
@@ -150,9 +164,19 @@ class Rank:
             with contextlib.suppress(CollectiveTimeout):
                 everybody.barrier(blocking=False).wait(10.0)
             raise KeyboardInterrupt  # the others came first
-        elif trouble == "mismatch":
-            everybody.barrier(name="nobody else does this", blocking=False).wait(2.0)
+        elif trouble == "lonely":
+            everybody.barrier(name="nobody else does this", blocking=False).wait(0.3)
         return trouble != "abort"
+
+    def _disagree(self, everybody: Communicator, *, is_culprit: bool) -> None:
+        """One rank sends another shape; every rank must be told."""
+        tensor = from_memoryview(np.ones(3 + is_culprit, np.float32))
+        try:
+            everybody.allreduce([tensor], [tensor])
+        except CollectiveMismatch:
+            self.done["mismatches"] += 1
+        else:
+            raise AssertionError(f"rank {self.rank} was not told of a mismatch")
 
     def _tensor(self, group: Communicator, content: Array) -> tuple[Array, Buffer]:
         if self.dice.random() < 0.5:
@@ -163,9 +187,8 @@ class Rank:
 
     def _act(self, group: Communicator, action: Action, index: int) -> Callable[[], None]:
         """Start an operation; what is returned waits for it and checks its result."""
-        self.done["operations"] += 1
+        self.done["operations"] += action.times
         kind, count, size, ranks = action.kind, action.count, group.size, group.ranks
-        blocking = not action.queued
         whole = count * size if kind in ("reducescatter", "alltoall") else count
         own = count * group.rank // size if kind == "allgather" else whole
         brought = values(self.rank, index, own)
@@ -175,24 +198,27 @@ class Rank:
 
         wanted: Array = np.stack([values(rank, index, whole) for rank in ranks]).sum(axis=0)
         if kind == "allreduce":
-            work = group.allreduce([sent], [received], blocking=blocking)
+            start = partial(group.allreduce, [sent], [received])
         elif kind == "fused":
             cut = count // 3
             inputs, outputs = ([from_memoryview(all_[:cut]), from_memoryview(all_[cut:])] for all_ in (source, target))
-            work = group.allreduce(inputs, outputs, blocking=blocking)
+            start = partial(group.allreduce, inputs, outputs)
         elif kind == "reducescatter":
-            work, wanted = group.reducescatter(sent, received, blocking=blocking), wanted[part]
+            start, wanted = partial(group.reducescatter, sent, received), wanted[part]
         elif kind == "broadcast":
-            work = group.broadcast(sent, received, action.root, blocking=blocking)
+            start = partial(group.broadcast, sent, received, action.root)
             wanted = values(ranks[action.root], index, count)
         elif kind == "allgather":
-            work = group.allgather(sent, blocking=blocking)
+            start = partial(group.allgather, sent)
             wanted = np.concatenate([values(rank, index, count * i // size) for i, rank in enumerate(ranks)])
         elif kind == "alltoall":
-            work = group.alltoall([sent], [count] * size, blocking=blocking)
+            start = partial(group.alltoall, [sent], [count] * size)
             wanted = np.concatenate([values(rank, index, whole)[part] for rank in ranks])
         else:
-            work, wanted = group.barrier(blocking=blocking), target
+            start, wanted = group.barrier, target
+        for _ in range(action.times - 1):
+            start(blocking=True)
+        work = start(blocking=not action.queued)
 
         def check() -> None:
             work.wait()
@@ -215,39 +241,61 @@ def usage() -> dict[str, int]:
             break
         time.sleep(0.01)
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    descriptors = Path("/proc/self/fd")
+    rings = {one.stat().st_ino: one.stat().st_blocks for one in descriptors.iterdir() if _is_ring(one)}
     return {
-        "ring memory": domain.allocated,
-        "descriptors": len(os.listdir("/proc/self/fd")),
+        "ring memory, bytes": domain.allocated,
+        "pages of ring memory, MiB": sum(rings.values()) * 512 >> 20,
+        "descriptors": len(list(descriptors.iterdir())),
         "threads": int(status["Threads"]),
-        "heap": int(status["RssAnon"].split()[0]) * 1024,
+        "heap, MiB": int(status["RssAnon"].split()[0]) >> 10,
     }
+
+
+def _is_ring(descriptor: Path) -> bool:
+    try:
+        return os.readlink(descriptor).startswith("/memfd:ring ")
+    except FileNotFoundError:  # of the listing itself
+        return False
 
 
 def main() -> None:
     """Run until the plans hold as many operations as were asked for, and judge."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--operations", type=int, default=100_000)
+    parser.add_argument("--operations", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     rank = Rank(options.seed)
     if rank.size < 2:
         parser.error("one rank cannot be interrupted while it waits: ringrun -np 4 python benchmarks/soak.py")
     begun = time.monotonic()
-    before: dict[str, int] = {}
-    for number in range(1, max(WARM + 1, options.operations // ACTIONS) + 1):
+    looks: list[dict[str, int]] = []
+    number = collectives = 0
+    while collectives < options.operations or number <= WARM:
+        number += 1
         rank.epoch(number)
-        if number == WARM:
-            before = usage()
-    after = usage()
+        collectives += draw(options.seed, number, rank.size).operations()
+        if number == WARM or (looks and collectives >= options.operations * len(looks) / 10):
+            looks.append(usage())
+    looks.append(usage())
     last = world.open_run("soak", 1 << 40, range(rank.size)).communicator
     ones = from_memoryview(np.ones(100_000, np.float32))
     last.allreduce([ones], [ones])
     assert set(ones.owner.tolist()) == {float(rank.size)}
     world.close()
-    grown = {name: after[name] - before[name] for name in before}
-    print(f"rank {rank.rank}: {dict(rank.done)} in {time.monotonic() - begun:.0f} s; grown by {grown}", flush=True)
-    if grown.pop("heap") > SLACK or any(grown.values()):
-        sys.exit(f"rank {rank.rank}: something was left over: before {before}, after {after}")
+    print(f"rank {rank.rank}: {dict(rank.done)} in {time.monotonic() - begun:.0f} s", flush=True)
+    print(f"rank {rank.rank}: {collectives} collectives in {number} epochs; held {_history(looks)}", flush=True)
+    grown = {name: looks[-1][name] - looks[0][name] for name in looks[0]}
+    if any(more > SLACK.get(name, 0) for name, more in grown.items()):
+        sys.exit(f"rank {rank.rank}: something has grown: {grown}")
+
+
+def _history(looks: list[dict[str, int]]) -> dict[str, str]:
+    """Each kind as it was at the first look, at most, and at the last."""
+    return {
+        name: f"{value} first, {max(look[name] for look in looks)} most, {looks[-1][name]} last"
+        for name, value in looks[0].items()
+    }
 
 
 if __name__ == "__main__":

@@ -25,7 +25,10 @@ class Notebook:
 
     def __init__(self, directory: Path) -> None:
         self.document = nbformat.v4.new_notebook()
-        self.client = NotebookClient(self.document, timeout=200, resources={"metadata": {"path": str(directory)}})
+        # Outputs that come late, because the machine is busy, count too.
+        self.client = NotebookClient(
+            self.document, timeout=200, iopub_timeout=60, resources={"metadata": {"path": str(directory)}}
+        )
         self.loop = asyncio.new_event_loop()
         self.loop.run_until_complete(self._start())
 
