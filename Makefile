@@ -10,7 +10,7 @@ NATIVE := $(shell find native -name '*.cpp' -o -name '*.hpp' -o -name CMakeLists
 ROOT   := $(filter 0,$(shell id -u))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lab test test-slow test-libraries bench lint sanitize sanitize-build screenshot test-deps clean
+.PHONY: help demo lab test test-slow test-libraries test-slurm bench lint sanitize sanitize-build screenshot test-deps clean
 
 help:
 	@echo 'make demo        train the quickstart on 2 engines, without a browser'
@@ -18,6 +18,7 @@ help:
 	@echo 'make test        run the tests (what it had to leave out, it says at the end)'
 	@echo 'make test-slow   run the tests that make test leaves out: more cases of many, and gigabytes'
 	@echo 'make test-libraries  run other libraries and the tests of PyTorch on it, from an environment of their own'
+	@echo 'make test-slurm  start a real Slurm of two hosts here, and run ringrun and a notebook in it (root)'
 	@echo 'make test-deps   as root on Debian or Ubuntu: install what the browser and two-host tests need'
 	@echo 'make lint        ruff, mypy and clang-format'
 	@echo 'make bench       measure allreduce against MPI and Gloo on this machine'
@@ -40,6 +41,10 @@ test-slow: $(VENV)/installed
 
 test-libraries: $(LIBRARIES)/installed
 	PYTHONPATH=$(CURDIR)/$(LIBRARIES)/packages $(BIN)/pytest tests/libraries $(ARGS)
+
+test-slurm: $(VENV)/installed
+	@PYTHONPATH=tests $(BIN)/python -c 'import sys; from harness.slurm import missing; sys.exit(missing())'
+	$(BIN)/pytest tests/slurm -m "slow or not slow" $(ARGS)
 
 bench: $(VENV)/installed
 	$(BIN)/ringrun -np 2 python benchmarks/allreduce.py $(ARGS)

@@ -1,0 +1,83 @@
+"""`ringrun` and `%ring start` in an allocation of a real Slurm, whose srun starts our agents. `make test-slurm`."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.slurm import Slurm, missing, slurm
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing())]
+
+HERE = Path(__file__).parent
+RINGRUN = [str(Path(sys.executable).with_name("ringrun")), "-np", "4"]
+RANK = [sys.executable, str(HERE / "rank.py")]
+LINE = re.compile(r"(\d) of 4 on (ring-[ab]): ([\d.]+), above (\[.*\])")
+
+
+@pytest.fixture(scope="module", name="system")
+def _system() -> Iterator[Slurm]:
+    with slurm() as system:
+        yield system
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(system: Slurm) -> Iterator[None]:
+    yield
+    system.wait_until_nothing_is_left()
+
+
+def ranks(output: str) -> list[tuple[str, str, str]]:
+    """Rank, host and sum of each rank that has said so."""
+    return sorted((rank, host, total) for rank, host, total, _ in LINE.findall(output))
+
+
+ALL = [("0", "ring-a", "10.0"), ("1", "ring-a", "10.0"), ("2", "ring-b", "10.0"), ("3", "ring-b", "10.0")]
+
+
+def test_ringrun_runs_on_all_hosts_of_the_allocation(system: Slurm) -> None:
+    code, output = system.run(system.python(*RANK, program=RINGRUN))
+    assert code == 0, output
+    assert ranks(output) == ALL, output
+    on_the_other = [above for _, host, _, above in LINE.findall(output) if host == "ring-b"]
+    assert all("slurmstepd" in above for above in on_the_other), "srun has not started the agent"
+
+
+@pytest.mark.parametrize(("how", "code", "said"), [("fail", 1, "on purpose"), ("die", 137, "SIGKILL")])
+def test_a_rank_that_fails_ends_the_job(system: Slurm, how: str, code: int, said: str) -> None:
+    ended, output = system.run(system.python(*RANK, how, program=RINGRUN))
+    assert ended == code, output
+    assert said in output
+    assert "rank 3" in output
+
+
+@pytest.mark.parametrize("how", ["interrupt", "scancel"])
+def test_a_job_that_is_stopped_leaves_nothing(system: Slurm, how: str) -> None:
+    with system.start(system.python(*RANK, "sleep", program=RINGRUN)) as process:
+        assert process.stdout is not None
+        seen = ""
+        while len(ranks(seen)) < 4:
+            line = process.stdout.readline()
+            assert line, seen
+            seen += line
+        if how == "scancel":
+            assert system.run(["scancel", "--me"])[0] == 0
+        else:
+            process.send_signal(signal.SIGINT)
+        process.stdout.read()
+        assert process.wait(60) != 0
+
+
+def test_a_notebook_starts_its_cluster_over_the_allocation(system: Slurm) -> None:
+    code, output = system.run(
+        ["env", f"PYTHONPATH={HERE.parent}", *system.python(str(HERE / "notebook_in_allocation.py"))]
+    )
+    assert code == 0, output
+    assert "Started 4 engines" in output, output
+    assert "sum 4.0" in output, output
+    assert {"ring-a", "ring-b"} <= set(re.findall(r"ring-[ab]", output)), output
