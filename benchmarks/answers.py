@@ -3,7 +3,7 @@
     python benchmarks/answers.py [--ranks 2] [--rounds 5]
 
 Medians of the rounds, each on the cluster that the one before has left. An interrupt and a death are measured from the
-signal on; the next cell is a barrier of all ranks.
+signal on; the next cell is a barrier of all ranks, and after a start waits until they have loaded torch.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ from ring_notebook.errors import RingError
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.run.run import Run
 
-BARRIER = "from ring_notebook.core import world\nhere = world.current()\nhere.communicator.barrier()\n"
-ON_LAST = BARRIER + "import time\nif here.rank == here.size - 1:\n    {}\nhere.communicator.barrier()"
+BARRIER = "ring.barrier()\n"
+ON_LAST = BARRIER + "import time\nif ring.rank() == ring.size() - 1:\n    {}\n" + BARRIER
 FAILURES = {
     "an error on one rank": ON_LAST.format("raise ValueError"),
-    "a rank that has left early": ON_LAST.format("here.communicator.barrier()"),
-    "collectives that differ": BARRIER
-    + "import numpy\nhere.communicator.allreduce(numpy.ones(2 + here.rank), numpy.ones(2 + here.rank))",
+    "a rank that has left early": ON_LAST.format("ring.barrier()"),
+    "collectives that differ": "import torch\nring.allreduce(torch.ones(2 + ring.rank()))",
 }
 
 
