@@ -349,7 +349,8 @@ void register_communicator(py::module_& module) {
         .def("named_counts",
              [](const Communicator& self) {
                  const ring::NamedLane::Counts counts = self.named().counts();
-                 return py::make_tuple(counts.rounds, counts.names, counts.operations);
+                 return py::make_tuple(counts.rounds, counts.names, counts.operations, counts.gates, counts.messages,
+                                       counts.bytes);
              })
         .def("counts",
              [](const Communicator& self) {

@@ -53,9 +53,11 @@ class Activity:
         """What has become of operations that were started with a name, so far.
 
         ``names`` that all ranks had started, ``operations`` that carried them out (fewer where some were fused), and
-        ``rounds`` in which the ranks agreed on them.
+        ``rounds`` in which the ranks agreed on them; the ``gates``, and the ``messages`` and ``bytes`` to other hosts,
+        that this took.
         """
-        return dict(zip(("rounds", "names", "operations"), self._native.named_counts(), strict=True))
+        fields = ("rounds", "names", "operations", "gates", "messages", "bytes")
+        return dict(zip(fields, self._native.named_counts(), strict=True))
 
     def seconds_spent(self) -> tuple[float, float]:
         """How long callers of this rank have been in operations of the epoch, and the part before all had come."""

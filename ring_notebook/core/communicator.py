@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import ref
 
 from ring_notebook.config import config
@@ -13,12 +13,14 @@ from ring_notebook.core.activity import Activity
 from ring_notebook.core.buffers import Buffer, Device, device_of, targets_of
 from ring_notebook.core.native import core, knows_transport
 from ring_notebook.core.partition import layout_hash
-from ring_notebook.core.work import Call, HeldWorks, Work
+from ring_notebook.core.work import Call, HeldWork, HeldWorks, Work
 
 if TYPE_CHECKING:
     from ring_notebook import _core
 
 __all__ = ["Communicator", "ReduceOp"]
+
+_Held = TypeVar("_Held", bound=HeldWork)
 
 
 class ReduceOp(enum.IntEnum):
@@ -141,11 +143,26 @@ class Communicator(Activity):
         return reader.allreduce(self._native, tensors, outputs, op, prescale, postscale, name, self._timeout)
 
     def start_tensors(
-        self, reader: _core.TensorReader, tensors: Any, op: ReduceOp, prescale: float, postscale: float, name: str
-    ) -> Work | None:
-        """As `allreduce_tensors` in place, not waited for; None for what takes `allreduce`."""
+        self,
+        reader: _core.TensorReader,
+        tensors: Any,
+        op: ReduceOp,
+        prescale: float,
+        postscale: float,
+        name: str,
+        make: Callable[[_core.Work, Any, list[HeldWork]], _Held],
+    ) -> _Held | None:
+        """As `allreduce_tensors` in place, not waited for; None for what takes `allreduce`.
+
+        ``make`` makes the handle, of the tensors too, which it keeps; and of a list that it is in until it has ended.
+        """
         native = reader.start_allreduce(self._native, tensors, tensors, op, prescale, postscale, name, self._timeout)
-        return None if native is None else self._work(native, False, tensors)
+        if native is None:
+            return None
+        held = self._held
+        handle = make(native, tensors, held.works)
+        held.hold_briefly(handle)
+        return handle
 
     def reducescatter(
         self,

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ring_notebook.errors import CollectiveError
 
 if TYPE_CHECKING:
     from ring_notebook import _core
 
-__all__ = ["Call", "HeldWorks", "Work"]
+__all__ = ["Call", "HeldWork", "HeldWorks", "Work"]
 
 
+_FEW = 8
 _never_freed: list[object] = []
 """Memory that a kernel may still touch which nothing has been able to end."""
 
@@ -119,22 +120,49 @@ class Work:
         return self._native.last_joined()
 
 
+class HeldWork(Protocol):
+    """What `HeldWorks` needs of a handle."""
+
+    waited: bool
+
+    def done(self) -> bool:
+        """As `Work.done`."""
+
+    def launched(self) -> bool:
+        """As `Work.launched`."""
+
+    def wait_done(self) -> None:
+        """As `Work.wait_done`."""
+
+    def keep_forever(self) -> None:
+        """As `Work.keep_forever`."""
+
+
 class HeldWorks:
     """Handles of operations under way: to drop one must not drop the memory under its operation."""
 
     def __init__(self) -> None:
-        self._works: list[Work] = []
+        self.works: list[HeldWork] = []
+        self._most = _FEW  # of them, before it looks for those that are done
 
-    def hold(self, work: Work) -> None:
+    def hold(self, work: HeldWork) -> None:
         """Keep its memory until it is done, and let go of what is."""
-        for held in self._works:
+        for held in self.works:
             held.keep_forever()
-        self._works = [held for held in self._works if not held.waited and not held.done()]
-        self._works.append(work)
+        self.works[:] = [held for held in self.works if not held.waited and not held.done()]
+        self.works.append(work)
+
+    def hold_briefly(self, work: HeldWork) -> None:
+        """The same in less time for one that leaves `works` by itself when it is waited for."""
+        self.works.append(work)
+        if len(self.works) > self._most:  # some that nobody has waited for
+            self.works.pop()
+            self.hold(work)
+            self._most = max(_FEW, 2 * len(self.works))
 
     def end(self, native: _core.Communicator, why: str) -> None:
         """Return when nothing touches the memory any more. Aborts the epoch of ``native`` over what is not launched."""
-        pending = [work for work in self._works if not work.done()]
+        pending = [work for work in self.works if not work.done()]
         if any(not work.launched() for work in pending):
             native.abort(f"{why} with operations under way")
         for work in pending:
@@ -144,6 +172,6 @@ class HeldWorks:
 
     def clear(self) -> None:
         """Let go of all; none of them is under way."""
-        for work in self._works:
+        for work in self.works:
             work.keep_forever()
-        self._works.clear()
+        self.works.clear()

@@ -1,6 +1,5 @@
 """The Horovod-compatible face: import it as ``hvd`` in place of ``horovod.torch``."""
 
-from ring_notebook.api.barrier import barrier
 from ring_notebook.api.basics import (
     Adasum,
     Average,
@@ -31,12 +30,13 @@ from ring_notebook.api.basics import (
     start_timeline,
     stop_timeline,
 )
+from ring_notebook.api.counts import counts
 from ring_notebook.api.handles import poll, synchronize
-from ring_notebook.api.join import join
 from ring_notebook.api.objects import allgather_object, broadcast_object
 from ring_notebook.api.only import only
 from ring_notebook.api.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from ring_notebook.api.tensor_adapter import register_adapter
+from ring_notebook.api.without_tensors import barrier, join
 from ring_notebook.core import world
 from ring_notebook.core.device_numbers import register_copier
 from ring_notebook.core.metrics import log, log_params, track
@@ -132,6 +132,7 @@ __all__ = [
     "ccl_built",
     "check",
     "clip_grad_norm_",
+    "counts",
     "cross_rank",
     "cross_size",
     "cuda_built",

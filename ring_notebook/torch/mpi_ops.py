@@ -5,7 +5,6 @@ Libraries import this module, and find it as an attribute of the face.
 
 from __future__ import annotations
 
-from ring_notebook.api.barrier import barrier
 from ring_notebook.api.basics import (
     Adasum,
     Average,
@@ -37,8 +36,8 @@ from ring_notebook.api.basics import (
     stop_timeline,
 )
 from ring_notebook.api.handles import poll, synchronize
-from ring_notebook.api.join import join
 from ring_notebook.api.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from ring_notebook.api.without_tensors import barrier, join
 from ring_notebook.errors import HorovodInternalError
 from ring_notebook.torch.collectives.allgather import (
     allgather,

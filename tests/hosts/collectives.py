@@ -183,6 +183,18 @@ def check_names() -> None:
     assert ring.synchronize(own).tolist() == [1.0] * 3
 
 
+def check_counts() -> None:
+    """A small sum takes one message from each host to the other, with one header for all ranks of the host."""
+    before = ring.counts()
+    ring.allreduce(torch.ones(1))
+    did = ring.counts() - before
+    others = ring.cross_size() - 1
+    if others == 0:  # ranks of one host may act as hosts of their own
+        return
+    assert (did.operations, did.messages) == (1, others if ring.local_rank() == 0 else 0)
+    assert did.bytes <= 300 * did.messages
+
+
 def check_mismatch() -> None:
     for count in (4, 40_000):
         with pytest.raises(CollectiveMismatch, match=rf"rank {ring.size() - 1}: allreduce sum .* \[{count + 1}\]"):
@@ -216,6 +228,7 @@ def main() -> None:
     check_adasum()
     check_groups()
     check_names()
+    check_counts()
     check_mismatch()
     for operation in (ring.barrier, lambda: ring.allreduce(torch.ones(100_000)), lambda: ring.allgather(torch.ones(3))):
         check_end(lambda: world.abort("rank 9 raised ValueError: bad"), "raised ValueError: bad", operation)

@@ -15,9 +15,9 @@ import torch
 from native.ranks import LAUNCHERS, Seat, as_processes, as_threads
 from native.test_tensor_reader import DTYPES, READER
 from native.values import Tensor
+from ring_notebook.api.handles import PlainHandle
 from ring_notebook.core.buffers import DType
 from ring_notebook.core.communicator import Communicator, ReduceOp
-from ring_notebook.core.work import Work
 from ring_notebook.errors import CollectiveAborted, CollectiveMismatch, CollectiveTimeout
 from ring_notebook.torch.tensors import buffer_of
 
@@ -211,10 +211,10 @@ def test_others_run_while_it_waits() -> None:
     as_threads(2, body)
 
 
-def start(ring: Communicator, tensors: object, op: ReduceOp = ReduceOp.SUM) -> Work:
+def start(ring: Communicator, tensors: object, op: ReduceOp = ReduceOp.SUM) -> PlainHandle:
     """Begin by the short way, which takes it."""
     assert READER is not None
-    work = ring.start_tensors(READER, tensors, op, 1.0, 1.0, "")
+    work = ring.start_tensors(READER, tensors, op, 1.0, 1.0, "", PlainHandle)
     assert work is not None
     return work
 
@@ -341,7 +341,7 @@ def test_lists_that_take_the_ordinary_way() -> None:
         plain, before = torch.ones(4), ring.counts()
         for tensors in ([], [plain, plain], [plain[:3], plain[2:]], [plain, plain.double()], [plain] * 100, [plain, 3]):
             assert READER is not None
-            assert ring.start_tensors(READER, tensors, ReduceOp.SUM, 1.0, 1.0, "") is None
+            assert ring.start_tensors(READER, tensors, ReduceOp.SUM, 1.0, 1.0, "", PlainHandle) is None
         assert ring.counts() == before
 
     as_threads(1, body)

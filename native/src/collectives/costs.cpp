@@ -76,8 +76,10 @@ constexpr Formula kFormulas[] = {
 
 Traffic agreement_traffic(OpKind kind, const Load& load) {
     const std::uint64_t messages = load.hosts * (load.hosts - 1);
+    const bool tells_each = kind == OpKind::Join || kind == OpKind::Group;
+    const std::uint64_t headers = tells_each ? load.local : 1;  // where all ranks of a host call the same thing
     const std::uint64_t splits = kind == OpKind::Alltoall ? load.hosts * load.local * sizeof(std::int64_t) : 0;
-    return {messages, messages * (sizeof(MessageFront) + load.local * (sizeof(Header) + splits))};
+    return {messages, messages * (sizeof(MessageFront) + headers * sizeof(Header) + load.local * splits)};
 }
 
 Traffic traffic_of(const Path& path, const Load& load) {

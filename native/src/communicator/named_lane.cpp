@@ -87,7 +87,13 @@ void NamedLane::announce_departure() const noexcept {
 
 NamedLane::Counts NamedLane::counts() const {
     const std::lock_guard<std::mutex> lock(mutex_);
-    return counts_;
+    Counts counts = counts_;
+    if (inner_) counts.gates = inner_->group_->gates();
+    for (int host = 0; fabric_ && host < fabric_->hosts(); ++host) {
+        counts.messages += fabric_->sent(host).messages;
+        counts.bytes += fabric_->sent(host).bytes;
+    }
+    return counts;
 }
 
 std::optional<NamedWait> NamedLane::wait() const {

@@ -120,8 +120,8 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Start `allreduce` in place; `synchronize` returns ``tensor``."""
-    how = reduction_of(average, op, prescale_factor, postscale_factor, process_set)
-    return start_in_place(tensor, how, name)
+    how = op if type(op) is ReduceOp and average is None else operation_of(average, op)
+    return start_in_place(tensor, how, prescale_factor, postscale_factor, process_set, name)
 
 
 def grouped_allreduce(
@@ -182,5 +182,6 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Start `grouped_allreduce` in place; `synchronize` returns ``tensors`` as a list."""
-    how = reduction_of(average, op, prescale_factor, postscale_factor, process_set)
-    return start_list_in_place(checked_list(tensors, "grouped_allreduce"), how, name)
+    how = op if type(op) is ReduceOp and average is None else operation_of(average, op)
+    given = checked_list(tensors, "grouped_allreduce")
+    return start_list_in_place(given, how, prescale_factor, postscale_factor, process_set, name)

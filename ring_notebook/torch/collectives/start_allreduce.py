@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ring_notebook.api.arguments import check_process_set, check_scale
-from ring_notebook.api.handles import Handle, check_name
+from ring_notebook.api.handles import Handle, PlainHandle, check_name
 from ring_notebook.api.process_sets import ProcessSet, global_process_set
-from ring_notebook.api.reduction import Reduction
+from ring_notebook.api.reduction import Reduction, reduction_of
 from ring_notebook.core.buffers import Buffer, Device, DType
 from ring_notebook.core.communicator import ReduceOp
-from ring_notebook.core.work import Call, Work
+from ring_notebook.core.work import Call, HeldWork, Work
 from ring_notebook.core.world import current
 from ring_notebook.torch.devices import StreamWork
 from ring_notebook.torch.tensors import buffer_in_place, buffer_of, check_tensor, copy_back, for_core, ordered, reader
+
+if TYPE_CHECKING:
+    from ring_notebook import _core
 
 __all__ = ["reduce_list_now", "reduce_now", "start", "start_in_place", "start_list_in_place"]
 
@@ -64,26 +68,57 @@ def start(
     return Handle(communicator, label if claim else "", works, finish)
 
 
-def start_in_place(tensor: Tensor, how: Reduction, name: str | None) -> Handle:
+def start_in_place(
+    tensor: Tensor, op: ReduceOp, prescale: float, postscale: float, process_set: ProcessSet, name: str | None
+) -> Handle:
     """`start` of one tensor in place, in less time. The result is ``tensor``."""
-    handle = _start(tensor, how, name) if isinstance(tensor, Tensor) else None
-    return start([tensor], how, name).only() if handle is None else handle
+    if isinstance(tensor, Tensor):
+        handle = _start(tensor, op, prescale, postscale, process_set, name)
+        if handle is not None:
+            return handle
+    return start([tensor], _reduction(op, prescale, postscale, process_set), name).only()
 
 
-def start_list_in_place(tensors: list[Tensor], how: Reduction, name: str | None) -> Handle:
+def start_list_in_place(
+    tensors: list[Tensor], op: ReduceOp, prescale: float, postscale: float, process_set: ProcessSet, name: str | None
+) -> Handle:
     """`start` of a list in place, in less time. The result is ``tensors``."""
-    handle = _start(tensors, how, name)
-    return start(_checked(tensors), how, name) if handle is None else handle
+    handle = _start(tensors, op, prescale, postscale, process_set, name)
+    if handle is not None:
+        return handle
+    return start(_checked(tensors), _reduction(op, prescale, postscale, process_set), name)
 
 
-def _start(tensors: Tensor | list[Tensor], how: Reduction, name: str | None) -> Handle | None:
+def _start(
+    tensors: Tensor | list[Tensor],
+    op: ReduceOp,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+    name: str | None,
+) -> Handle | None:
+    """None for what takes `start`, where it is checked too."""
     known = reader()
-    if known is None:
+    if known is None or type(prescale) is not float or type(postscale) is not float:
         return None
-    communicator = how.process_set.communicator
+    if process_set is global_process_set:
+        communicator = current().communicator
+    else:
+        check_process_set(process_set)
+        communicator = process_set.communicator
+    if not name:
+        return communicator.start_tensors(known, tensors, op, prescale, postscale, "", PlainHandle)
     label = check_name(communicator, name)
-    work = communicator.start_tensors(known, tensors, how.op, how.prescale, how.postscale, label)
+    work = communicator.start_tensors(known, tensors, op, prescale, postscale, label, _work)
     return None if work is None else Handle(communicator, label, (work,), lambda: tensors)
+
+
+def _work(native: _core.Work, tensors: Any, _: list[HeldWork]) -> Work:
+    return Work(native, tensors)
+
+
+def _reduction(op: ReduceOp, prescale: float, postscale: float, process_set: ProcessSet) -> Reduction:
+    return reduction_of(None, op, prescale, postscale, process_set)
 
 
 def reduce_list_now(tensors: list[Tensor], how: Reduction, name: str | None) -> list[Tensor]:

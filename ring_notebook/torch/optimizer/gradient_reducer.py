@@ -26,9 +26,9 @@ from torch.utils.hooks import RemovableHandle
 
 from ring_notebook.api.buckets.bucket_plan import ParameterSpec, plan_buckets
 from ring_notebook.api.buckets.plan_agreement import agree_on_plan, agree_on_sparse
-from ring_notebook.api.join import joins
 from ring_notebook.api.noise_meter import NoiseMeter
 from ring_notebook.api.reduction import Reduction
+from ring_notebook.api.without_tensors import joins
 from ring_notebook.config import config
 from ring_notebook.core import world
 from ring_notebook.core.communicator import Communicator

@@ -94,6 +94,7 @@ BEYOND = {"prepare", "log", "track", "save", "load", "empty", "noise_scale", "ch
     "DistributedSampler",
     "allgather_into",
     "clip_grad_norm_",
+    "counts",
     "gather",
     "irecv",
     "isend",

@@ -245,6 +245,7 @@ class Communicator {
     struct Arrival;
     bool post_small(const SmallAllreduce& call, Arrival& arrival);
     bool complete_small(const SmallAllreduce& call, const Arrival& arrival);
+    bool complete_started(Work& work);
     std::shared_ptr<Work> arrived_work(const SmallAllreduce& call, const Arrival& arrival, double timeout, bool queued);
     // One step of what is at the front of the queue, in this thread's turn.
     Served advance(Work& work);

@@ -39,6 +39,7 @@ class NamedLane {
    public:
     struct Counts {
         std::uint64_t rounds = 0, names = 0, operations = 0;  // carried out so far
+        std::uint64_t gates = 0, messages = 0, bytes = 0;     // passed, and sent to other hosts, for all of these
     };
 
     explicit NamedLane(Communicator& owner);

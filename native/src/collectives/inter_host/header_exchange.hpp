@@ -11,7 +11,10 @@ namespace ring {
 // The leaders exchange one message each and lay all of them, their own too, into memory that their host shares. After
 // the gate every rank reads the same headers and so reaches the same verdict.
 //
-//   message: | MessageFront | Header x local ranks | splits x local ranks x all ranks | payload |
+//   message: | MessageFront | Header x 1 or local ranks | splits x local ranks x all ranks | payload |
+//
+// A host whose ranks all call the same thing tells one header: with where a tensor lies, in which others differ,
+// another host has nothing to do.
 //
 // Splits are there for an alltoall only. The payload of an allreduce or reducescatter is the sum over the host; of a
 // broadcast, the root's tensor; of the others, the ranks' tensors in turn. It is there only when all tensors of the

@@ -40,6 +40,7 @@ class TagNumber {
 // What a host's part of an agreement begins with.
 struct MessageFront {
     std::uint64_t id, sequence;  // of the group, and of the operation in it
+    std::uint64_t headers;       // one for each rank of the host, or one that all of them share
     std::uint64_t splits;        // bytes of them
     std::uint64_t payload;       // bytes of it, or kNoPayload
     std::uint64_t most;          // bytes of a rank's payload that may travel here: RING_INLINE, in whole pages

@@ -1,13 +1,23 @@
-"""join: a rank without more data contributes zeros to the allreduces of the others until all have joined."""
+"""barrier and join: the operations that take no tensors."""
 
 from __future__ import annotations
 
-from ring_notebook.api.process_sets import global_process_set
+from ring_notebook.api.arguments import check_process_set
+from ring_notebook.api.process_sets import ProcessSet, global_process_set
 from ring_notebook.errors import CollectiveMismatch
 
-__all__ = ["join", "joins"]
+__all__ = ["barrier", "join", "joins"]
 
 _joins = 0
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Return when all ranks of ``process_set`` have called it (Horovod: ``barrier``).
+
+    Raises CollectiveAborted when a rank failed or left, CollectiveTimeout after ``RING_TIMEOUT`` seconds.
+    """
+    check_process_set(process_set)
+    process_set.communicator.barrier().wait()
 
 
 def join(device: int = -1) -> int:
