@@ -42,6 +42,28 @@ def test_groups_of_the_same_ranks() -> None:
     as_threads(3, crosswise)
 
 
+def test_last_calls_that_cross() -> None:
+    """Each rank is the last to come to another group, and could launch that one before it sees that both may go."""
+
+    def body(seat: Seat) -> None:
+        ring, device = seat.open(devices=devices()), FakeDevice(seat.rank)
+        groups = [ring.group([0, 1]) for _ in range(2)]
+        first, second = groups[seat.rank], groups[1 - seat.rank]
+        assert first is not None
+        assert second is not None
+        for number in range(ROUNDS):
+            tensors = [device.tensor(np.full(10, 1.0 + number), DType.FLOAT32) for _ in range(2)]
+            works = []
+            for group, tensor in zip((first, second), tensors, strict=True):
+                seat.meet()
+                works.append(group.allreduce([tensor.buffer], [tensor.buffer], blocking=False))
+            for work, tensor in zip(works, tensors, strict=True):
+                work.wait()
+                assert np.all(device.read(tensor) == 2 * (1.0 + number))
+
+    as_threads(2, body)
+
+
 def test_groups_between_hosts() -> None:
     as_hosts(3, crosswise)
 
