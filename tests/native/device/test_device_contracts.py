@@ -229,8 +229,8 @@ def test_a_kernel_that_no_abort_ends() -> None:
             device.hold(until=lambda: False)
         work = ring.allreduce([tensor.buffer], [tensor.buffer], blocking=False)
         work.wait()
-        seat.meet()
         with knobs(nccl_abort_hangs=1):
+            seat.meet()
             ring.abort("the test ends it")
             with pytest.raises(CollectiveAborted, match="the test ends it"):
                 work.wait_done()
