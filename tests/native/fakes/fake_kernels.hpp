@@ -169,7 +169,7 @@ class Kernel {
         for (std::size_t begin = 0; begin < total || begin == 0; begin += kSlot / item) {
             const std::size_t count = std::min(total - begin, kSlot / item);
             if (call.kind != Call::Broadcast || call.peer == all_.rank)
-                std::memcpy(meeting().data[all_.rank], call.input + begin * item, count * item);
+                copy_bytes(meeting().data[all_.rank], call.input + begin * item, count * item);
             if (!barrier()) return false;
             give(call, begin, count);
             if (!barrier()) return false;
@@ -180,11 +180,11 @@ class Kernel {
     void give(const Call& call, std::size_t begin, std::size_t count) {
         const std::size_t item = item_size(call.dtype);
         if (call.kind == Call::Broadcast) {
-            std::memcpy(call.output + begin * item, meeting().data[call.peer], count * item);
+            copy_bytes(call.output + begin * item, meeting().data[call.peer], count * item);
         } else if (call.kind == Call::AllGather) {
             for (int rank = 0; rank < all_.size; ++rank)
-                std::memcpy(call.output + (static_cast<std::size_t>(rank) * call.count + begin) * item,
-                            meeting().data[rank], count * item);
+                copy_bytes(call.output + (static_cast<std::size_t>(rank) * call.count + begin) * item,
+                           meeting().data[rank], count * item);
         } else if (call.kind != Call::Reduce || call.peer == all_.rank) {
             const auto wrong = static_cast<double>(setting("wrong", 0));
             const std::size_t first =
@@ -224,14 +224,14 @@ class Kernel {
         for (std::size_t begin = 0; begin < most; begin += part) {
             for (int rank = 0; rank < all_.size; ++rank)
                 if (sends[rank] != nullptr && sends[rank]->count > begin)
-                    std::memcpy(meeting().data[all_.rank] + static_cast<std::size_t>(rank) * part,
-                                sends[rank]->input + begin, std::min(part, sends[rank]->count - begin));
+                    copy_bytes(meeting().data[all_.rank] + static_cast<std::size_t>(rank) * part,
+                               sends[rank]->input + begin, std::min(part, sends[rank]->count - begin));
             if (!barrier()) return;
             for (int rank = 0; rank < all_.size; ++rank)
                 if (receives[rank] != nullptr && receives[rank]->count > begin)
-                    std::memcpy(receives[rank]->output + begin,
-                                meeting().data[rank] + static_cast<std::size_t>(all_.rank) * part,
-                                std::min(part, receives[rank]->count - begin));
+                    copy_bytes(receives[rank]->output + begin,
+                               meeting().data[rank] + static_cast<std::size_t>(all_.rank) * part,
+                               std::min(part, receives[rank]->count - begin));
             if (!barrier()) return;
         }
     }

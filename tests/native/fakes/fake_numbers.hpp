@@ -9,6 +9,11 @@
 
 namespace {
 
+// Also of none, from nowhere.
+inline void copy_bytes(void* to, const void* from, std::size_t bytes) {
+    if (bytes > 0) std::memmove(to, from, bytes);
+}
+
 std::size_t item_size(int dtype) {
     static constexpr std::size_t sizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
     return sizes[dtype];
