@@ -73,6 +73,8 @@ class Agent:
         while not self._lost and not (self._over and not self._stream.unsent):
             for key, _ in self._selector.select(0.5):
                 key.data()
+            if self._ranks is not None:
+                self._ranks.check()
             now = time.monotonic()
             if now - self._said > self._silence / 6:
                 self._said = now

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import resource
 import selectors
+import signal
 import socket
 import subprocess
+import time
 from collections.abc import Callable
 
 from ring_notebook.gpus import gpus, gpus_of_script
@@ -21,6 +23,9 @@ from ring_notebook.rank.rank_status import RankStatus, StatusFile
 from ring_notebook.rank.rank_variables import rank_variables
 
 __all__ = ["LocalRanks", "raise_file_limit"]
+
+RAISED = 5.0
+"""Seconds that a rank has for its exit handlers when an exception ends it. MPI's is one, which waits for all ranks."""
 
 
 def raise_file_limit() -> tuple[int, int]:
@@ -53,6 +58,7 @@ class LocalRanks(HostRanks):
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._pidfds: dict[int, int] = {}
         self._groups: list[int] = []
+        self._raised: set[int] = set()  # ranks that are being ended because an exception has ended their program
         self._output: list[Carrier] = []
 
     @property
@@ -71,6 +77,15 @@ class LocalRanks(HostRanks):
         self._groups.append(self._processes[rank].pid)
         self._pidfds[rank] = os.pidfd_open(self._processes[rank].pid)
         self._selector.register(self._pidfds[rank], selectors.EVENT_READ, lambda: self._handle_exit(rank))
+
+    def check(self) -> None:
+        """End a rank that an exception has ended and that waits for the others in its exit handlers."""
+        for rank, process in self._processes.items():
+            raised = self.status(rank).times.get("raised")
+            late = 0.0 if raised is None else time.time() - raised
+            if late > RAISED:
+                self._raised.add(rank)
+                send_signal(process, signal.SIGTERM if late < 2 * RAISED else signal.SIGKILL)
 
     def carry_output(self) -> None:
         # Threads only now: what Popen runs between fork and exec may need a lock that one of them holds.
@@ -98,7 +113,8 @@ class LocalRanks(HostRanks):
         # A dead process's descriptor stays readable: left in the selector, no select would wait any more.
         self._selector.unregister(self._pidfds[rank])
         os.close(self._pidfds.pop(rank))
-        self._on_exit(rank, self._processes.pop(rank).wait())
+        code = self._processes.pop(rank).wait()
+        self._on_exit(rank, 1 if rank in self._raised else code)  # as Python has it for an exception
 
     def _environment(self, rank: int, variables: dict[str, str]) -> dict[str, str]:
         job = self._assignment

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -124,6 +125,18 @@ def test_what_a_rank_leaves_behind_is_not_waited_for(elastic: list[str], start: 
 def test_the_last_words_of_what_outlives_a_rank_are_heard(elastic: list[str]) -> None:
     with ringrun(*elastic, "-np", "1", "sh", "-c", "{ sleep .2; echo late; } & echo early") as job:
         assert job.communicate(timeout=LIMIT) == ("early\nlate\n", "")
+
+
+@both
+def test_a_rank_that_raises_ends_the_job_while_the_others_call_nothing(elastic: list[str]) -> None:
+    """Its exit handlers wait for all ranks, in MPI_Finalize, and this one sleeps."""
+    code = "import time, ring_notebook.torch as hvd; hvd.init(); hvd.barrier(); assert hvd.rank() == 0; time.sleep(600)"
+    keep_all = ["--min-np", "2"] if elastic else []
+    with ringrun(*elastic, *keep_all, "-np", "2", "python", "-c", code) as job:
+        _, said = job.communicate(timeout=LIMIT)
+    assert job.returncode == 1
+    assert "AssertionError" in said
+    assert re.search(r"ringrun: rank 1 (on \S+ )?failed", said)
 
 
 @both
