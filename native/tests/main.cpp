@@ -3,9 +3,10 @@
 // of one process over one mapping.
 //
 //   ring_tests [epochs] [ranks] [hosts] [seed] [--past-cache] [--devices]
+//   ring_tests --fuzz [seconds] [seed]
 //
 // With --past-cache ranks write segments past the cache. With --devices most tensors are on devices, of a driver and an
-// NCCL that are faked, and the faults are left out.
+// NCCL that are faked, and the faults are left out. With --fuzz damaged bytes come from other processes instead.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -18,6 +19,7 @@
 
 #include "fake_device.hpp"
 #include "faults.hpp"
+#include "fuzz.hpp"
 #include "rank.hpp"
 #include "ring/group/membership.hpp"
 
@@ -47,9 +49,25 @@ void check_faults() {
     check_out_of_memory();
 }
 
+int fuzz(int seconds, int seed) {
+    Dice dice(static_cast<Dice::result_type>(seed));
+    try {
+        fuzz_values(dice, seconds * 0.1);
+        fuzz_link(dice, seconds * 0.5);
+        fuzz_ring_memory(dice, seconds * 0.4);
+    } catch (const std::exception& error) {
+        std::fprintf(stderr, "seed %d: %s\n", seed, error.what());
+        return 1;
+    }
+    std::printf("fuzz of %d s with seed %d\n", seconds, seed);
+    return 0;
+}
+
 }  // namespace
 
 int main(int count, char** values) {
+    if (count > 1 && std::strcmp(values[1], "--fuzz") == 0)
+        return fuzz(argument(count, values, 2, 10), argument(count, values, 3, 1));
     const int epochs = argument(count, values, 1, 50);
     const int ranks = argument(count, values, 2, 4);
     const int hosts = argument(count, values, 3, 1);

@@ -1,6 +1,16 @@
 #include "ring/base/types.hpp"
 
 namespace ring {
+namespace {
+
+// A number that another process has sent may be none of the names'.
+template <class Value, std::size_t n>
+const char* name_of(Value value, const char* const (&names)[n]) {
+    const auto index = static_cast<std::size_t>(value);
+    return index < n ? names[index] : "unknown";
+}
+
+}  // namespace
 
 std::size_t item_size(DType dtype) {
     static constexpr std::size_t sizes[kDTypes] = {1, 1, 2, 4, 8, 2, 2, 4, 8, 1};
@@ -10,24 +20,24 @@ std::size_t item_size(DType dtype) {
 const char* to_string(DType dtype) {
     static constexpr const char* names[kDTypes] = {"uint8",   "int8",     "int16",   "int32",   "int64",
                                                    "float16", "bfloat16", "float32", "float64", "bool"};
-    return names[static_cast<int>(dtype)];
+    return name_of(dtype, names);
 }
 
 const char* to_string(Device device) {
     static constexpr const char* names[kDevices] = {"cpu", "cuda", "xpu", "mps"};
-    return names[static_cast<int>(device)];
+    return name_of(device, names);
 }
 
 const char* to_string(ReduceOp op) {
     static constexpr const char* names[kReduceOps] = {"average", "sum", "adasum", "min", "max", "product"};
-    return names[static_cast<int>(op)];
+    return name_of(op, names);
 }
 
 const char* to_string(OpKind kind) {
     static constexpr const char* names[kOpKinds] = {"allreduce", "reducescatter", "allgather", "broadcast",
                                                     "alltoall",  "barrier",       "join",      "group",
                                                     "step",      "send",          "receive"};
-    return names[static_cast<int>(kind)];
+    return name_of(kind, names);
 }
 
 }  // namespace ring

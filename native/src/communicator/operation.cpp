@@ -92,7 +92,8 @@ Communicator::Served Communicator::attempt(Work& work) {
         note(work, Phase::Waiting);
     }
     if (fabric_ && !work.agreed_) {
-        if (!work.agreement_) work.agreement_ = std::make_unique<Agreement>(group_, *fabric_, work.header_.sequence);
+        if (!work.agreement_)
+            work.agreement_ = std::make_unique<Agreement>(group_, *fabric_, ranks(), work.header_.sequence);
         const HostGroup::Moving moving(*group_);
         const Step step = work.agreement_->advance(work.gates_);
         if (step != Step::Done) {
@@ -120,6 +121,7 @@ Communicator::Served Communicator::attempt(Work& work) {
 // Null where the ranks have yet to agree on what moves tensors on devices. Throws Mismatch on all ranks alike, and
 // Unsupported on those that have not joined; the group lives on.
 std::unique_ptr<Algorithm> Communicator::make_algorithm(Work& work, const std::vector<Header>& headers) {
+    check_posted(headers);
     const std::string mismatch = find_mismatch(headers, ranks(), index());
     if (!mismatch.empty()) throw Mismatch(who() + ": " + title(work.header_) + ": " + mismatch);
     if (work.header_.kind == OpKind::Group) return make_group(work, headers);

@@ -4,6 +4,7 @@
 
 #include "collectives/host/algorithm_parts.hpp"
 #include "ring/communicator/communicator.hpp"
+#include "ring/group/header_check.hpp"
 
 namespace ring {
 namespace {
@@ -11,6 +12,13 @@ namespace {
 constexpr std::size_t kLineBytes = 64;
 // A list pays while no more than one part in so many of it has to be copied.
 constexpr std::size_t kListedPart = 4;
+
+// Bytes that the others read at the input, or write at the output, of a rank of their host.
+std::uint64_t placed_bytes(const Header& header, bool one_host) {
+    const std::uint64_t bytes = header.count * item_size(header.dtype);
+    if (header.op == ReduceOp::Adasum) return 2 * bytes;
+    return header.tensors > 1 && one_host ? static_cast<std::uint64_t>(header.tensors) * sizeof(ListedPiece) : bytes;
+}
 
 }  // namespace
 
@@ -41,6 +49,22 @@ void Communicator::place_tensors(Work& work) const {
     } else if (request.kind == OpKind::Allreduce && header.is_inline == 0 && !request.pieces.empty() && size() > 1 &&
                !fabric_ && request.op != ReduceOp::Adasum) {
         place_list(work);
+    }
+}
+
+// Throws Error for headers that no rank writes, and for places of this host's tensors that are not in ring memory.
+void Communicator::check_posted(const std::vector<Header>& headers) const {
+    check_headers(headers, ranks(), group_->inline_bytes());
+    for (std::size_t i = 0; i < headers.size(); ++i) {
+        const Header& header = headers[i];
+        const auto member = static_cast<int>(i);
+        if ((fabric_ && fabric_->host_of(member) != fabric_->host()) || header.kind == OpKind::Group) continue;
+        for (std::uint64_t place : {header.input, header.output})
+            if (place != kNowhere && !domain()->contains(place, placed_bytes(header, !fabric_)))
+                throw_damaged(ranks()[i], "a tensor beyond ring memory");
+        if (header.kind == OpKind::Alltoall && !fabric_ &&
+            !adds_up(group_->splits(member, header.sequence), size(), header.count))
+            throw_damaged(ranks()[i], "splits that are not those of its tensor");
     }
 }
 

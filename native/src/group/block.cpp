@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <iterator>
 #include <new>
 #include <string>
 #include <utility>
@@ -15,11 +16,18 @@ Mailbox* mailboxes_of(const Domain& domain, std::uint64_t block) {
     return domain.at<Mailbox>(block + BlockLayout(0, {}).mailboxes);
 }
 
+std::uint64_t checked_block(const Domain& domain, std::uint64_t offset) {
+    if (offset % alignof(GroupBlock) != 0 || !domain.contains(offset, BlockLayout(domain.local_size(), {}).bytes))
+        throw Error("the block of a group lies beyond ring memory: the memory of the rank that reserved it is damaged");
+    return offset;
+}
+
 }  // namespace
 
 const char* to_string(RankState state) {
     static constexpr const char* names[] = {"idle", "waiting", "moving", "left"};
-    return names[static_cast<int>(state)];
+    const auto index = static_cast<std::size_t>(state);  // as another process has written it
+    return index < std::size(names) ? names[index] : "unknown";
 }
 
 BlockLayout::BlockLayout(int size, const Room& room) {
@@ -84,7 +92,7 @@ BlockReservation::~BlockReservation() {
 
 BlockReference::BlockReference(Domain& domain, std::uint64_t offset, std::vector<int> local, int index,
                                const std::function<bool()>& is_valid)
-    : block_(domain.hold<GroupBlock>(offset)),
+    : block_(domain.hold<GroupBlock>(checked_block(domain, offset))),
       mailboxes_(mailboxes_of(domain, offset)),
       local_(std::move(local)),
       index_(index) {

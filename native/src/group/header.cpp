@@ -8,7 +8,8 @@ namespace ring {
 namespace {
 
 std::string quoted_name(const Header& header) {
-    return header.name[0] == '\0' ? "" : " '" + std::string(header.name) + "'";
+    const std::string name(header.name, strnlen(header.name, kNameBytes));  // also of one that is damaged
+    return name.empty() ? "" : " '" + name + "'";
 }
 
 // Enough of a hash to see that two differ.
@@ -26,7 +27,8 @@ std::string shape_text(const Header& header) {
         return std::to_string(header.tensors) + " tensors, " + std::to_string(header.count) + " elements, shapes " +
                digits(header.layout);
     std::string text = "[";
-    for (int i = 0; i < header.dims; ++i) text += (i ? ", " : "") + std::to_string(header.shape[i]);
+    for (int i = 0; i < std::min<int>(header.dims, kMaxDims); ++i)
+        text += (i ? ", " : "") + std::to_string(header.shape[i]);
     return text + "]";
 }
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "ring/base/errors.hpp"
+#include "ring/group/header_check.hpp"
 
 namespace ring {
 namespace {
@@ -38,7 +39,10 @@ News News::decode(const std::byte* data, std::size_t bytes) {
         throw Error("the news of a rank have " + std::to_string(bytes) + " bytes, which is no number of names");
     News news{front.joins, front.closing, front.threshold, std::vector<Post>(front.posts)};
     if (front.posts > 0) std::memcpy(news.posts.data(), data + sizeof front, front.posts * sizeof(Post));
-    for (Post& post : news.posts) post.header.name[kNameBytes - 1] = '\0';
+    for (const Post& post : news.posts) {
+        const std::string found = damage(post.header, kNoTensor);
+        if (!found.empty()) throw Error("the news of a rank hold a name with " + found + ", which no rank posts");
+    }
     return news;
 }
 

@@ -6,7 +6,9 @@
 #include <utility>
 
 #include "messages/letter.hpp"
+#include "ring/base/errors.hpp"
 #include "ring/base/wait.hpp"
+#include "ring/group/header_check.hpp"
 
 namespace ring {
 namespace {
@@ -126,11 +128,14 @@ void LinkMessages::handle(const Incoming& come) {
     if (come.bytes < sizeof head) return;
     std::memcpy(&head, come.memory.get(), sizeof head);
     if (head.id != fabric_->id()) return;  // an epoch's of long ago
+    check(head, come);
     if (head.kind == MessageHead::Kind::Small || head.kind == MessageHead::Kind::Large) {
         come_.push_back({head, come.memory});
         return;
     }
     const auto found = announced_.find(head.number);
+    if (found != announced_.end() && found->second->peer != head.from)
+        throw Error("the answer to a message came from another rank than it was sent to");
     if (found == announced_.end()) {
         if (head.kind == MessageHead::Kind::Refused) refusals_.push_back(head);
         return;
@@ -146,6 +151,20 @@ void LinkMessages::handle(const Incoming& come) {
     stream->window.emplace(*fabric_, -1, stream->peer, 0, segments_of(stream->head.bytes()), Fabric::kPayload);
     stream->state = Stream::State::Moving;
     sending_.push_back(stream);
+}
+
+// Throws Error for what no rank sends.
+void LinkMessages::check(const MessageHead& head, const Incoming& come) const {
+    const auto known = [](DType dtype) { return static_cast<int>(dtype) < kDTypes; };
+    const bool is_kind = head.kind == MessageHead::Kind::Small || head.kind == MessageHead::Kind::Large ||
+                         head.kind == MessageHead::Kind::Wanted || head.kind == MessageHead::Kind::Refused;
+    const bool is_sender = head.from >= 0 && head.from < fabric_->size() && fabric_->address(head.from) == come.source;
+    const bool is_size = known(head.dtype) && known(head.wanted_dtype) && head.count < kNoTensor / sizeof(double);
+    const std::size_t behind = come.bytes - sizeof head;
+    if (!is_kind || !is_sender || !is_size || behind != (head.kind == MessageHead::Kind::Small ? head.bytes() : 0))
+        throw Error(
+            "a message came that no rank sends: the memory of its sender is damaged, or it has another "
+            "version; restart all ranks with one version");
 }
 
 bool LinkMessages::take(RemoteMessage& message) {

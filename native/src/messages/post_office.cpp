@@ -197,47 +197,6 @@ bool PostOffice::settle(Message& message) {
     return true;
 }
 
-// What has come since, oldest first.
-void PostOffice::take_arrivals() {
-    if (link_)
-        for (RemoteMessage remote; link_->take(remote);) {
-            const MessageHead& head = remote.head;
-            arrived_.push_back({head.from, head.tag, head.dtype, head.count, nullptr, std::move(remote)});
-        }
-    SharedAtomic<std::uint64_t>& letters = group_->letters(group_->index());
-    if (letters.load(std::memory_order_seq_cst) == kNowhere) return;
-    std::uint64_t newest = letters.exchange(kNowhere, std::memory_order_seq_cst);
-    const auto before = static_cast<std::ptrdiff_t>(arrived_.size());
-    while (newest != kNowhere) {
-        auto* const letter = group_->domain().at<Letter>(newest);
-        arrived_.push_back({letter->from, letter->tag, letter->dtype, letter->count, letter, {}});
-        newest = letter->next;
-    }
-    std::reverse(arrived_.begin() + before, arrived_.end());
-}
-
-bool PostOffice::match() {
-    bool moved = false;
-    for (std::size_t i = 0; i < wanted_.size();) {
-        const auto message = wanted_[i];
-        const auto found = std::find_if(arrived_.begin(), arrived_.end(), [&](const Arrival& arrival) {
-            return arrival.tag == message->tag_ && (message->peer_ == kAny || message->peer_ == arrival.from);
-        });
-        if (found == arrived_.end()) {
-            ++i;
-            continue;
-        }
-        Arrival arrival = std::move(*found);
-        arrived_.erase(found);
-        wanted_.erase(wanted_.begin() + static_cast<std::ptrdiff_t>(i));
-        receiving_.push_back(message);  // so that an abort finds it
-        accept(*message, arrival);
-        if (message->done()) receiving_.pop_back();
-        moved = true;
-    }
-    return moved;
-}
-
 void PostOffice::accept(Message& message, Arrival& arrival) {
     message.source_ = arrival.from;
     message.came_ = monotonic_ns();
@@ -259,13 +218,16 @@ void PostOffice::accept(Message& message, Arrival& arrival) {
         return;
     }
     Letter& letter = *arrival.letter;
-    if (letter.data == kNowhere) {
+    const std::uint64_t place = letter.data;
+    if (place == kNowhere) {
         empty(message);
         return;
     }
+    if (!group_->domain().contains(place, message.bytes_))
+        throw Error(rank_of(message.source_) + " sent a tensor beyond ring memory: its memory is damaged");
     {
         const HostGroup::Moving moving(*group_, &Mailbox::reading);
-        const std::byte* from = group_->domain().at<std::byte>(letter.data);
+        const std::byte* from = group_->domain().at<std::byte>(place);
         for (std::size_t at = 0; at < message.bytes_; at += kPart) {
             if (group_->aborted()) throw Aborted(group_->abort_reason());
             std::memcpy(message.data_ + at, from + at, std::min(kPart, message.bytes_ - at));
@@ -303,7 +265,9 @@ bool PostOffice::fill(Message& message) {
     if (letter.data != kNowhere) return false;
     bool moved = false;
     while (message.moved_ < message.bytes_) {
-        const std::size_t room = kWindowBytes - (message.moved_ - letter.emptied.load(std::memory_order_seq_cst));
+        const std::size_t there = message.moved_ - letter.emptied.load(std::memory_order_seq_cst);
+        if (there > kWindowBytes) throw Error(rank_of(message.peer_) + " took more than it was sent");
+        const std::size_t room = kWindowBytes - there;
         const std::size_t at = message.moved_ % kWindowBytes;
         const std::size_t part = std::min({room, kWindowBytes - at, message.bytes_ - message.moved_, kStepBytes});
         if (part == 0) break;
@@ -323,6 +287,8 @@ bool PostOffice::empty(Message& message) {
     const HostGroup::Moving moving(*group_, &Mailbox::reading);
     for (;;) {
         const std::size_t there = letter.filled.load(std::memory_order_seq_cst) - message.moved_;
+        if (there > std::min(kWindowBytes, message.bytes_ - message.moved_))
+            throw Error(rank_of(message.source_) + " sent more than it has announced");
         const std::size_t at = message.moved_ % kWindowBytes;
         const std::size_t part = std::min({there, kWindowBytes - at, kStepBytes});
         if (part == 0) break;

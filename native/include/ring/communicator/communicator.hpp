@@ -257,6 +257,7 @@ class Communicator {
     void place_tensors(Work& work) const;
     void promote_tensors(const Request& request) const;
     void place_list(Work& work) const;
+    void check_posted(const std::vector<Header>& headers) const;
     void move_to_ring(Work& work);
     std::unique_ptr<Algorithm> make_algorithm(Work& work, const std::vector<Header>& headers);
     Served attempt(Work& work);

@@ -82,6 +82,10 @@ class Domain {
     T* at(std::uint64_t offset) const {
         return reinterpret_cast<T*>(mapping_->base + offset);
     }
+    // Whether so many bytes at an offset, which another process has given, are ring memory.
+    bool contains(std::uint64_t offset, std::uint64_t bytes) const {
+        return offset <= mapping_->length && bytes <= mapping_->length - offset;
+    }
     // Offset of `bytes` at `address` when all of it is ring memory, or lies in a promoted block; else kNowhere.
     std::uint64_t offset_of(const void* address, std::size_t bytes) const;
 

@@ -101,6 +101,7 @@ class LinkMessages {
     bool look_at_outgoing();
     bool read();
     void handle(const Incoming& come);
+    void check(const MessageHead& head, const Incoming& come) const;
     bool move(Stream& stream) const;
     static bool move_all(std::deque<std::shared_ptr<Stream>>& streams, const LinkMessages& self);
 

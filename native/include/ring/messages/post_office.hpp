@@ -122,6 +122,7 @@ class PostOffice {
         RemoteMessage remote;
     };
     void post(Message& message);
+    Letter* letter_at(std::uint64_t offset) const;
     void take_arrivals();
     bool match();
     void accept(Message& message, Arrival& arrival);

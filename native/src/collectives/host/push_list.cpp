@@ -32,7 +32,11 @@ class PushList : public GatedAlgorithm {
     void reduce(int piece, const Range& range, std::size_t item) {
         if (group_.aborted()) throw Aborted(group_.abort_reason());
         in_parts(group_, range, item, [&](const Range& part) {
-            const auto place = [&](std::uint64_t offset) { return group_.domain().at(offset + part.begin * item); };
+            const auto place = [&](std::uint64_t offset) {
+                if (!group_.domain().contains(offset + part.begin * item, part.size() * item))
+                    throw Error("a rank of this host lists a tensor beyond ring memory: its memory is damaged");
+                return group_.domain().at(offset + part.begin * item);
+            };
             outputs_.clear();
             for (int member : reduction_.contributors()) outputs_.push_back(place(listed(member, piece).output));
             reduction_.run(outputs_.data(), static_cast<int>(outputs_.size()), part.size(),

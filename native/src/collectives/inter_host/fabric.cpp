@@ -84,6 +84,11 @@ int Fabric::local_index(int index) const {
     return static_cast<int>(std::find(own.begin(), own.end(), index) - own.begin());
 }
 
+int Fabric::member_at(int address) const {
+    const auto found = std::find(addresses_.begin(), addresses_.end(), address);
+    return found == addresses_.end() ? -1 : static_cast<int>(found - addresses_.begin());
+}
+
 int Fabric::lanes() const {
     std::size_t least = members_.front().size();
     for (const auto& host : members_) least = std::min(least, host.size());

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "collectives/host/algorithm_parts.hpp"
+#include "ring/group/header_check.hpp"
 
 namespace ring {
 namespace {
@@ -35,8 +36,13 @@ std::size_t extra_bytes(const Fabric& fabric) {
 }
 
 // Messages land in the group's block, which is not freed while the group is kept.
-Agreement::Agreement(std::shared_ptr<HostGroup> group, const Fabric& fabric, std::uint64_t sequence)
-    : group_(*group), fabric_(fabric), sequence_(sequence), transfers_(fabric, Fabric::kAgreement, std::move(group)) {}
+Agreement::Agreement(std::shared_ptr<HostGroup> group, const Fabric& fabric, const std::vector<int>& ranks,
+                     std::uint64_t sequence)
+    : group_(*group),
+      fabric_(fabric),
+      ranks_(ranks),
+      sequence_(sequence),
+      transfers_(fabric, Fabric::kAgreement, std::move(group)) {}
 
 std::byte* Agreement::message(int host) const {
     return group_.extra() + static_cast<std::size_t>(fabric_.size()) * sizeof(std::uint64_t) +
@@ -80,15 +86,15 @@ Step Agreement::advance(std::uint64_t gates) {
 
 void Agreement::write_own() {
     const std::vector<Header> headers = group_.headers(sequence_);
+    check_headers(headers, group_.ranks(), group_.inline_bytes());
     MessageFront front{fabric_.id(),         sequence_, are_alike(headers) ? 1 : headers.size(), 0, kNoPayload,
                        group_.inline_bytes()};
     std::byte* out = message(fabric_.host()) + sizeof front;
     std::memcpy(out, headers.data(), front.headers * sizeof(Header));
     out += front.headers * sizeof(Header);
     if (std::any_of(headers.begin(), headers.end(), [](const Header& one) { return one.kind == OpKind::Alltoall; })) {
-        const auto row = static_cast<std::size_t>(fabric_.size()) * sizeof(std::int64_t);
-        for (int i = 0; i < group_.size(); ++i, front.splits += row)
-            std::memcpy(out + front.splits, group_.splits(i, sequence_), row);
+        for (int i = 0; i < group_.size(); ++i, front.splits += row_bytes())
+            std::memcpy(out + front.splits, group_.splits(i, sequence_), row_bytes());
         out += front.splits;
     }
 
@@ -119,7 +125,7 @@ void Agreement::read_all() {
     const std::vector<Header> here = group_.headers(sequence_);
     for (int host = 0; host < fabric_.hosts(); ++host) {
         const MessageFront front = this->front(host);
-        if (front.id != fabric_.id() || front.sequence != sequence_ || front.headers == 0)
+        if (front.id != fabric_.id() || front.sequence != sequence_)
             throw Error("the message of another group or operation came from host " + std::to_string(host) +
                         " (its sequence is " + std::to_string(front.sequence) + ")");
         if (front.most != group_.inline_bytes())
@@ -127,8 +133,11 @@ void Agreement::read_all() {
                                   " bytes travel at once here, and " + std::to_string(front.most) +
                                   " on the host of rank " + std::to_string(fabric_.members(host).front()) +
                                   "; set RING_INLINE to the same value on every host");
-        if (front.payload == kNoPayload) all_small_ = false;
         const std::vector<int>& members = fabric_.members(host);
+        if (front.headers != 1 && front.headers != members.size())
+            throw_damaged(ranks_of(members).front(), std::to_string(front.headers) + " headers of " +
+                                                         std::to_string(members.size()) + " ranks");
+        if (front.payload == kNoPayload) all_small_ = false;
         for (std::size_t i = 0; i < members.size(); ++i) {
             Header& header = headers_[static_cast<std::size_t>(members[i])];
             if (host == fabric_.host()) {
@@ -138,7 +147,35 @@ void Agreement::read_all() {
                 std::memcpy(&header, message(host) + sizeof front + told * sizeof header, sizeof header);
             }
         }
+        check_message(host, front);
     }
+}
+
+// What follows a host's headers is as long as they say, or what reads it would leave the message.
+void Agreement::check_message(int host, const MessageFront& front) const {
+    const std::vector<int>& members = fabric_.members(host);
+    std::vector<Header> headers;
+    for (int member : members) headers.push_back(headers_[static_cast<std::size_t>(member)]);
+    check_headers(headers, ranks_of(members), group_.inline_bytes());
+    const Header& lead = lead_header(headers);
+    std::uint64_t payload = is_reduction(lead) ? bytes_of(lead) : 0, splits = 0;
+    for (std::size_t i = 0; i < headers.size(); ++i) {
+        const bool brings = lead.kind != OpKind::Broadcast || ranks_of(members)[i] == lead.root;
+        if (!is_reduction(lead) && brings) payload += bytes_of(headers[i]);
+        if (headers[i].kind == OpKind::Alltoall) splits = members.size() * row_bytes();
+    }
+    if (front.splits != splits || (front.payload != kNoPayload && front.payload != payload))
+        throw_damaged(ranks_of(members).front(), "a message of " + std::to_string(front.splits) + " and " +
+                                                     std::to_string(front.payload) + " bytes behind its headers");
+    for (std::size_t i = 0; i < headers.size(); ++i)
+        if (headers[i].kind == OpKind::Alltoall && !adds_up(this->splits(members[i]), fabric_.size(), headers[i].count))
+            throw_damaged(ranks_of(members)[i], "splits that are not those of its tensor");
+}
+
+std::vector<int> Agreement::ranks_of(const std::vector<int>& members) const {
+    std::vector<int> ranks;
+    for (int member : members) ranks.push_back(ranks_[static_cast<std::size_t>(member)]);
+    return ranks;
 }
 
 const std::byte* Agreement::partial(int host) const {

@@ -21,7 +21,9 @@ namespace ring {
 // host fit their mailboxes.
 class Agreement : public Algorithm {
    public:
-    Agreement(std::shared_ptr<HostGroup> group, const Fabric& fabric, std::uint64_t sequence);
+    // `ranks` are those of all members.
+    Agreement(std::shared_ptr<HostGroup> group, const Fabric& fabric, const std::vector<int>& ranks,
+              std::uint64_t sequence);
     Step advance(std::uint64_t gates) override;
 
     // The rest is valid when it is done. Indices are those of the whole group.
@@ -39,9 +41,15 @@ class Agreement : public Algorithm {
     std::size_t payload_offset(int host) const;
     void write_own();
     void read_all();
+    // Throws Error where a message is none that a host writes.
+    void check_message(int host, const MessageFront& front) const;
+    std::vector<int> ranks_of(const std::vector<int>& members) const;
+    // Of one rank's splits.
+    std::size_t row_bytes() const { return static_cast<std::size_t>(fabric_.size()) * sizeof(std::int64_t); }
 
     HostGroup& group_;
     const Fabric& fabric_;
+    const std::vector<int>& ranks_;
     std::uint64_t sequence_;
     Transfers transfers_;
     bool started_ = false;

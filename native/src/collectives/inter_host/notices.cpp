@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstring>
 #include <exception>
 #include <new>
 #include <utility>
@@ -21,7 +22,6 @@ constexpr std::int64_t kLinger = 100'000'000;  // ns
 struct Notices::Notice {
     std::uint64_t id = 0;            // of the group that it is for
     std::int64_t last_sequence = 0;  // kAbort: the epoch has ended; kLeaving: its sender has left
-    std::int32_t host = 0;
     char reason[kReasonBytes] = {};
 };
 
@@ -79,7 +79,6 @@ void Notices::announce(Outgoing& outgoing, std::int64_t last_sequence, std::stri
     Notice& notice = outgoing.notice;
     notice.id = fabric_.id();
     notice.last_sequence = last_sequence;
-    notice.host = fabric_.host();
     const std::size_t length = reason.copy(notice.reason, kReasonBytes - 1);
     // No longer than it must be: an MPI sends short messages without the receiver's help.
     outgoing.bytes = offsetof(Notice, reason) + length + 1;
@@ -149,11 +148,12 @@ bool Notices::read(HostGroup& group) {
 void Notices::apply(const Notice& notice, int source, HostGroup& group) {
     if (notice.id != fabric_.id()) return;  // an epoch's of long ago
     if (notice.last_sequence == kAbort) {
-        group.abort_by_other_host(notice.reason);
+        group.abort_by_other_host({notice.reason, strnlen(notice.reason, kReasonBytes)});
     } else if (notice.last_sequence == kLeaving) {
         left_.push_back(source);
-    } else {
-        left_at_[static_cast<std::size_t>(notice.host)] = notice.last_sequence;
+    } else if (notice.last_sequence >= 0) {
+        const int member = fabric_.member_at(source);
+        if (member >= 0) left_at_[static_cast<std::size_t>(fabric_.host_of(member))] = notice.last_sequence;
     }
 }
 

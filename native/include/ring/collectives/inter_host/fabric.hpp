@@ -112,8 +112,9 @@ class Fabric {
     bool has_come(Channel channel, int& source, std::size_t& bytes) const;
     Link::Transfer receive_come(Channel channel, int source, void* data, std::size_t bytes) const;
     Notices& notices() { return *notices_; }
-    // Of a member on the link.
+    // Of a member on the link, and the member at an address; -1 for that of no member.
     int address(int member) const { return addresses_[static_cast<std::size_t>(member)]; }
+    int member_at(int address) const;
 
    private:
     int tag(Channel channel, int member) const;
