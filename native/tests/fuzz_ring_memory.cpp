@@ -171,7 +171,7 @@ void hostile(const Place& place, Dice dice, std::uint64_t epoch, const std::atom
         const bool is_called = group.is_called();
         for (Letter* letter : letters) {
             if (dice() % 4 == 0)
-                letter->filled.store(dice() % 2 == 0 ? dice() : letter->bytes(), std::memory_order_seq_cst);
+                letter->filled.store(dice() % 2 == 0 ? dice() : dice() % 2 * 400, std::memory_order_seq_cst);
             if (dice() % 4 == 0) letter->emptied.store(dice(), std::memory_order_seq_cst);
         }
         if (!is_called) {

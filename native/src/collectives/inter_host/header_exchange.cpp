@@ -135,8 +135,8 @@ void Agreement::read_all() {
                                   "; set RING_INLINE to the same value on every host");
         const std::vector<int>& members = fabric_.members(host);
         if (front.headers != 1 && front.headers != members.size())
-            throw_damaged(ranks_of(members).front(), std::to_string(front.headers) + " headers of " +
-                                                         std::to_string(members.size()) + " ranks");
+            throw_damaged(ranks_of(members).front(),
+                          std::to_string(front.headers) + " headers of " + std::to_string(members.size()) + " ranks");
         if (front.payload == kNoPayload) all_small_ = false;
         for (std::size_t i = 0; i < members.size(); ++i) {
             Header& header = headers_[static_cast<std::size_t>(members[i])];
