@@ -327,6 +327,7 @@ def test_a_rank_of_another_host_fails_or_leaves(how: str, sends: bool) -> None:
 
     def body(seat: Seat) -> None:
         ring = seat.open()
+        seat.meet()
         tensor = filled(ring, 500_000, 0)
         if ring.rank == 1:
             assert calls.wait(30)
