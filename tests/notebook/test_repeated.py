@@ -20,9 +20,10 @@ plt.show()
 time.sleep(0.5)
 """
 HOLDS = """
-import psutil
+import gc, psutil
 from ipywidgets.widgets.widget import _instances
 kernel = psutil.Process()
+gc.collect()
 print(len(_instances), kernel.memory_info().rss >> 20, kernel.num_fds(), kernel.num_threads())
 """
 

@@ -100,24 +100,31 @@ def test_run_takes_what_has_no_meaning_here(tmp_path: Path, capsys: pytest.Captu
     ]
 
 
-def fails_on_rank_0() -> str:
+def fails_on_rank_0(survivor: str) -> str:
+    import pathlib
+    import time
+
     from ring_notebook.api.basics import init, rank
     from ring_notebook.api.without_tensors import barrier
 
     init()
-    barrier()  # the other rank has started, which takes a while on a busy machine
+    barrier()
     if rank() == 0:
+        while not pathlib.Path(survivor).exists():  # the other rank has left the barrier too
+            time.sleep(0.01)
         raise LookupError("on purpose")
+    pathlib.Path(survivor).touch()
     return "survived"
 
 
 @pytest.mark.parametrize("limit", [None, 0])
-def test_min_num_proc_is_elastic_unless_no_reset_is_allowed(limit: int | None) -> None:
+def test_min_num_proc_is_elastic_unless_no_reset_is_allowed(limit: int | None, tmp_path: Path) -> None:
+    given = (str(tmp_path / "survivor"),)
     if limit is None:
-        assert horovod_run.run(fails_on_rank_0, num_proc=2, min_num_proc=1) == ["survived"]
+        assert horovod_run.run(fails_on_rank_0, given, num_proc=2, min_num_proc=1) == ["survived"]
     else:
         with pytest.raises(LookupError, match="on purpose"):
-            horovod_run.run(fails_on_rank_0, num_proc=2, min_num_proc=1, reset_limit=limit)
+            horovod_run.run(fails_on_rank_0, given, num_proc=2, min_num_proc=1, reset_limit=limit)
 
 
 @pytest.mark.parametrize(
