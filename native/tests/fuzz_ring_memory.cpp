@@ -158,7 +158,7 @@ void honest(const Place& place, Dice dice, std::uint64_t epoch) {
     }
 }
 
-// Comes to every gate, with headers like those of the other rank, some of them damaged.
+// Arrives at every gate, with headers like those of the other rank, some of them damaged.
 void hostile(const Place& place, Dice dice, std::uint64_t epoch, const std::atomic<bool>& over) {
     Domain& domain = *place.domain;
     const RankSlot& leader = domain.slot(0);
