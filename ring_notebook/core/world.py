@@ -7,10 +7,8 @@ run with `open_run`. An abort ends the epoch, never the process: the next epoch 
 from __future__ import annotations
 
 import atexit
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from ring_notebook.config import config
@@ -21,7 +19,8 @@ from ring_notebook.core.topology import Place, Topology, find_place, join_place,
 from ring_notebook.error_text import error_text
 from ring_notebook.errors import CollectiveAborted, NotInitializedError, RingError
 from ring_notebook.rank.preload import unload_from_children
-from ring_notebook.rank.rank_status import report_error, report_status
+from ring_notebook.rank.process_exit import watch_exits
+from ring_notebook.rank.rank_status import exit_code_of, report_status
 
 __all__ = [
     "World",
@@ -134,7 +133,7 @@ def _settle(place: Place) -> Place:
     if left is None:
         unload_from_children()
         atexit.register(_leave_job)  # before MPI ends, and before what `find_place` has registered
-        _fail_when_uncaught()
+        watch_exits(fail)
     else:
         close()
         left.domain.stop_serving_tensors()
@@ -151,21 +150,6 @@ def lost() -> list[int]:
     """The ranks of the job that have died, as far as can be seen from this host."""
     place = prepare_host()
     return [rank for rank in range(place.topology.size) if not living(place, [rank])]
-
-
-def _fail_when_uncaught() -> None:
-    """Have an exception that ends this process reach the other ranks with its words, and the launcher with its time.
-
-    The process itself may end after those that it has aborted: MPI ends all of them together.
-    """
-    before = sys.excepthook
-
-    def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-        report_error(error)
-        fail(error)
-        before(kind, error, traceback)
-
-    sys.excepthook = hook
 
 
 def init(comm: Any = None) -> None:
@@ -319,6 +303,8 @@ def fail(error: BaseException) -> None:
     what = f"raised {type(error).__name__}" + (f": {text}" if text else "")
     if isinstance(error, KeyboardInterrupt):
         what = "was interrupted"
+    elif isinstance(error, SystemExit):
+        what = f"exited with code {exit_code_of(error)}"
     rank = _world.ranks[_world.rank]
     abort(f"rank {_run[1].index(rank) if _run else rank} {what}")
 

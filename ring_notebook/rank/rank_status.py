@@ -16,7 +16,7 @@ from typing import Literal
 from ring_notebook.config import config
 from ring_notebook.errors import CollectiveAborted
 
-__all__ = ["RankStatus", "StatusFile", "rank_of_process", "report_error", "report_status"]
+__all__ = ["RankStatus", "StatusFile", "exit_code_of", "rank_of_process", "report_error", "report_status"]
 
 Event = Literal["initialized", "raised", "aborted", "exiting", "continued without"]
 
@@ -30,6 +30,8 @@ class RankStatus:
     times: dict[str, float] = field(default_factory=dict)
     lost: frozenset[int] = frozenset()
     """Ranks that this one continued without (elastic jobs only)."""
+    code: int = 1
+    """What it exits with if it has raised."""
 
     @property
     def aborted(self) -> bool:
@@ -47,7 +49,7 @@ class RankStatus:
         The process itself may end later than the ranks that it aborted: it still runs its exit handlers.
         """
         # A rank that a signal kills after it began to exit may have begun long before: it waits for the others there.
-        exiting = self.times.get("exiting", 0.0) if code > 0 else 0.0
+        exiting = self.times.get("exiting", 0.0) if code >= 0 else 0.0
         return self.times.get("raised") or self.times.get("aborted") or exiting
 
 
@@ -69,31 +71,48 @@ class StatusFile:
     def read(self) -> RankStatus:
         """What the rank has reported so far. Reports of its children, which inherit its environment, are ignored."""
         data = os.pread(self._file, _LONGEST, 0).decode(errors="replace")
-        own, times, lost = "", dict[str, float](), set[int]()
+        own, times, lost, code = "", dict[str, float](), set[int](), 1
         for line in data.splitlines():
             try:
-                pid, event, text, *ranks = line.split("\t")
-                when, others = float(text), {int(rank) for rank in ranks}
+                pid, event, text, *rest = line.split("\t")
+                when, numbers = float(text), [int(number) for number in rest]
             except ValueError:  # the rank's code has written something else here
                 continue
             own = own or pid
             if pid == own:
                 times[event] = when
-                lost |= others
-        return RankStatus(times, frozenset(lost))
+                if event == "raised":
+                    code = next((number for number in numbers if 0 < number < 256), 1)
+                else:
+                    lost.update(numbers)
+        return RankStatus(times, frozenset(lost), code)
 
 
-def report_status(event: Event, *ranks: int) -> None:
-    """Report ``event`` to the launcher, if it wants to know; ``ranks`` are those that this rank continued without."""
+def report_status(event: Event, *numbers: int) -> None:
+    """Report ``event`` to the launcher, if it wants to know.
+
+    ``numbers`` are the ranks that this rank continued without, or the exit code of one that has raised.
+    """
     if not config().status_file:
         return
     with suppress(OSError), open(config().status_file, "a") as file:
-        file.write("\t".join(map(str, (os.getpid(), event, time.time(), *ranks))) + "\n")
+        file.write("\t".join(map(str, (os.getpid(), event, time.time(), *numbers))) + "\n")
 
 
 def report_error(error: BaseException) -> None:
     """Report to the launcher that ``error`` ends this rank."""
-    report_status("aborted" if isinstance(error, CollectiveAborted) else "raised")
+    if isinstance(error, CollectiveAborted):
+        report_status("aborted")
+    else:
+        report_status("raised", exit_code_of(error))
+
+
+def exit_code_of(error: BaseException) -> int:
+    """The exit code of a process that ``error`` ends, as Python and the system have it."""
+    if not isinstance(error, SystemExit):
+        return 1
+    code = 0 if error.code is None else error.code
+    return code & 0xFF if isinstance(code, int) else 1
 
 
 def rank_of_process(env: Mapping[str, str] = os.environ) -> int:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import resource
 import selectors
-import signal
 import socket
 import subprocess
-import time
 from collections.abc import Callable
 
 from ring_notebook.gpus import gpus, gpus_of_script
@@ -17,15 +15,12 @@ from ring_notebook.launch.supervisor.host_ranks import Assignment, HostRanks
 from ring_notebook.launch.supervisor.outer_job import with_variables_of_job
 from ring_notebook.launch.supervisor.output_lines import Carrier, carry
 from ring_notebook.launch.supervisor.rank_failure import RankFailure
-from ring_notebook.launch.supervisor.rank_process import end_children, send_signal, start_rank
+from ring_notebook.launch.supervisor.rank_process import end_children, end_if_late, send_signal, start_rank
 from ring_notebook.rank.preload import preloaded
 from ring_notebook.rank.rank_status import RankStatus, StatusFile
 from ring_notebook.rank.rank_variables import rank_variables
 
 __all__ = ["LocalRanks", "raise_file_limit"]
-
-RAISED = 5.0
-"""Seconds that a rank has for its exit handlers when an exception ends it. MPI's is one, which waits for all ranks."""
 
 
 def raise_file_limit() -> tuple[int, int]:
@@ -58,7 +53,7 @@ class LocalRanks(HostRanks):
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._pidfds: dict[int, int] = {}
         self._groups: list[int] = []
-        self._raised: set[int] = set()  # ranks that are being ended because an exception has ended their program
+        self._late: set[int] = set()  # ranks that have failed and are being ended while they wait for others
         self._output: list[Carrier] = []
 
     @property
@@ -79,13 +74,9 @@ class LocalRanks(HostRanks):
         self._selector.register(self._pidfds[rank], selectors.EVENT_READ, lambda: self._handle_exit(rank))
 
     def check(self) -> None:
-        """End a rank that an exception has ended and that waits for the others in its exit handlers."""
         for rank, process in self._processes.items():
-            raised = self.status(rank).times.get("raised")
-            late = 0.0 if raised is None else time.time() - raised
-            if late > RAISED:
-                self._raised.add(rank)
-                send_signal(process, signal.SIGTERM if late < 2 * RAISED else signal.SIGKILL)
+            if end_if_late(process, self.status(rank)):
+                self._late.add(rank)
 
     def carry_output(self) -> None:
         # Threads only now: what Popen runs between fork and exec may need a lock that one of them holds.
@@ -114,7 +105,7 @@ class LocalRanks(HostRanks):
         self._selector.unregister(self._pidfds[rank])
         os.close(self._pidfds.pop(rank))
         code = self._processes.pop(rank).wait()
-        self._on_exit(rank, 1 if rank in self._raised else code)  # as Python has it for an exception
+        self._on_exit(rank, self.status(rank).code if rank in self._late else code)
 
     def _environment(self, rank: int, variables: dict[str, str]) -> dict[str, str]:
         job = self._assignment

@@ -7,18 +7,22 @@ import os
 import resource
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 
 from ring_notebook.launch.supervisor.output_lines import outlet
 from ring_notebook.launch.supervisor.parent_death import bind_to_parent
 from ring_notebook.launch.supervisor.start_error import NoProgramError
+from ring_notebook.rank.rank_status import RankStatus
 
-__all__ = ["FORWARDED", "end_children", "end_session", "send_signal", "start_rank"]
+__all__ = ["FORWARDED", "end_children", "end_if_late", "end_session", "send_signal", "start_rank"]
 
 FORWARDED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that are passed on to the program."""
 _TO_ALL = (signal.SIGINT, signal.SIGQUIT, signal.SIGKILL)
 """Signals that the program's children get too: those of a terminal's keys, and the one that nobody can pass on."""
+_RAISED = 5.0
+"""Seconds that a rank has for its exit handlers when a failure ends it. MPI's is one, which waits for all ranks."""
 
 
 def start_rank(
@@ -70,6 +74,16 @@ def send_signal(process: subprocess.Popen[bytes], signum: int) -> None:
             os.killpg(process.pid, signum)
         else:
             process.send_signal(signum)
+
+
+def end_if_late(process: subprocess.Popen[bytes], status: RankStatus) -> bool:
+    """End a rank that waits for the others in its exit handlers after a failure; whether it has been told to end."""
+    raised = status.times.get("raised")
+    late = 0.0 if raised is None else time.time() - raised
+    if late <= _RAISED:
+        return False
+    send_signal(process, signal.SIGTERM if late < 2 * _RAISED else signal.SIGKILL)
+    return True
 
 
 def end_children(group: int) -> None:

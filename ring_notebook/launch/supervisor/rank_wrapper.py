@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import select
 import signal
 import socket
 import subprocess
@@ -20,7 +21,7 @@ from ring_notebook.hardware import oom_kills
 from ring_notebook.launch.supervisor.outer_job import with_variables_of_job
 from ring_notebook.launch.supervisor.output_lines import carry
 from ring_notebook.launch.supervisor.rank_failure import RankFailure, report_failure
-from ring_notebook.launch.supervisor.rank_process import FORWARDED, end_children, send_signal, start_rank
+from ring_notebook.launch.supervisor.rank_process import FORWARDED, end_children, end_if_late, send_signal, start_rank
 from ring_notebook.launch.supervisor.start_error import report_start_error
 from ring_notebook.rank.preload import preloaded
 from ring_notebook.rank.rank_status import StatusFile, rank_of_process
@@ -30,6 +31,7 @@ __all__ = ["main"]
 
 LINGER = 1.0
 """Seconds that other ranks have to report, or to end with errors of their own, before MPI kills them."""
+_SECONDS_TO_LOOK = 1.0
 
 
 def _hang_up(manager: int) -> None:
@@ -47,6 +49,17 @@ def _hang_up(manager: int) -> None:
         line.shutdown(socket.SHUT_RDWR)
         if not closed:
             time.sleep(LINGER)
+
+
+def _wait(child: subprocess.Popen[bytes], status_file: StatusFile) -> int:
+    """Wait for the program, and end one that has failed and waits for other ranks. Returns how it ended."""
+    late = False
+    exited = os.pidfd_open(child.pid)
+    while not select.select([exited], [], [], _SECONDS_TO_LOOK)[0]:
+        late = end_if_late(child, status_file.read())
+    os.close(exited)
+    code = child.wait()
+    return status_file.read().code if late else code
 
 
 def main() -> None:
@@ -86,7 +99,7 @@ def main() -> None:
     output = carry(child)
     if stopping:  # a signal came before there was a child
         child.terminate()
-    code = child.wait()
+    code = _wait(child, status_file)
     if stopping:
         end_children(child.pid)
     status = status_file.read()

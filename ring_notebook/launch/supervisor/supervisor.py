@@ -41,7 +41,10 @@ __all__ = ["STOPPING", "Supervisor", "main"]
 LINGER = 1.0
 """Seconds that ranks have to end with errors of their own after one has failed; none after one was killed."""
 GRACE = 5.0
-"""Seconds that ranks have to end when an elastic job cannot continue, and after SIGTERM before SIGKILL."""
+"""Seconds that ranks have to end when an elastic job cannot continue, and after SIGTERM before SIGKILL.
+
+And after a rank that others have aborted: the one that did so has yet to exit, and is the one to name.
+"""
 STOPPING = 10.0
 """Seconds that ranks have to end after a signal: for a checkpoint, or a timeline."""
 
@@ -120,7 +123,7 @@ class Supervisor:
     def _abort(self, rank: int, code: int) -> None:
         """Rank ``rank`` has called MPI_Abort, which ends all ranks."""
         self._fail(rank, code)
-        self._kill_at = time.monotonic()
+        self._end_within(0.0)
 
     def _handle_exit(self, rank: int, code: int) -> None:
         self._running.discard(rank)
@@ -142,7 +145,7 @@ class Supervisor:
             return
         statuses = [self._host_of[rank].status(rank) for rank in range(self._n)] if self._finished else []
         lost = self._connections.deserters(self._finished, statuses)
-        if self._min_np and self._failures and all(failure.aborted for failure in self._failures):
+        if self._failures and all(failure.aborted for failure in self._failures):
             lost |= set(self._finished)  # the others waited for ranks that had exited
         for rank in [rank for rank in self._finished if rank in lost]:
             self._finished.remove(rank)
@@ -153,10 +156,10 @@ class Supervisor:
         failure = self._host_of[rank].failure(rank, code)
         self._failures.append(failure)
         report_failure(failure)
-        if self._kill_at is not None:
-            return
         if not self._min_np:
-            self._kill_at = time.monotonic() + (LINGER if code >= 0 else 0.0)
+            self._end_within(GRACE if failure.aborted else LINGER if code >= 0 else 0.0)
+            return
+        if self._kill_at is not None:
             return
         left = self._n - len(self._failures)
         if self._connections.error:
@@ -169,7 +172,11 @@ class Supervisor:
         else:
             self._print(f"rank {rank} failed: {describe_exit(code)}. Continuing with {_ranks(left)} of {self._n}")
             return
-        self._kill_at = time.monotonic() + GRACE
+        self._end_within(GRACE)
+
+    def _end_within(self, seconds: float) -> None:
+        at = time.monotonic() + seconds
+        self._kill_at = at if self._kill_at is None else min(at, self._kill_at)
 
     def _print(self, text: str) -> None:
         with contextlib.suppress(OSError):  # nobody reads any more, or the disk is full

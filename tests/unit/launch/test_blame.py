@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ring_notebook.launch import job as jobs
+from ring_notebook.launch.launchers.find_launcher import find_launcher
 from ring_notebook.launch.launchers.hydra import Hydra
 from ring_notebook.launch.supervisor import rank_wrapper
 from ring_notebook.launch.supervisor.rank_failure import RankFailure
@@ -31,12 +32,13 @@ def handled():
         sys.exit(1)
 if rank == 1:
     if how in ("flee", "flee while it computes"): os._exit(0)
-    if how in ("exit", "exit, handled"): sys.exit(3)
-    if how == "leave": sys.exit(0)
+    if how in ("exit", "exit, handled", "exit while it computes"): sys.exit(3)
+    if how in ("leave", "leave while it computes"): sys.exit(0)
     if how == "late":  # the others wait for it, who have left
         time.sleep(0.5)
         raise ValueError
-if how == "flee while it computes": time.sleep(60)
+if how in ("flee while it computes", "exit while it computes"): time.sleep(600)
+if how == "leave while it computes": time.sleep(1)
 if how == "exit, handled": handled()
 if how in ("flee", "exit", "leave"): barrier()
 if how == "all flee": os._exit(0)
@@ -44,7 +46,7 @@ if how == "shutdown": world.close()
 if how == "sys.exit": sys.exit(0)
 if how == "child" and os.fork() == 0: os._exit(0)
 """
-SILENT = ["end", "shutdown", "sys.exit", "all flee", "child"]
+SILENT = ["end", "shutdown", "sys.exit", "all flee", "child", "leave while it computes"]
 
 
 def ringrun(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -66,6 +68,8 @@ def program(tmp_path: Path) -> str:
         ("flee while it computes", 1, "exit code 0 in the middle of the job"),
         ("exit", 3, "exit code 3"),
         ("exit, handled", 3, "exit code 3"),
+        ("exit while it computes", 3, "exit code 3"),
+        ("leave", 1, "exit code 0 in the middle of the job"),
         ("late", 1, "exit code 1"),
     ],
 )
@@ -73,6 +77,17 @@ def test_the_rank_that_the_others_missed_is_named(how: str, code: int, words: st
     done = ringrun("-np", "3", "python", program, how)
     assert done.returncode == code, done.stderr
     assert done.stderr.splitlines()[-1] == f"ringrun: rank 1 on {os.uname().nodename} failed first: {words}"
+    assert ("stopped because rank 1 exited with code 3" in done.stderr) == (how == "exit")
+
+
+@pytest.mark.skipif("MPICH" not in find_launcher().mpis, reason="tests Hydra, the mpiexec of MPICH")
+def test_an_exit_code_ends_a_job_of_mpiexec_while_the_others_compute(
+    program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RING_MPIEXEC", str(Path(sys.executable).with_name("mpiexec")))
+    done = ringrun("-np", "2", "python", program, "exit while it computes")
+    assert done.returncode == 3, done.stderr
+    assert done.stderr.splitlines()[-1] == f"ringrun: rank 1 on {os.uname().nodename} failed first: exit code 3"
 
 
 @pytest.mark.parametrize("how", ["flee", "leave"])
