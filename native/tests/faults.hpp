@@ -6,6 +6,7 @@ namespace ring::test {
 // Each throws std::logic_error for what does not hold.
 void check_links();
 void check_notices();
+void check_notice_kinds();
 void check_memory();
 void check_blocks();
 void check_closing();

@@ -43,6 +43,7 @@ bool has_flag(int count, char** values, const char* flag) {
 void check_faults() {
     check_links();
     check_notices();
+    check_notice_kinds();
     check_memory();
     check_blocks();
     check_closing();
