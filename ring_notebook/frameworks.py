@@ -95,6 +95,9 @@ class Framework:
     """Lines by which a rank of a script chooses its GPU; in an engine the rank's own GPU is the first."""
     before: Mapping[str, str] = field(default_factory=dict)
     """What an engine calls before a cell that names the key, as ``module:function``."""
+    count_waits: str = ""
+    """What has `core.waits` count the waits of the framework's own C++ for other ranks, as ``module:function``;
+    an engine calls it before each cell."""
     end_waits: str = ""
     """What ends a rank's waits in C++ that look at no signal, as ``module:function``; any thread calls it."""
     vocabulary: Vocabulary = field(default_factory=Vocabulary)
@@ -135,6 +138,7 @@ if torch.cuda.is_available():
         "Accelerator": "ring_notebook.torch.process_group.library_state:forget_accelerate",
         "TrainingArguments": "ring_notebook.torch.process_group.library_state:forget_accelerate",
     },
+    count_waits="ring_notebook.torch.process_group.foreign_time:count_foreign_time",
     end_waits="ring_notebook.torch.process_group.foreign_waits:end_foreign_waits",
     vocabulary=Vocabulary(
         gradients=frozenset({"backward"}),

@@ -16,14 +16,18 @@ struct Mail {
     std::shared_ptr<Communicator> communicator;
     std::shared_ptr<ring::Message> message;
 
-    void wait(double timeout) const {
+    // Seconds of it before the other side had come.
+    double wait(double timeout) const {
+        std::int64_t waited = 0;
         if (!message->done()) {
             const ring::Spending spending(communicator->recorder());
             const py::gil_scoped_release nogil;
             communicator->wait(*message, timeout, signal_check());
-            communicator->recorder().add_waited(message->waited_since(spending.begin()));
+            waited = message->waited_since(spending.begin());
+            communicator->recorder().add_waited(waited);
         }
         message->get();
+        return 1e-9 * static_cast<double>(waited);
     }
 };
 

@@ -7,6 +7,7 @@ from typing import Any
 from ring_notebook.core.buffers import Buffer
 from ring_notebook.core.communicator import Communicator
 from ring_notebook.core.native import core
+from ring_notebook.core.waits import other_waits
 from ring_notebook.core.work import Work
 
 __all__ = ["ANY", "Message", "receive", "send"]
@@ -19,8 +20,31 @@ _TAGS = 1 << 31
 class Message(Work):
     """A message under way. `wait` raises CollectiveMismatch where the other side has another size or dtype."""
 
-    __slots__ = ()
+    __slots__ = ("_peer", "_ranks", "_sends", "_tag")
     _native: Any
+
+    def __init__(self, native: Any, keep: Buffer, ranks: tuple[int, ...], peer: int, tag: int, sends: bool) -> None:
+        """To or from group rank ``peer``; ``ranks`` are those of the group's members."""
+        super().__init__(native, keep)
+        self._ranks, self._peer, self._tag, self._sends = ranks, peer, tag, sends
+
+    def wait(self, timeout: float | None = None, stream: int | None = None) -> None:
+        """As `Work.wait`. The time before the other side has come is this rank's bubble."""
+        try:
+            if self._native.done():
+                self._native.wait()
+            else:
+                other_waits.message(lambda: self._native.wait(timeout or 0.0), self.title)
+        finally:
+            self._keep = None
+            self.waited = True
+
+    def title(self) -> str:
+        """What a timeline calls it: "receive from rank 0, tag 3"."""
+        source = self.source()
+        peer = source if source >= 0 else self._peer
+        rank = "any rank" if peer == ANY else f"rank {self._ranks[peer]}"
+        return f"{'send to' if self._sends else 'receive from'} {rank}, tag {self._tag}"
 
     def source(self) -> int:
         """The group rank that a received message came from; -1 before it has arrived, and of one that was sent."""
@@ -39,7 +63,7 @@ def send(communicator: Communicator, buffer: Buffer, to: int, *, tag: int = 0, b
     native = core().send(
         communicator._native, buffer.address, buffer.count, buffer.dtype, to, tag, communicator._timeout, blocking
     )
-    return _started(communicator, native, buffer, blocking)
+    return _started(communicator, Message(native, buffer, communicator.ranks, to, tag, True), blocking)
 
 
 def receive(
@@ -50,7 +74,7 @@ def receive(
     native = core().receive(
         communicator._native, buffer.address, buffer.count, buffer.dtype, source, tag, communicator._timeout, blocking
     )
-    return _started(communicator, native, buffer, blocking)
+    return _started(communicator, Message(native, buffer, communicator.ranks, source, tag, False), blocking)
 
 
 def _check_tag(communicator: Communicator, tag: int) -> None:
@@ -59,8 +83,7 @@ def _check_tag(communicator: Communicator, tag: int) -> None:
         raise ValueError(f"rank {rank}: the tag of a message must be between 0 and {_TAGS - 1}, got {tag}")
 
 
-def _started(communicator: Communicator, native: Any, buffer: Buffer, blocking: bool) -> Message:
-    message = Message(native, buffer)
+def _started(communicator: Communicator, message: Message, blocking: bool) -> Message:
     if blocking:
         message.wait()
     else:

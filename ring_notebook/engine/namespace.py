@@ -18,7 +18,7 @@ from ring_notebook.engine import setup
 from ring_notebook.error_text import printable
 from ring_notebook.frameworks import default, frameworks, named
 
-__all__ = ["describe", "end_waits", "get", "help_on", "names", "prepare_calls", "provide_ring", "put"]
+__all__ = ["count_waits", "describe", "end_waits", "get", "help_on", "names", "prepare_calls", "provide_ring", "put"]
 
 _MOST_NAMES = 12  # in a message
 _MOST_HELP = 20_000  # characters
@@ -46,16 +46,27 @@ def prepare_calls(tree: ast.AST) -> None:
     for framework in frameworks():
         for function in {function for call, function in framework.before.items() if call in named}:
             setup.wait_for_preload()
-            module, _, name = function.partition(":")
-            getattr(import_module(module), name)()
+            _call(function)
+
+
+def count_waits() -> None:
+    """Have what this rank waits for in the C++ of frameworks count."""
+    for framework in frameworks():
+        if framework.count_waits and framework.face in sys.modules:
+            setup.wait_for_preload()
+            _call(framework.count_waits)
 
 
 def end_waits() -> None:
     """Have what ranks wait for in the C++ of frameworks end with an error; any thread may call it."""
     for framework in frameworks():
         if framework.end_waits and framework.face in sys.modules:
-            module, _, name = framework.end_waits.partition(":")
-            getattr(import_module(module), name)()
+            _call(framework.end_waits)
+
+
+def _call(function: str) -> None:
+    module, _, name = function.partition(":")
+    getattr(import_module(module), name)()
 
 
 def _faces() -> set[str]:

@@ -17,6 +17,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from ring_notebook.core import metrics, world
 from ring_notebook.core.tracing import trace
+from ring_notebook.core.waits import other_waits
 from ring_notebook.engine import namespace, setup
 from ring_notebook.engine.cell import Cell
 from ring_notebook.engine.child_processes import end_children
@@ -89,6 +90,7 @@ class _Execution:
         post_mortem.forget()
         shell = InteractiveShell.instance()
         metrics.begin()
+        other_waits.begin()
         if setup.spool is not None:
             setup.spool.begin(self.run)
         with Interruptible(namespace.end_waits) as interruptible:
@@ -108,6 +110,7 @@ class _Execution:
         self.cell = Cell(shell, source, self.run, first_line)
         namespace.provide_ring(self.cell.names())
         namespace.prepare_calls(self.cell.tree)
+        namespace.count_waits()
         opened = world.open_run(self.run, self.epoch, self.engines)
         here = (opened.rank, opened.size, opened.local_rank, opened.local_size)
         os.environ.update(rank_variables(*here, master()))
@@ -198,9 +201,15 @@ class _Execution:
         )
 
     def _waiting(self) -> dict[str, Any] | None:
-        """The collective that this rank is in, and which ranks have not called it."""
+        """The collective or message that this rank waits for, and which ranks have not called it."""
         own = next((entry for entry in world.snapshot() if entry["rank"] == self.rank), None)
-        return own if own is not None and own["state"] in ("waiting", "moving") else None
+        if own is not None and own["state"] in ("waiting", "moving"):
+            return own
+        other = other_waits.now()
+        if other is None:
+            return None
+        what, seconds = other
+        return {"rank": self.rank, "state": "waiting", "operation": what, "seconds": seconds, "missing": []}
 
 
 def _send(message: bytes) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from time import monotonic
 
 from ring_notebook.core import metrics, world
+from ring_notebook.core.waits import other_waits
 
 __all__ = ["TimeSpent"]
 
@@ -22,7 +23,9 @@ class TimeSpent:
             self._before, self._begun = _counters(), monotonic()
 
     def now(self) -> dict[str, float]:
-        """Seconds in collectives, the part of them before all ranks had come, and waiting for data.
+        """Seconds in collectives and messages, the part of them before other ranks had come, and waiting for data.
+
+        ``bubble`` is what of that part were messages.
 
         ``training`` is the time that these are part of; without a row it is left out, and they count from the
         beginning of the cell.
@@ -32,4 +35,10 @@ class TimeSpent:
 
 
 def _counters() -> dict[str, float]:
-    return {"communication": world.communication(), "waiting": world.waiting(), "data_wait": metrics.data_wait()}
+    other = other_waits.seconds()
+    return {
+        "communication": world.communication() + other.foreign,
+        "waiting": world.waiting() + other.foreign,
+        "bubble": other.messages + other.foreign_messages,
+        "data_wait": metrics.data_wait(),
+    }

@@ -37,10 +37,17 @@ PHASE_COLORS = {
     "data": "#a855f7",
     "packing": "#06b6d4",
     "waiting": "#f59e0b",
+    "bubble": "#ec4899",
     "moving": "#3b82f6",
     "sending": "#10b981",
 }
-PHASE_WORDS = {"compute": "compute", "moving": "moving data", "waiting": "waiting for ranks", "data": "loading data"}
+PHASE_WORDS = {
+    "compute": "compute",
+    "moving": "moving data",
+    "waiting": "waiting for ranks",
+    "bubble": "idle until a message comes",
+    "data": "loading data",
+}
 STATUS_COLORS = {
     "running": "#3b82f6",
     "ok": "#10b981",

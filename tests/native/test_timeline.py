@@ -12,6 +12,7 @@ from native.ranks import LAUNCHERS, Seat, as_threads
 from native.values import Tensor
 from ring_notebook.core.buffers import DType
 from ring_notebook.core.communicator import Communicator
+from ring_notebook.core.messages import receive, send
 
 Event = tuple[int, int, str, str, str, int, int, int, int]
 
@@ -56,6 +57,26 @@ def test_phases_follow_one_another(launcher: str, blocking: bool) -> None:
             assert {(event[3], *event[5:8]) for event in own} == {("allreduce", sequence, 4 * count, group)}
         if launcher == "hosts" and seat.rank < 2:  # the third one shares a host, whose first rank sends for both
             assert "sending" in [event[2] for event in events]
+
+    LAUNCHERS[launcher](3, body)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_messages_are_named_by_peer_and_tag(launcher: str) -> None:
+    """What goes to rank 1 with tag 5, and what rank 1 receives from whichever rank."""
+
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        ring.record()
+        tensor = Tensor.of(ring, np.ones(3), DType.FLOAT32)
+        if seat.rank == 2:
+            send(ring, tensor.buffer, 1, tag=5)
+        elif seat.rank == 1:
+            receive(ring, tensor.buffer, tag=5)
+        ring.barrier()
+        names = {(event[3], event[4]) for event in ring.recorded() if event[3] != "barrier"}
+        expected = {1: {("receive", "from rank 2, tag 5")}, 2: {("send", "to rank 1, tag 5")}}
+        assert names == expected.get(seat.rank, set())
 
     LAUNCHERS[launcher](3, body)
 

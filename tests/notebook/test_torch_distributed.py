@@ -83,6 +83,43 @@ def test_a_model_of_an_earlier_cell(cluster: Cluster) -> None:
     cluster.run(TRAINS).wait()
 
 
+STAGES = """
+import time
+import torch, torch.distributed as dist
+dist.init_process_group("{backend}")
+first = dist.get_rank() == 0
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+for batch in ring.track([torch.ones(2, 4)] * 12, shared_by=2):
+    if first:
+        time.sleep(0.05)
+        dist.send(batch, 1, tag=7)
+    else:
+        dist.recv(batch, 0, tag=7)
+    loss = model(batch).sum()
+    if not first:
+        time.sleep(0.05)
+    loss.backward()
+    ring.log(loss=loss.item())
+"""
+
+
+@pytest.mark.parametrize(
+    ("backend", "message", "collective"),
+    [("ring", "receive from rank 0, tag 7", "allreduce"), ("gloo", "dist.recv", "dist.all_reduce")],
+)
+def test_what_stages_wait_for_is_seen(cluster: Cluster, backend: str, message: str, collective: str) -> None:
+    """On any backend: messages as the bubble, the backward pass of another stage as waiting; samples count once."""
+    run = cluster.run(STAGES.format(backend=backend), options={"timeline": True})
+    assert run.wait().status == "ok"
+    first, second = run.log.view().ranks
+    assert second.spent.bubble > first.spent.bubble
+    assert first.spent.waiting > second.spent.waiting
+    assert (first.samples, second.samples) == (12, 12)
+    spans = run.timeline().spans
+    assert {(one.rank, one.phase) for one in spans if one.what == message} >= {(1, "bubble")}
+    assert any(one.rank == 0 and one.phase == "waiting" and one.what.startswith(collective) for one in spans)
+
+
 def test_the_variables_of_a_cell(cluster: Cluster) -> None:
     """Those of its ranks, and not of the engines."""
     cell = """

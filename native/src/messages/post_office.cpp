@@ -2,6 +2,7 @@
 #include "ring/messages/post_office.hpp"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <new>
 #include <utility>
@@ -13,6 +14,16 @@ namespace ring {
 namespace {
 
 constexpr std::size_t kPart = std::size_t{16} << 20;  // bytes copied between two looks for an abort
+
+// What a timeline calls a message, after "send" or "receive".
+void set_title(Header& header, int rank, int tag) noexcept {
+    const char* way = header.kind == OpKind::Send ? "to" : "from";
+    if (rank < 0) {
+        std::snprintf(header.name, kNameBytes, "%s any rank, tag %d", way, tag);
+    } else {
+        std::snprintf(header.name, kNameBytes, "%s rank %d, tag %d", way, rank, tag);
+    }
+}
 
 std::string elements(std::uint64_t count, DType dtype) {
     return std::to_string(count) + " elements of " + to_string(dtype);
@@ -201,6 +212,7 @@ void PostOffice::accept(Message& message, Arrival& arrival) {
     message.source_ = arrival.from;
     message.came_ = monotonic_ns();
     message.letter_ = arrival.letter;
+    if (recorder_->on()) set_title(message.header_, place_.ranks[static_cast<std::size_t>(arrival.from)], message.tag_);
     recorder_->record(Phase::Waiting, message.mark_, recorder_->now(), message.header_, place_.number,
                       place_.ranks[static_cast<std::size_t>(arrival.from)]);
     message.mark_ = recorder_->now();
@@ -308,6 +320,9 @@ bool PostOffice::empty(Message& message) {
 
 void PostOffice::finish(Message& message, std::exception_ptr error) noexcept {
     if (message.came_ == 0) message.came_ = monotonic_ns();
+    if (recorder_->on() && message.header_.name[0] == '\0')  // of one that was sent, or that never came
+        set_title(message.header_, message.peer_ < 0 ? -1 : place_.ranks[static_cast<std::size_t>(message.peer_)],
+                  message.tag_);
     recorder_->record(Phase::Moving, message.mark_, recorder_->now(), message.header_, place_.number, -1);
     message.error_ = std::move(error);
     --pending_;

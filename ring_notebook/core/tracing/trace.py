@@ -8,7 +8,8 @@ host agree to about a microsecond and ranks of several hosts as well as their cl
 
 A rank is a process of the trace and a group is a thread of it: a group carries out one operation at a time, so its
 phases follow one another; what a group does by name is a thread of its own. Operations that are queued, or wait until
-all ranks have started their name, overlap: they are shown as asynchronous events.
+all ranks have started their name, and messages on their way overlap: they are shown as asynchronous events. How long
+the main thread has waited for a message, or in a group of another backend, is an event of the first thread.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 from ring_notebook.core import metrics, world
 from ring_notebook.core.buffers import from_memoryview
 from ring_notebook.core.tracing.trace_file import GrowingTrace, report_unwritten
+from ring_notebook.core.waits import other_waits
 
 __all__ = ["active", "finish", "record", "start", "stop", "take"]
 
@@ -52,6 +54,7 @@ def start(path: str) -> None:
     current = world.current()
     finish()
     current.communicator.record()
+    other_waits.keep()
     world.at_close(finish)
     _path = Path(path)
     ahead = _clock_offset()
@@ -59,7 +62,10 @@ def start(path: str) -> None:
         _path.with_suffix(f".rank{current.rank}{_path.suffix}"),
         _path if current.rank == 0 else None,
         _head(current.rank),
-        lambda: _trace(current.rank, current.communicator.recorded(end=False), ahead),
+        lambda: [
+            *_trace(current.rank, current.communicator.recorded(end=False), ahead),
+            *_waits(current.rank, ahead),
+        ],
     )
 
 
@@ -99,6 +105,7 @@ def record() -> None:
     world.current().communicator.record(_CAPACITY)
     world.at_close(_keep)
     metrics.keep_data_waits()
+    other_waits.keep()
     _kept = []
 
 
@@ -115,18 +122,21 @@ def _keep() -> None:
         ahead = _clock_offset()
         _kept.extend([*_head(current.rank), *_trace(current.rank, current.communicator.recorded(), ahead)])
         for begin, end in metrics.data_waits():
-            _kept.append(
-                {
-                    "name": "waiting for data",
-                    "cat": "data",
-                    "ph": "X",
-                    "ts": (begin + ahead) / 1000,
-                    "dur": (end - begin) / 1000,
-                    "pid": current.rank,
-                    "tid": 0,
-                    "args": {},
-                }
-            )
+            _kept.append(_of_main_thread(current.rank, begin + ahead, end - begin, "data", "waiting for data"))
+        _kept.extend(_waits(current.rank, ahead))
+
+
+def _waits(rank: int, ahead: int) -> list[dict[str, Any]]:
+    return [
+        _of_main_thread(rank, wait.begin + ahead, wait.end - wait.begin, wait.phase, wait.what)
+        for wait in other_waits.take()
+    ]
+
+
+def _of_main_thread(rank: int, begin: int, duration: int, phase: str, what: str) -> dict[str, Any]:
+    """An event that is no operation of a group of ours; times are in nanoseconds."""
+    times = {"ts": begin / 1000, "dur": duration / 1000}
+    return {"name": what, "cat": phase, "ph": "X", **times, "pid": rank, "tid": 0, "args": {}}
 
 
 def _clock_offset() -> int:
@@ -158,7 +168,7 @@ def _trace(
             "tid": group,
             "args": arguments,
         }
-        if phase in ("queued", "negotiating"):
+        if phase in ("queued", "negotiating") or operation in ("send", "receive"):
             event["id"] = f"{rank}.{group}.{sequence}.{begin}.{name}"
             trace += [{**event, "ph": "b"}, {**event, "ph": "e", "ts": (end + ahead) / 1000}]
         else:

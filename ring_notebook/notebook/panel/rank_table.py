@@ -20,7 +20,8 @@ MOST_METRICS = 12  # columns
 SAID = 0.15  # a share of time that has room for its number in the bar
 
 
-_SHARES = {"moving": "moving", "waiting": "waiting", "loading": "data"}  # column: what of `Spent` it shows
+# Columns, and what of `Spent` they show.
+_SHARES = {"moving": "moving", "waiting": "waiting", "bubble": "bubble", "loading": "data"}
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def table(view: RunView, still: bool = False) -> Table:
 
 def _bar(spent: Spent) -> str:
     """Where a rank's time went, as a bar in the colors of a timeline, with the larger shares in numbers."""
-    parts = (("compute", spent.compute), ("moving", spent.moving), ("waiting", spent.waiting), ("data", spent.data))
+    parts = [("compute", spent.compute), *((phase, getattr(spent, phase)) for phase in _SHARES.values())]
     pieces = "".join(
         f"<i style='width:{spent.share(seconds):.1%};background:{PHASE_COLORS[phase]}' "
         f"title='{PHASE_WORDS[phase]}: {spent.share(seconds):.0%}'>"
@@ -102,7 +103,7 @@ def html(content: Table) -> str:
     kept = [index for index, column in enumerate(content.columns) if column not in _SHARES]
     heads = [f"<th>{escape(content.columns[index])}</th>" for index in kept]
     if content.bars:
-        heads.insert(place, f"<th class='ring-legend'>{_LEGEND}</th>")
+        heads.insert(place, f"<th class='ring-legend'>{_legend(content.columns)}</th>")
     rows = []
     for index, cells in enumerate(content.rows):
         rank = int(cells[0])
@@ -129,10 +130,13 @@ def _cell(text: str) -> str:
 _BLOCKS = re.compile("[▁-█]+")
 
 
-_LEGEND = " ".join(
-    f"<span style='color:{PHASE_COLORS[phase]}' title='{PHASE_WORDS[phase]}'>■</span>&nbsp;<span>{word}</span>"
-    for word, phase in (("compute", "compute"), *_SHARES.items())
-)
+def _legend(columns: tuple[str, ...]) -> str:
+    """What the colors of the bars mean; the bubble, which few trainings have, only where there is one."""
+    return " ".join(
+        f"<span style='color:{PHASE_COLORS[phase]}' title='{PHASE_WORDS[phase]}'>■</span>&nbsp;<span>{word}</span>"
+        for word, phase in (("compute", "compute"), *_SHARES.items())
+        if word != "bubble" or word in columns
+    )
 
 
 def text(content: Table) -> str:

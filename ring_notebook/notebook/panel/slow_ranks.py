@@ -43,14 +43,14 @@ def find(view: RunView) -> SlowRanks | None:
     Ranks in lockstep all have the same samples/s: the slow one is the one that hardly waits.
     """
     spent = {rank.rank: rank.spent for rank in view.ranks}
-    if len(spent) < 2 or not any(one.waiting for one in spent.values()):
+    if len(spent) < 2 or not any(one.idle for one in spent.values()):
         return None
     if min(one.seconds for one in spent.values()) < LEAST_SECONDS or max(r.step for r in view.ranks) < LEAST_STEPS:
         return None
     usual = median_low(one.busy for one in spent.values())
     slow = tuple(rank for rank, one in spent.items() if one.busy > SLOWER * usual > 0)
     others = [one for rank, one in spent.items() if rank not in slow]
-    waits = median(one.share(one.waiting) for one in others)
+    waits = median(one.share(one.idle) for one in others)
     if not slow or waits < WAITS:
         return None
     return _explained(slow, spent, others, usual, waits)

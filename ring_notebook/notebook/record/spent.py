@@ -1,4 +1,4 @@
-"""Where the seconds of a rank went: compute, moving data, waiting for other ranks, waiting for data."""
+"""Where the seconds of a rank went: compute, moving data, waiting for ranks, for their messages, for data."""
 
 from __future__ import annotations
 
@@ -13,20 +13,27 @@ __all__ = ["NOTHING_SPENT", "Spent", "spent"]
 class Spent:
     """Seconds of one rank. ``seconds`` is all of them: since its first step, or since the beginning of its cell.
 
-    ``moving`` is the time in collectives in which data moved, ``waiting`` that in which other ranks had not come yet,
-    ``data`` the time in which `track` waited for a batch. Operations that go on beside the training count as far as
-    the rank waited for them.
+    ``moving`` is the time in collectives and messages in which data moved, ``waiting`` that in which other ranks had
+    not come yet, ``bubble`` that in which a message had not, as between the stages of a pipeline, ``data`` the time in
+    which `track` waited for a batch. Operations that go on beside the training count as far as the rank waited for
+    them.
     """
 
     seconds: float
     moving: float
     waiting: float
+    bubble: float
     data: float
 
     @property
+    def idle(self) -> float:
+        """Seconds in which the rank waited for others."""
+        return self.waiting + self.bubble
+
+    @property
     def busy(self) -> float:
-        """Seconds outside of collectives: the rank's own work, and its waiting for data."""
-        return max(0.0, self.seconds - self.moving - self.waiting)
+        """Seconds outside of collectives and messages: the rank's own work, and its waiting for data."""
+        return max(0.0, self.seconds - self.moving - self.idle)
 
     @property
     def compute(self) -> float:
@@ -38,7 +45,7 @@ class Spent:
         return min(seconds / self.seconds, 1.0) if self.seconds > 0 else 0.0
 
 
-NOTHING_SPENT = Spent(0.0, 0.0, 0.0, 0.0)
+NOTHING_SPENT = Spent(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def spent(facts: Mapping[str, Any], elapsed: float) -> Spent:
@@ -49,5 +56,6 @@ def spent(facts: Mapping[str, Any], elapsed: float) -> Spent:
         return float(value) if isinstance(value, int | float) else otherwise
 
     communication = fact("communication")
-    waiting = min(fact("waiting"), communication)
-    return Spent(fact("training") or elapsed, communication - waiting, waiting, fact("data_wait"))
+    idle = min(fact("waiting"), communication)
+    bubble = min(fact("bubble"), idle)
+    return Spent(fact("training") or elapsed, communication - idle, idle - bubble, bubble, fact("data_wait"))

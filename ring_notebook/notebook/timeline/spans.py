@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 __all__ = ["PHASES", "Span", "read_spans"]
 
-PHASES = ("data", "packing", "waiting", "moving", "sending")
+PHASES = ("data", "packing", "waiting", "bubble", "moving", "sending")
 
 
 class Span(NamedTuple):

@@ -129,6 +129,7 @@ def explain(accounts: Sequence[Account], spans: Sequence[Span], seconds: float) 
         return "No collective was called, so there is nothing to tell about the ranks."
     slowest = max(accounts, key=lambda one: one.waited_for)
     waiting = fmean(one.phases["waiting"] for one in accounts)
+    bubble = fmean(one.phases["bubble"] for one in accounts)
     data = fmean(one.phases["data"] for one in accounts)
     moving = fmean(one.phases["packing"] + one.phases["moving"] + one.phases["sending"] for one in accounts)
     if len(accounts) > 1 and slowest.waited_for > NOTABLE * seconds:
@@ -136,6 +137,13 @@ def explain(accounts: Sequence[Account], spans: Sequence[Span], seconds: float) 
         if slowest.waited_for < 0.6 * total:
             return f"The ranks take turns in being late: others wait {_of(total, seconds)}, for no rank in particular."
         return f"Rank {slowest.rank} {_how(slowest, accounts)}; others wait for it {_of(slowest.waited_for, seconds)}."
+    if bubble > NOTABLE * seconds and bubble >= max(waiting, data, moving):
+        most = max(accounts, key=lambda one: one.phases["bubble"])
+        return (
+            f"The stages wait for messages of one another {_of(bubble, seconds)}, rank {most.rank} longest "
+            f"({most.phases['bubble'] / seconds:.0%}): more micro-batches, or stages that take equally long, make this "
+            "bubble smaller."
+        )
     if data > NOTABLE * seconds and data >= moving:
         return f"Every rank waits for data {_of(data, seconds)}: a loader with more workers would help."
     if moving > NOTABLE * seconds:
@@ -144,7 +152,10 @@ def explain(accounts: Sequence[Account], spans: Sequence[Span], seconds: float) 
             f"Moving and reducing data takes {_of(moving, seconds)}, {share:.0%} of it in {name} "
             f"({_size(nbytes)} each): a larger batch per rank, fewer synchronisations or compression would help."
         )
-    return f"The ranks keep step: {1 - (waiting + data + moving) / seconds:.0%} of the time is compute."
+    if waiting > NOTABLE * seconds:  # in groups of other backends, which do not say for whom
+        least = min(accounts, key=lambda one: one.phases["waiting"])
+        return f"The ranks wait for one another {_of(waiting, seconds)}, rank {least.rank} least."
+    return f"The ranks keep step: {1 - (waiting + bubble + data + moving) / seconds:.0%} of the time is compute."
 
 
 def _how(slowest: Account, accounts: Sequence[Account]) -> str:

@@ -235,6 +235,22 @@ def test_the_slow_rank_is_the_one_that_hardly_waits(tmp_path: Path) -> None:
     assert said == "rank 1 is 1.5x slower in compute; the others wait 30%"
 
 
+def test_the_bubble_of_a_stage_is_told_from_waits_in_collectives(tmp_path: Path) -> None:
+    idle = [
+        Ended("r1", rank, "ok", 12.0, {"communication": 4.0, "waiting": 3.0, "bubble": 2.0 - rank, "training": 10.0})
+        for rank in range(2)
+    ]
+    log = run(tmp_path / "r1", 2, *idle)
+    content = rank_table.table(log.view(), still=True)
+    shares = {name: [row[content.columns.index(name)] for row in content.rows] for name in ("waiting", "bubble")}
+    assert shares == {"waiting": ["10%", "20%"], "bubble": ["20%", "10%"]}
+    page = rank_table.html(content)
+    assert "idle until a message comes: 20%" in page
+    assert "<span>bubble</span>" in page
+    data_parallel = run(tmp_path / "r2", 2, *spent({0: 3.0, 1: 3.0}, 10.0))
+    assert "bubble" not in rank_table.html(rank_table.table(data_parallel.view(), still=True))
+
+
 def test_the_slow_rank_may_wait_for_its_data(tmp_path: Path) -> None:
     log = run(tmp_path / "r1", 2, *spent({0: 4.0, 1: 0.0}, 10.0, {1: 5.0}))
     assert "rank 1 is 1.9x slower in getting data; the others wait 40%" in report.mime_bundle(log)["text/plain"]

@@ -79,6 +79,25 @@ def test_communication_that_takes_long_is_named(tmp_path: Path) -> None:
     )
 
 
+def test_the_bubble_of_a_pipeline(tmp_path: Path) -> None:
+    stages = timeline(
+        tmp_path,
+        event(0, 0, 0, "moving"),
+        *(event(rank, step + 0.5, 0.2 + 0.1 * rank, "bubble") for rank in range(2) for step in range(3)),
+        event(0, 3, 0, "moving"),
+    )
+    assert [one.compute for one in stages.accounts] == pytest.approx([2.4, 2.1])
+    assert stages.why.startswith(
+        "The stages wait for messages of one another 0.75 s of every 3 s, rank 1 longest (30%)"
+    )
+    assert "bubble" in stages.table.columns
+
+
+def test_waits_of_backends_that_do_not_say_for_whom(tmp_path: Path) -> None:
+    waits = [event(0, 0, 1, "waiting"), event(1, 0.9, 0.1, "waiting"), event(1, 2, 0, "moving")]
+    assert timeline(tmp_path, *waits).why == "The ranks wait for one another 0.55 s of every 2 s, rank 1 least."
+
+
 def test_data_that_is_late_everywhere(tmp_path: Path) -> None:
     starved = timeline(tmp_path, *steps(1, {}, last=-1), *(event(0, step, 0.6, "data") for step in range(3)))
     assert starved.why.startswith("Every rank waits for data 1.8 s of every 3 s")

@@ -1,0 +1,1 @@
+"""What a rank waits for beside the collectives of this core."""
