@@ -62,6 +62,10 @@ class Config:
     timeout: float = 0.0
     """RING_TIMEOUT: seconds after which a waiting collective raises CollectiveTimeout; 0 and ``inf`` wait for ever."""
 
+    start_timeout: float = -1.0
+    """RING_START_TIMEOUT (HOROVOD_START_TIMEOUT): seconds that an mpiexec or srun has to start all ranks before it is
+    killed; 0 waits for ever. -1 means 600, and 0 where it has options of its own, which may hide what ranks say."""
+
     stall_warning: float = 10.0
     """RING_STALL_WARNING: seconds without progress after which a run says who waits for whom: a notebook's in its
     panel, a script on standard error, once for an operation or name and never for 0."""
@@ -115,7 +119,11 @@ class Config:
     """RING_STATUS_FILE: file to which this rank reports that it initialized, raised or exits; ``ringrun`` sets it."""
 
 
-_ALIASES = {"fusion_threshold": "HOROVOD_FUSION_THRESHOLD", "timeline": "HOROVOD_TIMELINE"}
+_ALIASES = {
+    "fusion_threshold": "HOROVOD_FUSION_THRESHOLD",
+    "start_timeout": "HOROVOD_START_TIMEOUT",
+    "timeline": "HOROVOD_TIMELINE",
+}
 _CHOICES = {
     "allocator": ("ring", "system"),
     "algorithm": ("auto", "push", "ring"),
@@ -125,7 +133,7 @@ _CHOICES = {
     "staging": ("auto", "cache", "memory"),
     "wire": ("float16", "bfloat16"),
 }
-_LEAST = {"spin": -1, "min_np": 1}
+_LEAST = {"spin": -1, "start_timeout": -1, "min_np": 1}
 """Of numbers whose least value is not 0."""
 _MOST = {"inline": 1 << 30, "segment": 1 << 30, "memory": 1 << 62, "fusion_threshold": 1 << 62, "min_np": 1 << 30}
 _KINDS = {int: "an integer", float: "a number"}

@@ -63,6 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not 1 <= min_np <= n:
             parser.error(f"--min-np must be between 1 and the {n} ranks of the job, got {min_np}")
         elastic = options.elastic or options.min_np is not None  # as horovodrun takes it
+        if options.start_timeout is not None and not options.start_timeout >= 0:
+            parser.error(f"--start-timeout must be at least 0 seconds, got {options.start_timeout:g}")
         if options.reset_limit < 0:
             parser.error(f"--reset-limit must be at least 0, got {options.reset_limit}")
         starts = _Starts(options, hosts, n, min_np if elastic else 0)
@@ -108,6 +110,7 @@ class _Starts:
                 self._environment,
                 shlex.split(self._options.mpi_args),
                 min_np=self._min_np,
+                start_timeout=self._options.start_timeout,
             )
             if self._options.verbose:
                 print(" ".join(job.command), file=sys.stderr, flush=True)  # noqa: T201
@@ -166,6 +169,9 @@ def _parser() -> argparse.ArgumentParser:
         default=3,
         metavar="N",
         help="how often --elastic restarts a job of several hosts",
+    )
+    parser.add_argument(
+        "--start-timeout", type=float, metavar="S", help="seconds that mpiexec or srun has to start all ranks"
     )
     parser.add_argument("--timeline-filename", metavar="FILE", help="write a Chrome trace of the collectives")
     parser.add_argument("--fusion-threshold-mb", type=int, metavar="MIB", help="size of a gradient bucket")

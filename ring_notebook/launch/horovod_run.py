@@ -59,7 +59,7 @@ def run(
     max_num_proc, slots, cooldown_range: without effect: no rank joins a running job, and no host is discovered.
     use_gloo, use_mpi: without effect: there is one core. Both at once raise ValueError, as in Horovod.
     start_timeout, disable_cache, verbose: without effect: nothing is probed before the ranks start, and a job that
-        cannot start says why.
+        cannot start says why. RING_START_TIMEOUT limits the start by an mpiexec or srun.
     ssh_port, ssh_identity_file, network_interface: without effect on this host. With other hosts they raise
         ValueError, because ssh and MPI take them from settings of their own.
     """

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import TextIO
 
+from ring_notebook.config import config
+from ring_notebook.launch.launcher_watch import LauncherWatch
 from ring_notebook.launch.launchers.find_launcher import find_launcher
 from ring_notebook.launch.launchers.hosts import Host, master_of
 from ring_notebook.launch.merge_traces import Traces
@@ -30,6 +32,7 @@ from ring_notebook.launch.supervisor.rank_failure import (
     job_exit_code,
     split_reports,
 )
+from ring_notebook.launch.supervisor.rank_mark import RankMark
 from ring_notebook.launch.supervisor.rank_process import end_session
 from ring_notebook.launch.supervisor.supervisor import STOPPING
 from ring_notebook.rank.rank_variables import MASTER
@@ -39,6 +42,8 @@ __all__ = ["Job", "print_message"]
 GRACE = 5.0
 """Seconds that the other ranks have to end by themselves, with errors of their own, after one has failed."""
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_START_TIMEOUT = 600.0  # seconds
+_HIDING = ("SLURM_STDERRMODE", "SLURM_STDOUTMODE")  # by which srun keeps from us what the ranks say
 _WARN_AFTER = 1.0  # seconds: most jobs end sooner and need no message
 _SAME_SIGNAL = 0.5  # seconds in which a second signal is the first one again: `timeout` signals us and our group
 
@@ -48,8 +53,8 @@ class Job:
 
     What the ranks print goes to ``sys.stdout`` and ``sys.stderr`` as they are when the job starts, which in a
     notebook are the cell's. All of ``env`` reaches the ranks of all hosts. With ``min_np`` the job is elastic: it
-    continues while so many ranks are left, all on this host. Raises MPIMissingError and ValueError as `find_launcher`
-    and `Launcher.command` do.
+    continues while so many ranks are left, all on this host. ``start_timeout`` is in seconds; None means that of
+    `config`. Raises MPIMissingError and ValueError as `find_launcher` and `Launcher.command` do.
     """
 
     def __init__(
@@ -61,6 +66,7 @@ class Job:
         mpi_args: Sequence[str] = (),
         stdin: int | None = None,
         min_np: int = 0,
+        start_timeout: float | None = None,
     ) -> None:
         launcher = find_launcher(hosts, min_np, mpi_args)
         self.command = launcher.command(launcher.supervised(program), n, hosts, mpi_args, {MASTER, *(env or ())})
@@ -86,7 +92,12 @@ class Job:
         )
         self._over = threading.Event()
         self._passed_on: dict[int, float] = {}
-        self._outputs = [_Output(sink, self._add_failures) for sink in (sys.stdout, sys.stderr)]
+        self._outputs = [_Output(sink, self._add_failures, self._take_mark) for sink in (sys.stdout, sys.stderr)]
+        self._watch: LauncherWatch | None = None
+        if launcher.foreign:
+            hides = bool(mpi_args) or any(name in environment for name in _HIDING)
+            limit = _start_limit(start_timeout, hides)
+            self._watch = LauncherWatch(n, limit, self.kill, print_message, self._is_blocked)
         sources = (self._process.stdout, self._process.stderr)
         self._carriers = [  # a thread for each: the one flows while nobody reads the other
             Carrier(self._process, {source: output.take}, hold=SOON)
@@ -119,11 +130,15 @@ class Job:
         """
         try:
             code = self._process.wait()
+            if self._watch is not None and self._watch.has_killed:
+                end_session(self._process.pid)  # it may have ended without its ranks
         except BaseException:
             self.kill()
             raise
         finally:
             self._over.set()
+            if self._watch is not None:
+                self._watch.close()
         self._take_rest()
         if problem := self._traces.merge():
             print_message(problem)
@@ -131,6 +146,8 @@ class Job:
             code = -self.ended_by
         elif self.failures and not self._elastic:
             code = job_exit_code(self.failures, self._n)
+        elif self._watch is not None and self._watch.has_killed:
+            code = int(bool(self._watch.problem))
         return exit_code(code) or int(bool(self._output_error))
 
     @property
@@ -148,6 +165,8 @@ class Job:
         first = self.first_failure
         if self._process.returncode == 0 and self._output_error:
             return f"output of the ranks was lost: {self._output_error}"
+        if first is None and self._watch is not None and self._watch.problem:
+            return f"{self._watch.problem}: {shlex.join(self.command)}"
         if first is None:
             how = describe_exit(self._process.returncode)
             return f"the launcher of the ranks failed ({how}): {shlex.join(self.command)}"
@@ -167,6 +186,13 @@ class Job:
         if failures and not self.failures and not self._elastic:
             threading.Thread(target=self._end_others, name="ring-job-end", daemon=True).start()
         self.failures += failures
+
+    def _take_mark(self, mark: RankMark) -> None:
+        if self._watch is not None:
+            self._watch.take(mark)
+
+    def _is_blocked(self) -> bool:
+        return any(output.is_writing for output in self._outputs)
 
     def _end_others(self) -> None:
         """After the first failure: the others have time to end with errors of their own."""
@@ -223,18 +249,26 @@ class Job:
 
 
 class _Output:
-    """Writes one output stream of the job to ``sink`` and passes the reports in it to ``on_failures``."""
+    """Writes one output stream of the job to ``sink`` and passes on the reports and the marks in it."""
 
-    def __init__(self, sink: TextIO | None, on_failures: Callable[[list[RankFailure]], None]) -> None:
+    def __init__(
+        self,
+        sink: TextIO | None,
+        on_failures: Callable[[list[RankFailure]], None],
+        on_mark: Callable[[RankMark], None],
+    ) -> None:
         self._sink = sink
         self._on_failures = on_failures
+        self._on_mark = on_mark
         self._kept = b""
+        self.is_writing = False
+        """Whether a write is under way, which the reader of the output may hold up."""
         self.error = ""
         """Why output was lost."""
 
     def take(self, data: bytes) -> None:
         """The next piece of output."""
-        text, failures, self._kept = split_reports(self._kept + data)
+        text, failures, self._kept = split_reports(self._kept + data, self._on_mark)
         self._on_failures(failures)
         self._write(text)
 
@@ -252,12 +286,23 @@ class _Output:
         if self._sink is None:
             self.error = "the stream is closed"
             return
+        self.is_writing = True
         try:
             _write(self._sink, data)
         except OSError as error:
             if error.errno in (errno.EPIPE, errno.ECONNRESET) or (error.errno == errno.EIO and _is_device(self._sink)):
                 raise BrokenPipeError(errno.EPIPE, "the reader of the output has gone") from error
             self.error = str(error.strerror)
+        finally:
+            self.is_writing = False
+
+
+def _start_limit(given: float | None, hides: bool) -> float:
+    """Seconds that a launcher has to start all ranks, 0 without end; ``hides``: not all marks may reach us."""
+    limit = config().start_timeout if given is None else given
+    if limit < 0:
+        return 0.0 if hides else _START_TIMEOUT
+    return limit
 
 
 def _is_device(stream: TextIO) -> bool:

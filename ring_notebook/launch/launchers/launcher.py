@@ -37,6 +37,9 @@ class Launcher(ABC):
     mpis: ClassVar[tuple[MPI, ...]] = ()
     """The MPIs whose ranks it can connect; every other MPI would start jobs of size 1."""
 
+    foreign: ClassVar[bool] = True
+    """Whether it is somebody else's, which does not say how its ranks end."""
+
     path: str
 
     def __str__(self) -> str:
@@ -65,7 +68,8 @@ class Launcher(ABC):
 
     def supervised(self, program: Sequence[str]) -> list[str]:
         """``program`` in a process that reports how it failed, where the launcher itself does not."""
-        return [sys.executable, "-m", "ring_notebook.launch.supervisor.rank_wrapper", *program]
+        wrapper = [sys.executable, "-m", "ring_notebook.launch.supervisor.rank_wrapper"]
+        return [*(wrapper if self.foreign else []), *program]
 
     def environment(self) -> dict[str, str]:
         """Variables that the launcher itself needs, where the user has not set them."""

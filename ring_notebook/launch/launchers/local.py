@@ -22,6 +22,7 @@ class Local(Launcher):
     """
 
     mpis = ("MPICH",)
+    foreign = False
 
     path: str = sys.executable
     min_np: int = 0
@@ -33,9 +34,6 @@ class Local(Launcher):
     @property
     def starts_again(self) -> bool:
         return bool(self.requests)
-
-    def supervised(self, program: Sequence[str]) -> list[str]:
-        return list(program)
 
     def command(
         self,

@@ -17,14 +17,12 @@ class OverHosts(Launcher):
     """It sends the whole environment to all hosts, over the streams of ssh or what a batch system has for it."""
 
     mpis = ("MPICH",)
+    foreign = False
 
     path: str = sys.executable
 
     def __str__(self) -> str:
         return "the supervisor of ring_notebook"
-
-    def supervised(self, program: Sequence[str]) -> list[str]:
-        return list(program)
 
     def command(
         self,

@@ -10,10 +10,11 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 from ring_notebook.hardware import oom_kills
+from ring_notebook.launch.supervisor.rank_mark import RankMark, parse_mark
 from ring_notebook.rank.rank_status import RankStatus
 
 __all__ = [
@@ -121,15 +122,25 @@ def report_failure(failure: RankFailure) -> None:
         os.write(2, b"\x1e" + json.dumps(asdict(failure)).encode() + b"\x1e\n")
 
 
-def split_reports(data: bytes) -> tuple[bytes, list[RankFailure], bytes]:
-    """The stderr of a job as (what ranks wrote, the reports in it, an unfinished report for the next call)."""
+def split_reports(
+    data: bytes, on_mark: Callable[[RankMark], None] = lambda _: None
+) -> tuple[bytes, list[RankFailure], bytes]:
+    """The stderr of a job as (what ranks wrote, the reports in it, an unfinished report for the next call).
+
+    Marks of ranks are taken out too, and given to ``on_mark``.
+    """
     text, failures, taken, at = b"", [], 0, 0
     while match := _REPORT.search(data, at):
         at = match.end(1)  # text that is no report may end where a report begins
-        if failure := parse_failure(match[1]):
-            text += data[taken : match.start()]
+        failure, mark = parse_failure(match[1]), parse_mark(match[1])
+        if failure:
             failures.append(failure)
-            taken = at = match.end()
+        elif mark:
+            on_mark(mark)
+        else:
+            continue
+        text += data[taken : match.start()]
+        taken = at = match.end()
     rest = _UNFINISHED.search(data, at)
     end = rest.start() if rest else len(data)
     return text + data[taken:end], failures, data[end:]

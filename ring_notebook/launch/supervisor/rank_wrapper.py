@@ -21,6 +21,7 @@ from ring_notebook.hardware import oom_kills
 from ring_notebook.launch.supervisor.outer_job import with_variables_of_job
 from ring_notebook.launch.supervisor.output_lines import carry
 from ring_notebook.launch.supervisor.rank_failure import RankFailure, report_failure
+from ring_notebook.launch.supervisor.rank_mark import RankMark, mark_rank
 from ring_notebook.launch.supervisor.rank_process import FORWARDED, end_children, end_if_late, send_signal, start_rank
 from ring_notebook.launch.supervisor.start_error import report_start_error
 from ring_notebook.rank.preload import preloaded
@@ -96,6 +97,7 @@ def main() -> None:
         code = report_start_error(sys.argv[1:], error)
         report_failure(RankFailure.of(rank_of_process(), code, status_file.read(), oom_before))
         sys.exit(code)
+    mark_rank(RankMark(rank_of_process(), ended=False))
     output = carry(child)
     if stopping:  # a signal came before there was a child
         child.terminate()
@@ -107,6 +109,7 @@ def main() -> None:
     if (code or left_early) and not stopping:
         report_failure(RankFailure.of(rank_of_process(), code, status, oom_before))
     output.join()
+    mark_rank(RankMark(rank_of_process(), ended=True))
     if (left_early or status.aborted) and not stopping:
         time.sleep(LINGER)
     if (left_early or code > 0) and not stopping and manager.isdigit():

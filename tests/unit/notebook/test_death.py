@@ -25,3 +25,15 @@ def test_stacks_that_were_asked_for_are_no_part_of_the_log() -> None:
     crash = "Fatal Python error: Aborted\n\n" + asked
     assert tail("printed\n" + asked + native + "more\n" + asked + native) == "printed\nmore"
     assert 'File "Cell", line 1' in tail(asked + native + crash)
+
+
+def test_a_host_that_is_lost_is_given_as_the_reason(tmp_path: Path) -> None:
+    failure = RankFailure(2, "b", 1, 1.0, reason="its host is lost: it has not answered for 30 s")
+    output = f"\x1e{json.dumps(asdict(failure))}\x1e\n"
+    expected = "rank 2 on b failed: its host is lost: it has not answered for 30 s, and no other rank is left"
+    assert explain("engines", output, tmp_path).reason == expected
+
+
+def test_a_launcher_that_died_leaves_its_words_without_marks(tmp_path: Path) -> None:
+    output = '\x1e{"rank": 0, "ended": false}\x1e\nprterun lost its way\n'
+    assert explain("engines", output, tmp_path).log == "prterun lost its way"

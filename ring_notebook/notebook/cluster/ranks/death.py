@@ -53,7 +53,8 @@ def explain(ended: str, output: str, logs: Path) -> Death:
     text, failures, _ = split_reports(output.encode())
     first = first_failure(failures)
     if first is None:
-        return Death("the launcher of the engines died, and all engines with it", log=tail(output))
+        words = tail(text.decode(errors="replace"))
+        return Death("the launcher of the engines died, and all engines with it", log=words)
     return Death(f"{explain_failure(first)}, and no other rank is left", first.rank, _log(first.rank, text, logs))
 
 
@@ -73,7 +74,7 @@ def failures_of(output: str, rank: int) -> list[RankFailure]:
 
 def explain_failure(failure: RankFailure) -> str:
     """How a rank has ended, in words."""
-    how = f"exited with code {failure.code}"
+    how = f"failed: {failure.reason}" if failure.reason else f"exited with code {failure.code}"
     if failure.code < 0:
         how = f"was killed by {signal_name(-failure.code)}"
         if -failure.code == signal.SIGKILL:

@@ -1,0 +1,86 @@
+"""That an mpiexec which hangs, before its ranks or after them, hangs neither ``ringrun`` nor ``run``."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ring_notebook.launch.supervisor.rank_failure import split_reports
+from ring_notebook.launch.supervisor.rank_mark import RankMark, parse_mark
+
+LIMIT = 200.0
+NEVER_STARTS = "echo connecting; sleep 600"
+STARTS_ONE = 'shift 2; PMI_RANK=0 "$@" & sleep 600'
+STARTS_LATE = 'shift 2; sleep 2; for rank in 0 1; do PMI_RANK=$rank "$@" & done; wait'
+NEVER_ENDS = 'shift 2; for rank in 0 1; do PMI_RANK=$rank "$@" & done; wait; sleep 600'
+PATIENCE = (
+    "from ring_notebook.launch import launcher_watch; launcher_watch.OUTLIVING = launcher_watch._WARN_AFTER = 1.0; "
+)
+RINGRUN = f"import sys; {PATIENCE}from ring_notebook.launch import cli; sys.exit(cli.main(sys.argv[1:]))"
+
+
+def launch(mpiexec: str, folder: Path, *command: str, timeout: str = "") -> subprocess.CompletedProcess[str]:
+    path = folder / "mpiexec"
+    path.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exit\n{mpiexec}\n')
+    path.chmod(0o755)
+    environment = {**os.environ, "RING_MPIEXEC": str(path), "RING_START_TIMEOUT": timeout}
+    return subprocess.run(
+        [sys.executable, "-c", *command], env=environment, capture_output=True, text=True, timeout=LIMIT, check=False
+    )
+
+
+@pytest.mark.parametrize(("mpiexec", "started"), [(NEVER_STARTS, 0), (STARTS_ONE, 1)])
+def test_a_launcher_that_does_not_start_all_ranks_is_killed(mpiexec: str, started: int, tmp_path: Path) -> None:
+    done = launch(mpiexec, tmp_path, RINGRUN, "--start-timeout", "3", "-np", "2", "sleep", "600")
+    assert done.returncode == 1
+    first, last = done.stderr.splitlines()
+    assert (
+        first
+        == f"ringrun: the launcher has started {started} of 2 ranks so far; it is killed after 3 s (--start-timeout)"
+    )
+    assert last.startswith(f"ringrun: the launcher has started {started} of 2 ranks within 3 s; see what it waits for")
+    assert f"{tmp_path}/mpiexec -n 2 " in last
+
+
+def test_run_raises_where_ranks_do_not_start(tmp_path: Path) -> None:
+    code = "import ring_notebook\ntry: ring_notebook.run(print, n=2)\nexcept Exception as error: print(error)"
+    done = launch(NEVER_STARTS, tmp_path, code, timeout="1")
+    assert "the launcher has started 0 of 2 ranks within 1 s; " in done.stdout
+    assert "no result from ranks [0, 1]" in done.stdout
+
+
+def test_ranks_that_start_late_are_waited_for(tmp_path: Path) -> None:
+    done = launch(STARTS_LATE, tmp_path, RINGRUN, "-np", "2", "echo", "hello")
+    assert (done.returncode, done.stdout) == (0, "hello\nhello\n")
+    assert (
+        done.stderr
+        == "ringrun: the launcher has started 0 of 2 ranks so far; it is killed after 600 s (--start-timeout)\n"
+    )
+
+
+@pytest.mark.parametrize(("program", "code"), [("echo hello", 0), ("echo hello; exit 7", 7)])
+def test_a_launcher_that_outlives_its_ranks_is_killed(program: str, code: int, tmp_path: Path) -> None:
+    done = launch(NEVER_ENDS, tmp_path, RINGRUN, "-np", "2", "sh", "-c", program)
+    assert (done.returncode, done.stdout) == (code, "hello\nhello\n")
+    if code == 0:
+        assert done.stderr == "ringrun: killing the launcher: all ranks ended 1 s ago, and it has not\n"
+
+
+def test_marks_are_no_output() -> None:
+    marks: list[RankMark] = []
+    line = b'one\n\x1e{"rank": 1, "ended": true}\x1e\ntwo\n'
+    assert split_reports(line, marks.append) == (b"one\ntwo\n", [], b"")
+    assert marks == [RankMark(1, True)]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"{}", b'{"rank": 1}', b'{"rank": "1", "ended": true}', b'{"rank": true, "ended": true}', b"[]", b"1",
+     b'{"rank": -1, "ended": true}', b'{"rank": 1, "ended": 1}', b'{"rank": 1, "ended": true, "more": 1}', b"[" * 5000],
+)  # fmt: skip
+def test_what_is_no_mark(body: bytes) -> None:
+    assert parse_mark(body) is None
