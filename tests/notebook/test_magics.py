@@ -179,7 +179,7 @@ for step in range(20):
 def test_a_timeline_says_why_it_is_slow(notebook: Notebook) -> None:
     outputs = notebook.run(SLOW)
     text = "".join(output.get("data", {}).get("text/html", "") for output in outputs)
-    assert re.search(r"Rank 1 is \d+% slower in compute; others wait for it", text)
+    assert re.search(r"Rank 1 is \d+\.\dx slower in compute; others wait for it", text)
     (chart,) = [output["data"][MIME] for output in outputs if MIME in output.get("data", {})]
     waits = [bar for bar in chart["data"]["values"] if bar.get("for") == 1]
     assert len(waits) >= 19

@@ -164,11 +164,11 @@ def _how(slowest: Account, accounts: Sequence[Account]) -> str:
     usual = median(one.compute for one in others)
     if data > slowest.compute - usual:
         return f"waits {data:.2g} s longer for data than the others"
-    return f"is {slowest.compute / usual - 1:.0%} slower in compute" if usual > 0 else "is slower in compute"
+    return f"is {slowest.compute / usual:.1f}x slower in compute" if usual > 0 else "is slower in compute"
 
 
 def _of(part: float, seconds: float) -> str:
-    return f"{part:.2g} s of every {seconds:.2g} s"
+    return f"{part / seconds:.0%} of the time"
 
 
 def _largest(spans: Sequence[Span]) -> tuple[str, float, int]:
