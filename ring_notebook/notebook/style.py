@@ -128,7 +128,7 @@ CSS = """<style>
 .ring-head { display: flex; gap: 2px 8px; align-items: baseline; flex-wrap: wrap; line-height: 1.6; }
 .ring-head b, .ring-status { font-size: 14px; font-weight: 600; }
 .ring-dot { color: #8791a0; white-space: pre; margin: 0 -4px; }
-.ring-alarm { font-weight: 600; line-height: 1.5; }
+.ring-alarm { font-weight: 600; line-height: 1.5; margin-bottom: 4px; }
 .ring-params { color: #8791a0; font-size: 12px; overflow: hidden; text-overflow: ellipsis; }
 .ring-begin { padding: 10px 0 0 2px; line-height: 1.6; color: var(--jp-ui-font-color2, #666);
   font-family: var(--jp-code-font-family, monospace); font-size: 12px; }
@@ -146,8 +146,8 @@ CSS = """<style>
 .ring-table th:nth-child(-n+2), .ring-table td:nth-child(-n+2) { text-align: left; }
 .ring-report .ring-table { font-size: 12px; }
 .ring-table .ring-slow { color: #d97706; font-weight: 600; }
-.ring-time { display: inline-flex; width: 240px; height: 14px; border-radius: 2px; overflow: hidden;
-  vertical-align: middle; background: var(--jp-border-color2, #8885); }
+.ring-time { display: flex; width: 100%; min-width: 120px; height: 14px; border-radius: 2px; overflow: hidden;
+  background: var(--jp-border-color2, #8885); }
 .ring-time i { min-width: 0; overflow: hidden; text-align: center; color: #111827;
   font: 600 10px/14px system-ui, sans-serif; }
 .ring-time i:first-child { color: #fff; }
@@ -165,7 +165,9 @@ CSS = """<style>
 .ring-hint { border-color: #3b82f6; }
 .ring-report summary { cursor: pointer; margin-top: 4px; }
 .ring-rows { max-height: 260px; overflow: auto; }
-@container (max-width: 760px) { .ring-time { width: 120px; }
+@container (max-width: 1100px) { .ring-table tr th, .ring-table tr td { padding-right: 8px; }
+  .ring-table td.ring-load { min-width: 56px; } .ring-load span { right: 8px; } }
+@container (max-width: 760px) {
   .ring-legend span:nth-child(even), .ring-time i { font-size: 0; }
   .ring-table tr th, .ring-table tr td { padding-right: 7px; } .ring-load span { display: none; }
   .ring-table td.ring-load { min-width: 0; } }

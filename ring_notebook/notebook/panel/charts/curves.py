@@ -12,11 +12,24 @@ import numpy.typing as npt
 from ring_notebook.notebook.record.series import Points
 from ring_notebook.notebook.style import MEAN, rank_color
 
-__all__ = ["MOST_LINES", "Band", "Curves", "Floats", "Line", "differing", "many", "mean_line", "per_rank", "smoothed"]
+__all__ = [
+    "BAND",
+    "MOST_LINES",
+    "Band",
+    "Curves",
+    "Floats",
+    "Line",
+    "differing",
+    "many",
+    "mean_line",
+    "per_rank",
+    "smoothed",
+]
 
 MOST_LINES = 2  # ranks that are all drawn; of more the mean is, and the others on demand
 GRID = 256  # points of a chart whose ranks logged at different steps
 SMOOTHING = 0.9  # the share of the value before, as TensorBoard's slider has it
+BAND = "range"  # its label
 DIFFERS = 4.0  # times as far from the others as they are from one another
 _LEAST_POINTS = 12  # for a difference to be more than noise
 Floats = npt.NDArray[np.float64]
@@ -77,7 +90,7 @@ def per_rank(points: Mapping[int, Points], smooth: bool = False, chosen: Collect
         rows = np.stack([smoothed(row) for row in rows])
     ranks = tuple(points)
     apart = {ranks[index] for index in differing(rows)} | set(chosen)
-    lines = [Line(f"mean of {len(ranks)} ranks", MEAN, x, _mean(rows))]
+    lines = [Line(f"mean of {len(ranks)}", MEAN, x, _mean(rows))]
     lines += [
         Line(f"rank {rank}", rank_color(rank), x, row, rank in apart) for rank, row in zip(ranks, rows, strict=True)
     ]

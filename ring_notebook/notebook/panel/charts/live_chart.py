@@ -11,13 +11,11 @@ from ipecharts import EChartsRawWidget
 
 from ring_notebook.notebook.panel.charts.axes import Scale, scales
 from ring_notebook.notebook.panel.charts.chart import Chart
-from ring_notebook.notebook.panel.charts.curves import Band, Floats, Line
+from ring_notebook.notebook.panel.charts.curves import BAND, Band, Floats, Line
 from ring_notebook.notebook.panel.charts.svg_chart import BOTTOM, HEIGHT, TOP
 from ring_notebook.notebook.style import GREY, RED
 
 __all__ = ["LiveChart"]
-
-_BAND = "lowest to highest"
 
 
 class LiveChart:
@@ -57,8 +55,8 @@ class LiveChart:
         labels = [line.label for line in ordered] if len(lines) > 1 else []
         series = {line.label: _line(line) for line in lines}
         if chart.curves.band is not None:
-            series = {_BAND: _band(chart.curves.band, lines[0].color), **series}
-            labels.insert(sum(line.shown for line in lines), _BAND)
+            series = {BAND: _band(chart.curves.band, lines[0].color), **series}
+            labels.insert(sum(line.shown for line in lines), BAND)
         series["marks"] = _marks(chart)
         # A series that is left out would stay as it was: the page merges what it gets into what it has.
         gone = {name: {**old, "data": []} for name, old in self._series.items() if name not in series}

@@ -13,20 +13,19 @@ import numpy as np
 
 from ring_notebook.notebook.panel.charts.axes import Scale, scales
 from ring_notebook.notebook.panel.charts.chart import Chart
-from ring_notebook.notebook.panel.charts.curves import Curves, Floats
+from ring_notebook.notebook.panel.charts.curves import BAND, Curves, Floats
 from ring_notebook.notebook.style import GREY, RED, number
 
 __all__ = ["BOTTOM", "HEIGHT", "TOP", "svg", "tips"]
 
-HEIGHT = 240  # pixels
-TOP, BOTTOM = 44, 28  # margins; there are none at the sides, because no width can be said in percent less pixels
+HEIGHT = 246  # pixels
+TOP, BOTTOM = 44, 34  # margins; there are none at the sides, because no width can be said in percent less pixels
 TIPS = 60  # places of a chart that show their values
 MOST_LABELS = 24  # in the legend
 _TOP = 0.97  # of the y axis, above which a label would lie on the legend
 _BEGIN = 0.03
 _END = 0.88  # of the x axis, where its name stands
 _LEGEND = 400  # its width; a narrow page cuts it
-_BAND = "lowest to highest"
 _UNIT = 1000  # the curves' own coordinates,
 _ACROSS = 4000  # and those along the x axis, which may be drawn several times as wide
 _WIDE = 1400  # pixels from which on a picture shows more ticks, and again what its beginning says
@@ -139,11 +138,11 @@ def _legend(curves: Curves) -> tuple[list[str], int]:
     if len(entries) < 2 and curves.band is None:
         return [], 0
     parts, x, y = [], 1, 29
-    for label, color, sparse in [*entries, *([(_BAND, entries[0][1], False)] if curves.band and entries else [])]:
+    for label, color, sparse in [*entries, *([(BAND, entries[0][1], False)] if curves.band and entries else [])]:
         width = 28 + round(6.2 * len(label))
         if x > 1 and x + width > _LEGEND:
             x, y = 1, y + 14
-        if label == _BAND:
+        if label == BAND:
             parts.append(f"<rect x='{x}' y='{y - 4}' width='12' height='8' fill='{color}' fill-opacity='.25'/>")
         else:
             dashes = " stroke-dasharray='4 3'" if sparse else ""

@@ -29,26 +29,26 @@ def test_two_ranks_are_two_lines_on_their_own_steps() -> None:
 
 def test_three_ranks_are_a_mean_and_a_band() -> None:
     curves = per_rank({rank: points([0, 1], [rank, 2 * rank]) for rank in range(3)})
-    assert [line.label for line in curves.drawn] == ["mean of 3 ranks"]
-    assert by_label(curves)["mean of 3 ranks"] == [1, 2]
+    assert [line.label for line in curves.drawn] == ["mean of 3"]
+    assert by_label(curves)["mean of 3"] == [1, 2]
     assert curves.band is not None
     assert (curves.band.low.tolist(), curves.band.high.tolist()) == ([0, 0], [2, 4])
 
 
 def test_chosen_ranks_are_drawn_beside_the_mean() -> None:
     lines = {rank: points([0, 1], [rank, 2 * rank]) for rank in range(200)}
-    assert [line.label for line in per_rank(lines, chosen=[150]).drawn] == ["mean of 200 ranks", "rank 150"]
+    assert [line.label for line in per_rank(lines, chosen=[150]).drawn] == ["mean of 200", "rank 150"]
 
 
 def test_the_rank_that_differs_is_drawn_by_itself() -> None:
     steps = [float(step) for step in range(100)]
     noise = np.random.default_rng(0).normal(0, 0.05, (8, 100))
     alike = {rank: points(steps, (1 + row).tolist()) for rank, row in enumerate(noise)}
-    assert [line.label for line in per_rank(alike).drawn] == ["mean of 8 ranks"]
+    assert [line.label for line in per_rank(alike).drawn] == ["mean of 8"]
     apart = alike | {5: points(steps, (1.5 + noise[5]).tolist())}
-    assert [line.label for line in per_rank(apart).drawn] == ["mean of 8 ranks", "rank 5"]
+    assert [line.label for line in per_rank(apart).drawn] == ["mean of 8", "rank 5"]
     gone = apart | {2: points(steps, [math.nan] * 100)}
-    assert [line.label for line in per_rank(gone).drawn] == ["mean of 8 ranks", "rank 5"]
+    assert [line.label for line in per_rank(gone).drawn] == ["mean of 8", "rank 5"]
 
 
 def test_a_few_steps_make_no_rank_differ() -> None:
@@ -66,7 +66,7 @@ def test_ranks_that_logged_at_other_steps_share_a_grid() -> None:
 
 def test_a_gap_of_one_rank_leaves_the_mean_of_the_others() -> None:
     curves = per_rank({rank: points([0], [math.nan if rank == 0 else 2.0]) for rank in range(9)})
-    assert by_label(curves)["mean of 9 ranks"] == [2.0]
+    assert by_label(curves)["mean of 9"] == [2.0]
     everything_lost = per_rank({rank: points([0], [math.nan]) for rank in range(9)})
     assert math.isnan(everything_lost.lines[0].y[0])
 

@@ -40,7 +40,7 @@ def test_ranks_are_a_mean_and_a_band_and_wait_for_a_click() -> None:
     live = LiveChart()
     live.draw(chart(8))
     drawn = {name for name, one in series(live).items() if one["data"]}
-    assert drawn == {"mean of 8 ranks", "lowest to highest"}
+    assert drawn == {"mean of 8", "range"}
     assert "rank 7" in live.widget.option["legend"]["data"]
     assert live.widget.option["legend"]["selected"]["rank 7"] is False
 
@@ -48,7 +48,7 @@ def test_ranks_are_a_mean_and_a_band_and_wait_for_a_click() -> None:
 def test_the_band_is_one_line_there_and_back() -> None:
     live = LiveChart()
     live.draw(chart(3, odd=1))
-    band = series(live)["lowest to highest"]["data"]
+    band = series(live)["range"]["data"]
     assert len(band) == 2 * len(STEPS)
     assert band[0] == [0.0, 2.0]
     assert band[-1] == [0.0, 1.0]
@@ -83,7 +83,7 @@ def test_a_click_on_a_label_asks_for_that_rank() -> None:
     clicked: list[int] = []
     live = LiveChart(clicked.append)
     live._clicked({"name": "rank 12"})
-    live._clicked({"name": "mean of 128 ranks"})
+    live._clicked({"name": "mean of 128"})
     assert clicked == [12]
 
 

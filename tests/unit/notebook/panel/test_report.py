@@ -79,7 +79,7 @@ def test_text_for_a_terminal(tmp_path: Path) -> None:
 
 def test_many_ranks_are_a_band_and_a_short_text(tmp_path: Path) -> None:
     bundle = report.mime_bundle(run(tmp_path / "r1", 20))
-    assert "mean of 20 ranks" in texts(images(bundle["text/html"])[0])
+    assert "mean of 20" in texts(images(bundle["text/html"])[0])
     assert bundle["text/html"].count("<tr>") == 21
     assert len(bundle["text/plain"].splitlines()) < 25
 
