@@ -79,11 +79,11 @@ def processes_with(variable: str, value: str) -> list[str]:
 
 
 def _shared_memory() -> set[str]:
-    return {str(path) for path in Path("/dev/shm").iterdir() if path.is_file()}
+    return {str(path) for path in Path("/dev/shm").iterdir()}
 
 
 def _unmapped_shared_memory() -> set[str]:
-    """Files in /dev/shm that no living process has mapped: what a dead one forgot."""
+    """Files and folders in /dev/shm that no living process has mapped: what a dead one forgot."""
     files = _shared_memory()
     for process in psutil.process_iter() if files else ():
         try:

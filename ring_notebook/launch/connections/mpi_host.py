@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable, Mapping
 
 from ring_notebook.launch.connections import pmi
-from ring_notebook.launch.connections.shared_memory import FOLDER, Cleaner
+from ring_notebook.launch.connections.shared_memory import FOLDER, Cleaner, claim_folder, remove_abandoned
 
 __all__ = ["ALONE", "MpiHost"]
 
@@ -21,10 +22,11 @@ class MpiHost:
     """
 
     def __init__(self, job: str, network: Mapping[str, str], at_death: Callable[[], None] | None = None) -> None:
-        self._cleaner = Cleaner((*pmi.shared_memory_prefixes(job), job), at_death)
+        remove_abandoned()
+        self._claim = claim_folder(job)
+        self._cleaner = Cleaner((*pmi.shared_memory_prefixes(job), job), self._claim, at_death)
         self._network = network
         self._folder = FOLDER / job
-        self._folder.mkdir(mode=0o700, exist_ok=True)  # two names of a job's hosts may mean this one
 
     def variables(self, size: int, rank: int, channel: socket.socket) -> dict[str, str]:
         """Those that make a process rank ``rank`` of ``size``; it must inherit ``channel``."""
@@ -35,3 +37,4 @@ class MpiHost:
     def close(self) -> None:
         """All ranks have exited: remove what they have named."""
         self._cleaner.close()
+        os.close(self._claim)

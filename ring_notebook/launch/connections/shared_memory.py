@@ -1,31 +1,91 @@
-"""Removes the files that MPICH leaves in /dev/shm when its ranks are killed."""
+"""Removes what MPICH leaves in /dev/shm when its ranks are killed: at the end of the job, or before a later one."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import re
 import shutil
 import signal
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["FOLDER", "Cleaner"]
+from ring_notebook.launch.connections.pmi import shared_memory_prefixes
+
+__all__ = ["FOLDER", "Cleaner", "claim_folder", "remove_abandoned"]
 
 FOLDER = Path("/dev/shm")
+_JOB = re.compile(r"ring-\d+-[0-9a-f]{16}")
+
+
+def claim_folder(job: str) -> int:
+    """Make the folder of ``job`` in `FOLDER`; a descriptor that keeps it from `remove_abandoned` while one has it.
+
+    Other processes may have claimed it too. A lock tells the dead from the living where process ids do not: they are
+    used again, and containers that share the folder have numbers of their own.
+    """
+    path = FOLDER / job
+    while True:
+        path.mkdir(mode=0o700, exist_ok=True)  # two names of a job's hosts may mean this one
+        with contextlib.suppress(FileNotFoundError):  # removed meanwhile, as abandoned
+            folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            with contextlib.suppress(OSError):  # no locks here: then nothing counts as abandoned
+                fcntl.flock(folder, fcntl.LOCK_SH)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(folder), os.stat(path)):
+                    return folder
+            os.close(folder)
+
+
+def remove_abandoned() -> None:
+    """Remove the folders of this user that no process claims any more, and MPICH's files of the same jobs."""
+    if not FOLDER.is_dir():
+        return
+    for path in FOLDER.iterdir():
+        if _JOB.fullmatch(path.name):
+            with contextlib.suppress(OSError):  # in use, or not a folder of this user
+                _remove_if_abandoned(path)
+
+
+def _remove_if_abandoned(path: Path) -> None:
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        if os.fstat(folder).st_uid == os.geteuid():
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _remove((*shared_memory_prefixes(path.name), path.name))
+    finally:
+        os.close(folder)
+
+
+def _remove(prefixes: tuple[str, ...]) -> None:
+    """Remove all of this user whose name begins with ``prefixes``; folders last, because they say what to remove."""
+    found = [path for path in FOLDER.iterdir() if path.name.startswith(prefixes)]
+    for path in sorted(found, key=lambda path: path.name.startswith("ring-")):
+        with contextlib.suppress(OSError):
+            status = path.lstat()
+            if status.st_uid != os.geteuid():
+                continue
+            if stat.S_ISDIR(status.st_mode):
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink()
 
 
 class Cleaner:
     """A process that outlives this one, however this one dies, and then removes all that begins with ``prefixes``.
 
-    Before, it calls ``at_death`` unless this process has called `close`. Create it before this process has threads.
+    Before, it calls ``at_death`` unless this process has called `close`. It keeps the descriptor ``claim`` open.
+    Create it before this process has threads.
     """
 
-    def __init__(self, prefixes: tuple[str, ...], at_death: Callable[[], None] | None = None) -> None:
+    def __init__(self, prefixes: tuple[str, ...], claim: int, at_death: Callable[[], None] | None = None) -> None:
         ends, self._alive = os.pipe()
         self._pid = os.fork()
         if self._pid == 0:
             try:
-                _clean_at_end(ends, prefixes, at_death)
+                _clean_at_end(ends, prefixes, claim, at_death)
             finally:
                 os._exit(0)
         os.close(ends)
@@ -39,20 +99,16 @@ class Cleaner:
             os.waitpid(self._pid, 0)
 
 
-def _clean_at_end(ends: int, prefixes: tuple[str, ...], at_death: Callable[[], None] | None) -> None:
+def _clean_at_end(ends: int, prefixes: tuple[str, ...], claim: int, at_death: Callable[[], None] | None) -> None:
     # A session of its own: signals to the job's process group are not meant for it.
     os.setsid()
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
+    kept, ends = os.dup(claim), os.dup(ends)
     os.dup2(ends, 0)
-    os.closerange(1, os.sysconf("SC_OPEN_MAX") if os.sysconf("SC_OPEN_MAX") < 1 << 16 else 1 << 16)
+    os.dup2(kept, 1)
+    os.closerange(2, os.sysconf("SC_OPEN_MAX") if os.sysconf("SC_OPEN_MAX") < 1 << 16 else 1 << 16)
     # Ends with a byte from `close`, or when the last process that has the other end of the pipe has exited.
     if not os.read(0, 1) and at_death is not None:
         at_death()
-    for path in FOLDER.iterdir():
-        if path.name.startswith(prefixes):
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                with contextlib.suppress(OSError):
-                    path.unlink()
+    _remove(prefixes)

@@ -1,0 +1,129 @@
+"""What killed jobs leave in /dev/shm goes with the next job, and nothing else does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ring_notebook.launch.connections import shared_memory
+from ring_notebook.launch.connections.pmi import shared_memory_prefixes
+from ring_notebook.launch.connections.shared_memory import claim_folder, remove_abandoned
+from ring_notebook.launch.launchers.find_launcher import find_launcher
+
+LIMIT = 200.0
+RINGRUN = [sys.executable, "-m", "ring_notebook.launch.cli"]
+JOB = "ring-{}-0123456789abcdef"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(shared_memory, "FOLDER", tmp_path)
+    return tmp_path
+
+
+def names() -> set[str]:
+    return {path.name for path in Path("/dev/shm").iterdir()}
+
+
+@pytest.mark.skipif(type(find_launcher()).__name__ != "Local", reason="MPICH's wheel has names in /dev/shm")
+def test_the_names_of_a_job_that_was_killed_with_its_cleaner() -> None:
+    program = "from mpi4py import MPI; import os, time; os.write(1, b'ready\\n'); time.sleep(600)"
+    before = names()
+    with subprocess.Popen([*RINGRUN, "-np", "2", "python", "-c", program], stdout=subprocess.PIPE) as job:
+        assert job.stdout is not None
+        for _ in range(2):
+            assert job.stdout.readline() == b"ready\n"
+        (supervisor,) = psutil.Process(job.pid).children()
+        (cleaner,) = [child for child in supervisor.children() if child.cmdline() == supervisor.cmdline()]
+        ranks = [child for child in supervisor.children() if child != cleaner]
+        for process in (cleaner, supervisor):
+            process.send_signal(signal.SIGKILL)
+        assert job.wait(LIMIT) != 0
+    assert psutil.wait_procs(ranks, timeout=LIMIT)[1] == []
+    left = names() - before
+    assert any(name.startswith("ring-") for name in left), "the attack did nothing"
+    assert any(name.startswith("mpich_") for name in left), "the attack did nothing"
+    subprocess.run([*RINGRUN, "-np", "1", "true"], timeout=LIMIT, check=True)
+    assert names() - before == set()
+
+
+def test_what_is_abandoned_goes_whoever_has_its_process_id_now(folder: Path) -> None:
+    job = JOB.format(os.getpid())
+    (folder / job / "ucx").mkdir(parents=True)
+    for prefix in shared_memory_prefixes(job):
+        (folder / f"{prefix}0").touch()
+    (folder / "mpich_shm_abc_0").touch()  # of a job that is not known to be over
+    remove_abandoned()
+    assert [path.name for path in folder.iterdir()] == ["mpich_shm_abc_0"]
+
+
+def test_what_is_in_use_stays_whoever_made_it(folder: Path) -> None:
+    """Also for as long as a child has it, as the cleaner does, and for a process id of another container."""
+    claim = claim_folder(JOB.format(4_000_000))
+    pid = os.fork()
+    if pid == 0:
+        signal.pause()
+    os.close(claim)
+    remove_abandoned()
+    assert len(list(folder.iterdir())) == 1
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    remove_abandoned()
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes folders of another user")
+def test_nothing_of_another_user_goes(folder: Path) -> None:
+    foreign, planted = folder / JOB.format(1), folder / JOB.format(2)
+    for path in (foreign, planted):
+        path.mkdir()
+    file = folder / f"{shared_memory_prefixes(planted.name)[0]}0"
+    file.touch()
+    os.chown(foreign, 65534, 65534)
+    os.chown(file, 65534, 65534)
+    remove_abandoned()
+    assert sorted(folder.iterdir()) == sorted([foreign, file])
+
+
+def test_links_and_names_that_are_none_of_ours_stay(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    target = tmp_path_factory.mktemp("target")
+    (target / "kept").touch()
+    (folder / JOB.format(1)).symlink_to(target)
+    for name in ("ring-1", "ring-1-0123", "ring-x-0123456789abcdef", "ring-1-0123456789abcdef-2"):
+        (folder / name).mkdir()
+    (folder / JOB.format(2)).touch()
+    before = sorted(folder.iterdir())
+    remove_abandoned()
+    assert sorted(folder.iterdir()) == before
+    assert (target / "kept").exists()
+
+
+def test_a_claim_never_loses_its_folder(folder: Path) -> None:
+    """While another job of the user looks for what is abandoned, at every moment of the claim."""
+    over = threading.Event()
+    looks = 0
+
+    def look() -> None:
+        nonlocal looks
+        while not over.is_set():
+            remove_abandoned()
+            looks += 1
+
+    looker = threading.Thread(target=look)
+    looker.start()
+    try:
+        for _ in range(300):
+            claim = claim_folder(JOB.format(3))
+            assert (folder / JOB.format(3)).is_dir()
+            os.close(claim)
+    finally:
+        over.set()
+        looker.join()
+    assert looks > 0
