@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 _Piece = tuple[int, int, int]
 """Address of the input, address of the output (0 where there is none), elements."""
 _Device = tuple[int, int, int]
 """Kind of device, index, stream."""
+_Allreduce = Callable[[object, object, int, float, float, str, float], bool]
+"""Of tensors, outputs, op, prescale, postscale, name, timeout."""
+_StartAllreduce = Callable[[object, object, int, float, float, str, float, list[Any]], TensorWork | None]
+"""The same, and a list that keeps the handle while its operation is under way."""
 
 def isa() -> str: ...
 def select_isa(isa: str) -> str: ...
@@ -184,31 +188,19 @@ class Work:
     def last_joined(self) -> int: ...
     def subgroup(self) -> Communicator | None: ...
 
+class TensorWork:
+    @property
+    def waited(self) -> bool: ...
+    def wait(self) -> Any: ...
+    def wait_done(self) -> None: ...
+    def done(self) -> bool: ...
+    def launched(self) -> bool: ...
+    def keep_forever(self) -> None: ...
+
 class TensorReader:
-    def __init__(self, types: tuple[type, ...], is_neg: object) -> None: ...
+    def __init__(self, types: tuple[type, ...], is_neg: object, flat: bool = ...) -> None: ...
     def read(self, tensor: object) -> tuple[int, tuple[int, ...], int] | None: ...
-    def allreduce(
-        self,
-        communicator: Communicator,
-        tensors: object,
-        outputs: object,
-        op: int,
-        prescale: float,
-        postscale: float,
-        name: str,
-        timeout: float,
-    ) -> bool: ...
-    def start_allreduce(
-        self,
-        communicator: Communicator,
-        tensors: object,
-        outputs: object,
-        op: int,
-        prescale: float,
-        postscale: float,
-        name: str,
-        timeout: float,
-    ) -> Work | None: ...
+    def calls(self, communicator: Communicator) -> tuple[_Allreduce, _StartAllreduce]: ...
 
 class Communicator:
     @staticmethod

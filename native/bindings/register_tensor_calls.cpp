@@ -1,32 +1,21 @@
 // Collectives on the tensors themselves: the calls that small operations spend their time in. They bypass pybind11's
 // conversion of arguments, which takes longer than such an operation.
+#include <memory>
 #include <optional>
 #include <utility>
 
 #include "arguments.hpp"
+#include "guarded.hpp"
 #include "register.hpp"
 #include "ring/communicator/communicator.hpp"
 #include "ring/communicator/small_allreduce.hpp"
 #include "tensor_reader.hpp"
-#include "work_handle.hpp"
+#include "tensor_work.hpp"
 
 namespace py = pybind11;
 using ring::Communicator;
 
 namespace {
-
-// Runs `body`, and raises what it throws.
-template <class Body>
-PyObject* guarded(Body&& body) {
-    try {
-        return body();
-    } catch (py::error_already_set& error) {
-        error.restore();
-    } catch (...) {
-        py::detail::try_translate_exceptions();
-    }
-    return nullptr;
-}
 
 double number_argument(PyObject* value) {
     const double number = PyFloat_AsDouble(value);
@@ -49,14 +38,26 @@ std::string_view text_argument(PyObject* value) {
 
 constexpr Py_ssize_t kMostTensors = 32;
 
+// What the calls of one communicator work with. A capsule that is the `self` of both holds it: arguments of pybind11's
+// types would each have to be looked up.
+struct Calls {
+    py::object owner;
+    const TensorReader* reader;
+    std::shared_ptr<Communicator> communicator;
+};
+
+constexpr const char* kCalls = "ring_notebook._core.TensorReader.calls";
+
+const Calls& calls_of(PyObject* self) { return *static_cast<const Calls*>(PyCapsule_GetPointer(self, kCalls)); }
+
 // The arguments of a call, in their order, as a description of what it asks for.
 class TensorCall {
    public:
-    enum { kCommunicator, kTensors, kOutputs, kOp, kPrescale, kPostscale, kName, kTimeout, kArguments };
+    enum { kTensors, kOutputs, kOp, kPrescale, kPostscale, kName, kTimeout, kArguments };
 
     // False for what the reader does not know, and for lists that are long or share memory.
-    bool read(const TensorReader& reader, PyObject* const* arguments, Py_ssize_t count) {
-        if (count != kArguments) throw py::type_error("this takes 8 arguments");
+    bool read(const TensorReader& reader, PyObject* const* arguments, Py_ssize_t count, Py_ssize_t others = 0) {
+        if (count != kArguments + others) throw py::type_error("this takes other arguments; see _core.pyi");
         if (!read_tensors(reader, arguments[kTensors], arguments[kOutputs])) return false;
         call_.op = op_argument(arguments[kOp]);
         call_.prescale = number_argument(arguments[kPrescale]);
@@ -118,6 +119,11 @@ class TensorCall {
     bool read_pair(const TensorReader& reader, PyObject* tensor, PyObject* output, TensorView& view,
                    ring::Piece& piece) {
         if (!reader.read(tensor, view)) return false;
+        if (reader.flat()) {
+            flat_shape_ = static_cast<std::int64_t>(view.count);
+            view.dims = 1;
+            view.shape = &flat_shape_;
+        }
         piece = {view.data, view.data, view.count};
         if (output != tensor) {
             TensorView target;
@@ -143,14 +149,16 @@ class TensorCall {
 
     ring::SmallAllreduce call_;
     double timeout_ = 0.0;
+    std::int64_t flat_shape_ = 0;  // of the tensor read last
     ring::Piece pieces_[kMostTensors];
 };
 
 PyObject* allreduce(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
     return guarded([&]() -> PyObject* {
+        const Calls& calls = calls_of(self);
         TensorCall given;
-        if (!given.read(*py::cast<const TensorReader*>(self), arguments, count)) Py_RETURN_FALSE;
-        auto& communicator = *py::cast<Communicator*>(arguments[TensorCall::kCommunicator]);
+        if (!given.read(*calls.reader, arguments, count)) Py_RETURN_FALSE;
+        Communicator& communicator = *calls.communicator;
         {
             std::optional<py::gil_scoped_release> nogil;
             if (!communicator.allreduce_small(given.call(), given.timeout(), signal_check(),
@@ -169,17 +177,18 @@ PyObject* allreduce(PyObject* self, PyObject* const* arguments, Py_ssize_t count
 
 PyObject* start_allreduce(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
     return guarded([&]() -> PyObject* {
+        const Calls& calls = calls_of(self);
         TensorCall given;
-        if (!given.read(*py::cast<const TensorReader*>(self), arguments, count)) Py_RETURN_NONE;
-        auto communicator = py::cast<std::shared_ptr<Communicator>>(arguments[TensorCall::kCommunicator]);
+        if (!given.read(*calls.reader, arguments, count, 1)) Py_RETURN_NONE;
         std::shared_ptr<ring::Work> work;
         // What has a name matches by that.
-        if (!given.call().name.empty() || !communicator->start_small(given.call(), given.timeout(), work)) {
+        if (!given.call().name.empty() || !calls.communicator->start_small(given.call(), given.timeout(), work)) {
             ring::Request request = given.request();
             const py::gil_scoped_release nogil;
-            work = communicator->start(std::move(request), given.timeout());
+            work = calls.communicator->start(std::move(request), given.timeout());
         }
-        return py::cast(WorkHandle{std::move(communicator), std::move(work)}).release().ptr();
+        return make_tensor_work({calls.communicator, std::move(work)}, arguments[TensorCall::kTensors],
+                                arguments[TensorCall::kArguments]);
     });
 }
 
@@ -189,40 +198,40 @@ PyCFunction fast_call(PyObject* (*function)(PyObject*, PyObject* const*, Py_ssiz
 
 PyMethodDef allreduce_method = {
     "allreduce", fast_call(allreduce), METH_FASTCALL,
-    "allreduce(self: TensorReader, communicator: Communicator, tensors: object, outputs: object, op: int, "
-    "prescale: float, postscale: float, name: str, timeout: float) -> bool\n\n"
     "Reduce a tensor, or a list of some. False, and nothing is done, for what cannot be read so."};
 PyMethodDef start_allreduce_method = {
     "start_allreduce", fast_call(start_allreduce), METH_FASTCALL,
-    "start_allreduce(self: TensorReader, communicator: Communicator, tensors: object, outputs: object, op: int, "
-    "prescale: float, postscale: float, name: str, timeout: float) -> Work | None\n\n"
     "The same, not waited for. None, and nothing is done, for what cannot be read so."};
 
-void add_method(const py::object& type, PyMethodDef& method) {
-    const auto descriptor =
-        py::reinterpret_steal<py::object>(PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(type.ptr()), &method));
-    if (!descriptor) throw py::error_already_set();
-    type.attr(method.ml_name) = descriptor;
+py::object function(PyMethodDef& method, const py::object& self) {
+    auto made = py::reinterpret_steal<py::object>(PyCFunction_New(&method, self.ptr()));
+    if (!made) throw py::error_already_set();
+    return made;
+}
+
+py::tuple bound_calls(const py::object& reader, std::shared_ptr<Communicator> communicator) {
+    auto* calls = new Calls{reader, py::cast<const TensorReader*>(reader), std::move(communicator)};
+    const py::capsule self(calls, kCalls, [](PyObject* capsule) { delete &calls_of(capsule); });
+    return py::make_tuple(function(allreduce_method, self), function(start_allreduce_method, self));
 }
 
 }  // namespace
 
 void register_tensor_calls(py::module_& module) {
-    const py::class_<TensorReader> reader =
-        py::class_<TensorReader>(module, "TensorReader", "Reads a framework's tensors; see tensor_reader.hpp.")
-            .def(py::init<py::tuple, py::object>(), py::arg("types"), py::arg("is_neg"))
-            .def(
-                "read",
-                [](const TensorReader& self, const py::object& tensor) -> py::object {
-                    TensorView view;
-                    if (!self.read(tensor.ptr(), view)) return py::none();
-                    py::tuple shape(view.dims);
-                    for (int dim = 0; dim < view.dims; ++dim) shape[static_cast<std::size_t>(dim)] = view.shape[dim];
-                    return py::make_tuple(reinterpret_cast<std::uintptr_t>(view.data), std::move(shape),
-                                          static_cast<int>(view.dtype));
-                },
-                py::arg("tensor"),
-                "(address, shape, dtype) of one that the core can work on where it lies; else None.");
-    add_method(reader, allreduce_method);
-    add_method(reader, start_allreduce_method);
+    register_tensor_work(module);
+    py::class_<TensorReader>(module, "TensorReader", "Reads a framework's tensors; see tensor_reader.hpp.")
+        .def(py::init<py::tuple, py::object, bool>(), py::arg("types"), py::arg("is_neg"), py::arg("flat") = false)
+        .def(
+            "read",
+            [](const TensorReader& self, const py::object& tensor) -> py::object {
+                TensorView view;
+                if (!self.read(tensor.ptr(), view)) return py::none();
+                py::tuple shape(view.dims);
+                for (int dim = 0; dim < view.dims; ++dim) shape[static_cast<std::size_t>(dim)] = view.shape[dim];
+                return py::make_tuple(reinterpret_cast<std::uintptr_t>(view.data), std::move(shape),
+                                      static_cast<int>(view.dtype));
+            },
+            py::arg("tensor"), "(address, shape, dtype) of one that the core can work on where it lies; else None.")
+        .def("calls", &bound_calls, py::arg("communicator"),
+             "allreduce and start_allreduce of that communicator, as functions; see _core.pyi.");
 }

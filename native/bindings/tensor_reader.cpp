@@ -69,8 +69,8 @@ bool is_contiguous(const dlpack::Tensor& tensor, std::uint64_t count) {
 
 }  // namespace
 
-TensorReader::TensorReader(py::tuple types, py::object is_neg)
-    : read_(read_function(types[0])), types_(std::move(types)), is_neg_(std::move(is_neg)) {
+TensorReader::TensorReader(py::tuple types, py::object is_neg, bool flat)
+    : read_(read_function(types[0])), types_(std::move(types)), is_neg_(std::move(is_neg)), flat_(flat) {
     if (read_ == nullptr)
         throw ring::InvalidArgument("tensors of this framework cannot be read by DLPack's C functions, version 1");
 }

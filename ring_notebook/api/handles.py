@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import lru_cache
+from typing import Any, Protocol
 
 from ring_notebook.core.communicator import Communicator
+from ring_notebook.core.native import core
 
-if TYPE_CHECKING:
-    from ring_notebook import _core
-    from ring_notebook.core.work import HeldWork
-
-__all__ = ["Handle", "PlainHandle", "Waitable", "check_name", "member_name", "poll", "synchronize", "together"]
+__all__ = ["Handle", "Waitable", "check_name", "member_name", "poll", "synchronize", "together"]
 
 
 class Waitable(Protocol):
@@ -68,50 +65,6 @@ class Handle:
         return self._result
 
 
-class PlainHandle(Handle):
-    """A `Handle` of one operation in place, on tensors in host memory and without a name, that takes less time."""
-
-    __slots__ = ("_held", "_native", "waited")
-
-    def __init__(self, native: _core.Work, tensors: Any, held: list[HeldWork]) -> None:
-        """``held`` keeps the memory under the operation as long as this is in it, until the end of `wait`."""
-        self._native = native
-        self._result = tensors
-        self._held = held
-        self.waited = False
-
-    def only(self) -> Handle:
-        """A handle that gives the one item of its result instead of the list."""
-        result = self._result
-        return Handle(None, "", (self,), lambda: result[0])
-
-    def done(self) -> bool:
-        """As `Handle.done`."""
-        return self._native.done()
-
-    def launched(self) -> bool:
-        """The same: no device carries it out."""
-        return self._native.done()
-
-    def wait(self) -> Any:
-        """As `Handle.wait`."""
-        try:
-            self._native.wait()
-        finally:
-            if not self.waited:
-                self.waited = True
-                with suppress(ValueError):
-                    self._held.remove(self)
-        return self._result
-
-    def wait_done(self) -> None:
-        """`wait` without a result."""
-        self._native.wait()
-
-    def keep_forever(self) -> None:
-        """Nothing: no device may touch its memory."""
-
-
 class _Claim:
     """A name in use, until its handle has been waited for or dropped."""
 
@@ -149,17 +102,23 @@ def member_name(name: str | None, index: int) -> str | None:
     return f"{name}.{index}" if name else None
 
 
-def together(handles: Sequence[Handle]) -> Handle:
+def together(handles: Sequence[Waitable]) -> Handle:
     """One handle for several; its result is the list of theirs."""
     return Handle(None, "", handles, lambda: [handle.wait() for handle in handles])
 
 
+@lru_cache(maxsize=1)
+def _kinds() -> tuple[type, ...]:
+    """What the functions that start a collective return."""
+    return Handle, core().TensorWork
+
+
 def _check_handle(handle: Any, function: str) -> None:
-    if not isinstance(handle, Handle):
+    if not isinstance(handle, _kinds()):
         raise TypeError(f"{function} takes the handle that an _async collective returned, got {type(handle).__name__}")
 
 
-def poll(handle: Handle) -> bool:
+def poll(handle: Waitable) -> bool:
     """Whether the collective has ended, so that `synchronize` would not wait (Horovod: ``poll``).
 
     True also after a failure, which `synchronize` raises. Raises TypeError for anything but a handle.
@@ -168,7 +127,7 @@ def poll(handle: Handle) -> bool:
     return handle.done()
 
 
-def synchronize(handle: Handle) -> Any:
+def synchronize(handle: Waitable) -> Any:
     """Wait for an asynchronous collective and return its result (Horovod: ``synchronize``).
 
     The result is a tensor, a list of tensors for a grouped collective, or what the function that started it says.
@@ -176,6 +135,6 @@ def synchronize(handle: Handle) -> Any:
     Raises the collective's error (CollectiveMismatch, CollectiveAborted, CollectiveTimeout) and KeyboardInterrupt;
     TypeError for anything but a handle.
     """
-    if not isinstance(handle, Handle):
+    if not isinstance(handle, _kinds()):
         _check_handle(handle, "synchronize")
     return handle.wait()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from ring_notebook.config import config
@@ -13,14 +13,12 @@ from ring_notebook.core.activity import Activity
 from ring_notebook.core.buffers import Buffer, Device, device_of, targets_of
 from ring_notebook.core.native import core, knows_transport
 from ring_notebook.core.partition import layout_hash
-from ring_notebook.core.work import Call, HeldWork, HeldWorks, Work
+from ring_notebook.core.work import Call, HeldWorks, Work
 
 if TYPE_CHECKING:
     from ring_notebook import _core
 
 __all__ = ["Communicator", "ReduceOp"]
-
-_Held = TypeVar("_Held", bound=HeldWork)
 
 
 class ReduceOp(enum.IntEnum):
@@ -55,6 +53,7 @@ class Communicator(Activity):
         self._domain = domain
         self._timeout = config().timeout
         self._held = HeldWorks()
+        self._reader: _core.TensorReader | None = None  # that of the functions that `_bind` gets
         self._knows_transport = False  # of tensors on devices
         self._process = os.getpid()
         self.rank = native.index
@@ -140,29 +139,29 @@ class Communicator(Activity):
 
         False, and nothing is done, for what ``reader`` does not know and for long lists: they take `allreduce`.
         """
-        return reader.allreduce(self._native, tensors, outputs, op, prescale, postscale, name, self._timeout)
+        if reader is not self._reader:
+            self._bind(reader)
+        return self._allreduce_tensors(tensors, outputs, op, prescale, postscale, name, self._timeout)
 
     def start_tensors(
-        self,
-        reader: _core.TensorReader,
-        tensors: Any,
-        op: ReduceOp,
-        prescale: float,
-        postscale: float,
-        name: str,
-        make: Callable[[_core.Work, Any, list[HeldWork]], _Held],
-    ) -> _Held | None:
+        self, reader: _core.TensorReader, tensors: Any, op: ReduceOp, prescale: float, postscale: float, name: str
+    ) -> _core.TensorWork | None:
         """As `allreduce_tensors` in place, not waited for; None for what takes `allreduce`.
 
-        ``make`` makes the handle, of the tensors too, which it keeps; and of a list that it is in until it has ended.
+        Its ``wait`` returns ``tensors``, whose memory is kept until then also where the handle is dropped.
         """
-        native = reader.start_allreduce(self._native, tensors, tensors, op, prescale, postscale, name, self._timeout)
-        if native is None:
-            return None
+        if reader is not self._reader:
+            self._bind(reader)
         held = self._held
-        handle = make(native, tensors, held.works)
-        held.hold_briefly(handle)
-        return handle
+        works = held.works
+        work = self._start_tensors(tensors, tensors, op, prescale, postscale, name, self._timeout, works)
+        if len(works) > held.most:  # some that nobody has waited for
+            held.prune()
+        return work
+
+    def _bind(self, reader: _core.TensorReader) -> None:
+        self._allreduce_tensors, self._start_tensors = reader.calls(self._native)
+        self._reader = reader
 
     def reducescatter(
         self,

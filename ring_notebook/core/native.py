@@ -41,6 +41,7 @@ class Core(Protocol):
     Options: type[_core.Options]
     Staging: type[_core.Staging]
     TensorReader: type[_core.TensorReader]
+    TensorWork: type[_core.TensorWork]
     Update: type[_core.Update]
 
     def buffer_info(self, data: object) -> tuple[int, tuple[int, ...], str, bool]: ...

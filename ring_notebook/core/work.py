@@ -123,7 +123,9 @@ class Work:
 class HeldWork(Protocol):
     """What `HeldWorks` needs of a handle."""
 
-    waited: bool
+    @property
+    def waited(self) -> bool:
+        """As `Work.waited`."""
 
     def done(self) -> bool:
         """As `Work.done`."""
@@ -141,24 +143,24 @@ class HeldWork(Protocol):
 class HeldWorks:
     """Handles of operations under way: to drop one must not drop the memory under its operation."""
 
+    __slots__ = ("most", "works")
+
     def __init__(self) -> None:
         self.works: list[HeldWork] = []
-        self._most = _FEW  # of them, before it looks for those that are done
+        self.most = _FEW
+        """So many may be in `works` before who adds one that leaves it by itself, in `wait`, calls `prune`."""
 
     def hold(self, work: HeldWork) -> None:
         """Keep its memory until it is done, and let go of what is."""
+        self.prune()
+        self.works.append(work)
+
+    def prune(self) -> None:
+        """Let go of what is done, whether anybody has waited for it or not."""
         for held in self.works:
             held.keep_forever()
         self.works[:] = [held for held in self.works if not held.waited and not held.done()]
-        self.works.append(work)
-
-    def hold_briefly(self, work: HeldWork) -> None:
-        """The same in less time for one that leaves `works` by itself when it is waited for."""
-        self.works.append(work)
-        if len(self.works) > self._most:  # some that nobody has waited for
-            self.works.pop()
-            self.hold(work)
-            self._most = max(_FEW, 2 * len(self.works))
+        self.most = max(_FEW, 2 * len(self.works))
 
     def end(self, native: _core.Communicator, why: str) -> None:
         """Return when nothing touches the memory any more. Aborts the epoch of ``native`` over what is not launched."""

@@ -118,11 +118,14 @@ def copy_back(host: Tensor, tensor: Tensor) -> None:
             tensor.copy_(host)
 
 
-@lru_cache(maxsize=1)
-def reader() -> _core.TensorReader | None:
-    """What reads plain tensors in nanoseconds; None under a torch without DLPack's C functions (before 2.10)."""
+@lru_cache(maxsize=2)
+def reader(*, flat: bool = False) -> _core.TensorReader | None:
+    """What reads plain tensors in nanoseconds; None under a torch without DLPack's C functions (before 2.10).
+
+    ``flat``: tensors of as many elements match, whatever their shapes.
+    """
     try:
-        return core().TensorReader((Tensor, torch.nn.Parameter), Tensor.is_neg)
+        return core().TensorReader((Tensor, torch.nn.Parameter), Tensor.is_neg, flat)
     except ValueError:
         return None
 

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -15,11 +16,13 @@ import torch
 from native.ranks import LAUNCHERS, Seat, as_processes, as_threads
 from native.test_tensor_reader import DTYPES, READER
 from native.values import Tensor
-from ring_notebook.api.handles import PlainHandle
 from ring_notebook.core.buffers import DType
 from ring_notebook.core.communicator import Communicator, ReduceOp
 from ring_notebook.errors import CollectiveAborted, CollectiveMismatch, CollectiveTimeout
 from ring_notebook.torch.tensors import buffer_of
+
+if TYPE_CHECKING:
+    from ring_notebook import _core
 
 pytestmark = pytest.mark.skipif(READER is None, reason="this torch has no C functions of DLPack")
 
@@ -211,10 +214,10 @@ def test_others_run_while_it_waits() -> None:
     as_threads(2, body)
 
 
-def start(ring: Communicator, tensors: object, op: ReduceOp = ReduceOp.SUM) -> PlainHandle:
+def start(ring: Communicator, tensors: object, op: ReduceOp = ReduceOp.SUM) -> _core.TensorWork:
     """Begin by the short way, which takes it."""
     assert READER is not None
-    work = ring.start_tensors(READER, tensors, op, 1.0, 1.0, "", PlainHandle)
+    work = ring.start_tensors(READER, tensors, op, 1.0, 1.0, "")
     assert work is not None
     return work
 
@@ -341,7 +344,7 @@ def test_lists_that_take_the_ordinary_way() -> None:
         plain, before = torch.ones(4), ring.counts()
         for tensors in ([], [plain, plain], [plain[:3], plain[2:]], [plain, plain.double()], [plain] * 100, [plain, 3]):
             assert READER is not None
-            assert ring.start_tensors(READER, tensors, ReduceOp.SUM, 1.0, 1.0, "", PlainHandle) is None
+            assert ring.start_tensors(READER, tensors, ReduceOp.SUM, 1.0, 1.0, "") is None
         assert ring.counts() == before
 
     as_threads(1, body)

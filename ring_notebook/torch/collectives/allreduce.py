@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ring_notebook.api.handles import Handle
+from ring_notebook.api.handles import Handle, Waitable
 from ring_notebook.api.process_sets import ProcessSet, global_process_set
 from ring_notebook.api.reduction import Reduction, operation_of, reduction_of
 from ring_notebook.core.communicator import ReduceOp
@@ -118,7 +118,7 @@ def allreduce_async_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-) -> Handle:
+) -> Waitable:
     """Start `allreduce` in place; `synchronize` returns ``tensor``."""
     how = op if type(op) is ReduceOp and average is None else operation_of(average, op)
     return start_in_place(tensor, how, prescale_factor, postscale_factor, process_set, name)
@@ -168,8 +168,9 @@ def grouped_allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> list[Tensor]:
     """`grouped_allreduce` in place; returns ``tensors`` as a list."""
-    how = reduction_of(average, op, prescale_factor, postscale_factor, process_set)
-    return reduce_list_now(checked_list(tensors, "grouped_allreduce"), how, name)
+    how = op if type(op) is ReduceOp and average is None else operation_of(average, op)
+    given = checked_list(tensors, "grouped_allreduce")
+    return reduce_list_now(given, how, prescale_factor, postscale_factor, process_set, name)
 
 
 def grouped_allreduce_async_(
@@ -180,7 +181,7 @@ def grouped_allreduce_async_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-) -> Handle:
+) -> Waitable:
     """Start `grouped_allreduce` in place; `synchronize` returns ``tensors`` as a list."""
     how = op if type(op) is ReduceOp and average is None else operation_of(average, op)
     given = checked_list(tensors, "grouped_allreduce")

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ring_notebook.api.arguments import check_process_set, check_scale
-from ring_notebook.api.handles import Handle, PlainHandle, check_name
+from ring_notebook.api.handles import Handle, Waitable, check_name
 from ring_notebook.api.process_sets import ProcessSet, global_process_set
 from ring_notebook.api.reduction import Reduction, reduction_of
 from ring_notebook.core.buffers import Buffer, Device, DType
-from ring_notebook.core.communicator import ReduceOp
-from ring_notebook.core.work import Call, HeldWork, Work
+from ring_notebook.core.communicator import Communicator, ReduceOp
+from ring_notebook.core.work import Call, Work
 from ring_notebook.core.world import current
 from ring_notebook.torch.devices import StreamWork
 from ring_notebook.torch.tensors import buffer_in_place, buffer_of, check_tensor, copy_back, for_core, ordered, reader
-
-if TYPE_CHECKING:
-    from ring_notebook import _core
 
 __all__ = ["reduce_list_now", "reduce_now", "start", "start_in_place", "start_list_in_place"]
 
@@ -70,7 +66,7 @@ def start(
 
 def start_in_place(
     tensor: Tensor, op: ReduceOp, prescale: float, postscale: float, process_set: ProcessSet, name: str | None
-) -> Handle:
+) -> Waitable:
     """`start` of one tensor in place, in less time. The result is ``tensor``."""
     if isinstance(tensor, Tensor):
         handle = _start(tensor, op, prescale, postscale, process_set, name)
@@ -81,7 +77,7 @@ def start_in_place(
 
 def start_list_in_place(
     tensors: list[Tensor], op: ReduceOp, prescale: float, postscale: float, process_set: ProcessSet, name: str | None
-) -> Handle:
+) -> Waitable:
     """`start` of a list in place, in less time. The result is ``tensors``."""
     handle = _start(tensors, op, prescale, postscale, process_set, name)
     if handle is not None:
@@ -96,39 +92,39 @@ def _start(
     postscale: float,
     process_set: ProcessSet,
     name: str | None,
-) -> Handle | None:
+) -> Waitable | None:
     """None for what takes `start`, where it is checked too."""
     known = reader()
     if known is None or type(prescale) is not float or type(postscale) is not float:
         return None
-    if process_set is global_process_set:
-        communicator = current().communicator
-    else:
-        check_process_set(process_set)
-        communicator = process_set.communicator
+    communicator = current().communicator if process_set is global_process_set else _communicator(process_set)
     if not name:
-        return communicator.start_tensors(known, tensors, op, prescale, postscale, "", PlainHandle)
+        return communicator.start_tensors(known, tensors, op, prescale, postscale, "")
     label = check_name(communicator, name)
-    work = communicator.start_tensors(known, tensors, op, prescale, postscale, label, _work)
+    work = communicator.start_tensors(known, tensors, op, prescale, postscale, label)
     return None if work is None else Handle(communicator, label, (work,), lambda: tensors)
 
 
-def _work(native: _core.Work, tensors: Any, _: list[HeldWork]) -> Work:
-    return Work(native, tensors)
+def _communicator(process_set: ProcessSet) -> Communicator:
+    check_process_set(process_set)
+    return process_set.communicator
 
 
 def _reduction(op: ReduceOp, prescale: float, postscale: float, process_set: ProcessSet) -> Reduction:
     return reduction_of(None, op, prescale, postscale, process_set)
 
 
-def reduce_list_now(tensors: list[Tensor], how: Reduction, name: str | None) -> list[Tensor]:
+def reduce_list_now(
+    tensors: list[Tensor], op: ReduceOp, prescale: float, postscale: float, process_set: ProcessSet, name: str | None
+) -> list[Tensor]:
     """`start` and `Handle.wait` for a list in place, in less time."""
     known = reader()
-    if known is not None:
-        communicator = how.process_set.communicator
-        label = check_name(communicator, name)
-        if communicator.allreduce_tensors(known, tensors, tensors, how.op, how.prescale, how.postscale, label):
+    if known is not None and type(prescale) is float and type(postscale) is float:
+        communicator = current().communicator if process_set is global_process_set else _communicator(process_set)
+        label = check_name(communicator, name) if name else ""
+        if communicator.allreduce_tensors(known, tensors, tensors, op, prescale, postscale, label):
             return tensors
+    how = _reduction(op, prescale, postscale, process_set)
     result: list[Tensor] = start(_checked(tensors), how, name, blocking=True).wait()
     return result
 
@@ -164,11 +160,7 @@ def reduce_now(
 ) -> Tensor:
     """`start` and `Handle.wait` for one tensor, which is reduced in less time than a handle takes where it is small."""
     # Every call of a function of Python counts here.
-    if process_set is global_process_set:
-        communicator = current().communicator
-    else:
-        check_process_set(process_set)
-        communicator = process_set.communicator
+    communicator = current().communicator if process_set is global_process_set else _communicator(process_set)
     if type(prescale) is not float or type(postscale) is not float:
         prescale, postscale = check_scale(prescale, "prescale_factor"), check_scale(postscale, "postscale_factor")
     label = check_name(communicator, name) if name else ""

@@ -22,6 +22,7 @@ from ring_notebook.errors import RingError
 from ring_notebook.torch.collectives.ring_memory import empty_in
 from ring_notebook.torch.process_group.group_binding import bind
 from ring_notebook.torch.process_group.ring_work import RingWork
+from ring_notebook.torch.tensors import reader
 
 __all__ = ["GroupIdentity"]
 
@@ -54,6 +55,7 @@ class GroupIdentity(c10d.ProcessGroup):
         self._communicator: Communicator | None = None
         self._pending: list[RingWork] | None = None
         self._kept: deque[RingWork] = deque(maxlen=_KEPT)
+        self._reader = reader(flat=True)
         self._bindings = 0
         self.communicator  # noqa: B018  all members are here now
 
@@ -63,23 +65,28 @@ class GroupIdentity(c10d.ProcessGroup):
 
         Raises NotInitializedError when none is open, and RingError when the epoch has other ranks than the group.
         """
+        communicator = self._communicator
+        if communicator is None or self._world is not world.current():
+            communicator = self._bind()
+        return communicator
+
+    def _bind(self) -> Communicator:
         current = world.current()
-        if self._communicator is None or self._world is not current:
-            if self._world is not None and self._communicator is None:
-                raise RingError(f"rank {current.rank}: this process group has been destroyed; make a new one")
-            if current.size != self._everyone:
-                raise RingError(
-                    f"rank {current.rank}: this process group is of {self._everyone} ranks, and now there are "
-                    f"{current.size}; call ring.process_group(), or dist.destroy_process_group() and "
-                    "dist.init_process_group()"
-                )
-            self._bindings += 1
-            self._kept.clear()
-            communicator = bind(current.communicator, self._ranks, self._store, f"binding {self._bindings}")
-            communicator.limit_time(self._seconds)
-            communicator.match_in_order()  # names are torch's, for errors and timelines
-            self._communicator, self._world = communicator, current
-        return self._communicator
+        if self._world is not None and self._communicator is None:
+            raise RingError(f"rank {current.rank}: this process group has been destroyed; make a new one")
+        if current.size != self._everyone:
+            raise RingError(
+                f"rank {current.rank}: this process group is of {self._everyone} ranks, and now there are "
+                f"{current.size}; call ring.process_group(), or dist.destroy_process_group() and "
+                "dist.init_process_group()"
+            )
+        self._bindings += 1
+        self._kept.clear()
+        communicator = bind(current.communicator, self._ranks, self._store, f"binding {self._bindings}")
+        communicator.limit_time(self._seconds)
+        communicator.match_in_order()  # names are torch's, for errors and timelines
+        self._communicator, self._world = communicator, current
+        return communicator
 
     # torch.distributed's names: some are read in Python, some are called by C++.
 

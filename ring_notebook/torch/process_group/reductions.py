@@ -16,27 +16,33 @@ from torch import Tensor
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.torch.process_group.identity import GroupIdentity
 from ring_notebook.torch.process_group.operands import check_on_host, operand, raw_operand
-from ring_notebook.torch.process_group.ring_work import RingWork
-from ring_notebook.torch.tensors import from_bytes, reader
+from ring_notebook.torch.process_group.ring_work import CompletedWork, RingWork
+from ring_notebook.torch.tensors import from_bytes
 
 __all__ = ["ReducingGroup", "all_of"]
 
+
+def _code(op: Any) -> int:
+    """What `c10d.ReduceOp` says of itself in the least time: its hash is the number of the operation."""
+    return hash(c10d.ReduceOp(op))
+
+
 _Op: Any = c10d.ReduceOp.RedOpType
-_PREMUL_SUM = int(_Op.PREMUL_SUM)
-_KINDS = {
-    int(_Op.SUM): ReduceOp.SUM,
-    _PREMUL_SUM: ReduceOp.SUM,
-    int(_Op.AVG): ReduceOp.AVERAGE,
-    int(_Op.MIN): ReduceOp.MIN,
-    int(_Op.MAX): ReduceOp.MAX,
-    int(_Op.PRODUCT): ReduceOp.PRODUCT,
+_PREMUL_SUM = hash(c10d._make_nccl_premul_sum(1.0))
+_UNSCALED = {
+    _code(_Op.SUM): ReduceOp.SUM,
+    _code(_Op.AVG): ReduceOp.AVERAGE,
+    _code(_Op.MIN): ReduceOp.MIN,
+    _code(_Op.MAX): ReduceOp.MAX,
+    _code(_Op.PRODUCT): ReduceOp.PRODUCT,
 }
+_KINDS = {**_UNSCALED, _PREMUL_SUM: ReduceOp.SUM}
 _BITS: dict[int, Callable[[Tensor, Tensor], Tensor]] = {
-    int(_Op.BAND): torch.bitwise_and,
-    int(_Op.BOR): torch.bitwise_or,
-    int(_Op.BXOR): torch.bitwise_xor,
+    _code(_Op.BAND): torch.bitwise_and,
+    _code(_Op.BOR): torch.bitwise_or,
+    _code(_Op.BXOR): torch.bitwise_xor,
 }
-_DONE = RingWork()
+_DONE = CompletedWork()
 
 
 def all_of(steps: Iterable[Callable[[], object] | None]) -> Callable[[], object] | None:
@@ -45,14 +51,9 @@ def all_of(steps: Iterable[Callable[[], object] | None]) -> Callable[[], object]
     return (lambda: [step() for step in there]) if there else None
 
 
-def _code_of(op: Any) -> int:
-    """The number of ``op``: torch's own constants are slow keys."""
-    return int(getattr(op, "op", op))
-
-
 def _factor(op: Any) -> float:
     """What PREMUL_SUM multiplies each rank's values with."""
-    return float(op.__getstate__()[1]) if _code_of(op) == _PREMUL_SUM else 1.0
+    return float(op.__getstate__()[1]) if hash(op) == _PREMUL_SUM else 1.0
 
 
 def _at_once(opts: Any) -> bool:
@@ -70,15 +71,14 @@ class ReducingGroup(GroupIdentity):
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> RingWork:
         """Reduce each tensor over all ranks, in place."""
         opts = opts or c10d.AllreduceOptions()
-        code = _code_of(opts.reduceOp)
-        kind = _KINDS.get(code)
+        code = hash(opts.reduceOp)
+        kind = _UNSCALED.get(code)
         at_once = _at_once(opts)
-        if at_once and len(tensors) == 1 and kind is not None and code != _PREMUL_SUM and tensors[0].dim() <= 1:
-            tensor, known = tensors[0], reader()  # the short way: most calls, where every call of a function counts
-            if known is not None and self.communicator.allreduce_tensors(
-                known, tensor, tensor, kind, 1.0, 1.0, "dist.all_reduce"
-            ):
+        if at_once and len(tensors) == 1 and kind is not None and self._reader is not None:
+            tensor = tensors[0]  # the short way, where every call of a function counts
+            if self.communicator.allreduce_tensors(self._reader, tensor, tensor, kind, 1.0, 1.0, "dist.all_reduce"):
                 return _DONE if not opts.asyncOp else RingWork(result=tensors)
+        kind = _KINDS.get(code)
         if kind in (ReduceOp.SUM, ReduceOp.AVERAGE) and all(tensor.layout is torch.sparse_coo for tensor in tensors):
             for tensor in tensors:
                 self._sum_entries(tensor, _factor(opts.reduceOp) / (self.size() if kind == ReduceOp.AVERAGE else 1))
@@ -118,7 +118,7 @@ class ReducingGroup(GroupIdentity):
                     f"rank {self._who()}: dist.reduce_scatter_single: the input must have {self.size()} times the "
                     f"elements of the output, got {input.numel()} and {output.numel()}"
                 )
-        if (combine := _BITS.get(_code_of(opts.reduceOp))) is not None:
+        if (combine := _BITS.get(hash(opts.reduceOp))) is not None:
             for output, input in zip(outputs, inputs, strict=True):
                 part = self._combined(input, combine).view(self.size(), -1)[self.rank()]
                 output.detach().copy_(part.view(output.shape))
@@ -132,7 +132,7 @@ class ReducingGroup(GroupIdentity):
                 self.communicator.reducescatter(
                     source,
                     target,
-                    op=_KINDS[_code_of(opts.reduceOp)],
+                    op=_KINDS[hash(opts.reduceOp)],
                     prescale=_factor(opts.reduceOp),
                     name="dist.reduce_scatter",
                     blocking=at_once,
@@ -161,7 +161,7 @@ class ReducingGroup(GroupIdentity):
         self, operation: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], op: Any, at_once: bool
     ) -> RingWork:
         check_on_host([*inputs, *outputs], self._who(), operation)
-        if (combine := _BITS.get(_code_of(op))) is not None:
+        if (combine := _BITS.get(hash(op))) is not None:
             for input, output in zip(inputs, outputs, strict=True):
                 output.detach().copy_(self._combined(input, combine))
             return RingWork(result=outputs)
@@ -180,7 +180,7 @@ class ReducingGroup(GroupIdentity):
                 self.communicator.allreduce(
                     [source for source, _ in sources],
                     [target for target, _ in targets],
-                    op=_KINDS[_code_of(op)],
+                    op=_KINDS[hash(op)],
                     prescale=_factor(op),
                     name=f"dist.{operation}",
                     blocking=at_once,
