@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import socket
@@ -20,6 +21,7 @@ _LIMIT = 120.0
 """Seconds that a rank waits for another one: torchrun starts all at once, and ends them when one exits."""
 _CREDENTIALS = struct.Struct("3i")
 _LONGEST = 1 << 16
+_EXITED = "another rank that torchrun started has exited"
 
 
 class AgentRendezvous:
@@ -46,7 +48,9 @@ class AgentRendezvous:
         os.environ[_TAKEN] = str(os.getpid())
         # Ranks of one start have one parent, and those of a restart another count.
         job = f"{os.getppid()}-{env['TORCHELASTIC_RUN_ID']}-{env.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-        return cls(int(env["RANK"]), int(env["WORLD_SIZE"]), f"ring-notebook-{os.getuid()}-{job}"[:100])
+        # Digested, because the name of a socket has 107 bytes, and a user chooses the id of the run.
+        name = hashlib.blake2b(job.encode(errors="surrogateescape"), digest_size=16).hexdigest()
+        return cls(int(env["RANK"]), int(env["WORLD_SIZE"]), f"ring-notebook-{os.getuid()}-{name}")
 
     def send_card(self, card: list[int]) -> None:
         """Rank 0: send ``card`` to all other ranks. Raises RingError when they do not come in 120 seconds."""
@@ -55,15 +59,15 @@ class AgentRendezvous:
             try:
                 listener.bind(self._name)
             except OSError as error:
-                raise RingError(f"{self._failed()}: the name of the job is taken ({error.strerror})") from None
+                raise self._error(f"the name of the job is taken ({error.strerror})") from None
             listener.listen(self.size)
             while len(self._channels) < self.size - 1:
                 listener.settimeout(max(deadline - time.monotonic(), 0.001))
                 try:
                     channel, _ = listener.accept()
                 except TimeoutError:
-                    raise RingError(
-                        f"{self._failed()}: {self.size - 1 - len(self._channels)} of {self.size} ranks have not "
+                    raise self._error(
+                        f"{self.size - 1 - len(self._channels)} of {self.size} ranks have not "
                         f"come in {_LIMIT:.0f} s; call init() on every rank that torchrun starts"
                     ) from None
                 if _user_of(channel) != os.getuid():
@@ -72,12 +76,13 @@ class AgentRendezvous:
                 channel.settimeout(_LIMIT)
                 self._channels.append(channel)
         for channel in self._channels:
-            channel.send(json.dumps(card).encode())
+            self._send(channel, card)
 
     def receive_card(self) -> list[int]:
         """The card of rank 0. Raises RingError when it does not come, or has exited instead."""
         channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         channel.settimeout(_LIMIT)
+        self._channels.append(channel)
         deadline = time.monotonic() + _LIMIT
         while True:
             try:
@@ -85,17 +90,16 @@ class AgentRendezvous:
                 break
             except OSError:  # it does not listen yet
                 if time.monotonic() > deadline:
-                    raise RingError(
-                        f"{self._failed()}: rank 0 has not come in {_LIMIT:.0f} s; call init() on every rank that "
+                    raise self._error(
+                        f"rank 0 has not come in {_LIMIT:.0f} s; call init() on every rank that "
                         "torchrun starts, and in no process that these start"
                     ) from None
                 time.sleep(0.01)
         if _user_of(channel) != os.getuid():
-            raise RingError(f"{self._failed()}: a process of another user has taken the name of the job")
-        self._channels.append(channel)
+            raise self._error("a process of another user has taken the name of the job")
         card = self._receive(channel)
         if not isinstance(card, list) or not all(type(number) is int for number in card):
-            raise RingError(f"{self._failed()}: expected the card of rank 0, got {card!r:.100}")
+            raise self._error(f"expected the card of rank 0, got {card!r:.100}")
         return card
 
     def wait_for_all(self) -> None:
@@ -104,21 +108,29 @@ class AgentRendezvous:
             for channel in self._channels:
                 self._receive(channel)
             for channel in self._channels:
-                channel.send(b"true")
+                self._send(channel, True)
         else:
-            self._channels[0].send(b"true")
+            self._send(self._channels[0], True)
             self._receive(self._channels[0])
         for channel in self._channels:
             channel.close()
 
+    def _send(self, channel: socket.socket, message: Any) -> None:
+        try:
+            channel.send(json.dumps(message).encode())
+        except OSError:
+            raise self._error(_EXITED) from None
+
     def _receive(self, channel: socket.socket) -> Any:
         try:
             return json.loads(channel.recv(_LONGEST))
-        except (OSError, ValueError):  # ValueError: it has closed
-            raise RingError(f"{self._failed()}: another rank that torchrun started has exited") from None
+        except (OSError, RecursionError, ValueError):  # ValueError: it has closed
+            raise self._error(_EXITED) from None
 
-    def _failed(self) -> str:
-        return f"rank {self.rank} failed to initialize under torchrun"
+    def _error(self, why: str) -> RingError:
+        for channel in self._channels:
+            channel.close()
+        return RingError(f"rank {self.rank} failed to initialize under torchrun: {why}")
 
 
 def _user_of(channel: socket.socket) -> int:

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from notebook.test_stopping import BARRIER
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.cluster.stacks import Stack, render, stacks
@@ -75,6 +77,16 @@ def test_a_rank_whose_log_is_out_of_sight_tells_it_itself(cluster: Cluster, tmp_
     assert [one.function for one in found[0].frames] == ["<module>", "barrier"]
     assert "sleep" in names(found[1])
     assert run.stop()
+
+
+def test_a_cell_that_takes_the_signal_for_itself(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As does a program that checkpoints on SIGUSR1; a full disk keeps the stack out of the log too."""
+    run = cluster.run("import signal, time\nsignal.signal(signal.SIGUSR1, lambda *_: None)\ntime.sleep(600)")
+    monkeypatch.setattr("ring_notebook.notebook.cluster.stacks._SECONDS_TO_WRITE", 0.5)
+    found = asked_until(cluster, lambda found: all(one.frames for one in found))
+    assert [[(frame.line, frame.function) for frame in one.frames] for one in found] == [[(3, "<module>")]] * 2
+    assert run.stop()
+    cluster.restart()
 
 
 def test_asking_does_not_disturb_threads_that_run(cluster: Cluster) -> None:

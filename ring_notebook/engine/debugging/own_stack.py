@@ -5,7 +5,9 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
+import sys
 import tempfile
+import threading
 from time import monotonic, sleep
 
 from ring_notebook.core.native import core
@@ -32,7 +34,10 @@ def register(log: bool) -> None:
 
 
 def tell() -> str:
-    """What is written now, for a kernel that sees no log of this rank. Called beside the cell that runs."""
+    """What is written now, for a kernel that sees no log of this rank. Called beside the cell that runs.
+
+    Where nothing is, because the cell has a handler of its own for SIGUSR1 or the disk is full, Python's calls alone.
+    """
     before = os.fstat(_file).st_size
     os.kill(os.getpid(), signal.SIGUSR1)
     deadline = monotonic() + _SECONDS_TO_WRITE
@@ -40,4 +45,14 @@ def tell() -> str:
     while _END not in written and monotonic() < deadline:
         sleep(_PERIOD)
         written = os.pread(_file, os.fstat(_file).st_size - before, before)
-    return written.decode(errors="replace")
+    return written.decode(errors="replace") if _END in written else _python_stack()
+
+
+def _python_stack() -> str:
+    """The calls of the main thread, in the words of what is written else."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    lines = ["Stack (most recent call first):"]
+    while frame is not None:
+        lines.append(f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in {frame.f_code.co_name}')
+        frame = frame.f_back
+    return "\n".join([*lines, "Native stack (most recent call first):", _END.decode(), ""])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ring_notebook.error_text import printable
 from ring_notebook.errors import ClusterError
 from ring_notebook.file_digest import digest
 from ring_notebook.notebook.style import plural, ranks
@@ -28,7 +30,10 @@ _OTHERS = {"__pycache__", "node_modules", "site-packages"}
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """What a sync did: ``changed`` files, how many bytes traveled, ``reloaded`` modules, files ``left_out``."""
+    """What a sync did: ``changed`` files, how many bytes traveled, ``reloaded`` modules.
+
+    ``left_out`` are files with the reason in brackets.
+    """
 
     changed: tuple[str, ...] = ()
     sent: int = 0
@@ -36,10 +41,10 @@ class Synced:
     left_out: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        left = f" Left out, above {MOST_BYTES >> 20} MiB: {', '.join(self.left_out)}." if self.left_out else ""
+        left = f" Left out: {', '.join(map(printable, self.left_out))}." if self.left_out else ""
         if not self.changed:
             return f"No file has changed.{left}"
-        names = f"{', '.join(self.changed[:4])}{', ...' * (len(self.changed) > 4)}"
+        names = f"{', '.join(map(printable, self.changed[:4]))}{', ...' * (len(self.changed) > 4)}"
         how = f", {self.sent} bytes sent" if self.sent else ""
         reloaded = f"reloaded {', '.join(self.reloaded)}" if self.reloaded else "no rank has imported it yet"
         return f"Synced {plural(len(self.changed), 'file')} ({names}{how}): {reloaded}.{left}"
@@ -102,22 +107,26 @@ class Workspace:
         return [roots[engine.host] for engine in engines.all], sent
 
     def _scan(self) -> tuple[dict[str, tuple[int, int]], tuple[str, ...]]:
-        """Time and size of each file by its path in the folder, and the files that are too large."""
+        """Time and size of each file by its path in the folder, and the files that are left out, with the reason."""
         stamps: dict[str, tuple[int, int]] = {}
-        large: list[str] = []
+        left_out: list[str] = []
         for path in self._files():
             try:
                 about = path.stat()
             except OSError:  # removed meanwhile
                 continue
             name = path.relative_to(self.folder).as_posix()
-            if about.st_size > MOST_BYTES:
-                large.append(name)
+            if not stat.S_ISREG(about.st_mode):
+                left_out.append(f"{name} (not a regular file)")  # who opens a named pipe waits for a writer
+            elif about.st_size > MOST_BYTES:
+                left_out.append(f"{name} (above {MOST_BYTES >> 20} MiB)")
+            elif not os.access(path, os.R_OK):
+                left_out.append(f"{name} (not readable)")
             else:
                 stamps[name] = about.st_mtime_ns, about.st_size
             if len(stamps) > MOST_FILES:
                 raise ClusterError(self._too_much(f"{MOST_FILES} files of code"))
-        return stamps, tuple(sorted(large))
+        return stamps, tuple(sorted(left_out))
 
     def _files(self) -> Iterator[Path]:
         for count, (folder, below, files) in enumerate(os.walk(self.folder)):

@@ -6,12 +6,13 @@ import atexit
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock, Thread
 from typing import Any
 
-from ring_notebook.error_text import error_text
+from ring_notebook.error_text import error_text, printable
 from ring_notebook.notebook.notify import lab_notice
 from ring_notebook.notebook.panel.headline import headline, text
 from ring_notebook.notebook.record.run_record import RunRecord
@@ -20,6 +21,7 @@ __all__ = ["AFTER", "Notice", "Notices", "described", "notify"]
 
 AFTER = 60.0  # seconds: a user still looks at a shorter run
 _SECONDS_TO_TELL = 5.0  # that a kernel which exits waits for callables
+_LONGEST_NAME = 200
 _LAB = {"ok": "success", "failed": "error", "NaN": "warning"}
 
 
@@ -85,14 +87,16 @@ class Notices:
 
     def look(self) -> None:
         """Give notice of a value that is no number; called again and again while the run lasts."""
-        if not self._told_broken and self._long() and self._log.broken():
-            self._told_broken = True
-            self._give("NaN")
+        with _contained(self._log.run):
+            if not self._told_broken and self._long() and self._log.broken():
+                self._told_broken = True
+                self._give("NaN")
 
     def end(self, error: str) -> None:
         """Give notice of the end of the run; ``error`` is why it has failed."""
-        if self._log.status in ("ok", "failed") and self._long():
-            self._give(self._log.status, error)
+        with _contained(self._log.run):
+            if self._log.status in ("ok", "failed") and self._long():
+                self._give(self._log.status, error)
 
     def _long(self) -> bool:
         seconds = self._log.summary.get("seconds", time.time() - self._log.started)
@@ -104,9 +108,9 @@ class Notices:
         notice = Notice(event, log.run, log.title, "\n".join(lines), log.directory)
         for tell in filter(None, (_show_in_lab if _settings.lab else None, _settings.tell)):
             thread = Thread(target=_tell, args=(tell, notice), name=f"ring-notice-{log.run}", daemon=True)
+            thread.start()
             with _lock:
                 _telling.add(thread)
-            thread.start()
 
 
 def _show_in_lab(notice: Notice) -> None:
@@ -114,16 +118,34 @@ def _show_in_lab(notice: Notice) -> None:
 
 
 def _tell(tell: Callable[[Notice], Any], notice: Notice) -> None:
+    with _contained(notice.run):
+        try:
+            tell(notice)
+        except BaseException as error:
+            _say(notice.run, f"{_name(tell)} raised {type(error).__name__}: {error_text(error)}")
+
+
+@contextmanager
+def _contained(run: str) -> Iterator[None]:
+    """Nothing raised in the block leaves it, such as that no thread can be started; it is printed as one line."""
     try:
-        tell(notice)
-    except BaseException as error:
-        said = error_text(error).partition("\n")[0]
-        what = f"{_name(tell)} raised {type(error).__name__}: {said}"
-        print(f"notice of run {notice.run}: {what}", file=sys.stderr)  # noqa: T201
+        yield
+    except Exception as error:
+        _say(run, f"it could not be given: {type(error).__name__}: {error_text(error)}")
+
+
+def _say(run: str, what: str) -> None:
+    line = printable(what.partition("\n")[0])
+    with suppress(OSError, ValueError):  # nobody reads any more
+        print(f"notice of run {run}: {line}", file=sys.stderr)  # noqa: T201
 
 
 def _name(tell: Callable[[Notice], Any]) -> str:
-    return str(getattr(tell, "__name__", type(tell).__name__))
+    """The name of a callable, whose ``__name__`` may be anything."""
+    try:
+        return printable(str(tell.__name__), _LONGEST_NAME)
+    except BaseException:
+        return type(tell).__name__
 
 
 def _under_way() -> Iterator[Thread]:

@@ -38,7 +38,7 @@ def test_code_of_the_folder_and_of_nothing_else(tmp_path: Path) -> None:
 def test_what_is_too_large_is_named(tmp_path: Path) -> None:
     (tmp_path / "big.json").write_bytes(b" " * (MOST_BYTES + 1))
     stamps, left_out = Workspace(tmp_path)._scan()
-    assert (stamps, left_out) == ({}, ("big.json",))
+    assert (stamps, left_out) == ({}, ("big.json (above 1 MiB)",))
 
 
 @pytest.mark.parametrize(("limit", "name"), [("MOST_FILES", "files"), ("_MOST_FOLDERS", "folders")])

@@ -1,0 +1,194 @@
+"""Hostile names, a full process table, a dead peer and a second user, against notices, sync and torchrun."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ring_notebook.errors import RingError
+from ring_notebook.notebook.cluster.workspace import Synced, Workspace
+from ring_notebook.notebook.notify.notices import Notice, Notices, notify
+from ring_notebook.notebook.record.run_log import RunLog
+from ring_notebook.rank.agent_rendezvous import AgentRendezvous
+
+LIMIT = 100.0
+NOBODY = 65534
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs a second user")
+MEET = """
+from ring_notebook.rank.agent_rendezvous import AgentRendezvous
+found = AgentRendezvous.take()
+card = found.send_card([1]) if found.rank == 0 else found.receive_card()
+found.wait_for_all()
+"""
+
+
+@pytest.mark.parametrize("run", ["обучение" * 12, "x" * 500, "caf\udce9"], ids=["not ASCII", "long", "no UTF-8"])
+def test_any_id_of_a_run_of_torchrun(run: str) -> None:
+    job = {"WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": run}
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", MEET], env={**os.environ, **job, "RANK": str(rank)}, text=True)
+        for rank in range(2)
+    ]
+    try:
+        assert [rank.wait(LIMIT) for rank in ranks] == [0, 0]
+    finally:
+        for rank in ranks:
+            rank.kill()
+
+
+def fork_as_nobody(body: Callable[[], Any]) -> int:
+    """The process id of a child that does this as another user."""
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setuid(NOBODY)
+            body()
+        finally:
+            os._exit(0)
+    return child
+
+
+def knock(name: str) -> socket.socket:
+    """Connect as soon as somebody listens there."""
+    deadline = time.monotonic() + LIMIT
+    caller = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    while caller.connect_ex(f"\0{name}"):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    return caller
+
+
+@pytest.mark.parametrize("said", [None, b"[" * 60_000], ids=["dies", "says nonsense"])
+def test_a_peer_that_dies_on_the_way(said: bytes | None) -> None:
+    name = f"ring-test-{os.getpid()}-{said is None}"
+
+    def be_a_rank() -> None:
+        with knock(name) as caller:
+            if said is not None:
+                caller.recv(100)
+                caller.send(said)
+
+    peer = threading.Thread(target=be_a_rank)
+    peer.start()
+    rank = AgentRendezvous(0, 2, name)
+
+    def meet() -> None:
+        rank.send_card([1])
+        rank.wait_for_all()
+
+    with pytest.raises(RingError, match="another rank that torchrun started has exited"):
+        meet()
+    peer.join()
+
+
+@as_root
+def test_a_second_user_who_takes_the_name_of_the_job() -> None:
+    name = f"ring-test-{os.getpid()}-squatted"
+    ready, tell = os.pipe()
+
+    def steal() -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(f"\0{name}")
+            listener.listen()
+            os.write(tell, b".")
+            listener.accept()[0].send(b"[1, 2, 3]")
+
+    thief = fork_as_nobody(steal)
+    os.read(ready, 1)
+    with pytest.raises(RingError, match="the name of the job is taken"):
+        AgentRendezvous(0, 2, name).send_card([1])
+    with pytest.raises(RingError, match="a process of another user has taken the name of the job"):
+        AgentRendezvous(1, 2, name).receive_card()
+    os.waitpid(thief, 0)
+    os.close(ready)
+    os.close(tell)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunLog:
+    """One that has lasted long."""
+    log = RunLog(tmp_path / "r", "r", "digits", 1, "", {}, {}, started=time.time() - 100)
+    log.finish("ok")
+    return log
+
+
+def test_a_notice_for_which_there_is_no_thread(
+    run: RunLog, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As under `ulimit -u`. It ended the watch over the run, whose verdict was lost."""
+
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    notify(lambda _: None)
+    monkeypatch.setattr(threading.Thread, "start", start)
+    try:
+        Notices(run).end("")
+    finally:
+        notify()
+    assert capsys.readouterr().err == "notice of run r: it could not be given: RuntimeError: can't start new thread\n"
+
+
+def test_a_callable_whose_name_raises(run: RunLog, capfd: pytest.CaptureFixture[str]) -> None:
+    told = threading.Event()
+
+    class Hostile:
+        @property
+        def __name__(self) -> str:
+            raise ValueError("no name")
+
+        def __call__(self, _: Notice) -> Any:
+            told.set()
+            raise KeyError("caf\udce9")
+
+    notify(Hostile(), lab=False)
+    try:
+        Notices(run).end("")
+        assert told.wait(LIMIT)
+        said, deadline = "", time.monotonic() + LIMIT
+        while "\n" not in said:
+            assert time.monotonic() < deadline
+            said += capfd.readouterr().err
+    finally:
+        notify()
+    assert said == "notice of run r: Hostile raised KeyError: 'caf\\udce9'\n"
+
+
+def test_what_in_a_folder_is_no_file_is_not_opened(tmp_path: Path) -> None:
+    """Who opens a named pipe waits for a writer, for ever."""
+    os.mkfifo(tmp_path / "pipe.py")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s.json"))
+        stamps, left_out = Workspace(tmp_path)._scan()
+    assert (stamps, left_out) == ({}, ("pipe.py (not a regular file)", "s.json (not a regular file)"))
+
+
+@as_root
+def test_a_file_that_the_user_may_not_read_is_named() -> None:
+    """It was taken for equal on a host that has none."""
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o755)
+        Path(name, "secret.json").write_text("{}")
+        Path(name, "secret.json").chmod(0o600)
+        source, sink = os.pipe()
+        child = fork_as_nobody(lambda: os.write(sink, repr(Workspace(Path(name))._scan()).encode()))
+        os.waitpid(child, 0)
+        said = os.read(source, 1000)
+        os.close(source)
+        os.close(sink)
+    assert said == b"({}, ('secret.json (not readable)',))"
+
+
+def test_names_that_are_no_utf_8_can_be_shown() -> None:
+    name = os.fsdecode(b"caf\xe9.py")
+    assert str(Synced((name,), left_out=(f"{name} (above 1 MiB)",))).encode().count(rb"caf\udce9.py") == 2
