@@ -33,7 +33,8 @@ class Panel:
 
     ``plot`` names the metrics to chart, by default the first ones logged. The Stop button calls ``stop``, also while
     the cell blocks. ``asks`` says what ranks ask that nobody answers. At the end `close` replaces the panel by the
-    still report, with ``displays`` including what the ranks have displayed.
+    still report. With ``apart`` the report leaves out what the ranks have displayed and why the run has failed, which
+    the cell shows by itself.
 
     A page that was reloaded during the run shows the panel but cannot replace it: for such pages the panel itself
     becomes the report, until the panel of another run is shown.
@@ -48,10 +49,10 @@ class Panel:
         plot: Sequence[str] = (),
         stop: Callable[[], None] | None = None,
         asks: Callable[[], str] = str,
-        displays: bool = True,
+        apart: bool = False,
     ) -> None:
         self._log = log
-        self._displays = displays
+        self._apart = apart
         self._plot = tuple(plot)
         self._stop = stop
         self._asks = asks
@@ -109,9 +110,10 @@ class Panel:
         self._redraw.join()
         ended = still and self._log.status != "running"  # else this kernel has left the run
         left = report.under_way(self._log) if still else {"text/plain": ""}
-        bundle = report.mime_bundle(self._log, self._plot) if ended else left
+        told = not self._apart
+        bundle = report.mime_bundle(self._log, self._plot, error=told) if ended else left
         if self._place is not None:
-            complete = report.mime_bundle(self._log, self._plot, displays=True) if ended and self._displays else bundle
+            complete = report.mime_bundle(self._log, self._plot, displays=True) if ended and told else bundle
             self._place.update(complete, raw=True)
         live = [widget for widget in self._box.children if widget is not self._gallery.widget]
         self._box.children = [HTML(bundle["text/html"]), self._gallery.widget] if still else []

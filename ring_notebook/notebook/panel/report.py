@@ -27,13 +27,16 @@ MOST_PARAMS = 16
 MOST_PRINTED = 200  # lines of output in the page; the whole of it is on disk
 
 
-def mime_bundle(log: RunRecord, plot: Sequence[str] = (), displays: bool = False) -> dict[str, str]:
+def mime_bundle(
+    log: RunRecord, plot: Sequence[str] = (), displays: bool = False, error: bool = True
+) -> dict[str, str]:
     """The report of a run as ``text/html`` and ``text/plain``. ``plot`` names the metrics to chart.
 
-    With ``displays`` it includes what the ranks have displayed; otherwise `outputs` shows that.
+    With ``displays`` it includes what the ranks have displayed; otherwise `outputs` shows that. Without ``error`` it
+    leaves out why the run has failed, which the cell itself raises below.
     """
     view = log.view()
-    page, text = _page(log, view, plot), _text(log, view, plot)
+    page, text = _page(log, view, plot, error), _text(log, view, plot, error)
     if displays and view.displays:
         page += f"<div>{displays_html.html(view.displays)}</div>{escape(_earlier(log, view))}"
         text = "\n".join(filter(None, [text, displays_html.text(view.displays) + _earlier(log, view)]))
@@ -137,8 +140,8 @@ def lint(log: RunRecord) -> hints.Lint:
     return hints.Lint(log.source, log.first_line, gpus=bool(log.environment.get("gpus")))
 
 
-def _page(log: RunRecord, view: RunView, plot: Sequence[str]) -> str:
-    notice = "".join(f"<div class='ring-notice'>{escape(one)}</div>" for one in _notices(log, view, plot))
+def _page(log: RunRecord, view: RunView, plot: Sequence[str], error: bool) -> str:
+    notice = "".join(f"<div class='ring-notice'>{escape(one)}</div>" for one in _notices(log, view, plot, error))
     content = rank_table.table(view, still=True)
     logged = rank_table.html(content) if view.names else ""
     shown = charts(view, plot or titles(view)[:MOST_CHARTS], log.look)
@@ -162,12 +165,13 @@ def _machine(log: RunRecord, view: RunView) -> str:
     return f"<details{' open' * log.look.machine}><summary>Machine</summary>{shown}</details>" if shown else ""
 
 
-def _notices(log: RunRecord, view: RunView, plot: Sequence[str]) -> list[str]:
-    """What is wrong: the run's error, and metrics in ``plot`` that were not logged."""
+def _notices(log: RunRecord, view: RunView, plot: Sequence[str], error: bool) -> list[str]:
+    """What is wrong: the run's error where it is wanted, and metrics in ``plot`` that were not logged."""
     missing = [name for name in plot if name not in view.names]
     logged = first_names(view.charted)
     note = f"--plot {', '.join(missing)}: not logged; the run logged {logged or 'no metrics'}."
-    return [*filter(None, [log.summary.get("error", "")]), *([note] if missing and log.summary else [])]
+    reason = str(log.summary.get("error", "")) if error else ""
+    return [*filter(None, [reason]), *([note] if missing and log.summary else [])]
 
 
 def _trouble(log: RunRecord) -> str:
@@ -194,9 +198,9 @@ def _output(log: RunRecord, view: RunView) -> str:
     return f"{earlier if before else ''}<div class='ring-lines'>{labelled_lines.html(visible)}</div>"
 
 
-def _text(log: RunRecord, view: RunView, plot: Sequence[str]) -> str:
+def _text(log: RunRecord, view: RunView, plot: Sequence[str], error: bool) -> str:
     parts = [headline.text(headline.headline(log, view))]
-    parts += [_trouble(log), *_notices(log, view, plot)]
+    parts += [_trouble(log), *_notices(log, view, plot, error)]
     if view.names:
         parts.append(rank_table.text(rank_table.table(view, still=True)))
     parts += map(hints.text, lint(log).hints(view))

@@ -238,16 +238,17 @@ class Run:
         """Show the run in the current cell: a live panel, which becomes a report when the run has ended.
 
         A run that ends within ``live_after`` seconds shows its report only. ``plot`` names the metrics to chart. With
-        ``apart`` the report leaves out what the ranks have displayed; `show_displays` shows that.
+        ``apart`` the report leaves out what the ranks have displayed, which `show_displays` shows, and why the run has
+        failed, which `wait` raises.
         """
         self._closed.wait(live_after)
         with self._showing:
             if not self.done:
                 asks = self._questions.sentence
-                self._panels.append(Panel(self.log, plot=plot, stop=self.interrupt, asks=asks, displays=not apart))
+                self._panels.append(Panel(self.log, plot=plot, stop=self.interrupt, asks=asks, apart=apart))
                 self._panels[-1].show()
                 return
-            display(mime_bundle(self.log, plot), raw=True)
+            display(mime_bundle(self.log, plot, error=not apart), raw=True)
         if not apart:
             self.show_displays()
 

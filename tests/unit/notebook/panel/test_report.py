@@ -86,10 +86,12 @@ def test_many_ranks_are_a_band_and_a_short_text(tmp_path: Path) -> None:
 
 def test_a_failed_run_says_why_and_a_lost_rank_is_named(tmp_path: Path) -> None:
     ended = Ended("r1", 0, "failed", 1.0)
-    bundle = report.mime_bundle(run(tmp_path / "r1", 2, ended, status="failed", error="ValueError: <no>"))
+    log = run(tmp_path / "r1", 2, ended, status="failed", error="ValueError: <no>")
+    bundle = report.mime_bundle(log)
     assert "● failed" in bundle["text/html"]
     assert "ValueError: &lt;no&gt;" in bundle["text/html"]
     assert "ValueError: <no>" in bundle["text/plain"]
+    assert not any("ValueError" in shown for shown in report.mime_bundle(log, error=False).values())
     statuses = [line.split()[1] for line in bundle["text/plain"].splitlines() if re.match(r" *\d+ ", line)]
     assert statuses == ["failed", "lost"]
 
