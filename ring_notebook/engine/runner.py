@@ -158,13 +158,15 @@ class _Execution:
         return describe(error, self.run, self.rank, self.cell.file if self.cell else "")
 
     def _line_of(self, error: BaseException | None) -> int:
-        """The line of the cell where ``error`` was raised; 0 without one."""
+        """The line of the cell where ``error`` was raised, or what it has interrupted; 0 without one."""
         line = 0
-        tb = error.__traceback__ if error else None
-        while tb is not None and self.cell is not None:
-            if tb.tb_frame.f_code.co_filename == self.cell.file:
-                line = tb.tb_lineno
-            tb = tb.tb_next
+        while error is not None and self.cell is not None and not line:
+            tb = error.__traceback__
+            while tb is not None:
+                if tb.tb_frame.f_code.co_filename == self.cell.file:
+                    line = tb.tb_lineno
+                tb = tb.tb_next
+            error = error.__context__
         return line
 
     def _collect(self, rows: bool, status: bool, limit: float = 0.0) -> list[Record]:

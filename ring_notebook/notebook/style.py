@@ -28,7 +28,7 @@ __all__ = [
 # Distinct for any color vision, and readable on white and on black pages.
 _COLORS = ("#3b82f6", "#f59e0b", "#10b981", "#ef4444", "#a855f7", "#06b6d4", "#ec4899", "#84cc16")
 MEAN = "#6366f1"  # of several ranks; no rank has it
-VALIDATION = "#f97316"
+VALIDATION = "#db2777"
 GREY = "#8791a0"
 RED = "#ef4444"
 # What a rank's time goes to, in its table and on the timeline.
@@ -125,15 +125,16 @@ def ranks(numbers: Iterable[int]) -> str:
 CSS = """<style>
 .ring-panel, .ring-report { border: 1px solid var(--jp-border-color2, #8885); border-radius: 8px;
   padding: 10px 14px; margin: 2px 0; color: var(--jp-ui-font-color1, inherit); font-size: 13px; }
-.ring-head { display: flex; gap: 2px 8px; align-items: baseline; flex-wrap: wrap; line-height: 1.6; }
+.ring-head { display: flex; gap: 2px 5px; align-items: baseline; flex-wrap: wrap; line-height: 1.6; }
 .ring-head b, .ring-status { font-size: 14px; font-weight: 600; }
 .ring-dot { color: #8791a0; white-space: pre; margin: 0 -4px; }
 .ring-alarm { font-weight: 600; line-height: 1.5; margin-bottom: 4px; }
 .ring-params { color: #8791a0; font-size: 12px; overflow: hidden; text-overflow: ellipsis; }
 .ring-begin { padding: 10px 0 0 2px; line-height: 1.6; color: var(--jp-ui-font-color2, #666);
   font-family: var(--jp-code-font-family, monospace); font-size: 12px; }
-.ring-panel .ring-toggle { line-height: 22px; padding: 0 8px; border-radius: 4px; font-size: 12px; }
-.ring-bar { display: inline-block; width: clamp(60px, 11vw, 140px); height: 6px; border-radius: 3px; margin-right: 8px;
+.ring-panel .ring-toggle, .ring-panel .jupyter-button { line-height: 22px; padding: 0 8px; border-radius: 4px;
+  font-size: 12px; }
+.ring-bar { display: inline-block; width: clamp(44px, 22vw - 130px, 140px); height: 6px; border-radius: 3px; margin-right: 8px;
   background: var(--jp-border-color2, #8885); vertical-align: middle; }
 .ring-bar i { display: block; height: 100%; border-radius: 3px; background: #3b82f6;
   transition: width .3s; }
@@ -141,7 +142,7 @@ CSS = """<style>
   font-variant-numeric: tabular-nums; }
 .ring-table th { position: sticky; top: 0; background: var(--jp-layout-color0, transparent);
   font-weight: 600; }
-.ring-table th, .ring-table td { text-align: right; padding: 1px 11px 1px 0; white-space: nowrap;
+.ring-table th, .ring-table td { text-align: right; padding: 1px 9px 1px 0; white-space: nowrap;
   border: none; }
 .ring-table th:nth-child(-n+2), .ring-table td:nth-child(-n+2) { text-align: left; }
 .ring-report .ring-table { font-size: 12px; }
@@ -157,8 +158,8 @@ CSS = """<style>
   white-space: pre-wrap; min-height: 0; height: auto; }
 .ring-notice { border-left: 3px solid #f59e0b; padding: 2px 0 2px 10px; margin: 6px 0; line-height: 1.5; }
 .ring-table td.ring-load { position: relative; min-width: 62px; }
-.ring-load span { position: absolute; right: 11px; bottom: 3px; color: #8791a0; font-size: 10px; line-height: 1;
-  letter-spacing: -.5px; opacity: .3; pointer-events: none; }
+.ring-load span { position: absolute; right: 9px; bottom: 3px; color: #3b82f6; font-size: 10px; line-height: 1;
+  letter-spacing: -.5px; opacity: .25; pointer-events: none; }
 .ring-stuck th, .ring-stuck td { text-align: left !important; }
 .ring-stuck { border-color: #ef4444; }
 .ring-alert { border-color: #ef4444; color: #ef4444; }
@@ -167,7 +168,8 @@ CSS = """<style>
 .ring-rows { max-height: 260px; overflow: auto; }
 @container (max-width: 1100px) { .ring-table tr th, .ring-table tr td { padding-right: 8px; }
   .ring-table td.ring-load { min-width: 56px; } .ring-load span { right: 8px; } }
-@container (max-width: 760px) {
+@container (max-width: 760px) { .ring-time { min-width: 84px; }
+  .ring-table .ring-aside { display: none; }
   .ring-legend span:nth-child(even), .ring-time i { font-size: 0; }
   .ring-table tr th, .ring-table tr td { padding-right: 7px; } .ring-load span { display: none; }
   .ring-table td.ring-load { min-width: 0; } }

@@ -51,7 +51,7 @@ def show(notebook: NotebookPage, cell: int, scene: str) -> Locator:
     shown = notebook.output(cell).locator(".ring-report" if scene == "report" else ".ring-panel").first
     shown.wait_for(timeout=60_000)
     if scene == "report":
-        charts = shown.locator("img")
+        charts = shown.locator(".ring-wide img")
         notebook.until(lambda: charts.count() >= 4)
     elif scene != "beginning":
         charts = shown.locator("canvas")
@@ -66,11 +66,14 @@ def fits(notebook: NotebookPage, shown: Locator, scene: str, size: int) -> None:
         assert "at line 2: model, optimizer, loader" in shown.inner_text()
         return
     width = shown.bounding_box()["width"]  # type: ignore[index]
-    boxes = [chart.bounding_box() for chart in shown.locator("img" if scene == "report" else "canvas").all()]
+    boxes = [
+        chart.bounding_box()
+        for chart in shown.locator(".ring-wide img, .ring-axis" if scene == "report" else "canvas").all()
+    ]
     right = max(box["x"] + box["width"] for box in boxes if box)
     left = min(box["x"] for box in boxes if box)
     assert right - left > 0.93 * width
-    gpu = shown.locator("th", has_text="GPU memory").bounding_box()  # no scrolling for what the machines do
+    gpu = shown.locator("th", has_text="GPU mem").bounding_box()  # no scrolling for what the machines do
     assert gpu["x"] + gpu["width"] <= shown.bounding_box()["x"] + width  # type: ignore[index]
     said = shown.inner_text()
     assert ("slower in compute; the others wait 28%" in said) == (size > 1 and scene != "stuck")
@@ -136,7 +139,7 @@ def test_charts_answer_to_the_mouse(
     tip = shown.locator(".ring-chart").first.locator("i").nth(20)
     tip.hover()
     assert "mean of 4" in tip.evaluate("element => getComputedStyle(element, '::after').content")
-    image, zoom = shown.locator("img").first, shown.locator(".ring-zoom summary").first
+    image, zoom = shown.locator(".ring-wide img").first, shown.locator(".ring-zoom summary").first
     before = image.bounding_box()["width"]  # type: ignore[index]
     zoom.click()
     assert image.bounding_box()["width"] == pytest.approx(5 * before)  # type: ignore[index]

@@ -62,7 +62,7 @@ def test_each_rank_shows_its_own_gpu_and_one_that_idles_for_data_is_told(noteboo
     assert "alt='GPU memory over seconds" in report["data"]["text/html"]
     lines = report["data"]["text/plain"].splitlines()
     head = next(line for line in lines if line.split()[:1] == ["rank"])
-    assert "GPU memory" in head
+    assert "GPU mem" in head
     said = {line.split()[0]: line for line in lines if line.split()[:2] in (["0", "ok"], ["1", "ok"])}
     assert "30%" in said["0"]
     assert "1 GiB" in said["0"]

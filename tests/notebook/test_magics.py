@@ -128,7 +128,7 @@ def test_a_cell_on_some_ranks(notebook: Notebook) -> None:
     notebook.run("%%ringtrain\nmark = 'engine ' + str(ring.rank())")
     text = notebook.text("%%ringtrain -t 1\nprint(mark, 'is rank', ring.rank(), 'of', ring.size())")
     assert "engine 1 is rank 0 of 1" in text
-    assert "1 rank (1 of the cluster)" in text.splitlines()[0]
+    assert "1 rank (rank 1 of the cluster)" in text.splitlines()[0]
     name, shown = notebook.error("%%ringtrain -t 1\nimport time\ntime.sleep(100)", interrupt_when=lambda: True)
     assert name == "KeyboardInterrupt"
     name, shown = notebook.error("%%ringtrain -t 1\nx = 1\n1 / 0")

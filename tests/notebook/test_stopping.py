@@ -63,6 +63,15 @@ def test_stop_interrupts_every_rank(cluster: Cluster, wait: str) -> None:
     next_cell_works(cluster)
 
 
+def test_an_interrupted_collective_says_its_line(cluster: Cluster) -> None:
+    """Whether its interrupt or that of the other rank arrives first."""
+    run = cluster.run("if ring.rank() == 0: ring.barrier()\nelse:\n    import time; time.sleep(60)")
+    begun(run)
+    run.stop()
+    with pytest.raises(KeyboardInterrupt, match=r"stopped at lines? (1, )?3 of the cell"):
+        run.wait()
+
+
 def test_a_run_stopped_before_it_begins_is_interrupted(cluster: Cluster) -> None:
     run = cluster.run(WAITS["sleep"])
     run.stop()

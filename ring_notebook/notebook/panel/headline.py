@@ -8,8 +8,8 @@ from html import escape
 
 from ring_notebook.notebook.panel import machine_load, missed_calls, slow_ranks, stall_notice
 from ring_notebook.notebook.record.run_record import RunRecord
-from ring_notebook.notebook.record.run_view import RankView, RunView
-from ring_notebook.notebook.style import RED, STATUS_COLORS, duration, plural, rank_list, ranks, whole
+from ring_notebook.notebook.record.run_view import EPOCH, RankView, RunView
+from ring_notebook.notebook.style import RED, STATUS_COLORS, duration, plural, ranks, whole
 
 __all__ = ["Headline", "alarms", "first_row", "headline", "html", "text"]
 
@@ -40,6 +40,8 @@ def headline(log: RunRecord, view: RunView, stuck: Sequence[RankView] = ()) -> H
         facts.append(f"{whole(view.samples_per_s)} samples/s")
     facts += _speedup(log, view)
     running = log.status == "running"
+    if running and (epochs := [rank.last[EPOCH] for rank in view.ranks if EPOCH in rank.last]):
+        facts.append(f"epoch {min(epochs):g}")
     if stuck:  # first of all
         alarms = [stall_notice.sentence(stuck, log.source, log.first_line)]
     else:
@@ -62,7 +64,7 @@ def _on_ranks(log: RunRecord, view: RunView) -> str:
     chosen = log.options.get("ranks")
     count = plural(view.size, "rank")
     if isinstance(chosen, list) and chosen and all(isinstance(rank, int) for rank in chosen):
-        return f"{count} ({rank_list(chosen)} of the cluster)"
+        return f"{count} ({ranks(chosen)} of the cluster)"
     return count
 
 

@@ -17,7 +17,7 @@ from ring_notebook.notebook.style import duration, number, plural, ranks
 
 __all__ = ["COLUMNS", "cells", "charts", "sparkline", "warnings"]
 
-COLUMNS = {"cpu": "CPU", "memory": "memory", "gpu": "GPU", "gpu_memory": "GPU memory"}  # of the table
+COLUMNS = {"cpu": "CPU", "memory": "memory", "gpu": "GPU", "gpu_memory": "GPU mem"}  # of the table
 _TITLES = {
     "cpu": ("CPU", "% of a core", 1.0),
     "memory": ("memory", "GiB of each rank", 2.0**-30),

@@ -8,7 +8,7 @@ from time import monotonic
 from typing import Any, ClassVar
 
 from IPython.display import display
-from ipywidgets import HTML, Accordion, Button, HBox, Layout, VBox
+from ipywidgets import HTML, Button, HBox, Layout, VBox
 
 from ring_notebook.config import config
 from ring_notebook.notebook import close_widgets
@@ -64,7 +64,7 @@ class Panel:
         self._redraw = Thread(target=self._loop, name=f"ring-panel-{log.run}", daemon=True)
 
         self._head, self._alarms = HTML(layout=Layout(flex="1 1 auto")), HTML()
-        size = Layout(width="90px", height="26px", flex="0 0 auto", visibility="visible" if stop else "hidden")
+        size = Layout(width="70px", height="24px", flex="0 0 auto", visibility="visible" if stop else "hidden")
         self._button = Button(description="Stop", icon="stop", tooltip="Interrupt every rank", layout=size)
         self._button.on_click(self._on_stop)
         answer_while_busy(self._button)
@@ -168,10 +168,8 @@ class _OutputArea:
         self._due = 0.0
         # Newest first in a reversed column, so that the page keeps the end visible: rows that may still change, which
         # are drawn again each time, then the chunks.
-        layout = Layout(max_height="240px", overflow="auto", flex_flow="column-reverse")
-        self._column = VBox([self._unfinished], layout=layout)
-        self.widget = Accordion([self._column], titles=["Output"], selected_index=0)
-        self.widget.layout.display = "none"
+        layout = Layout(max_height="240px", overflow="auto", flex_flow="column-reverse", display="none")
+        self._column = self.widget = VBox([self._unfinished], layout=layout)
 
     def add(self, view: RunView) -> None:
         """Show what is new since the last call; draws everything again when a rank has called clear_output."""

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
 from ring_notebook.notebook.panel import machine_load, slow_ranks
-from ring_notebook.notebook.record.run_view import EPOCH, RankView, RunView
+from ring_notebook.notebook.panel.charts.chart import RATE
+from ring_notebook.notebook.record.run_view import RankView, RunView
 from ring_notebook.notebook.record.spent import Spent
-from ring_notebook.notebook.style import PHASE_COLORS, PHASE_WORDS, STATUS_COLORS, duration, number, rank_color, whole
+from ring_notebook.notebook.style import (
+    PHASE_COLORS,
+    PHASE_WORDS,
+    RED,
+    STATUS_COLORS,
+    duration,
+    number,
+    rank_color,
+    whole,
+)
 
 __all__ = ["Table", "html", "status_of", "table", "text"]
 
 MOST_COLORS = 8  # ranks that are told apart by color
 TEXT_ROWS = 16
 SILENT = 5.0  # seconds without a record before it is said
-MOST_METRICS = 12  # columns
+MOST_METRICS = 12  # columns,
+FIRST_METRICS = 2  # of which so many stand before what the machines do, where a narrow page shows them
 SAID = 0.15  # a share of time that has room for its number in the bar
 
 
@@ -44,14 +56,13 @@ def table(view: RunView, still: bool = False) -> Table:
         for title, kind in _SHARES.items()
     }
     shares = {title: by_rank for title, by_rank in shares.items() if any(by_rank.values())}
-    logged = [*(name for name in view.names if name == EPOCH), *view.charted]
-    shown = logged[:MOST_METRICS]
-    more = len(logged) - len(shown)
+    first, later = view.charted[:FIRST_METRICS], view.charted[FIRST_METRICS:MOST_METRICS]
+    more = len(view.charted) - len(first) - len(later)
     silent = not still and any(rank.quiet > SILENT and not rank.ended for rank in view.ranks)
-    columns = ["rank", "status", "step", *["samples/s"] * bool(view.throughput), *shares, *["silent for"] * silent]
+    columns = ["rank", "status", "step", *[RATE] * bool(view.throughput), *shares, *["silent for"] * silent]
     loads = [name for name in machine_load.COLUMNS if view.loads.get(name)]
-    columns += [machine_load.COLUMNS[name] for name in loads]
-    columns += [*shown, *[f"and {more:,} more metrics"] * (more > 0)]
+    columns += [*first, *(machine_load.COLUMNS[name] for name in loads)]
+    columns += [*later, *[f"and {more:,} more metrics"] * (more > 0)]
     slow = slow_ranks.find(view)
     late = frozenset(slow.ranks if slow else ())
     # Of very many ranks the page shows the first ones, so these should be the ones to look at.
@@ -66,12 +77,15 @@ def table(view: RunView, still: bool = False) -> Table:
         cells += [f"{by_rank[rank.rank]:.0%}" for by_rank in shares.values()]
         if silent:
             cells.append("" if rank.ended or rank.quiet < SILENT else duration(rank.quiet))
-        cells += machines[rank.rank]
-        cells += [number(rank.last[name]) if name in rank.last else "" for name in shown]
+        cells += [*_last(rank, first), *machines[rank.rank], *_last(rank, later)]
         cells += [""] * (more > 0)
         rows.append(tuple(cells))
     bars = tuple(_bar(rank.spent) for rank in shown_ranks) if shares else ()
     return Table(tuple(columns), tuple(rows), late, bars)
+
+
+def _last(rank: RankView, names: Sequence[str]) -> list[str]:
+    return [number(rank.last[name]) if name in rank.last else "" for name in names]
 
 
 def _bar(spent: Spent) -> str:
@@ -101,7 +115,7 @@ def html(content: Table) -> str:
     colors = len(content.rows) <= MOST_COLORS
     place = next((index for index, column in enumerate(content.columns) if column in _SHARES), len(content.columns))
     kept = [index for index, column in enumerate(content.columns) if column not in _SHARES]
-    heads = [f"<th>{escape(content.columns[index])}</th>" for index in kept]
+    heads = [f"<th{_aside(content.columns[index])}>{escape(content.columns[index])}</th>" for index in kept]
     if content.bars:
         heads.insert(place, f"<th class='ring-legend'>{_legend(content.columns)}</th>")
     rows = []
@@ -111,7 +125,7 @@ def html(content: Table) -> str:
         slow = " <b class='ring-slow' title='the others wait for this rank'>slow</b>" * (rank in content.stragglers)
         color = STATUS_COLORS.get(cells[1], "inherit")
         made = [f"<td>{swatch}{rank}{slow}</td>", f"<td style='color:{color}'>{cells[1]}</td>"]
-        made += [_cell(cells[column]) for column in kept[2:]]
+        made += [_cell(cells[column], _aside(content.columns[column])) for column in kept[2:]]
         if content.bars:
             made.insert(place, f"<td>{content.bars[index]}</td>")
         rows.append(f"<tr>{''.join(made)}</tr>")
@@ -119,15 +133,21 @@ def html(content: Table) -> str:
     return f"<div class='ring-fit'><table class='ring-table'>{head}<tbody>{''.join(rows)}</tbody></table></div>"
 
 
-def _cell(text: str) -> str:
+def _aside(column: str) -> str:
+    """The class of a column that a narrow page leaves out, because a chart shows it too."""
+    return " class='ring-aside'" if column == RATE else ""
+
+
+def _cell(text: str, aside: str) -> str:
     """A cell; what a machine did before lies behind the number that says what it does now."""
     blocks = _BLOCKS.match(text)
     if not blocks:
-        return f"<td>{escape(text)}</td>"
+        return f"<td style='color:{RED}'>{text}</td>" if text in _BROKEN else f"<td{aside}>{escape(text)}</td>"
     return f"<td class='ring-load'><span>{blocks[0]}</span>{escape(text[blocks.end() :])}</td>"
 
 
 _BLOCKS = re.compile("[▁-█]+")
+_BROKEN = ("nan", "inf", "-inf")
 
 
 def _legend(columns: tuple[str, ...]) -> str:

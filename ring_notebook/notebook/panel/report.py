@@ -22,14 +22,13 @@ from ring_notebook.notebook.table import Listing
 __all__ = ["alert", "compare", "differences", "figure", "lint", "mime_bundle", "outputs", "question", "under_way"]
 
 MOST_CHARTS = 12  # of metrics, where --plot names none
+MACHINE_SECONDS = 10.0  # of a cell without metrics
 VISIBLE = 10  # of the last lines of output, those before them behind a click
 MOST_PARAMS = 16
 MOST_PRINTED = 200  # lines of output in the page; the whole of it is on disk
 
 
-def mime_bundle(
-    log: RunRecord, plot: Sequence[str] = (), displays: bool = False, error: bool = True
-) -> dict[str, str]:
+def mime_bundle(log: RunRecord, plot: Sequence[str] = (), displays: bool = False, error: bool = True) -> dict[str, str]:
     """The report of a run as ``text/html`` and ``text/plain``. ``plot`` names the metrics to chart.
 
     With ``displays`` it includes what the ranks have displayed; otherwise `outputs` shows that. Without ``error`` it
@@ -91,7 +90,7 @@ def compare(logs: Sequence[RunRecord], names: Sequence[str] = ()) -> HTML:
         made.append(Chart(name, "mean of the ranks", "step", many(curves)))
     rates = {run: view.throughput for run, view in views.items() if view.throughput}
     if rates:
-        made.append(Chart("samples/s of each rank", "mean of the ranks", "seconds", many(rates), from_zero=True))
+        made.append(Chart("samples/s per rank", "mean of the ranks", "seconds", many(rates), from_zero=True))
     return HTML(differences(logs, labels)._repr_html_() + CSS + still_charts.CSS + still_charts.grid(made))
 
 
@@ -145,10 +144,12 @@ def _page(log: RunRecord, view: RunView, plot: Sequence[str], error: bool) -> st
     content = rank_table.table(view, still=True)
     logged = rank_table.html(content) if view.names else ""
     shown = charts(view, plot or titles(view)[:MOST_CHARTS], log.look)
+    machine = _machine(log, view)
+    style = CSS + still_charts.CSS * bool(shown or machine)
     return (
-        f"{CSS}{still_charts.CSS}<div class='ring-report'>{headline.html(headline.headline(log, view))}"
+        f"{style}<div class='ring-report'>{headline.html(headline.headline(log, view))}"
         f"{_params(log)}{alert(_trouble(log))}{notice}{still_charts.grid(shown)}{_uncharted(view, plot)}"
-        f"<div class='ring-rows'>{logged}</div>{_machine(log, view)}"
+        f"<div class='ring-rows'>{logged}</div>{machine}"
         f"{hints.html(lint(log).hints(view))}{_output(log, view)}</div>"
     )
 
@@ -160,7 +161,11 @@ def _params(log: RunRecord) -> str:
 
 
 def _machine(log: RunRecord, view: RunView) -> str:
-    """What the machines did, to be opened; open where the reader had it in the live panel."""
+    """What the machines did, to be opened; open where the reader had it in the live panel. Not of a short cell that
+    has logged nothing, whose report would be many times as long for it.
+    """
+    if not view.names and view.elapsed < MACHINE_SECONDS:
+        return ""
     shown = still_charts.grid(machine_load.charts(view, log.look))
     return f"<details{' open' * log.look.machine}><summary>Machine</summary>{shown}</details>" if shown else ""
 

@@ -64,7 +64,7 @@ def html(stalled: Sequence[RankView], source: str = "", first_line: int = 1) -> 
     """The notice for a page, with a row for the ranks that do the same, the first of them. Empty without ranks."""
     if not stalled:
         return ""
-    titles = ("rank", "is in", "call", "for", "at line", "waits for")
+    titles = ("rank", "is in", "calls", "for", "at line", "waits for")
     head = "".join(f"<th>{title}</th>" for title in titles)
     alike: dict[tuple[str, str, str, str], list[RankView]] = {}
     for rank in stalled:
@@ -86,15 +86,17 @@ def _waiting(rank: RankView) -> dict[str, Any]:
 
 
 def _cells(rank: RankView, source: str, first_line: int) -> tuple[str, str, str, str]:
-    """What a rank is in, which call that is, the line, and whom it waits for."""
+    """What a rank is in, how many collectives it has called, the line, and whom it waits for."""
     waiting = _waiting(rank)
     number = rank.status.line if rank.status else 0
     line = f"{number}: {source_line(source, first_line, number)}" if number else "?"
+    calls = _fact(rank, "calls")
+    called = "" if calls is None else f"{calls:,}"
     if not waiting:
-        return "code outside of collectives", "", line, ""
+        return "code outside of collectives", called, line, ""
     return (
         f"{waiting.get('operation')} {waiting.get('name', '')}".strip(),
-        str(waiting.get("sequence") or ""),
+        called,
         line,
         rank_list(waiting.get("missing", ())),
     )

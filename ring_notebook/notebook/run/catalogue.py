@@ -18,6 +18,7 @@ from ring_notebook.notebook.record.choices import keep_labels, read_labels
 from ring_notebook.notebook.record.constants import constants
 from ring_notebook.notebook.record.run_files import RUN
 from ring_notebook.notebook.record.run_record import UNREADABLE, RunRecord, first_line, read_about, read_summary
+from ring_notebook.notebook.record.run_view import SAMPLES
 from ring_notebook.notebook.style import plural
 from ring_notebook.notebook.table import Listing
 
@@ -29,19 +30,7 @@ _TRIVIAL_SECONDS = 10.0  # a cell that ended well before and logged nothing is n
 _PARAMS, _LAST = "parameters", "last values"
 _OPTIONAL = (_PARAMS, "tags", "note")  # columns that are left out where they are empty
 _SORTED = ("name", "started", "ranks", "status", "seconds", "samples/s")  # columns that a page can sort by
-_COLUMNS = (
-    "run",
-    "name",
-    "started",
-    "ranks",
-    "status",
-    "seconds",
-    "samples/s",
-    _PARAMS,
-    _LAST,
-    "tags",
-    "note",
-)
+_COLUMNS = ("name", _LAST, _PARAMS, "status", "samples/s", "seconds", "ranks", "started", "run", "tags", "note")
 
 
 def runs_directory() -> Path:
@@ -156,7 +145,8 @@ class _Entry:
         self.about, self.summary = read_about(directory), read_summary(directory)
         self.labels = read_labels(directory)
         self.directory = directory
-        (self.last, *_) = [*(rank.get("last", {}) for rank in self.summary.get("ranks", [])), {}]
+        (last, *_) = [*(rank.get("last", {}) for rank in self.summary.get("ranks", [])), {}]
+        self.last = {name: value for name, value in last.items() if name != SAMPLES}  # the samples/s tell it
         params = self.summary.get("params")
         self.params: dict[str, Any] = params if isinstance(params, dict) else constants(self.about["source"])
 
@@ -195,15 +185,15 @@ class _Entry:
         summary, dots = self.summary, ["..."] if len(self.last) > _MOST_METRICS else []
         given = [f"{name} {_short(value)}" for name, value in self.params.items()]
         return [
-            self.directory.name,
             self.about["name"] or first_line(self.about["source"]),
-            time.strftime("%d %b %H:%M", time.localtime(self.about["started"])),
-            str(self.about["size"]),
-            summary.get("status", "running or lost"),
-            f"{summary['seconds']:.1f}" if summary else "",
-            f"{summary['samples_per_s']:.0f}" if summary.get("samples_per_s") else "",
-            ", ".join(given[:_MOST_PARAMS] + ["..."] * (len(given) > _MOST_PARAMS)),
             ", ".join([*(f"{name} {value:.4g}" for name, value in islice(self.last.items(), _MOST_METRICS)), *dots]),
+            ", ".join(given[:_MOST_PARAMS] + ["..."] * (len(given) > _MOST_PARAMS)),
+            summary.get("status", "running or lost"),
+            f"{summary['samples_per_s']:.0f}" if summary.get("samples_per_s") else "",
+            f"{summary['seconds']:.1f}" if summary else "",
+            str(self.about["size"]),
+            time.strftime("%d %b %H:%M", time.localtime(self.about["started"])),
+            self.directory.name,
             " ".join(self.labels.tags),
             self.labels.note,
         ]

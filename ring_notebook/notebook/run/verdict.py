@@ -70,8 +70,9 @@ def judge(
         return Verdict("failed", _one_line(ClusterError(message)))
     stopped = [end for end in ended.values() if end.status == "interrupted"]
     if stopped:
-        lines = ", ".join(map(str, sorted({int(end.summary["line"]) for end in stopped})))
-        message = f"stopped at line {lines} of the cell; variables and cluster are kept"
+        lines = sorted({int(end.summary["line"]) for end in stopped} - {0})
+        place = f"at line{'s' * (len(lines) > 1)} {', '.join(map(str, lines))}" if lines else "outside"
+        message = f"stopped {place} of the cell; variables and cluster are kept"
         return Verdict("interrupted", _one_line(KeyboardInterrupt(message)))
     if failures:  # of ranks that stopped with one whose cell went on after the interrupt
         return Verdict("failed", as_exception(failures))

@@ -10,7 +10,9 @@ import numpy as np
 from ring_notebook.notebook.panel.charts.curves import Curves, Floats
 from ring_notebook.notebook.style import number, whole
 
-__all__ = ["Scale", "scales"]
+__all__ = ["Scale", "margin", "scales"]
+
+_CHARACTER, _GAP, _LEAST = 7.0, 6, 30  # pixels: of a label, between it and the axis, and for the name of the x axis
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,11 @@ class Scale:
     def label(tick: float) -> str:
         """The text at a tick."""
         return whole(tick) if abs(tick) >= 1000 else number(tick)
+
+
+def margin(y: Scale) -> int:
+    """Pixels that the labels of the y axis need at the left of a chart."""
+    return max(_LEAST, _GAP + round(_CHARACTER * max(len(y.label(tick)) for tick in y.ticks)))
 
 
 def scales(curves: Curves, from_zero: bool, log: bool = False) -> tuple[Scale, Scale]:

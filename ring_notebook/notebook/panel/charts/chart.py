@@ -45,6 +45,11 @@ class Chart:
     broken: tuple[Mark, ...] = ()
 
     @property
+    def unit(self) -> str:
+        """The name of the x axis, short enough for the corner below the labels of the y axis."""
+        return "s" if self.xlabel == "seconds" else self.xlabel
+
+    @property
     def some_epochs(self) -> tuple[Mark, ...]:
         """A dozen of the epochs at most, without the first one, which begins where the chart does."""
         return self.epochs[1 :: 1 + len(self.epochs) // 12]
@@ -60,8 +65,8 @@ def charts(view: RunView, names: Collection[str], look: Look) -> list[Chart]:
     made = [_metric(view, name, look) for name in names if name in view.curves]
     if any(len(points.x) > 1 for points in view.throughput.values()):
         curves = per_rank(view.throughput, look.smooth, look.ranks)
-        note = f"{whole(view.samples_per_s)} of all ranks" if len(view.ranks) > 1 else whole(view.samples_per_s)
-        title = f"{RATE} of each rank" if len(view.ranks) > 1 else RATE
+        note = f"{whole(view.samples_per_s)} in all" if len(view.ranks) > 1 else whole(view.samples_per_s)
+        title = f"{RATE} per rank" if len(view.ranks) > 1 else RATE
         made.append(Chart(title, note, "seconds", curves, from_zero=True))
     return made
 
@@ -108,8 +113,8 @@ def _note(name: str, curves: Curves, judged: Line | None, best: tuple[float, flo
     parts = [number(float(finite[-1]))] if finite.size else ["no number"]
     parts += [trend(main)] if direction(name) else []
     if best is not None:
-        which = f"{judged.label} " if judged.sparse else ""
-        parts.append(f"best {which}{number(best[1])} at {best[0]:,.0f}")
+        which = judged.label.replace(name, "").strip("_/. -") if judged.sparse else ""
+        parts.append(" ".join(filter(None, ["best", which, number(best[1])])))
     return " · ".join(filter(None, parts))
 
 

@@ -9,13 +9,17 @@ from typing import Any
 import numpy as np
 from ipecharts import EChartsRawWidget
 
-from ring_notebook.notebook.panel.charts.axes import Scale, scales
+from ring_notebook.notebook.panel.charts.axes import Scale, margin, scales
 from ring_notebook.notebook.panel.charts.chart import Chart
 from ring_notebook.notebook.panel.charts.curves import BAND, Band, Floats, Line
 from ring_notebook.notebook.panel.charts.svg_chart import BOTTOM, HEIGHT, TOP
 from ring_notebook.notebook.style import GREY, RED
 
 __all__ = ["LiveChart"]
+
+_LEGEND = "88%"  # of the width, beside the labels of the y axis
+_RIGHT = 6  # pixels, so that a mark at the end is not cut
+_BAR, _BOX = "path://M0 4H12V8H0Z M0 0 M12 12", "path://M0 2H12V10H0Z M0 0 M12 12"  # before a label
 
 
 class LiveChart:
@@ -45,18 +49,19 @@ class LiveChart:
 
     def _clicked(self, event: dict[str, Any]) -> None:
         name = str(event.get("name", ""))
-        if name.startswith("rank "):
-            self._on_click(int(name.removeprefix("rank ")))
+        if (rank := name.removeprefix("rank ")).isdecimal():
+            self._on_click(int(rank))
 
     def _option(self, chart: Chart) -> dict[str, Any]:
         lines = chart.curves.lines
         # What is drawn stands first: a narrow page shows the first labels, and the others behind an arrow.
         ordered = sorted(lines, key=lambda line: not line.shown)
-        labels = [line.label for line in ordered] if len(lines) > 1 else []
+        labels: list[Any] = [_name(line) for line in ordered] if len(lines) > 1 else []
         series = {line.label: _line(line) for line in lines}
         if chart.curves.band is not None:
             series = {BAND: _band(chart.curves.band, lines[0].color), **series}
-            labels.insert(sum(line.shown for line in lines), BAND)
+            swatch = {"name": BAND, "icon": _BOX, "itemStyle": {"opacity": 0.3}}
+            labels.insert(sum(line.shown for line in lines), swatch)
         series["marks"] = _marks(chart)
         # A series that is left out would stay as it was: the page merges what it gets into what it has.
         gone = {name: {**old, "data": []} for name, old in self._series.items() if name not in series}
@@ -69,22 +74,22 @@ class LiveChart:
             "backgroundColor": "transparent",
             "title": {
                 "text": f"{{title|{chart.title}}}  {chart.note}",
-                "left": 1,
+                "left": margin(y),
                 "top": 4,
                 "padding": 0,
                 "textStyle": {**small, "fontWeight": 400, "rich": {"title": {"fontSize": 13, "fontWeight": 600}}},
             },
-            "grid": {"left": 1, "right": 6, "top": TOP, "bottom": BOTTOM},
+            "grid": {"left": margin(y), "right": _RIGHT, "top": TOP, "bottom": BOTTOM},
             "legend": {
                 "type": "scroll",
                 "data": labels,
-                "selected": {line.label: line.shown for line in lines},
-                "left": 1,
-                "right": 6,
+                "selected": {_name(line): line.shown for line in lines},
+                "left": margin(y),
+                "width": _LEGEND,
                 "top": 18,
                 "padding": [4, 0],
-                "itemGap": 12,
-                "icon": "path://M0 4H12V8H0Z M0 0 M12 12",
+                "itemGap": 10,
+                "icon": _BAR,
                 "itemWidth": 12,
                 "itemHeight": 12,
                 "inactiveColor": "#8791a070",
@@ -94,7 +99,7 @@ class LiveChart:
             },
             "toolbox": {
                 "right": 0,
-                "bottom": -4,
+                "bottom": -5,
                 "itemSize": 11,
                 "itemGap": 6,
                 "iconStyle": {"borderColor": GREY},
@@ -114,10 +119,10 @@ class LiveChart:
             },
             "xAxis": {
                 "type": "value",
-                "name": chart.xlabel,
-                "nameLocation": "middle",
-                "nameGap": 8,
-                "nameTextStyle": {"color": "transparent"},
+                "name": chart.unit,
+                "nameLocation": "start",
+                "nameGap": 6,
+                "nameTextStyle": {**small, "align": "right", "verticalAlign": "top", "padding": [9, 0, 0, 0]},
                 "min": "dataMin",
                 "max": "dataMax",
                 "splitLine": {"show": False},
@@ -131,15 +136,7 @@ class LiveChart:
                 "splitLine": faint,
                 "axisLine": {"show": False},
                 "axisTick": {"show": False},
-                "axisLabel": {
-                    **small,
-                    "inside": True,
-                    "margin": 1,
-                    "verticalAlign": "bottom",
-                    "padding": [0, 0, 2, 0],
-                    "showMaxLabel": False,
-                },
-                "z": 3,
+                "axisLabel": {**small, "margin": 6},
             },
             "series": [{"id": name, "name": name, **one} for name, one in self._series.items()],
         }
@@ -152,8 +149,14 @@ def _bounds(y: Scale) -> dict[str, Any]:
     return {"min": y.low, "max": y.high, "interval": y.step}
 
 
+def _name(line: Line) -> str:
+    """Its label; of a rank that waits for a click the number alone, because there may be many."""
+    return line.label if line.shown else line.label.removeprefix("rank ")
+
+
 def _line(line: Line) -> dict[str, Any]:
     return {
+        "name": _name(line),
         "type": "line",
         "data": _pairs(line.x, line.y) if line.shown else [],
         "color": line.color,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from html import escape
 
 from ring_notebook.notebook.panel.charts.chart import Chart, columns
-from ring_notebook.notebook.panel.charts.svg_chart import BOTTOM, HEIGHT, TOP, svg, tips
+from ring_notebook.notebook.panel.charts.svg_chart import BOTTOM, HEIGHT, RIGHT, TOP, labels, svg, tips
 from ring_notebook.notebook.style import GREY
 
 __all__ = ["CSS", "ZOOM", "grid"]
@@ -27,7 +27,7 @@ _ZOOM = (
 CSS = f"""<style>
 .ring-charts {{ display: grid; gap: 8px 24px; margin: 6px 0; }}
 .ring-chart {{ position: relative; min-width: 0; }}
-.ring-chart img {{ display: block; width: 100%; height: {HEIGHT}px; max-width: none; }}
+.ring-wide img {{ display: block; width: 100%; height: {HEIGHT}px; max-width: none; }}
 .ring-zoom {{ position: absolute; right: 0; top: 0; z-index: 6; font-size: 11px; color: {GREY};
   background: var(--jp-layout-color0, Canvas); }}
 .ring-report .ring-zoom summary {{ list-style: none; margin: 0; padding: 2px 4px; }}
@@ -37,9 +37,9 @@ CSS = f"""<style>
 .ring-zoom[open] summary::after {{ content: "show all"; font-size: 11px; }}
 .ring-wide {{ resize: none !important; overflow: visible !important; }}
 .ring-frame {{ overflow: visible !important; }}
-.ring-zoom[open] ~ .ring-frame {{ overflow: auto hidden !important; }}
-.ring-zoom[open] ~ .ring-frame .ring-wide {{ width: {ZOOM}% !important; }}
-.ring-tips {{ position: absolute; left: 0; right: 0; top: {TOP}px; bottom: {BOTTOM}px; display: flex; }}
+.ring-zoom[open] ~ div .ring-frame {{ overflow: auto hidden !important; }}
+.ring-zoom[open] ~ div .ring-wide {{ width: {ZOOM}% !important; }}
+.ring-tips {{ position: absolute; left: 0; right: {RIGHT}%; top: {TOP}px; bottom: {BOTTOM}px; display: flex; }}
 .ring-tips i {{ flex: 1; position: relative; font-style: normal; }}
 .ring-tips i:hover::before {{ content: ""; position: absolute; left: 50%; top: 0; bottom: 0;
   border-left: 1px solid #8791a0; }}
@@ -56,16 +56,26 @@ def grid(charts: Sequence[Chart]) -> str:
     if not charts:
         return ""
     shown = "".join(
-        f"<div class='ring-chart'>{_ZOOM}<div class='ring-frame' style='overflow-x:auto'>"
-        f"<div class='ring-wide' style='position:relative;resize:horizontal;overflow:hidden'>"
-        f"{_image(one)}<div class='ring-tips'>{tips(one)}</div></div></div></div>"
+        f"<div class='ring-chart'>{_ZOOM}<div style='display:flex'>{_labels(one)}"
+        "<div class='ring-frame' style='overflow-x:auto;flex:1;min-width:0'>"
+        "<div class='ring-wide' style='position:relative;resize:horizontal;overflow:hidden'>"
+        f"{_image(one)}<div class='ring-tips'>{tips(one)}</div></div></div></div></div>"
         for one in charts
     )
     return f"<div class='ring-charts' style='grid-template-columns:{columns(len(charts))}'>{shown}</div>"
 
 
 def _image(chart: Chart) -> str:
-    # As an image: front ends remove inline SVG from notebooks that are not trusted.
-    data = base64.b64encode(svg(chart).encode()).decode()
     about = escape(f"{chart.title} over {chart.xlabel}: {chart.note}", quote=True)
-    return f"<img alt='{about}' width='100%' height='{HEIGHT}' src='data:image/svg+xml;base64,{data}'>"
+    return f"<img alt='{about}' width='100%' height='{HEIGHT}' src='{_address(svg(chart))}'>"
+
+
+def _labels(chart: Chart) -> str:
+    image, width = labels(chart)
+    style = f"width:{width}px;height:{HEIGHT}px;flex:none"
+    return f"<img class='ring-axis' alt='' style='{style}' src='{_address(image)}'>"
+
+
+def _address(image: str) -> str:
+    # As an image: front ends remove inline SVG from notebooks that are not trusted.
+    return f"data:image/svg+xml;base64,{base64.b64encode(image.encode()).decode()}"

@@ -1,7 +1,8 @@
 """A still chart: SVG for saved notebooks, where no widget is alive. It fills any width, and its text keeps its size.
 
 Nothing but the curves is stretched: they lie in an inner picture whose lines are drawn after that, and everything else
-is placed in percent of the width. So a reader zooms by making the picture wider, which then shows more ticks.
+is placed in percent of the width. So a reader zooms by making the picture wider, which then shows more ticks. The
+labels of the y axis are a picture of their own, whose width is theirs, and which stays where it is meanwhile.
 """
 
 from __future__ import annotations
@@ -11,25 +12,24 @@ from html import escape
 
 import numpy as np
 
-from ring_notebook.notebook.panel.charts.axes import Scale, scales
+from ring_notebook.notebook.panel.charts.axes import Scale, margin, scales
 from ring_notebook.notebook.panel.charts.chart import Chart
 from ring_notebook.notebook.panel.charts.curves import BAND, Curves, Floats
 from ring_notebook.notebook.style import GREY, RED, number
 
-__all__ = ["BOTTOM", "HEIGHT", "TOP", "svg", "tips"]
+__all__ = ["BOTTOM", "HEIGHT", "RIGHT", "TOP", "labels", "svg", "tips"]
 
-HEIGHT = 246  # pixels
-TOP, BOTTOM = 44, 34  # margins; there are none at the sides, because no width can be said in percent less pixels
+HEIGHT = 250  # pixels
+TOP, BOTTOM = 48, 32  # margins
+RIGHT = 1  # percent, so that a mark at the end is not cut
+_BEGIN, _END = 0.02, 0.97  # of the x axis; a label beyond begins or ends where the axis does
 TIPS = 60  # places of a chart that show their values
 MOST_LABELS = 24  # in the legend
-_TOP = 0.97  # of the y axis, above which a label would lie on the legend
-_BEGIN = 0.03
-_END = 0.88  # of the x axis, where its name stands
 _LEGEND = 400  # its width; a narrow page cuts it
 _UNIT = 1000  # the curves' own coordinates,
 _ACROSS = 4000  # and those along the x axis, which may be drawn several times as wide
 _WIDE = 1400  # pixels from which on a picture shows more ticks, and again what its beginning says
-_AGAIN = range(10, 100, 10)  # percent of the width at which it does, for a page that has scrolled there
+_AGAIN = range(20, 100, 20)  # percent of the width at which it does, for a page that has scrolled there
 _FONT = "font-family='system-ui,-apple-system,Segoe UI,Helvetica,Arial,sans-serif'"
 
 
@@ -44,28 +44,34 @@ def svg(chart: Chart) -> str:
         f"<style>@media(max-width:{_WIDE}px){{.w{{display:none}}}}</style>",
         f"<text x='1' y='15'><tspan font-size='13' font-weight='600'>{escape(chart.title)}</tspan>"
         f"<tspan dx='8'>{escape(chart.note)}</tspan></text>",
-        *(f"<text class='w' x='{at}%' y='15' font-weight='600'>{escape(chart.title)}</text>" for at in _AGAIN[1::2]),
+        *(f"<text class='w' x='{at}%' y='15' font-weight='600'>{escape(chart.title)}</text>" for at in _AGAIN),
         *legend,
-        f"<svg y='{top}' width='100%' height='{height}' overflow='visible'>",
+        f"<svg y='{top}' width='{100 - RIGHT}%' height='{height}' overflow='visible'>",
     ]
-    labels = []
     for tick in y.ticks:
         at = f"{100 - 100 * y.place(tick):.2f}%"
         parts.append(f"<line x1='0' x2='100%' y1='{at}' y2='{at}' stroke='{GREY}' stroke-opacity='.22'/>")
-        labels += [f"<text x='1' y='{at}' dy='-3'>{y.label(tick)}</text>"] * (y.place(tick) < _TOP)
-    parts.append(f"<g id='y'>{''.join(labels)}</g>")
-    parts += [f"<use class='w' href='#y' x='{at}%'/>" for at in _AGAIN]
     for tick, kind in [*((tick, "") for tick in x.ticks), *((tick, " class='w'") for tick in x.finer_ticks)]:
-        if x.place(tick) < _END:
-            at = f"{100 * x.place(tick):.2f}%"
-            anchor = "middle" if x.place(tick) > _BEGIN else "start"
-            parts.append(f"<text{kind} x='{at}' y='{height + 15}' text-anchor='{anchor}'>{x.label(tick)}</text>")
-    parts.append(f"<text x='100%' y='{height + 15}' text-anchor='end' fill-opacity='.75'>{escape(chart.xlabel)}</text>")
+        at = f"{100 * x.place(tick):.2f}%"
+        anchor = "start" if x.place(tick) < _BEGIN else "end" if x.place(tick) > _END else "middle"
+        parts.append(f"<text{kind} x='{at}' y='{height + 17}' text-anchor='{anchor}'>{x.label(tick)}</text>")
     parts += _epochs(chart, x, height)
     inner = f"width='100%' height='100%' viewBox='0 0 {_ACROSS} {_UNIT}' preserveAspectRatio='none'"
     parts.append(f"<svg {inner} overflow='visible'>")
     parts += [*_lines(chart.curves, x, y), "</svg>", *_points(chart, x, y), "</svg></svg>"]
     return "".join(parts)
+
+
+def labels(chart: Chart) -> tuple[str, int]:
+    """The labels of the y axis, and below them the name of the x axis, as one SVG; and its width in pixels."""
+    _, y = scales(chart.curves, chart.from_zero, chart.log)
+    top, width = TOP + _legend(chart.curves)[1], margin(y)
+    height = HEIGHT - top - BOTTOM
+    said = [(top + height * (1 - y.place(tick)) + 4, y.label(tick)) for tick in y.ticks]
+    said.append((top + height + 17, escape(chart.unit)))
+    texts = "".join(f"<text x='{width - 6}' y='{at:.1f}' text-anchor='end'>{text}</text>" for at, text in said)
+    size = f"width='{width}' height='{HEIGHT}'"
+    return f"<svg xmlns='http://www.w3.org/2000/svg' {size} {_FONT} font-size='11' fill='{GREY}'>{texts}</svg>", width
 
 
 def _lines(curves: Curves, x: Scale, y: Scale) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
@@ -15,6 +16,9 @@ from ring_notebook.notebook.style import GREY, rank_color, rank_list
 __all__ = ["Line", "Lines", "count", "html", "split_last", "text"]
 
 _Said = tuple[int, str, str]  # rank, stream and line
+# As `warnings` and tracebacks name a place.
+_CELL = re.compile(r'(?:File ")?<cell of run [^>]*>(?:", line |:)(\d+)')
+_BLOCK = "display:inline-block;vertical-align:top;max-width:calc(100% - 6ch);white-space:pre-wrap;word-break:break-all"
 _MOST_OF_A_ROUND = 3  # pieces of a rank: a message has several when it holds blocks
 
 
@@ -110,9 +114,9 @@ def html(lines: Iterable[Line]) -> str:
     for line in lines:
         color = rank_color(line.ranks[0]) if len(line.ranks) == 1 else GREY
         label = f"<span style='color:{color};user-select:none'>[{rank_list(line.ranks)}]</span>"
-        body = escape(line.text)
+        body = escape(_CELL.sub(r"Cell, line \1", line.text))
         if "\n" in line.text:
-            body = f"<span style='display:inline-block;vertical-align:top;white-space:pre'>{body}</span>"
+            body = f"<span style='{_BLOCK}'>{body}</span>"
         parts.append(f"<div>{label} {body}</div>")
     return "".join(parts)
 
@@ -123,5 +127,6 @@ def text(lines: Iterable[Line]) -> str:
     for line in lines:
         label = f"[{rank_list(line.ranks)}] "
         below = "\n" + " " * len(label)
-        shown.append(f"{label}{line.text.replace(chr(10), below)}\n")
+        said = _CELL.sub(r"Cell, line \1", line.text)
+        shown.append(f"{label}{said.replace(chr(10), below)}\n")
     return "".join(shown)

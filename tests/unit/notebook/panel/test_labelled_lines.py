@@ -43,6 +43,15 @@ def test_the_last_lines_are_divided_from_those_before_without_cutting_a_print() 
     assert split_last([], 3) == ([], [])
 
 
+def test_a_place_in_the_cell_is_named_as_the_notebook_does() -> None:
+    warned = Line((0,), "stderr", "<cell of run 2026-a1>:19: UserWarning: slow\n  f(x)")
+    raised = Line((1,), "stderr", '  File "<cell of run 2026-a1>", line 3, in <module>')
+    assert text([warned, raised]) == (
+        "[0] Cell, line 19: UserWarning: slow\n      f(x)\n[1]   Cell, line 3, in <module>\n"
+    )
+    assert "2026-a1" not in html([warned, raised])
+
+
 def test_what_one_rank_repeats_is_kept() -> None:
     lines = Lines().take([out(1, 0, "x\nx\n"), out(2, 1, "x\n")])
     assert text(lines) == "[0-1] x\n[0] x\n"

@@ -43,6 +43,7 @@ def test_readings_are_kept_drawn_and_listed(tmp_path: Path) -> None:
         content = rank_table.table(one.view(), still=True)
         assert content.rows[1][content.columns.index("CPU")] == "▂▅▇ 90%"
         assert [chart.title for chart in machine_load.charts(one.view(), Look())] == ["CPU"]
+    log.summary["seconds"] = 30.0
     page = report.mime_bundle(log)["text/html"]
     assert "<details><summary>Machine</summary>" in page
     log.look = Look(machine=True)

@@ -15,7 +15,7 @@ from ring_notebook.notebook.panel import headline, rank_table, report, stall_not
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.record.run_record import first_line
 from ring_notebook.notebook.style import ago, duration, rank_list, whole
-from ring_notebook.records import Display, Ended, MetricBatch, Output, Record, Status, encode
+from ring_notebook.records import Display, Ended, Load, MetricBatch, Output, Record, Status, encode
 
 
 def run(directory: Path, size: int, *more: Record, steps: int = 60, status: str = "ok", error: str = "") -> RunLog:
@@ -34,7 +34,8 @@ def run(directory: Path, size: int, *more: Record, steps: int = 60, status: str 
 
 
 def images(page: str) -> list[ElementTree.Element]:
-    found = re.findall(r"src='data:image/svg\+xml;base64,([^']+)'", page)
+    """The charts, without the labels of their y axes."""
+    found = re.findall(r"<img alt='[^']+' [^>]*src='data:image/svg\+xml;base64,([^']+)'", page)
     return [ElementTree.fromstring(base64.b64decode(data)) for data in found]
 
 
@@ -47,8 +48,10 @@ def texts(image: ElementTree.Element) -> list[str]:
 def test_the_page_has_charts_table_and_output(tmp_path: Path) -> None:
     page = report.mime_bundle(run(tmp_path / "r1", 2))["text/html"]
     loss, rate = images(page)
-    assert {"loss", "rank 0", "rank 1", "step"} <= set(texts(loss))
-    assert "samples/s of each rank" in texts(rate)
+    assert {"loss", "rank 0", "rank 1"} <= set(texts(loss))
+    axis = re.findall(r"<img class='ring-axis' [^>]*src='data:image/svg\+xml;base64,([^']+)'", page)
+    assert texts(ElementTree.fromstring(base64.b64decode(axis[0]))) == ["0", "0.5", "1", "1.5", "2", "step"]
+    assert "samples/s per rank" in texts(rate)
     assert page.count("<tr>") == 3
     assert "[0-1]</span> epoch 1<" in page
     assert "digits &lt;1&gt;" in page
@@ -169,7 +172,7 @@ def test_runs_are_laid_over_one_another(tmp_path: Path) -> None:
     logs[1].name = ""
     loss, rate = images(report.compare(logs).data)
     assert {"digits <1>", time.strftime("%H:%M:%S", time.localtime(logs[1].started))} <= set(texts(loss))
-    assert "samples/s of each rank" in texts(rate)
+    assert "samples/s per rank" in texts(rate)
 
 
 def test_runs_in_a_legend_have_short_names_that_differ(tmp_path: Path) -> None:
@@ -212,12 +215,38 @@ def test_a_value_that_is_no_number_is_said_first_and_drawn_in_red(tmp_path: Path
     bundle = report.mime_bundle(run(tmp_path / "r1", 2, bad))
     assert bundle["text/plain"].splitlines()[1] == "loss is NaN on rank 1 since step 60"
     assert "NaN, rank 1" in texts(images(bundle["text/html"])[0])
+    assert "<td style='color:#ef4444'>inf</td>" in bundle["text/html"]
 
 
 def test_values_are_there_to_hover_over_and_unseen_without_styles(tmp_path: Path) -> None:
     page = report.mime_bundle(run(tmp_path / "r1", 2))["text/html"]
     tips = re.findall(r"<i data-tip='([^']*)'></i>", page)
     assert any(tip.startswith("step ") and "&#10;rank 0  " in tip and "&#10;rank 1  " in tip for tip in tips)
+
+
+@pytest.mark.parametrize(("steps", "seconds", "shown"), [(60, 1, True), (0, 1, False), (0, 30, True)])
+def test_a_short_cell_without_metrics_leaves_out_the_machines(
+    tmp_path: Path, steps: int, seconds: float, shown: bool
+) -> None:
+    now = time.time()
+    log = run(tmp_path / "r1", 1, *(Load("r1", 0, now + at, {"cpu": 50.0}) for at in range(3)), steps=steps)
+    log.summary["seconds"] = seconds
+    page = report.mime_bundle(log)["text/html"]
+    assert ("<summary>Machine</summary>" in page) == shown
+    assert shown or len(page) < 10_000
+
+
+def test_the_epoch_of_a_run_in_progress_is_said_once(tmp_path: Path) -> None:
+    log = RunLog(tmp_path / "r1", "r1", "", 2, "", {}, {})
+    for rank, epoch in ((0, 4.0), (1, 3.0)):
+        log.put(encode([MetricBatch("r1", rank, ("loss", "epoch"), array("d", (log.started, 9, 0.5, epoch)))]))
+    while log.taken < log.received:
+        time.sleep(0.01)
+    view = log.view()
+    assert "epoch 3" in headline.text(headline.headline(log, view))
+    assert "epoch" not in rank_table.table(view).columns
+    log.finish("ok")
+    assert "epoch" not in headline.text(headline.headline(log, log.view()))
 
 
 def spent(waits: dict[int, float], seconds: float, data: dict[int, float] | None = None) -> list[Ended]:
@@ -277,7 +306,7 @@ def test_many_ranks_begin_with_the_slow_ones(tmp_path: Path) -> None:
 def test_stuck_names_who_is_missing_and_where_each_rank_is(tmp_path: Path) -> None:
     source = "for step in steps:\n    train()\n\nring.allreduce(x)"
     log = RunLog(tmp_path / "r1", "r1", "", 3, source, {"first_line": 2}, {})
-    waiting = {"operation": "allreduce", "name": "late", "sequence": 101, "seconds": 12.0, "missing": [1]}
+    waiting = {"operation": "allreduce", "name": "late", "sequence": 102, "seconds": 12.0, "missing": [1]}
     extra = {"calls": 101}
     log.put(encode([Status("r1", rank, 0.0, line=5, waiting=waiting, extra=extra) for rank in (0, 2)]))
     log.put(encode([Status("r1", 1, 0.0, line=3, extra={"calls": 100}, progress=(5, 10))]))
@@ -295,7 +324,7 @@ def test_stuck_names_who_is_missing_and_where_each_rank_is(tmp_path: Path) -> No
     page = stall_notice.html(ranks, source, 2)
     cells = [re.findall(r"<td>(.*?)</td>", row) for row in page.split("<tr>")[2:]]
     assert cells[0] == ["0, 2", "allreduce late", "101", "12 s", "5: ring.allreduce(x)", "1"]
-    assert [cells[1][index] for index in (0, 1, 4)] == ["1", "code outside of collectives", "3: train()"]
+    assert [cells[1][index] for index in (0, 1, 2, 4)] == ["1", "code outside of collectives", "100", "3: train()"]
     assert log.view().stuck(after=0) == ()
     log.finish("interrupted")
     assert stall_notice.html(()) == ""
