@@ -10,7 +10,6 @@ import sys
 import threading
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator
 from types import CodeType
 from typing import Any
 
@@ -75,20 +74,22 @@ class Cell:
 
     def current_line(self) -> int:
         """The line of the cell that the main thread is at, 0 outside of the cell; from any thread."""
-        return next(self._current_lines(), 0)
+        return next(iter(self.current_lines()), 0)
 
     def current_statement(self) -> int:
         """Which statement of the cell's top level the main thread executes, counted from 0; -1 outside of the cell."""
-        lines = [*self._current_lines()]
+        lines = self.current_lines()
         return bisect_right(self._statements, lines[-1]) - 1 if lines else -1
 
-    def _current_lines(self) -> Iterator[int]:
-        """The lines of the cell at which the frames of the main thread are, the innermost first."""
+    def current_lines(self) -> list[int]:
+        """The lines of the cell at which the frames of the main thread are, the innermost first; from any thread."""
+        lines = []
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         while frame is not None:
             if frame.f_code.co_filename == self.file:
-                yield frame.f_lineno
+                lines.append(frame.f_lineno)
             frame = frame.f_back
+        return lines
 
 
 def _begins(statement: ast.stmt) -> int:

@@ -16,6 +16,7 @@ from ipyparallel.engine.datapub import publish_data
 from IPython.core.interactiveshell import InteractiveShell
 
 from ring_notebook.core import metrics, world
+from ring_notebook.core.loop_calls import LoopCalls
 from ring_notebook.core.tracing import trace
 from ring_notebook.core.waits import other_waits
 from ring_notebook.engine import namespace, setup
@@ -80,6 +81,7 @@ class _Execution:
         self.cell: Cell | None = None
         self.calls = 0  # of collectives
         self.entered = False  # the kernel knows that the cell itself has begun
+        self.loops = LoopCalls(_calls, lambda: self.cell.current_lines() if self.cell else ())
         self.spent = TimeSpent()
         self.machine = _machine()
         self.capture = Capture(run, self.rank)
@@ -89,7 +91,7 @@ class _Execution:
         children = active_children()
         post_mortem.forget()
         shell = InteractiveShell.instance()
-        metrics.begin()
+        metrics.begin(self.loops)
         other_waits.begin()
         if setup.spool is not None:
             setup.spool.begin(self.run)
@@ -197,7 +199,8 @@ class _Execution:
             progress=metrics.progress(),
             extra={
                 **self.spent.now(),
-                "calls": max(0, world.calls() - 1),  # without the barrier that opened the epoch
+                "calls": _calls(),
+                "loop": self.loops.report(),
                 "statement": self.cell.current_statement() if self.cell else -1,
             },
         )
@@ -212,6 +215,11 @@ class _Execution:
             return None
         what, seconds = other
         return {"rank": self.rank, "state": "waiting", "operation": what, "seconds": seconds, "missing": []}
+
+
+def _calls() -> int:
+    """How many collectives this rank has called in the run, without the barrier that opened its epoch."""
+    return max(0, world.calls() - 1)
 
 
 def _send(message: bytes) -> None:

@@ -134,8 +134,8 @@ CSS = """<style>
   font-family: var(--jp-code-font-family, monospace); font-size: 12px; }
 .ring-panel .ring-toggle, .ring-panel .jupyter-button { line-height: 22px; padding: 0 8px; border-radius: 4px;
   font-size: 12px; }
-.ring-bar { display: inline-block; width: clamp(44px, 22vw - 130px, 140px); height: 6px; border-radius: 3px; margin-right: 8px;
-  background: var(--jp-border-color2, #8885); vertical-align: middle; }
+.ring-bar { display: inline-block; width: clamp(44px, 22vw - 130px, 140px); height: 6px; border-radius: 3px;
+  margin-right: 8px; background: var(--jp-border-color2, #8885); vertical-align: middle; }
 .ring-bar i { display: block; height: 100%; border-radius: 3px; background: #3b82f6;
   transition: width .3s; }
 .ring-table { border-collapse: collapse; font-size: 12px; line-height: 1.5; margin: 4px 0; border: none;

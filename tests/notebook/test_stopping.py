@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.waiting import until
 from notebook.endure import SECONDS_TO_END
 from ring_notebook.errors import CollectiveAborted, RunTimeout
 from ring_notebook.notebook.cluster.cluster import Cluster
@@ -66,10 +68,29 @@ def test_stop_interrupts_every_rank(cluster: Cluster, wait: str) -> None:
 def test_an_interrupted_collective_says_its_line(cluster: Cluster) -> None:
     """Whether its interrupt or that of the other rank arrives first."""
     run = cluster.run("if ring.rank() == 0: ring.barrier()\nelse:\n    import time; time.sleep(60)")
-    begun(run)
+    until(lambda: [status.line for _, status in sorted(run.log.statuses().items())] == [1, 3])
     run.stop()
     with pytest.raises(KeyboardInterrupt, match=r"stopped at lines? (1, )?3 of the cell"):
         run.wait()
+
+
+def test_a_call_left_out_within_a_loop_is_told_while_the_ranks_go_on(cluster: Cluster) -> None:
+    """The next call of the rank that has left one out meets the one before it of the other."""
+    run = cluster.run(
+        "import time, torch\nfor step in ring.track(range(100_000)):\n    time.sleep(0.005)\n"
+        "    if step != 40 or ring.rank() == 0:\n        ring.allreduce(torch.ones(1))"
+    )
+    until(lambda: run.done or bool(headline(run.log, run.view).alarms))
+    (said,) = headline(run.log, run.view).alarms
+    run.stop()
+    found = re.fullmatch(
+        r"(\d+) calls on rank 0, (\d+) on rank 1 before step (\d+) of the loop at line 2; they part after step (\d+)",
+        said,
+    )
+    assert found is not None, said
+    first, second, step, since = map(int, found.groups())
+    assert first == step == second + 1
+    assert since <= 40 < step
 
 
 def test_a_run_stopped_before_it_begins_is_interrupted(cluster: Cluster) -> None:

@@ -45,7 +45,8 @@ def headline(log: RunRecord, view: RunView, stuck: Sequence[RankView] = ()) -> H
     if stuck:  # first of all
         alarms = [stall_notice.sentence(stuck, log.source, log.first_line)]
     else:
-        alarms = [*filter(None, [missed_calls.sentence(view, log.source, log.first_line) if running else ""])]
+        alarms = [missed_calls.sentence(view, log.source, log.first_line) if running else ""]
+    alarms = [*filter(None, [*alarms, missed_calls.in_loop(view) if running else ""])]
     slow = None if stuck else slow_ranks.find(view)
     waits = any(rank.status and rank.status.waiting for rank in stuck)
     return Headline(

@@ -13,6 +13,7 @@ from IPython.core.error import UsageError
 from ring_notebook.error_text import printable
 from ring_notebook.errors import RunFailed
 from ring_notebook.notebook import style
+from ring_notebook.notebook.panel.missed_calls import counted
 from ring_notebook.records import Failure
 
 __all__ = ["as_exception", "brief", "describe", "describe_deaths"]
@@ -62,7 +63,7 @@ def describe(
         lines.append(f"{style.ranks(ranks)}: {f'the same, at line {_line(other)}' if same else _summary(other)}")
     lines += _stopped(failure for failure in failures if failure not in primary)
     if first.aborted and len(set((calls or {}).values())) > 1:
-        lines.append(f"{_counts(calls or {})}; they part at line {_line(first)}")
+        lines.append(f"{counted(calls or {})}; they part at line {_line(first)}")
     return "\n".join([*lines, *_still_running(still_running)])
 
 
@@ -104,15 +105,6 @@ def _grouped(failures: Iterable[Failure]) -> list[tuple[Failure, list[int]]]:
 def _table(failure: Failure) -> str:
     """The table of calls of a mismatch, which every rank has; empty of other failures."""
     return failure.message.partition("\n")[2] if failure.ename == "CollectiveMismatch" else ""
-
-
-def _counts(calls: Mapping[int, int]) -> str:
-    """How many collectives the ranks have called: ``101 calls on rank 0, 100 on ranks 1-3``."""
-    ranks: dict[int, list[int]] = {}
-    for rank, count in sorted(calls.items()):
-        ranks.setdefault(count, []).append(rank)
-    said = [f"{count} on {style.ranks(members)}" for count, members in ranks.items()]
-    return ", ".join([said[0].replace(" on ", f" call{'s' * (next(iter(ranks)) != 1)} on ", 1), *said[1:]])
 
 
 def _summary(failure: Failure) -> str:

@@ -71,7 +71,7 @@ def judge(
     stopped = [end for end in ended.values() if end.status == "interrupted"]
     if stopped:
         lines = sorted({int(end.summary["line"]) for end in stopped} - {0})
-        place = f"at line{'s' * (len(lines) > 1)} {', '.join(map(str, lines))}" if lines else "outside"
+        place = f"at line{'s' * (len(lines) > 1)} {', '.join(map(str, lines))}" if lines else "outside of the lines"
         message = f"stopped {place} of the cell; variables and cluster are kept"
         return Verdict("interrupted", _one_line(KeyboardInterrupt(message)))
     if failures:  # of ranks that stopped with one whose cell went on after the interrupt

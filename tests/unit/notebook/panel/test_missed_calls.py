@@ -16,7 +16,9 @@ SOURCE = "for batch in loader:\n    ring.allreduce(x)\nprint('done')\n"
 WAITING = {"operation": "allreduce", "name": "", "sequence": 101, "seconds": 1.5, "missing": [1]}
 
 
-def alarms(directory: Path, waiting: dict[str, Any], first: dict[str, Any], second: dict[str, Any], line: int) -> Any:
+def alarms(
+    directory: Path, waiting: dict[str, Any] | None, first: dict[str, Any], second: dict[str, Any], line: int
+) -> Any:
     log = RunLog(directory / "r1", "r1", "", 2, SOURCE, {"first_line": 2}, {})
     log.put(encode([Status("r1", 0, 0.0, line=3, waiting=waiting, extra=first)]))
     log.put(encode([Status("r1", 1, 0.0, line=line, extra=second)]))
@@ -53,3 +55,26 @@ def test_nothing_is_said_of_another_wait(
 ) -> None:
     given = [dict(zip(("calls", "statement"), one, strict=True)) for one in (first, second)]
     assert alarms(tmp_path, waiting, *given, 4) == ()
+
+
+def loop(*marks: tuple[int, int], name: str = "a") -> dict[str, Any]:
+    return {"calls": marks[-1][1], "statement": 0, "loop": {"name": name, "line": 2, "marks": marks}}
+
+
+def test_ranks_that_part_within_a_loop_are_told_while_they_go_on(tmp_path: Path) -> None:
+    said = alarms(tmp_path, None, loop((0, 1), (8, 9), (16, 17), (24, 25)), loop((0, 1), (8, 9), (16, 16)), 3)
+    assert said == ("17 calls on rank 0, 16 on rank 1 before step 16 of the loop at line 2; they part after step 8",)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        pytest.param(loop((0, 1), (1, 2)), loop((0, 1), (1, 2), (2, 3)), id="alike"),
+        pytest.param(loop((0, 1), (4, 5)), loop((1, 9), (2, 3)), id="no step in common"),
+        pytest.param(loop((0, 1), (4, 5)), loop((0, 1), (4, 9), name="b"), id="another loop"),
+        pytest.param(loop((0, 1), (4, 5)), loop((0, 2), (4, 9)), id="never alike"),
+        pytest.param(loop((0, 1), (4, 5)), {"calls": 1, "statement": 0, "loop": {}}, id="outside of loops"),
+    ],
+)
+def test_loops_that_do_not_part_are_no_alarm(tmp_path: Path, first: dict[str, Any], second: dict[str, Any]) -> None:
+    assert alarms(tmp_path, None, first, second, 3) == ()
