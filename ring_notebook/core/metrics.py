@@ -6,12 +6,11 @@ import atexit
 import sys
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from time import monotonic, monotonic_ns, time
 from typing import Any, Generic, TypeVar
 
 from ring_notebook.core.device_numbers import copy_from_device, has_arrived, read
-from ring_notebook.core.loop_calls import LoopCalls
 from ring_notebook.records import MetricBatch
 
 __all__ = [
@@ -60,7 +59,7 @@ class _Recorder:
         self.waits: deque[tuple[int, int]] | None = None
         self.flushed = 0.0
         self.progress = (0, 0)
-        self.loops: LoopCalls | None = None
+        self.loops: Callable[[str], Callable[[int], None]] | None = None
 
     def add(self, now: float, step: int | None, values: dict[str, Any]) -> None:
         if step is None:
@@ -209,12 +208,12 @@ class track(Generic[T]):  # noqa: N801 - read as a verb: for batch in track(load
         done = recorder.progress[0] if self._total else 0
         batches = iter(self._loader)
         caller = sys._getframe(1)
-        loop = recorder.loops.begin(f"{caller.f_code.co_filename}:{caller.f_lineno}") if recorder.loops else None
+        loop = recorder.loops(f"{caller.f_code.co_filename}:{caller.f_lineno}") if recorder.loops else None
         del caller  # it refers to the batches
         while True:
             recorder.progress = (done, total)
             if loop is not None:
-                loop.begin_step(done)
+                loop(done)
             started = monotonic_ns()
             try:
                 batch = next(batches)
@@ -247,8 +246,11 @@ def _samples(batch: Any) -> int:
     return 1
 
 
-def begin(loops: LoopCalls | None = None) -> None:
-    """A run starts: drop all rows, then keep every row until it is drained. ``loops`` notes the steps of `track`."""
+def begin(loops: Callable[[str], Callable[[int], None]] | None = None) -> None:
+    """A run starts: drop all rows, then keep every row until it is drained.
+
+    ``loops`` is called with the place of each loop that `track` begins, and what it returns before each of its steps.
+    """
     _recorder.reset()
     _recorder.loops = loops
     _forget_params()

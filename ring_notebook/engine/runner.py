@@ -16,7 +16,6 @@ from ipyparallel.engine.datapub import publish_data
 from IPython.core.interactiveshell import InteractiveShell
 
 from ring_notebook.core import metrics, world
-from ring_notebook.core.loop_calls import LoopCalls
 from ring_notebook.core.tracing import trace
 from ring_notebook.core.waits import other_waits
 from ring_notebook.engine import namespace, setup
@@ -25,12 +24,13 @@ from ring_notebook.engine.child_processes import end_children
 from ring_notebook.engine.debugging import dialogue, live_debugger, post_mortem
 from ring_notebook.engine.debugging.interrupt import Interruptible
 from ring_notebook.engine.failure_record import describe, from_cell
-from ring_notebook.engine.machine import Machine
+from ring_notebook.engine.measures.loop_calls import LoopCalls
+from ring_notebook.engine.measures.machine import Machine
+from ring_notebook.engine.measures.time_spent import TimeSpent
 from ring_notebook.engine.output import figures
 from ring_notebook.engine.output.capture import Capture
 from ring_notebook.engine.publisher import Publisher
 from ring_notebook.engine.startup import mpi_access
-from ring_notebook.engine.time_spent import TimeSpent
 from ring_notebook.errors import CollectiveAborted
 from ring_notebook.horovod.as_horovod import as_horovod
 from ring_notebook.horovod.names import NAME
@@ -91,7 +91,7 @@ class _Execution:
         children = active_children()
         post_mortem.forget()
         shell = InteractiveShell.instance()
-        metrics.begin(self.loops)
+        metrics.begin(self.loops.begin)
         other_waits.begin()
         if setup.spool is not None:
             setup.spool.begin(self.run)

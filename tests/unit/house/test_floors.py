@@ -52,8 +52,10 @@ MAY_IMPORT = {
     "engine/output": {"ground"},
     "engine/startup": {"core", "rank", "ground"},
     "engine/debugging": {"core", "ground"},
+    "engine/measures": {"core", "core/waits", "ground"},
     "engine": {
         "engine/debugging",
+        "engine/measures",
         "engine/output",
         "engine/startup",
         "core",

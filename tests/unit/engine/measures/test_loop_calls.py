@@ -5,16 +5,17 @@ from __future__ import annotations
 from itertools import count
 
 from ring_notebook.core import metrics
-from ring_notebook.core.loop_calls import MOST, LoopCalls
+from ring_notebook.engine.measures.loop_calls import MOST, LoopCalls
 
 
 def test_the_steps_of_a_long_loop_thin_out_alike_on_all_ranks() -> None:
     def noted(steps: int, extra: int) -> dict[int, int]:
         calls = count()
-        loop = LoopCalls(lambda: next(calls) + extra, list).begin("here")
+        loops = LoopCalls(lambda: next(calls) + extra, list)
+        begin_step = loops.begin("here")
         for step in range(steps):
-            loop.begin_step(step)
-        return loop.marks
+            begin_step(step)
+        return dict(loops.report()["marks"])
 
     ahead, behind = noted(1000, 0), noted(990, 5)
     assert MOST // 2 <= len(ahead) <= MOST
@@ -26,7 +27,7 @@ def test_a_tracked_loop_is_noted_by_its_lines_and_passes() -> None:
     calls = count(100)
     loops = LoopCalls(lambda: next(calls), lambda: [7, 3])
     assert loops.report() == {}
-    metrics.begin(loops)
+    metrics.begin(loops.begin)
     try:
         names = []
         for _ in range(2):

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["Loop", "LoopCalls"]
+__all__ = ["MOST", "LoopCalls"]
 
 MOST = 32  # steps of a loop that are noted
 
 
-class Loop:
+class _Loop:
     """One pass over a tracked loop: ``marks`` are the calls before some of its steps, the same ones on all ranks."""
 
     def __init__(self, name: str, line: int, calls: Callable[[], int]) -> None:
@@ -43,15 +43,15 @@ class LoopCalls:
         self._calls = calls
         self._lines = lines
         self._passes: Counter[str] = Counter()
-        self._newest: Loop | None = None
+        self._newest: _Loop | None = None
 
-    def begin(self, place: str) -> Loop:
-        """A pass over the loop at ``place`` in its file begins."""
+    def begin(self, place: str) -> Callable[[int], None]:
+        """A pass over the loop at ``place`` in its file begins; what this returns is called before each step."""
         lines = self._lines()
         name = f"{place} {' '.join(map(str, lines))}"
         self._passes[name] += 1
-        self._newest = Loop(f"{name} {self._passes[name]}", lines[0] if lines else 0, self._calls)
-        return self._newest
+        self._newest = _Loop(f"{name} {self._passes[name]}", lines[0] if lines else 0, self._calls)
+        return self._newest.begin_step
 
     def report(self) -> dict[str, Any]:
         """The newest pass for a record: its ``name``, the ``line`` of the cell, and ``marks`` as (step, calls)."""
