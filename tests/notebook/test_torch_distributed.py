@@ -6,7 +6,9 @@ import time
 
 import pytest
 
+from harness.waiting import until
 from notebook.test_stopping import begun
+from ring_notebook.errors import ClusterError
 from ring_notebook.notebook.cluster.cluster import Cluster
 
 USES = """
@@ -47,6 +49,27 @@ def test_a_cell_again_and_after_a_failure(cluster: Cluster, backend: str) -> Non
         cluster.run(fails).wait()
     assert cluster.run(uses, n=1).wait().status == "ok"
     assert cluster.run(uses).wait().status == "ok"
+
+
+IS_KILLED = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("{backend}")
+dist.barrier()
+if ring.rank() == 1:
+    os.kill(os.getpid(), 9)
+while True:
+    dist.all_reduce(torch.ones(1))
+"""
+
+
+@pytest.mark.parametrize("backend", ["ring", pytest.param("gloo", marks=pytest.mark.slow)])
+def test_a_rank_that_is_killed(cluster: Cluster, backend: str) -> None:
+    """The other one stops waiting for it; once it has been started again, both work."""
+    with pytest.raises(ClusterError, match="rank 1"):
+        cluster.run(IS_KILLED.format(backend=backend)).wait()
+    until(lambda: cluster.living == [0])
+    assert cluster.heal() == [1]
+    assert cluster.run(USES.format(backend=backend)).wait().status == "ok"
 
 
 WAITS_IN_GLOO = """

@@ -29,6 +29,7 @@ class Interruptible:
         self._end_waits = end_waits
         self._handled = Event()
         self._cut_off = False
+        self._raised = False
 
     def __enter__(self) -> Interruptible:
         self._before = signal.signal(signal.SIGINT, self._on_signal)
@@ -69,13 +70,18 @@ class Interruptible:
         except BaseException as error:
             # Again: another signal may have arrived just before the line above.
             self._armed = False
-            if self._cut_off and not isinstance(error, KeyboardInterrupt):
+            if not isinstance(error, KeyboardInterrupt) and (self._cut_off or self._is_told_in(error)):
                 return KeyboardInterrupt().with_traceback(error.__traceback__)
             return error
         return None
 
+    def _is_told_in(self, error: BaseException) -> bool:
+        """Whether C++ has met the KeyboardInterrupt, and raised an error of its own with its words."""
+        return self._raised and isinstance(error, RuntimeError) and KeyboardInterrupt.__name__ in str(error)
+
     def _on_signal(self, _signum: int, _frame: FrameType | None) -> None:
         self._handled.set()
         if self._armed:
+            self._raised = True
             raise KeyboardInterrupt
         self._pending = True

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from types import FunctionType
 from typing import Any
 
 import torch
 import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
+from torch._C._dynamo import eval_frame
 
 from ring_notebook.core import world
 from ring_notebook.errors import RingError
@@ -83,3 +85,19 @@ def create(opts: Any, options: Any) -> RingProcessGroup:
             "world_size out"
         )
     return RingProcessGroup(ranks, opts.store, opts.timeout, opts.group_id)
+
+
+def _keep_compiler_out(*classes: type) -> None:
+    """Have torch.compile leave alone what C++ calls of these while a compiled function runs, as DDP's forward pass.
+
+    It compiles every Python function that it sees begin there, and knows no attributes of process groups.
+    """
+    skip = eval_frame._FrameAction.SKIP
+    strategy = eval_frame._FrameExecStrategy(skip, skip)  # what they call too
+    for base in {base for cls in classes for base in cls.__mro__ if base.__module__.startswith(__package__)}:
+        for function in vars(base).values():
+            if isinstance(function, FunctionType):
+                eval_frame.set_code_exec_strategy(function.__code__, strategy)
+
+
+_keep_compiler_out(RingProcessGroup, RingWork)
