@@ -13,6 +13,7 @@ from multiprocessing.connection import Client
 import cloudpickle
 
 from ring_notebook.errors import CollectiveAborted
+from ring_notebook.rank import process_exit
 from ring_notebook.rank.rank_status import rank_of_process, report_error
 
 __all__ = ["ADDRESS", "KEY", "Outcome", "main"]
@@ -60,6 +61,8 @@ def _call(function: bytes) -> Outcome:
 
 def _failure(rank: int, error: BaseException) -> Outcome:
     ended = time.time()
+    if isinstance(error, SystemExit):
+        _hide_watch(error)
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     try:
         value = cloudpickle.dumps(error)
@@ -68,6 +71,15 @@ def _failure(rank: int, error: BaseException) -> Outcome:
     report_error(error)
     _abort_others(error)
     return Outcome(rank, value, text, isinstance(error, CollectiveAborted), ended)
+
+
+def _hide_watch(error: SystemExit) -> None:
+    """Take the last frame off the traceback where that is `process_exit`'s, in place of `sys.exit`."""
+    tb = error.__traceback__
+    while tb is not None and tb.tb_next is not None:
+        if tb.tb_next.tb_frame.f_code.co_filename == process_exit.__file__:
+            tb.tb_next = None
+        tb = tb.tb_next
 
 
 def _abort_others(error: BaseException) -> None:

@@ -54,6 +54,24 @@ def test_the_names_of_a_job_that_was_killed_with_its_cleaner() -> None:
     assert names() - before == set()
 
 
+@pytest.mark.skipif(type(find_launcher()).__name__ != "Local", reason="MPICH's wheel has names in /dev/shm")
+def test_a_job_that_ends_well_after_its_cleaner_was_killed() -> None:
+    before = names()
+    program = "from mpi4py import MPI; print('ready', flush=True); input()"
+    pipe = subprocess.PIPE
+    with subprocess.Popen([*RINGRUN, "-np", "1", "python", "-c", program], stdin=pipe, stdout=pipe) as job:
+        assert job.stdin is not None
+        assert job.stdout is not None
+        assert job.stdout.readline() == b"ready\n"
+        (supervisor,) = psutil.Process(job.pid).children()
+        (cleaner,) = [child for child in supervisor.children() if child.cmdline() == supervisor.cmdline()]
+        cleaner.send_signal(signal.SIGKILL)
+        job.stdin.write(b"\n")
+        job.stdin.close()
+        assert job.wait(LIMIT) == 0
+    assert names() - before == set()
+
+
 def test_what_is_abandoned_goes_whoever_has_its_process_id_now(folder: Path) -> None:
     job = JOB.format(os.getpid())
     (folder / job / "ucx").mkdir(parents=True)

@@ -28,7 +28,8 @@ def claim_folder(job: str) -> int:
     """
     path = FOLDER / job
     while True:
-        path.mkdir(mode=0o700, exist_ok=True)  # two names of a job's hosts may mean this one
+        with contextlib.suppress(FileExistsError):  # two names of a job's hosts may mean this one
+            path.mkdir(mode=0o700)
         with contextlib.suppress(FileNotFoundError):  # removed meanwhile, as abandoned
             folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             with contextlib.suppress(OSError):  # no locks here: then nothing counts as abandoned
@@ -81,6 +82,7 @@ class Cleaner:
     """
 
     def __init__(self, prefixes: tuple[str, ...], claim: int, at_death: Callable[[], None] | None = None) -> None:
+        self._prefixes = prefixes
         ends, self._alive = os.pipe()
         self._pid = os.fork()
         if self._pid == 0:
@@ -95,8 +97,11 @@ class Cleaner:
         with contextlib.suppress(OSError):  # it has been killed
             os.write(self._alive, b"c")
         os.close(self._alive)
+        ended = -1
         with contextlib.suppress(ChildProcessError):
-            os.waitpid(self._pid, 0)
+            ended = os.waitpid(self._pid, 0)[1]
+        if ended:
+            _remove(self._prefixes)
 
 
 def _clean_at_end(ends: int, prefixes: tuple[str, ...], claim: int, at_death: Callable[[], None] | None) -> None:

@@ -305,6 +305,23 @@ def test_run_raises_what_the_rank_raised() -> None:
     assert "rank 1 of 2 raised:\nTraceback" in str(caught.value.__cause__)
 
 
+def test_run_raises_the_exit_of_a_rank_while_the_others_compute() -> None:
+    def leave() -> None:
+        from ring_notebook.core import world
+
+        world.init()
+        if world.current().rank == 1:
+            sys.exit(3)
+        time.sleep(600)
+
+    with pytest.raises(SystemExit, match="3") as caught:
+        run(leave, n=2)
+    assert type(caught.value) is SystemExit
+    said = str(caught.value.__cause__)
+    assert said.startswith("rank 1 of 2 raised:\nTraceback")
+    assert said.endswith("    sys.exit(3)\nSystemExit: 3\n"), said
+
+
 def test_run_says_which_rank_died() -> None:
     def die() -> None:
         if rank_of_process() == 1:
