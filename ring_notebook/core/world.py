@@ -133,7 +133,6 @@ def _settle(place: Place) -> Place:
     if left is None:
         unload_from_children()
         atexit.register(_leave_job)  # before MPI ends, and before what `find_place` has registered
-        watch_exits(fail)
     else:
         close()
         left.domain.stop_serving_tensors()
@@ -164,7 +163,10 @@ def init(comm: Any = None) -> None:
     if _world is not None and not _world.communicator.aborted:
         return
     close()
+    begins = _place is None
     place = prepare_host()
+    if begins:  # an engine has its place before: what ends a cell ends no process
+        watch_exits(fail)
     run, everyone = _run or (None, list(range(place.topology.size)))
     ranks = everyone if comm is None else ranks_of(comm, place.topology, everyone)
     if place.elastic:

@@ -60,6 +60,7 @@ def test_an_exception_that(cluster: Cluster, what: str) -> None:
         ("return 3", "SyntaxError", "'return' outside function"),
         ("raise IndentationError('mine')", "IndentationError", "Cell, line 2"),
         ("raise SystemExit(3)", "RunFailed", "SystemExit: 3"),
+        ("import sys; sys.exit(3)", "RunFailed", "SystemExit: 3"),
     ],
 )
 def test_what_ipython_shows_in_its_own_way_fails_the_cell(notebook: Notebook, cell: str, name: str, text: str) -> None:
