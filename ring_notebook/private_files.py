@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["is_own", "make_private_folder", "open_private"]
+__all__ = ["is_own", "make_private_folder", "open_private", "open_regular"]
 
 
 def make_private_folder(path: Path) -> None:
@@ -20,6 +21,15 @@ def open_private(path: Path, mode: str) -> IO[Any]:
     """Open ``path`` as `open` does, text as UTF-8; a file that this creates has mode 0600."""
     encoding = None if "b" in mode else "utf-8"
     return open(path, mode, encoding=encoding, opener=lambda name, flags: os.open(name, flags, 0o600))
+
+
+def open_regular(path: Path) -> IO[bytes]:
+    """Open ``path`` to read it. Raises OSError, and ValueError for what is no file: a named pipe would never answer."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ValueError(f"{path} is not a regular file")
+    return os.fdopen(descriptor, "rb")
 
 
 def is_own(path: Path) -> bool:

@@ -7,10 +7,12 @@ import pickle
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from ring_notebook.config import config
 from ring_notebook.errors import ClusterError
 from ring_notebook.notebook.cluster import discovery
 from ring_notebook.notebook.cluster.cluster import Cluster
@@ -62,6 +64,28 @@ def test_records_are_private_whatever_the_umask(records: Path, monkeypatch: pyte
     # What ipyparallel itself writes from within the notebook lies in a folder that is closed.
     assert [path for path in exposed if cluster_folder not in path.parents] == []
     assert [path for path in exposed if "spool" in path.parts or path.match("ipcontroller-*.json")] == []
+
+
+@needs_root
+def test_a_cluster_that_root_has_left_stops_no_start_of_another_user(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As after one `sudo jupyter lab` in the same folder."""
+    with tempfile.TemporaryDirectory() as name:
+        monkeypatch.setenv("RING_RUNS_DIR", f"{name}/runs")
+        config.cache_clear()
+        folder = discovery.new_directory()
+        for shared in (Path(name), folder.parent):
+            shared.chmod(0o777)
+        child = os.fork()
+        if child == 0:
+            try:
+                os.setuid(NOBODY)
+                os._exit(len(list(discovery.running())) + bool(discovery.left_behind()))
+            finally:
+                os._exit(100)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    config.cache_clear()
 
 
 @needs_root

@@ -44,10 +44,10 @@ def write(directory: Path, about: dict[str, Any]) -> None:
 
 
 def read(directory: Path) -> dict[str, Any]:
-    """What `write` wrote; empty when the file is missing, truncated or foreign."""
+    """What `write` wrote; empty when the file is missing, truncated, foreign or not to be read."""
     try:
         about = read_json(directory / _FILE)
-    except ValueError:
+    except (OSError, ValueError):
         return {}
     kinds = {
         "n": int,
@@ -89,7 +89,7 @@ def running() -> Iterator[Path]:
     """The folders of the clusters that seem to run, those of this notebook first, newest first."""
     found = []
     for directory in _directories():
-        with suppress(FileNotFoundError):  # starting, or removed meanwhile by the kernel that has ended it
+        with suppress(OSError):  # starting, removed by the kernel that has ended it, or closed to us: root's
             written = (directory / _FILE).stat().st_mtime
             if _in_use(directory):
                 found.append((read(directory).get("notebook") == _notebook(), written, directory))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ring_notebook.notebook.record.appender import Appender
-from ring_notebook.private_files import make_private_folder, open_private
+from ring_notebook.private_files import make_private_folder, open_private, open_regular
 from ring_notebook.records import Cleared, Display, Load, MetricBatch, Output, Record, Status, Trace
 
 __all__ = [
@@ -188,10 +188,11 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 def read_text(path: Path) -> str:
     """The content of ``path``; empty when it is not there.
 
-    Another kernel that ends the cluster may remove its files at any moment.
+    Another kernel that ends the cluster may remove its files at any moment. Raises as `open_regular`.
     """
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        with open_regular(path) as file:
+            return file.read().decode(errors="replace")
     except FileNotFoundError:
         return ""
 

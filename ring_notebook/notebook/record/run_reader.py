@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from ring_notebook.field_types import check_fields
 from ring_notebook.notebook.record.run_files import EVENTS, LOADS, METRICS, OUTPUT
+from ring_notebook.private_files import open_regular
 from ring_notebook.records import Cleared, Display, Ended, Failure, Load, MetricBatch, Output, Params, Record
 
 __all__ = ["RunReader"]
@@ -55,7 +56,7 @@ class RunReader:
     def _read(self, name: str, parse: Callable[[Any], T], seen: dict[str, int] | None = None) -> Iterator[T]:
         seen = self._seen if seen is None else seen
         try:
-            file = (self._directory / name).open("rb")
+            file = open_regular(self._directory / name)
         except FileNotFoundError:
             return
         with file:

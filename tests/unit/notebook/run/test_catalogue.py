@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,28 @@ def test_a_spoiled_file(runs: Path, tmp_path: Path, file: str, spoiled: str) -> 
         catalogue.find("nothing")
 
 
+@pytest.mark.parametrize(
+    "make",
+    [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)],
+    ids=["a pipe", "a folder", "a link to a device"],
+)
+@pytest.mark.parametrize("file", ["run.json", "summary.json", "metrics.jsonl"])
+def test_what_is_no_file(runs: Path, file: str, make: Callable[[Path], None]) -> None:
+    """Who opens a named pipe waits for a writer, for ever."""
+    good(runs)
+    other = good(runs, "1-spoiled")
+    path = other.directory / file
+    path.unlink(missing_ok=True)
+    make(path)
+    listed = catalogue.listing(every=True)
+    ids = [row[listed.columns.index("run")] for row in listed.rows]
+    assert ids == ["2-good"] + ["1-spoiled"] * (file == "metrics.jsonl")
+    assert ("skipped: " in listed.note) == (file != "metrics.jsonl")
+    if file == "metrics.jsonl":
+        with pytest.raises((OSError, ValueError)):
+            RunRecord.load(other.directory).metrics()
+
+
 def test_lines_that_are_no_records_are_skipped_and_counted(runs: Path) -> None:
     log = good(runs)
     for name in ("metrics.jsonl", "output.jsonl", "events.jsonl"):
@@ -76,6 +99,12 @@ def test_lines_that_are_no_records_are_skipped_and_counted(runs: Path) -> None:
     assert record.trouble == f"15 lines in {log.directory} are no records of a run and were skipped"
     assert len(record.metrics()) == 0
     assert record.displays() == []
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["a pipe", "a folder"])
+def test_a_cluster_whose_file_is_none_stops_no_start(runs: Path, make: Callable[[Path], None]) -> None:
+    make(discovery.new_directory() / "cluster.json")
+    assert [discovery.read(path) for path in discovery.running()] == [{}]
 
 
 @pytest.mark.parametrize("spoiled", SPOILED)
