@@ -60,7 +60,7 @@ class CudaStandIn:
         return released.set
 
     def capture(self, stream: int, on: bool) -> None:
-        self._library.fake_cuda_capture(ctypes.c_void_p(stream), int(on))
+        self._library.fake_cuda_capture(ctypes.c_void_p(stream), int(on), 0)
 
     def _call(self, name: str, *arguments: object) -> None:
         if not hasattr(self._of_this_thread, "has_context"):  # as torch has it in every thread that uses the device

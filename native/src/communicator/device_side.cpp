@@ -44,12 +44,18 @@ void DeviceSide::prepare(Work& work) const {
     auto device = std::make_shared<DeviceWork>();
     device->context = group_.stream().use(request.device_index);
     device->stream = request.stream;
-    if (device->context->is_capturing(request.stream))
-        throw owner_.invalid(
-            request,
-            "its stream is being captured into a CUDA graph, which would repeat the kernel without the "
-            "other ranks; leave collectives outside of torch.cuda.graph");
-    device->ready.push_back(device->context->event_on(request.stream));
+    try {
+        if (device->context->is_capturing(request.stream))
+            throw owner_.invalid(
+                request,
+                "its stream is being captured into a CUDA graph, which would repeat the kernel without the "
+                "other ranks; leave collectives outside of torch.cuda.graph");
+        device->ready.push_back(device->context->event_on(request.stream));
+    } catch (const DeviceError& error) {
+        group_.stream().note(error);
+        const std::string why = group_.stream().devices().given_up();
+        throw DeviceError(owner_.locate(work) + ": " + (why.empty() ? error.what() : why), error.lasts);
+    }
     work.request_.targets.clear();  // what comes has memory of the device of its own
     work.device_ = std::move(device);
 }
@@ -87,6 +93,11 @@ bool DeviceSide::through_host(const Work& work) const {
 bool DeviceSide::fetch(Work& work) {
     if (!work.device_ || !through_host(work)) return true;
     DeviceWork& device = *work.device_;
+    if (device.copied) {
+        if (!device.copied->passed()) return false;
+        device.issued = false;
+        return true;
+    }
     // A copy to memory that is not pinned returns when it is done. So it begins when it waits for nothing, on a stream
     // that never does: what the tensors wait for may be a kernel that only this thread can abort.
     for (const auto& ready : device.ready)
@@ -109,10 +120,11 @@ bool DeviceSide::fetch(Work& work) {
         at += round_up(size, 64) * (separate ? 2 : 1);
         piece = {output - (separate ? round_up(size, 64) : 0), output, piece.count};
     }
-    // What the driver has copied by now, or nothing of it: no copy to ordinary memory outlives its call.
-    device.issued = false;
+    // As a rule they are done by now. Not where the device reaches ordinary memory by itself, as on Grace.
+    device.copied = device.context->event_on(copies);
     request.device = Device::Cpu;
-    return true;
+    device.issued = !device.copied->passed();
+    return !device.issued;
 }
 
 void DeviceSide::bring_back(Work& work) {
@@ -236,6 +248,9 @@ void DeviceSide::abort(const std::exception_ptr& error) noexcept {
     try {
         std::rethrow_exception(error);
     } catch (const Aborted&) {
+    } catch (const DeviceError& failed) {
+        group_.stream().note(failed);
+        owner_.group_->abort(FixedText("rank %d stopped on its device: %s", owner_.rank(), failed.what()));
     } catch (const std::exception& other) {
         owner_.group_->abort(FixedText("rank %d stopped on its device: %s", owner_.rank(), other.what()));
     } catch (...) {

@@ -79,6 +79,7 @@ bool Communicator::explain(const Work& work, std::exception_ptr& error) {
         return false;
     } catch (const Timeout&) {
     } catch (const DeviceError& device) {
+        if (device_) device_->group().stream().note(device);
         const std::string why = who() + " stopped in " + describe(work.header_) + ": " + device.what();
         group_->abort(why);
         error = std::make_exception_ptr(Aborted(why));

@@ -8,6 +8,7 @@ namespace {
 
 constexpr unsigned kNonBlocking = 1;    // of a stream: it does not wait for the default stream
 constexpr unsigned kWithoutTiming = 2;  // of an event
+constexpr int kRelaxed = 2;             // of a thread, about graphs that others capture
 constexpr int kHighestPriority = std::numeric_limits<int>::min();  // the driver takes the nearest one that it has
 
 std::uint64_t address(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
@@ -53,11 +54,13 @@ DeviceMemory::~DeviceMemory() {
     }
 }
 
-DeviceContext::Current::Current(const DeviceContext& context) : driver_(*context.driver_) {
+DeviceContext::Current::Current(const DeviceContext& context) : driver_(*context.driver_), mode_(kRelaxed) {
     driver_.check(driver_.cuCtxPushCurrent_v2(context.context_), "cuCtxPushCurrent");
+    driver_.cuThreadExchangeStreamCaptureMode(&mode_);
 }
 
 DeviceContext::Current::~Current() {
+    driver_.cuThreadExchangeStreamCaptureMode(&mode_);
     void* context = nullptr;
     driver_.cuCtxPopCurrent_v2(&context);
 }
@@ -103,8 +106,10 @@ void DeviceContext::destroy_stream(void* stream) const noexcept {
 bool DeviceContext::is_capturing(void* stream) const {
     const Current current(*this);
     int status = 0;
-    // The default stream gives an error while another one is captured.
-    return driver_->cuStreamIsCapturing(stream, &status) != 0 || status != 0;
+    const int result = driver_->cuStreamIsCapturing(stream, &status);
+    if (result == Driver::kCaptureImplicit) return true;
+    driver_->check(result, "cuStreamIsCapturing");
+    return status != 0;
 }
 
 std::shared_ptr<DeviceEvent> DeviceContext::event_on(void* stream) {

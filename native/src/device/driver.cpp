@@ -1,15 +1,25 @@
 #include "ring/device/driver.hpp"
 
+#include <algorithm>
+#include <iterator>
+
 #include "ring/device/library.hpp"
 
 namespace ring {
+namespace {
+
+// Those after which, as the driver's documentation has it, a process must end to use CUDA again.
+constexpr int kLasting[] = {214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721};
+
+}  // namespace
 
 void Driver::check(int result, const char* call) const {
     if (result == 0) return;
     const char* words = nullptr;
     cuGetErrorString(result, &words);
     throw DeviceError(std::string(call) + ": " + (words != nullptr ? words : "unknown error") + " (CUDA error " +
-                      std::to_string(result) + ")");
+                          std::to_string(result) + ")",
+                      std::find(std::begin(kLasting), std::end(kLasting), result) != std::end(kLasting));
 }
 
 std::shared_ptr<const Driver> load_driver(const std::string& path) {
@@ -30,6 +40,7 @@ std::shared_ptr<const Driver> load_driver(const std::string& path) {
     find_function(library, "cuStreamDestroy_v2", all.cuStreamDestroy_v2);
     find_function(library, "cuStreamWaitEvent", all.cuStreamWaitEvent);
     find_function(library, "cuStreamIsCapturing", all.cuStreamIsCapturing);
+    find_function(library, "cuThreadExchangeStreamCaptureMode", all.cuThreadExchangeStreamCaptureMode);
     find_function(library, "cuEventCreate", all.cuEventCreate);
     find_function(library, "cuEventDestroy_v2", all.cuEventDestroy_v2);
     find_function(library, "cuEventRecord", all.cuEventRecord);

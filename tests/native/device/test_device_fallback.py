@@ -18,10 +18,12 @@ from ring_notebook.core.native import core, warn_of_host_memory
 CARD = ("", "a", 0, "x", 22907)
 CARDS: list[tuple[list[tuple[str, str, int, str, int]], str]] = [
     ([CARD, ("", "a", 1, "y", 22907)], ""),
-    ([CARD, ("", "b", 0, "x", 22907)], ""),
+    ([CARD, ("", "b", 0, "y", 22907)], ""),
+    # Containers of one machine: each has a host name of its own, and NCCL would not notice.
+    ([CARD, ("", "b", 0, "x", 22907)], "ranks 5 and 7 share device 0 of host a"),
     ([CARD, ("it has none", "a", 1, "y", 22907)], "rank 7: it has none"),
     ([CARD, ("", "a", 0, "x", 22907)], "ranks 5 and 7 share device 0 of host a"),
-    ([CARD, ("", "b", 0, "x", 22606)], "rank 5 has NCCL 2.29.7 and rank 7 has 2.26.6"),
+    ([CARD, ("", "b", 0, "y", 22606)], "rank 5 has NCCL 2.29.7 and rank 7 has 2.26.6"),
 ]
 
 

@@ -79,6 +79,24 @@ MUTANTS = {
         "if (served == Served::Done) {",
         "test_device_aborts.py::test_a_named_operation_that_is_being_launched",
     ),
+    "calls beside a graph that another thread captures": (
+        "device/device_context.cpp",
+        "constexpr int kRelaxed = 2; ",
+        "constexpr int kRelaxed = 0; ",
+        "test_device_rules.py::test_a_graph_may_be_captured_while_operations_are_under_way",
+    ),
+    "the end of kernels that an abort leaves behind": (
+        "collectives/device/device_stream.cpp",
+        "reaper_->over() && is_idle()",
+        "reaper_->over()",
+        "test_device_rules.py::test_kernels_that_end_behind_their_abort",
+    ),
+    "the end of copies that outlive their call": (
+        "communicator/device_side.cpp",
+        "device.issued = !device.copied->passed();",
+        "device.issued = false;",
+        "test_device_rules.py::test_copies_to_host_memory_that_outlive_their_call",
+    ),
     "the wait for NCCL's launch": (
         "collectives/device/nccl_launch.cpp",
         "if (!nccl_.ready()) return false;",

@@ -21,7 +21,7 @@ from native.values import Tensor, encode
 from ring_notebook.core.buffers import Buffer, Device, DType
 from ring_notebook.core.native import core
 
-__all__ = ["CUDA", "NCCL", "NVML", "FakeDevice", "connections", "devices", "environment", "knobs"]
+__all__ = ["CUDA", "NCCL", "NVML", "FakeDevice", "connections", "devices", "ended_late", "environment", "knobs"]
 
 HERE = Path(__file__).parent
 BUILT = Path(__file__).parents[3] / "build" / "fakes"
@@ -90,8 +90,8 @@ def _libraries() -> tuple[ctypes.CDLL, ctypes.CDLL]:
     cuda.fake_cuda_copy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long]
     cuda.fake_cuda_hold.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     cuda.fake_cuda_synchronize.argtypes = [ctypes.c_void_p]
-    cuda.fake_cuda_capture.argtypes = [ctypes.c_void_p, ctypes.c_int]
-    nccl.fake_nccl_connections.restype = ctypes.c_long
+    cuda.fake_cuda_capture.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
+    nccl.fake_nccl_connections.restype = nccl.fake_nccl_ended_late.restype = ctypes.c_long
     cuda.fake_cuda_allocated.restype = ctypes.c_long
     cuda.cuCtxPushCurrent_v2.argtypes = [ctypes.c_void_p]
     return cuda, nccl
@@ -100,6 +100,11 @@ def _libraries() -> tuple[ctypes.CDLL, ctypes.CDLL]:
 def connections() -> int:
     """Communicators of NCCL that this process has begun to connect so far."""
     return int(_libraries()[1].fake_nccl_connections())
+
+
+def ended_late() -> int:
+    """Kernels of this process that have ended behind their abort (``nccl_ends_late_us``)."""
+    return int(_libraries()[1].fake_nccl_ended_late())
 
 
 def _set(name: str, value: int) -> None:
@@ -186,9 +191,9 @@ class FakeDevice:
         """Return when what has been launched is done."""
         self._cuda.fake_cuda_synchronize(self.stream)
 
-    def capture(self, on: bool) -> None:
-        """Begin or end a graph of what is launched on the stream."""
-        self._cuda.fake_cuda_capture(self.stream, int(on))
+    def capture(self, on: bool) -> bool:
+        """Begin or end a graph of what is launched on the stream, in the global mode; whether it is a good one."""
+        return bool(self._cuda.fake_cuda_capture(self.stream, int(on), 1))
 
     def allocated(self) -> int:
         """Bytes of results on all devices of this process that have not been freed."""

@@ -4,10 +4,15 @@
 // It holds its callers to the rules: a call without a current context, a handle that it never gave, and memory that is
 // freed twice end the process with a message.
 //
+// While a stream is captured in the global mode, what may not be called fails and spoils the graph, in any thread that
+// has not said that it knows what it does (cuThreadExchangeStreamCaptureMode).
+//
 // Settings, by fake_cuda_set(name, value) or FAKE_CUDA_NAME in the environment:
 //   devices    how many there are (8)
+//   fault      an error that a kernel has left behind: calls that report those give it (0)
 //   delay_us   most that an operation of a stream is late, at random (0)
 //   same_uuid  every device has the same one (0)
+//   reaches    the device reaches host memory by itself: copies to it outlive their call (0)
 #include <unistd.h>
 
 #include <atomic>
@@ -24,10 +29,13 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <utility>
 
 namespace {
 
-constexpr int kInvalidValue = 1, kInvalidContext = 201, kNotReady = 600;
+constexpr int kInvalidValue = 1, kInvalidContext = 201, kNotReady = 600, kIllegalAddress = 700;
+constexpr int kCapturing = 900, kCaptureImplied = 906;
+constexpr int kGlobal = 0;  // mode of a thread and of a capture
 constexpr int kMostDevices = 64;
 
 [[noreturn]] void broken(const char* what) {
@@ -63,8 +71,11 @@ struct Stream {
     std::mutex mutex;
     std::condition_variable changed;
     std::deque<std::function<void()>> queue;
+    int device = 0;
     bool busy = false;
     bool capturing = false;
+    bool globally = false;  // is it captured
+    bool spoilt = false;    // the graph
     bool ended = false;
 
     void enqueue(std::function<void()> work) {
@@ -102,8 +113,9 @@ struct Stream {
 };
 
 // What is enqueued on a stream that has been destroyed is still carried out.
-std::shared_ptr<Stream> make_stream() {
+std::shared_ptr<Stream> make_stream(int device) {
     auto stream = std::make_shared<Stream>();
+    stream->device = device;
     std::thread([stream] { stream->main(); }).detach();
     return stream;
 }
@@ -121,6 +133,7 @@ World& world() {
 }
 
 thread_local std::deque<int> contexts;  // devices, the current one last
+thread_local int capture_mode = kGlobal;
 
 int device_of(void* context) { return static_cast<int>(reinterpret_cast<std::uintptr_t>(context)) - 1; }
 
@@ -131,7 +144,7 @@ std::shared_ptr<Stream> stream_of(void* handle) {
     if (handle == nullptr) {
         if (contexts.empty()) return nullptr;
         std::shared_ptr<Stream>& stream = all.defaults[contexts.back()];
-        if (stream == nullptr) stream = make_stream();
+        if (stream == nullptr) stream = make_stream(contexts.back());
         return stream;
     }
     const auto found = all.streams.find(handle);
@@ -145,6 +158,21 @@ std::shared_ptr<Event> event_of(void* handle) {
     const auto found = all.events.find(handle);
     if (found == all.events.end()) broken("an event is used that was never made, or was destroyed");
     return found->second;
+}
+
+int fault() { return static_cast<int>(settings().get("fault", 0)); }
+
+// What this thread may not do while a graph is captured anywhere.
+int unsafe() {
+    if (capture_mode != kGlobal) return fault();
+    World& all = world();
+    const std::lock_guard<std::mutex> lock(all.mutex);
+    bool spoils = false;
+    for (const auto& one : all.streams) {
+        if (!one.second->capturing || !one.second->globally) continue;
+        spoils = one.second->spoilt = true;
+    }
+    return spoils ? kCapturing : fault();
 }
 
 }  // namespace
@@ -180,7 +208,19 @@ void fake_cuda_hold(void* stream, const std::atomic<int>* over) {
     });
 }
 
-void fake_cuda_capture(void* stream, int on) { stream_of(stream)->capturing = on != 0; }
+// Begins or ends a graph; `globally` as cudaStreamCaptureModeGlobal. Whether the graph that ends is a good one.
+int fake_cuda_capture(void* stream, int on, int globally) {
+    const std::shared_ptr<Stream> one = stream_of(stream);
+    const std::lock_guard<std::mutex> lock(world().mutex);
+    one->capturing = on != 0;
+    one->globally = globally != 0;
+    return std::exchange(one->spoilt, false) ? 0 : 1;
+}
+
+// As cudaGetDevice: a thread without a context is on the first device.
+int fake_cuda_current_device() { return contexts.empty() ? 0 : contexts.back(); }
+
+int fake_cuda_device_of(void* stream) { return stream_of(stream)->device; }
 
 // Waits as cuStreamSynchronize does.
 void fake_cuda_synchronize(void* stream) {
@@ -206,7 +246,11 @@ int cuDriverGetVersion(int* version) {
     return 0;
 }
 int cuGetErrorString(int error, const char** text) {
-    *text = error == kInvalidContext ? "invalid device context" : error == kInvalidValue ? "invalid argument" : "error";
+    *text = error == kInvalidContext   ? "invalid device context"
+            : error == kInvalidValue   ? "invalid argument"
+            : error == kIllegalAddress ? "an illegal memory access was encountered"
+            : error == kCapturing      ? "operation not permitted when stream is capturing"
+                                       : "error";
     return 0;
 }
 int cuDeviceGetCount(int* count) {
@@ -246,7 +290,7 @@ int cuCtxPopCurrent_v2(void** context) {
 }
 int cuStreamCreateWithPriority(void** stream, unsigned, int) {
     if (contexts.empty()) return kInvalidContext;
-    const std::shared_ptr<Stream> made = make_stream();
+    const std::shared_ptr<Stream> made = make_stream(contexts.back());
     const std::lock_guard<std::mutex> lock(world().mutex);
     world().streams[made.get()] = made;
     *stream = made.get();
@@ -268,7 +312,15 @@ int cuStreamDestroy_v2(void* handle) {
 int cuStreamIsCapturing(void* stream, int* status) {
     const std::shared_ptr<Stream> one = stream_of(stream);
     if (one == nullptr) return kInvalidContext;
+    const std::lock_guard<std::mutex> lock(world().mutex);
+    if (stream == nullptr)
+        for (const auto& other : world().streams)
+            if (other.second->capturing) return kCaptureImplied;
     *status = one->capturing ? 1 : 0;
+    return fault();
+}
+int cuThreadExchangeStreamCaptureMode(int* mode) {
+    std::swap(*mode, capture_mode);
     return 0;
 }
 int cuStreamSynchronize(void* stream) {
@@ -299,6 +351,7 @@ int cuEventRecord(void* handle, void* stream) {
     const std::shared_ptr<Event> event = event_of(handle);
     const std::shared_ptr<Stream> one = stream_of(stream);
     if (one == nullptr) return kInvalidContext;
+    if (fault() != 0) return fault();
     unsigned long number = 0;
     {
         const std::lock_guard<std::mutex> lock(event->mutex);
@@ -330,11 +383,13 @@ int cuStreamWaitEvent(void* stream, void* handle, unsigned) {
 }
 int cuEventQuery(void* handle) {
     const std::shared_ptr<Event> event = event_of(handle);
+    if (const int error = unsafe(); error != 0) return error;
     const std::lock_guard<std::mutex> lock(event->mutex);
     return event->passed >= event->recorded ? 0 : kNotReady;
 }
 int cuMemAllocAsync(std::uint64_t* address, std::size_t bytes, void* stream) {
     if (stream_of(stream) == nullptr) return kInvalidContext;
+    if (const int error = unsafe(); error != 0) return error;
     void* memory = std::malloc(bytes);
     std::memset(memory, 0xff, bytes);  // NaN, for those who read what nobody has written
     *address = reinterpret_cast<std::uintptr_t>(memory);
@@ -355,10 +410,11 @@ int cuMemsetD8Async(std::uint64_t to, unsigned char value, std::size_t bytes, vo
     stream_of(stream)->enqueue([=] { std::memset(reinterpret_cast<void*>(to), value, bytes); });
     return 0;
 }
-// Host memory is never pinned here: the call returns when the copy is done, as the driver's does.
+// Host memory is never pinned here: as a rule the call returns when the copy is done, as the driver's does.
 int cuMemcpyDtoHAsync_v2(void* to, std::uint64_t from, std::size_t bytes, void* stream) {
+    if (const int error = unsafe(); error != 0) return error;
     stream_of(stream)->enqueue([=] { std::memcpy(to, reinterpret_cast<const void*>(from), bytes); });
-    fake_cuda_synchronize(stream);
+    if (settings().get("reaches", 0) == 0) fake_cuda_synchronize(stream);
     return 0;
 }
 // The host memory may change when the call returns: it has been copied by then.

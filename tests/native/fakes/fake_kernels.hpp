@@ -24,7 +24,7 @@
 
 namespace {
 
-constexpr int kSuccess = 0, kSystem = 2, kArgument = 4, kUsage = 5, kRemote = 6, kInProgress = 7;
+constexpr int kSuccess = 0, kSystem = 2, kInternal = 3, kArgument = 4, kUsage = 5, kRemote = 6, kInProgress = 7;
 constexpr int kRanks = 8;
 constexpr std::size_t kSlot = 256 << 10;
 constexpr int kFirstOwnOp = 100;
@@ -88,7 +88,7 @@ struct Communicator {
     Communicator& operator=(const Communicator&) = delete;
 
     Meeting* meeting = nullptr;
-    int size = 0, rank = 0;
+    int size = 0, rank = 0, device = 0;
     std::atomic<bool> aborted{false};
     std::atomic<int> state{kInProgress};
     std::thread connecting;

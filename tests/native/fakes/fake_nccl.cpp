@@ -16,6 +16,7 @@
 //   wrong          sums are one too large
 //   error_at       the operation of that number, counted from 1 since it was set, ends with an asynchronous error
 //   abort_hangs    an abort never returns, and ends no kernel
+//   ends_late_us   an abort fails at once, and a kernel that it ends goes on for that long
 //   deadlock_ms    (20000)
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -27,7 +28,11 @@
 
 #include "fake_kernels.hpp"
 
-extern "C" void fake_cuda_enqueue(void* stream, std::function<void()>* work);
+extern "C" {
+void fake_cuda_enqueue(void* stream, std::function<void()>* work);
+int fake_cuda_current_device();
+int fake_cuda_device_of(void* stream);
+}
 
 namespace {
 
@@ -90,6 +95,7 @@ std::map<void*, int>& running() {
 
 std::atomic<long> operations{0};   // launched
 std::atomic<long> connections{0};  // begun
+std::atomic<long> ended_late{0};   // kernels, behind their abort
 thread_local int depth = 0;
 thread_local std::vector<std::pair<std::shared_ptr<Communicator>, Call>> grouped;
 thread_local std::vector<std::shared_ptr<Communicator>> aborting;
@@ -113,6 +119,10 @@ void launch(const std::shared_ptr<Communicator>& communicator, std::vector<Call>
             } else {
                 Kernel(communicator.get(), calls).run();
             }
+            if (communicator->aborted.load() && setting("ends_late_us", 0) != 0) {
+                std::this_thread::sleep_for(std::chrono::microseconds(setting("ends_late_us", 0)));
+                ++ended_late;
+            }
             {
                 const std::lock_guard<std::mutex> lock(running_mutex);
                 --running()[stream];
@@ -128,6 +138,9 @@ void launch(const std::shared_ptr<Communicator>& communicator, std::vector<Call>
 int add(Handle handle, Call call) {
     const Use use(handle);
     if (use->state.load() != kSuccess) return kUsage;
+    if (fake_cuda_device_of(call.stream) != use->device)
+        broken("a stream of device " + std::to_string(fake_cuda_device_of(call.stream)) +
+               " is given to a communicator that was made for device " + std::to_string(use->device));
     call.factor = call.op >= kFirstOwnOp ? use->factors.at(call.op) : 1.0;
     if (depth > 0) {
         grouped.emplace_back(use.get(), call);
@@ -161,8 +174,10 @@ int abort_all(const std::vector<std::shared_ptr<Communicator>>& all) {
     if (setting("abort_hangs", 0) != 0)
         for (;;) pause();
     for (const auto& one : all) one->aborted.store(true);
-    for (const auto& one : all) {
+    for (const auto& one : all)
         if (one->connecting.joinable()) one->connecting.join();
+    if (setting("ends_late_us", 0) != 0) return kInternal;
+    for (const auto& one : all) {
         std::unique_lock<std::mutex> lock(running_mutex);
         running_changed.wait(lock, [&] { return running()[one->stream] == 0; });
     }
@@ -185,6 +200,8 @@ void fake_nccl_set(const char* name, long value) {
 
 // Communicators that this process has begun to connect so far.
 long fake_nccl_connections() { return connections.load(); }
+
+long fake_nccl_ended_late() { return ended_late.load(); }
 
 int ncclGetVersion(int* version) {
     *version = static_cast<int>(setting("version", 22907));
@@ -221,6 +238,7 @@ int ncclCommInitRankConfig(Handle* made, int size, Id id, int rank, Config* conf
     const auto communicator = std::make_shared<Communicator>();
     communicator->size = size;
     communicator->rank = rank;
+    communicator->device = fake_cuda_current_device();
     communicator->connecting =
         std::thread([one = communicator.get(), path = std::string(id.bytes)] { connect(one, path); });
     ++connections;

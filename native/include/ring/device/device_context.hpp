@@ -59,7 +59,8 @@ class DeviceContext : public std::enable_shared_from_this<DeviceContext> {
     DeviceContext(const DeviceContext&) = delete;
     DeviceContext& operator=(const DeviceContext&) = delete;
 
-    // Makes the context current on this thread for as long as it lives; calls without one fail.
+    // Makes the context current on this thread for as long as it lives; calls without one fail. Meanwhile the thread may
+    // make calls that would spoil a graph which another thread captures: none of ours is to become part of it.
     class Current {
        public:
         explicit Current(const DeviceContext& context);
@@ -69,6 +70,7 @@ class DeviceContext : public std::enable_shared_from_this<DeviceContext> {
 
        private:
         const Driver& driver_;
+        int mode_;  // how the thread treats graphs; then how it did before
     };
 
     const Driver& driver() const { return *driver_; }

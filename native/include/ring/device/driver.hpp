@@ -12,7 +12,8 @@ namespace ring {
 
 // What a driver or NCCL reported, or that it cannot be loaded.
 struct DeviceError : Error {
-    using Error::Error;
+    explicit DeviceError(const std::string& text, bool lasting = false) : Error(text), lasts(lasting) {}
+    bool lasts;  // a kernel has gone wrong, and the device works for this process no more
 };
 
 struct DeviceUuid {
@@ -35,6 +36,7 @@ struct Driver {
     int (*cuStreamDestroy_v2)(void*) = nullptr;
     int (*cuStreamWaitEvent)(void*, void*, unsigned) = nullptr;
     int (*cuStreamIsCapturing)(void*, int*) = nullptr;
+    int (*cuThreadExchangeStreamCaptureMode)(int*) = nullptr;
     int (*cuEventCreate)(void**, unsigned) = nullptr;
     int (*cuEventDestroy_v2)(void*) = nullptr;
     int (*cuEventRecord)(void*, void*) = nullptr;
@@ -49,7 +51,8 @@ struct Driver {
     // Throws DeviceError with the driver's words where `result` is an error; `call` is what was called.
     void check(int result, const char* call) const;
 
-    static constexpr int kNotReady = 600;  // of cuEventQuery
+    static constexpr int kNotReady = 600;          // of cuEventQuery
+    static constexpr int kCaptureImplicit = 906;  // of the default stream, while another one is captured
 };
 
 // The functions of the driver at `path`, or of the system's where that is empty. Throws DeviceError. The library stays

@@ -1,7 +1,9 @@
 #include "ring/collectives/device/device_stream.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "ring/base/errors.hpp"
@@ -10,12 +12,22 @@
 namespace ring {
 namespace {
 
+constexpr std::chrono::milliseconds kPause{1};
+
 bool works(const std::shared_ptr<NcclCommunicator>& communicator) {
     try {
         return communicator->ready();
     } catch (const DeviceError&) {
         return false;
     }
+}
+
+void give_up_failed(Devices& devices, const std::shared_ptr<DeviceContext>& context, const DeviceError& error) {
+    if (!error.lasts) return;
+    devices.give_up("device " + std::to_string(context ? context->index() : 0) + " of this rank has failed (" +
+                    error.what() +
+                    "), in a kernel before this operation or beside it; restart this engine, which alone makes the "
+                    "device work again, and run the cell with CUDA_LAUNCH_BLOCKING=1 to see which kernel it is");
 }
 
 }  // namespace
@@ -28,7 +40,7 @@ DeviceStream::~DeviceStream() {
         communicators_.erase(broken, communicators_.end());
         devices_->keep(std::move(communicators_));
     }
-    if (reaper_) reaper_->wait(static_cast<double>(limit_ - deadline_now()) * 1e-9);
+    while (kernels() == Kernels::Ending) std::this_thread::sleep_for(kPause);
     if (kernels() == Kernels::Hang) return;
     for (void* stream : {stream_, copies_})
         if (stream != nullptr) context_->destroy_stream(stream);
@@ -96,10 +108,24 @@ bool DeviceStream::abandoned() const {
     return reaper_ != nullptr;
 }
 
+// NCCL says that an abort is over and not that it has ended all kernels, as one that fails has not.
+bool DeviceStream::is_idle() {
+    if (stream_ == nullptr) return true;
+    try {
+        if (!last_) last_ = context_->event_on(stream_);
+        return last_->passed();
+    } catch (const DeviceError& error) {
+        give_up_failed(*devices_, context_, error);
+        return error.lasts;  // nothing runs on such a device
+    }
+}
+
+void DeviceStream::note(const DeviceError& error) const { give_up_failed(*devices_, context(), error); }
+
 DeviceStream::Kernels DeviceStream::kernels() {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!reaper_) return Kernels::Run;
-    if (reaper_->over()) return Kernels::Ended;
+    if (reaper_->over() && is_idle()) return Kernels::Ended;
     if (deadline_now() < limit_) return Kernels::Ending;
     devices_->give_up("device " + std::to_string(context_ ? context_->index() : 0) +
                       " of this rank is held by an operation that NCCL has not aborted in " +

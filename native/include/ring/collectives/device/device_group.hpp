@@ -28,6 +28,7 @@ class DeviceGroup {
     NcclCommunicator* nccl() const { return nccl_.get(); }
 
     void connect(const NcclId& id, NcclCommunicator::Key key, int index) {
+        const DeviceContext::Current current(*stream_->context());  // which NCCL makes it for
         auto nccl = std::make_shared<NcclCommunicator>(stream_->devices().nccl(), id, std::move(key), index);
         stream_->adopt(nccl);
         nccl_ = std::move(nccl);

@@ -58,8 +58,11 @@ class DeviceStream {
     bool abandoned() const;
     // Past the abort limit this rank's devices are given up.
     Kernels kernels();
+    // Gives them up where the error lasts.
+    void note(const DeviceError& error) const;
 
    private:
+    bool is_idle();
     const Owner owner_;
     const std::shared_ptr<Devices> devices_;
     mutable std::mutex mutex_;
@@ -70,6 +73,7 @@ class DeviceStream {
     std::atomic<const void*> launching_{nullptr};
     std::vector<std::shared_ptr<NcclCommunicator>> communicators_;
     std::shared_ptr<const Reaper> reaper_;
+    std::shared_ptr<DeviceEvent> last_;  // behind all that was launched
     std::int64_t limit_ = 0;  // ns, until which the kernels have to end
 };
 

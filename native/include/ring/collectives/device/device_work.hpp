@@ -22,6 +22,7 @@ struct DeviceWork {
     // Where host memory moves the data: the tensors themselves, and their copies in ring memory.
     std::vector<Piece> tensors;
     std::optional<Region> copies;
+    std::shared_ptr<DeviceEvent> copied;  // the tensors are in those; null before that has begun
 };
 
 }  // namespace ring

@@ -1,0 +1,147 @@
+"""What CUDA and NCCL ask of a program that only real ones would show: whose device it is, graphs, faults, late ends."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from native.device.test_device_contracts import ones, opened, stuck
+from native.fakes.device import FakeDevice, devices, ended_late, knobs
+from native.ranks import Seat, as_processes, as_threads
+from ring_notebook.core.buffers import DType
+from ring_notebook.errors import CollectiveAborted, RingError
+
+_FAULT = 700  # illegal address
+
+
+def test_each_rank_connects_on_its_own_device() -> None:
+    """NCCL takes the device that is current on its caller's thread; the fake ends a process that gives it another."""
+
+    def body(seat: Seat) -> None:
+        ring, device = seat.open(devices=devices()), FakeDevice(seat.rank + 2)
+        tensor = ones(device)
+        ring.allreduce([tensor.buffer], [tensor.buffer])
+        assert np.all(device.read(tensor) == seat.size)
+        assert ring.device_transport() == ("nccl", "")
+
+    assert as_processes(2, body) == [None, None]
+
+
+def test_a_graph_may_be_captured_while_operations_are_under_way() -> None:
+    """The thread that looks after them makes calls which spoil what another thread captures, unless it says so."""
+
+    def body(seat: Seat) -> None:
+        ring, device = opened(seat)
+        tensor, captures, begun = ones(device), FakeDevice(seat.rank), threading.Event()
+        device.hold(until=begun.is_set)
+        work = ring.allreduce([tensor.buffer], [tensor.buffer], blocking=False)
+        work.wait()
+        captures.capture(True)
+        begun.set()
+        work.wait_done()
+        assert captures.capture(False), "the graph was spoilt"
+        assert np.all(device.read(tensor) == seat.size)
+
+    as_processes(2, body)
+
+
+def test_the_default_stream_while_a_graph_is_captured_on_another_one() -> None:
+    def body(seat: Seat) -> None:
+        ring, device = opened(seat)
+        device.capture(True)
+        device.stream = 0  # the default one
+        tensor = ones(device)
+        with pytest.raises(ValueError, match="being captured into a CUDA graph"):
+            ring.allreduce([tensor.buffer], [tensor.buffer])
+
+    as_processes(1, body)
+
+
+def test_a_kernel_of_the_user_that_has_gone_wrong() -> None:
+    """No word of graphs: the error, what it means for the engine, and the same for all that is called later."""
+
+    def body(seat: Seat) -> None:
+        own = devices()
+        ring, device = seat.open(devices=own), FakeDevice(seat.rank)
+        tensor = ones(device)
+        ring.allreduce([tensor.buffer], [tensor.buffer]).wait_done()
+        seat.meet()
+        if seat.rank == 0:
+            with knobs(cuda_fault=_FAULT):
+                for _ in range(2):
+                    with pytest.raises((RingError, ValueError), match="illegal memory access.*restart this engine"):
+                        ring.allreduce([tensor.buffer], [tensor.buffer], name="w")
+            assert "restart this engine" in own.given_up
+            ring.abort("rank 0 gives up")
+            return
+        with pytest.raises(CollectiveAborted, match="rank 0 gives up"):
+            ring.allreduce([tensor.buffer], [tensor.buffer], name="w").wait_done()
+        assert own.given_up == ""
+
+    as_processes(2, body)
+
+
+def test_a_device_that_fails_under_an_operation() -> None:
+    def body(seat: Seat) -> None:
+        own = devices()
+        ring, device = seat.open(devices=own), FakeDevice(seat.rank)
+        tensor = ones(device)
+        ring.allreduce([tensor.buffer], [tensor.buffer]).wait_done()
+        seat.meet()
+        if seat.rank == 0:
+            device.hold(until=lambda: ring.aborted)
+        work = ring.allreduce([tensor.buffer], [tensor.buffer], blocking=False)
+        work.wait()
+        seat.meet()
+        with knobs(cuda_fault=_FAULT if seat.rank == 0 else 0):
+            with pytest.raises(CollectiveAborted, match=r"rank 0 stopped .*illegal memory access"):
+                work.wait_done()
+        assert ("restart this engine" in own.given_up) is (seat.rank == 0)
+
+    as_processes(2, body)
+
+
+def test_kernels_that_end_behind_their_abort() -> None:
+    """A tensor is its caller's again when no kernel touches it, whatever NCCL says of its abort."""
+
+    def body(seat: Seat) -> None:
+        with knobs(nccl_ends_late_us=300_000):
+            ring, _, work, _ = stuck(seat)
+            if seat.rank == 1:
+                ring.abort("rank 1 was told to")
+            with pytest.raises(CollectiveAborted, match="rank 1 was told to"):
+                work.wait_done()
+            assert ended_late() == 1
+
+    as_processes(2, body)
+
+
+@pytest.mark.filterwarnings("ignore:tensors on GPUs go through host memory")
+@pytest.mark.parametrize("count", [10, 100_000])
+def test_copies_to_host_memory_that_outlive_their_call(count: int) -> None:
+    def body(seat: Seat) -> None:
+        with knobs(cuda_reaches=1, cuda_delay_us=20_000):
+            ring, device = seat.open(devices=devices(choice="host")), FakeDevice(seat.rank)
+            tensor = device.tensor(np.full(count, seat.rank + 1), DType.FLOAT32)
+            ring.allreduce([tensor.buffer], [tensor.buffer])
+            assert np.all(device.read(tensor) == 3)
+
+    as_processes(2, body)
+
+
+@pytest.mark.filterwarnings("ignore:tensors on GPUs go through host memory")
+def test_blocking_communicators_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL lets the variable overrule what it is told, and would wait for a rank that never comes."""
+    monkeypatch.setenv("NCCL_COMM_BLOCKING", "1")
+
+    def body(seat: Seat) -> None:
+        ring, device = seat.open(devices=devices()), FakeDevice(seat.rank)
+        tensor = ones(device)
+        ring.allreduce([tensor.buffer], [tensor.buffer])
+        assert np.all(device.read(tensor) == seat.size)
+        assert ring.device_transport() == ("host", "rank 0: NCCL_COMM_BLOCKING=1 has it wait where nothing could "
+                                           "interrupt it; unset that")
+
+    as_threads(2, body)
