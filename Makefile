@@ -6,11 +6,12 @@ ARGS   ?=
 VENV   := .venv
 BIN    := $(VENV)/bin
 LIBRARIES := .libraries
+NVIDIA := .nvidia
 NATIVE := $(shell find native -name '*.cpp' -o -name '*.hpp' -o -name CMakeLists.txt -o -name requirements.py)
 ROOT   := $(filter 0,$(shell id -u))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lab test test-slow test-libraries test-slurm bench lint sanitize sanitize-build screenshot test-deps clean
+.PHONY: help demo lab test test-slow test-libraries test-nvidia test-slurm bench lint sanitize sanitize-build screenshot test-deps clean
 
 help:
 	@echo 'make demo        train the quickstart on 2 engines, without a browser'
@@ -18,6 +19,7 @@ help:
 	@echo 'make test        run the tests (what it had to leave out, it says at the end)'
 	@echo 'make test-slow   run the tests that make test leaves out: more cases of many, and gigabytes'
 	@echo 'make test-libraries  run other libraries and the tests of PyTorch on it, from an environment of their own'
+	@echo 'make test-nvidia compare what the core declares of CUDA and NCCL with headers of NVIDIA, and open NCCLs (1.1 GB)'
 	@echo 'make test-slurm  start a real Slurm of two hosts here, and run ringrun and a notebook in it (root)'
 	@echo 'make test-deps   as root on Debian or Ubuntu: install what the browser and two-host tests need'
 	@echo 'make lint        ruff, mypy and clang-format'
@@ -41,6 +43,9 @@ test-slow: $(VENV)/installed
 
 test-libraries: $(LIBRARIES)/installed
 	PYTHONPATH=$(CURDIR)/$(LIBRARIES)/packages $(BIN)/pytest tests/libraries $(ARGS)
+
+test-nvidia: $(NVIDIA)/fetched
+	$(BIN)/pytest tests/nvidia $(ARGS)
 
 test-slurm: $(VENV)/installed
 	@PYTHONPATH=tests $(BIN)/python -c 'import sys; from harness.slurm import missing; sys.exit(missing())'
@@ -71,7 +76,7 @@ test-deps:
 	    --no-install-recommends openssh-server && { systemctl disable ssh 2>/dev/null || true; }; }
 
 clean:
-	rm -rf $(VENV) $(LIBRARIES) build .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(LIBRARIES) $(NVIDIA) build .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Without build isolation the build tools are those that constraints.txt pins, and what was compiled is kept.
@@ -87,6 +92,13 @@ $(LIBRARIES)/installed: tests/libraries/requirements.txt $(VENV)/installed
 	  > $$($(LIBRARIES)/venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/outer.pth
 	$(LIBRARIES)/venv/bin/pip install -q -c constraints.txt -r tests/libraries/requirements.txt
 	ln -sfn $$($(LIBRARIES)/venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') $(LIBRARIES)/packages
+	@touch $@
+
+# Packages of which no two fit into one environment: each in a folder of its own.
+$(NVIDIA)/fetched: tests/nvidia/requirements.txt $(VENV)/installed
+	while read -r package; do \
+	  $(BIN)/pip install -q --no-deps --upgrade --target "$(NVIDIA)/$$package" "$$package" || exit 1; \
+	done < tests/nvidia/requirements.txt
 	@touch $@
 
 $(BIN)/python:

@@ -72,7 +72,8 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | Literal["dynamic
 def shutdown() -> None:
     """Leave the group of ranks (Horovod: ``shutdown``). Does nothing before `init`.
 
-    Collectives of other ranks that wait for this one raise CollectiveAborted.
+    Collectives of other ranks that wait for this one raise CollectiveAborted. So does this call where an operation on a
+    GPU has failed after its call had returned, and nothing has raised since.
     """
     world.close()
 

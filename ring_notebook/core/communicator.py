@@ -344,9 +344,15 @@ class Communicator(Activity):
         return self._native.aborted
 
     def close(self) -> None:
-        """Leave the group, once this rank's own queued operations have ended."""
-        self._native.close()
-        self._held.clear()
+        """Leave the group, once this rank's own queued operations have ended.
+
+        Raises CollectiveAborted where one of them has failed on its device after its caller had gone on, and no call
+        has raised since.
+        """
+        try:
+            self._native.close()
+        finally:
+            self._held.clear()
 
     def empty(self, nbytes: int) -> _core.Region:
         """``nbytes`` of ring memory as a writable object with the buffer protocol; freed with its last view.

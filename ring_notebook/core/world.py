@@ -7,6 +7,8 @@ run with `open_run`. An abort ends the epoch, never the process: the next epoch 
 from __future__ import annotations
 
 import atexit
+import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -312,7 +314,10 @@ def fail(error: BaseException) -> None:
 
 
 def close() -> None:
-    """Leave the epoch, if one is open. Ranks that still wait for this rank raise CollectiveAborted."""
+    """Leave the epoch, if one is open. Ranks that still wait for this rank raise CollectiveAborted.
+
+    So does this one where an operation has failed on its device after its caller had gone on, and no call has raised.
+    """
     global _world, _communicated, _waited
     if _world is not None:
         for callback in _at_close:
@@ -341,7 +346,12 @@ def _leave_job() -> None:
     report_status("exiting")  # before the others can learn of it: what they raise then comes later
     # This process may live on for long: MPI ends it together with the others, who may be waiting for it to begin.
     prepare_host().domain.leave_run(_NO_RUN)
-    close()
+    try:
+        close()
+    except CollectiveAborted as error:  # on a device, behind the last line of the script
+        sys.excepthook(type(error), error, error.__traceback__)
+        sys.stdout.flush()
+        os._exit(1)  # an exit handler can say in no other way that the script has failed
 
 
 def communication() -> float:

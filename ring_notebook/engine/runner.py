@@ -99,7 +99,7 @@ class _Execution:
             with Publisher(self._collect, _send), self.capture.active(shell):
                 error = interruptible.call(lambda: self._run(shell, source, first_line))
                 # First, because drawing figures takes time, and other ranks may wait for this one.
-                self._leave(error)
+                error = self._leave(error)
                 unshown = interruptible.call(figures.show)
                 error = unshown if error is None else error  # an exception may be false
             if error is not None:
@@ -130,13 +130,20 @@ class _Execution:
         finally:
             live_debugger.stop()
 
-    def _leave(self, error: BaseException | None) -> None:
-        """End the epoch for all when this rank failed; leave it in any case."""
+    def _leave(self, error: BaseException | None) -> BaseException | None:
+        """End the epoch for all when this rank failed; leave it in any case. What has ended this rank, if anything.
+
+        A device may have failed behind the last line of the cell.
+        """
         own = next((entry for entry in world.snapshot() if entry["rank"] == self.rank), None)
         self.calls = max(0, own["sequence"] - 1) if own is not None else 0  # without the barrier that opened the epoch
         if error is not None and not _is_exit(error):
             world.fail(error)
-        world.close_run()
+        try:
+            world.close_run()
+        except CollectiveAborted as late:
+            return late if error is None else error
+        return error
 
     def _report(self, error: BaseException | None, seconds: float) -> None:
         records = self._collect(rows=True, status=True, limit=_LAST_WAIT)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from native.over_devices import also_on_devices
 from native.ranks import LAUNCHERS, Seat, as_threads
 from native.values import Tensor
 from ring_notebook.core.buffers import Buffer, Device, DType
@@ -27,15 +28,15 @@ def tensor(ring: Communicator, shape: tuple[int, ...] = (2, 3), dtype: DType = D
 def allreduce(
     shape: tuple[int, ...] = (2, 3),
     dtype: DType = DType.FLOAT32,
-    device: Device = Device.CPU,
+    device: Device | None = None,
     address: int = 0,
     **options: object,
 ) -> Call:
-    """A call of allreduce on ones, or on a tensor that claims to be at ``address``."""
+    """A call of allreduce on ones, or on a tensor that claims to be on ``device`` and at ``address``."""
 
     def call(ring: Communicator) -> object:
         own = tensor(ring, shape, dtype).buffer
-        own.device, own.address = device, address or own.address
+        own.device, own.address = own.device if device is None else device, address or own.address
         return ring.allreduce([own], [own], **options)  # type: ignore[arg-type]
 
     return call
@@ -82,7 +83,7 @@ CASES: dict[str, tuple[Call, Call, str, str, str, str, str]] = {
     "dtype": (allreduce(), allreduce(dtype=DType.BFLOAT16),
               "allreduce sum float32 [2, 3]", "allreduce sum bfloat16 [2, 3]",
               "float32 [2, 3]", "sent bfloat16 [2, 3]", same("dtype")),
-    "device": (allreduce(), allreduce(device=Device.CUDA),
+    "device": (allreduce(device=Device.CPU), allreduce(device=Device.CUDA),
                "allreduce sum float32 [2, 3]", "allreduce sum float32 [2, 3] on cuda",
                "cpu tensors", "sent cuda tensors", "move the tensors to the same kind of device on every rank"),
     "reduction": (allreduce(op=ReduceOp.MIN), allreduce(op=ReduceOp.AVERAGE),
@@ -121,11 +122,19 @@ CASES: dict[str, tuple[Call, Call, str, str, str, str, str]] = {
 }  # fmt: skip
 
 
+def placed(line: str, case: str) -> str:
+    """A line of the table for tensors that lie where those of this test do."""
+    on_device = Tensor.on_device is not None and case != "device"
+    return re.sub(r"(elements|\])", r"\1 on cuda", line, count=1) if on_device else line
+
+
+@also_on_devices
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_every_rank_sees_the_table(launcher: str, case: str) -> None:
     """Each rank reads what it expected, what another one sent, and every rank's call; afterwards the group works."""
-    first, others, first_line, other_line, expected, got, advice = CASES[case]
+    first, others, *lines, expected, got, advice = CASES[case]
+    first_line, other_line = (placed(line, case) for line in lines)
 
     def body(seat: Seat) -> None:
         ring = seat.open()
@@ -198,6 +207,7 @@ def test_one_operation_takes_one_kind_of_device() -> None:
     as_threads(1, body)
 
 
+@also_on_devices
 @pytest.mark.parametrize("who", [0, 1, 2])
 def test_a_joined_rank_reads_who_disagrees(who: int) -> None:
     """It expects nothing itself."""
@@ -218,6 +228,7 @@ def test_a_joined_rank_reads_who_disagrees(who: int) -> None:
     as_threads(3, body)
 
 
+@also_on_devices
 def test_a_joined_rank_takes_part_in_sums_only() -> None:
     def body(seat: Seat) -> None:
         ring = seat.open()
@@ -229,6 +240,7 @@ def test_a_joined_rank_takes_part_in_sums_only() -> None:
     as_threads(2, body)
 
 
+@also_on_devices
 def test_a_queued_mismatch_fails_its_own_handle() -> None:
     """Operations before and after it in the queue complete."""
 
@@ -245,6 +257,7 @@ def test_a_queued_mismatch_fails_its_own_handle() -> None:
     as_threads(2, body)
 
 
+@also_on_devices
 def test_one_name_may_be_missing() -> None:
     """A rank that gives no name agrees with any."""
 
@@ -255,6 +268,7 @@ def test_one_name_may_be_missing() -> None:
     as_threads(2, body)
 
 
+@also_on_devices
 def test_a_missing_name_does_not_hide_two_that_differ() -> None:
     """Each agrees with the rank that gives none, and not with the other."""
 
@@ -294,6 +308,7 @@ def test_names_that_are_cut_are_compared_whole(name: str) -> None:
     as_threads(2, body)
 
 
+@also_on_devices
 def test_a_difference_within_a_group_of_tensors_is_seen_in_the_table() -> None:
     def body(seat: Seat) -> None:
         ring = seat.open()

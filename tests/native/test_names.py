@@ -12,8 +12,9 @@ import pytest
 
 from native.calls import ASYNCHRONOUS
 from native.names import start, total
+from native.over_devices import also_on_devices
 from native.ranks import LAUNCHERS, Seat, as_hosts, as_threads
-from native.values import Tensor
+from native.values import Tensor, produced
 from ring_notebook.core.buffers import DType
 from ring_notebook.core.communicator import Communicator, ReduceOp
 from ring_notebook.core.native import core
@@ -109,6 +110,7 @@ def overlapping(ring: Communicator) -> list[Communicator]:
     return [ring, *(group for group in groups if group is not None)]
 
 
+@also_on_devices
 @pytest.mark.parametrize("place", ONE_HOST_OR_TWO)
 def test_forty_names_in_forty_orders(place: str) -> None:
     """Four ranks, overlapping groups; some late, some twice, some that do not match, an abort in between."""
@@ -162,6 +164,7 @@ def test_forty_names_in_forty_orders(place: str) -> None:
     assert found[0]["operations"] < found[0]["names"]
 
 
+@also_on_devices
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_fused_as_far_as_the_threshold_goes(launcher: str) -> None:
     """What is ready together is one operation; where no two fit, each is one. Ranks may differ in the threshold."""
@@ -185,6 +188,7 @@ def test_fused_as_far_as_the_threshold_goes(launcher: str) -> None:
         assert fused["operations"] < 21
 
 
+@also_on_devices
 @pytest.mark.parametrize("call", ASYNCHRONOUS)
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_every_kind(launcher: str, call: str) -> None:
@@ -217,6 +221,7 @@ def named(ring: Communicator, call: str, name: str) -> Work:
     return ASYNCHRONOUS[call](Named(), False)  # type: ignore[arg-type]
 
 
+@also_on_devices
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_results_by_name(launcher: str) -> None:
     """What an operation produces reaches the one that was started, in whatever order they were."""
@@ -239,14 +244,15 @@ def test_results_by_name(launcher: str) -> None:
             work.wait()
         numbers = np.arange(seat.size)
         everything = (numbers[:, None] * 10 + numbers).ravel()
-        assert np.frombuffer(works["gathered"].output(), np.int64).tolist() == everything.tolist()
-        assert np.frombuffer(works["exchanged"].output(), np.int64).tolist() == (numbers * 10 + seat.rank).tolist()
+        assert np.frombuffer(produced(works["gathered"]), np.int64).tolist() == everything.tolist()
+        assert np.frombuffer(produced(works["exchanged"]), np.int64).tolist() == (numbers * 10 + seat.rank).tolist()
         assert part.values.tolist() == [sum(10 * r + seat.rank for r in range(seat.size))]
         assert sent.values.tolist() == [1]
 
     LAUNCHERS[launcher](3, body)
 
 
+@also_on_devices
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_mismatch_of_names(launcher: str) -> None:
     """Another kind, dtype, reduction or root under one name: an error on all ranks that shows both; others live on."""
@@ -270,7 +276,7 @@ def test_a_mismatch_of_names(launcher: str) -> None:
             "kind": "rank 1: barrier 'kind'",
             "dtype": r"rank 1: allreduce sum 'dtype' float64 \[3\]",
             "reduction": r"rank 1: allreduce max 'reduction' float32 \[3\]",
-            "root": r"rank 1: broadcast 'root' float32 \[3\] from rank 1",
+            "root": r"rank 1: broadcast 'root' float32 \[3\]( on cuda)? from rank 1",
         }
         for what, work in works.items():
             with pytest.raises(CollectiveMismatch, match=texts[what]):
@@ -285,6 +291,7 @@ def test_a_mismatch_of_names(launcher: str) -> None:
     LAUNCHERS[launcher](3, body)
 
 
+@also_on_devices
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_join_beside_names(launcher: str) -> None:
     """A rank that has joined adds nothing to what others start by name; all learn who came last, and go on."""
@@ -314,6 +321,7 @@ def test_join_beside_names(launcher: str) -> None:
     LAUNCHERS[launcher](3, body)
 
 
+@also_on_devices
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_join_where_no_two_started_the_same(launcher: str) -> None:
     """Nobody waits for anybody: each rank's name is complete because all others have joined."""
@@ -329,6 +337,7 @@ def test_join_where_no_two_started_the_same(launcher: str) -> None:
     LAUNCHERS[launcher](3, body)
 
 
+@also_on_devices
 def test_long_names_are_told_apart() -> None:
     """A header has room for the beginning of a name only."""
 
@@ -343,6 +352,7 @@ def test_long_names_are_told_apart() -> None:
     as_threads(2, body)
 
 
+@also_on_devices
 def test_many_more_names_than_a_round_tells() -> None:
     """In orders that are the reverse of one another, so that all of them wait at once."""
 
@@ -359,6 +369,7 @@ def test_many_more_names_than_a_round_tells() -> None:
     assert first["operations"] < first["names"] == 1000
 
 
+@also_on_devices
 def test_all_hosts_of_three() -> None:
     """With unequal numbers of ranks on each."""
 

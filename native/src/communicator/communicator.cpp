@@ -301,8 +301,10 @@ void Communicator::close(const Interruption& check) {
     }
     named_->begin_close();
     epoch_.progress->nudge();
+    const bool ends_epoch = epoch_.devices && group_ == epoch_.group;
     const auto idle = [&] {
         const std::lock_guard<std::mutex> lock(mutex_);
+        if (ends_epoch && epoch_.devices->under_way() > 0) return false;  // of other groups, which nobody closes
         return is_idle() && named_->is_quiet() && (!device_ || device_->is_quiet());
     };
     if (within) {
@@ -321,6 +323,8 @@ void Communicator::close(const Interruption& check) {
     }
     if (post_) post_->close(nullptr);
     leave();
+    if (!epoch_.devices) return;
+    if (const std::exception_ptr unknown = epoch_.devices->late_failure()->take()) std::rethrow_exception(unknown);
 }
 
 }  // namespace ring

@@ -115,6 +115,7 @@ std::shared_ptr<Work> Communicator::prepare(Request request, double timeout) con
     auto work = std::make_shared<Work>();
     work->deadline_ = deadline_after(timeout);
     work->mark_ = epoch_.recorder->now();
+    if (epoch_.devices) work->late_ = epoch_.devices->late_failure();
     Header& header = work->header_;
     header.kind = request.kind;
     header.dtype = request.dtype;

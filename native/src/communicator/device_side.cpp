@@ -173,6 +173,7 @@ void DeviceSide::take_part(Work& work, Operation& operation, const Path& path) {
 void DeviceSide::fly(Flight flight) {
     flights_.push_back(std::move(flight));
     under_way_.fetch_add(1, std::memory_order_seq_cst);
+    group_.stream().take_off();
 }
 
 void DeviceSide::launch(const std::shared_ptr<Work>& work) {
@@ -224,6 +225,12 @@ void DeviceSide::land(Flight& flight, std::exception_ptr error, bool must_keep) 
         work->must_keep_ = must_keep;
         work->finish(error);
     }
+    if (error && !flight.error) group_.stream().late_failure()->note(error);
+}
+
+void DeviceSide::touch_down() {
+    under_way_.fetch_sub(1, std::memory_order_seq_cst);
+    group_.stream().land();
 }
 
 // What ends an operation that waits on a device, beside the device.
@@ -272,7 +279,7 @@ DeviceSide::Served DeviceSide::serve() {
                 }
                 land(*flight, nullptr, false);
                 flight = flights_.erase(flight);
-                under_way_.fetch_sub(1, std::memory_order_seq_cst);
+                touch_down();
                 landed = true;
             }
             if (!flights_.empty()) check_flights();
@@ -290,7 +297,7 @@ DeviceSide::Served DeviceSide::serve() {
             if (!flight.works.empty() && !flight.error) owner_.explain(*flight.works.front(), error);
             land(flight, error, hang);
             flights_.pop_front();
-            under_way_.fetch_sub(1, std::memory_order_seq_cst);
+            touch_down();
         }
         landed = true;
     }

@@ -133,6 +133,7 @@ void Communicator::announce_abort() noexcept {
 
 void Communicator::abort(std::string_view reason) noexcept {
     if (!domain()->owned()) return;  // the epoch belongs to the parent process, which still uses it
+    if (epoch_.devices) epoch_.devices->late_failure()->tell();
     group_->abort(reason);
     announce_abort();
     group_->bell().ring();

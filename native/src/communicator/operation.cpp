@@ -13,7 +13,17 @@ Work::Work() = default;
 Work::~Work() = default;
 
 void Work::get() const {
-    if (state_.load(std::memory_order_seq_cst) == State::Failed) std::rethrow_exception(error_);
+    if (state_.load(std::memory_order_seq_cst) != State::Failed) return;
+    try {
+        std::rethrow_exception(error_);
+    } catch (const Mismatch&) {
+        throw;
+    } catch (const Unsupported&) {
+        throw;
+    } catch (...) {
+        if (late_) late_->tell();
+        throw;
+    }
 }
 
 void Work::hold_back(void* stream) const {

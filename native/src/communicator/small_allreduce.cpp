@@ -13,6 +13,7 @@
 
 #include "collectives/host/algorithm_parts.hpp"
 #include "ring/base/text.hpp"
+#include "ring/collectives/device/device_stream.hpp"
 #include "ring/communicator/communicator.hpp"
 #include "ring/communicator/progress.hpp"
 
@@ -153,6 +154,7 @@ std::shared_ptr<Work> Communicator::arrived_work(const SmallAllreduce& call, con
                                                  bool queued) {
     try {
         auto work = std::make_shared<Work>();
+        if (epoch_.devices) work->late_ = epoch_.devices->late_failure();
         Request& request = work->request_;
         request.kind = arrival.header.kind;
         request.dtype = call.dtype;

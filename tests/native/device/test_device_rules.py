@@ -71,7 +71,7 @@ def test_a_kernel_of_the_user_that_has_gone_wrong() -> None:
         if seat.rank == 0:
             with knobs(cuda_fault=_FAULT):
                 for _ in range(2):
-                    with pytest.raises((RingError, ValueError), match="illegal memory access.*restart this engine"):
+                    with pytest.raises((RingError, ValueError), match=r"illegal memory access.*restart this engine"):
                         ring.allreduce([tensor.buffer], [tensor.buffer], name="w")
             assert "restart this engine" in own.given_up
             ring.abort("rank 0 gives up")
@@ -95,9 +95,9 @@ def test_a_device_that_fails_under_an_operation() -> None:
         work = ring.allreduce([tensor.buffer], [tensor.buffer], blocking=False)
         work.wait()
         seat.meet()
-        with knobs(cuda_fault=_FAULT if seat.rank == 0 else 0):
-            with pytest.raises(CollectiveAborted, match=r"rank 0 stopped .*illegal memory access"):
-                work.wait_done()
+        said = r"rank 0 stopped .*illegal memory access"
+        with knobs(cuda_fault=_FAULT if seat.rank == 0 else 0), pytest.raises(CollectiveAborted, match=said):
+            work.wait_done()
         assert ("restart this engine" in own.given_up) is (seat.rank == 0)
 
     as_processes(2, body)
@@ -141,7 +141,9 @@ def test_blocking_communicators_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
         tensor = ones(device)
         ring.allreduce([tensor.buffer], [tensor.buffer])
         assert np.all(device.read(tensor) == seat.size)
-        assert ring.device_transport() == ("host", "rank 0: NCCL_COMM_BLOCKING=1 has it wait where nothing could "
-                                           "interrupt it; unset that")
+        assert ring.device_transport() == (
+            "host",
+            "rank 0: NCCL_COMM_BLOCKING=1 has it wait where nothing could interrupt it; unset that",
+        )
 
     as_threads(2, body)

@@ -36,6 +36,7 @@ class DeviceOpening;
 class DeviceSide;
 class DeviceStream;
 class Devices;
+class LateFailure;
 class MemberGroup;
 class NamedLane;
 class Progress;
@@ -109,6 +110,7 @@ class Work : public std::enable_shared_from_this<Work> {
     bool started_ = false;
     bool is_trial_ = false;               // of NCCL: its failure ends nothing
     std::shared_ptr<DeviceWork> device_;  // null where its tensors are in host memory, or it has none
+    std::shared_ptr<LateFailure> late_;   // of the epoch, to which its error is no news; null without devices
     bool must_keep_ = false;
     Result result_;
 
@@ -187,7 +189,8 @@ class Communicator {
     bool aborted() const { return group_->aborted(); }
     // Lets the operations of this rank end, whatever thread carries them out, then leaves the group. Later operations
     // throw. An interruption aborts the epoch; so does a call from within an operation (by a signal handler), which
-    // cannot wait for it.
+    // cannot wait for it. Throws what an operation has failed with on its device if nobody has been told that the epoch
+    // ended; where this is the first group of the epoch, an operation of any group.
     void close(const Interruption& check);
     bool closed() const { return closed_.load(std::memory_order_acquire); }
     // What this rank has done so far in operations that match by order, since the group began.

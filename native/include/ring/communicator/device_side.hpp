@@ -78,6 +78,8 @@ class DeviceSide {
     void fly(Flight flight);
     void check_flights();
     void land(Flight& flight, std::exception_ptr error, bool must_keep) noexcept;
+    // A flight is none any more.
+    void touch_down();
     void abort(const std::exception_ptr& error) noexcept;
 
     Communicator& owner_;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "ring/base/process.hpp"
+#include "ring/collectives/device/late_failure.hpp"
 #include "ring/collectives/device/launch_order.hpp"
 #include "ring/device/devices.hpp"
 #include "ring/device/reaper.hpp"
@@ -31,7 +32,14 @@ class DeviceStream {
     // That one; null where none has been asked for.
     std::shared_ptr<DeviceContext> context() const;
 
+    // Any thread.
+    const std::shared_ptr<LateFailure>& late_failure() const { return late_failure_; }
+    // Operations of all groups that the device has still to end.
+    std::size_t under_way() const { return under_way_.load(std::memory_order_seq_cst); }
+
     // The rest is for the thread that carries operations out.
+    void take_off() { under_way_.fetch_add(1, std::memory_order_seq_cst); }
+    void land() { under_way_.fetch_sub(1, std::memory_order_seq_cst); }
     LaunchOrder& order() { return order_; }
     void* handle();
     // Another one for copies to and from host memory, which never waits for an event: a copy may hold its caller until
@@ -65,6 +73,8 @@ class DeviceStream {
     bool is_idle();
     const Owner owner_;
     const std::shared_ptr<Devices> devices_;
+    const std::shared_ptr<LateFailure> late_failure_ = std::make_shared<LateFailure>();
+    std::atomic<std::size_t> under_way_{0};
     mutable std::mutex mutex_;
     std::shared_ptr<DeviceContext> context_;
     void* stream_ = nullptr;
@@ -74,7 +84,7 @@ class DeviceStream {
     std::vector<std::shared_ptr<NcclCommunicator>> communicators_;
     std::shared_ptr<const Reaper> reaper_;
     std::shared_ptr<DeviceEvent> last_;  // behind all that was launched
-    std::int64_t limit_ = 0;  // ns, until which the kernels have to end
+    std::int64_t limit_ = 0;             // ns, until which the kernels have to end
 };
 
 }  // namespace ring

@@ -1,0 +1,134 @@
+"""A failure on a device that nobody has waited for: leaving the epoch raises it once, unless a call has raised."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from contextlib import suppress
+
+import numpy as np
+import pytest
+
+from native.device.test_device_contracts import ones, opened
+from native.fakes.device import FakeDevice, devices, knobs
+from native.ranks import Seat, as_processes, as_threads
+from ring_notebook.core.communicator import Communicator
+from ring_notebook.errors import CollectiveAborted, CollectiveMismatch
+
+
+def failed(seat: Seat, ring: Communicator, device: FakeDevice) -> None:
+    """An operation that NCCL ends with an error after both ranks have gone on; the epoch has ended with it."""
+    tensor, launched = ones(device), threading.Event()
+    device.hold(until=launched.is_set)
+    with knobs(nccl_error_at=1):
+        ring.allreduce([tensor.buffer], [tensor.buffer], name="w")
+        seat.meet()
+        launched.set()
+        while not ring.aborted:
+            threading.Event().wait(0.001)
+    seat.meet()
+
+
+def test_an_operation_that_nobody_waits_for() -> None:
+    def body(seat: Seat) -> None:
+        ring, device = opened(seat)
+        failed(seat, ring, device)
+        with pytest.raises(CollectiveAborted, match=r"allreduce 'w'.*remote process exited"):
+            ring.close()
+        ring.close()
+
+    as_processes(2, body)
+
+
+def test_an_operation_of_another_group() -> None:
+    """Nobody closes that group: leaving the epoch waits for it."""
+
+    def body(seat: Seat) -> None:
+        ring, device = seat.open(devices=devices()), FakeDevice(seat.rank)
+        group = ring.group([0, 1])
+        assert group is not None
+        tensor, begun = ones(device), threading.Event()
+        group.allreduce([tensor.buffer], [tensor.buffer]).wait_done()
+        seat.meet()
+        device.hold(until=begun.is_set)
+        with knobs(nccl_error_at=1):
+            group.allreduce([tensor.buffer], [tensor.buffer], name="w")
+            seat.meet()
+            threading.Timer(0.2, begun.set).start()  # when this rank waits in close, as a rule
+            with pytest.raises(CollectiveAborted, match=r"allreduce 'w'.*remote process exited"):
+                ring.close()
+
+    as_processes(2, body)
+
+
+@pytest.mark.parametrize("how", ["waited", "called", "aborted"])
+def test_what_somebody_has_been_told(how: str) -> None:
+    def body(seat: Seat) -> None:
+        ring, device = opened(seat)
+        failed(seat, ring, device)
+        if how == "aborted":
+            ring.abort("this rank knows")
+        else:
+            with pytest.raises(CollectiveAborted, match="remote process exited"):
+                ring.barrier() if how == "called" else ring.allreduce([ones(device).buffer], [ones(device).buffer])
+        ring.close()
+
+    as_processes(2, body)
+
+
+def test_a_mismatch_tells_nothing_of_it() -> None:
+    def body(seat: Seat) -> None:
+        ring, device = opened(seat)
+        tensor = ones(device, 3 + seat.rank)
+        with pytest.raises(CollectiveMismatch):
+            ring.allreduce([tensor.buffer], [tensor.buffer])
+        failed(seat, ring, device)
+        with pytest.raises(CollectiveAborted):
+            ring.close()
+
+    as_processes(2, body)
+
+
+def test_an_operation_that_ends_well_while_the_group_is_left() -> None:
+    def body(seat: Seat) -> None:
+        ring, device = opened(seat)
+        group = ring.group([0, 1])
+        assert group is not None
+        tensors = [ones(device), ones(device)]
+        first = ones(device)
+        group.allreduce([first.buffer], [first.buffer]).wait_done()
+        begun = threading.Event()
+        device.hold(until=begun.is_set)
+        for one, tensor in zip((ring, group), tensors, strict=True):
+            one.allreduce([tensor.buffer], [tensor.buffer])
+        seat.meet()
+        threading.Timer(0.2, begun.set).start()
+        ring.close()
+        assert all(np.all(device.read(tensor) == 2) for tensor in tensors)
+
+    as_threads(2, body)
+
+
+def test_an_interrupt_is_what_ended_it() -> None:
+    """KeyboardInterrupt where the signal came; nothing more when that rank leaves."""
+
+    def body(seat: Seat) -> None:
+        ring, device = opened(seat)
+        if seat.rank == 0:
+            device.hold(until=lambda: ring.aborted)
+        tensor = ones(device)
+        work = ring.allreduce([tensor.buffer], [tensor.buffer], blocking=False)
+        work.wait()
+        seat.meet()
+        if seat.rank == 1:
+            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+            with pytest.raises(KeyboardInterrupt):
+                work.wait_done()
+            ring.close()
+            return
+        with suppress(CollectiveAborted):
+            work.wait_done()
+        ring.close()
+
+    as_processes(2, body)
