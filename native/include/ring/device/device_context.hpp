@@ -59,8 +59,8 @@ class DeviceContext : public std::enable_shared_from_this<DeviceContext> {
     DeviceContext(const DeviceContext&) = delete;
     DeviceContext& operator=(const DeviceContext&) = delete;
 
-    // Makes the context current on this thread for as long as it lives; calls without one fail. Meanwhile the thread may
-    // make calls that would spoil a graph which another thread captures: none of ours is to become part of it.
+    // Makes the context current on this thread for as long as it lives; calls without one fail. Meanwhile the thread
+    // may make calls that would spoil a graph which another thread captures: none of ours is to become part of it.
     class Current {
        public:
         explicit Current(const DeviceContext& context);

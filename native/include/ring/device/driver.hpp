@@ -51,7 +51,7 @@ struct Driver {
     // Throws DeviceError with the driver's words where `result` is an error; `call` is what was called.
     void check(int result, const char* call) const;
 
-    static constexpr int kNotReady = 600;          // of cuEventQuery
+    static constexpr int kNotReady = 600;         // of cuEventQuery
     static constexpr int kCaptureImplicit = 906;  // of the default stream, while another one is captured
 };
 
