@@ -93,5 +93,6 @@ class LauncherWatch:
                 begun = time.monotonic()
                 self._changed.wait(_LOOK if left is not None else None)
                 if left is not None and not self._is_blocked():
-                    left -= time.monotonic() - begun
+                    # Not more at once: what came while a signal had stopped this process has yet to be read.
+                    left -= min(time.monotonic() - begun, 2 * _LOOK)
         return True

@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
+from ring_notebook.launch import launcher_watch
+from ring_notebook.launch.launcher_watch import LauncherWatch
 from ring_notebook.launch.supervisor.rank_failure import split_reports
 from ring_notebook.launch.supervisor.rank_mark import RankMark, parse_mark
 
@@ -23,10 +27,15 @@ PATIENCE = (
 RINGRUN = f"import sys; {PATIENCE}from ring_notebook.launch import cli; sys.exit(cli.main(sys.argv[1:]))"
 
 
-def launch(mpiexec: str, folder: Path, *command: str, timeout: str = "") -> subprocess.CompletedProcess[str]:
+def mpiexec_of(script: str, folder: Path) -> Path:
     path = folder / "mpiexec"
-    path.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exit\n{mpiexec}\n')
+    path.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exit\n{script}\n')
     path.chmod(0o755)
+    return path
+
+
+def launch(mpiexec: str, folder: Path, *command: str, timeout: str = "") -> subprocess.CompletedProcess[str]:
+    path = mpiexec_of(mpiexec, folder)
     environment = {**os.environ, "RING_MPIEXEC": str(path), "RING_START_TIMEOUT": timeout}
     return subprocess.run(
         [sys.executable, "-c", *command], env=environment, capture_output=True, text=True, timeout=LIMIT, check=False
@@ -60,6 +69,27 @@ def test_ranks_that_start_late_are_waited_for(tmp_path: Path) -> None:
         done.stderr
         == "ringrun: the launcher has started 0 of 2 ranks so far; it is killed after 600 s (--start-timeout)\n"
     )
+
+
+def test_time_in_which_this_process_was_stopped_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by Ctrl-Z: what the ranks have said meanwhile has yet to be read."""
+    killed = threading.Event()
+    jumped: list[float] = []
+
+    class Clock:
+        @staticmethod
+        def monotonic() -> float:
+            jumped.append(0.0)
+            return time.monotonic() + 1000.0 * (len(jumped) > 1)  # stopped in the first wait
+
+    monkeypatch.setattr(launcher_watch, "time", Clock)
+    watch = LauncherWatch(1, 20.0, killed.set, print, lambda: False)
+    deadline = time.monotonic() + LIMIT
+    while len(jumped) < 4:  # it has looked again since
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert not killed.is_set()
+    watch.close()
 
 
 @pytest.mark.parametrize(("program", "code"), [("echo hello", 0), ("echo hello; exit 7", 7)])
