@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 from ring_notebook.errors import RunFailed
 from ring_notebook.notebook.run.failures import as_exception, brief, describe
@@ -68,6 +69,14 @@ def test_ranks_that_only_stopped_are_one_line_and_never_the_cause() -> None:
     failures = [*stopped, failure(1)]
     assert type(as_exception(failures)) is ValueError
     assert "ranks 0, 2: line 5: allreduce 'bucket 3' stopped because rank 1 raised" in describe(failures)
+
+
+def test_a_rank_that_had_not_begun_says_so_and_names_no_barrier() -> None:
+    waited = failure(0, "rank 0: barrier 'begin' (sequence 1) stopped because rank 1 raised NameError", aborted=True)
+    opening = replace(waited, frames=(("runner.py", 9, "open_run", ""),))
+    assert describe([failure(1), opening]).endswith(
+        "rank 0: stopped before the first line because rank 1 raised NameError"
+    )
 
 
 def test_when_all_ranks_only_stopped_that_is_the_cause() -> None:

@@ -21,6 +21,7 @@ __all__ = ["as_exception", "brief", "describe", "describe_deaths"]
 # IPython shows these by itself: with frames of this package, or as if the cell had not failed.
 _SHOWN_OTHERWISE = (SyntaxError, UsageError, SystemExit)
 _SECONDS_TO_UNPICKLE = 2.0
+_STOPPED = " stopped because "
 _RED, _PLAIN = "\x1b[31m", "\x1b[0m"
 
 
@@ -115,6 +116,8 @@ def _where_stopped(failure: Failure) -> str:
     """The message of a rank that stopped because of another one, without its own number: others may share it."""
     line = _line(failure)
     text = failure.message.split("\n")[0].removeprefix(f"rank {failure.rank}: ")
+    if not line and _STOPPED in text:  # in the barrier that opens a run, which the user has not called
+        return f"stopped before the first line because {text.partition(_STOPPED)[2]}"
     return f"line {line}: {text}" if line else text
 
 
