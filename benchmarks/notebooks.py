@@ -29,6 +29,7 @@ from jupyter_client.manager import KernelManager
 
 LIMIT = 30.0  # seconds for a cell; one that takes longer hangs
 INTERRUPT_AFTER = 3.0
+SECONDS_TO_END = 10.0
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -184,9 +185,13 @@ class Kernel:
         """End the kernel and all that it has started."""
         self._remember()
         self._manager.shutdown_kernel(now=True)
-        for process in self._processes:
-            if process.is_running():
-                process.kill()
+        living = [process for process in self._processes if process.is_running()]
+        for process in living:
+            process.terminate()
+        # Who cleans up after others does so before it ends, and what was killed leaves its shared memory behind.
+        _, living = psutil.wait_procs(living, timeout=SECONDS_TO_END)
+        for process in living:
+            process.kill()
 
     def _remember(self) -> None:
         kernel = psutil.Process(self._manager.provisioner.pid)
