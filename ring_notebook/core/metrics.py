@@ -59,7 +59,7 @@ class _Recorder:
         self.waits: deque[tuple[int, int]] | None = None
         self.flushed = 0.0
         self.progress = (0, 0)
-        self.loops: Callable[[str], Callable[[int], None]] | None = None
+        self.loops: Callable[[str, bool], Callable[[int], None]] | None = None
 
     def add(self, now: float, step: int | None, values: dict[str, Any]) -> None:
         if step is None:
@@ -208,7 +208,8 @@ class track(Generic[T]):  # noqa: N801 - read as a verb: for batch in track(load
         done = recorder.progress[0] if self._total else 0
         batches = iter(self._loader)
         caller = sys._getframe(1)
-        loop = recorder.loops(f"{caller.f_code.co_filename}:{caller.f_lineno}") if recorder.loops else None
+        place = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+        loop = recorder.loops(place, bool(self._total)) if recorder.loops else None
         del caller  # it refers to the batches
         while True:
             recorder.progress = (done, total)
@@ -246,10 +247,11 @@ def _samples(batch: Any) -> int:
     return 1
 
 
-def begin(loops: Callable[[str], Callable[[int], None]] | None = None) -> None:
+def begin(loops: Callable[[str, bool], Callable[[int], None]] | None = None) -> None:
     """A run starts: drop all rows, then keep every row until it is drained.
 
-    ``loops`` is called with the place of each loop that `track` begins, and what it returns before each of its steps.
+    ``loops`` is called with the place of each loop that `track` begins, and whether its total is that of all passes
+    over it; what it returns is called before each step.
     """
     _recorder.reset()
     _recorder.loops = loops

@@ -208,6 +208,7 @@ class _Execution:
                 **self.spent.now(),
                 "calls": _calls(),
                 "loop": self.loops.report(),
+                "pass": self.loops.number,
                 "statement": self.cell.current_statement() if self.cell else -1,
             },
         )

@@ -64,6 +64,17 @@ def test_progress_of_a_tracked_loop(cluster: Cluster) -> None:
     end(run)
 
 
+def test_the_progress_of_a_loop_over_epochs_is_that_of_all(cluster: Cluster) -> None:
+    run = cluster.run(
+        "import time\nfor epoch in range(10):\n    for _ in ring.track(range(4)):\n"
+        "        while epoch == 5 and _ == 2: time.sleep(0.01)"
+    )
+    wait_for(run, lambda found: all((one.extra["pass"], one.progress) == (6, (2, 4)) for one in found.values()))
+    state = run.state()
+    end(run)
+    assert state["progress"] == pytest.approx((5 + 2 / 4) / 10)
+
+
 def test_restart_ends_what_no_interrupt_does(cluster: Cluster, capfd: pytest.CaptureFixture[str]) -> None:
     run = cluster.run("from mpi4py import MPI\nMPI.COMM_WORLD.recv(source=MPI.COMM_WORLD.rank)")
     wait_for(run, lambda found: found[0].line == 2)

@@ -44,12 +44,17 @@ class LoopCalls:
         self._lines = lines
         self._passes: Counter[str] = Counter()
         self._newest: _Loop | None = None
+        self.number = 0  # of the pass, from 1; 0 outside of loops, and where steps are counted over all passes
 
-    def begin(self, place: str) -> Callable[[int], None]:
-        """A pass over the loop at ``place`` in its file begins; what this returns is called before each step."""
+    def begin(self, place: str, whole: bool = False) -> Callable[[int], None]:
+        """A pass over the loop at ``place`` in its file begins; what this returns is called before each step.
+
+        ``whole``: its steps are counted over all passes.
+        """
         lines = self._lines()
         name = f"{place} {' '.join(map(str, lines))}"
         self._passes[name] += 1
+        self.number = 0 if whole else self._passes[name]
         self._newest = _Loop(f"{name} {self._passes[name]}", lines[0] if lines else 0, self._calls)
         return self._newest.begin_step
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from html import escape
 
 from ring_notebook.notebook.panel import machine_load, missed_calls, slow_ranks, stall_notice
+from ring_notebook.notebook.panel.progress import Progress, progress
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.record.run_view import EPOCH, RankView, RunView
 from ring_notebook.notebook.style import RED, STATUS_COLORS, duration, plural, ranks, whole
@@ -21,7 +22,8 @@ MOST_BROKEN = 3  # metrics with values that are no numbers
 class Headline:
     """``status`` in a word, then ``name`` and ``facts``; ``progress`` is the share done, ``left`` the seconds to go.
 
-    ``alarms`` are sentences about what is wrong, ``warnings`` about what is slow.
+    Where ``part`` is not empty, both are of this part of the run. ``alarms`` are sentences about what is wrong,
+    ``warnings`` about what is slow.
     """
 
     status: str
@@ -31,6 +33,7 @@ class Headline:
     left: float | None = None
     alarms: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    part: str = ""
 
 
 def headline(log: RunRecord, view: RunView, stuck: Sequence[RankView] = ()) -> Headline:
@@ -49,14 +52,16 @@ def headline(log: RunRecord, view: RunView, stuck: Sequence[RankView] = ()) -> H
     alarms = [*filter(None, [*alarms, missed_calls.in_loop(view) if running else ""])]
     slow = None if stuck else slow_ranks.find(view)
     waits = any(rank.status and rank.status.waiting for rank in stuck)
+    done = progress(view, log.source) if running else Progress(None, None)
     return Headline(
         ("stuck" if waits else "no progress") if stuck else log.status,
         log.title,
         tuple(facts),
-        view.progress if running else None,
-        view.left if running and not stuck else None,
+        done.share,
+        None if stuck else done.left,
         (*alarms, *_broken(view)),
         (*((slow.sentence,) if slow else ()), *machine_load.warnings(log, view)),
+        done.part,
     )
 
 
@@ -97,7 +102,8 @@ def first_row(content: Headline) -> str:
     parts.append(f"<b>{escape(content.name)}</b>")
     if content.progress is not None:
         bar = f"<span class='ring-bar'><i style='width:{content.progress:.1%}'></i></span>"
-        parts.append(f"<span>{bar}{content.progress:.0%}</span>")
+        of = f" of {escape(content.part)}" if content.part else ""
+        parts.append(f"<span>{bar}{content.progress:.0%}{of}</span>")
     if content.left is not None:
         parts.append(f"<b>{duration(content.left)} left</b>")
     parts += [f"<span>{escape(fact)}</span>" for fact in content.facts]

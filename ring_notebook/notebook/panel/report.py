@@ -87,10 +87,10 @@ def compare(logs: Sequence[RunRecord], names: Sequence[str] = ()) -> HTML:
     made = []
     for name in shared:
         curves = {run: view.curves[name] for run, view in views.items() if name in view.curves}
-        made.append(Chart(name, "mean of the ranks", "step", many(curves)))
+        made.append(Chart(name, "mean", "step", many(curves)))
     rates = {run: view.throughput for run, view in views.items() if view.throughput}
     if rates:
-        made.append(Chart("samples/s per rank", "mean of the ranks", "seconds", many(rates), from_zero=True))
+        made.append(Chart("samples/s per rank", "mean", "seconds", many(rates), from_zero=True))
     return HTML(differences(logs, labels)._repr_html_() + CSS + still_charts.CSS + still_charts.grid(made))
 
 
@@ -114,13 +114,10 @@ def _said(value: Any) -> str:
 
 
 def _labels(logs: Sequence[RunRecord]) -> list[str]:
-    """The label of each run in a legend: its name or time of day; both, or a number, where that is not unique."""
+    """The label of each run in a legend: its name, with the time of day or a number where that is not unique."""
     times = [time.strftime("%H:%M:%S", time.localtime(log.started)) for log in logs]
-    short = [log.name or now for log, now in zip(logs, times, strict=True)]
-    longer = [
-        one if short.count(one) == 1 else f"{log.name} {now}".strip()
-        for one, log, now in zip(short, logs, times, strict=True)
-    ]
+    short = [log.title for log in logs]
+    longer = [one if short.count(one) == 1 else f"{one} {now}" for one, now in zip(short, times, strict=True)]
     return [one if longer.count(one) == 1 else f"{one} #{index}" for index, one in enumerate(longer, start=1)]
 
 

@@ -82,12 +82,14 @@ def listing(most: int = 20, *, every: bool = False, sort: str = "", where: Seque
 def find(name: str) -> RunRecord:
     """The run whose id or name begins with ``name``, the newest when there are several; unreadable ones are skipped.
 
+    One without a name has the first line of its cell for one, as in the list.
+
     Raises RingError that lists the newest runs when there is none.
     """
     directories = _directories()
     for directory in reversed(directories):
         with suppress(*UNREADABLE):
-            if directory.name.startswith(name) or read_about(directory)["name"].startswith(name):
+            if directory.name.startswith(name) or _name(read_about(directory)).startswith(name):
                 return RunRecord.load(directory)
     known = ", ".join(directory.name for directory in directories[-5:]) or "none"
     raise RingError(f"no run {name!r} in {runs_directory()}; the newest are: {known}")
@@ -138,6 +140,11 @@ def _directories() -> list[Path]:
     return sorted(path.parent for path in runs_directory().glob(f"*/{RUN}"))
 
 
+def _name(about: dict[str, Any]) -> str:
+    """The name of a run in the list."""
+    return str(about["name"] or first_line(about["source"]))
+
+
 class _Entry:
     """One run of the list, from its two small files and its labels. Raises what UNREADABLE names."""
 
@@ -185,7 +192,7 @@ class _Entry:
         summary, dots = self.summary, ["..."] if len(self.last) > _MOST_METRICS else []
         given = [f"{name} {_short(value)}" for name, value in self.params.items()]
         return [
-            self.about["name"] or first_line(self.about["source"]),
+            _name(self.about),
             ", ".join([*(f"{name} {value:.4g}" for name, value in islice(self.last.items(), _MOST_METRICS)), *dots]),
             ", ".join(given[:_MOST_PARAMS] + ["..."] * (len(given) > _MOST_PARAMS)),
             summary.get("status", "running or lost"),

@@ -7,6 +7,7 @@ from math import isfinite
 from typing import Any
 
 from ring_notebook.notebook.panel.output.labelled_lines import Lines
+from ring_notebook.notebook.panel.progress import progress
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.record.run_view import RankView
 
@@ -18,6 +19,7 @@ MOST_LINES = 100  # of output, the newest
 def run_state(log: RunRecord, error: str, asking: Collection[int]) -> dict[str, Any]:
     """The state of a run (docs/notebook.md lists its keys); ``asking`` are the ranks that wait for an answer."""
     view = log.view()
+    done = progress(view, log.source)
     return {
         "run": log.run,
         "name": log.name,
@@ -26,8 +28,8 @@ def run_state(log: RunRecord, error: str, asking: Collection[int]) -> dict[str, 
         "size": log.size,
         "started": log.started,
         "seconds": round(view.elapsed, 3),
-        "progress": view.progress,
-        "seconds_left": _number(view.left),
+        "progress": done.share,
+        "seconds_left": _number(done.left),
         "samples_per_s": _number(view.samples_per_s),
         "metrics": list(view.names),
         "ranks": [_rank(rank, rank.rank in asking) for rank in view.ranks],

@@ -30,7 +30,7 @@ CSS = f"""<style>
 .ring-wide img {{ display: block; width: 100%; height: {HEIGHT}px; max-width: none; }}
 .ring-zoom {{ position: absolute; right: 0; top: 0; z-index: 6; font-size: 11px; color: {GREY};
   background: var(--jp-layout-color0, Canvas); }}
-.ring-report .ring-zoom summary {{ list-style: none; margin: 0; padding: 2px 4px; }}
+.ring-chart .ring-zoom summary {{ list-style: none; margin: 0; padding: 2px 4px; }}
 .ring-zoom summary:hover {{ color: var(--jp-ui-font-color1, inherit); }}
 .ring-zoom div {{ display: none; }}
 .ring-zoom[open] summary {{ font-size: 0; }}

@@ -169,19 +169,20 @@ def test_figure_of_chosen_metrics(tmp_path: Path) -> None:
 
 def test_runs_are_laid_over_one_another(tmp_path: Path) -> None:
     logs = [run(tmp_path / name, 2) for name in ("r1", "r2")]
-    logs[1].name = ""
+    logs[1].name, logs[1].source = "", "lr = 0.2\n"
     loss, rate = images(report.compare(logs).data)
-    assert {"digits <1>", time.strftime("%H:%M:%S", time.localtime(logs[1].started))} <= set(texts(loss))
+    assert {"digits <1>", "lr = 0.2"} <= set(texts(loss))
     assert "samples/s per rank" in texts(rate)
 
 
 def test_runs_in_a_legend_have_short_names_that_differ(tmp_path: Path) -> None:
     logs = [run(tmp_path / f"20261121-210706-{index}", 1, steps=2) for index in range(5)]
     for index, (log, name) in enumerate(zip(logs, ("a", "b", "b", "", ""), strict=True)):
-        log.name = name
+        log.name, log.source = name, "lr = 0.2\n"
         log.started = time.mktime((2026, 11, 21, 21, 7, min(index, 3), 0, 0, -1))
     loss = images(report.compare(logs).data)[0]
-    assert {"a", "b 21:07:01", "b 21:07:02", "21:07:03 #4", "21:07:03 #5"} <= set(texts(loss))
+    unnamed = {f"lr = 0.2 21:07:03 #{index}" for index in (4, 5)}
+    assert {"a", "b 21:07:01", "b 21:07:02"} | unnamed <= set(texts(loss))
 
 
 def test_a_metric_to_plot_that_was_not_logged_is_named(tmp_path: Path) -> None:

@@ -187,6 +187,14 @@ def test_parameters_are_those_of_the_cell_and_of_rank_0(runs: Path) -> None:
     assert constants("!ls") == {}
 
 
+def test_a_run_without_a_name_is_found_by_that_of_the_list(runs: Path) -> None:
+    log = trained(runs, "1", 0.25, 0.5)
+    assert log.name == ""
+    (row,) = catalogue.listing().rows
+    assert row[0] == "lr, layers = 0.25, 3"
+    assert catalogue.find("lr, layers = 0.25").run == "1"
+
+
 def test_rows_as_csv(runs: Path, tmp_path: Path) -> None:
     log = trained(runs, "1-small", 0.01, 0.5)
     lines = to_csv(log, tmp_path / "rows.csv").read_text().splitlines()

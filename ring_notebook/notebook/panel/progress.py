@@ -1,0 +1,89 @@
+"""How much of a run is done and how long it still takes, also where a tracked loop is passed over once per epoch."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+from ring_notebook.notebook.record.constants import constants
+from ring_notebook.notebook.record.run_view import RankView, RunView
+
+__all__ = ["Progress", "passes", "progress"]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """``share`` is what is done, ``left`` the seconds to go; of this ``part`` of the run where the whole is unknown."""
+
+    share: float | None
+    left: float | None
+    part: str = ""
+
+
+def progress(view: RunView, source: str) -> Progress:
+    """The progress of a run of this cell: `track` says how far a pass over its loop is, the cell how many follow."""
+    number = max((_pass(rank) for rank in view.ranks), default=0)
+    planned = passes(source)
+    if view.progress is None or not number or (planned is None and number == 1):
+        return Progress(view.progress, view.left)
+    if not planned or number > planned:
+        return Progress(view.progress, view.left, f"pass {number}")
+    share = (number - 1 + view.progress) / planned
+    later = [seconds for rank in view.ranks if (seconds := _seconds_of_a_pass(rank)) is not None]
+    left = None if view.left is None or not later else view.left + (planned - number) * max(later)
+    return Progress(share, left)
+
+
+def _pass(rank: RankView) -> int:
+    """Which pass over its loop the rank is in, from 1; 0 outside of loops, and where `track` knows the whole."""
+    return int(rank.status.extra.get("pass", 0)) if rank.status else 0
+
+
+def _seconds_of_a_pass(rank: RankView) -> float | None:
+    done, total = rank.progress
+    return rank.left / (total - done) * total if rank.left is not None and done < total else None
+
+
+@lru_cache(16)
+def passes(source: str) -> int | None:
+    """How often the cell passes over its one tracked loop, 0 if that is not known, None where no other is around it."""
+    text = "\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in source.splitlines())
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:
+        return None
+    known = constants(text)
+    found = [[_count(loop, known) for loop in loops] for loops in _around(tree, ())]
+    if not any(found):
+        return None
+    return prod(found[0]) if len(found) == 1 else 0
+
+
+def _around(node: ast.AST, loops: tuple[ast.stmt, ...]) -> Iterator[tuple[ast.stmt, ...]]:
+    """The loops around each tracked one."""
+    if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "track":
+        yield loops
+    inner = (*loops, node) if isinstance(node, ast.For | ast.While) else loops
+    for name, value in ast.iter_fields(node):
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                yield from _around(child, loops if name == "iter" else inner)
+
+
+def _count(loop: ast.stmt, known: dict[str, object]) -> int:
+    """How often it is executed; 0 if its text does not say so."""
+    if not isinstance(loop, ast.For):
+        return 0
+    over = loop.iter
+    if isinstance(over, ast.List | ast.Tuple):
+        return len(over.elts)
+    if not (isinstance(over, ast.Call) and isinstance(over.func, ast.Name) and over.func.id == "range"):
+        return 0
+    bounds = [known.get(one.id) if isinstance(one, ast.Name) else getattr(one, "value", None) for one in over.args]
+    if any(isinstance(node, ast.Break) for node in ast.walk(loop)):
+        return 0  # it may end before
+    numbers = [one for one in bounds if isinstance(one, int)]
+    return len(range(*numbers)) if 1 <= len(numbers) == len(over.args) <= 3 and 0 not in numbers[2:] else 0

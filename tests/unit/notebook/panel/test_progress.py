@@ -1,0 +1,68 @@
+"""How much of a run is done, where its loop is passed over once per epoch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ring_notebook.notebook.panel import headline
+from ring_notebook.notebook.panel.progress import passes
+from ring_notebook.notebook.record.run_log import RunLog
+from ring_notebook.records import Status
+
+EPOCHS = "epochs = 4\nfor epoch in range(epochs):\n    for batch in ring.track(loader):\n        step(batch)\n"
+TWO = EPOCHS + "    for batch in ring.track(test):\n        check(batch)\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "wanted"),
+    [
+        ("for batch in ring.track(loader):\n    step(batch)\n", None),
+        (EPOCHS, 4),
+        ("%%time\n" + EPOCHS, 4),
+        (EPOCHS.replace("range(epochs)", "range(1, epochs)"), 3),
+        (EPOCHS.replace("range(epochs)", "['a', 'b']"), 2),
+        (EPOCHS.replace("range(epochs)", "range(unknown)"), 0),
+        (EPOCHS.replace("for epoch in range(epochs)", "while True"), 0),
+        (EPOCHS + "    if good: break\n", 0),
+        (TWO, 0),
+        ("for batch in tqdm(ring.track(loader)):\n    step(batch)\n", None),
+        ("for epoch in ring.track(range(3)):\n    train()\n", None),
+        ("for", None),
+    ],
+)
+def test_the_cell_says_how_many_passes_there_are(source: str, wanted: int | None) -> None:
+    assert passes(source) == wanted
+
+
+def said(directory: Path, source: str, number: int) -> headline.Headline:
+    """The headline of a rank that is at step 30 of 40 of a pass, whose step 10 was ten seconds ago."""
+    log = RunLog(directory / "r1", "r1", "", 1, source, {}, {}, 1000.0)
+    log._now = lambda: 1010.0  # type: ignore[method-assign]
+    for done, now in ((10, 1000.0), (30, 1010.0)):
+        log._state.apply(Status("r1", 0, now, line=3, progress=(done, 40), extra={"pass": number}), now)
+    try:
+        return headline.headline(log, log.view())
+    finally:
+        log.finish("ok")
+
+
+def test_the_share_of_all_passes_is_shown_where_their_number_is_known(tmp_path: Path) -> None:
+    content = said(tmp_path, EPOCHS, 2)
+    assert content.progress == pytest.approx((1 + 0.75) / 4)
+    assert content.left == pytest.approx(5 + 2 * 20)
+    assert content.part == ""
+
+
+@pytest.mark.parametrize(("source", "number"), [(TWO, 3), (EPOCHS, 5), ("train()\n", 2)])
+def test_the_share_of_a_pass_is_named_as_such(tmp_path: Path, source: str, number: int) -> None:
+    content = said(tmp_path, source, number)
+    assert (content.progress, content.left) == pytest.approx((0.75, 5))
+    assert f"75% of pass {number}" in headline.first_row(content)
+
+
+@pytest.mark.parametrize(("source", "number"), [(EPOCHS, 0), ("train()\n", 1)])
+def test_a_loop_that_knows_the_whole_says_it(tmp_path: Path, source: str, number: int) -> None:
+    content = said(tmp_path, source, number)
+    assert (content.progress, content.left, content.part) == (0.75, pytest.approx(5), "")
