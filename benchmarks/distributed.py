@@ -2,10 +2,11 @@
 
     ringrun -np 2 python benchmarks/distributed.py [--sizes 4,1048576] [--seconds 1.0] [--steps 20]
 
-Each candidate is called in turn, over and over, so that all of them see the same noise; times are medians of the
-slowest rank. ``in ring memory`` takes tensors of `ring.empty`. A step is forward, backward and SGD of a model of 21
-million parameters in wide layers, on one thread for each rank; ``alone`` does not communicate. FSDP2 shards each layer;
-``in ring memory`` has its buffers there (``set_allocate_memory_from_process_group_for_comm``).
+Each candidate is called in turn, over and over, so that all of them see the same noise, and as often as fits a turn of
+a millisecond; times are medians of the slowest rank. ``in ring memory`` takes tensors of `ring.empty`. A step is
+forward, backward and SGD of a model of 21 million parameters in wide layers, on one thread a rank; ``alone`` does not
+communicate, ``exchanging nothing`` is DistributedDataParallel with a hook that returns each bucket as it is. FSDP2
+shards each layer; ``in ring memory`` has its buffers there (``set_allocate_memory_from_process_group_for_comm``).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ring_notebook.torch as ring
 
+TURN = 1e-3
 SIZES = [4, 64 << 10, 1 << 20, 16 << 20, 64 << 20]
 Call = Callable[[], object]
 
@@ -76,6 +78,13 @@ def step_of(model: nn.Module) -> Call:
     return step
 
 
+def completed(tensor: Tensor) -> torch.futures.Future[Tensor]:
+    """What a hook of DistributedDataParallel returns that has done with a bucket."""
+    future: torch.futures.Future[Tensor] = torch.futures.Future()
+    future.set_result(tensor)
+    return future
+
+
 def sharded(group: Any, in_ring: bool) -> nn.Module:
     """The model under FSDP2."""
     mesh = dist.device_mesh.DeviceMesh.from_group(group, "cpu")
@@ -94,6 +103,9 @@ def sharded(group: Any, in_ring: bool) -> nn.Module:
 def steps(groups: dict[str, Any]) -> dict[str, dict[str, Call]]:
     """The steps to compare, by kind and candidate."""
     ddp: dict[str, Call] = {"alone": step_of(wide())}
+    idle = DistributedDataParallel(wide(), process_group=groups["ring"], gradient_as_bucket_view=True)
+    idle.register_comm_hook(None, lambda _, bucket: completed(bucket.buffer()))
+    ddp["exchanging nothing"] = step_of(idle)
     fsdp: dict[str, Call] = {"alone": ddp["alone"]}
     for name, group in groups.items():
         ddp[name] = step_of(DistributedDataParallel(wide(), process_group=group, gradient_as_bucket_view=True))
@@ -105,15 +117,23 @@ def steps(groups: dict[str, Any]) -> dict[str, dict[str, Call]]:
 def measure(calls: dict[str, Call], seconds: float, least: int) -> dict[str, float]:
     """Median milliseconds of each call, of the slowest rank, called in turn for about so long in all."""
     times: dict[str, list[float]] = {name: [] for name in calls}
-    for call in calls.values():
+    repeats: dict[str, int] = {}
+    for name, call in calls.items():
         call()
+        dist.barrier()
+        started = perf_counter()
+        call()
+        elapsed = torch.tensor([perf_counter() - started], dtype=torch.float64)
+        dist.all_reduce(elapsed, op=dist.ReduceOp.MAX)
+        repeats[name] = max(1, int(TURN / elapsed.item()))
     begin, round_of = perf_counter(), 0
     while True:
         for name, call in calls.items():
             dist.barrier()
             started = perf_counter()
-            call()
-            times[name].append(perf_counter() - started)
+            for _ in range(repeats[name]):
+                call()
+            times[name].append((perf_counter() - started) / repeats[name])
         round_of += 1
         more = torch.tensor([float(round_of < least or perf_counter() - begin < seconds)])
         dist.all_reduce(more, op=dist.ReduceOp.MAX)
@@ -166,7 +186,8 @@ def main() -> None:
     if options.steps:
         for kind, calls in steps(groups).items():
             times = measure(calls, 0, options.steps)
-            show(kind, f"alone {text(times['alone'])}", *(text(times.get(name)) for name in columns),
+            without = ", ".join(f"{name} {text(times[name])}" for name in times if name not in columns)
+            show(kind, without, *(text(times.get(name)) for name in columns),
                  f"{times['gloo'] / times['ring']:.1f}x")  # fmt: skip
     dist.destroy_process_group()
     ring.shutdown()
