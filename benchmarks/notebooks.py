@@ -13,6 +13,7 @@ ipykernel, torch and tqdm beside the system.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import shutil
@@ -185,13 +186,14 @@ class Kernel:
         """End the kernel and all that it has started."""
         self._remember()
         self._manager.shutdown_kernel(now=True)
-        living = [process for process in self._processes if process.is_running()]
-        for process in living:
-            process.terminate()
+        for process in self._processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.terminate()
         # Who cleans up after others does so before it ends, and what was killed leaves its shared memory behind.
-        _, living = psutil.wait_procs(living, timeout=SECONDS_TO_END)
+        _, living = psutil.wait_procs(self._processes, timeout=SECONDS_TO_END)
         for process in living:
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
 
     def _remember(self) -> None:
         kernel = psutil.Process(self._manager.provisioner.pid)

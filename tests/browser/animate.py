@@ -20,7 +20,7 @@ from browser.lab import Lab, NotebookPage
 from browser.simulated import LIVE
 
 FRAMES, EVERY = 40, 250  # pictures, and milliseconds that each is shown
-WIDTH, COLORS = 900, 128  # of the picture
+WIDTH, COLORS = 900, 256  # of the picture
 
 
 def main(path: Path, chromium: str = "/usr/bin/chromium") -> None:
@@ -44,7 +44,7 @@ def main(path: Path, chromium: str = "/usr/bin/chromium") -> None:
                 panel.evaluate("element => element.scrollIntoView({block: 'start'})")
                 box = panel.bounding_box()
                 assert box is not None
-                clip = {"x": box["x"], "y": box["y"], "width": box["width"], "height": 506}
+                clip = {"x": box["x"], "y": box["y"], "width": box["width"], "height": 516}
                 frames.append(Image.open(io.BytesIO(page.screenshot(clip=clip))).convert("RGB"))
             notebook.shut_down()
         finally:
@@ -52,7 +52,7 @@ def main(path: Path, chromium: str = "/usr/bin/chromium") -> None:
             lab.close()
     height = round(frames[0].height * WIDTH / frames[0].width)
     small = [one.resize((WIDTH, height), Image.Resampling.LANCZOS) for one in frames]
-    palette = small[-1].quantize(COLORS)
+    palette = small[-1].quantize(COLORS, method=Image.Quantize.MAXCOVERAGE)  # of small spots too
     shown = [one.quantize(palette=palette, dither=Image.Dither.NONE) for one in small]
     shown[0].save(path, save_all=True, append_images=shown[1:], duration=EVERY, loop=0, optimize=True)
     print(f"{path}: {len(shown)} pictures, {path.stat().st_size / 1e6:.1f} MB")  # noqa: T201
