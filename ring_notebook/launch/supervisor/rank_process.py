@@ -78,8 +78,8 @@ def send_signal(process: subprocess.Popen[bytes], signum: int) -> None:
 
 def end_if_late(process: subprocess.Popen[bytes], status: RankStatus) -> bool:
     """End a rank that waits for the others in its exit handlers after a failure; whether it has been told to end."""
-    raised = status.times.get("raised")
-    late = 0.0 if raised is None else time.time() - raised
+    failed = status.times.get("raised", status.times.get("aborted"))
+    late = 0.0 if failed is None else time.time() - failed
     if late <= _RAISED:
         return False
     send_signal(process, signal.SIGTERM if late < 2 * _RAISED else signal.SIGKILL)

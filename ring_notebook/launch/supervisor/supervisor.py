@@ -41,10 +41,9 @@ __all__ = ["STOPPING", "Supervisor", "main"]
 LINGER = 1.0
 """Seconds that ranks have to end with errors of their own after one has failed; none after one was killed."""
 GRACE = 5.0
-"""Seconds that ranks have to end when an elastic job cannot continue, and after SIGTERM before SIGKILL.
-
-And after a rank that others have aborted: the one that did so has yet to exit, and is the one to name.
-"""
+"""Seconds that ranks have to end when an elastic job cannot continue, and after SIGTERM before SIGKILL."""
+ABORTED = 3.0
+"""Seconds that ranks have to end after one that others have aborted: who did so has yet to exit, and is to be named."""
 STOPPING = 10.0
 """Seconds that ranks have to end after a signal: for a checkpoint, or a timeline."""
 
@@ -88,6 +87,7 @@ class Supervisor:
                 host.check()
             self._find_deserters()
             if self._kill_at is not None and time.monotonic() >= self._kill_at:
+                self._blame_who_has_left()
                 self._kill_at = time.monotonic() + GRACE
                 self._send(signal.SIGKILL if self._ending else signal.SIGTERM)
                 self._ending = True
@@ -151,13 +151,22 @@ class Supervisor:
             self._finished.remove(rank)
             self._fail(rank, 0)
 
+    def _blame_who_has_left(self) -> None:
+        """Before the rest is ended: ranks that are slow to exit have failed where all others only missed one."""
+        if self._ending or self._min_np or not all(failure.aborted for failure in self._failures):
+            return
+        for rank in sorted(self._running):
+            status = self._host_of[rank].status(rank)
+            if "exiting" in status.times and not status.times.keys() & {"raised", "aborted"}:
+                self._fail(rank, 0)
+
     def _fail(self, rank: int, code: int) -> None:
         """Rank ``rank`` has failed: report it, and have the job end unless it can continue."""
         failure = self._host_of[rank].failure(rank, code)
         self._failures.append(failure)
         report_failure(failure)
         if not self._min_np:
-            self._end_within(GRACE if failure.aborted else LINGER if code >= 0 else 0.0)
+            self._end_within(ABORTED if failure.aborted else LINGER if code >= 0 else 0.0)
             return
         if self._kill_at is not None:
             return

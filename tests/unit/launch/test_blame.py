@@ -34,13 +34,17 @@ if rank == 1:
     if how in ("flee", "flee while it computes"): os._exit(0)
     if how in ("exit", "exit, handled", "exit while it computes"): sys.exit(3)
     if how in ("leave", "leave while it computes"): sys.exit(0)
+    if how == "leave slowly":
+        atexit.register(time.sleep, 600)
+        atexit.register(world._leave_job)
+        sys.exit(0)
     if how == "late":  # the others wait for it, who have left
         time.sleep(0.5)
         raise ValueError
 if how in ("flee while it computes", "exit while it computes"): time.sleep(600)
 if how == "leave while it computes": time.sleep(1)
 if how == "exit, handled": handled()
-if how in ("flee", "exit", "leave"): barrier()
+if how in ("flee", "exit", "leave", "leave slowly"): barrier()
 if how == "all flee": os._exit(0)
 if how == "shutdown": world.close()
 if how == "sys.exit": sys.exit(0)
@@ -51,7 +55,7 @@ SILENT = ["end", "shutdown", "sys.exit", "all flee", "child", "leave while it co
 
 def ringrun(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "ring_notebook.launch.cli", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 
 @pytest.fixture
@@ -70,6 +74,7 @@ def program(tmp_path: Path) -> str:
         ("exit, handled", 3, "exit code 3"),
         ("exit while it computes", 3, "exit code 3"),
         ("leave", 1, "exit code 0 in the middle of the job"),
+        ("leave slowly", 1, "exit code 0 in the middle of the job"),
         ("late", 1, "exit code 1"),
     ],
 )
