@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from typing import Literal, TypeAlias
@@ -28,6 +29,50 @@ _ADVICE = {
     "results": "set RING_DEVICE=host, which is slow and right, and report this with the versions above",
     "death": "set RING_DEVICE=host, or a run may hang after a rank has died; report this with the versions above",
 }
+
+_CONTAINER = "in a container start it with `--gpus all` (Docker) or `--nv` (Apptainer)"
+# What to do where a library says this. In this order: the first that is found in the words counts.
+_BY_WORDS = (
+    (
+        r"libcuda\.so\.1 cannot be loaded",
+        f"install NVIDIA's driver, of CUDA 12 or newer; {_CONTAINER}, and with NVIDIA_DRIVER_CAPABILITIES=all",
+    ),
+    (
+        r"\(CUDA error 100\)",
+        f"CUDA sees no GPU: let CUDA_VISIBLE_DEVICES name one that is here; {_CONTAINER}, so that it has /dev/nvidia*",
+    ),
+    (
+        r"\(CUDA error (35|803)\)",
+        "the driver's library and kernel module differ: restart the machine after an update of the driver, and take "
+        "other copies of libcuda.so.1 out of LD_LIBRARY_PATH",
+    ),
+    (r"\(CUDA error 804\)", "take the cuda-compat libraries out of LD_LIBRARY_PATH: this GPU does not work with them"),
+    (
+        r"\(CUDA error (999|3)\)",
+        "`nvidia-smi` and then `modprobe nvidia_uvm` may show what the driver lacks; restart it",
+    ),
+    (r"the library has no cu", "install a driver of CUDA 12 or newer (525 or later)"),
+    (
+        r"NCCL [\d.]+ is too old|the library has no nccl",
+        "`pip install -U torch`, which brings its NCCL, or `pip install -U 'nvidia-nccl-cu12>=2.26'` (-cu13 where "
+        "torch is built for CUDA 13)",
+    ),
+    (
+        r"libnccl\.so\.2 cannot be loaded",
+        "install a CUDA build of torch, or `pip install nvidia-nccl-cu12` (-cu13 for a driver of CUDA 13)",
+    ),
+    (
+        r"share device",
+        "start no more ranks than there are GPUs; MIG instances count as GPUs, each with a rank of its own",
+    ),
+    (r"has NCCL .* and rank", "install the same version of torch on all hosts"),
+    (r"NCCL_COMM_BLOCKING", "`unset NCCL_COMM_BLOCKING`"),
+    (
+        r"unhandled cuda error",
+        "an NCCL of CUDA 13 (nvidia-nccl-cu13) needs a driver of CUDA 13 (580 or later): install the CUDA 12 build of "
+        "torch or a newer driver; `NCCL_DEBUG=INFO ringrun --doctor` shows more",
+    ),
+)
 
 
 def check_gpus() -> Finding:
@@ -60,6 +105,11 @@ def _run() -> tuple[str, str, bool]:
             return *job.communicate(), False
 
 
+def _advice(step: str, said: str) -> str:
+    known = next((advice for words, advice in _BY_WORDS if re.search(words, said)), "")
+    return f"{known}; {_SLOWLY}" if known else _ADVICE[step]
+
+
 def _judge(printed: str, errors: str, in_time: bool) -> Finding:
     said: dict[str, str] = {}
     for line in printed.splitlines():
@@ -68,7 +118,7 @@ def _judge(printed: str, errors: str, in_time: bool) -> Finding:
         if not step["fine"]:
             before = "".join(f"{found}; " for found in list(said.values())[:-1])
             status: Literal["warn", "fail"] = "warn" if step["step"] in ("libraries", "connect") else "fail"
-            return status, f"{before}{step['said']}", _ADVICE[step["step"]]
+            return status, f"{before}{step['said']}", _advice(step["step"], step["said"])
     missing = [step for step in _STEPS if step not in said]
     if not missing:
         return "ok", "; ".join(said.values()), ""

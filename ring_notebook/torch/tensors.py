@@ -173,7 +173,7 @@ def equal_parts(output: Tensor, ranks: int, dtype: torch.dtype) -> list[Buffer]:
 def from_bytes(data: memoryview, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
     """Tensor of ``shape`` over ``data`` without a copy; it keeps the memory alive."""
     if prod(shape) == 0:
-        return torch.empty(tuple(shape), dtype=dtype)
+        return torch.empty(tuple(shape), dtype=dtype, device="cpu")
     return torch.frombuffer(data, dtype=dtype).view(tuple(shape))
 
 
@@ -211,4 +211,4 @@ class TorchAdapter:
 
     def empty(self, dtype: DType, shape: Sequence[int]) -> Tensor:
         """As `torch.empty`, in CPU memory."""
-        return torch.empty(tuple(shape), dtype=_TORCH_DTYPES[dtype])
+        return torch.empty(tuple(shape), dtype=_TORCH_DTYPES[dtype], device="cpu")

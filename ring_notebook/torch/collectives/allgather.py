@@ -47,7 +47,7 @@ def _start(
         tensor = tensor.reshape(1)
     row = tensor.shape[1:]
     # Rows without elements do not show in what arrives: gather how many there are instead.
-    sent = for_core(tensor) if prod(row) else torch.tensor([tensor.shape[0]])
+    sent = for_core(tensor) if prod(row) else torch.tensor([tensor.shape[0]], device="cpu")
     places = equal_parts(output, communicator.size, tensor.dtype) if output is not None and sent.is_cpu else []
     started = communicator.allgather(buffer_of(sent), places, name=name, blocking=blocking, call=call)
     work = ordered(started, sent)

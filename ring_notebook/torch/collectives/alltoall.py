@@ -55,7 +55,8 @@ def _start(tensor: Tensor, splits: Splits, name: str | None, process_set: Proces
     name = check_name(communicator, name)
     row = tensor.shape[1:]
     # Rows without elements do not show in what arrives: exchange how many there are instead.
-    sent, shares = (for_core(tensor), send) if prod(row) else (torch.tensor(send), [1] * communicator.size)
+    counts = torch.tensor(send, device="cpu")
+    sent, shares = (for_core(tensor), send) if prod(row) else (counts, [1] * communicator.size)
     started = communicator.alltoall([buffer_of(sent)], shares, name=name, blocking=blocking)
     work = ordered(started, sent)
 
@@ -66,7 +67,7 @@ def _start(tensor: Tensor, splits: Splits, name: str | None, process_set: Proces
         else:
             rows = from_bytes(started.output(), torch.int64, [communicator.size]).tolist()
             output = tensor.new_empty(sum(rows), *row)
-        return output, torch.tensor(rows, dtype=torch.int32)
+        return output, torch.tensor(rows, dtype=torch.int32, device="cpu")
 
     return Handle(communicator, name, [work], finish)
 

@@ -63,7 +63,7 @@ def scatter(
     communicator = process_set.communicator
     root, size = process_set.group_rank(root_rank), communicator.size
     rank = communicator.ranks[communicator.rank]
-    own = torch.empty(0, dtype=output.dtype)
+    own = torch.empty(0, dtype=output.dtype, device="cpu")
     if communicator.rank == root:
         check_tensor(tensor, "scatter")
         assert tensor is not None

@@ -41,7 +41,7 @@ class Bucket:
         self._sparse_as_dense = sparse_as_dense
         self.turned_sparse = False  # on some rank, which needs another plan on all ranks
         self.sparse = [False] * len(self.parameters)  # on this rank
-        self._flags = torch.zeros(len(self.parameters) + 1, dtype=self.parameters[0].dtype)
+        self._flags = torch.zeros(len(self.parameters) + 1, dtype=self.parameters[0].dtype, device="cpu")
         self._ready = [False] * len(self.parameters)
         self._handle: Handle | None = None
         self._reduced: list[Tensor] = []

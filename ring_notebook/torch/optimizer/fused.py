@@ -177,8 +177,8 @@ class FusedOptimizer(Wrapper):
 
     def _shards_fit(self, before: tuple[int, int, int, int]) -> bool:
         """Whether all ranks hold the shards that they need, of the same steps."""
-        steps = torch.tensor([[flat.steps, -flat.steps] for flat in self._flats])
-        changed = torch.tensor([[int(self._torn or before != self._seat())] * 2])
+        steps = torch.tensor([[flat.steps, -flat.steps] for flat in self._flats], device="cpu")
+        changed = torch.tensor([[int(self._torn or before != self._seat())] * 2], device="cpu")
         most = allreduce(
             torch.cat([changed, steps]), name="fused state", op=ReduceOp.MAX, process_set=self._process_set
         )
@@ -200,7 +200,7 @@ class FusedOptimizer(Wrapper):
                     self.state[parameter][key] = part.clone()
             if flat.state and type(self._wrapped) is not torch.optim.SGD:
                 for parameter in flat.parameters:
-                    self.state[parameter]["step"] = torch.tensor(float(flat.steps))
+                    self.state[parameter]["step"] = torch.tensor(float(flat.steps), device="cpu")
 
     def _gather(self, shards: Sequence[Tensor]) -> list[Tensor]:
         works = [self._mates.allgather(buffer_of(shard)) for shard in shards]

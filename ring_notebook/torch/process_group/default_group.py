@@ -31,7 +31,7 @@ def process_group(backend: str | None = None, timeout: timedelta | None = None) 
     register()
     current = world.current()
     wanted = backend or "ring"
-    fits = torch.tensor([int(_fits(wanted, current))])
+    fits = torch.tensor([int(_fits(wanted, current))], device="cpu")
     memory = buffer_of(fits)
     current.communicator.allreduce([memory], [memory], op=ReduceOp.MIN)  # on every rank, or on none
     if not fits.item():

@@ -51,8 +51,8 @@ class RingProcessGroup(SendingGroup):
 
         All ranks of this group call it, each with the part that it wants to be in.
         """
-        wanted = torch.full([self.size()], -1, dtype=torch.int64)
-        wanted[: len(new_ranks)] = torch.tensor(list(new_ranks), dtype=torch.int64)
+        wanted = torch.full([self.size()], -1, dtype=torch.int64, device="cpu")
+        wanted[: len(new_ranks)] = torch.tensor(list(new_ranks), dtype=torch.int64, device="cpu")
         work = self.communicator.allgather(buffer_of(wanted), name="dist.split_group")
         lists = from_bytes(work.output(), torch.int64, [self.size(), self.size()]).tolist()
         parts = {tuple(rank for rank in one if rank >= 0) for one in lists}

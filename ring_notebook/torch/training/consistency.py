@@ -30,7 +30,7 @@ def check(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None
     if optimizer is not None:
         check_optimizer(optimizer, "check")
     tensors = dict(_tensors(model, optimizer))
-    digests = torch.tensor([_digest(name, tensor) for name, tensor in tensors.items()], dtype=torch.int64)
+    digests = torch.tensor([_digest(name, tensor) for name, tensor in tensors.items()], dtype=torch.int64, device="cpu")
     counts = allgather_object(len(tensors), name="drift check")
     if len(set(counts)) > 1:
         raise DriftError(
@@ -79,4 +79,5 @@ def _tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) ->
             state: dict[str, Any] = optimizer.state.get(parameter, {})
             for key, value in sorted(state.items()):
                 if isinstance(value, (Tensor, int, float)):
-                    yield f"optimizer state {key} of {owner}", torch.as_tensor(value)
+                    known = value if isinstance(value, Tensor) else torch.tensor(value, device="cpu")
+                    yield f"optimizer state {key} of {owner}", known

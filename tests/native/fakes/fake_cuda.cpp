@@ -8,6 +8,7 @@
 // has not said that it knows what it does (cuThreadExchangeStreamCaptureMode).
 //
 // Settings, by fake_cuda_set(name, value) or FAKE_CUDA_NAME in the environment:
+//   no_init    the error that cuInit gives (0)
 //   devices    how many there are (8)
 //   fault      an error that a kernel has left behind: calls that report those give it (0)
 //   delay_us   most that an operation of a stream is late, at random (0)
@@ -78,7 +79,7 @@ long fake_cuda_allocated() {
 
 // --- the driver ---
 
-int cuInit(unsigned) { return 0; }
+int cuInit(unsigned) { return static_cast<int>(settings().get("no_init", 0)); }
 int cuDriverGetVersion(int* version) {
     *version = 13000;
     return 0;

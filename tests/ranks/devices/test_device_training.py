@@ -207,3 +207,24 @@ def test_a_packer_keeps_its_memory_and_follows_new_shapes(device: torch.device) 
     assert longer.numel() == 16
     on_host = [torch.ones(2), torch.ones(3)]
     assert packer.pack(on_host) == on_host
+
+
+@pytest.mark.sizes(2)
+def test_training_where_the_device_is_the_default_one(
+    hvd: ModuleType, rank: int, device: torch.device, gpu: PretendedGpu
+) -> None:
+    """What this package makes for the host stays there, and nobody waits for it."""
+    torch.set_default_device(device)
+    try:
+        model = nn.Linear(3, 2, bias=False)
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters())
+        before = model.weight.detach().clone()
+        gpu.waits.clear()
+        model(torch.full((1, 3), float(rank + 1))).sum().backward()
+        optimizer.step()
+        assert gpu.waits == []
+        hvd.check(model, optimizer)
+        assert (before - model.weight).detach().cpu().tolist() == [[1.5] * 3] * 2
+    finally:
+        torch.set_default_device(None)

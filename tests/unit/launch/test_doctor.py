@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -99,6 +100,33 @@ def test_what_keeps_nccl_from_being_used_is_said(knob: str, words: str, fake_gpu
     assert status == "warn"
     assert words in found
     assert "CPU memory" in advice
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words", "to_do"),
+    [
+        ("RING_CUDA_LIBRARY", "/nowhere/libcuda.so.1", "libcuda.so.1 cannot be loaded", "install NVIDIA's driver"),
+        (
+            "RING_NCCL_LIBRARY",
+            "/nowhere/libnccl.so.2",
+            "libnccl.so.2 cannot be loaded",
+            "install a CUDA build of torch",
+        ),
+        ("FAKE_CUDA_no_init", "100", "cuInit: .*CUDA error 100", "--gpus all"),
+        ("FAKE_CUDA_no_init", "803", "cuInit: .*CUDA error 803", "restart the machine"),
+        ("FAKE_NCCL_version", "22506", "NCCL 2.25.6 is too old; 2.26.0 or newer", "pip install -U torch"),
+        ("FAKE_CUDA_same_uuid", "1", "share device 0", "start no more ranks than there are GPUs"),
+        ("NCCL_COMM_BLOCKING", "1", "NCCL_COMM_BLOCKING=1", "unset NCCL_COMM_BLOCKING"),
+    ],
+)
+def test_what_to_do_about_it(name: str, value: str, words: str, to_do: str, fake_gpus: pytest.MonkeyPatch) -> None:
+    fake_gpus.setenv(name, value)
+    settings.config.cache_clear()
+    status, found, advice = check_gpus()
+    assert status == "warn", found
+    assert re.search(words, found)
+    assert to_do in advice
+    assert "through CPU memory" in advice
 
 
 def test_ranks_that_do_not_answer_are_ended(fake_gpus: pytest.MonkeyPatch) -> None:

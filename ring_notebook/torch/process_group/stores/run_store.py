@@ -169,7 +169,7 @@ def _served_store() -> Any:
 
 def _from_rank_0(text: str) -> str:
     """What rank 0 passes, a few words."""
-    card = torch.zeros(_CARD, dtype=torch.uint8)
+    card = torch.zeros(_CARD, dtype=torch.uint8, device="cpu")
     card[: len(text)] = torch.frombuffer(bytearray(text.encode() or b"\0"), dtype=torch.uint8)[: len(text)]
     memory = buffer_of(card)
     world.current().communicator.broadcast(memory, memory, 0)
