@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from native.device.test_device_contracts import ones, opened
-from native.fakes.device import FakeDevice, devices, knobs
+from native.fakes.device import FakeDevice, devices, environment, knobs
 from native.ranks import Seat, as_processes, as_threads
 from ring_notebook.core.communicator import Communicator
 from ring_notebook.errors import CollectiveAborted, CollectiveMismatch
@@ -132,3 +135,39 @@ def test_an_interrupt_is_what_ended_it() -> None:
         ring.close()
 
     as_processes(2, body)
+
+
+SCRIPT = """
+import ctypes, time
+from ring_notebook.config import config
+from ring_notebook.core import world
+from ring_notebook.core.buffers import DType
+from ring_notebook.launch.gpu_memory import GpuMemory
+
+world.init()
+ring, memory = world.current().communicator, GpuMemory(config().cuda_library, 0)
+tensor = memory.buffer(bytes(4), DType.FLOAT32, (1,))
+ring.allreduce([tensor], [tensor]).wait_done()
+ring.barrier()
+ctypes.CDLL(config().nccl_library).fake_nccl_set(b"error_at", ctypes.c_long(1))
+memory.call(lambda: time.sleep(0.5))
+ring.allreduce([tensor], [tensor])
+print("the last line", flush=True)
+"""
+
+
+def test_a_script_whose_last_operation_fails(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    ended = subprocess.run(
+        [sys.executable, "-m", "ring_notebook.launch.cli", "-np", "2", sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env=os.environ | environment(),
+    )
+    assert ended.returncode == 1, ended.stderr
+    assert "the last line" in ended.stdout
+    assert "CollectiveAborted: " in ended.stderr
+    assert "remote process exited or there was a network error" in ended.stderr
