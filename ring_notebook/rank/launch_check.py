@@ -35,6 +35,7 @@ _OTHERS = (
 
 def check_alone(env: Mapping[str, str] = os.environ) -> None:
     """Raise RingError when the launcher of this process, which found itself alone, has started several."""
+    _check_hosts_of_torchrun(env)
     told = [start for start in _MPI if _is_set(start, env)]
     for start in told or _OTHERS:
         if _is_set(start, env) and int(env[start.size]) > 1:
@@ -45,6 +46,23 @@ def check_alone(env: Mapping[str, str] = os.environ) -> None:
                 f"with {start.connects}`ringrun -np {n} ...`, or the mpiexec that belongs to the MPI of mpi4py; a "
                 "process that is to be alone with `ringrun -np 1 ...`"
             )
+
+
+def _check_hosts_of_torchrun(env: Mapping[str, str]) -> None:
+    """Refuse ranks that torchrun has started on several hosts.
+
+    What would have to connect them is torchrun's store, which whoever reaches its port reads and writes.
+    """
+    hosts = env.get("GROUP_WORLD_SIZE", "1")
+    if "TORCHELASTIC_RUN_ID" not in env or hosts == "1":
+        return
+    n, each = env.get("WORLD_SIZE", "N"), env.get("LOCAL_WORLD_SIZE", "N")
+    raise RingError(
+        f"rank {env.get('RANK', '?')}: torchrun started {n} ranks on {hosts} hosts, and connects hosts by a store that "
+        "is open to whoever reaches its port: expected ranks of one host. Start the script from one of the hosts with "
+        f"`ringrun -np {n} -H HOST:{each},HOST:{each} python SCRIPT`, which starts the others over ssh, or with "
+        f"`ringrun -np {n} python SCRIPT` in an allocation of Slurm, PBS or LSF; or use torchrun and backend 'gloo'"
+    )
 
 
 def _is_set(start: _Start, env: Mapping[str, str]) -> bool:
