@@ -97,6 +97,27 @@ def test_an_interrupt_in_gloos_own_code(cluster: Cluster) -> None:
     assert [engine.pid for engine in cluster.status()] == engines
 
 
+LEAVES_A_SUM = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+group = dist.group.WORLD
+dist.barrier()
+if ring.rank() == 1:
+    raise ValueError("boom")
+pending = dist.all_reduce(torch.ones(1 << 24), async_op=True)
+ring.barrier()
+"""
+
+
+def test_a_sum_in_gloo_that_nobody_ends(cluster: Cluster) -> None:
+    """Its thread waits for a rank that has failed, and who drops the group, as a model does, waits for the thread."""
+    with pytest.raises(ValueError, match="boom"):
+        cluster.run(LEAVES_A_SUM).wait()
+    drops = cluster.run("group = pending = None\nimport gc; gc.collect()")
+    until(lambda: drops.done)
+    assert drops.status == "ok"
+
+
 def test_a_model_of_an_earlier_cell(cluster: Cluster) -> None:
     """It trains in the next cells, also after one that failed."""
     cluster.run(MAKES).wait()

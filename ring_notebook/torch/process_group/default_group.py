@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from contextlib import suppress
 from datetime import timedelta
 
@@ -12,6 +13,7 @@ import torch.distributed.distributed_c10d as registry
 
 from ring_notebook.core import world
 from ring_notebook.core.communicator import ReduceOp
+from ring_notebook.torch.process_group.foreign_waits import end_foreign_waits, foreign_threads_rest
 from ring_notebook.torch.process_group.identity import GroupIdentity
 from ring_notebook.torch.process_group.stores.run_store import run_store
 from ring_notebook.torch.tensors import buffer_of
@@ -61,7 +63,7 @@ def end_groups_of_failed_epoch() -> None:
     """
     failed = world.is_initialized() and world.current().communicator.aborted
     if failed and any(not isinstance(group, GroupIdentity) for group in list(registry._world.pg_map)):
-        _destroy()
+        _destroy(amid_operations=True)
     _forget_attempts()
 
 
@@ -82,11 +84,16 @@ def _forget_attempts() -> None:
         registry._world.group_count = 0
 
 
-def _destroy() -> None:
-    for group in list(registry._world.pg_map):
-        if not isinstance(group, GroupIdentity):
-            with suppress(RuntimeError):  # those that cannot be aborted end when nobody holds them
-                group.abort()
+def _destroy(amid_operations: bool = False) -> None:
+    foreign = [group for group in list(registry._world.pg_map) if not isinstance(group, GroupIdentity)]
+    if amid_operations:
+        end_foreign_waits()
+    for group in foreign:
+        with suppress(RuntimeError):  # those that cannot be aborted end when nobody holds them
+            group.abort()
+    if amid_operations and not foreign_threads_rest():
+        for group in foreign:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))  # for ever: who drops it waits for its threads
     try:
         dist.destroy_process_group()
     except Exception:  # of another backend's; its state in torch.distributed has to go all the same
