@@ -8,8 +8,9 @@
 namespace ring {
 namespace {
 
-// Those after which, as the driver's documentation has it, a process must end to use CUDA again.
-constexpr int kLasting[] = {214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911};
+// Those after which, as the driver's documentation has it, a process must end to use CUDA again; and that it has shut
+// down.
+constexpr int kLasting[] = {4, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911};
 
 }  // namespace
 
