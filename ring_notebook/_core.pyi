@@ -158,6 +158,7 @@ class Devices:
         cuda_library: str = ...,
         nccl_library: str = ...,
         nccl_otherwise: str = ...,
+        refusal: str = ...,
         abort_limit: float = ...,
         connect_limit: float = ...,
     ) -> None: ...

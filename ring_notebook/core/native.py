@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
@@ -152,6 +153,10 @@ class DeviceReport:
     """Why this process can use its GPUs no more, and what to do; empty while it can."""
 
 
+# NCCL lets the variable overrule what the core tells it, and would wait for a rank that never comes.
+_BLOCKING = "NCCL_COMM_BLOCKING=1 has NCCL wait where nothing can interrupt it; unset that"
+
+
 @lru_cache(maxsize=1)
 def devices() -> _core.Devices:
     """The devices of this process, with its settings. Loads no library before one is needed."""
@@ -161,6 +166,7 @@ def devices() -> _core.Devices:
         cuda_library=settings.cuda_library,
         nccl_library=settings.nccl_library,
         nccl_otherwise=_packaged_nccl(),
+        refusal=_BLOCKING if os.environ.get("NCCL_COMM_BLOCKING", "") == "1" else "",
         abort_limit=settings.abort_limit,
     )
 

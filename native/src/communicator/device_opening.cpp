@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -45,9 +44,7 @@ void DeviceOpening::write_card() {
     if (!context) throw DeviceError("it has joined and used no device before");
     card_.index = context->index();
     card_.device = context->uuid();
-    const char* blocking = std::getenv("NCCL_COMM_BLOCKING");
-    if (blocking != nullptr && std::strtol(blocking, nullptr, 0) == 1)
-        throw DeviceError("NCCL_COMM_BLOCKING=1 has it wait where nothing could interrupt it; unset that");
+    if (!devices.settings().refusal.empty()) throw DeviceError(devices.settings().refusal);
     const std::shared_ptr<const Nccl> nccl = devices.nccl();
     nccl->check(nccl->ncclGetVersion(&card_.nccl), "ncclGetVersion", nullptr);
     kept_ = devices.take({owner_.ranks(), owner_.named_ == nullptr});

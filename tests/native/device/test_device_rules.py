@@ -132,18 +132,13 @@ def test_copies_to_host_memory_that_outlive_their_call(count: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:tensors on GPUs go through host memory")
-def test_blocking_communicators_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NCCL lets the variable overrule what it is told, and would wait for a rank that never comes."""
-    monkeypatch.setenv("NCCL_COMM_BLOCKING", "1")
-
+def test_what_refuses_nccl_is_said_to_all_ranks() -> None:
     def body(seat: Seat) -> None:
-        ring, device = seat.open(devices=devices()), FakeDevice(seat.rank)
+        own = devices(refusal="it is forbidden here") if seat.rank == 1 else devices()
+        ring, device = seat.open(devices=own), FakeDevice(seat.rank)
         tensor = ones(device)
         ring.allreduce([tensor.buffer], [tensor.buffer])
         assert np.all(device.read(tensor) == seat.size)
-        assert ring.device_transport() == (
-            "host",
-            "rank 0: NCCL_COMM_BLOCKING=1 has it wait where nothing could interrupt it; unset that",
-        )
+        assert ring.device_transport() == ("host", "rank 1: it is forbidden here")
 
     as_threads(2, body)

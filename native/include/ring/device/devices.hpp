@@ -24,6 +24,7 @@ class Devices {
         std::string driver;          // path of the driver; empty: the system's
         std::string nccl;            // path of NCCL; empty: the one that is loaded
         std::string nccl_otherwise;  // path of one for where none is loaded
+        std::string refusal;         // why NCCL must not be used; empty where it may
         double abort_limit = 5.0;    // seconds until kernels that an abort does not end count as never ending
         double connect_limit = 30.0;
     };
