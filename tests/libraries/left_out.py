@@ -13,7 +13,6 @@ LEFT_OUT = {
     r"test_ddp_device$": "asserts that DDP has moved its inputs from one GPU to another",
     r"test_average_parameters|monitored_barrier_allreduce_hang": "makes a group of backend nccl",
     r"test_ddp_profiling": "looks for what C++ backends alone write to torch's profiler; ours is in the timeline",
-    r"compile": "takes minutes, and torch.compile cannot trace a group that is written in Python",
     r"barrier_timeout": "asserts words of Gloo's own error; tests/ranks/process_group asserts ours",
     r"monitored_barrier": "torch.distributed refuses monitored_barrier on any backend but Gloo",
     r"test_ddp_uneven_inputs$": "trains large convolutions for an hour on two cores; join has a test of its own",
