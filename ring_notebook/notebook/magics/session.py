@@ -236,7 +236,11 @@ class Session:
         )
         if setup:
             self._setup = [*set_up_cells(self._setup), run.log]
-        run.show(plot, live_after=0.0 if background else _LIVE_AFTER, apart=not background)
+        try:
+            run.show(plot, live_after=0.0 if background else _LIVE_AFTER, apart=not background)
+        except KeyboardInterrupt:  # nobody waits for the run yet, so nobody else would stop it
+            run.interrupt()
+            background = False
         if background:
             return run
         try:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.display import display
 
 from ring_notebook.error_text import error_text
+from ring_notebook.notebook.deferred_interrupt import DeferredInterrupt
 from ring_notebook.notebook.panel.panel import Panel
 from ring_notebook.notebook.panel.report import figure, mime_bundle, outputs
 from ring_notebook.notebook.record.displays import Displayed
@@ -245,8 +246,11 @@ class Run:
         with self._showing:
             if not self.done:
                 asks = self._questions.sentence
-                self._panels.append(Panel(self.log, plot=plot, stop=self.interrupt, asks=asks, apart=apart))
-                self._panels[-1].show()
+                with DeferredInterrupt() as interrupt:  # half a panel would never become a report
+                    self._panels.append(Panel(self.log, plot=plot, stop=self.interrupt, asks=asks, apart=apart))
+                    self._panels[-1].show()
+                if interrupt.came:
+                    raise KeyboardInterrupt
                 return
             display(mime_bundle(self.log, plot, error=not apart), raw=True)
         if not apart:

@@ -11,6 +11,7 @@ from typing import Any
 
 from ring_notebook.config import config
 from ring_notebook.hardware import cores
+from ring_notebook.notebook.deferred_interrupt import DeferredInterrupt
 from ring_notebook.notebook.engines import Engines
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.run.answering import Answering
@@ -35,7 +36,8 @@ def send(
 ) -> Run:
     """Send ``source`` to engines of the cluster of this name; ``ranks[i]`` is rank i of the run. Returns at once.
 
-    With ``only`` just these engines execute it; the others take part in the run and do nothing.
+    With ``only`` just these engines execute it; the others take part in the run and do nothing. An interrupt of this
+    process meanwhile stops the run as soon as it has been sent.
     """
     run = _run_id()
     chosen = engines.part(ranks)
@@ -61,8 +63,12 @@ def send(
     flags = bool(options.get("timeline")), bool(options.get("horovod"))
     args = (run, epoch, list(ranks), source, first_line, *flags, list(only))
     questions = Answering(chosen)
-    futures = chosen.submit(_RANK_SIDE, args, range(len(ranks)), log.put, questions.put)
-    return Run(chosen, log, futures, timeout=timeout, questions=questions)
+    with DeferredInterrupt() as interrupt:  # else ranks would execute a cell that no run of this kernel knows
+        futures = chosen.submit(_RANK_SIDE, args, range(len(ranks)), log.put, questions.put)
+        sent = Run(chosen, log, futures, timeout=timeout, questions=questions)
+    if interrupt.came:
+        sent.interrupt()
+    return sent
 
 
 def _run_id() -> str:

@@ -1,0 +1,33 @@
+"""Holds an interrupt of this process back while something must not be left half done."""
+
+from __future__ import annotations
+
+import signal
+from threading import current_thread, main_thread
+from types import FrameType, TracebackType
+
+__all__ = ["DeferredInterrupt"]
+
+
+class DeferredInterrupt:
+    """While the block runs, SIGINT raises nothing; afterwards ``came`` says whether it came.
+
+    In another thread than the main one, which no signal interrupts, and where SIGINT is ignored, it does nothing.
+    """
+
+    def __init__(self) -> None:
+        self.came = False
+
+    def __enter__(self) -> DeferredInterrupt:
+        before = signal.getsignal(signal.SIGINT)
+        self._before = before if callable(before) and current_thread() is main_thread() else None
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _note(self, _signum: int, _frame: FrameType | None) -> None:
+        self.came = True
