@@ -37,8 +37,7 @@ WAITS = {
 
 def begun(run: Run) -> None:
     """Return when all ranks are in the cell, some of them past its first lines."""
-    while len(run.log.statuses()) < run.log.size:
-        time.sleep(0.01)
+    until(lambda: [status.line > 0 for status in run.log.statuses().values()] == [True] * run.log.size)
     time.sleep(0.3)
 
 

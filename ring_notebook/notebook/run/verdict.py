@@ -71,8 +71,9 @@ def judge(
     stopped = [end for end in ended.values() if end.status == "interrupted"]
     if stopped:
         lines = sorted({int(end.summary["line"]) for end in stopped} - {0})
-        place = f"at line{'s' * (len(lines) > 1)} {', '.join(map(str, lines))}" if lines else "outside of the lines"
-        message = f"stopped {place} of the cell; variables and cluster are kept"
+        at = f"at line{'s' * (len(lines) > 1)} {', '.join(map(str, lines))} of the cell"
+        place = at if lines else "before the first line of the cell, or after its last"
+        message = f"stopped {place}; variables and cluster are kept"
         return Verdict("interrupted", _one_line(KeyboardInterrupt(message)))
     if failures:  # of ranks that stopped with one whose cell went on after the interrupt
         return Verdict("failed", as_exception(failures))
