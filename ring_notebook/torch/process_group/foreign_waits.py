@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
-from collections.abc import Set
 from contextlib import suppress
 from pathlib import Path
 
 import torch.distributed.distributed_c10d as registry
 
 from ring_notebook.torch.process_group.identity import GroupIdentity
-from ring_notebook.torch.process_group.stores.listening_ports import listening_ports
 
 __all__ = ["end_foreign_waits", "foreign_threads_rest"]
 
-_GLOO_THREAD = "pt_gloo_runloop"
+_THREADS = Path("/proc/self/task")
+_CONNECTIONS_THREAD, _OPERATIONS_THREAD = "gloo_tcp_loop", "pt_gloo_runloop"
+_WATCHED = re.compile(r"^tfd: +(\d+)", re.MULTILINE)  # in what Linux says of an epoll descriptor
 _PATIENCE = 1.0  # seconds that threads have to notice that a connection is gone
 _LOOKS, _BETWEEN_LOOKS = 5, 0.02  # seconds
 _given_up: set[str] = set()  # threads that stay in an operation
@@ -26,15 +27,15 @@ def end_foreign_waits() -> None:
     """Have this rank raise in what it waits for in groups of other backends. Any thread may call it.
 
     Gloo's own ``abort`` leaves a wait where it is. A connection that is shut down ends it, here and on the other side.
-    Connections of groups are those to and from the ports that the groups have told their ranks; others stay.
+    Its connections are those that its threads watch, whatever store its ranks have found each other in; others stay.
     """
-    ports = listening_ports()
-    if not ports or all(isinstance(group, GroupIdentity) for group in list(registry._world.pg_map)):
+    if all(isinstance(group, GroupIdentity) for group in list(registry._world.pg_map)):
         return
-    for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):
-            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-                _shut_down_between(ports, int(name))
+    for thread in _THREADS.iterdir():
+        for descriptor in _watched_by(thread):
+            with suppress(OSError):
+                if os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket:"):
+                    _shut_down(descriptor)
 
 
 def foreign_threads_rest() -> bool:
@@ -46,7 +47,7 @@ def foreign_threads_rest() -> bool:
     deadline = time.monotonic() + _PATIENCE
     seen = 0  # to rest, time after time: one that has work may not have woken yet
     while seen < _LOOKS:
-        busy = {thread.name for thread in Path("/proc/self/task").iterdir() if not _rests(thread)} - _given_up
+        busy = {thread.name for thread in _THREADS.iterdir() if not _rests(thread)} - _given_up
         if busy and time.monotonic() > deadline:
             _given_up.update(busy)
             return False
@@ -57,22 +58,45 @@ def foreign_threads_rest() -> bool:
 
 def _rests(thread: Path) -> bool:
     """Whether a thread is none of Gloo's, or waits for work: without a time limit, which operations have."""
-    try:
-        if (thread / "comm").read_text().strip() != _GLOO_THREAD:
-            return True
-        call = (thread / "syscall").read_text().split()  # number, six arguments, two registers; or "running"
-    except FileNotFoundError:  # it has ended
+    if _name(thread) != _OPERATIONS_THREAD:
         return True
-    except OSError:  # nobody may look
-        return False
+    call = _system_call(thread)
     return len(call) == 9 and int(call[4], 16) == 0
 
 
-def _shut_down_between(ports: Set[int], descriptor: int) -> None:
-    """Shut a socket down if it is a connection from or to one of ``ports``; OSError for other sockets."""
+def _watched_by(thread: Path) -> list[int]:
+    """The descriptors that a thread of Gloo's waits for in epoll_wait, which it is in but for microseconds."""
+    if _name(thread) != _CONNECTIONS_THREAD:
+        return []
+    deadline = time.monotonic() + _PATIENCE
+    while time.monotonic() < deadline:
+        call = _system_call(thread)
+        with suppress(OSError, IndexError, ValueError):
+            descriptor = int(call[1], 16)
+            if os.readlink(f"/proc/self/fd/{descriptor}") == "anon_inode:[eventpoll]":
+                return [int(one) for one in _WATCHED.findall(Path(f"/proc/self/fdinfo/{descriptor}").read_text())]
+        time.sleep(0.001)
+    return []
+
+
+def _name(thread: Path) -> str:
+    try:
+        return (thread / "comm").read_text().strip()
+    except OSError:  # it has ended
+        return ""
+
+
+def _system_call(thread: Path) -> list[str]:
+    """Its number, six arguments and two registers; one word of a thread that runs, none where nobody may look."""
+    try:
+        return (thread / "syscall").read_text().split()
+    except OSError:
+        return []
+
+
+def _shut_down(descriptor: int) -> None:
+    """Shut a connection down; OSError for other descriptors."""
     with socket.socket(fileno=os.dup(descriptor)) as connection:
-        if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.type != socket.SOCK_STREAM:
-            return
-        # The peer of a socket that listens raises: Gloo ends the process when such a one fails.
-        if {connection.getpeername()[1], connection.getsockname()[1]} & ports:
+        if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM:
+            connection.getpeername()  # raises where the socket listens: Gloo ends the process when such a one fails
             connection.shutdown(socket.SHUT_RDWR)

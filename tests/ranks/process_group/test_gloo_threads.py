@@ -1,6 +1,10 @@
-"""Threads of Gloo's: seen to be in an operation as long as one of them is."""
+"""Threads of Gloo's: seen to be in an operation as long as one of them is, and ended in it by their connections."""
 
 from __future__ import annotations
+
+import socket
+from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,7 +12,7 @@ import torch.distributed as dist
 
 import ring_notebook.torch as hvd
 from harness.waiting import until
-from ring_notebook.torch.process_group.foreign_waits import foreign_threads_rest
+from ring_notebook.torch.process_group.foreign_waits import end_foreign_waits, foreign_threads_rest
 
 pytestmark = [pytest.mark.sizes(3), pytest.mark.filterwarnings("ignore:`?torch.distributed:FutureWarning")]
 
@@ -28,5 +32,27 @@ def test_a_sum_that_one_rank_has_begun(rank: int) -> None:
         hvd.barrier()
     pending.wait()
     until(foreign_threads_rest)
+    dist.destroy_process_group()
+    hvd.shutdown()
+
+
+def test_a_wait_ends_whatever_store_the_ranks_have_met_in(rank: int, size: int, tmp_path: Path) -> None:
+    """A library may start the group by itself. Connections that are not Gloo's stay."""
+    hvd.init()
+    store = dist.FileStore(hvd.broadcast_object(str(tmp_path / "store")), size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    dist.barrier()
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as own:
+        peer, _ = server.accept()
+        if rank == 0:
+            pending = dist.all_reduce(torch.ones(1), async_op=True)
+            assert pending is not None
+            end_foreign_waits()
+            with pytest.raises(RuntimeError, match=r"closed by peer|reset by peer|Broken pipe"):
+                pending.wait(timedelta(seconds=20))
+        own.sendall(b"stays")
+        with peer:
+            assert peer.recv(5) == b"stays"
+    hvd.barrier()
     dist.destroy_process_group()
     hvd.shutdown()

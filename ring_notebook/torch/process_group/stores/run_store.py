@@ -14,7 +14,6 @@ import torch._C._distributed_c10d as c10d
 
 from ring_notebook.core import world
 from ring_notebook.errors import CollectiveAborted, CollectiveTimeout
-from ring_notebook.torch.process_group.stores.listening_ports import forget_ports, note_addresses
 from ring_notebook.torch.process_group.stores.store_server import connect, serve
 from ring_notebook.torch.tensors import buffer_of
 
@@ -40,14 +39,12 @@ class RunStore(c10d.Store):
 
     def set(self, key: str, value: str | bytes) -> None:
         """Set ``key``, whether it was set before or not."""
-        note_addresses(value)
         self._inner.set(key, value)
 
     def get(self, key: str) -> bytes:
         """The value of ``key``, once it is set."""
         self.wait([key])
         value: bytes = self._inner.get(key)
-        note_addresses(value)
         return value
 
     def add(self, key: str, value: int) -> int:
@@ -144,7 +141,6 @@ def run_store(timeout: timedelta) -> RunStore:
     have ended. Between hosts rank 0 serves it to processes that know a key, which only the ranks get.
     """
     global _in_use
-    forget_ports()  # what is opened from here on may be that of a group
     _in_use = RunStore(_keys_of_ranks(), timeout)
     return _in_use
 
