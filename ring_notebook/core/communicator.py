@@ -346,7 +346,7 @@ class Communicator(Activity):
     def close(self) -> None:
         """Leave the group, once this rank's own queued operations have ended.
 
-        Raises CollectiveAborted where one of them has failed on its device after its caller had gone on, and no call
+        Raises CollectiveAborted where one of them has failed on its device after its call had returned, and no call
         has raised since.
         """
         try:

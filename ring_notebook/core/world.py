@@ -316,7 +316,7 @@ def fail(error: BaseException) -> None:
 def close() -> None:
     """Leave the epoch, if one is open. Ranks that still wait for this rank raise CollectiveAborted.
 
-    So does this one where an operation has failed on its device after its caller had gone on, and no call has raised.
+    So does this one where an operation has failed on its device after its call had returned, and no call has raised.
     """
     global _world, _communicated, _waited
     if _world is not None:

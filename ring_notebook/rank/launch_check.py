@@ -51,7 +51,7 @@ def check_alone(env: Mapping[str, str] = os.environ) -> None:
 def _check_hosts_of_torchrun(env: Mapping[str, str]) -> None:
     """Refuse ranks that torchrun has started on several hosts.
 
-    What would have to connect them is torchrun's store, which whoever reaches its port reads and writes.
+    What would have to connect them is torchrun's store, which anyone who reaches its port can read and write.
     """
     hosts = env.get("GROUP_WORLD_SIZE", "1")
     if "TORCHELASTIC_RUN_ID" not in env or hosts == "1":
@@ -59,8 +59,8 @@ def _check_hosts_of_torchrun(env: Mapping[str, str]) -> None:
     n, each = env.get("WORLD_SIZE", "N"), env.get("LOCAL_WORLD_SIZE", "N")
     raise RingError(
         f"rank {env.get('RANK', '?')}: torchrun started {n} ranks on {hosts} hosts, and connects hosts by a store that "
-        "is open to whoever reaches its port: expected ranks of one host. Start the script from one of the hosts with "
-        f"`ringrun -np {n} -H HOST:{each},HOST:{each} python SCRIPT`, which starts the others over ssh, or with "
+        "is open to anyone who reaches its port: expected ranks of one host. Start the script from one of the hosts "
+        f"with `ringrun -np {n} -H HOST:{each},HOST:{each} python SCRIPT`, which starts the others over ssh, or with "
         f"`ringrun -np {n} python SCRIPT` in an allocation of Slurm, PBS or LSF; or use torchrun and backend 'gloo'"
     )
 

@@ -42,7 +42,7 @@ def foreign_threads_rest() -> bool:
     """Whether no thread of Gloo's is in an operation, or begins one within 0.1 s; at the latest after a second.
 
     One that sends when its connection goes may wait on, until Gloo's own timeout of 30 minutes. The destructor of its
-    group joins it, whoever drops the group last. A thread for which this has been said counts no more.
+    group joins it. A thread for which this has been said counts no more.
     """
     deadline = time.monotonic() + _PATIENCE
     seen = 0  # to rest, time after time: one that has work may not have woken yet

@@ -10,7 +10,7 @@ __all__ = ["forget_accelerate"]
 
 
 def forget_accelerate() -> None:
-    """Have accelerate, which Hugging Face's Trainer stands on, find the ranks of this run anew."""
+    """Have accelerate, which Hugging Face's Trainer stands on, find the ranks of this run again."""
     state = sys.modules.get("accelerate.state")
     if state is None:
         return

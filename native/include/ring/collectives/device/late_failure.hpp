@@ -1,5 +1,5 @@
-// An operation of an epoch that failed on its device after its caller had gone on: whoever leaves the epoch is told,
-// unless somebody has been told before.
+// An operation of an epoch that failed on its device after its call had returned. A later call raises it, or else the
+// end of the epoch does.
 #pragma once
 
 #include <atomic>
