@@ -54,6 +54,7 @@ class LocalRanks(HostRanks):
         self._pidfds: dict[int, int] = {}
         self._groups: list[int] = []
         self._late: set[int] = set()  # ranks that have failed and are being ended while they wait for others
+        self._carries = False  # what the ranks print
         self._output: list[Carrier] = []
 
     @property
@@ -71,6 +72,10 @@ class LocalRanks(HostRanks):
         self._processes[rank] = start_rank(self._assignment.program, environment, stdin, inherited, files=self._files)
         self._groups.append(self._processes[rank].pid)
         self._pidfds[rank] = os.pidfd_open(self._processes[rank].pid)
+        if self._carries:
+            self._watch_exit(rank)
+
+    def _watch_exit(self, rank: int) -> None:
         self._selector.register(self._pidfds[rank], selectors.EVENT_READ, lambda: self._handle_exit(rank))
 
     def check(self) -> None:
@@ -81,6 +86,9 @@ class LocalRanks(HostRanks):
     def carry_output(self) -> None:
         # Threads only now: what Popen runs between fork and exec may need a lock that one of them holds.
         self._output = [self._carrier(process) for process in self._processes.values()]
+        self._carries = True
+        for rank in self._pidfds:  # one that has exited already has printed too
+            self._watch_exit(rank)
 
     def send(self, signum: int) -> None:
         for process in self._processes.values():
