@@ -72,7 +72,7 @@ def test_a_job_that_ends_well_after_its_cleaner_was_killed() -> None:
     assert names() - before == set()
 
 
-def test_what_is_abandoned_goes_whoever_has_its_process_id_now(folder: Path) -> None:
+def test_an_abandoned_folder_is_removed_though_its_process_id_is_in_use(folder: Path) -> None:
     job = JOB.format(os.getpid())
     (folder / job / "ucx").mkdir(parents=True)
     for prefix in shared_memory_prefixes(job):
@@ -82,7 +82,7 @@ def test_what_is_abandoned_goes_whoever_has_its_process_id_now(folder: Path) -> 
     assert [path.name for path in folder.iterdir()] == ["mpich_shm_abc_0"]
 
 
-def test_what_is_in_use_stays_whoever_made_it(folder: Path) -> None:
+def test_a_claimed_folder_stays_though_its_maker_has_ended(folder: Path) -> None:
     """Also for as long as a child has it, as the cleaner does, and for a process id of another container."""
     claim = claim_folder(JOB.format(4_000_000))
     pid = os.fork()

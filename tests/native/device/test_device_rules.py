@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,10 +11,22 @@ import pytest
 from native.device.test_device_contracts import ones, opened, stuck
 from native.fakes.device import FakeDevice, devices, ended_late, knobs
 from native.ranks import Seat, as_processes, as_threads
+from native.values import Tensor
 from ring_notebook.core.buffers import DType
+from ring_notebook.core.communicator import Communicator
 from ring_notebook.errors import CollectiveAborted, RingError
 
 _FAULT = 700  # illegal address
+
+
+def used(seat: Seat) -> tuple[Any, Communicator, FakeDevice, Tensor]:
+    """The devices of a rank, a communicator that has reduced a tensor there, the device and the tensor."""
+    own = devices()
+    ring, device = seat.open(devices=own), FakeDevice(seat.rank)
+    tensor = ones(device)
+    ring.allreduce([tensor.buffer], [tensor.buffer]).wait_done()
+    seat.meet()
+    return own, ring, device, tensor
 
 
 def test_each_rank_connects_on_its_own_device() -> None:
@@ -63,11 +76,7 @@ def test_a_kernel_of_the_user_that_has_gone_wrong() -> None:
     """No word of graphs: the error, what it means for the engine, and the same for all that is called later."""
 
     def body(seat: Seat) -> None:
-        own = devices()
-        ring, device = seat.open(devices=own), FakeDevice(seat.rank)
-        tensor = ones(device)
-        ring.allreduce([tensor.buffer], [tensor.buffer]).wait_done()
-        seat.meet()
+        own, ring, _, tensor = used(seat)
         if seat.rank == 0:
             with knobs(cuda_fault=_FAULT):
                 for _ in range(2):
@@ -85,11 +94,7 @@ def test_a_kernel_of_the_user_that_has_gone_wrong() -> None:
 
 def test_a_device_that_fails_under_an_operation() -> None:
     def body(seat: Seat) -> None:
-        own = devices()
-        ring, device = seat.open(devices=own), FakeDevice(seat.rank)
-        tensor = ones(device)
-        ring.allreduce([tensor.buffer], [tensor.buffer]).wait_done()
-        seat.meet()
+        own, ring, device, tensor = used(seat)
         if seat.rank == 0:
             device.hold(until=lambda: ring.aborted)
         work = ring.allreduce([tensor.buffer], [tensor.buffer], blocking=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,14 +17,7 @@ import ring_notebook.torch as hvd
 from ring_notebook.core import world
 from ring_notebook.errors import CollectiveAborted, CollectiveMismatch, RingError
 
-pytestmark = pytest.mark.sizes(3, slow=(2, 4))
-
-
-@pytest.fixture(autouse=True)
-def group() -> Iterator[Any]:
-    hvd.init()
-    yield hvd.process_group()
-    hvd.shutdown()
+pytestmark = [pytest.mark.sizes(3, slow=(2, 4)), pytest.mark.usefixtures("group")]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64], ids=str)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,20 +12,12 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-import ring_notebook.torch as hvd
-
 pytestmark = [
+    pytest.mark.usefixtures("group"),
     pytest.mark.sizes(3),
     pytest.mark.filterwarnings("ignore:`?torch.distributed:FutureWarning"),
     pytest.mark.filterwarnings("ignore:The TorchScript:DeprecationWarning"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def group() -> Iterator[Any]:
-    hvd.init()
-    yield hvd.process_group()
-    hvd.shutdown()
 
 
 def network() -> nn.Sequential:

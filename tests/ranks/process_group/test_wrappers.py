@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -25,17 +25,11 @@ from ring_notebook.core import world
 from ring_notebook.errors import CollectiveAborted, CollectiveMismatch, CollectiveTimeout
 
 pytestmark = [
+    pytest.mark.usefixtures("group"),
     pytest.mark.filterwarnings("ignore:`?torch.distributed:FutureWarning"),
     pytest.mark.filterwarnings("ignore:The TorchScript:DeprecationWarning"),
 ]
 ROWS = 12  # of all ranks: one to four ranks share them evenly
-
-
-@pytest.fixture(autouse=True)
-def group() -> Iterator[Any]:
-    hvd.init()
-    yield hvd.process_group()
-    hvd.shutdown()
 
 
 def network() -> nn.Sequential:
