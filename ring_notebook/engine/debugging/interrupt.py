@@ -7,7 +7,7 @@ import signal
 import socket
 from collections.abc import Callable
 from contextlib import suppress
-from threading import Event, Thread
+from threading import Event, Thread, get_ident
 from types import FrameType, TracebackType
 
 __all__ = ["Interruptible"]
@@ -20,7 +20,8 @@ class Interruptible:
 
     A signal before the call is raised in it; a signal after it is ignored. Python handles a signal when its main thread
     is back in the interpreter. Where it is not soon, because C++ waits there without looking at signals,
-    ``end_waits`` is called in another thread, and what the call raises then counts as the interrupt.
+    ``end_waits`` is called in another thread, and what the call raises then counts as the interrupt. A system call that
+    began just after Python had looked for signals, such as that of a long sleep, is interrupted again.
     """
 
     def __init__(self, end_waits: Callable[[], None] | None = None) -> None:
@@ -30,6 +31,8 @@ class Interruptible:
         self._handled = Event()
         self._cut_off = False
         self._raised = False
+        self._repeated = False
+        self._thread = get_ident()
 
     def __enter__(self) -> Interruptible:
         self._before = signal.signal(signal.SIGINT, self._on_signal)
@@ -56,6 +59,13 @@ class Interruptible:
                 if signal.SIGINT in numbers and self._armed and not self._handled.wait(_PATIENCE):
                     self._cut_off = True
                     end_waits()
+                    self._repeat()
+
+    def _repeat(self) -> None:
+        """Interrupt the system call that the main thread may be in, until it has handled the signal."""
+        while self._armed and not self._handled.wait(_PATIENCE):
+            self._repeated = True
+            signal.pthread_kill(self._thread, signal.SIGINT)
 
     def call(self, body: Callable[[], None]) -> BaseException | None:
         """Call ``body`` and return what it raised."""
@@ -80,6 +90,9 @@ class Interruptible:
         return self._raised and isinstance(error, RuntimeError) and KeyboardInterrupt.__name__ in str(error)
 
     def _on_signal(self, _signum: int, _frame: FrameType | None) -> None:
+        repeated, self._repeated = self._repeated, False
+        if repeated and self._handled.is_set():  # the first one was handled meanwhile
+            return
         self._handled.set()
         if self._armed:
             self._raised = True

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from _thread import interrupt_main
+from threading import Timer
 
 from ring_notebook.engine.debugging.interrupt import Interruptible
 
@@ -28,3 +31,14 @@ def test_an_interrupt_that_cpp_has_wrapped() -> None:
 def test_an_error_that_no_interrupt_has_made() -> None:
     with Interruptible() as interruptible:
         assert isinstance(interruptible.call(fail), RuntimeError)
+
+
+def test_a_signal_that_python_notes_just_before_a_system_call_begins() -> None:
+    """Nothing wakes the call then: Python looks at signals before and after it."""
+    notes = Timer(0.2, interrupt_main)
+    notes.start()
+    began = time.monotonic()
+    with Interruptible(lambda: None) as interruptible:
+        assert isinstance(interruptible.call(lambda: time.sleep(60)), KeyboardInterrupt)
+    notes.join()
+    assert time.monotonic() - began < 50

@@ -204,7 +204,8 @@ SCRIPT = """\
 #!/bin/sh
 {python} -c "import signal, time
 signal.signal(signal.SIGTERM, lambda *_: (print('ended by', 15, flush=True), exit()))
-print('ready', flush=True); time.sleep(100)"
+print('ready', flush=True)
+while True: time.sleep(0.05)"  # a signal that comes just before a long sleep begins would not end it
 true
 """
 
