@@ -12,7 +12,7 @@ from time import monotonic_ns
 from types import TracebackType
 from typing import NamedTuple
 
-__all__ = ["ForeignWait", "Seconds", "Wait", "begin", "keep", "message", "now", "seconds", "take"]
+__all__ = ["ForeignWait", "Seconds", "Wait", "begin", "keep", "message", "now", "ours", "seconds", "take"]
 
 _KEPT = 1 << 14
 
@@ -51,6 +51,7 @@ class _Counters:
         self.seconds = Seconds(0.0, 0.0, 0.0)
         self.kept: deque[Wait] | None = None
         self.now: tuple[Callable[[], str], int] | None = None
+        self.foreign: ForeignWait | None = None
 
 
 _counters = _Counters()
@@ -103,6 +104,13 @@ def message(wait: Callable[[], float], what: Callable[[], str]) -> None:
         _counters.kept += [Wait(began, came, "bubble", title), Wait(came, ended, "moving", title)]
 
 
+def ours() -> None:
+    """The calling thread is about to wait for our core, which counts that itself: a `ForeignWait` around it is none."""
+    foreign = _counters.foreign
+    if foreign is not None and current_thread() is main_thread():
+        foreign.withdraw()
+
+
 class ForeignWait:
     """The main thread is in an operation of another backend while this lasts. Within another one it is nothing."""
 
@@ -114,19 +122,24 @@ class ForeignWait:
     def __enter__(self) -> None:
         if _counters.now is None and current_thread() is main_thread():
             self._began = monotonic_ns()
-            _counters.now = (lambda: self._what), self._began
+            _counters.now, _counters.foreign = ((lambda: self._what), self._began), self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if not self._began:
+        began = self._began
+        if not began:
             return
-        _counters.now = None
+        self.withdraw()
         ended, count = monotonic_ns(), _counters.seconds
-        spent = (ended - self._began) * 1e-9
+        spent = (ended - began) * 1e-9
         _counters.seconds = count._replace(
             foreign=count.foreign + spent, foreign_messages=count.foreign_messages + spent * self._is_message
         )
         if _counters.kept is not None:
-            _counters.kept.append(Wait(self._began, ended, "bubble" if self._is_message else "waiting", self._what))
+            _counters.kept.append(Wait(began, ended, "bubble" if self._is_message else "waiting", self._what))
+
+    def withdraw(self) -> None:
+        """It ends here, and counts for nothing."""
+        _counters.now = _counters.foreign = None
         self._began = 0

@@ -13,7 +13,7 @@ import torch.distributed.distributed_c10d as registry
 
 from ring_notebook.core import world
 from ring_notebook.core.communicator import ReduceOp
-from ring_notebook.torch.process_group.foreign_waits import end_foreign_waits, foreign_threads_rest
+from ring_notebook.torch.process_group.foreign_waits import end_foreign_waits, foreign_groups, foreign_threads_rest
 from ring_notebook.torch.process_group.identity import GroupIdentity
 from ring_notebook.torch.process_group.stores.run_store import run_store
 from ring_notebook.torch.tensors import buffer_of
@@ -62,7 +62,7 @@ def end_groups_of_failed_epoch() -> None:
     have ended with the epoch, and restart with the next.
     """
     failed = world.is_initialized() and world.current().communicator.aborted
-    if failed and any(not isinstance(group, GroupIdentity) for group in list(registry._world.pg_map)):
+    if failed and foreign_groups():
         _destroy(amid_operations=True)
     _forget_attempts()
 
@@ -85,7 +85,7 @@ def _forget_attempts() -> None:
 
 
 def _destroy(amid_operations: bool = False) -> None:
-    foreign = [group for group in list(registry._world.pg_map) if not isinstance(group, GroupIdentity)]
+    foreign = foreign_groups()
     if amid_operations:
         end_foreign_waits()
     for group in foreign:

@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 import torch._C._distributed_c10d as c10d
+import torch.distributed._functional_collectives as functional
 from torch import Tensor
 from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
 from ring_notebook.core.waits.other_waits import ForeignWait
+from ring_notebook.torch.process_group.foreign_waits import foreign_groups
 from ring_notebook.torch.process_group.identity import GroupIdentity
 
 __all__ = ["count_foreign_time"]
@@ -35,14 +37,21 @@ _installed = False
 def count_foreign_time() -> None:
     """From now on count waits for operations of other backends, and what DistributedDataParallel waits for in C++.
 
-    Changes ``Work.wait`` of torch.distributed, through which its Python functions wait, and models that are wrapped
-    later. Does nothing the second time.
+    Changes what Python waits through: ``Work.wait``, futures, ``wait_tensor`` of functional collectives and DTensor,
+    ``monitored_barrier``; and models that are wrapped later. Compiled functions wait in C++, uncounted. Does nothing
+    the second time.
     """
     global _installed
     if _installed:
         return
     _installed = True
     c10d.Work.wait = _counted_wait(c10d.Work.wait)  # type: ignore[method-assign]
+    for owner, name, what in (
+        (torch._C.Future, "wait", "dist.wait"),
+        (functional, "wait_tensor", "dist.wait"),
+        (c10d.ProcessGroup, "monitored_barrier", "dist.monitored_barrier"),
+    ):
+        setattr(owner, name, _counted(getattr(owner, name), what))
     wrap: Any = DistributedDataParallel
     wrap.__init__ = _with_hook(wrap.__init__)
     wrap._sync_buffers = _counted_sync(wrap._sync_buffers)
@@ -58,6 +67,23 @@ def _counted_wait(original: Any) -> Any:
             return original(self, *args, **options)
 
     return wait
+
+
+def _counted(original: Any, what: str) -> Any:
+    """``original``, whose wait counts where this process has groups of other backends."""
+
+    @wraps(original)
+    def wait(*args: Any, **options: Any) -> Any:
+        if torch.compiler.is_compiling() or not foreign_groups() or _is_done(*args):
+            return original(*args, **options)
+        with ForeignWait(what):
+            return original(*args, **options)
+
+    return wait
+
+
+def _is_done(waits_for: object, *_arguments: object) -> bool:
+    return isinstance(waits_for, torch._C.Future) and waits_for.done()
 
 
 def _kind_of(work: Any) -> int:

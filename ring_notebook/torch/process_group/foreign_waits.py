@@ -9,11 +9,12 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import torch._C._distributed_c10d as c10d
 import torch.distributed.distributed_c10d as registry
 
 from ring_notebook.torch.process_group.identity import GroupIdentity
 
-__all__ = ["end_foreign_waits", "foreign_threads_rest"]
+__all__ = ["end_foreign_waits", "foreign_groups", "foreign_threads_rest"]
 
 _THREADS = Path("/proc/self/task")
 _CONNECTIONS_THREAD, _OPERATIONS_THREAD = "gloo_tcp_loop", "pt_gloo_runloop"
@@ -23,13 +24,18 @@ _LOOKS, _BETWEEN_LOOKS = 5, 0.02  # seconds
 _given_up: set[str] = set()  # threads that stay in an operation
 
 
+def foreign_groups() -> list[c10d.ProcessGroup]:
+    """The groups of other backends in this process."""
+    return [group for group in list(registry._world.pg_map) if not isinstance(group, GroupIdentity)]
+
+
 def end_foreign_waits() -> None:
     """Have this rank raise in what it waits for in groups of other backends. Any thread may call it.
 
     Gloo's own ``abort`` leaves a wait where it is. A connection that is shut down ends it, here and on the other side.
     Its connections are those that its threads watch, whatever store its ranks have found each other in; others stay.
     """
-    if all(isinstance(group, GroupIdentity) for group in list(registry._world.pg_map)):
+    if not foreign_groups():
         return
     for thread in _THREADS.iterdir():
         for descriptor in _watched_by(thread):

@@ -11,6 +11,7 @@ import torch
 import torch._C._distributed_c10d as c10d
 from torch import Tensor
 
+from ring_notebook.core.waits import other_waits
 from ring_notebook.core.work import Work
 from ring_notebook.errors import RingError
 
@@ -43,6 +44,7 @@ class RingWork(c10d.Work):
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
         """Return True when the operation has completed; raise its error, or CollectiveTimeout after ``timeout``."""
+        other_waits.ours()
         seconds = timeout.total_seconds() if timeout is not None and timeout > _NO_TIMEOUT else None
         for work in self._works:
             work.wait(seconds)
