@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,10 +12,11 @@ import torch.distributed._functional_collectives as functional
 import torch.distributed.nn.functional as differentiable
 from torch import Tensor
 
-import ring_notebook.torch as hvd
-
 # Newer names exist in newer versions of torch alone.
-pytestmark = pytest.mark.filterwarnings("ignore:`?torch.distributed:FutureWarning")
+pytestmark = [
+    pytest.mark.usefixtures("groups"),
+    pytest.mark.filterwarnings("ignore:`?torch.distributed:FutureWarning"),
+]
 DTYPES = [
     torch.float32,
     torch.float64,
@@ -31,19 +32,6 @@ DTYPES = [
 ]
 OPS = ["SUM", "AVG", "MIN", "MAX", "PRODUCT", "BAND", "BOR", "BXOR"]
 Case = Callable[[Any, bool], Any]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def groups() -> Iterator[tuple[Any, Any]]:
-    """The default group, which is ours, and one of Gloo beside it."""
-    hvd.init()
-    ring = hvd.process_group()
-    assert dist.get_backend() == "ring"
-    gloo = dist.new_group(backend="gloo")
-    assert dist.get_backend(gloo) == "gloo"
-    yield ring, gloo
-    dist.destroy_process_group()
-    hvd.shutdown()
 
 
 def values(dtype: torch.dtype, *shape: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
@@ -21,15 +21,6 @@ from ring_notebook.core.waits import other_waits
 from ring_notebook.torch.process_group.foreign_time import count_foreign_time
 
 pytestmark = [pytest.mark.sizes(2), pytest.mark.filterwarnings("ignore:`?torch.distributed:FutureWarning")]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def groups() -> Iterator[dict[str, Any]]:
-    """The default group, which is ours, and one of Gloo beside it."""
-    hvd.init()
-    yield {"ring": hvd.process_group(), "gloo": dist.new_group(backend="gloo")}
-    dist.destroy_process_group()
-    hvd.shutdown()
 
 
 def begun(group: Any) -> Any:
@@ -52,14 +43,14 @@ WAITS: dict[str, Callable[[Any], object]] = {
 
 
 @pytest.mark.parametrize("name", WAITS)
-def test_of_gloo(groups: dict[str, Any], name: str, rank: int, tmp_path: Path) -> None:
+def test_of_gloo(groups: tuple[Any, Any], name: str, rank: int, tmp_path: Path) -> None:
     """Rank 0 comes once it is seen that rank 1 waits."""
     seen = Path(hvd.broadcast_object(str(tmp_path))) / "seen"
     count_foreign_time()
     other_waits.begin()
     if rank == 0:
         until(seen.exists)
-        WAITS[name](groups["gloo"])
+        WAITS[name](groups[1])
         return
 
     def watch() -> None:
@@ -70,7 +61,7 @@ def test_of_gloo(groups: dict[str, Any], name: str, rank: int, tmp_path: Path) -
     watcher = Thread(target=watch)
     watcher.start()
     other_waits.keep()
-    WAITS[name](groups["gloo"])
+    WAITS[name](groups[1])
     watcher.join()
     spans = other_waits.take()
     assert {span.phase for span in spans} == {"waiting"}
@@ -80,12 +71,12 @@ def test_of_gloo(groups: dict[str, Any], name: str, rank: int, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", [name for name in WAITS if name != "monitored_barrier"])
-def test_of_ours(groups: dict[str, Any], name: str) -> None:
+def test_of_ours(groups: tuple[Any, Any], name: str) -> None:
     """There is a group of Gloo too, and nothing tells by the tensor which group it comes from."""
     count_foreign_time()
     other_waits.begin()
     other_waits.keep()
-    WAITS[name](groups["ring"])
+    WAITS[name](groups[0])
     assert other_waits.take() == []
     assert other_waits.seconds().foreign == 0
     assert other_waits.now() is None
