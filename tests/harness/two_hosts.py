@@ -92,10 +92,11 @@ class TwoHosts:
             mpiexec = {"PRTE_MCA_plm_ssh_agent": launcher}
         return {**mpiexec, "RING_REMOTE_SHELL": self.remote_shell}
 
-    def run(self, program: Sequence[str], per_host: int = 1) -> str:
-        """Run a Python program (its arguments) on ``per_host`` ranks of each host; what it printed."""
-        where = [Host(name, per_host) for name in NAMES]
-        command = find_launcher(where).command([sys.executable, *program], 2 * per_host, where, self.launcher_flags)
+    def run(self, program: Sequence[str], per_host: int | tuple[int, int] = 1) -> str:
+        """Run a Python program (its arguments) on ``per_host`` ranks of each host, or of the two; what it printed."""
+        counts = (per_host, per_host) if isinstance(per_host, int) else per_host
+        where = [Host(name, count) for name, count in zip(NAMES, counts, strict=True)]
+        command = find_launcher(where).command([sys.executable, *program], sum(counts), where, self.launcher_flags)
         return self.on_first(command)
 
     def on_first(

@@ -14,10 +14,14 @@ from harness.two_hosts import NAMES, TwoHosts
 PROGRAM = Path(__file__).with_name("torch_distributed.py")
 
 
-@pytest.mark.parametrize("per_host", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_over_the_link(hosts: TwoHosts, per_host: int) -> None:
-    said = hosts.run([str(PROGRAM)], per_host=per_host)
-    assert said.count("on 2 hosts: all is well") == 2 * per_host
+@pytest.mark.parametrize(
+    "per_host", [(1, 1), *[pytest.param(some, marks=pytest.mark.slow) for some in ((2, 1), (2, 2))]]
+)
+def test_over_the_link(hosts: TwoHosts, per_host: tuple[int, int]) -> None:
+    """Two ranks with two dtypes; three and four with every one."""
+    every = [] if per_host == (1, 1) else ["every dtype"]
+    said = hosts.run([str(PROGRAM), *every], per_host=per_host)
+    assert said.count("on 2 hosts: all is well") == sum(per_host)
 
 
 @pytest.mark.slow

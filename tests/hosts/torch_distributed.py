@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,22 +19,31 @@ from ring_notebook.errors import CollectiveAborted, CollectiveMismatch
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script
 
 from ranks.process_group import test_against_gloo as beside_gloo
+from ranks.process_group import test_parallelisms as parallelisms
 from ranks.process_group import test_point_to_point as messages
 from ranks.process_group import test_wrappers as wrappers
 
-KINDS = (torch.float32, torch.int64)
+KINDS = beside_gloo.DTYPES if "every dtype" in sys.argv else [torch.float32, torch.int64]
 
 
-def check_operations() -> None:
+def check_operations(groups: tuple[Any, Any]) -> None:
     rank, size = ring.rank(), ring.size()
-    groups = ring.process_group(), dist.new_group(backend="gloo")
     for dtype in KINDS:
         beside_gloo.test_movements(groups, dtype, size)
-    beside_gloo.test_reductions(groups, torch.float32, size)
+        beside_gloo.test_reductions(groups, dtype, size)
+        for count in (0, 3, 200_000):
+            messages.test_around_the_ring(dtype, count, rank, size)
     beside_gloo.test_objects(groups, size)
     beside_gloo.test_subgroups(groups, size)
-    for count in (0, 3, 200_000):
-        messages.test_around_the_ring(torch.float32, count, rank, size)
+    beside_gloo.test_coalesced(groups)
+    for dims in (1, 2):
+        beside_gloo.test_sparse_tensors(groups, dims, rank)
+    beside_gloo.test_strided_tensors(groups, size)
+    beside_gloo.test_functional_collectives(groups, size)
+    beside_gloo.test_gradients(groups)
+    beside_gloo.test_futures(groups, size)
+    beside_gloo.test_barrier(groups)
+    beside_gloo.test_device_mesh(groups, size)
     messages.test_any_source(rank, size)
     messages.test_a_strided_tensor(rank)
     same = torch.zeros(5)
@@ -41,6 +52,11 @@ def check_operations() -> None:
     elif rank == size - 1:
         assert ring.recv(same) == 0
         assert same.tolist() == [0, 1, 2, 3, 4]
+
+
+def check_parallelisms(groups: tuple[Any, Any]) -> None:
+    for name in parallelisms.CASES:
+        parallelisms.test_as_on_gloo(groups, name, ring.size())
 
 
 def check_training() -> None:
@@ -73,11 +89,13 @@ def check_failures() -> None:
 def main() -> None:
     warnings.simplefilter("ignore")  # newer names exist in newer versions of torch alone
     ring.init()
-    ring.process_group()
-    check_operations()
+    groups = ring.process_group(), dist.new_group(backend="gloo")
+    check_operations(groups)
+    check_parallelisms(groups)
     check_training()
     check_failures()
-    sys.stdout.write(f"rank {ring.rank()} of {ring.size()} on {ring.cross_size()} hosts: all is well\n")
+    hosts = len(set(ring.allgather_object(socket.gethostname())))
+    sys.stdout.write(f"rank {ring.rank()} of {ring.size()} on {hosts} hosts: all is well\n")
     dist.destroy_process_group()
     ring.shutdown()
 
