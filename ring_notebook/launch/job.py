@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import select
 import shlex
 import signal
 import stat
@@ -45,6 +46,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _START_TIMEOUT = 600.0  # seconds
 _HIDING = ("SLURM_STDERRMODE", "SLURM_STDOUTMODE")  # by which srun keeps from us what the ranks say
 _WARN_AFTER = 1.0  # seconds: most jobs end sooner and need no message
+_LOOK = 0.5  # seconds after which a signal is handled that did not interrupt the wait for the job
 _SAME_SIGNAL = 0.5  # seconds in which a second signal is the first one again: `timeout` signals us and our group
 
 
@@ -107,8 +109,9 @@ class Job:
 
     def send(self, signum: int) -> None:
         """Send a signal to the launcher, which passes it on to the ranks."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signum)
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, signum)
 
     def kill(self) -> None:
         """End all ranks now."""
@@ -129,7 +132,7 @@ class Job:
         The file that ``RING_TIMELINE`` names is written then. When the wait is interrupted the job is killed.
         """
         try:
-            code = self._process.wait()
+            code = self._wait()
             if self._watch is not None and self._watch.has_killed:
                 end_session(self._process.pid)  # it may have ended without its ranks
         except BaseException:
@@ -149,6 +152,19 @@ class Job:
         elif self._watch is not None and self._watch.has_killed:
             code = int(bool(self._watch.problem))
         return exit_code(code) or int(bool(self._output_error))
+
+    def _wait(self) -> int:
+        """Wait for the launcher in steps: a signal that comes just before a system call begins does not interrupt it."""
+        with contextlib.suppress(ProcessLookupError):  # `kill` has waited for it
+            exited = os.pidfd_open(self._process.pid)
+            try:
+                poll = select.poll()
+                poll.register(exited, select.POLLIN)
+                while not poll.poll(_LOOK * 1000):
+                    pass
+            finally:
+                os.close(exited)
+        return self._process.wait()
 
     @property
     def first_failure(self) -> RankFailure | None:

@@ -42,7 +42,7 @@ class Carrier(threading.Thread):
 
     Not later, because a background process that has inherited the pipes may keep them open for ever. All output of
     ``process`` itself is passed on. An unfinished line waits ``hold`` seconds for its newline. Create it before the
-    process is waited for.
+    process is waited for, which `send_signal` does not do.
     """
 
     def __init__(

@@ -68,12 +68,17 @@ def send_signal(process: subprocess.Popen[bytes], signum: int) -> None:
     """Send a signal to the program; Ctrl-C and SIGKILL reach its children too.
 
     The others do not: what the program has started need not know SIGUSR1, and SIGTERM is the program's to handle.
+
+    A program that has exited is not waited for here, as Popen's own method does: this may be called from a signal
+    handler at any moment, and its process id must stay its own until `carry` and all others who need it have used it.
     """
+    if process.returncode is not None:
+        return
     with contextlib.suppress(ProcessLookupError):
-        if signum in _TO_ALL and process.returncode is None:
+        if signum in _TO_ALL:
             os.killpg(process.pid, signum)
         else:
-            process.send_signal(signum)
+            os.kill(process.pid, signum)
 
 
 def end_if_late(process: subprocess.Popen[bytes], status: RankStatus) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.waiting import SLEEPS, until
 from ring_notebook.launch.supervisor.output_lines import HOLD
 
 LIMIT = 200.0
@@ -24,11 +25,14 @@ both = pytest.mark.parametrize("elastic", [[], ["--elastic"]], ids=["mpi", "elas
 
 
 @contextlib.contextmanager
-def ringrun(*arguments: str, stopping: float = 10.0) -> Iterator[subprocess.Popen[str]]:
-    """A job whose ranks have ``stopping`` seconds to end when they are asked to. Killed if it is still there."""
+def ringrun(*arguments: str, stopping: float = 10.0, same: float = 0.5) -> Iterator[subprocess.Popen[str]]:
+    """A job whose ranks have ``stopping`` seconds to end when they are asked to. Killed if it is still there.
+
+    Signals within ``same`` seconds are one.
+    """
     code = (
         "import sys; from ring_notebook.launch import cli, job; "
-        f"job.STOPPING = {stopping}; sys.exit(cli.main(sys.argv[1:]))"
+        f"job.STOPPING = {stopping}; job._SAME_SIGNAL = {same}; sys.exit(cli.main(sys.argv[1:]))"
     )
     command = [sys.executable, "-c", code, *arguments]
     pipe = subprocess.PIPE
@@ -42,7 +46,8 @@ def ringrun(*arguments: str, stopping: float = 10.0) -> Iterator[subprocess.Pope
 @pytest.fixture
 def program(tmp_path: Path) -> str:
     path = tmp_path / "program.py"
-    path.write_text(r"""
+    path.write_text(
+        r"""
 import os, signal, sys, time
 rank = int(os.environ.get("RING_RANK") or os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
 def save(signum, frame):
@@ -52,19 +57,18 @@ def save(signum, frame):
 signal.signal(signal.SIGINT, signal.SIG_IGN if sys.argv[1] == "stop" else save)
 os.write(1, f"begun {os.getpid()}\n".encode())
 if sys.argv[1] == "stop" and rank == 1: os.kill(os.getpid(), signal.SIGSTOP)
-time.sleep(100)
-""")
+SLEEPS
+""".replace("SLEEPS", SLEEPS)
+    )
     return str(path)
 
 
 def begun(job: subprocess.Popen[str], stopped: bool = False) -> None:
     """Wait for two ranks, and until one of them is stopped."""
     assert job.stdout is not None
-    processes = [job.stdout.readline().removeprefix("begun ").strip() for _ in range(2)]
-    until = time.monotonic() + LIMIT
-    while stopped and "T" not in [Path(f"/proc/{one}/stat").read_text().split()[2] for one in processes]:
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    stats = [Path(f"/proc/{job.stdout.readline().removeprefix('begun ').strip()}/stat") for _ in range(2)]
+    if stopped:
+        until(lambda: "T" in [stat.read_text().split()[2] for stat in stats], LIMIT)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +90,8 @@ def test_a_second_interrupt_kills(elastic: list[str], program: str) -> None:
     with ringrun(*elastic, "-np", "2", "python", program, "stop", stopping=10 * LIMIT) as job:
         begun(job, stopped=True)
         job.send_signal(signal.SIGINT)
-        time.sleep(1.0)
+        assert job.stderr is not None
+        assert "Ctrl-C kills them at once" in job.stderr.readline()  # a while after it: this is not the same signal
         job.send_signal(signal.SIGINT)
         assert job.wait(LIMIT) == 130
 
@@ -94,15 +99,31 @@ def test_a_second_interrupt_kills(elastic: list[str], program: str) -> None:
 @both
 def test_ranks_have_time_to_end(elastic: list[str], program: str) -> None:
     """Also when the signal comes twice at once, as from a `timeout` whose group the job is in."""
-    with ringrun(*elastic, "-np", "2", "python", program, "save") as job:
+    with ringrun(*elastic, "-np", "2", "python", program, "save", same=LIMIT) as job:
         begun(job)
-        job.send_signal(signal.SIGINT)
-        time.sleep(0.05)
-        job.send_signal(signal.SIGINT)
+        for _ in range(2):
+            job.send_signal(signal.SIGINT)
+            time.sleep(0.05)
         printed, said = job.communicate(timeout=LIMIT)
     assert job.returncode == 130
     assert [line for line in printed.splitlines() if "mpiexec" not in line] == ["saved"] * 2
     assert "killing" not in said
+
+
+NOTED = """
+import _thread, threading
+from ring_notebook.launch.job import Job
+job = Job(["sleep", "600"], 1)
+with job.signals_passed_on():
+    threading.Timer(0.5, _thread.interrupt_main).start()
+    print(job.wait())
+"""
+
+
+def test_an_interrupt_that_python_notes_just_before_it_waits_for_the_job() -> None:
+    """Nothing wakes the system call then."""
+    done = subprocess.run([sys.executable, "-c", NOTED], capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stdout) == (0, "130\n"), done.stderr
 
 
 @both
