@@ -73,7 +73,7 @@ def stranger() -> Iterator[Stranger]:
         assert process.stdout.readline() == "ready\n", "it has become the other user"
         yield Stranger(process)
         process.stdin.close()
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
 
 
 def _is_greeting(what: str) -> bool:

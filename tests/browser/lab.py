@@ -132,7 +132,7 @@ class NotebookPage:
         """Save with the keyboard, wait until it is on disk, and read it."""
         before = self.path.stat().st_mtime_ns
         self.page.keyboard.press("Control+s")
-        self.until(lambda: self.path.stat().st_mtime_ns > before and self._is_whole(), 20)
+        self.until(lambda: self.path.stat().st_mtime_ns > before and self._is_whole())
         return nbformat.read(self.path, as_version=4)
 
     def _is_whole(self) -> bool:

@@ -130,11 +130,11 @@ def test_charts_answer_to_the_mouse(
     chart = panel.locator("canvas").first
     chart.scroll_into_view_if_needed()
     chart.hover(position={"x": 200, "y": 120})
-    expect(panel).to_contain_text("mean of 4")
+    expect(panel).to_contain_text("mean of 4", timeout=60_000)
     panel.get_by_role("button", name="log").click()
     notebook.run(1)
     notebook.wait_ended(1)
-    expect(notebook.output(1)).to_contain_text("log=True")
+    expect(notebook.output(1)).to_contain_text("log=True", timeout=60_000)
     shown = show(notebook, 2, "report")
     tip = shown.locator(".ring-chart").first.locator("i").nth(20)
     tip.hover()

@@ -42,7 +42,7 @@ def test_the_timeline_is_drawn_and_can_be_zoomed(
         notebook.wait_ended(cell)
     # The end of the run is told in JupyterLab's own notifications, which are seen in all its tabs.
     notice = notebook.page.locator(".Toastify__toast", has_text="ok · slow · 2 ranks")
-    notice.wait_for(timeout=20_000)
+    notice.wait_for(timeout=60_000)
     notice.get_by_role("button").first.click()
     assert "Rank 1 is" in notebook.output(1).inner_text()
     chart = notebook.output(1).locator(".vega-embed canvas").first
@@ -52,7 +52,7 @@ def test_the_timeline_is_drawn_and_can_be_zoomed(
     before = chart.screenshot()
     chart.hover()
     notebook.page.mouse.wheel(0, -600)
-    notebook.until(lambda: chart.screenshot() != before, 20)
+    notebook.until(lambda: chart.screenshot() != before)
     picture(notebook, 1, "timeline-zoomed")
     # Without a kernel it is still there: it is in the notebook, as numbers and not as a widget.
     (saved,) = [output for output in notebook.save().cells[1].outputs if MIME in output.get("data", {})]
@@ -80,7 +80,7 @@ def test_a_second_notebook_sees_the_run_of_the_first(
         assert "Run long is in progress." in second.output(0).inner_text()
         panel = second.output(0).locator(".ring-panel")
         panel.wait_for(timeout=60_000)
-        expect(panel).to_contain_text("printed before anybody else looked")
+        expect(panel).to_contain_text("printed before anybody else looked", timeout=60_000)
         rows = panel.locator(".ring-table:has(th:text-is('loss')) tbody tr")
         second.until(lambda: rows.count() == 2)
         steps = rows.first.locator("td").nth(2)
@@ -121,7 +121,7 @@ def test_a_page_that_was_closed_in_the_middle_shows_all_of_it(
     if cell is LONG:
         panel = again.output(1).locator(".ring-panel")
         panel.wait_for(timeout=60_000)
-        expect(panel).to_contain_text("printed before anybody else looked")
+        expect(panel).to_contain_text("printed before anybody else looked", timeout=60_000)
         steps = panel.locator(".ring-table:has(th:text-is('loss')) tbody tr").first.locator("td").nth(2)
         seen = int(steps.inner_text())
         again.until(lambda: int(steps.inner_text()) > seen + 20)
@@ -134,6 +134,6 @@ def test_a_page_that_was_closed_in_the_middle_shows_all_of_it(
     again.run(2)
     again.wait_ended(2)
     report = again.output(2).locator(".ring-report")
-    expect(report).to_contain_text("interrupted")
-    expect(report).to_contain_text("printed before anybody else looked")
+    expect(report).to_contain_text("interrupted", timeout=60_000)
+    expect(report).to_contain_text("printed before anybody else looked", timeout=60_000)
     assert "Run long has ended." in again.output(2).inner_text()

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from harness.waiting import SLEEPS
 from ring_notebook.launch.run_function import run
 
 HERE = Path(__file__).parent
@@ -182,7 +183,7 @@ def test_a_minimum_that_cannot_be(least: str) -> None:
 
 @pytest.mark.parametrize("signum", ["SIGINT", "SIGTERM", "SIGKILL"])
 def test_a_signal_ends_every_rank(signum: str) -> None:
-    code = r"import os, time; os.write(1, b'begun\n'); time.sleep(60)"  # in one piece, whatever Python's buffering
+    code = f"import os; os.write(1, b'begun\\n')\n{SLEEPS}"  # in one piece, whatever Python's buffering
     command = [sys.executable, "-m", "ring_notebook.launch.cli", "--elastic", "-np", "2", "python", "-c", code]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,9 @@ TEST_LIMIT = 120.0
 
 NEARLY = 3
 """Tests before the end of a launch at which the next one may begin: to import torch takes ranks seconds."""
+
+SECONDS_TO_WRITE = 10.0
+"""Seconds that stuck ranks have to write where they are."""
 
 KILL_AFTER = 5.0
 """Seconds later its ranks are killed, in case the line is not one that Python can interrupt."""
@@ -156,7 +159,9 @@ class Launch:
             stacks = ""
         else:
             reason = f"ranks {unfinished} did not finish within {limit if started else START_LIMIT:.0f} s"
-            stacks = self._stacks([event["start"]["pid"] for event in events if "start" in event])
+            stacks = self._stacks(
+                {rank: event["start"]["pid"] for rank, event in enumerate(events) if "start" in event}
+            )
         said = _merged([event["end"] for event in events if "end" in event]).text
         output = _both_ends((self._folder / "output.txt").read_text(errors="replace"))
         text = "\n".join(part for part in (reason, said, stacks, f"--- output of the ranks\n{output}") if part)
@@ -168,11 +173,15 @@ class Launch:
         self.close()
         return Outcome("failed", text)
 
-    def _stacks(self, pids: Sequence[int]) -> str:
-        for pid in pids:
+    def _stacks(self, pids: Mapping[int, int]) -> str:
+        """Where the ranks are, whose processes ``pids`` has."""
+        for pid in pids.values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGUSR1)
-        time.sleep(0.5)
+        before, sizes, deadline = [-1], [0], time.monotonic() + SECONDS_TO_WRITE
+        while (0 in sizes or sizes != before) and time.monotonic() < deadline:
+            time.sleep(0.3)
+            before, sizes = sizes, [stack_file(self._folder, rank).stat().st_size for rank in pids]
         parts = []
         for rank in range(self._size):
             with contextlib.suppress(FileNotFoundError):

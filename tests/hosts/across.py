@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from harness.two_hosts import NAMES
+from harness.waiting import until
 from notebook.endure import SECONDS_TO_END
 from ring_notebook.errors import ClusterError, CollectiveAborted
 from ring_notebook.notebook.cluster.cluster import Cluster
@@ -38,6 +39,7 @@ print(f"rank {ring.rank()} on {socket.gethostname()}, local {ring.local_rank()},
 STUBBORN = """
 import os, signal, time
 signal.signal(signal.SIGINT, signal.SIG_IGN)
+print("deaf")
 time.sleep(2)
 if ring.rank() == 3: os.kill(os.getpid(), 9)
 time.sleep(60)
@@ -106,7 +108,7 @@ def everything() -> None:
         syncs(cluster, Path(folder))
 
     run = cluster.run("import time\nif ring.rank() == 3: time.sleep(100)\nring.allreduce(torch.ones(4))")
-    time.sleep(1)
+    until(lambda: [status.line for _, status in sorted(run.log.statuses().items())] == [3, 3, 3, 2])
     run.stop()
     ends(run, KeyboardInterrupt, "stopped at line")
     ends(cluster.run("if ring.rank() == 2: 1 / 0\nring.barrier()"), ZeroDivisionError, "division")
@@ -126,7 +128,7 @@ def everything() -> None:
     trains(cluster)
 
     run = cluster.run(STUBBORN)
-    time.sleep(1)
+    until(lambda: sum(piece.text.count("deaf") for piece in run.log.view().output) == 4)
     while not run.done:  # the engine that the stop is meant for may just have gone
         run.stop()
         time.sleep(0.001)

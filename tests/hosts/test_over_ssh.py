@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from harness.two_hosts import ADDRESSES, NAMES, TwoHosts
+from harness.waiting import SLEEPS
 from ring_notebook.launch.remote.frames import MAGIC, Kind, encode
 
 RINGRUN = [sys.executable, "-m", "ring_notebook.launch.cli"]
@@ -26,7 +27,16 @@ FAR_FIRST = ["-np", "2", "-H", f"{NAMES[1]}:1,{NAMES[0]}:1"]
 SETUP = "from ring_notebook.launch.remote import job_of_hosts, remote_ranks; remote_ranks."
 LIMIT = 90.0
 MPI = "from mpi4py import MPI; w = MPI.COMM_WORLD; w.Barrier()"
-WAITS = f"import os, time\n{MPI}\nos.write(1, b'ready\\n'); time.sleep(100)"
+WAITS = f"import os\n{MPI}\nos.write(1, b'ready\\n')\n{SLEEPS}"
+STOPPED = f"""
+import os
+{MPI}
+try:
+    os.write(1, b'ready\\n')
+    {SLEEPS}
+except KeyboardInterrupt:
+    os.write(1, b'stopped %d\\n' % w.rank)
+"""
 
 
 def ringrun(hosts: TwoHosts, *arguments: str, shell: str = '"$@"') -> str:
@@ -71,7 +81,7 @@ def agent_and_ssh(hosts: TwoHosts) -> tuple[psutil.Process, psutil.Process]:
 
 
 def assert_nothing_is_left(hosts: TwoHosts) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + LIMIT
     while (left := hosts.processes()) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert left == []
@@ -129,9 +139,7 @@ def test_what_listens_and_what_others_see(hosts: TwoHosts) -> None:
 
 
 def test_signals_reach_the_ranks_of_all_hosts(hosts: TwoHosts) -> None:
-    waits, last = WAITS.rsplit("\n", 1)
-    program = f"{waits}\ntry: {last}\nexcept KeyboardInterrupt: os.write(1, b'stopped %d\\n' % w.rank)"
-    with job_that_waits(hosts, program=program) as job:
+    with job_that_waits(hosts, program=STOPPED) as job:
         job.send_signal(signal.SIGINT)
         assert job.stdout is not None
         said = job.stdout.read().splitlines()
@@ -140,13 +148,14 @@ def test_signals_reach_the_ranks_of_all_hosts(hosts: TwoHosts) -> None:
 
 
 @pytest.mark.parametrize(
-    ("harm", "words"),
+    ("harm", "silence", "words"),
     [
-        (lambda agent, ssh: agent.kill(), "its host is lost: ssh ended: exit code "),
-        (lambda agent, ssh: ssh.kill(), "its host is lost: ssh ended: killed by SIGKILL"),
-        (lambda agent, ssh: ssh.suspend(), "its host is lost: it has not answered for 4 s"),
+        (lambda agent, ssh: agent.kill(), LIMIT, "its host is lost: ssh ended: exit code "),
+        (lambda agent, ssh: ssh.kill(), LIMIT, "its host is lost: ssh ended: killed by SIGKILL"),
+        (lambda agent, ssh: ssh.suspend(), 4.0, "its host is lost: it has not answered for 4 s"),
         pytest.param(
             lambda agent, ssh: agent.suspend(),
+            4.0,
             "its host is lost: it has not answered for 4 s",
             marks=pytest.mark.slow,
         ),
@@ -154,9 +163,9 @@ def test_signals_reach_the_ranks_of_all_hosts(hosts: TwoHosts) -> None:
     ids=["agent killed", "ssh killed", "ssh hung", "agent hung"],
 )
 def test_a_lost_host_ends_the_job_on_both_sides(
-    hosts: TwoHosts, harm: Callable[[psutil.Process, psutil.Process], None], words: str
+    hosts: TwoHosts, harm: Callable[[psutil.Process, psutil.Process], None], silence: float, words: str
 ) -> None:
-    with job_that_waits(hosts, silence=4.0) as job:
+    with job_that_waits(hosts, silence=silence) as job:
         agent, ssh = agent_and_ssh(hosts)
         harm(agent, ssh)
         assert job.stdout is not None

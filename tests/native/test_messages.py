@@ -223,11 +223,11 @@ def test_the_wait_for_the_other_side_is_counted(hosts: tuple[int, ...]) -> None:
             else:
                 receive(ring, tensor.buffer, 1)
                 spent, waited = ring.seconds_spent()
-                assert 0.3 < waited - before <= spent
+                assert 0.1 < waited - before <= spent
         _, before = ring.seconds_spent()
         if ring.rank == 0:
             send(ring, filled(ring, 500_000, 0).buffer, 1)
-            assert ring.seconds_spent()[1] - before > 0.3
+            assert ring.seconds_spent()[1] - before > 0.1
         else:
             time.sleep(0.5)
             receive(ring, filled(ring, 500_000, 0).buffer, 0)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from harness.waiting import until
 from native.names import LATE, ends, start, total
 from native.ranks import Dead, Seat, as_processes, as_threads
 from ring_notebook.config import config
@@ -123,6 +124,8 @@ def test_deadline(place: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("RING_TIMEOUT", "0.3")
     config.cache_clear()
 
+    timed_out = threading.Event()
+
     def body(seat: Seat) -> None:
         ring = seat.open(1)
         if seat.rank == 0:
@@ -130,8 +133,9 @@ def test_deadline(place: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> No
             ends(
                 work.wait, CollectiveTimeout, r"allreduce 'x' timed out: rank 1 has not started it\. Start it on every"
             )
+            timed_out.set()
         else:
-            time.sleep(0.6)
+            assert timed_out.wait(LATE)
             ends(ring.barrier, CollectiveAborted, "allreduce 'x' timed out")
 
     try:
@@ -165,6 +169,7 @@ def test_dropped_while_under_way() -> None:
 def test_a_name_that_a_rank_does_not_start_is_reported(known: bool, capfd: pytest.CaptureFixture[str]) -> None:
     """On standard error, by one rank, once for a name, with the ranks that are missing."""
     started, reported = threading.Event(), threading.Event()
+    said: list[str] = []
 
     def body(seat: Seat) -> None:
         ring = seat.open(1, stall_warning=0.5)
@@ -184,7 +189,7 @@ def test_a_name_that_a_rank_does_not_start_is_reported(known: bool, capfd: pytes
                         time.sleep(0.01)
                     assert (own["state"], own["operation"], own["name"]) == ("waiting", "allreduce", "layer 3")
                     assert own["missing"] == [1, 3]
-                    time.sleep(1.0)
+                    until(lambda: said.append(capfd.readouterr().err) or "[ring]" in "".join(said))
                     reported.set()
             else:
                 assert reported.wait(LATE)
@@ -192,7 +197,8 @@ def test_a_name_that_a_rank_does_not_start_is_reported(known: bool, capfd: pytes
             work.wait()
 
     as_threads(4, body)
-    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("[ring]")]
+    said.append(capfd.readouterr().err)
+    lines = [line for line in "".join(said).splitlines() if line.startswith("[ring]")]
     assert len(lines) == 1
     assert re.fullmatch(
         r"\[ring\] rank 0: allreduce 'layer 3' has waited \d\.\d s: ranks 1, 3 have not started it", lines[0]

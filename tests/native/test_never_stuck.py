@@ -285,7 +285,7 @@ def test_interrupt(call: str, blocking: bool) -> None:
             when_all_wait(ring, set())
             ends(ring.barrier, CollectiveAborted, "rank 1 was interrupted")
         elif seat.rank == 1:
-            ends(begin(ring, call, blocking), KeyboardInterrupt, None)
+            ends(lambda: begin(ring, call, blocking)(), KeyboardInterrupt, None)
         else:
             ends(begin(ring, call, blocking), CollectiveAborted, "stopped because rank 1 was interrupted (in|while)")
         works(seat.open(2))

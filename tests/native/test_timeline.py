@@ -88,7 +88,7 @@ def test_who_was_waited_for() -> None:
         ring = seat.open()
         ring.record()
         if seat.rank == 1:
-            time.sleep(0.2)
+            time.sleep(0.5)
         allreduce(ring, "late", 3)
         first_wait = next(event for event in named(ring.recorded(), "late") if event[2] == "waiting")
         assert first_wait[8] == 1

@@ -40,7 +40,7 @@ class Notebook:
     def run(self, source: str, interrupt_when: Callable[[], bool] | None = None) -> list[dict[str, Any]]:
         """Execute a cell and return its outputs; its error, if it has one, is among them.
 
-        The kernel is interrupted as soon as ``interrupt_when`` holds.
+        The kernel is interrupted as soon as ``interrupt_when`` holds, and again where it had not begun with the cell.
         """
         cell = nbformat.v4.new_code_cell(source)
         self.document.cells.append(cell)
@@ -106,7 +106,9 @@ class Notebook:
         while not when():
             await asyncio.sleep(0.02)
         await asyncio.sleep(0.3)  # into what has begun
-        os.kill(self.pid, signal.SIGINT)
+        while True:
+            os.kill(self.pid, signal.SIGINT)
+            await asyncio.sleep(10.0)  # an idle kernel ignores it
 
     @property
     def pid(self) -> int:

@@ -81,7 +81,7 @@ def end_and_train(
     cell = training.replace("END", text.format(moment=moment))
     run = cluster.run(f"{cell}\nstep()\ntime.sleep({moment} * (rank == 1))\nwhile True: step(rank == 1)\n")
     if end == "is_interrupted":
-        until(lambda: run.done or all(status.line > 0 for status in run.log.statuses().values()))
+        until(lambda: run.done or [status.line > 0 for status in run.log.statuses().values()] == [True] * 3)
         time.sleep(10 * moment)
         run.stop()
     until(lambda: run.done)

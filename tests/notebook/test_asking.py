@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 from notebook.kernel import ANSI, Notebook
 
@@ -108,11 +109,15 @@ def test_an_interrupt_at_a_breakpoint_ends_the_cell(notebook: Notebook) -> None:
     assert "all 2" in notebook.text(NEXT)
 
 
-def test_a_rank_that_dies_while_it_is_debugged_is_not_waited_for(notebook: Notebook) -> None:
-    cell = """%%ringtrain
-import os, signal, threading
+def test_a_rank_that_dies_while_it_is_debugged_is_not_waited_for(notebook: Notebook, tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    cell = f"""%%ringtrain
+import os, pathlib, signal, threading, time
+def die():
+    while not pathlib.Path({str(seen)!r}).exists(): time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGKILL)
 if ring.rank() == 1:
-    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    threading.Thread(target=die).start()
     breakpoint()
     x = 1
 ring.barrier()
@@ -121,6 +126,7 @@ ring.barrier()
 
     def never(message: dict[str, dict[str, str]]) -> None:
         asked.append(message["content"]["prompt"])
+        seen.touch()
 
     reply = notebook.loop.run_until_complete(
         notebook.client.kc._async_execute_interactive(cell, allow_stdin=True, stdin_hook=never, timeout=60)
@@ -197,10 +203,10 @@ def test_an_interrupt_instead_of_an_answer_stops_the_background_run(notebook: No
 
 
 def test_time_limits_of_collectives_stand_still_while_a_rank_is_debugged(notebook: Notebook) -> None:
-    notebook.run("%ring stop\nimport os\nos.environ['RING_TIMEOUT'] = '2'\n%ring start -n 2")
+    notebook.run("%ring stop\nimport os\nos.environ['RING_TIMEOUT'] = '6'\n%ring start -n 2")
     notebook.run(NEXT)
     cell = "%%ringtrain\nif ring.rank() == 1: breakpoint()\nring.barrier()"
-    _, _, reply = notebook.talk(cell, "import time; time.sleep(5)", "c")
+    _, _, reply = notebook.talk(cell, "import time; time.sleep(8)", "c")
     assert reply["status"] == "ok", error(reply)
     name, shown = notebook.error("%%ringtrain\nimport time\nif ring.rank() == 1: time.sleep(30)\nring.barrier()")
     assert (name, "timed out" in shown) == ("CollectiveTimeout", True), "they count again"

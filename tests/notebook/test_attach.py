@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -21,13 +22,14 @@ from ring_notebook.notebook.cluster.cluster import Cluster
 atexit.register(time.sleep, 0.5)  # a kernel has more to do when it exits, and its threads go on meanwhile
 cluster = Cluster(2, keep=sys.argv[1] == "keep").start()
 run = cluster.run('''
-import time
+import pathlib, time
 from ring_notebook.core import metrics, world
 print("from the start")
 kept = 5
 for step in range(40):
     metrics.log(loss=1 / (step + 1))
-    time.sleep(0.1)
+    while step in (4, 38) and not pathlib.Path(f"to {step}").exists():
+        time.sleep(0.05)
 ''', name="long")
 while len(run.metrics) < 4:
     time.sleep(0.05)
@@ -37,7 +39,11 @@ sys.stdin.read()
 
 
 @pytest.fixture
-def first(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
+def first(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[subprocess.Popen[str]]:
+    """The first notebook, whose run continues after step 4, and ends, when it may."""
+    monkeypatch.chdir(tmp_path)
     process = subprocess.Popen(
         [sys.executable, "-c", FIRST, request.param], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -51,14 +57,17 @@ def first(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
     process.stdout.close()
 
 
-def assert_complete(cluster: Cluster) -> None:
+def assert_complete(cluster: Cluster, since: float) -> None:
     """The run in the attached cluster is there from its start, and goes on to its end."""
     run = cluster.last_run
     assert run is not None
+    lasted = time.monotonic() - since
+    for step in (4, 38):
+        Path(f"to {step}").touch()
     run.wait()
     assert run.status == "ok"
     assert run.log.name == "long"
-    assert run.summary["seconds"] >= 4  # from its start, not from when it was found
+    assert run.summary["seconds"] >= lasted  # from its start, not from when it was found
     rows = run.metrics
     assert {rank: [row.step for row in rows if row.rank == rank] for rank in (0, 1)} == {
         0: list(range(40)),
@@ -69,6 +78,7 @@ def assert_complete(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("first", ["bound"], indirect=True)
 def test_from_another_notebook(first: subprocess.Popen[str]) -> None:
+    begun = time.monotonic()
     cluster = Cluster.attach()
     left = cluster.last_run
     cluster.stop()
@@ -78,7 +88,7 @@ def test_from_another_notebook(first: subprocess.Popen[str]) -> None:
     cluster = Cluster.attach()
     assert cluster.running
     assert [engine.run for engine in cluster.status()] == [cluster.last_run.log.run] * 2
-    assert_complete(cluster)
+    assert_complete(cluster, begun)
     assert cluster.pull("kept") == 5
     cluster.stop()
     assert first.poll() is None
@@ -89,15 +99,17 @@ def test_from_another_notebook(first: subprocess.Popen[str]) -> None:
 @pytest.mark.parametrize("first", ["keep"], indirect=True)
 @pytest.mark.parametrize("how", ["killed", "in order"])
 def test_after_the_notebook_is_gone(first: subprocess.Popen[str], how: str) -> None:
+    begun = time.monotonic()
     if how == "killed":
         first.kill()
     else:
         assert first.stdin is not None
         first.stdin.close()  # and it exits as a kernel does that is restarted
     first.wait()
+    Path("to 4").touch()
     time.sleep(1)  # records that nobody takes in
     cluster = Cluster.attach()
-    assert_complete(cluster)
+    assert_complete(cluster, begun)
     assert cluster.last_run is not None
     assert cluster.last_run.summary["status"] == "ok"
     assert cluster.run("assert kept == 5").wait().status == "ok"

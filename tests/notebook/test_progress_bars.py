@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from pathlib import Path
 
 import pytest
 
@@ -29,8 +30,8 @@ def test_bars_end_at_100_percent(cluster: Cluster, module: str) -> None:
     assert not run.displays
 
 
-def test_rich_draws_in_place_and_takes_nothing_back(cluster: Cluster) -> None:
-    cell = """import time
+def test_rich_draws_in_place_and_takes_nothing_back(cluster: Cluster, tmp_path: Path) -> None:
+    cell = """import pathlib, time
 from rich.progress import Progress
 print("before")
 with Progress() as progress:
@@ -41,12 +42,16 @@ with Progress() as progress:
         time.sleep(0.1)
         if step == 5:
             print("meanwhile")
+            while not pathlib.Path(SEEN).exists():
+                time.sleep(0.05)
 print("after")
 """
-    run = cluster.run(cell)
-    seen = set()
+    run = cluster.run(cell.replace("SEEN", repr(str(tmp_path / "seen"))))
+    seen: set[str] = set()
     while not run.done:
         seen |= set(re.findall(r"second [━╸╺ ]+ +(\d+)%", mime_bundle(run.log)["text/plain"]))
+        if seen - {"0", "100"}:
+            (tmp_path / "seen").touch()
         time.sleep(0.05)
     text = mime_bundle(run.wait().log)["text/plain"]
     assert seen - {"0", "100"}, "it is seen to move"

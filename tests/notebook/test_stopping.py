@@ -36,8 +36,8 @@ WAITS = {
 
 
 def begun(run: Run) -> None:
-    """Return when all ranks are in the cell, some of them past its first lines."""
-    until(lambda: [status.line > 0 for status in run.log.statuses().values()] == [True] * run.log.size)
+    """Return when all ranks are past the first line of the cell."""
+    until(lambda: [status.line > 1 for status in run.log.statuses().values()] == [True] * run.log.size)
     time.sleep(0.3)
 
 
@@ -108,18 +108,36 @@ def test_an_interrupt_of_the_kernel_stops_the_run_and_is_raised(cluster: Cluster
     assert run.status == "interrupted"
 
 
-def test_a_second_and_third_interrupt_report_and_give_up(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
-    stubborn = "import time\nfor _ in range(30):\n    try: time.sleep(0.1)\n    except KeyboardInterrupt: pass"
+def test_a_second_and_third_interrupt_report_and_give_up(
+    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stubborn = (
+        f"import pathlib, time\nenough = pathlib.Path({str(tmp_path / 'enough')!r})\nwhile not enough.exists():\n"
+        "    try: time.sleep(0.1)\n    except KeyboardInterrupt: pass"
+    )
     run = cluster.run(stubborn)
     begun(run)
-    for delay in (0.1, 0.4, 0.7):
-        threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT)).start()
+    waits, interrupted = threading.Event(), threading.Semaphore(0)
+    looks, stops = run._questions.answer_one, run.interrupt
+    monkeypatch.setattr(run._questions, "answer_one", lambda: (waits.set(), looks()))
+    monkeypatch.setattr(run, "interrupt", lambda: (stops(), interrupted.release()))
+
+    def user() -> None:
+        for _ in range(3):
+            waits.clear()
+            assert waits.wait(SECONDS_TO_END)
+            os.kill(os.getpid(), signal.SIGINT)
+            assert interrupted.acquire(timeout=SECONDS_TO_END)
+
+    thread = threading.Thread(target=user)
+    thread.start()
     with pytest.raises(KeyboardInterrupt) as caught:
         run.wait()
+    thread.join()
     assert "rank 0 is at line" in capsys.readouterr().out
     assert "%ring restart" in "".join(caught.value._render_traceback_())  # type: ignore[attr-defined]
-    while not run.done:
-        time.sleep(0.1)
+    (tmp_path / "enough").touch()
+    until(lambda: run.done)
     next_cell_works(cluster)
 
 

@@ -56,7 +56,7 @@ LEAVES = f"""{MEET}
 @pytest.fixture(scope="module", autouse=True)
 def _leaves(_no_leftovers):
     yield
-    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(20)"], stdout=subprocess.DEVNULL)
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(200)"], stdout=subprocess.DEVNULL)
     time.sleep(0.5)
 def test_leaves():
     pass

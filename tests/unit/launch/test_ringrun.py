@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.waiting import SLEEPS
 from ring_notebook import __version__
 from ring_notebook.errors import RunFailed
 from ring_notebook.launch import job as jobs
@@ -30,8 +31,9 @@ os.write(1, f"rank {rank} got {sys.argv[2:]}\n".encode())  # in one piece, whate
 if what == "exit" and rank == 1: sys.exit(3)
 if what == "raise" and rank == 2: raise ValueError("no luck")
 if what == "kill" and rank == 1: os.kill(os.getpid(), signal.SIGKILL)
-if what == "sleep": time.sleep(60)
-"""
+if what == "sleep":
+    SLEEPS
+""".replace("SLEEPS", SLEEPS)
 
 
 @pytest.fixture

@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
+from harness.waiting import SLEEPS, until
 from ring_notebook.launch.launchers import limits
 from ring_notebook.launch.launchers.limits import too_many_ranks
 from ring_notebook.notebook.cluster.cluster import Cluster
@@ -31,7 +31,7 @@ def ringrun(*arguments: str, given: bytes = b"") -> subprocess.CompletedProcess[
 def ranks_that_wait(tmp_path: Path, code: str, n: int = 2) -> Iterator[subprocess.Popen[str]]:
     """A job whose ranks run ``code``, say "ready" and wait."""
     program = tmp_path / "program.py"
-    program.write_text(f"import os, time\n{code}\nos.write(1, b'ready %d\\n' % os.getpid())\ntime.sleep(100)\n")
+    program.write_text(f"import os\n{code}\nos.write(1, b'ready %d\\n' % os.getpid())\n{SLEEPS}\n")
     command = [*RINGRUN, "-np", str(n), "python", str(program)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
         try:
@@ -108,10 +108,7 @@ def test_whatever_dies_mpich_leaves_no_files(victim: str, tmp_path: Path) -> Non
         pid = {"rank": rank.pid, "supervisor": supervisor.pid, "ringrun": job.pid}[victim]
         files = mpich_files() - before
         os.kill(pid, signal.SIGKILL)
-        until = time.monotonic() + 10
-        while files & mpich_files() and time.monotonic() < until:
-            time.sleep(0.05)
-        assert files & mpich_files() == set()
+        until(lambda: files & mpich_files() == set())
 
 
 def test_a_rank_that_never_calls_mpi_is_named_when_the_others_do() -> None:
@@ -206,7 +203,7 @@ def test_a_program_behind_a_shell_script_ends_with_the_job(tmp_path: Path) -> No
         started = family(job.pid)[1:]
         job.terminate()
         assert job.wait(LIMIT) == 128 + signal.SIGTERM
-    gone, left = psutil.wait_procs(started, timeout=10)
+    gone, left = psutil.wait_procs(started, timeout=LIMIT)
     assert left == []
     assert len(gone) >= 5  # the supervisor, two shells and two programs
 
