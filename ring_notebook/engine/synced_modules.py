@@ -6,17 +6,16 @@ import atexit
 import importlib
 import linecache
 import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from importlib.util import cache_from_source
 from pathlib import Path
 from types import ModuleType
 
 from IPython.extensions.autoreload import superreload
 
+from ring_notebook.claimed_folders import claimed_folder
 from ring_notebook.engine import setup
 from ring_notebook.error_text import error_text
 from ring_notebook.file_digest import digest
@@ -26,6 +25,7 @@ __all__ = ["compare", "take", "use"]
 
 _OWN = __name__.partition(".")[0]
 _copy: Path | None = None  # of the notebook's folder, where this host does not see that
+_at_exit = ExitStack()
 
 
 def compare(folder: str, digests: Mapping[str, str], removed: Sequence[str]) -> tuple[str, list[str]]:
@@ -55,8 +55,8 @@ def take(contents: Mapping[str, bytes]) -> None:
 def _own_copy() -> Path:
     global _copy
     if _copy is None:
-        _copy = Path(tempfile.mkdtemp(prefix="ring-code-")).resolve()  # mode 0700
-        atexit.register(shutil.rmtree, _copy, ignore_errors=True)
+        _copy = _at_exit.enter_context(claimed_folder("code"))
+        atexit.register(_at_exit.close)
     return _copy
 
 

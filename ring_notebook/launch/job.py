@@ -154,7 +154,7 @@ class Job:
         return exit_code(code) or int(bool(self._output_error))
 
     def _wait(self) -> int:
-        """Wait for the launcher in steps: a signal that comes just before a system call begins does not interrupt it."""
+        """Wait for the launcher in steps: a signal that comes just before a system call does not interrupt it."""
         with contextlib.suppress(ProcessLookupError):  # `kill` has waited for it
             exited = os.pidfd_open(self._process.pid)
             try:

@@ -11,15 +11,16 @@ import socket
 import struct
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
 
+from ring_notebook.claimed_folders import claimed_folder
 from ring_notebook.errors import RunFailed
 from ring_notebook.gpus import gpus
 from ring_notebook.hardware import cores
@@ -90,7 +91,7 @@ def run_on_ranks(
         check_slots(size, named)
     work = (sys.path, cloudpickle.dumps((fn, tuple(args), dict(kwargs))))
     key = secrets.token_hex(32)  # text, because an environment variable carries it to the ranks
-    with tempfile.TemporaryDirectory(prefix="ring-run-") as folder:
+    with claimed_folder("run") as folder:
         inbox = _Inbox(_address(where, folder), key.encode(), work)
         try:
             job = Job(
@@ -191,11 +192,11 @@ def _results(outcomes: Mapping[int, Outcome], size: int, code: int, job: Job) ->
     return [pickle.loads(outcomes[rank].value) for rank in range(size)]
 
 
-def _address(hosts: Sequence[Host], folder: str) -> str | tuple[str, int]:
+def _address(hosts: Sequence[Host], folder: Path) -> str | tuple[str, int]:
     """Where ranks reach this process: a socket file only this user can open, or an address the hosts see."""
     remote = [host.name for host in hosts if not is_local(host.name)]
     if not remote:
-        return os.path.join(folder, "inbox")
+        return str(folder / "inbox")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((remote[0], 9))  # sends nothing; the kernel picks the route, and with it our address
         return probe.getsockname()[0], 0

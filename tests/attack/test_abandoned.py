@@ -1,4 +1,4 @@
-"""What killed jobs leave in /dev/shm goes with the next job, and nothing else does."""
+"""What killed jobs leave in /dev/shm and in /tmp goes with the next job, and nothing else does."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
+from harness.waiting import until
+from ring_notebook.claimed_folders import claimed_folder
 from ring_notebook.launch.connections import shared_memory
 from ring_notebook.launch.connections.pmi import shared_memory_prefixes
 from ring_notebook.launch.connections.shared_memory import claim_folder, remove_abandoned
@@ -145,3 +149,49 @@ def test_a_claim_never_loses_its_folder(folder: Path) -> None:
         over.set()
         looker.join()
     assert looks > 0
+
+
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where temporary files are made; its path is short enough for a socket."""
+    with tempfile.TemporaryDirectory() as name:
+        monkeypatch.setattr(tempfile, "tempdir", name)
+        yield Path(name)
+
+
+def test_the_folder_of_a_run_that_was_killed(place: Path) -> None:
+    """Its ranks end with it; the next one removes what it could not."""
+    waits = "import ring_notebook, time\nring_notebook.run(time.sleep, (600,), n=1)"
+    with subprocess.Popen([sys.executable, "-c", waits], env={**os.environ, "TMPDIR": str(place)}) as caller:
+        until(lambda: [path.name for path in place.glob("ring-run-*/*")] == ["inbox"])
+        (left,) = place.iterdir()
+        with claimed_folder("code") as other:
+            assert sorted(place.iterdir()) == sorted([left, other]), "one in use stays"
+        assert list(place.iterdir()) == [left]
+        caller.kill()
+    assert list(place.iterdir()) == [left], "the attack did nothing"
+    with claimed_folder("run") as own:
+        assert list(place.iterdir()) == [own]
+        assert own.stat().st_mode & 0o777 == 0o700
+    assert list(place.iterdir()) == []
+
+
+def test_other_temporary_folders_stay(place: Path, tmp_path: Path) -> None:
+    (place / "ring-run-abcd1234").mkdir()  # an earlier version has no claim on its own
+    (place / "ring-run-0123456789abcdef").symlink_to(tmp_path)
+    (place / "ring-code-0123456789abcdef").touch()
+    (tmp_path / "kept").touch()
+    before = sorted(place.iterdir())
+    with claimed_folder("code"):
+        assert set(before) < set(place.iterdir())
+    assert sorted(place.iterdir()) == before
+    assert (tmp_path / "kept").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes a folder of another user")
+def test_a_temporary_folder_of_another_user_stays(place: Path) -> None:
+    foreign = place / "ring-run-0123456789abcdef"
+    foreign.mkdir()
+    os.chown(foreign, 65534, 65534)
+    with claimed_folder("run"):
+        assert foreign.is_dir()

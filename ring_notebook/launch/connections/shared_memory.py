@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import functools
 import os
 import re
 import shutil
@@ -12,6 +12,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
+from ring_notebook.claimed_folders import claim, remove_unclaimed
 from ring_notebook.launch.connections.pmi import shared_memory_prefixes
 
 __all__ = ["FOLDER", "Cleaner", "claim_folder", "remove_abandoned"]
@@ -23,21 +24,9 @@ _JOB = re.compile(r"ring-\d+-[0-9a-f]{16}")
 def claim_folder(job: str) -> int:
     """Make the folder of ``job`` in `FOLDER`; a descriptor that keeps it from `remove_abandoned` while one has it.
 
-    Other processes may have claimed it too. A lock tells the dead from the living where process ids do not: they are
-    used again, and containers that share the folder have numbers of their own.
+    Two names of a job's hosts may mean this one.
     """
-    path = FOLDER / job
-    while True:
-        with contextlib.suppress(FileExistsError):  # two names of a job's hosts may mean this one
-            path.mkdir(mode=0o700)
-        with contextlib.suppress(FileNotFoundError):  # removed meanwhile, as abandoned
-            folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            with contextlib.suppress(OSError):  # no locks here: then nothing counts as abandoned
-                fcntl.flock(folder, fcntl.LOCK_SH)
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(folder), os.stat(path)):
-                    return folder
-            os.close(folder)
+    return claim(FOLDER / job)
 
 
 def remove_abandoned() -> None:
@@ -46,18 +35,8 @@ def remove_abandoned() -> None:
         return
     for path in FOLDER.iterdir():
         if _JOB.fullmatch(path.name):
-            with contextlib.suppress(OSError):  # in use, or not a folder of this user
-                _remove_if_abandoned(path)
-
-
-def _remove_if_abandoned(path: Path) -> None:
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        if os.fstat(folder).st_uid == os.geteuid():
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _remove((*shared_memory_prefixes(path.name), path.name))
-    finally:
-        os.close(folder)
+            names = (*shared_memory_prefixes(path.name), path.name)
+            remove_unclaimed(path, functools.partial(_remove, names))
 
 
 def _remove(prefixes: tuple[str, ...]) -> None:
