@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -15,7 +15,7 @@ from ring_notebook.notebook.record.run_view import RunView
 from ring_notebook.notebook.record.series import Points
 from ring_notebook.notebook.style import duration, number, plural, ranks
 
-__all__ = ["COLUMNS", "cells", "charts", "sparkline", "warnings"]
+__all__ = ["COLUMNS", "Cells", "charts", "sparkline", "warnings"]
 
 COLUMNS = {"cpu": "CPU", "memory": "memory", "gpu": "GPU", "gpu_memory": "GPU mem"}  # of the table
 _TITLES = {
@@ -38,25 +38,73 @@ def sparkline(values: Sequence[float], top: float) -> str:
     """The newest values as a row of blocks from nothing to ``top``."""
     if not len(values) or not top > 0:
         return ""
+    return _blocks(_parts(values), top)
+
+
+def _parts(values: Sequence[float]) -> list[float]:
+    """The means of as many parts of the values as a sparkline has characters."""
     count = min(_SPARKS, len(values))
     edges = [len(values) * index // count for index in range(count + 1)]
-    means = (sum(values[first:last]) / (last - first) for first, last in pairwise(edges))  # plain Python: few numbers
-    return "".join(_BLOCKS[round(min(max(mean / top, 0.0), 1.0) * (len(_BLOCKS) - 1))] for mean in means)
+    return [sum(values[first:last]) / (last - first) for first, last in pairwise(edges)]  # plain Python: few numbers
 
 
-def cells(view: RunView) -> dict[int, list[str]]:
-    """The cells of each rank, one for each of COLUMNS that is known: a sparkline and the newest value."""
-    found: dict[int, list[str]] = {rank.rank: [] for rank in view.ranks}
-    for name in COLUMNS:
-        by_rank = view.loads.get(name)
-        if not by_rank:
-            continue
-        highest = max(max(points.y) for points in by_rank.values())
-        top = max(100.0, highest) if name in ("cpu", "gpu") else 1.4 * highest
-        for rank, listed in found.items():
-            values = by_rank[rank].y if rank in by_rank else ()
-            listed.append(f"{sparkline(values, top)} {_said(name, values[-1])}" if values else "")
-    return found
+def _blocks(means: Iterable[float], top: float) -> str:
+    scale = (len(_BLOCKS) - 1) / top
+    return "".join([_BLOCKS[round(scale * (0.0 if mean < 0 else mean if mean < top else top))] for mean in means])
+
+
+class Cells:
+    """The cells of each rank, one for each of COLUMNS that is known: a sparkline and the newest value.
+
+    What a rank's machine does is summed up again only when there is a new reading of it.
+    """
+
+    def __init__(self) -> None:
+        self._loads: Mapping[str, Mapping[int, Points]] = {}
+        self._made: dict[int, list[str]] = {}
+        self._read: dict[tuple[str, int], _Reading] = {}
+
+    def of(self, view: RunView) -> Mapping[int, Sequence[str]]:
+        """The cells of every rank of the view."""
+        if not self._made or view.loads is not self._loads:
+            self._loads, self._made = view.loads, self._make(view)
+        return self._made
+
+    def _make(self, view: RunView) -> dict[int, list[str]]:
+        made: dict[int, list[str]] = {rank.rank: [] for rank in view.ranks}
+        for name in COLUMNS:
+            by_rank = view.loads.get(name)
+            if not by_rank:
+                continue
+            read = {rank: self._reading(name, rank, points) for rank, points in by_rank.items()}
+            highest = max(one.highest for one in read.values())
+            top = max(100.0, highest) if name in ("cpu", "gpu") else 1.4 * highest
+            for rank, cells in made.items():
+                cells.append(read[rank].cell(top) if rank in read else "")
+        return made
+
+    def _reading(self, name: str, rank: int, points: Points) -> _Reading:
+        known = self._read.get((name, rank))
+        if known is None or known.points is not points:
+            known = self._read[name, rank] = _Reading(name, points)
+        return known
+
+
+class _Reading:
+    """One load of one rank, summed up once."""
+
+    def __init__(self, name: str, points: Points) -> None:
+        self.points = points
+        self.highest = max(points.y)
+        self._means = _parts(points.y)
+        self._said = _said(name, points.y[-1])
+        self._drawn = (0.0, f" {self._said}")
+
+    def cell(self, top: float) -> str:
+        """A sparkline up to ``top`` and the newest value."""
+        if self._drawn[0] != top:
+            self._drawn = (top, f"{_blocks(self._means, top) if top > 0 else ''} {self._said}")
+        return self._drawn[1]
 
 
 def _said(name: str, value: float) -> str:

@@ -12,7 +12,7 @@ from ipywidgets import HTML, Button, HBox, Layout, VBox
 
 from ring_notebook.config import config
 from ring_notebook.notebook import close_widgets
-from ring_notebook.notebook.panel import beginning, headline, hints, rank_table, report, stall_notice
+from ring_notebook.notebook.panel import beginning, headline, hints, machine_load, rank_table, report, stall_notice
 from ring_notebook.notebook.panel.chart_area import ChartArea, answer_while_busy
 from ring_notebook.notebook.panel.output import labelled_lines
 from ring_notebook.notebook.panel.output.live_displays import Gallery
@@ -58,6 +58,7 @@ class Panel:
         self._asks = asks
         self._charts = ChartArea(plot, log.look, log.keep_look)
         self._lint = report.lint(log)
+        self._loads = machine_load.Cells()
         self._table_due = 0.0
         self._ended = Event()
         self._place: Any = None
@@ -139,7 +140,7 @@ class Panel:
         content = headline.headline(self._log, view, stuck)
         self._head.value, self._alarms.value = headline.first_row(content), headline.alarms(content, live=True)
         if view.names and monotonic() >= self._table_due:
-            self._table.value = rank_table.html(rank_table.table(view))
+            self._table.value = rank_table.html(rank_table.table(view, loads=self._loads))
             self._table_due = monotonic() + len(self._table.value) / TEXT_BYTES
         trouble = report.alert(self._log.trouble) + report.question(self._asks())
         waiting = stall_notice.html(stuck, self._log.source, self._log.first_line)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from html import escape
 
 from ring_notebook.notebook.panel import machine_load, slow_ranks
@@ -49,26 +50,21 @@ class Table:
     bars: tuple[str, ...] = ()
 
 
-def table(view: RunView, still: bool = False) -> Table:
-    """The rows of a run. ``still`` leaves out the columns of a run in progress."""
-    shares = {
-        title: {rank.rank: rank.spent.share(getattr(rank.spent, kind)) for rank in view.ranks}
-        for title, kind in _SHARES.items()
-    }
-    shares = {title: by_rank for title, by_rank in shares.items() if any(by_rank.values())}
+def table(view: RunView, still: bool = False, loads: machine_load.Cells | None = None) -> Table:
+    """The rows of a run. ``still`` leaves out the columns of a run in progress; ``loads`` remembers its own cells."""
+    shares = _shares(view)
     first, later = view.charted[:FIRST_METRICS], view.charted[FIRST_METRICS:MOST_METRICS]
     more = len(view.charted) - len(first) - len(later)
     silent = not still and any(rank.quiet > SILENT and not rank.ended for rank in view.ranks)
     columns = ["rank", "status", "step", *[RATE] * bool(view.throughput), *shares, *["silent for"] * silent]
-    loads = [name for name in machine_load.COLUMNS if view.loads.get(name)]
-    columns += [*first, *(machine_load.COLUMNS[name] for name in loads)]
+    columns += [*first, *(title for name, title in machine_load.COLUMNS.items() if view.loads.get(name))]
     columns += [*later, *[f"and {more:,} more metrics"] * (more > 0)]
     slow = slow_ranks.find(view)
     late = frozenset(slow.ranks if slow else ())
     # Of very many ranks the page shows the first ones, so these should be the ones to look at.
     shown_ranks = sorted(view.ranks, key=lambda rank: rank.rank not in late) if view.size > TEXT_ROWS else view.ranks
     rows = []
-    machines = machine_load.cells(view)
+    machines = (loads or machine_load.Cells()).of(view)
     died = any(rank.ended and rank.ended.status == "died" for rank in view.ranks)
     for rank in shown_ranks:
         cells = [str(rank.rank), status_of(rank, still, died), str(rank.step)]
@@ -84,10 +80,22 @@ def table(view: RunView, still: bool = False) -> Table:
     return Table(tuple(columns), tuple(rows), late, bars)
 
 
+def _shares(view: RunView) -> dict[str, dict[int, float]]:
+    """The shares of each rank's time by column, without columns that are 0 for all."""
+    shares = {}
+    for title, kind in _SHARES.items():
+        spent = {rank.rank: getattr(rank.spent, kind) for rank in view.ranks}
+        if any(spent.values()):
+            shares[title] = {rank.rank: rank.spent.share(spent[rank.rank]) for rank in view.ranks}
+    return shares
+
+
 def _last(rank: RankView, names: Sequence[str]) -> list[str]:
     return [number(rank.last[name]) if name in rank.last else "" for name in names]
 
 
+# Most rows and bars are as they were when the table is drawn again, a fifth of a second later: they are remembered.
+@lru_cache(maxsize=1024)
 def _bar(spent: Spent) -> str:
     """Where a rank's time went, as a bar in the colors of a timeline, with the larger shares in numbers."""
     parts = [("compute", spent.compute), *((phase, getattr(spent, phase)) for phase in _SHARES.values())]
@@ -112,25 +120,44 @@ def status_of(rank: RankView, still: bool = False, died: bool = False) -> str:
 
 def html(content: Table) -> str:
     """The table for a page, each rank of a few marked with the color of its line; bars stand for the shares of time."""
-    colors = len(content.rows) <= MOST_COLORS
-    place = next((index for index, column in enumerate(content.columns) if column in _SHARES), len(content.columns))
-    kept = [index for index, column in enumerate(content.columns) if column not in _SHARES]
-    heads = [f"<th{_aside(content.columns[index])}>{escape(content.columns[index])}</th>" for index in kept]
-    if content.bars:
-        heads.insert(place, f"<th class='ring-legend'>{_legend(content.columns)}</th>")
-    rows = []
-    for index, cells in enumerate(content.rows):
-        rank = int(cells[0])
-        swatch = f"<span style='color:{rank_color(rank)}'>■</span> " if colors else ""
-        slow = " <b class='ring-slow' title='the others wait for this rank'>slow</b>" * (rank in content.stragglers)
-        color = STATUS_COLORS.get(cells[1], "inherit")
-        made = [f"<td>{swatch}{rank}{slow}</td>", f"<td style='color:{color}'>{cells[1]}</td>"]
-        made += [_cell(cells[column], _aside(content.columns[column])) for column in kept[2:]]
-        if content.bars:
-            made.insert(place, f"<td>{content.bars[index]}</td>")
-        rows.append(f"<tr>{''.join(made)}</tr>")
-    head = f"<thead><tr>{''.join(heads)}</tr></thead>"
-    return f"<div class='ring-fit'><table class='ring-table'>{head}<tbody>{''.join(rows)}</tbody></table></div>"
+    columns, bars, colors = content.columns, content.bars, len(content.rows) <= MOST_COLORS
+    rows = [
+        _row(columns, cells, bars[index] if bars else "", int(cells[0]) in content.stragglers, colors)
+        for index, cells in enumerate(content.rows)
+    ]
+    body = f"{_head(columns, bool(bars))}<tbody>{''.join(rows)}</tbody>"
+    return f"<div class='ring-fit'><table class='ring-table'>{body}</table></div>"
+
+
+@lru_cache(maxsize=1024)
+def _row(columns: tuple[str, ...], cells: tuple[str, ...], bar: str, slow: bool, colors: bool) -> str:
+    """The row of a rank for a page; ``colors`` marks it with the color of its line."""
+    rank = int(cells[0])
+    swatch = f"<span style='color:{rank_color(rank)}'>■</span> " if colors else ""
+    mark = " <b class='ring-slow' title='the others wait for this rank'>slow</b>" if slow else ""
+    place, kept = _layout(columns)
+    made = [f"<td>{swatch}{rank}{mark}</td>"]
+    made += [f"<td style='color:{STATUS_COLORS.get(cells[1], 'inherit')}'>{cells[1]}</td>"]
+    made += [_cell(cells[column], _aside(columns[column])) for column in kept[2:]]
+    if bar:
+        made.insert(place, f"<td>{bar}</td>")
+    return f"<tr>{''.join(made)}</tr>"
+
+
+@lru_cache(maxsize=16)
+def _head(columns: tuple[str, ...], bars: bool) -> str:
+    place, kept = _layout(columns)
+    heads = [f"<th{_aside(columns[index])}>{escape(columns[index])}</th>" for index in kept]
+    if bars:
+        heads.insert(place, f"<th class='ring-legend'>{_legend(columns)}</th>")
+    return f"<thead><tr>{''.join(heads)}</tr></thead>"
+
+
+@lru_cache(maxsize=16)
+def _layout(columns: tuple[str, ...]) -> tuple[int, list[int]]:
+    """Where the bars stand on a page, and the columns that they do not show."""
+    place = next((index for index, column in enumerate(columns) if column in _SHARES), len(columns))
+    return place, [index for index, column in enumerate(columns) if column not in _SHARES]
 
 
 def _aside(column: str) -> str:

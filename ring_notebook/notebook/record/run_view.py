@@ -157,6 +157,11 @@ def _position(status: Status) -> tuple[object, ...]:
     return status.progress, status.line, waiting.get("sequence"), waiting.get("operation")
 
 
+def _points(lines: Mapping[str, Mapping[int, Series]]) -> dict[str, dict[int, Points]]:
+    """The points of each line by name and rank, ranks in order."""
+    return {name: {rank: series.points() for rank, series in sorted(lines[name].items())} for name in lines}
+
+
 class RunState:
     """Applies the records of a run and shows the result. Not locked: its owner does that.
 
@@ -178,6 +183,9 @@ class RunState:
         self._cleared = 0
         self._epochs: list[tuple[float, float]] = []
         self._loads: dict[str, dict[int, Series]] = {}
+        # What views hold of curves and loads until a record changes them: they are seen more often than they change.
+        self._seen_curves: Mapping[str, Mapping[int, Points]] | None = None
+        self._seen_loads: Mapping[str, Mapping[int, Points]] | None = None
         self._broken: dict[str, dict[int, tuple[float, str]]] = {}
 
     def apply(self, record: Record, now: float) -> None:
@@ -189,6 +197,7 @@ class RunState:
             rank.set_status(record, now)
             return
         if isinstance(record, Load):
+            self._seen_loads = None
             for name, value in record.values.items():
                 series = self._loads.setdefault(name, {}).setdefault(record.rank, Series(_LOAD_POINTS))
                 series.extend((record.time - self.started,), (value,))
@@ -225,6 +234,7 @@ class RunState:
             elif name == EPOCH:
                 self._mark_epochs(steps, values)
             else:
+                self._seen_curves = None
                 curve = self._curves.setdefault(name, {})
                 curve.setdefault(batch.rank, Series()).extend(steps, values)
 
@@ -272,14 +282,15 @@ class RunState:
     def view(self, now: float) -> RunView:
         """The run at this moment, as a copy that later records do not change."""
         displays, dropped = self._displays.visible()
+        if self._seen_curves is None:
+            self._seen_curves = _points(self._curves)
+        if self._seen_loads is None:
+            self._seen_loads = _points(self._loads)
         return RunView(
             size=self.size,
             elapsed=now - self.started,
             names=tuple(self.names),
-            curves={
-                name: {rank: series.points() for rank, series in sorted(curves.items())}
-                for name, curves in self._curves.items()
-            },
+            curves=self._seen_curves,
             throughput={number: rank.rate.points() for number, rank in self._ranks.items() if rank.rate.total},
             ranks=tuple(
                 RankView(
@@ -303,9 +314,6 @@ class RunState:
             dropped=dropped,
             cleared=self._cleared,
             epochs=tuple(self._epochs),
-            loads={
-                name: {rank: series.points() for rank, series in sorted(by_rank.items())}
-                for name, by_rank in self._loads.items()
-            },
+            loads=self._seen_loads,
             broken={name: dict(ranks) for name, ranks in self._broken.items() if ranks},
         )

@@ -15,7 +15,7 @@ __all__ = ["Points", "Rate", "Series"]
 
 
 class Points(NamedTuple):
-    """A curve as two arrays of equal length."""
+    """A curve as two arrays of equal length, which nobody changes."""
 
     x: array[float]
     y: array[float]
@@ -28,7 +28,7 @@ class Series:
     the stride doubles: a long run keeps between ``limit / 2`` and ``limit`` points.
     """
 
-    __slots__ = ("_limit", "_pending", "_stride", "_sum_x", "_sum_y", "_x", "_y")
+    __slots__ = ("_limit", "_pending", "_points", "_stride", "_sum_x", "_sum_y", "_x", "_y")
 
     def __init__(self, limit: int = 400) -> None:
         if limit < 2 or limit % 2:
@@ -39,9 +39,11 @@ class Series:
         self._y: array[float] = array("d")
         self._sum_x = self._sum_y = 0.0
         self._pending = 0
+        self._points: Points | None = None
 
     def extend(self, x: Sequence[float], y: Sequence[float]) -> None:
         """Take in values in the order of the log. A NaN makes its own point NaN: a gap in the curve."""
+        self._points = None
         start = 0
         while start < len(x):
             # Up to the end of the point in progress, or as many whole points as there is space for.
@@ -71,12 +73,14 @@ class Series:
             self._stride *= 2
 
     def points(self) -> Points:
-        """A copy of the curve up to the newest value."""
-        x, y = self._x[:], self._y[:]
-        if self._pending:
-            x.append(self._sum_x / self._pending)
-            y.append(self._sum_y / self._pending)
-        return Points(x, y)
+        """A copy of the curve up to the newest value, the same object until another one comes."""
+        if self._points is None:
+            x, y = self._x[:], self._y[:]
+            if self._pending:
+                x.append(self._sum_x / self._pending)
+                y.append(self._sum_y / self._pending)
+            self._points = Points(x, y)
+        return self._points
 
 
 def _means(values: Sequence[float], stride: int) -> list[float]:

@@ -50,12 +50,13 @@ NOTHING_SPENT = Spent(0.0, 0.0, 0.0, 0.0, 0.0)
 
 def spent(facts: Mapping[str, Any], elapsed: float) -> Spent:
     """What a rank has reported of itself, in a run that has lasted ``elapsed`` seconds for it."""
+    seconds, communication, waiting, bubble, data = (
+        float(value) if isinstance(value := facts.get(name), _NUMBER) else 0.0 for name in _FACTS
+    )
+    idle = min(waiting, communication)
+    bubble = min(bubble, idle)
+    return Spent(seconds or elapsed, communication - idle, idle - bubble, bubble, data)
 
-    def fact(name: str, otherwise: float = 0.0) -> float:
-        value = facts.get(name)
-        return float(value) if isinstance(value, int | float) else otherwise
 
-    communication = fact("communication")
-    idle = min(fact("waiting"), communication)
-    bubble = min(fact("bubble"), idle)
-    return Spent(fact("training") or elapsed, communication - idle, idle - bubble, bubble, fact("data_wait"))
+_FACTS = ("training", "communication", "waiting", "bubble", "data_wait")
+_NUMBER = (int, float)

@@ -78,3 +78,13 @@ def test_rate_is_zero_before_it_can_be_known() -> None:
     assert rate.current() == 0
     rate.extend([1.0], [10])
     assert rate.current() == 0
+
+
+def test_points_are_copied_once_until_another_value_comes() -> None:
+    series = Series(8)
+    series.extend((0.0, 1.0, 2.0), (1.0, 2.0, 3.0))
+    points = series.points()
+    assert series.points() is points
+    series.extend((3.0,), (4.0,))
+    assert list(points.y) == [1.0, 2.0, 3.0]
+    assert list(series.points().y) == [1.0, 2.0, 3.0, 4.0]

@@ -1,0 +1,76 @@
+"""The table of a run in progress: what has not changed is not made again, and what is shown is what there is."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Callable
+from types import FrameType
+
+from ring_notebook.notebook.panel import machine_load, rank_table
+from ring_notebook.notebook.record.run_view import RunState, RunView
+from ring_notebook.records import Load, MetricBatch, Status
+
+RANKS = 4
+
+
+def step(state: RunState, rank: int, second: int) -> None:
+    """A second of one rank."""
+    now = state.started + second
+    state.apply(MetricBatch("run", rank, ("loss", "samples"), array("d", (now, second, 1 / (second + 1), 8.0))), now)
+    facts = {"training": 1.0 + second, "communication": 0.5, "waiting": 0.25}
+    state.apply(Status("run", rank, now, 3, progress=(second, 100), extra=facts), now)
+    values = {"cpu": 50.0 + 40 * (second % 2), "memory": 2.0**30 * (1 + second + rank)}
+    state.apply(Load("run", rank, now, values), now)
+
+
+def running() -> RunState:
+    state = RunState(RANKS, 1000.0)
+    for second in range(60):
+        for rank in range(RANKS):
+            step(state, rank, second)
+    return state
+
+
+def page(view: RunView, loads: machine_load.Cells | None = None) -> str:
+    return rank_table.html(rank_table.table(view, loads=loads))
+
+
+def calls(action: Callable[[], object]) -> int:
+    """How many functions the action calls, whatever the machine does besides."""
+    count = 0
+
+    def called(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(called)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_a_table_drawn_again_costs_what_has_changed() -> None:
+    state, loads = running(), machine_load.Cells()
+    first = calls(lambda: page(state.view(1060.0), loads))
+    again = calls(lambda: page(state.view(1060.2), loads))
+    step(state, 1, 60)
+    one = calls(lambda: page(state.view(1060.4), loads))
+    assert again < first / 3
+    assert again < one < first
+
+
+def test_what_is_remembered_is_what_there_is() -> None:
+    state, loads = RunState(RANKS, 1000.0), machine_load.Cells()
+    for second in range(5):
+        for rank in range(RANKS):
+            before = state.view(1000.0 + second)
+            shown = page(before)
+            step(state, rank, second)
+            view = state.view(1000.0 + second)
+            assert page(view, loads) == page(view, machine_load.Cells())
+            assert page(before) == shown, "a view does not change"
+    state.apply(Load("run", 2, 1006.0, {"gpu": 20.0}), 1006.0)
+    assert "GPU" in page(state.view(1006.0), loads)
