@@ -125,9 +125,11 @@ def ranks(numbers: Iterable[int]) -> str:
 CSS = """<style>
 .ring-panel, .ring-report { border: 1px solid var(--jp-border-color2, #8885); border-radius: 8px;
   padding: 10px 14px; margin: 2px 0; color: var(--jp-ui-font-color1, inherit); font-size: 13px; }
-.ring-head { display: flex; gap: 2px 5px; align-items: baseline; flex-wrap: wrap; line-height: 1.6; }
+.ring-head { display: flex; gap: 2px 0; align-items: baseline; flex-wrap: wrap; line-height: 1.6;
+  margin-left: -14px; clip-path: inset(0 0 0 14px); }
+.ring-head > * { padding-left: 14px; white-space: nowrap; }
 .ring-head b, .ring-status { font-size: 14px; font-weight: 600; }
-.ring-dot { color: #8791a0; white-space: pre; margin: 0 -4px; }
+.ring-dot { display: inline-block; width: 14px; margin-left: -14px; text-align: center; color: #8791a0; }
 .ring-alarm { font-weight: 600; line-height: 1.5; margin-bottom: 4px; }
 .ring-params { color: #8791a0; font-size: 12px; overflow: hidden; text-overflow: ellipsis; }
 .ring-begin { padding: 10px 0 0 2px; line-height: 1.6; color: var(--jp-ui-font-color2, #666);
@@ -153,6 +155,7 @@ CSS = """<style>
   font: 600 10px/14px system-ui, sans-serif; }
 .ring-time i:first-child { color: #fff; }
 .ring-table th.ring-legend { font-size: 10px; font-weight: 400; }
+.ring-table caption { font-size: 10px; text-align: left; padding: 0 0 2px; color: inherit; }
 .ring-fit { container-type: inline-size; }
 .ring-lines, .ring-lines .widget-html-content { font: 12px/1.45 var(--jp-code-font-family, monospace);
   white-space: pre-wrap; min-height: 0; height: auto; }
@@ -170,7 +173,9 @@ CSS = """<style>
   .ring-table td.ring-load { min-width: 56px; } .ring-load span { right: 8px; } }
 @container (max-width: 760px) { .ring-time { min-width: 84px; }
   .ring-table .ring-aside { display: none; }
-  .ring-legend span:nth-child(even), .ring-time i { font-size: 0; }
+  .ring-table .ring-legend span, .ring-time i { font-size: 0; }
+  .ring-legend::after { content: "time"; font-size: 12px; font-weight: 600; }
+  .ring-table caption { display: table-caption !important; }
   .ring-table tr th, .ring-table tr td { padding-right: 7px; } .ring-load span { display: none; }
   .ring-table td.ring-load { min-width: 0; } }
 </style>"""

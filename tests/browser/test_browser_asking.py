@@ -27,12 +27,14 @@ BACKGROUND = """%%ringtrain --background --out run
 if ring.rank() == 1: name = input("Your name? ")
 ring.barrier()"""
 LOCAL = "%%local\nimport os\n'the kernel is ' + ('no rank' if 'RANK' not in os.environ else 'a rank')"
-DIES = """import os, signal
+DIES = """import os, signal, time, torch
 kept = 10 + ring.rank()
-ring.barrier()
-if ring.rank() == 1:
-    os.kill(os.getpid(), signal.SIGKILL)
-ring.barrier()"""
+for step in range(200):
+    loss = ring.allreduce(torch.tensor(1 / (step + 1)))
+    ring.log(loss=loss, samples=32)
+    time.sleep(0.01)
+    if step == 150 and ring.rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)"""
 SURVIVORS = "globals().get('kept', 'lost')"
 
 
@@ -132,6 +134,9 @@ def test_a_death_is_told_and_healed_in_the_page(
     assert told.count("was killed by SIGKILL") <= 2, "in the report and in the error"
     assert "`%ring heal` starts this one again" in told
     assert "CurveZMQ" not in told
+    rows = notebook.output(1).locator(".ring-report .ring-table tbody tr")
+    assert "ended with it" in rows.nth(0).inner_text()
+    assert "died" in rows.nth(1).inner_text()
     assert "`%ring heal`" in notebook.output(2).inner_text(), "a cell that needs the dead rank says what to do"
     assert "Started rank 1 again" in notebook.output(3).inner_text()
     kept = notebook.output(4).inner_text()

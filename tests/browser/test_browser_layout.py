@@ -73,8 +73,12 @@ def fits(notebook: NotebookPage, shown: Locator, scene: str, size: int) -> None:
     right = max(box["x"] + box["width"] for box in boxes if box)
     left = min(box["x"] for box in boxes if box)
     assert right - left > 0.93 * width
-    gpu = shown.locator("th", has_text="GPU mem").bounding_box()  # no scrolling for what the machines do
-    assert gpu["x"] + gpu["width"] <= shown.bounding_box()["x"] + width  # type: ignore[index]
+    table = shown.locator(".ring-table:has(th:text-is('GPU mem'))").first.bounding_box()  # nothing of it is cut
+    assert table["x"] + table["width"] <= shown.bounding_box()["x"] + width  # type: ignore[index]
+    assert shown.locator("text=loading").first.is_visible(), "what the colors of the bars mean"
+    if scene == "report":  # what zooms a chart covers nothing that its title says
+        zoom, chart = (shown.locator(one).first.bounding_box() for one in (".ring-zoom summary", ".ring-wide img"))
+        assert zoom["y"] > chart["y"] + chart["height"] / 2  # type: ignore[index]
     said = shown.inner_text()
     assert ("slower in compute; the others wait 28%" in said) == (size > 1 and scene != "stuck")
     assert shown.locator(".ring-slow").count() == (size > 1)

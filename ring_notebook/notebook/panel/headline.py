@@ -107,7 +107,10 @@ def first_row(content: Headline) -> str:
     if content.left is not None:
         parts.append(f"<b>{duration(content.left)} left</b>")
     parts += [f"<span>{escape(fact)}</span>" for fact in content.facts]
-    return f"<div class='ring-head'>{'<span class=ring-dot> · </span>'.join(parts)}</div>"
+    first, *more = parts
+    # The dot belongs to what follows it: the style sheet hides the one with which a line would begin.
+    rest = "".join(f"<span><span class=ring-dot> · </span>{part}</span>" for part in more)
+    return f"<div class='ring-head'>{first}{rest}</div>"
 
 
 def alarms(content: Headline, live: bool = False) -> str:

@@ -30,6 +30,7 @@ TEXT_ROWS = 16
 SILENT = 5.0  # seconds without a record before it is said
 MOST_METRICS = 12  # columns,
 FIRST_METRICS = 2  # of which so many stand before what the machines do, where a narrow page shows them
+NARROW = 6  # columns of metrics and machines for which a narrow page has room
 SAID = 0.15  # a share of time that has room for its number in the bar
 
 
@@ -41,13 +42,15 @@ _SHARES = {"moving": "moving", "waiting": "waiting", "bubble": "bubble", "loadin
 class Table:
     """Column titles, the cells of each rank (first its number and status), and the ranks that the others wait for.
 
-    ``bars`` shows a page where the time of each rank went; empty when no rank has said so.
+    ``bars`` shows a page where the time of each rank went; empty when no rank has said so. ``aside`` are columns that a
+    narrow page leaves out, because a chart shows them too.
     """
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     stragglers: frozenset[int]
     bars: tuple[str, ...] = ()
+    aside: frozenset[str] = frozenset()
 
 
 def table(view: RunView, still: bool = False, loads: machine_load.Cells | None = None) -> Table:
@@ -57,15 +60,17 @@ def table(view: RunView, still: bool = False, loads: machine_load.Cells | None =
     more = len(view.charted) - len(first) - len(later)
     silent = not still and any(rank.quiet > SILENT and not rank.ended for rank in view.ranks)
     columns = ["rank", "status", "step", *[RATE] * bool(view.throughput), *shares, *["silent for"] * silent]
-    columns += [*first, *(title for name, title in machine_load.COLUMNS.items() if view.loads.get(name))]
+    titles = [title for name, title in machine_load.COLUMNS.items() if view.loads.get(name)]
+    aside = frozenset({RATE, *later[max(0, NARROW - len(first) - len(titles)) :]})
+    columns += [*first, *titles]
     columns += [*later, *[f"and {more:,} more metrics"] * (more > 0)]
     slow = slow_ranks.find(view)
     late = frozenset(slow.ranks if slow else ())
     # Of very many ranks the page shows the first ones, so these should be the ones to look at.
     shown_ranks = sorted(view.ranks, key=lambda rank: rank.rank not in late) if view.size > TEXT_ROWS else view.ranks
     rows = []
+    died = view.died
     machines = (loads or machine_load.Cells()).of(view)
-    died = any(rank.ended and rank.ended.status == "died" for rank in view.ranks)
     for rank in shown_ranks:
         cells = [str(rank.rank), status_of(rank, still, died), str(rank.step)]
         if view.throughput:
@@ -77,7 +82,7 @@ def table(view: RunView, still: bool = False, loads: machine_load.Cells | None =
         cells += [""] * (more > 0)
         rows.append(tuple(cells))
     bars = tuple(_bar(rank.spent) for rank in shown_ranks) if shares else ()
-    return Table(tuple(columns), tuple(rows), late, bars)
+    return Table(tuple(columns), tuple(rows), late, bars, aside)
 
 
 def _shares(view: RunView) -> dict[str, dict[int, float]]:
@@ -110,9 +115,9 @@ def _bar(spent: Spent) -> str:
 
 
 def status_of(rank: RankView, still: bool = False, died: bool = False) -> str:
-    """What a rank is doing, or how it ended, in one word; ``died``: another rank has."""
+    """What a rank is doing, or how it ended, in a few words; ``died``: a rank of the run has."""
     if rank.ended:
-        return rank.ended.status
+        return "ended with it" if died and rank.ended.status == "aborted" else rank.ended.status
     if still:
         return "ended with it" if died else "lost"
     return "waiting" if rank.status and rank.status.waiting else "running"
@@ -122,15 +127,17 @@ def html(content: Table) -> str:
     """The table for a page, each rank of a few marked with the color of its line; bars stand for the shares of time."""
     columns, bars, colors = content.columns, content.bars, len(content.rows) <= MOST_COLORS
     rows = [
-        _row(columns, cells, bars[index] if bars else "", int(cells[0]) in content.stragglers, colors)
+        _row(columns, content.aside, cells, bars[index] if bars else "", int(cells[0]) in content.stragglers, colors)
         for index, cells in enumerate(content.rows)
     ]
-    body = f"{_head(columns, bool(bars))}<tbody>{''.join(rows)}</tbody>"
+    body = f"{_head(columns, content.aside, bool(bars))}<tbody>{''.join(rows)}</tbody>"
     return f"<div class='ring-fit'><table class='ring-table'>{body}</table></div>"
 
 
 @lru_cache(maxsize=1024)
-def _row(columns: tuple[str, ...], cells: tuple[str, ...], bar: str, slow: bool, colors: bool) -> str:
+def _row(
+    columns: tuple[str, ...], aside: frozenset[str], cells: tuple[str, ...], bar: str, slow: bool, colors: bool
+) -> str:
     """The row of a rank for a page; ``colors`` marks it with the color of its line."""
     rank = int(cells[0])
     swatch = f"<span style='color:{rank_color(rank)}'>■</span> " if colors else ""
@@ -138,19 +145,21 @@ def _row(columns: tuple[str, ...], cells: tuple[str, ...], bar: str, slow: bool,
     place, kept = _layout(columns)
     made = [f"<td>{swatch}{rank}{mark}</td>"]
     made += [f"<td style='color:{STATUS_COLORS.get(cells[1], 'inherit')}'>{cells[1]}</td>"]
-    made += [_cell(cells[column], _aside(columns[column])) for column in kept[2:]]
+    made += [_cell(cells[column], _aside(columns[column], aside)) for column in kept[2:]]
     if bar:
         made.insert(place, f"<td>{bar}</td>")
     return f"<tr>{''.join(made)}</tr>"
 
 
 @lru_cache(maxsize=16)
-def _head(columns: tuple[str, ...], bars: bool) -> str:
+def _head(columns: tuple[str, ...], aside: frozenset[str], bars: bool) -> str:
+    """The titles; a narrow page has no room in them for what the colors of the bars mean, and says it above."""
     place, kept = _layout(columns)
-    heads = [f"<th{_aside(columns[index])}>{escape(columns[index])}</th>" for index in kept]
+    heads = [f"<th{_aside(columns[index], aside)}>{escape(columns[index])}</th>" for index in kept]
     if bars:
         heads.insert(place, f"<th class='ring-legend'>{_legend(columns)}</th>")
-    return f"<thead><tr>{''.join(heads)}</tr></thead>"
+    words = f"<caption style='display:none'>{_legend(columns)}</caption>" if bars else ""
+    return f"{words}<thead><tr>{''.join(heads)}</tr></thead>"
 
 
 @lru_cache(maxsize=16)
@@ -160,16 +169,15 @@ def _layout(columns: tuple[str, ...]) -> tuple[int, list[int]]:
     return place, [index for index, column in enumerate(columns) if column not in _SHARES]
 
 
-def _aside(column: str) -> str:
-    """The class of a column that a narrow page leaves out, because a chart shows it too."""
-    return " class='ring-aside'" if column == RATE else ""
+def _aside(column: str, aside: frozenset[str]) -> str:
+    return " class='ring-aside'" if column in aside else ""
 
 
 def _cell(text: str, aside: str) -> str:
     """A cell; what a machine did before lies behind the number that says what it does now."""
     blocks = _BLOCKS.match(text)
     if not blocks:
-        return f"<td style='color:{RED}'>{text}</td>" if text in _BROKEN else f"<td{aside}>{escape(text)}</td>"
+        return f"<td{aside} style='color:{RED}'>{text}</td>" if text in _BROKEN else f"<td{aside}>{escape(text)}</td>"
     return f"<td class='ring-load'><span>{blocks[0]}</span>{escape(text[blocks.end() :])}</td>"
 
 

@@ -138,15 +138,15 @@ def lint(log: RunRecord) -> hints.Lint:
 
 def _page(log: RunRecord, view: RunView, plot: Sequence[str], error: bool) -> str:
     notice = "".join(f"<div class='ring-notice'>{escape(one)}</div>" for one in _notices(log, view, plot, error))
-    content = rank_table.table(view, still=True)
-    logged = rank_table.html(content) if view.names else ""
+    told = view.names or view.died
+    table = rank_table.html(rank_table.table(view, still=True)) if told else ""
     shown = charts(view, plot or titles(view)[:MOST_CHARTS], log.look)
     machine = _machine(log, view)
     style = CSS + still_charts.CSS * bool(shown or machine)
     return (
         f"{style}<div class='ring-report'>{headline.html(headline.headline(log, view))}"
         f"{_params(log)}{alert(_trouble(log))}{notice}{still_charts.grid(shown)}{_uncharted(view, plot)}"
-        f"<div class='ring-rows'>{logged}</div>{machine}"
+        f"<div class='ring-rows'>{table}</div>{machine}"
         f"{hints.html(lint(log).hints(view))}{_output(log, view)}</div>"
     )
 
@@ -203,7 +203,7 @@ def _output(log: RunRecord, view: RunView) -> str:
 def _text(log: RunRecord, view: RunView, plot: Sequence[str], error: bool) -> str:
     parts = [headline.text(headline.headline(log, view))]
     parts += [_trouble(log), *_notices(log, view, plot, error)]
-    if view.names:
+    if view.names or view.died:
         parts.append(rank_table.text(rank_table.table(view, still=True)))
     parts += map(hints.text, lint(log).hints(view))
     parts.append(labelled_lines.text(labelled_lines.Lines().take(view.output, last=True)[-MOST_PRINTED:]).rstrip("\n"))

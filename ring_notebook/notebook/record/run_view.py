@@ -93,6 +93,11 @@ class RunView:
         return tuple(name for name in self.names if name not in (SAMPLES, EPOCH))
 
     @property
+    def died(self) -> bool:
+        """Whether the process of a rank has died in this run."""
+        return any(rank.ended is not None and rank.ended.status == "died" for rank in self.ranks)
+
+    @property
     def samples_per_s(self) -> float:
         """Samples per second of all ranks together."""
         return sum(rank.samples_per_s for rank in self.ranks)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ring_notebook.notebook.panel.charts.curves import Curves, Line, mean_line, per_rank
+from ring_notebook.notebook.panel.charts.curves import Curves, Line, mean, mean_line, per_rank
 from ring_notebook.notebook.record.choices import Look
 from ring_notebook.notebook.record.run_view import RunView
 from ring_notebook.notebook.style import VALIDATION, number, ranks, whole
@@ -101,7 +101,7 @@ def _judged(curves: Curves) -> Line | None:
     if curves.band is None and len(curves.lines) > 1:
         size = min(len(line.y) for line in curves.lines)
         rows = np.stack([line.y[:size] for line in curves.lines])
-        return replace(first, x=first.x[:size], y=rows.mean(axis=0))
+        return replace(first, x=first.x[:size], y=mean(rows))
     return first
 
 

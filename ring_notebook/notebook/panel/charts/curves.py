@@ -21,6 +21,7 @@ __all__ = [
     "Line",
     "differing",
     "many",
+    "mean",
     "mean_line",
     "per_rank",
     "smoothed",
@@ -90,7 +91,7 @@ def per_rank(points: Mapping[int, Points], smooth: bool = False, chosen: Collect
         rows = np.stack([smoothed(row) for row in rows])
     ranks = tuple(points)
     apart = {ranks[index] for index in differing(rows)} | set(chosen)
-    lines = [Line(f"mean of {len(ranks)}", MEAN, x, _mean(rows))]
+    lines = [Line(f"mean of {len(ranks)}", MEAN, x, mean(rows))]
     lines += [
         Line(f"rank {rank}", rank_color(rank), x, row, rank in apart) for rank, row in zip(ranks, rows, strict=True)
     ]
@@ -106,7 +107,7 @@ def many(runs: Mapping[str, Mapping[int, Points]], smooth: bool = False) -> Curv
 def mean_line(label: str, points: Mapping[int, Points], color: str, smooth: bool = False, sparse: bool = False) -> Line:
     """The mean of the ranks as one line."""
     x, rows = _aligned(tuple(points.values()))
-    y = _mean(rows)
+    y = mean(rows)
     return Line(label, color, x, smoothed(y) if smooth and not sparse else y, sparse=sparse)
 
 
@@ -140,7 +141,8 @@ def _rank_line(rank: int, points: Points, smooth: bool) -> Line:
     return Line(f"rank {rank}", rank_color(rank), x, smoothed(y) if smooth else y)
 
 
-def _mean(rows: Floats) -> Floats:
+def mean(rows: Floats) -> Floats:
+    """The mean of the rows, of those that have a number there; NaN where none has."""
     known = np.isfinite(rows)
     count = known.sum(axis=0)
     total = np.where(known, rows, 0.0).sum(axis=0)

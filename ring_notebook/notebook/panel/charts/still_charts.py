@@ -28,11 +28,11 @@ CSS = f"""<style>
 .ring-charts {{ display: grid; gap: 8px 24px; margin: 6px 0; }}
 .ring-chart {{ position: relative; min-width: 0; }}
 .ring-wide img {{ display: block; width: 100%; height: {HEIGHT}px; max-width: none; }}
-.ring-zoom {{ position: absolute; right: 0; top: 0; z-index: 6; font-size: 11px; color: {GREY};
-  background: var(--jp-layout-color0, Canvas); }}
-.ring-chart .ring-zoom summary {{ list-style: none; margin: 0; padding: 2px 4px; }}
+.ring-zoom {{ position: absolute; right: 0; bottom: 0; z-index: 6; font-size: 11px; color: {GREY}; }}
+.ring-chart .ring-zoom summary {{ list-style: none; margin: 0; padding: 0 2px; line-height: 11px; }}
 .ring-zoom summary:hover {{ color: var(--jp-ui-font-color1, inherit); }}
 .ring-zoom div {{ display: none; }}
+.ring-zoom[open] {{ top: 0; bottom: auto; background: var(--jp-layout-color0, Canvas); }}
 .ring-zoom[open] summary {{ font-size: 0; }}
 .ring-zoom[open] summary::after {{ content: "show all"; font-size: 11px; }}
 .ring-wide {{ resize: none !important; overflow: visible !important; }}

@@ -143,19 +143,23 @@ def _legend(curves: Curves) -> tuple[list[str], int]:
     entries = [(line.label, line.color, line.sparse) for line in curves.drawn[:MOST_LABELS]]
     if len(entries) < 2 and curves.band is None:
         return [], 0
-    parts, x, y = [], 1, 29
+    parts: list[str] = []
+    x, y = 1, 29
+    narrow = ""  # a label for which there is no room is left out and not cut
     for label, color, sparse in [*entries, *([(BAND, entries[0][1], False)] if curves.band and entries else [])]:
-        width = 28 + round(6.2 * len(label))
+        width = 26 + round(5.8 * len(label))
         if x > 1 and x + width > _LEGEND:
             x, y = 1, y + 14
+        narrow += f"@media(max-width:{x + width - 10}px){{.l{len(parts)}{{display:none}}}}"
+        parts.append(f"<g class='l{len(parts)}'>")
         if label == BAND:
             parts.append(f"<rect x='{x}' y='{y - 4}' width='12' height='8' fill='{color}' fill-opacity='.25'/>")
         else:
             dashes = " stroke-dasharray='4 3'" if sparse else ""
             parts.append(f"<path d='M{x} {y}h12' stroke='{color}' stroke-width='2.5'{dashes}/>")
-        parts.append(f"<text x='{x + 16}' y='{y + 4}'>{escape(label)}</text>")
+        parts.append(f"<text x='{x + 16}' y='{y + 4}'>{escape(label)}</text></g>")
         x += width
-    return parts, y - 29
+    return [f"<style>{narrow}</style>", *parts], y - 29
 
 
 def tips(chart: Chart) -> str:

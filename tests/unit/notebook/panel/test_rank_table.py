@@ -74,3 +74,17 @@ def test_what_is_remembered_is_what_there_is() -> None:
             assert page(before) == shown, "a view does not change"
     state.apply(Load("run", 2, 1006.0, {"gpu": 20.0}), 1006.0)
     assert "GPU" in page(state.view(1006.0), loads)
+
+
+def test_a_narrow_page_leaves_out_columns_that_charts_show() -> None:
+    state = running()
+    state.apply(Load("run", 0, 1060.0, {"gpu": 20.0, "gpu_memory": 1e9}), 1060.0)
+    rows = array("d", (1060.0, 60, 0.5, 0.9, 1e-3, 0.7))
+    state.apply(MetricBatch("run", 0, ("loss", "accuracy", "lr", "f1"), rows), 1060.0)
+    content = rank_table.table(state.view(1060.0))
+    assert content.aside == {"samples/s", "lr", "f1"}
+    assert "<th class='ring-aside'>lr</th>" in rank_table.html(content)
+    assert rank_table.html(content).count("class='ring-aside'") == 3 * (1 + RANKS)
+    few = running()
+    few.apply(MetricBatch("run", 0, ("loss", "accuracy", "lr"), array("d", (1060.0, 60, 0.5, 0.9, 1e-3))), 1060.0)
+    assert rank_table.table(few.view(1060.0)).aside == {"samples/s"}, "there is room where there are no GPUs"

@@ -211,6 +211,20 @@ def test_a_run_without_a_name_is_called_by_its_cell(tmp_path: Path) -> None:
     assert first_line("\n%%time\n") == ""
 
 
+def test_a_rank_that_died_is_marked_and_the_others_ended_with_it(tmp_path: Path) -> None:
+    log = run(
+        tmp_path / "r1",
+        3,
+        *(Ended("r1", 0, "aborted", 1.0), Ended("r1", 1, "died", 1.0), Ended("r1", 2, "failed", 1.0)),
+        steps=0,
+    )
+    bundle = report.mime_bundle(log)
+    rows = [line.split()[:3] for line in bundle["text/plain"].splitlines() if line.lstrip()[:1].isdigit()]
+    assert [row[1] for row in rows] == ["ended", "died", "failed"]
+    assert "<td style='color:#f59e0b'>ended with it</td>" in bundle["text/html"]
+    assert "<td style='color:#ef4444'>died</td>" in bundle["text/html"]
+
+
 def test_a_value_that_is_no_number_is_said_first_and_drawn_in_red(tmp_path: Path) -> None:
     bad = MetricBatch("r1", 1, ("loss",), array("d", (time.time(), 60, float("nan"), time.time(), 61, float("inf"))))
     bundle = report.mime_bundle(run(tmp_path / "r1", 2, bad))
