@@ -75,7 +75,7 @@ def fits(notebook: NotebookPage, shown: Locator, scene: str, size: int) -> None:
     assert right - left > 0.93 * width
     table = shown.locator(".ring-table:has(th:text-is('GPU mem'))").first.bounding_box()  # nothing of it is cut
     assert table["x"] + table["width"] <= shown.bounding_box()["x"] + width  # type: ignore[index]
-    assert shown.locator("text=loading").first.is_visible(), "what the colors of the bars mean"
+    assert shown.locator("span:text-is('loading'):visible").count() == 1, "what the colors of the bars mean"
     if scene == "report":  # what zooms a chart covers nothing that its title says
         zoom, chart = (shown.locator(one).first.bounding_box() for one in (".ring-zoom summary", ".ring-wide img"))
         assert zoom["y"] > chart["y"] + chart["height"] / 2  # type: ignore[index]

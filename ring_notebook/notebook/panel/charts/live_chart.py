@@ -18,7 +18,7 @@ from ring_notebook.notebook.style import GREY, RED
 __all__ = ["LiveChart"]
 
 _LEGEND = "88%"  # of the width, beside the labels of the y axis
-_RIGHT = 6  # pixels, so that a mark at the end is not cut
+_RIGHT = 16  # pixels, so that neither a mark nor a label at the end is cut
 _BAR, _BOX = "path://M0 4H12V8H0Z M0 0 M12 12", "path://M0 2H12V10H0Z M0 0 M12 12"  # before a label
 
 
@@ -86,15 +86,17 @@ class LiveChart:
                 "selected": {_name(line): line.shown for line in lines},
                 "left": margin(y),
                 "width": _LEGEND,
-                "top": 18,
+                "top": 16,
                 "padding": [4, 0],
-                "itemGap": 8,
+                "itemGap": 7,
                 "icon": _BAR,
                 "itemWidth": 10,
-                "itemHeight": 10,
+                "itemHeight": 12,
                 "inactiveColor": "#8791a070",
-                "textStyle": small,
-                "pageFormatter": "",
+                "textStyle": {**small, "lineHeight": 15},  # higher than the text, which would be cut
+                # The arrows alone. ECharts takes an empty text for none, and leaves room for "xx/xx" in any case.
+                "pageFormatter": " ",
+                "pageTextStyle": {"fontSize": 1},
                 "pageIconSize": 9,
                 "pageButtonGap": 2,
             },
