@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from contextlib import suppress
 from datetime import timedelta
+from importlib import import_module
 
 import torch
 import torch._C._distributed_c10d as c10d
@@ -72,6 +73,9 @@ def end_groups() -> None:
     if dist.is_initialized():
         _destroy()
     _forget_attempts()
+    # Its functions take for ever the default group that there is when they are defined: there has to be none.
+    # DistributedDataParallel imports it.
+    import_module("torch.distributed.nn.functional")
 
 
 def _forget_attempts() -> None:
