@@ -100,6 +100,8 @@ class Framework:
     an engine calls it before each cell."""
     end_waits: str = ""
     """What ends a rank's waits in C++ that look at no signal, as ``module:function``; any thread calls it."""
+    lost_rank: str = ""
+    """Whether an exception is what the framework's C++ raises when another rank has gone, as ``module:function``."""
     vocabulary: Vocabulary = field(default_factory=Vocabulary)
     advice: Advice = field(default_factory=Advice)
 
@@ -140,6 +142,7 @@ if torch.cuda.is_available():
     },
     count_waits="ring_notebook.torch.process_group.foreign_time:count_foreign_time",
     end_waits="ring_notebook.torch.process_group.foreign_waits:end_foreign_waits",
+    lost_rank="ring_notebook.torch.process_group.foreign_waits:tells_of_lost_rank",
     vocabulary=Vocabulary(
         gradients=frozenset({"backward"}),
         averaging=frozenset(

@@ -37,6 +37,7 @@ __all__ = [
     "fail",
     "follow",
     "init",
+    "is_aborted",
     "is_initialized",
     "is_open",
     "lead",
@@ -294,6 +295,11 @@ def abort(reason: str) -> None:
     """End the epoch for all its ranks: what they wait for, and what they call later, raises CollectiveAborted."""
     if _world is not None:
         _world.communicator.abort(reason)
+
+
+def is_aborted() -> bool:
+    """Whether a rank has ended the open epoch for all."""
+    return _world is not None and _world.communicator.aborted
 
 
 def fail(error: BaseException) -> None:

@@ -9,7 +9,7 @@ from types import TracebackType
 import cloudpickle
 
 from ring_notebook.error_text import MOST, error_text, printable
-from ring_notebook.errors import CollectiveAborted, RingError
+from ring_notebook.errors import RingError
 from ring_notebook.records import Failure
 
 __all__ = ["describe", "from_cell"]
@@ -19,9 +19,10 @@ _PICKLE_LIMIT = 1 << 20
 _PACKAGE = str(Path(__file__).parents[1])
 
 
-def describe(error: BaseException, run: str, rank: int, cell: str) -> Failure:
+def describe(error: BaseException, run: str, rank: int, cell: str, aborted: bool) -> Failure:
     """``error`` as the kernel needs it: its frames from the cell (compiled as the file ``cell``) inwards.
 
+    ``aborted``: it is what became here of another rank's end.
     Texts are shortened, and never those of a class that raises when it is asked for them.
     """
     tb = from_cell(error, cell)
@@ -42,7 +43,7 @@ def describe(error: BaseException, run: str, rank: int, cell: str) -> Failure:
             for frame in traceback.extract_tb(tb)
         ),
         traceback=printable(_formatted(error, tb), 2 * MOST),
-        aborted=isinstance(error, CollectiveAborted),
+        aborted=aborted,
         pickled=_pickled(error),
     )
 

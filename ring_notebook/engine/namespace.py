@@ -18,7 +18,18 @@ from ring_notebook.engine import setup
 from ring_notebook.error_text import printable
 from ring_notebook.frameworks import default, frameworks, named
 
-__all__ = ["count_waits", "describe", "end_waits", "get", "help_on", "names", "prepare_calls", "provide_ring", "put"]
+__all__ = [
+    "count_waits",
+    "describe",
+    "end_waits",
+    "get",
+    "help_on",
+    "names",
+    "prepare_calls",
+    "provide_ring",
+    "put",
+    "tells_of_lost_rank",
+]
 
 _MOST_NAMES = 12  # in a message
 _MOST_HELP = 20_000  # characters
@@ -64,9 +75,17 @@ def end_waits() -> None:
             _call(framework.end_waits)
 
 
-def _call(function: str) -> None:
+def tells_of_lost_rank(error: BaseException) -> bool:
+    """Whether ``error`` is what the C++ of a framework raises when another rank has gone."""
+    return any(
+        framework.lost_rank and framework.face in sys.modules and _call(framework.lost_rank, error)
+        for framework in frameworks()
+    )
+
+
+def _call(function: str, *arguments: object) -> Any:
     module, _, name = function.partition(":")
-    getattr(import_module(module), name)()
+    return getattr(import_module(module), name)(*arguments)
 
 
 def _faces() -> set[str]:

@@ -80,6 +80,7 @@ class _Execution:
         self.horovod = horovod
         self.cell: Cell | None = None
         self.calls = 0  # of collectives
+        self.aborted = False  # by another rank's end
         self.entered = False  # the kernel knows that the cell itself has begun
         self.loops = LoopCalls(_calls, lambda: self.cell.current_lines() if self.cell else ())
         self.spent = TimeSpent()
@@ -138,11 +139,14 @@ class _Execution:
         own = next((entry for entry in world.snapshot() if entry["rank"] == self.rank), None)
         self.calls = max(0, own["sequence"] - 1) if own is not None else 0  # without the barrier that opened the epoch
         if error is not None and not _is_exit(error):
+            # Groups of other backends end behind the epoch: who reads of that there has another rank to blame.
+            self.aborted = world.is_aborted() and namespace.tells_of_lost_rank(error)
             world.fail(error)
         try:
             world.close_run()
         except CollectiveAborted as late:
-            return late if error is None else error
+            error = late if error is None else error
+        self.aborted |= isinstance(error, CollectiveAborted)
         return error
 
     def _report(self, error: BaseException | None, seconds: float) -> None:
@@ -157,14 +161,21 @@ class _Execution:
             **self.spent.now(),
             "peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         }
-        records.append(Ended(self.run, self.rank, _status(error), seconds, summary))
+        records.append(Ended(self.run, self.rank, self._status(error), seconds, summary))
         for message in messages(records):
             _send(message)
 
     def _failure(self, error: BaseException | None) -> Failure | None:
         if error is None or isinstance(error, KeyboardInterrupt) or _is_exit(error):
             return None
-        return describe(error, self.run, self.rank, self.cell.file if self.cell else "")
+        return describe(error, self.run, self.rank, self.cell.file if self.cell else "", self.aborted)
+
+    def _status(self, error: BaseException | None) -> Literal["ok", "failed", "aborted", "interrupted"]:
+        if error is None or _is_exit(error):
+            return "ok"
+        if isinstance(error, KeyboardInterrupt):
+            return "interrupted"
+        return "aborted" if self.aborted else "failed"
 
     def _line_of(self, error: BaseException | None) -> int:
         """The line of the cell where ``error`` was raised, or what it has interrupted; 0 without one."""
@@ -246,14 +257,6 @@ def _machine() -> Machine | None:
         return Machine()
     except (OSError, psutil.Error):
         return None
-
-
-def _status(error: BaseException | None) -> Literal["ok", "failed", "aborted", "interrupted"]:
-    if error is None or _is_exit(error):
-        return "ok"
-    if isinstance(error, KeyboardInterrupt):
-        return "interrupted"
-    return "aborted" if isinstance(error, CollectiveAborted) else "failed"
 
 
 def _is_exit(error: BaseException) -> bool:

@@ -62,8 +62,7 @@ def end_groups_of_failed_epoch() -> None:
     Their ranks may be out of step, or wait for one another: gone here, they raise on the others too. Groups of ours
     have ended with the epoch, and restart with the next.
     """
-    failed = world.is_initialized() and world.current().communicator.aborted
-    if failed and foreign_groups():
+    if world.is_aborted() and foreign_groups():
         _destroy(amid_operations=True)
     _forget_attempts()
 

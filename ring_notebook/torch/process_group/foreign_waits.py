@@ -10,15 +10,17 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch._C._distributed_c10d as c10d
+import torch.distributed as dist
 import torch.distributed.distributed_c10d as registry
 
 from ring_notebook.torch.process_group.identity import GroupIdentity
 
-__all__ = ["end_foreign_waits", "foreign_groups", "foreign_threads_rest"]
+__all__ = ["end_foreign_waits", "foreign_groups", "foreign_threads_rest", "tells_of_lost_rank"]
 
 _THREADS = Path("/proc/self/task")
 _CONNECTIONS_THREAD, _OPERATIONS_THREAD = "gloo_tcp_loop", "pt_gloo_runloop"
 _WATCHED = re.compile(r"^tfd: +(\d+)", re.MULTILINE)  # in what Linux says of an epoll descriptor
+_GLOO = "gloo/transport/"  # in the file names with which its errors begin
 _PATIENCE = 1.0  # seconds that threads have to notice that a connection is gone
 _LOOKS, _BETWEEN_LOOKS = 5, 0.02  # seconds
 _given_up: set[str] = set()  # threads that stay in an operation
@@ -27,6 +29,11 @@ _given_up: set[str] = set()  # threads that stay in an operation
 def foreign_groups() -> list[c10d.ProcessGroup]:
     """The groups of other backends in this process."""
     return [group for group in list(registry._world.pg_map) if not isinstance(group, GroupIdentity)]
+
+
+def tells_of_lost_rank(error: BaseException) -> bool:
+    """Whether ``error`` is what Gloo or NCCL raises when the connection to another rank has ended."""
+    return isinstance(error, dist.DistBackendError) or (isinstance(error, RuntimeError) and _GLOO in str(error))
 
 
 def end_foreign_waits() -> None:

@@ -73,7 +73,7 @@ def create(opts: Any, options: Any) -> RingProcessGroup:
     the ranks of torch.distributed are not those of this job or run.
     """
     is_default = not opts.global_ranks_in_group
-    if is_default and (not world.is_initialized() or world.current().communicator.aborted):
+    if is_default and (not world.is_initialized() or world.is_aborted()):
         world.init()
     current = world.current()
     ranks = list(range(opts.group_size)) if is_default else list(opts.global_ranks_in_group)

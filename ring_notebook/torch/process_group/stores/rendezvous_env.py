@@ -32,7 +32,7 @@ def rendezvous(
     if not is_of_this_job(rank, size):
         yield from otherwise(url, timeout=timeout, **kwargs)
         return
-    if not world.is_initialized() or world.current().communicator.aborted:
+    if not world.is_initialized() or world.is_aborted():
         world.init()
     yield run_store(timeout), rank, size
     raise RuntimeError("a second rendezvous needs a new init_process_group")
