@@ -8,16 +8,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
 import pytest
 
+from harness.waiting import until
 from ring_notebook.config import config
 from ring_notebook.errors import ClusterError, MPIMissingError
 from ring_notebook.launch.launchers.find_launcher import find_launcher
 from ring_notebook.notebook.cluster.cluster import Cluster
+from ring_notebook.notebook.engines import Engines
 
 # A kernel as far as the cluster is concerned: it starts one, tells its processes, and lives on.
 KERNEL = """
@@ -110,26 +112,38 @@ def test_without_an_mpiexec(monkeypatch: pytest.MonkeyPatch) -> None:
     assert alive([child.pid for child in psutil.Process().children(recursive=True)]) == []
 
 
+HANGS = """
+import os, pathlib, sys, time
+print("waiting for libfabric", file=sys.stderr, flush=True)
+pathlib.Path(__file__).with_name(f"came {os.getpid()}").touch()
+time.sleep(60)
+"""
+
+
 @pytest.mark.parametrize(
-    ("broken", "seconds", "message"),
+    ("broken", "message"),
     [
-        ("raise ImportError('libfabric.so.1: cannot open')", 100.0, r"rank \d on .* exited with code 1"),
-        (
-            "import sys, time\nprint('waiting for libfabric', file=sys.stderr, flush=True)\ntime.sleep(60)",
-            10.0,  # an engine must have come as far as this on a busy machine too
-            "0 of 2 engines",
-        ),
+        ("raise ImportError('libfabric.so.1: cannot open')", r"rank \d on .* exited with code 1"),
+        (HANGS, "0 of 2 engines registered within 2 s"),
     ],
     ids=["raises", "hangs"],
 )
 def test_an_engine_that_does_not_start_says_why(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: str, seconds: float, message: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: str, message: str
 ) -> None:
+    wait = Engines.wait_for
+
+    def wait_from_there(engines: Engines, ranks: Sequence[int], *_: object) -> None:
+        """The limit counts from when they hang, however busy the machine is."""
+        until(lambda: len([*tmp_path.glob("mpi4py/came *")]) == 2, 100.0)
+        wait(engines, ranks, 2.0)
+
     find_launcher()  # asks mpi4py too, and remembers
     (tmp_path / "mpi4py").mkdir()
     (tmp_path / "mpi4py" / "__init__.py").write_text(broken + "\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr("ring_notebook.notebook.cluster.cluster._START_TIMEOUT", seconds)
+    if broken is HANGS:
+        monkeypatch.setattr(Engines, "wait_for", wait_from_there)
     with pytest.raises(ClusterError, match=message) as caught:
         Cluster(2).start()
     shown = str(caught.value)

@@ -19,12 +19,24 @@ from ring_notebook.launch.supervisor.rank_mark import RankMark, parse_mark
 LIMIT = 200.0
 NEVER_STARTS = "echo connecting; sleep 600"
 STARTS_ONE = 'shift 2; PMI_RANK=0 "$@" & sleep 600'
-STARTS_LATE = 'shift 2; sleep 2; for rank in 0 1; do PMI_RANK=$rank "$@" & done; wait'
+STARTS_LATE = 'shift 2; while [ ! -e "$GO" ]; do sleep .1; done; for rank in 0 1; do PMI_RANK=$rank "$@" & done; wait'
 NEVER_ENDS = 'shift 2; for rank in 0 1; do PMI_RANK=$rank "$@" & done; wait; sleep 600'
 PATIENCE = (
     "from ring_notebook.launch import launcher_watch; launcher_watch.OUTLIVING = launcher_watch._WARN_AFTER = 1.0; "
 )
 RINGRUN = f"import sys; {PATIENCE}from ring_notebook.launch import cli; sys.exit(cli.main(sys.argv[1:]))"
+
+
+WATCHED_FROM = """
+import time
+from ring_notebook.launch.launcher_watch import LauncherWatch
+watch = LauncherWatch._watch
+def from_there(self):
+    while len(self._started) < {started}: time.sleep(0.01)
+    watch(self)
+LauncherWatch._watch = from_there
+"""
+"""The time of the launcher counts from when so many ranks have started, however busy the machine is."""
 
 
 def mpiexec_of(script: str, folder: Path) -> Path:
@@ -34,17 +46,23 @@ def mpiexec_of(script: str, folder: Path) -> Path:
     return path
 
 
-def launch(mpiexec: str, folder: Path, *command: str, timeout: str = "") -> subprocess.CompletedProcess[str]:
+def environment(mpiexec: str, folder: Path, timeout: str = "") -> dict[str, str]:
     path = mpiexec_of(mpiexec, folder)
-    environment = {**os.environ, "RING_MPIEXEC": str(path), "RING_START_TIMEOUT": timeout}
+    own = {"RING_MPIEXEC": str(path), "RING_START_TIMEOUT": timeout, "GO": str(folder / "go")}
+    return {**os.environ, **own}
+
+
+def launch(mpiexec: str, folder: Path, *command: str, timeout: str = "") -> subprocess.CompletedProcess[str]:
+    env = environment(mpiexec, folder, timeout)
     return subprocess.run(
-        [sys.executable, "-c", *command], env=environment, capture_output=True, text=True, timeout=LIMIT, check=False
+        [sys.executable, "-c", *command], env=env, capture_output=True, text=True, timeout=LIMIT, check=False
     )
 
 
 @pytest.mark.parametrize(("mpiexec", "started"), [(NEVER_STARTS, 0), (STARTS_ONE, 1)])
 def test_a_launcher_that_does_not_start_all_ranks_is_killed(mpiexec: str, started: int, tmp_path: Path) -> None:
-    done = launch(mpiexec, tmp_path, RINGRUN, "--start-timeout", "3", "-np", "2", "sleep", "600")
+    watched = WATCHED_FROM.format(started=started) + RINGRUN
+    done = launch(mpiexec, tmp_path, watched, "--start-timeout", "3", "-np", "2", "sleep", "600")
     assert done.returncode == 1
     first, last = done.stderr.splitlines()
     assert (
@@ -63,12 +81,17 @@ def test_run_raises_where_ranks_do_not_start(tmp_path: Path) -> None:
 
 
 def test_ranks_that_start_late_are_waited_for(tmp_path: Path) -> None:
-    done = launch(STARTS_LATE, tmp_path, RINGRUN, "-np", "2", "echo", "hello")
-    assert (done.returncode, done.stdout) == (0, "hello\nhello\n")
-    assert (
-        done.stderr
-        == "ringrun: the launcher has started 0 of 2 ranks so far; it is killed after 600 s (--start-timeout)\n"
-    )
+    command = [sys.executable, "-c", RINGRUN, "-np", "2", "echo", "hello"]
+    pipe, env = subprocess.PIPE, environment(STARTS_LATE, tmp_path)
+    with subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True) as job:
+        assert job.stderr is not None
+        assert (
+            job.stderr.readline()
+            == "ringrun: the launcher has started 0 of 2 ranks so far; it is killed after 600 s (--start-timeout)\n"
+        )
+        (tmp_path / "go").touch()
+        assert job.communicate(timeout=LIMIT) == ("hello\nhello\n", "")
+    assert job.returncode == 0
 
 
 def test_time_in_which_this_process_was_stopped_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
