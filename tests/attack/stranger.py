@@ -14,10 +14,13 @@ import signal
 import socket
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 NOBODY = 65534
 SECONDS = 0.2  # to wait for an answer of a port
+AT_ONCE = 32  # ports that are tried
+LOOPBACK, ANY = "127.0.0.1", ("0.0.0.0", "::")
 HYDRA = b"HYD\0" + bytes(8)
 ZMTP = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16) + b"\x00" + bytes(31)
 READY = b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03SUB"
@@ -100,10 +103,13 @@ def attack_abstract(name: str) -> dict[str, bytes]:
 
 def attack(target: dict[str, list]) -> dict[str, str]:
     got: dict[str, bytes] = {}
-    for host, port in target.get("ports", ()):
-        address = ("127.0.0.1" if host in ("0.0.0.0", "::") else host, port)
-        for name, words in TALKS.items():
-            got[f"{name} at {host}:{port}"] = talk(address, words)
+    with ThreadPoolExecutor(AT_ONCE) as callers:
+        talks = {
+            f"{name} at {host}:{port}": callers.submit(talk, (LOOPBACK if host in ANY else host, port), words)
+            for host, port in target.get("ports", ())
+            for name, words in TALKS.items()
+        }
+    got |= {name: talked.result() for name, talked in talks.items()}
     for pid in target.get("pids", ()):
         got |= attack_process(pid)
     for folder in target.get("folders", ()):
