@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, expect, sync_playwright
 
-from browser.lab import ARTIFACTS, Lab, NotebookPage
+from browser.lab import ARTIFACTS, CELL_SECONDS, Lab, NotebookPage
 
 DOCS = Path(os.environ.get("RING_PICTURES", ARTIFACTS))
 
@@ -17,6 +17,7 @@ DOCS = Path(os.environ.get("RING_PICTURES", ARTIFACTS))
 @pytest.fixture(scope="module")
 def browser(chromium: str) -> Iterator[Browser]:
     """Chromium without a screen."""
+    expect.set_options(timeout=CELL_SECONDS * 1000)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=chromium, args=["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
@@ -40,6 +41,7 @@ def open_notebook(lab: Lab, browser: Browser) -> Iterator[Callable[[str], Notebo
 
     def open_one(name: str) -> NotebookPage:
         page = browser.new_page(viewport={"width": 1200, "height": 1500}, device_scale_factor=2)
+        page.set_default_timeout(CELL_SECONDS * 1000)
         opened.append(NotebookPage(page, lab, name))
         return opened[-1]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import nbformat
 from playwright.sync_api import Locator, Page
 
-__all__ = ["ARTIFACTS", "Lab", "NotebookPage"]
+__all__ = ["ARTIFACTS", "CELL_SECONDS", "Lab", "NotebookPage"]
 
 ARTIFACTS = Path(__file__).with_name("artifacts")
 START_SECONDS = 120

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from playwright.sync_api import Locator
+from playwright.sync_api import Locator, expect
 
 from browser.lab import ARTIFACTS, Lab, NotebookPage
 
@@ -65,7 +65,7 @@ def test_a_breakpoint_is_answered_in_the_page(
     picture(notebook, 1, "breakpoint")
     answer(box, "c")
     notebook.wait_ended(1)
-    assert "over" in notebook.output(1).inner_text()
+    expect(notebook.output(1)).to_contain_text("over", use_inner_text=True)
 
     notebook.run(2)
     notebook.wait_ended(2)
@@ -95,7 +95,7 @@ def test_plain_cells_their_help_and_a_question_in_the_background(
     assert marked.locator("text=2 ranks").first.is_visible()
     picture(notebook, 1, "default-on")
     assert marked.locator("text=/\\[0-1\\]\\s*2$/").count() == 1, "equal values once"
-    assert "no rank" in notebook.output(2).inner_text()
+    expect(notebook.output(2)).to_contain_text("no rank", use_inner_text=True)
     assert "2 ranks" not in notebook.output(2).inner_text(), "a local cell has no mark"
 
     notebook.run(3)
@@ -137,8 +137,10 @@ def test_a_death_is_told_and_healed_in_the_page(
     rows = notebook.output(1).locator(".ring-report .ring-table tbody tr")
     assert "ended with it" in rows.nth(0).inner_text()
     assert "died" in rows.nth(1).inner_text()
-    assert "`%ring heal`" in notebook.output(2).inner_text(), "a cell that needs the dead rank says what to do"
-    assert "Started rank 1 again" in notebook.output(3).inner_text()
+    expect(notebook.output(2), "a cell that needs the dead rank says what to do").to_contain_text(
+        "`%ring heal`", use_inner_text=True
+    )
+    expect(notebook.output(3)).to_contain_text("Started rank 1 again", use_inner_text=True)
     kept = notebook.output(4).inner_text()
     assert "10" in kept
     assert "lost" in kept

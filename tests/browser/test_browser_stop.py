@@ -37,7 +37,7 @@ def notebook(lab: Lab, open_notebook: Callable[[str], NotebookPage], request: py
     notebook.run(0)
     notebook.wait_ended(0)
     notebook.run(1)
-    notebook.output(1).locator(".ring-panel").wait_for(timeout=60_000)
+    notebook.output(1).locator(".ring-panel").wait_for()
     return notebook
 
 
@@ -45,8 +45,8 @@ def stop(notebook: NotebookPage) -> None:
     """Press Stop while the cell blocks: it ends as interrupted."""
     notebook.output(1).get_by_role("button", name="Stop").click()
     notebook.wait_ended(1)
-    expect(notebook.output(1).locator(".ring-report")).to_contain_text("interrupted", timeout=60_000)
-    expect(notebook.output(1)).to_contain_text("KeyboardInterrupt", timeout=60_000)
+    expect(notebook.output(1).locator(".ring-report")).to_contain_text("interrupted", use_inner_text=True)
+    expect(notebook.output(1)).to_contain_text("KeyboardInterrupt", use_inner_text=True)
 
 
 def stop_with_the_keyboard(notebook: NotebookPage) -> None:
@@ -61,14 +61,14 @@ def stop_with_the_keyboard(notebook: NotebookPage) -> None:
         raise AssertionError("Tab does not come to Stop")
     page.keyboard.press("Enter")
     notebook.wait_ended(1)
-    expect(notebook.output(1)).to_contain_text("KeyboardInterrupt", timeout=60_000)
+    expect(notebook.output(1)).to_contain_text("KeyboardInterrupt", use_inner_text=True)
 
 
 def go_on(notebook: NotebookPage) -> None:
     """The next cell works."""
     notebook.run(2)
     notebook.wait_ended(2)
-    expect(notebook.output(2)).to_contain_text("sum 2", timeout=60_000)
+    expect(notebook.output(2)).to_contain_text("sum 2", use_inner_text=True)
 
 
 @pytest.mark.parametrize("notebook", [LONG], indirect=True)
@@ -85,7 +85,7 @@ def test_the_panel_says_who_waits_for_whom(
     notebook: NotebookPage, picture: Callable[[NotebookPage, int, str], None]
 ) -> None:
     notice = notebook.output(1).locator(".ring-stuck")
-    notice.wait_for(timeout=60_000)
+    notice.wait_for()
     picture(notebook, 1, "stuck")
     cells = notice.locator("tbody tr").first.locator("td").all_inner_texts()
     assert cells[1] == "allreduce late"

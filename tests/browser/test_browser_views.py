@@ -44,7 +44,7 @@ def test_the_timeline_is_drawn_and_can_be_zoomed(
     notice = notebook.page.locator(".Toastify__toast", has_text="ok · slow · 2 ranks")
     notice.wait_for(timeout=60_000)
     notice.get_by_role("button").first.click()
-    assert "Rank 1 is" in notebook.output(1).inner_text()
+    expect(notebook.output(1)).to_contain_text("Rank 1 is", use_inner_text=True)
     chart = notebook.output(1).locator(".vega-embed canvas").first
     chart.wait_for(timeout=60_000)
     chart.scroll_into_view_if_needed()
@@ -77,7 +77,7 @@ def test_a_second_notebook_sees_the_run_of_the_first(
         second = open_notebook("second.ipynb")
         second.run(0)
         second.wait_ended(0)
-        assert "Run long is in progress." in second.output(0).inner_text()
+        expect(second.output(0)).to_contain_text("Run long is in progress.", use_inner_text=True)
         panel = second.output(0).locator(".ring-panel")
         panel.wait_for(timeout=60_000)
         expect(panel).to_contain_text("printed before anybody else looked", timeout=60_000)
@@ -136,4 +136,4 @@ def test_a_page_that_was_closed_in_the_middle_shows_all_of_it(
     report = again.output(2).locator(".ring-report")
     expect(report).to_contain_text("interrupted", timeout=60_000)
     expect(report).to_contain_text("printed before anybody else looked", timeout=60_000)
-    assert "Run long has ended." in again.output(2).inner_text()
+    expect(again.output(2)).to_contain_text("Run long has ended.", use_inner_text=True)

@@ -114,8 +114,7 @@ def test_after_the_notebook_is_gone(first: subprocess.Popen[str], how: str) -> N
     assert cluster.last_run.summary["status"] == "ok"
     assert cluster.run("assert kept == 5").wait().status == "ok"
     cluster.stop()
-    with pytest.raises(ClusterError, match="no cluster of this folder is running"):
-        Cluster.attach()
+    assert_nothing_to_attach_to()
 
 
 @pytest.mark.parametrize("first", ["keep"], indirect=True)
@@ -132,6 +131,11 @@ def test_a_run_of_another_notebook_can_be_stopped(first: subprocess.Popen[str]) 
     cluster.stop()
 
 
+def assert_nothing_to_attach_to() -> None:
+    with pytest.raises(ClusterError, match="no cluster of this folder is running"):
+        Cluster.attach()
+
+
 def held() -> tuple[int, int]:
     """Threads and descriptors of this process."""
     return threading.active_count(), psutil.Process().num_fds()
@@ -141,14 +145,14 @@ def held() -> tuple[int, int]:
 def test_a_cluster_that_does_not_answer_costs_nothing(
     first: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ring_notebook.notebook.cluster.cluster._ATTACH_TIMEOUT", 0.5)
     controller = psutil.Process(discovery.read(next(discovery.running()))["controller"])
     before = (0, 0)
     for attempt in range(3):
         controller.suspend()
         try:
-            with pytest.raises(ClusterError, match="no cluster of this folder is running"):
-                Cluster.attach()
+            with monkeypatch.context() as patch:
+                patch.setattr("ring_notebook.notebook.cluster.cluster._ATTACH_TIMEOUT", 0.5)
+                assert_nothing_to_attach_to()
         finally:
             controller.resume()
         if not attempt:
@@ -162,5 +166,4 @@ def test_a_cluster_that_does_not_answer_costs_nothing(
 
 
 def test_nothing_to_attach_to() -> None:
-    with pytest.raises(ClusterError, match="no cluster of this folder is running"):
-        Cluster.attach()
+    assert_nothing_to_attach_to()

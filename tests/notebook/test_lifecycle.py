@@ -158,7 +158,7 @@ def test_without_the_native_core(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(ClusterError, match=r"CoreMissingError: .*pip install"):
         Cluster(2).start()
-    assert alive([child.pid for child in psutil.Process().children(recursive=True)]) == []
+    assert_gone([child.pid for child in psutil.Process().children(recursive=True)])
 
 
 def test_more_ranks_than_engines(cluster: Cluster) -> None:

@@ -96,9 +96,9 @@ def test_a_signal_interrupts_an_operation(launched: bool) -> None:
                 ring.allreduce([tensor.buffer], [tensor.buffer])
 
         if seat.rank == 1:
-            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+            timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
             with pytest.raises(KeyboardInterrupt):
-                wait()
+                timer.start() or wait()
         else:
             while not ring.aborted:
                 time.sleep(0.001)

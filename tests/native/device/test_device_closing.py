@@ -125,9 +125,9 @@ def test_an_interrupt_is_what_ended_it() -> None:
         work.wait()
         seat.meet()
         if seat.rank == 1:
-            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+            timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
             with pytest.raises(KeyboardInterrupt):
-                work.wait_done()
+                timer.start() or work.wait_done()
             ring.close()
             return
         with suppress(CollectiveAborted):
