@@ -11,7 +11,9 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable
+from http.client import HTTPException
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import nbformat
 from playwright.sync_api import Locator, Page
@@ -28,9 +30,7 @@ class Lab:
 
     def __init__(self, directory: Path, private: Path, theme: str = "JupyterLab Light") -> None:
         self.directory = directory
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        self._runtime = TemporaryDirectory(prefix="lab-")  # sockets of kernels have short names
         settings = private / "settings" / "@jupyterlab" / "apputils-extension"
         settings.mkdir(parents=True)
         (settings / "notification.jupyterlab-settings").write_text('{"fetchNews": "false"}')
@@ -38,7 +38,7 @@ class Lab:
         # JUPYTER_DATA_DIR stays: the widgets' front ends are found there.
         environment = {
             **os.environ,
-            "JUPYTER_RUNTIME_DIR": str(private / "runtime"),
+            "JUPYTER_RUNTIME_DIR": self._runtime.name,
             "JUPYTER_CONFIG_DIR": str(private / "config"),
             "JUPYTERLAB_SETTINGS_DIR": str(private / "settings"),
             "JUPYTERLAB_WORKSPACES_DIR": str(private / "workspaces"),
@@ -46,26 +46,41 @@ class Lab:
         }
         self._log = private / "lab.log"
         command = [sys.executable, "-m", "jupyterlab", "--allow-root", "--no-browser", "--ip", "127.0.0.1"]
-        command += ["--port", self.url.rpartition(":")[2], f"--ServerApp.root_dir={directory}"]
+        command += ["--KernelManager.transport=ipc", f"--ServerApp.root_dir={directory}", "--ServerApp.port_retries=0"]
         command += ["--IdentityProvider.token=", "--ServerApp.disable_check_xsrf=True"]
-        with self._log.open("w") as log:
-            self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
-        self._wait_until_up()
+        for _ in range(3):  # another process may take the port before the server does
+            if self._is_started([*command, "--port"], environment):
+                return
+        self._runtime.cleanup()
+        raise RuntimeError(f"JupyterLab did not start:\n{self._log.read_text()}")
 
-    def _wait_until_up(self) -> None:
+    def _is_started(self, command: list[str], environment: dict[str, str]) -> bool:
+        """Start the server at a free port; whether it is up."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                [*command, str(port)], env=environment, stdout=log, stderr=subprocess.STDOUT
+            )
         deadline = time.monotonic() + START_SECONDS
         while self._process.poll() is None and time.monotonic() < deadline:
             try:
-                urllib.request.urlopen(f"{self.url}/api").close()
-            except OSError:
+                urllib.request.urlopen(f"{self.url}/api", timeout=10).close()
+            except (OSError, HTTPException):
                 time.sleep(0.1)
             else:
-                return
-        self.close()
-        raise RuntimeError(f"JupyterLab did not start:\n{self._log.read_text()}")
+                return True
+        self._end()
+        return False
 
     def close(self) -> None:
         """End the server and with it its kernels."""
+        self._end()
+        self._runtime.cleanup()
+
+    def _end(self) -> None:
         self._process.terminate()
         try:
             self._process.wait(20)

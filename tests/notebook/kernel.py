@@ -9,25 +9,38 @@ import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
+from traitlets.config import Config
 
-__all__ = ["ANSI", "Notebook"]
+__all__ = ["ANSI", "Notebook", "without_ports"]
+
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def without_ports(folder: Path) -> Config:
+    """For a NotebookClient whose kernel has sockets in ``folder``: another process may take a port that was free."""
+    return Config(KernelManager={"transport": "ipc", "ip": str(folder / "kernel")})
 
 
 class Notebook:
     """A kernel whose cells are executed one by one."""
 
     def __init__(self, directory: Path) -> None:
+        self._sockets = TemporaryDirectory(prefix="kernel-")  # sockets have short names
         self.document = nbformat.v4.new_notebook()
         # Outputs that come late, because the machine is busy, count too.
         self.client = NotebookClient(
-            self.document, timeout=200, iopub_timeout=60, resources={"metadata": {"path": str(directory)}}
+            self.document,
+            timeout=200,
+            iopub_timeout=60,
+            resources={"metadata": {"path": str(directory)}},
+            config=without_ports(Path(self._sockets.name)),
         )
         self.loop = asyncio.new_event_loop()
         self.loop.run_until_complete(self._start())
@@ -118,3 +131,4 @@ class Notebook:
     def close(self) -> None:
         self.loop.run_until_complete(self.client._async_cleanup_kernel())
         self.loop.close()
+        self._sockets.cleanup()

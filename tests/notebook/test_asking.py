@@ -55,7 +55,7 @@ def test_a_front_end_that_cannot_ask_is_told_what_to_do(notebook: Notebook) -> N
 
 
 def test_a_breakpoint_opens_pdb_on_its_rank_while_the_others_wait(notebook: Notebook) -> None:
-    cell = """%%ringtrain --timeout 4
+    cell = """%%ringtrain --timeout 8
 def inner(x):
     secret = x * 2
     breakpoint()
@@ -67,7 +67,7 @@ ring.barrier()
 done = True
 """
     notebook.run(NEXT)  # so that no import counts
-    typed = ["p secret", "import time; time.sleep(5)", "w", "n", "s", "u", "l", "c"]
+    typed = ["p secret", "import time; time.sleep(10)", "w", "n", "s", "u", "l", "c"]
     asked, printed, reply = notebook.talk(cell, *typed)
     assert reply["status"] == "ok", error(reply)
     assert asked == ["rank 1 (Pdb) "] * len(typed)

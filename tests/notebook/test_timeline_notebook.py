@@ -8,6 +8,7 @@ from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
 
+from notebook.kernel import without_ports
 from ring_notebook.notebook.timeline.gantt import MIME
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "05_timeline.ipynb"
@@ -16,7 +17,9 @@ NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "05_timeline.ipynb"
 def test_it_runs_and_its_figures_are_measured(tmp_path: Path) -> None:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     assert not [cell for cell in notebook.cells if cell.get("outputs")]
-    NotebookClient(notebook, timeout=200, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    NotebookClient(
+        notebook, timeout=200, resources={"metadata": {"path": str(tmp_path)}}, config=without_ports(tmp_path)
+    ).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     said = "".join(output.text for output in outputs if output.output_type == "stream")
     data = [output.data for output in outputs if "data" in output]

@@ -21,10 +21,12 @@ NEVER_STARTS = "echo connecting; sleep 600"
 STARTS_ONE = 'shift 2; PMI_RANK=0 "$@" & sleep 600'
 STARTS_LATE = 'shift 2; while [ ! -e "$GO" ]; do sleep .1; done; for rank in 0 1; do PMI_RANK=$rank "$@" & done; wait'
 NEVER_ENDS = 'shift 2; for rank in 0 1; do PMI_RANK=$rank "$@" & done; wait; sleep 600'
-PATIENCE = (
-    "from ring_notebook.launch import launcher_watch; launcher_watch.OUTLIVING = launcher_watch._WARN_AFTER = 1.0; "
+RINGRUN = (
+    "import sys; from ring_notebook.launch import cli, launcher_watch; "
+    "launcher_watch.{patience} = 1.0; sys.exit(cli.main(sys.argv[1:]))"
 )
-RINGRUN = f"import sys; {PATIENCE}from ring_notebook.launch import cli; sys.exit(cli.main(sys.argv[1:]))"
+WARNS, ENDS = RINGRUN.format(patience="_WARN_AFTER"), RINGRUN.format(patience="OUTLIVING")
+"""``ringrun`` that says after a second which ranks are missing, or ends a launcher that soon after its ranks."""
 
 
 WATCHED_FROM = """
@@ -61,7 +63,7 @@ def launch(mpiexec: str, folder: Path, *command: str, timeout: str = "") -> subp
 
 @pytest.mark.parametrize(("mpiexec", "started"), [(NEVER_STARTS, 0), (STARTS_ONE, 1)])
 def test_a_launcher_that_does_not_start_all_ranks_is_killed(mpiexec: str, started: int, tmp_path: Path) -> None:
-    watched = WATCHED_FROM.format(started=started) + RINGRUN
+    watched = WATCHED_FROM.format(started=started) + WARNS
     done = launch(mpiexec, tmp_path, watched, "--start-timeout", "3", "-np", "2", "sleep", "600")
     assert done.returncode == 1
     first, last = done.stderr.splitlines()
@@ -81,7 +83,7 @@ def test_run_raises_where_ranks_do_not_start(tmp_path: Path) -> None:
 
 
 def test_ranks_that_start_late_are_waited_for(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", RINGRUN, "-np", "2", "echo", "hello"]
+    command = [sys.executable, "-c", WARNS, "-np", "2", "echo", "hello"]
     pipe, env = subprocess.PIPE, environment(STARTS_LATE, tmp_path)
     with subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True) as job:
         assert job.stderr is not None
@@ -117,7 +119,7 @@ def test_time_in_which_this_process_was_stopped_does_not_count(monkeypatch: pyte
 
 @pytest.mark.parametrize(("program", "code"), [("echo hello", 0), ("echo hello; exit 7", 7)])
 def test_a_launcher_that_outlives_its_ranks_is_killed(program: str, code: int, tmp_path: Path) -> None:
-    done = launch(NEVER_ENDS, tmp_path, RINGRUN, "-np", "2", "sh", "-c", program)
+    done = launch(NEVER_ENDS, tmp_path, ENDS, "-np", "2", "sh", "-c", program)
     assert (done.returncode, done.stdout) == (code, "hello\nhello\n")
     if code == 0:
         assert done.stderr == "ringrun: killing the launcher: all ranks ended 1 s ago, and it has not\n"
