@@ -1,8 +1,9 @@
-"""ipyparallel's controller, encrypted and with its processes started in a safe order; a program of its own."""
+"""ipyparallel's controller, encrypted, on ports of its own, its processes started safely; a program of its own."""
 
 from __future__ import annotations
 
 import os
+import socket
 from secrets import token_hex
 from typing import Any
 
@@ -21,12 +22,27 @@ class Controller(IPController):  # type: ignore[misc]
     moment stays locked in the child for ever: then no heart is heard, and no engine is ever registered.
     """
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._held: list[socket.socket] = []
+
     def initialize(self, argv: Any = None) -> None:
         """Read the options and bind the sockets."""
         os.umask(0o077)
         self.config.Session.key = token_hex().encode()  # else ipyparallel signs nothing, and warns of that
         self.enable_curve = True
         super().initialize(argv)
+
+    def next_port(self, pool_name: str = "common") -> int:
+        """A port that nobody else can take until the scheduler that is told of it, a process, has bound it.
+
+        A socket that is bound and does not listen keeps it; ZeroMQ, which sets SO_REUSEADDR too, may bind it besides.
+        """
+        held = socket.socket()
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("", 0))
+        self._held.append(held)
+        return int(held.getsockname()[1])
 
     def start(self) -> None:
         """Start everything, and serve until the process is ended."""

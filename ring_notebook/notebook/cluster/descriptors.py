@@ -8,7 +8,7 @@ from ring_notebook.errors import ClusterError
 
 __all__ = ["require_descriptors"]
 
-_BASE, _PER_ENGINE = 128, 16  # the controller needs the most: about 80 for its ports, and 8 for each engine
+_BASE, _PER_ENGINE = 128, 16  # the controller needs the most: about 100 for its ports, and 8 for each engine
 
 
 def require_descriptors(n: int) -> None:
