@@ -69,12 +69,10 @@ ENDS: dict[str, tuple[str, tuple[type[BaseException], ...]]] = {
 """What rank 1 of three does, and what the run ends with."""
 
 
-def end_and_train(
-    cluster: Cluster, training: str, end: str, number: int, also: tuple[type[BaseException], ...] = ()
-) -> None:
+def end_and_train(cluster: Cluster, training: str, end: str, number: int) -> None:
     """Run ``training`` until rank 1 ends as ``end`` says, at a moment that ``number`` gives; then a whole one.
 
-    ``also`` are errors that the run may end with too. Fails where a run hangs.
+    Fails where a run hangs.
     """
     text, errors = ENDS[end]
     moment = random.Random(number).random() * 0.02
@@ -85,7 +83,7 @@ def end_and_train(
         time.sleep(10 * moment)
         run.stop()
     until(lambda: run.done)
-    assert isinstance(run.error, (*errors, *also)), run.error
+    assert isinstance(run.error, errors), run.error
     if end == "is_killed":
         until(lambda: 1 not in cluster.living)
         cluster.heal()
