@@ -24,13 +24,13 @@ from ring_notebook.notebook.cluster.ranks.death import Death
 from ring_notebook.notebook.cluster.ranks.engine_status import EngineStatus, engine_statuses
 from ring_notebook.notebook.cluster.ranks.heal import NOT_HERE, heal
 from ring_notebook.notebook.cluster.ranks.prepare_engines import meet, prepare_engines
-from ring_notebook.notebook.cluster.readiness import SECONDS_TO_SETTLE, check_ranks, require_idle, require_living
+from ring_notebook.notebook.cluster.readiness import UnfinishedRuns, check_ranks, require_living
 from ring_notebook.notebook.cluster.stacks import Stack, stacks
 from ring_notebook.notebook.cluster.workspace import Synced, Workspace
 from ring_notebook.notebook.engines import Engine, Engines
 from ring_notebook.notebook.run.run import Run
 from ring_notebook.notebook.run.send import send
-from ring_notebook.notebook.run.takeover import log_in_progress
+from ring_notebook.notebook.run.takeover import logs_in_progress
 
 __all__ = ["Cluster"]
 
@@ -57,8 +57,8 @@ class Cluster:
         self._keep = keep
         self.foreign = False
         """Whether another notebook, which still runs, has started it."""
-        self.last_run: Run | None = None
-        """The newest run."""
+        self.runs = UnfinishedRuns()
+        """The runs that ranks still execute."""
         self.seconds_to_start = 0.0
         self._processes: Processes | None = None
         self._engines: Engines | None = None
@@ -70,6 +70,11 @@ class Cluster:
     def living(self) -> list[int]:
         """The ranks that have not died. Raises ClusterError when the cluster does not run."""
         return self._connected().living()
+
+    @property
+    def last_run(self) -> Run | None:
+        """The newest run."""
+        return self.runs.last
 
     @property
     def n(self) -> int:
@@ -118,7 +123,7 @@ class Cluster:
     def attach(cls) -> Cluster:
         """The newest running cluster that another kernel has started from this folder.
 
-        `last_run` is its run in progress. Raises ClusterError when there is no such cluster.
+        `runs` are its runs in progress. Raises ClusterError when there is no such cluster.
         """
         for directory in discovery.running():
             about = discovery.read(directory)
@@ -138,7 +143,7 @@ class Cluster:
                     cluster._processes.lost.watch(cluster._engines.all)
                 cluster._met = about["met"]
                 cluster._engines.wait_for(cluster.living, _ATTACH_TIMEOUT)
-                cluster._follow_run(cluster._engines)
+                cluster._follow_runs(cluster._engines)
                 if not cluster.foreign:  # it is this kernel's from now on
                     cluster._describe(cluster._engines, cluster._processes)
                 return cluster
@@ -163,8 +168,8 @@ class Cluster:
 
     def _end(self, leave: bool) -> None:
         atexit.unregister(self._leave_or_stop)
-        if leave and self.last_run is not None:
-            self.last_run.leave()  # before the engines are closed, which the run would take for their death
+        if leave:
+            self.runs.leave()  # before the engines are closed, which the run would take for their death
         if self._engines is not None:
             self._engines.close()
             self._engines = None
@@ -174,7 +179,7 @@ class Cluster:
             else:
                 self._processes.stop()
             self._processes = None
-        self.last_run = None
+        self.runs = UnfinishedRuns()
         if self.directory.name and not leave:
             shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -199,7 +204,7 @@ class Cluster:
         wanted = sorted(engines.deaths() if ranks is None else set(ranks))
         if wanted:
             check_ranks(self.n, wanted)
-            require_idle(engines, self.last_run, True, wanted)
+            self.runs.require_idle(engines, True, but=wanted)
             self._met = False
             self._describe(engines, processes)
             heal(engines, processes.lost, processes.request, wanted, self.directory, self._keep)
@@ -230,11 +235,7 @@ class Cluster:
 
         Raises ClusterError when the cluster does not run.
         """
-        engines = self._connected()
-        run = self.last_run
-        if run is not None and run.done:
-            run.wait_idle(SECONDS_TO_SETTLE)
-        return engine_statuses(engines, dict.fromkeys(run.busy, run.log.run) if run is not None else {})
+        return engine_statuses(self._connected(), self.runs.busy())
 
     def run(
         self,
@@ -254,19 +255,19 @@ class Cluster:
         After ``timeout`` seconds (0: never) the run is stopped. ``first_line`` is the number that errors give to the
         first line of ``source``. With ``only`` just these of the ranks execute it; rank and size are those of all, and
         a collective raises, because the others do nothing. Raises ClusterError when there are fewer than ``n`` engines
-        or no such ranks, one of them or the cluster has died, or another run is in progress.
+        or no such ranks, one of them or the cluster has died, or one of them executes another run.
         """
         self._connected()
         if ranks is None:
             ranks = range(self.n if n is None else n)
             self.check_size(len(ranks))
         check_ranks(self.n, ranks)
-        engines = self._idle()
+        engines = self._idle(ranks if self._met else None)
         require_living(engines, ranks)
         if not self._met:  # since a heal that failed
             meet(engines, self.living)
             self._met = True
-        self.last_run = send(
+        sent = send(
             engines,
             self.directory.name,
             source,
@@ -277,7 +278,7 @@ class Cluster:
             options=options or {},
             only=only,
         )
-        return self.last_run
+        return self.runs.add(sent)
 
     def check_size(self, size: int) -> None:
         """Raise ClusterError when a cell cannot run on ``size`` ranks."""
@@ -354,10 +355,10 @@ class Cluster:
             raise ClusterError(trouble)
         return self._engines
 
-    def _idle(self) -> Engines:
-        """The engines, all of them idle. Raises ClusterError when one executes a run."""
+    def _idle(self, ranks: Sequence[int] | None = None) -> Engines:
+        """The engines; all of them, or ``ranks``, are idle. Raises ClusterError when one executes a run."""
         engines = self._connected()
-        require_idle(engines, self.last_run, self._processes is not None and self._processes.lost is not None)
+        self.runs.require_idle(engines, self._processes is not None and self._processes.lost is not None, ranks)
         return engines
 
     def _prepare(self, engines: Engines, processes: Processes) -> None:
@@ -382,12 +383,11 @@ class Cluster:
             },
         )
 
-    def _follow_run(self, engines: Engines) -> None:
-        """Watch the run in progress in a cluster that another kernel has started."""
-        log = log_in_progress(Path(config().runs_dir).absolute(), self.directory, self.foreign)
-        if log is not None:
+    def _follow_runs(self, engines: Engines) -> None:
+        """Watch the runs in progress in a cluster that another kernel has started."""
+        for log in logs_in_progress(Path(config().runs_dir).absolute(), self.directory, self.foreign):
             ranks = log.environment.get("ranks")
-            self.last_run = Run(engines.part(ranks) if ranks else engines, log)
+            self.runs.add(Run(engines.part(ranks) if ranks else engines, log))
 
     def __enter__(self) -> Cluster:
         return self.start()

@@ -1,15 +1,15 @@
-"""Whether ranks of a cluster can take a cell now: they exist, they live, and the last one has ended on them."""
+"""Whether ranks of a cluster can take a cell now: they exist, they live, and the run before has ended on them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from ring_notebook.errors import ClusterError
 from ring_notebook.notebook.engines import Engines, died
 from ring_notebook.notebook.run.run import Run
 from ring_notebook.notebook.style import rank_list, ranks
 
-__all__ = ["SECONDS_TO_SETTLE", "check_ranks", "require_idle", "require_living"]
+__all__ = ["SECONDS_TO_SETTLE", "UnfinishedRuns", "check_ranks", "require_living"]
 
 SECONDS_TO_SETTLE = 2.0
 """A new run waits so long for ranks that are still ending the previous one."""
@@ -31,16 +31,54 @@ def require_living(engines: Engines, wanted: Sequence[int]) -> None:
         raise ClusterError(f"{died(dead)}, `%%ringtrain -t {others}` runs on the others")
 
 
-def require_idle(engines: Engines, run: Run | None, heals: bool, but: Sequence[int] = ()) -> None:
-    """Raise ClusterError when a rank executes ``run``, other than those of ``but``.
+class UnfinishedRuns:
+    """The runs that ranks of a cluster still execute: several at a time, each on ranks of its own."""
 
-    ``heals`` says whether such a rank can be started again alone.
-    """
-    if run is None:
-        return
+    def __init__(self) -> None:
+        self._runs: list[Run] = []
+        self.last: Run | None = None
+        """The newest run, also when it has ended."""
+
+    def add(self, run: Run) -> Run:
+        """Remember a run that was sent, and return it."""
+        self._runs = [*(one for one in self._runs if not one.done or one.busy), run]
+        self.last = run
+        return run
+
+    @property
+    def in_progress(self) -> list[Run]:
+        """Those that have not ended, oldest first."""
+        return [run for run in self._runs if not run.done]
+
+    def busy(self) -> dict[int, str]:
+        """The run that each busy rank of the cluster executes; ranks that are ending a run are given a moment."""
+        for run in self._runs:
+            if run.done:
+                run.wait_idle(SECONDS_TO_SETTLE)
+        return {rank: run.log.run for run in self._runs for rank in run.busy}
+
+    def require_idle(
+        self, engines: Engines, heals: bool, ranks: Collection[int] | None = None, but: Sequence[int] = ()
+    ) -> None:
+        """Raise ClusterError when one of ``ranks`` (by default any) executes a run, other than those of ``but``.
+
+        ``heals`` says whether such a rank can be started again alone.
+        """
+        for run in self._runs:
+            if ranks is None or not run.ranks.isdisjoint(ranks):
+                _require_idle(engines, run, heals, but)
+
+    def leave(self) -> None:
+        """Stop watching all of them; they continue."""
+        for run in self.in_progress:
+            run.leave()
+
+
+def _require_idle(engines: Engines, run: Run, heals: bool, but: Sequence[int]) -> None:
     if not run.done:
+        where = "" if len(run.ranks) == len(engines.all) else f" on {ranks(run.ranks)} of the cluster"
         raise ClusterError(
-            f"run {run.log.title} is in progress ({run.describe()}); stop it with "
+            f"run {run.log.title} is in progress{where} ({run.describe()}); stop it with "
             "`%ring interrupt`, the Stop button or `Run.stop()`"
         )
     if run.wait_idle(SECONDS_TO_SETTLE) or not (stuck := sorted(set(run.busy).difference(but))):

@@ -95,7 +95,7 @@ class Session:
         return f"Cells run on {where}. %%local runs one in this notebook, `%ring default off` all."
 
     def attach(self) -> str:
-        """Attach to the cluster that another kernel has started from this folder, and show its run in progress.
+        """Attach to the cluster that another kernel has started from this folder, and show its newest run in progress.
 
         In a notebook that has a cluster: show its last run again, with everything that the ranks have printed.
         """
@@ -118,19 +118,23 @@ class Session:
 
     def answer(self) -> str:
         """Have the user answer what ranks of the run in progress ask, until none asks any more."""
-        run = self.run
-        if run is None or run.done or not run.answer():
-            return "No rank asks anything."
-        return f"Run {run.log.title} {'has ended' if run.done else 'continues'}."
+        asked = [run for run in self._in_progress() if run.answer()]
+        said = [f"Run {run.log.title} {'has ended' if run.done else 'continues'}." for run in asked]
+        return "\n".join(said) or "No rank asks anything."
 
     def interrupt(self) -> str:
-        """Stop the run in progress and keep the cluster; returns whether it has stopped."""
-        if self.run is None or self.run.done:
-            return "No run is in progress."
-        name = self.run.log.title
-        if self.run.stop():
-            return f"Run {name} has ended."
-        return f"Run {name} is still stopping: {self.run.describe()}. `%ring restart` ends ranks that do not stop."
+        """Stop the runs in progress and keep the cluster; returns whether they have stopped."""
+        advice = "`%ring restart` ends ranks that do not stop."
+        said = [
+            f"Run {run.log.title} has ended."
+            if run.stop()
+            else f"Run {run.log.title} is still stopping: {run.describe()}. {advice}"
+            for run in self._in_progress()
+        ]
+        return "\n".join(said) or "No run is in progress."
+
+    def _in_progress(self) -> list[Run]:
+        return self.cluster.runs.in_progress if self.cluster is not None else []
 
     def stop(self) -> str:
         """Stop the cluster, if there is one."""
@@ -217,7 +221,8 @@ class Session:
         if self.cluster is None:
             print(self.start(n, sync=self._syncs))  # noqa: T201
         cluster = self.require()
-        if self._syncs and (synced := cluster.sync()).changed:
+        # While other ranks execute a run, theirs would change under it.
+        if self._syncs and not cluster.runs.in_progress and (synced := cluster.sync()).changed:
             print(synced)  # noqa: T201
         options = {
             "n": n,

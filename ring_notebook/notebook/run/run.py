@@ -57,6 +57,8 @@ class Run:
         questions: Answering | None = None,
     ) -> None:
         self.log = log
+        self.ranks = frozenset(engine.rank for engine in engines.all)
+        """The ranks of the cluster that it is for."""
         self._questions = questions or Answering(engines, polls=True)
         self._panels: list[Panel] = []
         self._showing = Lock()

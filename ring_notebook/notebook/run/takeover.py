@@ -14,7 +14,7 @@ from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.record.run_reader import RunReader
 from ring_notebook.notebook.record.run_record import UNREADABLE, RunRecord, RunStatus, read_about, read_summary
 
-__all__ = ["FollowedLog", "TakenOverLog", "log_in_progress", "run_in_progress"]
+__all__ = ["FollowedLog", "TakenOverLog", "logs_in_progress", "runs_in_progress"]
 
 _PERIOD = 0.1
 # The notebook that writes the run has this long to write its summary after the last rank has ended.
@@ -22,21 +22,21 @@ _SECONDS_TO_SUMMARY = 2.0
 _LENGTH = struct.Struct("<I")
 
 
-def run_in_progress(runs: Path, cluster: str) -> Path | None:
-    """The folder of the run in progress in the cluster of this name, if there is one; unreadable runs are skipped."""
-    for directory in sorted((file.parent for file in runs.glob(f"*/{RUN}")), reverse=True):
+def runs_in_progress(runs: Path, cluster: str) -> list[Path]:
+    """The folders of the runs in progress in the cluster of this name, oldest first; unreadable runs are skipped."""
+    found = []
+    for directory in sorted(file.parent for file in runs.glob(f"*/{RUN}") if not (file.parent / SUMMARY).exists()):
         with suppress(*UNREADABLE):
             if read_about(directory)["environment"].get("cluster") == cluster:
-                return None if (directory / SUMMARY).exists() else directory
-    return None
+                found.append(directory)
+    return found
 
 
-def log_in_progress(runs: Path, directory: Path, foreign: bool) -> FollowedLog | TakenOverLog | None:
-    """The log of the run in progress in the cluster of ``directory``; ``foreign``: a living notebook writes it."""
-    run = run_in_progress(runs, directory.name)
-    if run is None:
-        return None
-    return FollowedLog(run) if foreign else TakenOverLog(run, directory / "spool")
+def logs_in_progress(runs: Path, directory: Path, foreign: bool) -> list[FollowedLog | TakenOverLog]:
+    """The logs of the runs in progress in the cluster of ``directory``; ``foreign``: a living notebook writes them."""
+    spool = directory / "spool"
+    found = runs_in_progress(runs, directory.name)
+    return [FollowedLog(run) if foreign else TakenOverLog(run, spool) for run in found]
 
 
 class FollowedLog(RunRecord):

@@ -22,7 +22,7 @@ from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.run import catalogue
 from ring_notebook.notebook.run.export import export
 from ring_notebook.notebook.run.hand_over import to_csv
-from ring_notebook.notebook.run.takeover import run_in_progress
+from ring_notebook.notebook.run.takeover import runs_in_progress
 from ring_notebook.records import MetricBatch, Params, encode
 
 SPOILED = {
@@ -63,7 +63,7 @@ def test_a_spoiled_file(runs: Path, tmp_path: Path, file: str, spoiled: str) -> 
         assert str(other.directory) in listed.note
     assert catalogue.find("good").run == "2-good"
     assert export(log, tmp_path / "script.py").cells == 1
-    assert run_in_progress(runs, "c1") is None
+    assert runs_in_progress(runs, "c1") == []
     with pytest.raises(RingError, match="no run 'nothing'"):
         catalogue.find("nothing")
 
