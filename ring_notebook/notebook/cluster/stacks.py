@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
@@ -150,13 +150,13 @@ def parse(text: str) -> tuple[Frame, ...] | None:
     return None
 
 
-def render(found: Sequence[Stack], source: str, first_line: int) -> str:
-    """The stacks as text, equal ones once. ``source`` is the cell that runs; ``first_line`` numbers its first line."""
-    lines = source.splitlines()
+def render(found: Sequence[Stack], cells: Mapping[str, tuple[str, int]]) -> str:
+    """The stacks as text, equal ones once. ``cells``: by run, its source and the number of its first line."""
 
     def shown(frame: Frame) -> str:
         where = "Cell" if frame.in_cell else frame.file
-        index = frame.line - first_line
+        source, first_line = cells.get(frame.file.removeprefix(_CELL).removesuffix(">"), ("", 1))
+        lines, index = source.splitlines(), frame.line - first_line
         code = f"\n      {lines[index].strip()}" if frame.in_cell and 0 <= index < len(lines) else ""
         return f"    {where}, line {frame.line}, in {frame.function}{code}"
 

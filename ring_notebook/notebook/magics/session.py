@@ -329,8 +329,8 @@ class Session:
     def stacks(self) -> str:
         """Where every rank is now, equal places once."""
         found = self.require().stacks()
-        log = self.run.log if self.run is not None else None
-        return render(found, log.source if log else "", log.options.get("first_line", 1) if log else 1)
+        logs = [run.log for run in (*self._in_progress(), self.run) if run is not None]
+        return render(found, {log.run: (log.source, log.options.get("first_line", 1)) for log in logs})
 
     def pull(self, names: Sequence[str], rank: int) -> tuple[dict[str, Any], Listing]:
         """Variables of ``rank`` by name, and a table that describes them on every rank."""

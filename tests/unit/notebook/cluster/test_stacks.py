@@ -37,7 +37,7 @@ def test_of_a_stack_that_is_too_deep_the_inner_calls() -> None:
 
 def test_equal_places_are_shown_once_with_the_lines_of_the_cell() -> None:
     source = "import socket\n\ndef load():\n    receive()\n\nload()\n"
-    text = render([Stack(0, FRAMES), Stack(1), Stack(2, FRAMES), Stack(3, trouble="is gone")], source, 1)
+    text = render([Stack(0, FRAMES), Stack(1), Stack(2, FRAMES), Stack(3, trouble="is gone")], {"r1": (source, 1)})
     assert text == (
         "ranks 0, 2:\n"
         "    Cell, line 6, in <module>\n      load()\n"
@@ -46,3 +46,13 @@ def test_equal_places_are_shown_once_with_the_lines_of_the_cell() -> None:
         "rank 1: idle\n"
         "rank 3: is gone"
     )
+
+
+def test_ranks_in_different_runs_show_their_own_cells() -> None:
+    found = [Stack(rank, (Frame(f"<cell of run r{rank}>", 2, "<module>"),)) for rank in range(3)]
+    text = render(found, {"r0": ("%%ringtrain\none()", 1), "r1": ("two()", 2)})
+    assert [line.strip() for line in text.splitlines() if not line.startswith("rank")] == [
+        *("Cell, line 2, in <module>", "one()"),
+        *("Cell, line 2, in <module>", "two()"),
+        "Cell, line 2, in <module>",
+    ]
