@@ -98,6 +98,8 @@ class LiveChart:
                 "pageFormatter": " ",
                 "pageTextStyle": {"fontSize": 1},
                 "pageIconSize": 9,
+                "pageIconColor": GREY,
+                "pageIconInactiveColor": "#8791a050",
                 "pageButtonGap": 2,
             },
             "toolbox": {
