@@ -1,9 +1,9 @@
 """Allreduce between two hosts over a link of known rate: ours beside MPI, and how much of the link it uses.
 
-    sudo .venv/bin/python benchmarks/hosts.py [--rate 1gbit] [--per-host 1] [--sizes 4096,16777216]
+    sudo .venv/bin/python benchmarks/hosts.py [--rate 1gbit] [--per-host 1] [--sizes 4096,16777216] [--transport mpi]
 
-Makes two network namespaces joined by a link that tbf limits, and runs the ranks in them. The limit is what has to
-leave each host, 2(h-1)/h of the tensor, at the rate of the link.
+Makes two network namespaces joined by a link that tbf limits, and has `ringrun` start the ranks in them, by ssh. The
+limit is what has to leave each host, 2(h-1)/h of the tensor, at the rate of the link.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ def main() -> None:
     parser.add_argument("--per-host", type=int, default=1, help="ranks on each host")
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="bytes")
     parser.add_argument("--seconds", type=float, default=3.0, help="time for each size")
+    parser.add_argument("--transport", default="tcp", choices=("tcp", "mpi"), help="what ours travels over")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     number, unit = re.fullmatch(r"(\d+)([mg]bit)", arguments.rate).groups()
@@ -62,14 +63,17 @@ def main() -> None:
         rank_main(float(number) * UNITS[unit], [int(size) for size in arguments.sizes.split(",")], arguments.seconds)
         return
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-    from harness.two_hosts import missing, two_hosts
+    from harness.two_hosts import NAMES, missing, two_hosts
 
     if reason := missing():
         sys.exit(f"two hosts cannot be made here: {reason}")
     with two_hosts(arguments.rate) as hosts:
         flags = ["--rank", "--rate", arguments.rate, "--sizes", arguments.sizes, "--seconds", str(arguments.seconds)]
-        print(f"2 hosts with {arguments.per_host} ranks each, a link of {arguments.rate}\n")
-        print(hosts.run([str(Path(__file__).resolve()), *flags], per_host=arguments.per_host))
+        print(f"2 hosts with {arguments.per_host} ranks each, a link of {arguments.rate}, over {arguments.transport}\n")
+        where = ",".join(f"{name}:{arguments.per_host}" for name in NAMES)
+        ringrun = [sys.executable, "-m", "ring_notebook.launch.cli", "-np", str(2 * arguments.per_host), "-H", where]
+        program = [sys.executable, str(Path(__file__).resolve()), *flags]
+        print(hosts.on_first([*ringrun, *program], environment={"RING_TRANSPORT": arguments.transport}))
 
 
 if __name__ == "__main__":

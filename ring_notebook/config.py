@@ -105,6 +105,11 @@ class Config:
     """RING_INTERFACE: the network interface of each host that ranks on several hosts connect through, such as eth0;
     empty: the one that leads to the other hosts."""
 
+    transport: Literal["auto", "tcp", "mpi"] = "auto"
+    """RING_TRANSPORT: what moves bytes between hosts, among ranks that `ringrun`, `run` or a notebook has started over
+    ssh or the like. ``auto`` is TCP connections of our own, and MPI where all hosts have RDMA devices. Ranks that
+    another launcher has started use MPI."""
+
     commit_dir: str = ""
     """RING_COMMIT_DIR: folder where elastic states put their commits, to resume after a death; empty: memory
     only, and ``.ring/commits`` in a notebook."""
@@ -131,6 +136,7 @@ _CHOICES = {
     "isa": ("baseline", "avx2", "avx512"),
     "overlap": ("auto", "inline", "thread"),
     "staging": ("auto", "cache", "memory"),
+    "transport": ("auto", "tcp", "mpi"),
     "wire": ("float16", "bfloat16"),
 }
 _LEAST = {"spin": -1, "start_timeout": -1, "min_np": 1}

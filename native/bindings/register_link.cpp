@@ -2,6 +2,7 @@
 
 #include "register.hpp"
 #include "ring/transport/link.hpp"
+#include "ring/transport/tcp_link.hpp"
 
 namespace py = pybind11;
 
@@ -21,4 +22,39 @@ void register_link(py::module_& module) {
                "Room for a link among all ranks of a domain; one rank calls it and tells the offset to the others.");
     module.def("memory_link", &ring::make_memory_link, py::arg("domain"), py::arg("offset"),
                "A link among all ranks of a domain, through the room that one of them has reserved.");
+    using Released = py::call_guard<py::gil_scoped_release>;
+    py::class_<ring::TcpLink, ring::Link, std::shared_ptr<ring::TcpLink>>(
+        module, "TcpLink", "A link over TCP connections that its user makes, among ranks 0 to `size` - 1.")
+        .def(py::init<int>(), py::arg("size"))
+        .def_property_readonly("attention_fd", &ring::TcpLink::attention_fd,
+                               "A descriptor that is readable when `take_wanted` and `flush` are to be called.")
+        .def("take_wanted", &ring::TcpLink::take_wanted, Released(), "Ranks that a connection is wanted to.")
+        .def("flush", &ring::TcpLink::flush, Released(),
+             "Sends what can be sent; returns whether something is left, so that this is to be called again soon.")
+        .def("connected", &ring::TcpLink::connected, py::arg("rank"), py::arg("socket"), Released(),
+             "The connection to `rank`, a descriptor that is the link's from now on.")
+        .def("unreachable", &ring::TcpLink::unreachable, py::arg("rank"), py::arg("why"), Released(),
+             "There will be no connection to `rank`: what waits for it raises RingError.")
+        .def(
+            "post",
+            [](ring::TcpLink& link, int to, int tag, const py::bytes& data) {
+                const auto text = static_cast<std::string_view>(data);
+                const py::gil_scoped_release released;
+                link.post(to, tag, text);
+            },
+            py::arg("to"), py::arg("tag"), py::arg("data"),
+            "Sends a message whose tag is at least `first_free_tag`; does not wait.")
+        .def(
+            "take",
+            [](ring::TcpLink& link, int tag) -> std::optional<std::pair<int, py::bytes>> {
+                std::optional<std::pair<int, std::string>> found;
+                {
+                    const py::gil_scoped_release released;
+                    found = link.take(tag);
+                }
+                if (!found) return std::nullopt;
+                return std::pair{found->first, py::bytes(found->second)};
+            },
+            py::arg("tag"), "The source and the data of a posted message that has arrived; None when there is none.")
+        .def_property_readonly_static("first_free_tag", [](const py::object&) { return ring::TcpLink::kFirstFree; });
 }

@@ -5,6 +5,7 @@ namespace ring::test {
 
 // Each throws std::logic_error for what does not hold.
 void check_links();
+void check_tcp();
 void check_notices();
 void check_notice_kinds();
 void check_memory();

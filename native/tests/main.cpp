@@ -2,11 +2,12 @@
 // result is checked. Before that come faults that are arranged one by one. Made for the sanitizers, which see all ranks
 // of one process over one mapping.
 //
-//   ring_tests [epochs] [ranks] [hosts] [seed] [--past-cache] [--devices]
+//   ring_tests [epochs] [ranks] [hosts] [seed] [--past-cache] [--devices] [--tcp]
 //   ring_tests --fuzz [seconds] [seed]
 //
-// With --past-cache ranks write segments past the cache. With --devices most tensors are on devices, of a driver and an
-// NCCL that are faked, and the faults are left out. With --fuzz damaged bytes come from other processes instead.
+// With --past-cache ranks write segments past the cache, with --tcp hosts are connected by sockets. With --devices most
+// tensors are on devices, of a driver and an NCCL that are faked, and the faults are left out. With --fuzz damaged
+// bytes come from other processes instead.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -22,13 +23,13 @@
 #include "fuzz.hpp"
 #include "rank.hpp"
 #include "ring/group/membership.hpp"
+#include "support.hpp"
 
 namespace {
 
 using namespace ring;
 using namespace ring::test;
 
-constexpr std::size_t kArena = 64 << 20;
 constexpr double kAgreement = 60.0;  // seconds
 constexpr auto kStuck = std::chrono::seconds(120);
 
@@ -42,6 +43,7 @@ bool has_flag(int count, char** values, const char* flag) {
 
 void check_faults() {
     check_links();
+    check_tcp();
     check_notices();
     check_notice_kinds();
     check_memory();
@@ -77,6 +79,7 @@ int main(int count, char** values) {
     if (has_flag(count, values, "--past-cache")) options.staging = StagingWay::Memory;
 
     const bool devices = has_flag(count, values, "--devices");
+    over_tcp = has_flag(count, values, "--tcp");
 
     try {
         if (!devices) check_faults();
@@ -88,7 +91,7 @@ int main(int count, char** values) {
     std::vector<std::shared_ptr<Domain>> domains{Domain::create(0, ranks, kArena)};
     while (static_cast<int>(domains.size()) < ranks)
         domains.push_back(domains.front()->share(static_cast<int>(domains.size())));
-    const std::uint64_t link = hosts > 1 ? reserve_memory_link(*domains.front()) : 0;
+    const Links made = hosts > 1 ? make_links(domains) : Links{};
     std::vector<int> host_of, everyone;
     for (int rank = 0; rank < ranks; ++rank) {
         host_of.push_back(rank % hosts);
@@ -104,9 +107,9 @@ int main(int count, char** values) {
         threads.emplace_back([&, index] {
             const auto& domain = domains[static_cast<std::size_t>(index)];
             const auto device = devices ? std::make_unique<FakeDevice>(index) : nullptr;
-            Rank rank(
-                {domain, hosts > 1 ? make_memory_link(domain, link) : nullptr, host_of, index, options, device.get()},
-                static_cast<std::uint64_t>(seed));
+            Rank rank({domain, hosts > 1 ? made.links[static_cast<std::size_t>(index)] : nullptr, host_of, index,
+                       options, device.get()},
+                      static_cast<std::uint64_t>(seed));
             std::uint64_t last = 0;
             for (int epoch = 1; epoch <= epochs && failures == 0; ++epoch) {
                 begun = std::max(begun.load(), epoch);
@@ -145,7 +148,7 @@ int main(int count, char** values) {
         domain->release(domain->allocate(1));  // takes back what the others have released
         left += domain->allocated();
     }
-    if (hosts > 1) domains.front()->release(link);
+    if (made.reserved != kNowhere) domains.front()->release(made.reserved);
     std::printf("%d ranks, %d hosts, %d epochs, %zu operations, %zu failures\n", ranks, hosts, epochs,
                 operations.load(), static_cast<std::size_t>(failures.load()));
     if (hosts == 1 && left != 0) std::fprintf(stderr, "%zu bytes of ring memory were not given back\n", left);

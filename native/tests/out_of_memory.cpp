@@ -136,7 +136,7 @@ void a_communicator_is_dropped(bool as_hosts) {
             const auto barrier = ring->start({}, kTimeout);
             const auto later = ring->start({}, kTimeout);
             {
-                const NoMemory none(after, as_hosts ? 50 : -1);
+                const NoMemory none(after, as_hosts ? 10 : -1);  // notices have 100 ms
                 ring.reset();
                 failed = NoMemory::has_failed();
             }

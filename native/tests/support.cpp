@@ -1,5 +1,8 @@
 #include "support.hpp"
 
+#include <poll.h>
+#include <sys/socket.h>
+
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -8,12 +11,68 @@
 #include <mutex>
 #include <vector>
 
+#include "ring/transport/tcp_link.hpp"
+
 namespace ring::test {
 namespace {
 
 constexpr double kStuck = 120.0;  // seconds
 
+// Sends the rest of messages that were given up half sent.
+class Attendant {
+   public:
+    explicit Attendant(std::vector<std::shared_ptr<TcpLink>> links) : links_(std::move(links)) {}
+    ~Attendant() {
+        stopping_ = true;
+        thread_.join();
+    }
+
+   private:
+    void attend() {
+        std::vector<pollfd> asking;
+        for (const auto& link : links_) asking.push_back({link->attention_fd(), POLLIN, 0});
+        while (!stopping_) {
+            ::poll(asking.data(), asking.size(), 2);
+            for (std::size_t i = 0; i < links_.size(); ++i) {
+                if (asking[i].revents == 0) continue;
+                links_[i]->take_wanted();
+                while (links_[i]->flush() && !stopping_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+            }
+        }
+    }
+
+    std::vector<std::shared_ptr<TcpLink>> links_;
+    std::atomic<bool> stopping_{false};
+    std::thread thread_{[this] { attend(); }};
+};
+
 }  // namespace
+
+bool over_tcp = false;
+
+Links make_links(const std::vector<std::shared_ptr<Domain>>& domains) {
+    Links made;
+    const int size = static_cast<int>(domains.size());
+    if (!over_tcp) {
+        made.reserved = reserve_memory_link(*domains.front());
+        for (const auto& domain : domains) made.links.push_back(make_memory_link(domain, made.reserved));
+        return made;
+    }
+    std::vector<std::shared_ptr<TcpLink>> links;
+    for (int rank = 0; rank < size; ++rank) {
+        const auto link = std::make_shared<TcpLink>(size);
+        for (int other = 0; other < rank; ++other) {
+            int ends[2];
+            expect(::socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0, "no sockets");
+            link->connected(other, ends[0]);
+            links[static_cast<std::size_t>(other)]->connected(rank, ends[1]);
+        }
+        links.push_back(link);
+    }
+    made.links.assign(links.begin(), links.end());
+    made.attendant = std::make_shared<Attendant>(std::move(links));
+    return made;
+}
 
 std::shared_ptr<Communicator> Place::open(std::uint64_t epoch, const Interruption& check) const {
     Communicator::Setup setup;
@@ -33,14 +92,14 @@ std::shared_ptr<Communicator> Place::open(std::uint64_t epoch, const Interruptio
 void as_ranks(const char* test, int size, bool as_hosts, const std::function<void(Place)>& body) {
     std::vector<std::shared_ptr<Domain>> domains{Domain::create(0, size, kArena)};
     for (int rank = 1; rank < size; ++rank) domains.push_back(domains.front()->share(rank));
-    const std::uint64_t offset = as_hosts ? reserve_memory_link(*domains.front()) : 0;
+    const Links made = as_hosts ? make_links(domains) : Links{};
     std::mutex mutex;
     std::exception_ptr failure;
     std::atomic<int> ended{0};
     std::vector<std::thread> threads;
     for (int rank = 0; rank < size; ++rank) {
         const auto& domain = domains[static_cast<std::size_t>(rank)];
-        Place place{rank, size, domain, as_hosts ? make_memory_link(domain, offset) : nullptr, {}};
+        Place place{rank, size, domain, as_hosts ? made.links[static_cast<std::size_t>(rank)] : nullptr, {}};
         threads.emplace_back([&, place = std::move(place)]() mutable {
             try {
                 body(std::move(place));

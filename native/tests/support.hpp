@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "ring/communicator/communicator.hpp"
 
@@ -38,6 +39,17 @@ struct Place {
 
     std::shared_ptr<Communicator> open(std::uint64_t epoch = 1, const Interruption& check = nullptr) const;
 };
+
+// Whether hosts are connected by TCP, as several machines are, or through ring memory.
+extern bool over_tcp;
+
+// One for each rank of the domains, each a host of its own. The caller releases what is reserved for them, if anything.
+struct Links {
+    std::vector<std::shared_ptr<Link>> links;
+    std::uint64_t reserved = kNowhere;
+    std::shared_ptr<void> attendant = nullptr;  // a thread that does what who makes the connections has to
+};
+Links make_links(const std::vector<std::shared_ptr<Domain>>& domains);
 
 // Runs the body once per rank, each in a thread, and throws what one of them threw. Ends the process with the name of
 // the test where they are stuck.

@@ -6,8 +6,8 @@ import math
 
 from ring_notebook.api.reduction import Reduction
 from ring_notebook.api.small_sums import allreduce_numbers
-from ring_notebook.core import metrics
 from ring_notebook.core.communicator import ReduceOp
+from ring_notebook.core.logged import metrics
 
 __all__ = ["NoiseMeter"]
 

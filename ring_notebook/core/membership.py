@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
 from collections.abc import Sequence
-from typing import Any
+from itertools import count
+from time import sleep
+from typing import TYPE_CHECKING, Any
 
 from ring_notebook.config import config
+from ring_notebook.core.native import core
 from ring_notebook.core.topology import Place, Topology
 
+if TYPE_CHECKING:
+    from ring_notebook import _core
+
 __all__ = ["agree", "living", "ranks_of"]
+
+_AGREEMENT = struct.Struct("!qq")  # which attempt of a rank, and a number of an epoch
+_PAUSE = 0.0005  # seconds between looks at the link
+_attempts = count()
 
 
 def ranks_of(comm: Any, topology: Topology, everyone: Sequence[int]) -> list[int]:
@@ -40,11 +52,13 @@ def agree(place: Place, ranks: list[int], last: int, run: int) -> tuple[int, lis
 
     All that live must call this; ``last`` is the newest epoch that this rank has tried. Ranks that were in other
     subsets have tried others. Where a death ends the job anyway, a rank that has died raises CollectiveAborted, as
-    does one that has left ``run``. Interruptible among the ranks of one host.
+    does one that has left ``run``. Interruptible, but not where MPI connects the hosts.
     """
     if len(ranks) == 1:
         return last + 1, ranks
     if any(place.domains[rank] != place.domains[ranks[0]] for rank in ranks):
+        if isinstance(place.link, core().TcpLink):
+            return _agree_over_tcp(place.link, ranks, place.topology.rank, last), ranks
         return _agree_through_mpi(ranks, last), ranks
     mates = place.mates
     candidates = sorted(mates.index(rank) for rank in ranks)
@@ -57,6 +71,36 @@ def living(place: Place, ranks: Sequence[int]) -> int:
     """How many of these ranks of the job have not died, as far as can be seen from this host."""
     mates = place.mates
     return sum(rank not in mates or not place.domain.dead(mates.index(rank)) for rank in ranks)
+
+
+def _agree_over_tcp(link: _core.TcpLink, ranks: list[int], own: int, last: int) -> int:
+    """Each tells the first of them its ``last``, which answers with the number after the greatest.
+
+    A rank that was interrupted here tries again: of what it has told the newest counts, and an answer to an earlier
+    attempt does not.
+    """
+    leader, others = ranks[0], ranks[1:]
+    tag = link.first_free_tag + zlib.crc32(repr(ranks).encode()) % (1 << 24)  # other sets agree beside this one
+    if own == leader:
+        told: dict[int, tuple[int, int]] = {}
+        while (found := link.take(tag)) or len(told) < len(others):
+            if found is None:
+                sleep(_PAUSE)
+                continue
+            told[found[0]] = _AGREEMENT.unpack(found[1])
+        agreed = max([last, *(number for _, number in told.values())]) + 1
+        for rank, (attempt, _) in told.items():
+            link.post(rank, tag, _AGREEMENT.pack(attempt, agreed))
+        return agreed
+    attempt = next(_attempts)
+    link.post(leader, tag, _AGREEMENT.pack(attempt, last))
+    while True:
+        if (found := link.take(tag)) is None:
+            sleep(_PAUSE)
+            continue
+        answered, agreed = _AGREEMENT.unpack(found[1])
+        if answered == attempt:
+            return int(agreed)
 
 
 def _agree_through_mpi(ranks: list[int], last: int) -> int:

@@ -41,6 +41,7 @@ class Core(Protocol):
     MemberGroup: type[_core.MemberGroup]
     Options: type[_core.Options]
     Staging: type[_core.Staging]
+    TcpLink: type[_core.TcpLink]
     TensorReader: type[_core.TensorReader]
     TensorWork: type[_core.TensorWork]
     Update: type[_core.Update]

@@ -17,7 +17,8 @@ from ring_notebook.config import config
 from ring_notebook.core.communicator import Communicator
 from ring_notebook.core.membership import agree, living, ranks_of
 from ring_notebook.core.native import core, devices, options
-from ring_notebook.core.topology import Place, Topology, find_place, join_place, make_place
+from ring_notebook.core.place import find_place, join_place, make_place
+from ring_notebook.core.topology import Place, Topology
 from ring_notebook.error_text import error_text
 from ring_notebook.errors import CollectiveAborted, NotInitializedError, RingError
 from ring_notebook.rank.preload import unload_from_children

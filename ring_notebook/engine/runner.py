@@ -15,7 +15,8 @@ import psutil
 from ipyparallel.engine.datapub import publish_data
 from IPython.core.interactiveshell import InteractiveShell
 
-from ring_notebook.core import metrics, world
+from ring_notebook.core import world
+from ring_notebook.core.logged import metrics
 from ring_notebook.core.tracing import trace
 from ring_notebook.core.waits import other_waits
 from ring_notebook.engine import namespace, setup

@@ -38,8 +38,8 @@ from ring_notebook.api.process_sets import ProcessSet, add_process_set, global_p
 from ring_notebook.api.tensor_adapter import register_adapter
 from ring_notebook.api.without_tensors import barrier, join
 from ring_notebook.core import world
-from ring_notebook.core.device_numbers import register_copier
-from ring_notebook.core.metrics import log, log_params, track
+from ring_notebook.core.logged.device_numbers import register_copier
+from ring_notebook.core.logged.metrics import log, log_params, track
 from ring_notebook.errors import HorovodInternalError, HostsUpdatedInterrupt
 from ring_notebook.torch import elastic, mpi_ops
 from ring_notebook.torch.collectives.allgather import (

@@ -17,7 +17,7 @@ from ring_notebook.api.process_sets import ProcessSet, add_process_set, global_p
 from ring_notebook.api.reduction import reduction_of
 from ring_notebook.api.tensor_adapter import register_adapter
 from ring_notebook.core.buffers import Buffer, DType, from_memoryview
-from ring_notebook.core.metrics import log, track
+from ring_notebook.core.logged.metrics import log, track
 
 __all__ = [
     "ArrayState",

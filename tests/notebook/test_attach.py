@@ -23,7 +23,8 @@ atexit.register(time.sleep, 0.5)  # a kernel has more to do when it exits, and i
 cluster = Cluster(2, keep=sys.argv[1] == "keep").start()
 run = cluster.run('''
 import pathlib, time
-from ring_notebook.core import metrics, world
+from ring_notebook.core import world
+from ring_notebook.core.logged import metrics
 print("from the start")
 kept = 5
 for step in range(40):

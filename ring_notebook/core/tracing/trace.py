@@ -20,8 +20,9 @@ from pathlib import Path
 from time import monotonic_ns, time_ns
 from typing import Any
 
-from ring_notebook.core import metrics, world
+from ring_notebook.core import world
 from ring_notebook.core.buffers import from_memoryview
+from ring_notebook.core.logged import metrics
 from ring_notebook.core.tracing.trace_file import GrowingTrace, report_unwritten
 from ring_notebook.core.waits import other_waits
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from time import monotonic
 
-from ring_notebook.core import metrics, world
+from ring_notebook.core import world
+from ring_notebook.core.logged import metrics
 from ring_notebook.core.waits import other_waits
 
 __all__ = ["TimeSpent"]

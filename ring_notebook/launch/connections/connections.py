@@ -91,17 +91,20 @@ class MpiConnections(Connections):
         except OSError:
             return False
         try:
-            replies = self._pmi.receive(rank, data)
+            self._reply(self._pmi.receive(rank, data))
         except ValueError:
             return False
+        return bool(data)
+
+    def _reply(self, replies: Mapping[int, bytes]) -> None:
         for to, reply in replies.items():
             with contextlib.suppress(OSError):  # it has exited, or it asks without end and reads no answer
                 self._channels[to].sendall(reply, socket.MSG_DONTWAIT)
-        return bool(data)
 
     def exited(self, rank: int, how: str) -> None:
         while rank in self._channels and self._has_data(rank) and self.receive(rank):
             pass  # whether it has finalized may still lie in the socket
+        self._reply({to: f"{line}\n".encode() for to, line in self._pmi.exited(rank, how).items()})
 
     def _has_data(self, rank: int) -> bool:
         try:

@@ -25,6 +25,7 @@ from ring_notebook.launch.supervisor.outer_job import without_outer_job
 from ring_notebook.launch.supervisor.rank_failure import RankFailure, report_failure
 from ring_notebook.launch.supervisor.start_error import explain_start_error
 from ring_notebook.launch.supervisor.supervisor import Supervisor
+from ring_notebook.rank.hosts_rendezvous import HOSTS
 from ring_notebook.rank.rank_variables import MASTER, loopback
 
 __all__ = ["main", "place"]
@@ -72,7 +73,10 @@ def _supervise(program: list[str], n: int, placed: dict[str, list[int]]) -> Supe
     master = os.environ.get(MASTER) or loopback()
     network = network_variables(name for name in placed if not is_local(name))
     number = {rank: index for index, ranks in enumerate(placed.values()) for rank in ranks}
-    connections = MpiConnections(job, [number[rank] for rank in range(n)], network)
+    places = [number[rank] for rank in range(n)]
+    if len(placed) > 1:
+        environment[HOSTS] = ",".join(map(str, places))
+    connections = MpiConnections(job, places, network)
     hosts: list[HostRanks] = []
     for name, ranks in placed.items():
         assignment = Assignment(program, environment, ranks, n, master)

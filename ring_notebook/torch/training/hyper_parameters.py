@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ring_notebook.core.metrics import note_params
+from ring_notebook.core.logged.metrics import note_params
 
 __all__ = ["note_loader", "note_optimizer"]
 

@@ -23,7 +23,7 @@ from torch.utils.data import (
 )
 
 from ranks.training import make_model, momentum
-from ring_notebook.core import metrics
+from ring_notebook.core.logged import metrics
 from ring_notebook.torch.training.data import shard
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
@@ -95,3 +96,36 @@ def test_the_names_of_mpichs_shared_memory() -> None:
 )
 def test_which_ranks_share_a_host(places: list[int], mapping: str) -> None:
     assert process_mapping(places) == mapping
+
+
+def test_gathering_tells_all_what_each_has_told() -> None:
+    server = PmiServer("job", [0, 0, 1])
+    told: dict[int, dict[str, object]] = {}
+    for round in range(2):
+        assert answers(server, 2, f'cmd=ring_gather value=["two", {round}]') == {}
+        assert answers(server, 0, "cmd=ring_gather value=null") == {}
+        replies = answers(server, 1, 'cmd=ring_gather value={"a b": "c=d"}')
+        told = {rank: json.loads(line.removeprefix("cmd=ring_gathered value=")) for rank, (line,) in replies.items()}
+        assert [told[rank]["values"] for rank in range(3)] == [[None, {"a b": "c=d"}, ["two", round]]] * 3
+    keys = {str(one["key"]) for one in told.values()}
+    assert [len(bytes.fromhex(key)) for key in keys] == [32]
+    assert keys.isdisjoint([PmiServer("job", [0])._key]), "each job has a key of its own"
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_rank_that_has_exited_gathers_nothing(before: bool) -> None:
+    server = PmiServer("job", [0, 0, 0])
+    why = 'cmd=ring_gathered value={"error": "rank 1 exited (exit code 3) before all ranks had called init()"}'
+    if before:
+        assert server.exited(1, "exit code 3") == {}
+        assert answers(server, 0, "cmd=ring_gather value=1") == {0: [why]}
+    else:
+        assert answers(server, 0, "cmd=ring_gather value=1") == {}
+        assert server.exited(1, "exit code 3") == {0: why}
+    assert answers(server, 2, "cmd=ring_gather value=1") == {2: [why]}
+
+
+@pytest.mark.parametrize("value", ["", "{", "[" * 50_000])
+def test_what_is_gathered_has_to_be_json(value: str) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - the supervisor hangs up, whatever it is
+        PmiServer("job", [0]).receive(0, f"cmd=ring_gather value={value}\n".encode())

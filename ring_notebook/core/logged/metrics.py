@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from time import monotonic, monotonic_ns, time
 from typing import Any, Generic, TypeVar
 
-from ring_notebook.core.device_numbers import copy_from_device, has_arrived, read
+from ring_notebook.core.logged.device_numbers import copy_from_device, has_arrived, read
 from ring_notebook.records import MetricBatch
 
 __all__ = [

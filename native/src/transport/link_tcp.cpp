@@ -1,0 +1,293 @@
+#include <errno.h>
+#include <linux/sockios.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "ring/base/errors.hpp"
+#include "ring/base/wait.hpp"
+#include "ring/transport/tcp_link.hpp"
+
+namespace ring {
+namespace {
+
+constexpr std::int64_t kGrace = 2'000'000'000;   // ns
+constexpr std::int64_t kLinger = 2'000'000'000;  // ns
+// Looking at each of more connections costs more than to ask which are ready.
+constexpr std::size_t kFewPeers = 2;
+
+std::string error_text(int number) { return std::strerror(number); }
+
+}  // namespace
+
+TcpLink::TcpLink(int size)
+    : attention_fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), poll_fd_(::epoll_create1(EPOLL_CLOEXEC)) {
+    if (attention_fd_ < 0 || poll_fd_ < 0) {
+        const int number = errno;
+        if (attention_fd_ >= 0) ::close(attention_fd_);
+        if (poll_fd_ >= 0) ::close(poll_fd_);
+        throw Error("link: no descriptor for TCP: " + error_text(number));
+    }
+    peers_.resize(static_cast<std::size_t>(size));
+}
+
+TcpLink::~TcpLink() {
+    for (const auto& one : peers_)
+        if (one && one->socket >= 0) ::close(one->socket);
+    ::close(poll_fd_);
+    ::close(attention_fd_);
+}
+
+TcpLink::Peer& TcpLink::peer(int rank) {
+    auto& found = peers_.at(static_cast<std::size_t>(rank));
+    if (!found) found = std::make_unique<Peer>();
+    return *found;
+}
+
+void TcpLink::ask_for_attention() const noexcept {
+    const std::uint64_t one = 1;
+    static_cast<void>(!::write(attention_fd_, &one, sizeof one));  // a full one is readable already
+}
+
+void TcpLink::activate(int rank) {
+    Peer& peer = this->peer(rank);
+    if (!peer.active) active_.push_back(rank);
+    peer.active = true;
+}
+
+Link::Transfer TcpLink::send(int to, int tag, const void* data, std::size_t bytes) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto noted = live_.emplace(++last_, Live{to, false}).first;
+    const Transfer transfer = last_;
+    try {
+        queue(to, {transfer, {kMark, tag, bytes}, static_cast<const std::byte*>(data), 0});
+    } catch (...) {
+        live_.erase(noted);
+        throw;
+    }
+    return transfer;
+}
+
+void TcpLink::post(int to, int tag, std::string_view data) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto own = std::make_shared<std::string>(data);
+    queue(to, {0, {kMark, tag, own->size()}, reinterpret_cast<const std::byte*>(own->data()), 0, own});
+}
+
+void TcpLink::queue(int to, Outgoing outgoing) {
+    activate(to);
+    Peer& peer = this->peer(to);
+    if (peer.socket < 0 && !peer.asked_for && peer.gone_at == 0) {
+        wanted_.push_back(to);
+        peer.asked_for = true;
+        ask_for_attention();
+    }
+    peer.out.push_back(std::move(outgoing));
+    push(to);
+}
+
+Link::Transfer TcpLink::receive(int from, int tag, void* data, std::size_t bytes) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    activate(from);
+    Peer& peer = this->peer(from);
+    const auto noted = live_.emplace(++last_, Live{from, false}).first;
+    const Wanted wanted{last_, tag, static_cast<std::byte*>(data), bytes};
+    try {
+        noted->second.done = take_arrived(peer, wanted);
+        if (!noted->second.done) peer.wanted.push_back(wanted);
+    } catch (...) {
+        live_.erase(noted);
+        throw;
+    }
+    return wanted.transfer;
+}
+
+// The oldest message of that tag, where it has arrived.
+bool TcpLink::take_arrived(Peer& peer, const Wanted& wanted) {
+    const auto found = std::find_if(peer.arrived.begin(), peer.arrived.end(),
+                                    [&](const Message& message) { return message.tag == wanted.tag; });
+    if (found == peer.arrived.end()) return false;
+    if (const std::size_t n = std::min(found->body.size(), wanted.bytes))
+        std::memcpy(wanted.data, found->body.data(), n);
+    peer.arrived.erase(found);
+    return true;
+}
+
+void TcpLink::mark_done(Transfer transfer) noexcept {
+    const auto found = live_.find(transfer);
+    if (found != live_.end()) found->second.done = true;
+}
+
+bool TcpLink::done(Transfer& transfer) {
+    if (transfer == 0) return true;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    auto found = live_.find(transfer);
+    if (!found->second.done) progress();
+    if (!found->second.done) {
+        const Peer& peer = this->peer(found->second.peer);
+        if (peer.gone_at != 0 && monotonic_ns() - peer.gone_at > kGrace)
+            throw Error("link: rank " + std::to_string(found->second.peer) + " " + peer.gone);
+        return false;
+    }
+    live_.erase(found);
+    transfer = 0;
+    return true;
+}
+
+void TcpLink::cancel(Transfer& transfer, std::shared_ptr<const void>) noexcept {
+    if (transfer == 0) return;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = live_.find(transfer);
+    Peer& peer = *peers_[static_cast<std::size_t>(found->second.peer)];
+    // A message whose head has left must be completed, or the connection loses its place.
+    for (auto out = peer.out.begin(); out != peer.out.end(); ++out)
+        if (out->transfer == transfer) {
+            if (out->sent == 0) {
+                peer.out.erase(out);
+            } else {
+                out->data = nullptr;
+                ask_for_attention();
+            }
+            break;
+        }
+    const auto is_it = [&](const Wanted& wanted) { return wanted.transfer == transfer; };
+    peer.wanted.erase(std::remove_if(peer.wanted.begin(), peer.wanted.end(), is_it), peer.wanted.end());
+    if (peer.in.wanted && is_it(*peer.in.wanted)) peer.in.wanted->data = nullptr;
+    live_.erase(found);
+    transfer = 0;
+}
+
+bool TcpLink::probe(int tag, int& source, std::size_t& bytes) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    progress();  // a message that was given up half sent stands before others
+    pull_ready();
+    for (std::size_t rank = 0; rank < peers_.size(); ++rank) {
+        if (!peers_[rank]) continue;
+        for (const Message& message : peers_[rank]->arrived)
+            if (message.tag == tag) {
+                source = static_cast<int>(rank);
+                bytes = message.body.size();
+                return true;
+            }
+    }
+    return false;
+}
+
+std::optional<std::pair<int, std::string>> TcpLink::take(int tag) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    progress();
+    pull_ready();
+    for (std::size_t rank = 0; rank < peers_.size(); ++rank) {
+        if (!peers_[rank]) continue;
+        auto& arrived = peers_[rank]->arrived;
+        const auto found =
+            std::find_if(arrived.begin(), arrived.end(), [&](const Message& message) { return message.tag == tag; });
+        if (found == arrived.end()) continue;
+        std::string data(reinterpret_cast<const char*>(found->body.data()), found->body.size());
+        arrived.erase(found);
+        return std::pair{static_cast<int>(rank), std::move(data)};
+    }
+    return std::nullopt;
+}
+
+bool TcpLink::flush() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    bool is_left = false;
+    for (std::size_t rank = 0; rank < peers_.size(); ++rank) {
+        if (!peers_[rank]) continue;
+        push(static_cast<int>(rank));
+        is_left = is_left || (peers_[rank]->socket >= 0 && !peers_[rank]->out.empty());
+    }
+    return is_left;
+}
+
+void TcpLink::drain() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const std::int64_t deadline = monotonic_ns() + kLinger;
+    const auto is_left = [](const std::unique_ptr<Peer>& one) {
+        if (!one || one->socket < 0) return false;
+        int unsent = 0;
+        return !one->out.empty() || (::ioctl(one->socket, SIOCOUTQ, &unsent) == 0 && unsent > 0);
+    };
+    do {
+        progress();
+        pull_ready();  // a socket that is closed with something unread takes back what it has sent
+        if (std::none_of(peers_.begin(), peers_.end(), is_left)) return;
+        cpu_yield();
+    } while (monotonic_ns() < deadline);
+}
+
+std::vector<int> TcpLink::take_wanted() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::uint64_t count = 0;
+    static_cast<void>(!::read(attention_fd_, &count, sizeof count));  // nothing is wanted
+    return std::exchange(wanted_, {});
+}
+
+void TcpLink::connected(int rank, int socket) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    Peer& peer = this->peer(rank);
+    if (peer.socket >= 0 || !peer.gone.empty()) {
+        ::close(socket);
+        return;
+    }
+    peer.buffer.reset(new std::byte[kBuffer]);
+    epoll_event event{};
+    event.events = EPOLLIN;
+    event.data.u32 = static_cast<std::uint32_t>(rank);
+    if (::epoll_ctl(poll_fd_, EPOLL_CTL_ADD, socket, &event) != 0) {
+        const int number = errno;
+        ::close(socket);
+        lose(rank, "has no connection: " + error_text(number));
+        return;
+    }
+    peer.socket = socket;
+    push(rank);
+}
+
+void TcpLink::unreachable(int rank, std::string_view why) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (peer(rank).socket < 0) lose(rank, why);
+}
+
+void TcpLink::lose(int rank, std::string_view why) {
+    Peer& peer = *peers_[static_cast<std::size_t>(rank)];
+    if (peer.socket >= 0) ::close(std::exchange(peer.socket, -1));
+    if (peer.gone_at != 0) return;
+    peer.gone_at = monotonic_ns();
+    peer.gone = why;
+}
+
+// Carries on everything that a transfer is under way for.
+void TcpLink::progress() {
+    const auto is_idle = [&](int rank) {
+        Peer& peer = *peers_[static_cast<std::size_t>(rank)];
+        peer.active = !peer.out.empty() || !peer.wanted.empty() || peer.in.wanted;
+        return !peer.active;
+    };
+    active_.erase(std::remove_if(active_.begin(), active_.end(), is_idle), active_.end());
+    for (std::size_t i = 0; i < active_.size(); ++i) push(active_[i]);
+    if (active_.size() > kFewPeers) {
+        pull_ready();
+    } else {
+        for (std::size_t i = 0; i < active_.size(); ++i) pull(active_[i]);
+    }
+}
+
+void TcpLink::pull_ready() {
+    if (starved_) {
+        starved_ = false;
+        for (std::size_t rank = 0; rank < peers_.size(); ++rank)
+            if (peers_[rank]) pull(static_cast<int>(rank));
+    }
+    epoll_event events[64];
+    const int n = ::epoll_wait(poll_fd_, events, 64, 0);
+    for (int i = 0; i < n; ++i) pull(static_cast<int>(events[i].data.u32));
+}
+
+}  // namespace ring

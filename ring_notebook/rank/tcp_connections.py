@@ -1,0 +1,242 @@
+"""The TCP connections between ranks of several hosts: made when they are needed, between ranks that prove who they are.
+
+Each rank listens on one port of the interface that leads to the other hosts. Who connects and who accepts prove to each
+other that they know the secret of the job (HMAC-SHA256 of fresh random numbers, of both ranks and of the direction),
+before any message passes. Of two ranks that connect to each other at once the lower one prevails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import os
+import secrets
+import socket
+import struct
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import psutil
+
+from ring_notebook.config import config
+
+if TYPE_CHECKING:
+    from ring_notebook import _core
+
+__all__ = ["TcpConnections", "listen"]
+
+_MAGIC = b"ring-notebook 1\n"
+_FRONT = struct.Struct(f"!{len(_MAGIC)}sii32s")  # the rank that connects, the one that it means, its random number
+_DIGEST = 32
+_ACCEPTED, _REFUSED = b"+", b"-"
+_SECONDS_TO_PROVE = 10.0
+"""For a caller to say who it is; others may connect meanwhile."""
+_MOST_STRANGERS = 128
+"""Connections that have proven nothing yet; more wait in the kernel."""
+_SECONDS_TO_CONNECT = 30.0
+_PAUSE = 0.1  # seconds between attempts
+_SECONDS_TO_FLUSH = 0.005
+
+
+def listen() -> socket.socket:
+    """A socket that listens on the interface to the other hosts, on a port that the kernel chooses.
+
+    The interface is RING_INTERFACE, else the one that the job has found (GLOO_SOCKET_IFNAME, which may be a list), else
+    that of this host's name. Raises OSError when it has no address.
+    """
+    name = config().interface or os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    address = _address_of(name) if name else socket.gethostbyname(socket.gethostname())
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.bind((address, 0))
+        listener.listen(_MOST_STRANGERS)
+        listener.setblocking(False)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _address_of(interface: str) -> str:
+    """Of IPv4 where there is one."""
+    known = psutil.net_if_addrs().get(interface, [])
+    for family in (socket.AF_INET, socket.AF_INET6):
+        for one in known:
+            if one.family == family and not one.address.startswith("fe80"):  # which needs to be told the interface
+                return str(one.address)
+    raise OSError(f"the network interface {interface!r} has no address here; RING_INTERFACE names another one")
+
+
+class TcpConnections(threading.Thread):
+    """Gives ``link`` the connections that it asks for and those that others ask this ``rank`` for.
+
+    ``addresses`` are host and port of every rank's listener, this one's ``listener`` included; ``key`` is the secret.
+    """
+
+    def __init__(
+        self,
+        link: _core.TcpLink,
+        rank: int,
+        listener: socket.socket,
+        addresses: Sequence[tuple[str, int]],
+        key: bytes,
+    ) -> None:
+        super().__init__(name="ring-connections", daemon=True)
+        self._link = link
+        self._rank = rank
+        self._listener = listener
+        self._addresses = addresses
+        self._key = key
+        self._connected: set[int] = set()
+        self._calling: dict[int, asyncio.Task[None]] = {}
+        self._loop = asyncio.new_event_loop()
+        self._serving = self._loop.create_task(self._serve())
+        self.start()
+
+    def run(self) -> None:
+        """Serve until `stop`."""
+        with contextlib.suppress(asyncio.CancelledError):
+            self._loop.run_until_complete(self._serving)
+        for task in (left := asyncio.all_tasks(self._loop)):
+            task.cancel()
+        if left:
+            self._loop.run_until_complete(asyncio.wait(left))
+        self._loop.close()
+        self._listener.close()
+
+    def stop(self) -> None:
+        """Make no more connections. Does not wait; connections that the link has stay."""
+        self._loop.call_soon_threadsafe(self._serving.cancel)
+
+    async def _serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._link.attention_fd, self._attend)
+        strangers = asyncio.Semaphore(_MOST_STRANGERS)
+        answers: set[asyncio.Task[None]] = set()
+        while True:
+            await strangers.acquire()
+            try:
+                channel, _ = await loop.sock_accept(self._listener)
+            except OSError:  # out of descriptors, or the caller has gone
+                strangers.release()
+                await asyncio.sleep(_PAUSE)
+                continue
+            answer = asyncio.create_task(self._answer(channel))
+            answers.add(answer)
+            answer.add_done_callback(answers.discard)
+            answer.add_done_callback(lambda _: strangers.release())
+
+    def _attend(self) -> None:
+        self._flush()
+        for rank in self._link.take_wanted():
+            if rank not in self._connected and rank not in self._calling:
+                self._calling[rank] = asyncio.create_task(self._call(rank))
+
+    def _flush(self) -> None:
+        """Send the rest of what was given up half sent, though nobody waits for it."""
+        if self._link.flush():
+            self._loop.call_later(_SECONDS_TO_FLUSH, self._flush)
+
+    async def _call(self, rank: int) -> None:
+        """Connect to ``rank``, unless it connects to this one meanwhile."""
+        clock = asyncio.get_running_loop().time
+        until, why = clock() + _SECONDS_TO_CONNECT, "no answer"
+        while rank not in self._connected and clock() < until:
+            try:
+                if channel := await asyncio.wait_for(self._try(rank), until - clock()):
+                    self._connected.add(rank)
+                    self._hand_over(rank, channel)
+                    break
+            except asyncio.TimeoutError:
+                break
+            except (OSError, EOFError) as error:
+                why = getattr(error, "strerror", None) or str(error)
+            await asyncio.sleep(_PAUSE)
+        del self._calling[rank]
+        if rank not in self._connected:
+            host, port = self._addresses[rank]
+            self._link.unreachable(
+                rank,
+                f"cannot be reached at {host}, port {port}, within {_SECONDS_TO_CONNECT:g} s ({why}). Does a firewall "
+                "keep the hosts apart? RING_INTERFACE names another interface, and RING_TRANSPORT=mpi uses MPI instead",
+            )
+
+    async def _try(self, rank: int) -> socket.socket | None:
+        """A connection to ``rank``; None where it prefers its own to this one."""
+        loop = asyncio.get_running_loop()
+        host, port = self._addresses[rank]
+        channel = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            channel.setblocking(False)
+            await loop.sock_connect(channel, (host, port))
+            front = _FRONT.pack(_MAGIC, self._rank, rank, secrets.token_bytes(_DIGEST))
+            await loop.sock_sendall(channel, front)
+            challenge = await _read(channel, _DIGEST)
+            if not hmac.compare_digest(await _read(channel, _DIGEST), self._proof(b"accept", front, challenge)):
+                raise OSError("another program answers there")
+            await loop.sock_sendall(channel, self._proof(b"connect", front, challenge))
+            if await _read(channel, 1) == _ACCEPTED:
+                return channel
+        except BaseException:
+            channel.close()
+            raise
+        channel.close()
+        return None
+
+    async def _answer(self, channel: socket.socket) -> None:
+        """A process has connected: find out whether it is a rank of the job."""
+        channel.setblocking(False)
+        try:
+            rank = await asyncio.wait_for(self._find_out(channel), _SECONDS_TO_PROVE)
+        except BaseException as error:
+            channel.close()
+            if not isinstance(error, (OSError, EOFError, asyncio.TimeoutError)):
+                raise
+            return
+        # Of two calls that cross, that of the lower rank prevails. What is decided here holds for both sides.
+        wins = rank not in self._connected and not (rank in self._calling and self._rank < rank)
+        if wins:
+            self._connected.add(rank)
+        try:
+            await asyncio.get_running_loop().sock_sendall(channel, _ACCEPTED if wins else _REFUSED)
+        except OSError:
+            self._connected.difference_update({rank} if wins else ())
+            wins = False
+        if wins:
+            self._hand_over(rank, channel)
+        else:
+            channel.close()
+
+    async def _find_out(self, channel: socket.socket) -> int:
+        """The rank at the other end, which has proven that it knows the key. Raises OSError where it is none."""
+        front = await _read(channel, _FRONT.size)
+        magic, rank, meant, _ = _FRONT.unpack(front)
+        if magic != _MAGIC or meant != self._rank or not 0 <= rank < len(self._addresses) or rank == meant:
+            raise OSError("no rank of this job")
+        challenge = secrets.token_bytes(_DIGEST)
+        proof = self._proof(b"accept", front, challenge)
+        await asyncio.get_running_loop().sock_sendall(channel, challenge + proof)
+        if not hmac.compare_digest(await _read(channel, _DIGEST), self._proof(b"connect", front, challenge)):
+            raise OSError("no rank of this job")
+        return int(rank)
+
+    def _hand_over(self, rank: int, channel: socket.socket) -> None:
+        channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._link.connected(rank, channel.detach())
+
+    def _proof(self, direction: bytes, front: bytes, challenge: bytes) -> bytes:
+        return hmac.digest(self._key, direction + front + challenge, "sha256")
+
+
+async def _read(channel: socket.socket, size: int) -> bytes:
+    loop = asyncio.get_running_loop()
+    data = b""
+    while len(data) < size:
+        piece = await loop.sock_recv(channel, size - len(data))
+        if not piece:
+            raise EOFError("it has closed the connection")
+        data += piece
+    return data

@@ -1,0 +1,165 @@
+"""Connections between ranks of several hosts: who proves what to whom, calls that cross, strangers and silence."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from ring_notebook.core.native import core
+from ring_notebook.rank import tcp_connections
+from ring_notebook.rank.tcp_connections import TcpConnections, listen
+
+TAG = core().TcpLink.first_free_tag
+KEY = bytes(range(32))
+LIMIT = 60.0
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+class Ranks:
+    """Links of ranks that share this process, on loopback."""
+
+    def __init__(self, keys: list[bytes]) -> None:
+        listeners = [listen() for _ in keys]
+        self.addresses = [listener.getsockname()[:2] for listener in listeners]
+        self.links = [core().TcpLink(len(keys)) for _ in keys]
+        for rank, (link, listener, key) in enumerate(zip(self.links, listeners, keys, strict=True)):
+            TcpConnections(link, rank, listener, self.addresses, key)
+
+    def receive(self, rank: int) -> tuple[int, bytes]:
+        found: list[tuple[int, bytes]] = []
+
+        def look() -> bool:
+            for link in self.links:  # who sends has to look too
+                if link is not self.links[rank]:
+                    link.take(TAG + 1)
+            message = self.links[rank].take(TAG)
+            found.extend([message] if message else [])
+            return bool(found)
+
+        until(look)
+        return found[0]
+
+
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[list[bytes]], Ranks]]:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setattr(tcp_connections, "_SECONDS_TO_CONNECT", 1.0)
+    with ExitStack() as stack:
+
+        def make(keys: list[bytes]) -> Ranks:
+            made = Ranks(keys)
+            stack.callback(close, made)
+            return made
+
+        yield make
+
+
+def close(made: Ranks) -> None:
+    for link in made.links:
+        link.drain()
+    for thread in [thread for thread in threading.enumerate() if isinstance(thread, TcpConnections)]:
+        thread.stop()
+        thread.join(LIMIT)
+        assert not thread.is_alive()
+
+
+def test_a_rank_that_sends_is_connected(ranks: Callable[[list[bytes]], Ranks]) -> None:
+    three = ranks([KEY] * 3)
+    three.links[2].post(0, TAG, b"two to zero")
+    three.links[0].post(1, TAG, b"zero to one")
+    assert three.receive(0) == (2, b"two to zero")
+    assert three.receive(1) == (0, b"zero to one")
+    three.links[0].post(2, TAG, b"back")
+    assert three.receive(2) == (0, b"back")
+
+
+def test_calls_that_cross_leave_one_connection(ranks: Callable[[list[bytes]], Ranks]) -> None:
+    """Whatever the order in which the two decide, what both have sent arrives."""
+    for _ in range(30):
+        two = ranks([KEY] * 2)
+        callers = [threading.Thread(target=two.links[rank].post, args=(1 - rank, TAG, b"%d" % rank)) for rank in (0, 1)]
+        for caller in callers:
+            caller.start()
+        assert [two.receive(rank) for rank in (0, 1)] == [(1, b"1"), (0, b"0")]
+        two.links[0].post(1, TAG, b"again")
+        assert two.receive(1) == (0, b"again")
+        close(two)
+
+
+def test_a_rank_with_another_key_is_none(ranks: Callable[[list[bytes]], Ranks]) -> None:
+    two = ranks([KEY, bytes(32)])
+    two.links[0].post(1, TAG, b"secret")
+    receive = two.links[1].take
+    deadline = time.monotonic() + 2.0
+    while time.monotonic() < deadline:
+        assert receive(TAG) is None
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096), tcp_connections._FRONT.pack(b"x" * 16, 0, 1, bytes(32))]
+)
+def test_a_stranger_learns_nothing_and_disturbs_nobody(ranks: Callable[[list[bytes]], Ranks], said: bytes) -> None:
+    two = ranks([KEY] * 2)
+    with socket.create_connection(two.addresses[1]) as stranger:
+        stranger.sendall(said)
+        stranger.shutdown(socket.SHUT_WR)
+        stranger.settimeout(LIMIT)
+        answer = b""
+        try:
+            while piece := stranger.recv(4096):
+                answer += piece
+        except ConnectionResetError:
+            pass
+        assert answer == b""
+    two.links[0].post(1, TAG, b"hello")
+    assert two.receive(1) == (0, b"hello")
+
+
+def test_a_front_that_is_repeated_proves_nothing(ranks: Callable[[list[bytes]], Ranks]) -> None:
+    """Who has seen a connection, and says the same again, gets another challenge."""
+    two = ranks([KEY] * 2)
+    front = tcp_connections._FRONT.pack(tcp_connections._MAGIC, 0, 1, bytes(32))
+    challenges = []
+    for _ in range(2):
+        with socket.create_connection(two.addresses[1]) as stranger:
+            stranger.settimeout(LIMIT)
+            stranger.sendall(front)
+            challenge = b""
+            while len(challenge) < 64:
+                challenge += stranger.recv(64 - len(challenge))
+            stranger.sendall(challenge[32:])  # what proves the other direction proves nothing in this one
+            assert stranger.recv(1) == b""
+            challenges.append(challenge)
+    assert challenges[0][:32] != challenges[1][:32]
+
+
+def test_many_that_say_nothing_keep_no_rank_out(
+    ranks: Callable[[list[bytes]], Ranks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tcp_connections, "_SECONDS_TO_CONNECT", LIMIT)
+    monkeypatch.setattr(tcp_connections, "_SECONDS_TO_PROVE", 0.2)
+    two = ranks([KEY] * 2)
+    with ExitStack() as stack:
+        for _ in range(2 * tcp_connections._MOST_STRANGERS):
+            stack.enter_context(socket.create_connection(two.addresses[1]))
+        two.links[0].post(1, TAG, b"hello")
+        assert two.receive(1) == (0, b"hello")
+
+
+def test_an_interface_without_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nothing0,lo")
+    with pytest.raises(OSError, match="'nothing0' has no address here; RING_INTERFACE names another one"):
+        listen()
