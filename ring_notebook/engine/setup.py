@@ -104,6 +104,7 @@ def _find_rank(replaceable: bool) -> tuple[int, int, int, int]:
     """Rank and size in the cluster, and on this host."""
     if not replaceable:
         topology = world.prepare_host().topology
+        mpi_access.begin()  # where the ring does without, MPI waits for all ranks, and a cell may have some of them
         return topology.rank, topology.size, topology.local_rank, topology.local_size
     mpi_access.begin()
     number, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

@@ -55,6 +55,14 @@ def trains(cluster: Cluster) -> None:
     assert len(run.metrics) == 16
 
 
+def has_mpi(cluster: Cluster) -> None:
+    """One rank alone has all ranks in MPI, beside our own transport."""
+    cluster.run("from mpi4py import MPI\nranks = MPI.COMM_WORLD.size", ranks=[3]).wait()
+    assert cluster.pull("ranks", 3) == 4
+    cluster.run("from ring_notebook.core import world\nlink = type(world.prepare_host().link).__name__").wait()
+    assert cluster.pull("link", 0) == "TcpLink"
+
+
 def syncs(cluster: Cluster, folder: Path) -> None:
     """Modules in a folder that the other host does not see are imported and reloaded there; what changed travels."""
     (folder / "pkg").mkdir(parents=True)
@@ -104,6 +112,7 @@ def everything() -> None:
     cluster = session.require()
     assert [engine.host for engine in cluster.status()] == [NAMES[0]] * 2 + [NAMES[1]] * 2
     trains(cluster)
+    has_mpi(cluster)
     with TemporaryDirectory(dir="/dev/shm") as folder:  # each host has its own
         syncs(cluster, Path(folder))
 
