@@ -92,6 +92,7 @@ class TcpConnections(threading.Thread):
         self._key = key
         self._connected: set[int] = set()
         self._calling: dict[int, asyncio.Task[None]] = {}
+        self._flushing: asyncio.TimerHandle | None = None
         self._loop = asyncio.new_event_loop()
         self._serving = self._loop.create_task(self._serve())
         self.start()
@@ -130,15 +131,16 @@ class TcpConnections(threading.Thread):
             answer.add_done_callback(lambda _: strangers.release())
 
     def _attend(self) -> None:
-        self._flush()
+        if self._flushing is None:
+            self._flush()
         for rank in self._link.take_wanted():
             if rank not in self._connected and rank not in self._calling:
                 self._calling[rank] = asyncio.create_task(self._call(rank))
 
     def _flush(self) -> None:
         """Send the rest of what was given up half sent, though nobody waits for it."""
-        if self._link.flush():
-            self._loop.call_later(_SECONDS_TO_FLUSH, self._flush)
+        again = self._link.flush()
+        self._flushing = self._loop.call_later(_SECONDS_TO_FLUSH, self._flush) if again else None
 
     async def _call(self, rank: int) -> None:
         """Connect to ``rank``, unless it connects to this one meanwhile."""
