@@ -30,7 +30,8 @@ def new_directory() -> Path:
         if not _in_use(directory):
             shutil.rmtree(directory, ignore_errors=True)
     directory = _root() / f"{os.getpid()}-{uuid.uuid4().hex[:8]}-{socket.gethostname()}"
-    make_private_folder(directory)
+    for name in ("log", "security"):  # where ipyparallel writes, which leaves their mode to the umask
+        make_private_folder(directory / name)
     return directory
 
 

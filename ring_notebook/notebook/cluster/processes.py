@@ -30,6 +30,7 @@ from ring_notebook.launch.supervisor.rank_failure import split_reports
 from ring_notebook.notebook.cluster.ranks.death import Death, explain, explain_failure, not_started, tail
 from ring_notebook.notebook.cluster.ranks.lost_ranks import LostRanks
 from ring_notebook.notebook.record.run_files import read_json, read_text
+from ring_notebook.private_files import open_private
 from ring_notebook.rank.rank_variables import MASTER
 
 __all__ = ["ControllerLauncher", "EngineLauncher", "Processes"]
@@ -53,7 +54,17 @@ _SECONDS_TO_FORGET = 1  # the period at which ipyparallel's threads poll their p
 _POLL = 0.02
 
 
-class ControllerLauncher(LocalControllerLauncher):  # type: ignore[misc]
+class _PrivateLog:
+    """Makes the file that a launcher's processes write to, which ipyparallel leaves to the umask."""
+
+    output_file: str
+
+    def start(self, *arguments: Any) -> Any:
+        open_private(Path(self.output_file), "ab").close()
+        return super().start(*arguments)  # type: ignore[misc]
+
+
+class ControllerLauncher(_PrivateLog, LocalControllerLauncher):  # type: ignore[misc]
     """Starts the controller so that it ends with the kernel."""
 
     keep = Bool(False, config=True, help="outlive the kernel")
@@ -70,7 +81,7 @@ class ControllerLauncher(LocalControllerLauncher):  # type: ignore[misc]
         return _kept_output(self)
 
 
-class EngineLauncher(MPIEngineSetLauncher):  # type: ignore[misc]
+class EngineLauncher(_PrivateLog, MPIEngineSetLauncher):  # type: ignore[misc]
     """Starts the engines with the launcher of this Python's MPI, so that they end with the kernel."""
 
     keep = Bool(False, config=True, help="outlive the kernel")
@@ -308,7 +319,7 @@ def _cluster(directory: Path, hosts: Sequence[Host], keep: bool, requests: str) 
     settings.EngineLauncher.requests = requests
     # A nanny relays signals to an engine. On this host we send them ourselves and save a process per rank.
     settings.EngineLauncher.engine_args = [*_ENGINE_ARGS, f"--IPEngine.enable_nanny={remote}"]
-    return ipyparallel.Cluster(
+    cluster = ipyparallel.Cluster(
         controller=ControllerLauncher,
         engines=EngineLauncher,
         cluster_id=directory.name,
@@ -323,6 +334,8 @@ def _cluster(directory: Path, hosts: Sequence[Host], keep: bool, requests: str) 
         config=settings,
         log=_silent(),
     )
+    open_private(Path(cluster.cluster_file), "a").close()  # ipyparallel leaves its mode to the umask
+    return cluster
 
 
 def _silent() -> logging.Logger:
