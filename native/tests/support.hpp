@@ -47,7 +47,7 @@ extern bool over_tcp;
 struct Links {
     std::vector<std::shared_ptr<Link>> links;
     std::uint64_t reserved = kNowhere;
-    std::shared_ptr<void> attendant = nullptr;  // a thread that does what who makes the connections has to
+    std::shared_ptr<void> attendant = nullptr;  // a thread that calls flush
 };
 Links make_links(const std::vector<std::shared_ptr<Domain>>& domains);
 

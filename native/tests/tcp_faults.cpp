@@ -167,7 +167,7 @@ void a_peer_goes() {
         if (says_nonsense) expect(::write(ends[1], value, sizeof value) == sizeof value, "no write");
         ::close(ends[1]);
         const auto gone = [&] { return fails<Error>([&] { pair.first->done(receive); }); };
-        expect(!gone(), "whoever leaves has a moment to say why");
+        expect(!gone(), "a rank that leaves has a moment to say why");
         wait_for(gone, "a receive from a peer that has gone fails");
         send = pair.first->send(1, 1, value, sizeof value);
         expect(fails<Error>([&] { pair.first->done(send); }), "a send to a peer that has gone must fail");

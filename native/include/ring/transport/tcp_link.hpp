@@ -1,7 +1,7 @@
 // A link over TCP, one connection for each pair of ranks that have something to tell each other.
 //
-// Who makes the connections, and makes sure of who is at the other end, is the caller: the link says whom it wants, and
-// takes the socket. What is sent to a rank before that waits. Messages of any tag share a connection, one after
+// The caller makes the connections and makes sure who is at the other end: the link says which ranks it wants, and
+// takes the sockets. What is sent to a rank before that waits. Messages of any tag share a connection, one after
 // another; what nobody has asked for yet is kept, so that none of them holds up another one.
 #pragma once
 
@@ -40,12 +40,12 @@ class TcpLink : public Link {
     void drain() override;
     int tag_limit() const override { return kFirstFree - 1; }
 
-    // Readable when there is something to do for who makes the connections: ranks in `take_wanted`, which something is
-    // to be sent to and which have no connection, or a message that was given up half sent, for `flush`.
+    // Readable when the caller has something to do: connect the ranks in `take_wanted`, which something is to be sent
+    // to, or call `flush`, because a message was given up half sent.
     int attention_fd() const { return attention_fd_; }
     std::vector<int> take_wanted();
-    // Sends what can be sent. Whether something is left, so that this is to be called again soon: it may stand before a
-    // notice, and whoever sent it may not look at the link any more.
+    // Sends what can be sent. Returns whether something is left, so that this is to be called again soon: it may stand
+    // before a notice, and its sender may not look at the link any more.
     bool flush();
     // The connection to a rank: a socket, which is the link's from now on. Ignored where there is one already.
     void connected(int rank, int socket);
