@@ -68,14 +68,16 @@ Request one_tensor(OpKind kind, std::vector<float>& in, std::vector<float>& out,
     return request;
 }
 
-// The same on all ranks: operations, and messages around the ring of hosts.
-void talk(Communicator& ring, int rank, Dice dice) {
+// The same on all ranks: operations, and messages around the ring of hosts. Their memory goes to `kept`, which outlives
+// the communicator: a message that has timed out may still move.
+void talk(Communicator& ring, int rank, Dice dice, std::deque<std::vector<float>>& kept) {
     constexpr OpKind kinds[] = {OpKind::Allreduce, OpKind::ReduceScatter, OpKind::Allgather,
                                 OpKind::Broadcast, OpKind::Alltoall,      OpKind::Barrier};
     constexpr std::size_t counts[] = {3, 999, 60'000};
     for (int i = 0; i < 6; ++i) {
         const OpKind kind = kinds[dice() % std::size(kinds)];
-        std::vector<float> in(counts[dice() % std::size(counts)], 1.0f), out(in.size());
+        std::vector<float>& in = kept.emplace_back(counts[dice() % std::size(counts)], 1.0f);
+        std::vector<float>& out = kept.emplace_back(in.size());
         const bool is_message = dice() % 2 == 0, by_name = dice() % 3 == 0;
         if (is_message) {
             const auto send = ring.send((rank + 1) % kHosts, i, in.data(), in.size(), DType::Float32, kPatience, true);
@@ -115,10 +117,11 @@ void fuzz_link(Dice& dice, double seconds) {
         as_ranks("a link that damages messages", kHosts, true, [&](Place place) {
             const auto link = std::make_shared<Damaging>(place.link, channel, seed + static_cast<unsigned>(place.rank));
             place.link = link;
+            std::deque<std::vector<float>> kept;
             const auto ring = place.open();
             if (is_damaged) link->begin();
             try {
-                talk(*ring, place.rank, Dice(plan));
+                talk(*ring, place.rank, Dice(plan), kept);
                 if (aborts && place.rank == 0) ring->abort(std::string(dice() % 5000, 'r'));
                 if (aborts) carry_out(*ring, {}, false, kPatience);
                 ring->close(nullptr);

@@ -1,6 +1,7 @@
 // A rank of the same host writes into ring memory what no rank would: damaged headers, and damaged messages.
 #include <atomic>
 #include <cstring>
+#include <deque>
 
 #include "fuzz.hpp"
 #include "messages/letter.hpp"
@@ -140,13 +141,17 @@ Request some_request(Dice& dice, std::vector<std::byte>& memory, Domain& domain,
 }
 
 void honest(const Place& place, Dice dice, std::uint64_t epoch) {
+    // They outlive the communicator: what has timed out may still move.
+    std::deque<std::vector<std::byte>> memories;
+    std::deque<std::optional<Region>> regions;
+    std::deque<std::vector<float>> letters;
     const auto ring = place.open(epoch);
     for (int i = 0; i < 3; ++i) {
-        std::vector<std::byte> memory;
-        std::optional<Region> region;
+        std::vector<std::byte>& memory = memories.emplace_back();
+        std::optional<Region>& region = regions.emplace_back();
         Request request = some_request(dice, memory, *place.domain, region);
         if (dice() % 3 == 0) {
-            std::vector<float> letter(dice() % 2 == 0 ? 100 : 100'000);
+            std::vector<float>& letter = letters.emplace_back(dice() % 2 == 0 ? 100 : 100'000);
             const auto receive = ring->receive(1, 0, letter.data(), letter.size(), DType::Float32, kPatience, true);
             ring->wait(*receive, kPatience, nullptr);
             continue;

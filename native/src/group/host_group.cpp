@@ -68,6 +68,7 @@ HostGroup::HostGroup(std::shared_ptr<Domain> domain, std::uint64_t block, Member
                                                       leader.epoch.load(std::memory_order_seq_cst) == members_.epoch;
                                            })),
       block_(&reference_->block()),
+      room_(block_->room),
       epoch_block_(epoch_ ? epoch_->block_ : block_),
       tickets_(*block_, *epoch_block_),
       layout_(size(), room()),

@@ -197,7 +197,7 @@ class HostGroup {
 
    private:
     Mailbox& mailbox(int member) const { return reference_->mailbox(member); }
-    const Room& room() const { return block_->room; }
+    const Room& room() const { return room_; }
 
     std::shared_ptr<Domain> domain_;
     Members members_;
@@ -205,6 +205,7 @@ class HostGroup {
     std::unique_ptr<BlockReservation> reservation_;  // of the first member
     std::shared_ptr<BlockReference> reference_;
     GroupBlock* block_;
+    const Room room_;  // a copy, because others can write to the block
     GroupBlock* epoch_block_;
     Tickets tickets_;
     BlockLayout layout_;
