@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ring_notebook.errors import RingError
+from ring_notebook.rank.rendezvous import inherited_socket
 
 __all__ = ["GATHER", "GATHERED", "HOSTS", "HostsRendezvous"]
 
@@ -42,16 +43,8 @@ class HostsRendezvous:
         if not hosts:
             return None
         os.environ.pop(HOSTS, None)
-        rank, descriptor = int(env["PMI_RANK"]), int(env["PMI_FD"])
-        try:
-            # Another descriptor of the same socket, because MPI has this one when the program imports it.
-            channel = socket.socket(fileno=os.dup(descriptor))
-        except OSError as error:
-            raise RingError(
-                f"rank {rank} failed to initialize: the socket to its supervisor, descriptor {descriptor}, is closed "
-                f"({error.strerror}); a program between ringrun and this one has closed it: start this one with "
-                "`exec`, or with close_fds=False"
-            ) from None
+        rank = int(env["PMI_RANK"])
+        channel = inherited_socket(rank, int(env["PMI_FD"]), shared=True)  # MPI uses it when the program imports it
         return cls(rank, tuple(map(int, hosts.split(","))), channel)
 
     def gather(self, value: Any) -> list[Any]:

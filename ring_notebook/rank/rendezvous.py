@@ -15,7 +15,7 @@ from typing import Any
 
 from ring_notebook.errors import RingError
 
-__all__ = ["Rendezvous", "receive", "send", "variables"]
+__all__ = ["Rendezvous", "inherited_socket", "receive", "send", "variables"]
 
 _RANK, _SIZE, _SOCKET = "RING_RANK", "RING_SIZE", "RING_RENDEZVOUS"
 _LONGEST = 1 << 16  # bytes of a message
@@ -44,6 +44,21 @@ def receive(channel: socket.socket) -> dict[str, Any]:
     return message if isinstance(message, dict) else {}
 
 
+def inherited_socket(rank: int, descriptor: int, *, shared: bool = False) -> socket.socket:
+    """The socket to the supervisor of ``rank``; with ``shared`` another descriptor of it, because others use this one.
+
+    Raises RingError when this process has not inherited it.
+    """
+    try:
+        return socket.socket(fileno=os.dup(descriptor) if shared else descriptor)
+    except OSError as error:
+        raise RingError(
+            f"rank {rank} failed to initialize: the socket to its supervisor, descriptor {descriptor}, is closed "
+            f"({error.strerror}); a program between ringrun and this one has closed it: start this one with "
+            "`exec`, or with close_fds=False"
+        ) from None
+
+
 class Rendezvous:
     """A rank's side."""
 
@@ -62,14 +77,7 @@ class Rendezvous:
         if not descriptor:
             return None
         rank = int(os.environ[_RANK])
-        try:
-            channel = socket.socket(fileno=int(descriptor))
-        except OSError as error:
-            raise RingError(
-                f"rank {rank} failed to initialize: the socket to its supervisor, descriptor {descriptor}, is closed "
-                f"({error.strerror}); a program between ringrun and this one has closed it: start this one with "
-                "`exec`, or with close_fds=False"
-            ) from None
+        channel = inherited_socket(rank, int(descriptor))
         channel.set_inheritable(False)
         return cls(rank, int(os.environ[_SIZE]), channel)
 
