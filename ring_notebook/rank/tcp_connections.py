@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hmac
 import os
 import secrets
@@ -120,15 +121,29 @@ class TcpConnections(threading.Thread):
         while True:
             await strangers.acquire()
             try:
-                channel, _ = await loop.sock_accept(self._listener)
+                channel = await self._accept()
             except OSError:  # out of descriptors, or the caller has gone
                 strangers.release()
                 await asyncio.sleep(_PAUSE)
                 continue
             answer = asyncio.create_task(self._answer(channel))
+            answer.add_done_callback(functools.partial(_close, channel))  # also when it is cancelled before it begins
             answers.add(answer)
             answer.add_done_callback(answers.discard)
             answer.add_done_callback(lambda _: strangers.release())
+
+    async def _accept(self) -> socket.socket:
+        """The next connection. A cancelled `loop.sock_accept` may lose one, which then stays open."""
+        loop = asyncio.get_running_loop()
+        while True:
+            with contextlib.suppress(BlockingIOError, InterruptedError):
+                return self._listener.accept()[0]
+            readable = loop.create_future()
+            loop.add_reader(self._listener, _set_once, readable)
+            try:
+                await readable
+            finally:
+                loop.remove_reader(self._listener)
 
     def _attend(self) -> None:
         if self._flushing is None:
@@ -189,14 +204,14 @@ class TcpConnections(threading.Thread):
         return None
 
     async def _answer(self, channel: socket.socket) -> None:
-        """A process has connected: find out whether it is a rank of the job."""
+        """A process has connected: find out whether it is a rank of the job.
+
+        The caller closes ``channel`` at the end of the task: what the link was given is detached from it.
+        """
         channel.setblocking(False)
         try:
             rank = await asyncio.wait_for(self._find_out(channel), _SECONDS_TO_PROVE)
-        except BaseException as error:
-            channel.close()
-            if not isinstance(error, (OSError, EOFError, asyncio.TimeoutError)):
-                raise
+        except (OSError, EOFError, asyncio.TimeoutError):
             return
         # Of two calls that cross, that of the lower rank prevails. What is decided here holds for both sides.
         wins = rank not in self._connected and not (rank in self._calling and self._rank < rank)
@@ -209,8 +224,6 @@ class TcpConnections(threading.Thread):
             wins = False
         if wins:
             self._hand_over(rank, channel)
-        else:
-            channel.close()
 
     async def _find_out(self, channel: socket.socket) -> int:
         """The rank at the other end, which has proven that it knows the key. Raises OSError where it is none."""
@@ -231,6 +244,15 @@ class TcpConnections(threading.Thread):
 
     def _proof(self, direction: bytes, front: bytes, challenge: bytes) -> bytes:
         return hmac.digest(self._key, direction + front + challenge, "sha256")
+
+
+def _close(channel: socket.socket, _: asyncio.Task[None]) -> None:
+    channel.close()
+
+
+def _set_once(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 async def _read(channel: socket.socket, size: int) -> bytes:

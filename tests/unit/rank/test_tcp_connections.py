@@ -159,6 +159,30 @@ def test_many_that_say_nothing_keep_no_rank_out(
         assert two.receive(1) == (0, b"hello")
 
 
+class ListenerOfOneThatStops(socket.socket):
+    """Stops the thread that serves it within the call that accepts a connection."""
+
+    serving: TcpConnections
+    accepted: socket.socket
+
+    def accept(self) -> tuple[socket.socket, object]:
+        self.accepted, address = super().accept()
+        self.serving.stop()
+        return self.accepted, address
+
+
+def test_stopped_while_one_connects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connection is closed too."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    plain = listen()
+    listener = ListenerOfOneThatStops(fileno=plain.detach())
+    address = listener.getsockname()[:2]
+    listener.serving = TcpConnections(core().TcpLink(1), 0, listener, [address], KEY)
+    with socket.create_connection(address):
+        listener.serving.join(LIMIT)
+    assert listener.accepted.fileno() == -1
+
+
 def test_an_interface_without_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nothing0,lo")
     with pytest.raises(OSError, match="'nothing0' has no address here; RING_INTERFACE names another one"):
