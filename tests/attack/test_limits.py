@@ -68,26 +68,24 @@ def test_a_burst_of_signals_to_a_job(number: signal.Signals) -> None:
         assert re.findall(r"Fatal Python error: (?!init_)", said) == [], said
 
 
-def test_a_burst_of_interrupts_to_a_run(records: Path) -> None:
-    with Cluster(2) as cluster:
-        cluster.run("kept = 42").wait()
-        run = cluster.run("import time\nfor _ in range(6000): time.sleep(0.01)")
-        until(lambda: [status.line for status in run.log.statuses().values()] == [2, 2])
-        for _ in range(50):
-            run.stop()
-        assert run.wait_idle(45)
-        assert cluster.pull("kept") == 42
-        cluster.run("after = kept + 1").wait()
-        assert cluster.pull("after", rank=1) == 43
+def test_a_burst_of_interrupts_to_a_run(cluster: Cluster) -> None:
+    cluster.run("kept = 42").wait()
+    run = cluster.run("import time\nfor _ in range(6000): time.sleep(0.01)")
+    until(lambda: [status.line for status in run.log.statuses().values()] == [2, 2])
+    for _ in range(50):
+        run.stop()
+    assert run.wait_idle(45)
+    assert cluster.pull("kept") == 42
+    cluster.run("after = kept + 1").wait()
+    assert cluster.pull("after", rank=1) == 43
 
 
-def test_hostile_names_of_runs_and_metrics(records: Path) -> None:
+def test_hostile_names_of_runs_and_metrics(shared_records: Path, cluster: Cluster) -> None:
     """They are written as they are, and lead nowhere else."""
-    with Cluster(2) as cluster:
-        for name in HOSTILE_NAMES:
-            run = cluster.run(f"ring.log(**{{{name!r}: 1.0}})", name=name)
-            run.wait()
-            assert run.log.directory.parent == records / "runs"
-            assert name in run.log.view().names
+    for name in HOSTILE_NAMES:
+        run = cluster.run(f"ring.log(**{{{name!r}: 1.0}})", name=name)
+        run.wait()
+        assert run.log.directory.parent == shared_records / "runs"
+        assert name in run.log.view().names
     assert "<script>" not in listing()._repr_html_()
-    assert {path.name for path in records.iterdir()} <= {"runs", "clusters"}
+    assert {path.name for path in shared_records.iterdir()} <= {"runs", "clusters"}

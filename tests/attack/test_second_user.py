@@ -69,22 +69,6 @@ def test_the_attack_works_where_nothing_is_protected(intruder: Stranger, tmp_pat
     assert "x" in got.values()
 
 
-@pytest.mark.parametrize(("seconds", "least"), [(SECONDS / 4, 1), pytest.param(SECONDS_OF_ALL, TRIES, marks=ALL)])
-def test_a_cluster_that_runs(intruder: Stranger, records: Path, seconds: float, least: int) -> None:
-    with Cluster(2) as cluster:
-        cluster.run("kept = 42").wait()
-        run = cluster.run(
-            f"import time, ring_notebook.torch as ring\n"
-            f"while True:\n    print({SECRET!r}); ring.log(loss=1.0); time.sleep(0.02)"
-        )
-        got, tries = attacked_for(seconds, intruder, records)
-        assert not run.done
-        run.stop()
-        assert cluster.pull("kept") == 42
-        assert got == {}
-        assert tries >= least
-
-
 @pytest.mark.parametrize("least", [1, pytest.param(TRIES, marks=ALL)])
 def test_a_cluster_that_starts(intruder: Stranger, records: Path, least: int) -> None:
     got: dict[str, str] = {}
@@ -141,35 +125,49 @@ def scanned() -> list[str]:
     return [line.split()[3] for line in listed.splitlines() if ours.intersection(re.findall(r"pid=(\d+)", line))]
 
 
-def test_what_listens(records: Path) -> None:
+@pytest.mark.parametrize(("seconds", "least"), [(SECONDS / 4, 1), pytest.param(SECONDS_OF_ALL, TRIES, marks=ALL)])
+def test_a_cluster_that_runs(
+    intruder: Stranger, shared_records: Path, cluster: Cluster, seconds: float, least: int
+) -> None:
+    cluster.run("kept = 42").wait()
+    run = cluster.run(
+        f"import time, ring_notebook.torch as ring\n"
+        f"while True:\n    print({SECRET!r}); ring.log(loss=1.0); time.sleep(0.02)"
+    )
+    got, tries = attacked_for(seconds, intruder, shared_records)
+    assert not run.done
+    run.stop()
+    assert cluster.pull("kept") == 42
+    assert got == {}
+    assert tries >= least
+
+
+def test_what_listens(cluster: Cluster) -> None:
     """Loopback alone, also when the ranks use MPI."""
     if shutil.which("ss") is None:
         pytest.skip("NOT TESTED with a port scanner: `make test-deps` installs iproute2")
-    with Cluster(2) as cluster:
-        cluster.run("from mpi4py import MPI; assert MPI.COMM_WORLD.allreduce(1) == 2").wait()
-        found = scanned()
+    cluster.run("from mpi4py import MPI; assert MPI.COMM_WORLD.allreduce(1) == 2").wait()
+    found = scanned()
     assert len(found) > 10
     assert [address for address in found if not address.startswith("127.0.0.1:")] == []
 
 
-def test_the_controller_lets_nobody_in(intruder: Stranger, records: Path) -> None:
+def test_the_controller_lets_nobody_in(intruder: Stranger, shared_records: Path, cluster: Cluster) -> None:
     """What ranks print and log passes through its ports, which the port scanner of the tests above also finds."""
-    with Cluster(2) as cluster:
-        run = cluster.run(f"import time\nwhile True: print({SECRET!r}); time.sleep(0.02)")
-        controller = Exposed(records, only=[cluster._processes.controller])
-        assert len(controller.listeners) > 10
-        for _ in range(3):
-            assert intruder.attack(controller) == {}
-        assert not run.done
-        run.stop()
+    run = cluster.run(f"import time\nwhile True: print({SECRET!r}); time.sleep(0.02)")
+    controller = Exposed(shared_records, only=[cluster._processes.controller])
+    assert len(controller.listeners) > 10
+    for _ in range(3):
+        assert intruder.attack(controller) == {}
+    assert not run.done
+    run.stop()
 
 
-def test_no_key_is_on_a_command_line(records: Path) -> None:
+def test_no_key_is_on_a_command_line(shared_records: Path, cluster: Cluster) -> None:
     """Everybody may read these."""
-    with Cluster(2):
-        (file,) = records.glob("clusters/*/security/*-client.json")
-        about = json.loads(file.read_text())
-        lines = "".join(Path(f"/proc/{pid}/cmdline").read_text() for pid in Exposed().processes)
-        assert "ring_notebook" in lines
-        assert about["curve_serverkey"] not in lines
-        assert about["key"] not in lines
+    (file,) = shared_records.glob("clusters/*/security/*-client.json")
+    about = json.loads(file.read_text())
+    lines = "".join(Path(f"/proc/{pid}/cmdline").read_text() for pid in Exposed().processes)
+    assert "ring_notebook" in lines
+    assert about["curve_serverkey"] not in lines
+    assert about["key"] not in lines
