@@ -138,6 +138,43 @@ def test_killed_before_the_epoch() -> None:
     assert as_processes(3, body) == [None, Dead(signal.SIGKILL), None]
 
 
+def fork() -> int:
+    """As ``os.fork``, without Python's warning against a fork beside threads."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+def test_a_forked_child_drops_a_communicator_whose_thread_it_has_not() -> None:
+    """A child has its parent's stacks and no threads on them. The C library unmaps all but 40 MiB of them."""
+
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        over = threading.Event()
+        sleepers = [threading.Thread(target=over.wait) for _ in range(40)]
+        for sleeper in sleepers[:20]:
+            sleeper.start()
+        ring.barrier(blocking=False).wait()  # so that there is a progress thread
+        for sleeper in sleepers[20:]:
+            sleeper.start()
+        child = fork()
+        if child == 0:
+            status = 1
+            try:
+                last = threading.Thread(target=int)
+                last.start()
+                last.join()  # with its own stack the others are too many
+                seat.opened.clear()
+                del ring
+                status = 0
+            finally:
+                os._exit(status)
+        over.set()
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    as_processes(2, body)
+
+
 def test_a_forked_child_does_no_harm() -> None:
     """A data loader's worker, say: it cannot use the communicator, and its end is not the rank's end."""
     come = multiprocessing.get_context("fork").Event()
@@ -147,9 +184,7 @@ def test_a_forked_child_does_no_harm() -> None:
         if seat.rank == 1:
             assert come.wait(LATE)
         queued = ring.barrier(blocking=False)  # so that there is a progress thread
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # Python's warning against just this
-            child = os.fork()
+        child = fork()
         if child == 0:
             status = 1
             try:

@@ -58,7 +58,7 @@ void Communicator::validate(const Request& request) const {
     if (request.shape.size() > kMaxDims)
         throw invalid("a tensor has " + std::to_string(request.shape.size()) +
                       " dimensions; at most 8 travel. Flatten it.");
-    if (request.kind == OpKind::Broadcast && (request.root < 0 || request.root >= size()))
+    if ((request.kind == OpKind::Broadcast && request.root < 0) || request.root >= size())
         throw invalid("root " + std::to_string(request.root) + " is not in this group of " + std::to_string(size()));
     if (request.kind == OpKind::ReduceScatter && request.shape.empty())
         throw invalid("a tensor without dimensions has no rows to scatter");

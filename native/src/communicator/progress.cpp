@@ -22,12 +22,14 @@ constexpr std::chrono::microseconds kFlight{500};
 
 Progress::~Progress() {
     if (pid_ != getpid()) {
-        if (thread_.joinable()) thread_.detach();  // a forked process has no such thread
+        // A forked process has no such thread. Its handle is left where it is: even to detach it would read the
+        // thread's memory, which the C library may have given back.
+        static_cast<void>(thread_.release());
         return;
     }
     stop_.store(true, std::memory_order_seq_cst);
     nudge();
-    if (thread_.joinable()) thread_.join();
+    if (thread_) thread_->join();
 }
 
 void Progress::add(Communicator* communicator) {
@@ -57,7 +59,7 @@ void Progress::begin() {
     std::call_once(started_, [this] {
         const NoSignals inherited;
         try {
-            thread_ = std::thread([this] { main(); });
+            thread_ = std::make_unique<std::thread>([this] { main(); });
         } catch (const std::system_error& error) {
             throw Error(std::string("no thread can be started for queued operations: ") + error.what());
         }

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -58,7 +59,7 @@ class Progress {
     std::mutex mutex_;
     std::vector<Communicator*> communicators_;
     std::once_flag started_;
-    std::thread thread_;
+    std::unique_ptr<std::thread> thread_;
     std::atomic<bool> stop_{false};
     std::atomic<std::uint32_t> wishes_{0};   // nudge() calls so far
     std::atomic<std::uint32_t> watched_{0};  // watch() calls so far
