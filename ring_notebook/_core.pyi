@@ -272,6 +272,7 @@ class Communicator:
         blocking: bool,
         timeout: float,
         call: tuple[int, Work | None],
+        root: int = ...,
     ) -> Work: ...
     def match_in_order(self) -> None: ...
     def allgather(
@@ -297,6 +298,7 @@ class Communicator:
         name: str,
         blocking: bool,
         timeout: float,
+        root: int = ...,
     ) -> Work: ...
     def broadcast(
         self,

@@ -246,18 +246,19 @@ void register_communicator(py::module_& module) {
             [](const std::shared_ptr<Communicator>& self, bool scatter, std::vector<PieceTuple> pieces,
                std::vector<std::int64_t> shape, std::uint64_t layout, int dtype, const DeviceTuple& device, int op,
                double prescale, double postscale, std::string name, bool blocking, double timeout,
-               const CallTuple& call) {
+               const CallTuple& call, int root) {
                 Request request = make_request(scatter ? ring::OpKind::ReduceScatter : ring::OpKind::Allreduce, dtype,
                                                device, std::move(pieces), std::move(shape), std::move(name));
                 request.op = op_argument(op);
                 request.prescale = prescale;
                 request.postscale = postscale;
                 request.layout = layout;
+                request.root = root;
                 return submit(self, std::move(request), blocking, timeout, call);
             },
             py::arg("scatter"), py::arg("pieces"), py::arg("shape"), py::arg("layout"), py::arg("dtype"),
             py::arg("device"), py::arg("op"), py::arg("prescale"), py::arg("postscale"), py::arg("name"),
-            py::arg("blocking"), py::arg("timeout"), py::arg("call"))
+            py::arg("blocking"), py::arg("timeout"), py::arg("call"), py::arg("root") = -1)
         .def(
             "allgather",
             [](const std::shared_ptr<Communicator>& self, const PieceTuple& piece,
@@ -275,15 +276,16 @@ void register_communicator(py::module_& module) {
             [](const std::shared_ptr<Communicator>& self, std::vector<PieceTuple> pieces,
                const std::vector<TargetTuple>& targets, std::vector<std::int64_t> shape,
                std::vector<std::int64_t> splits, int dtype, const DeviceTuple& device, std::string name, bool blocking,
-               double timeout) {
+               double timeout, int root) {
                 Request request = make_request(ring::OpKind::Alltoall, dtype, device, std::move(pieces),
                                                std::move(shape), std::move(name));
                 request.targets = targets_argument(targets);
                 request.splits = std::move(splits);
+                request.root = root;
                 return submit(self, std::move(request), blocking, timeout);
             },
             py::arg("pieces"), py::arg("targets"), py::arg("shape"), py::arg("splits"), py::arg("dtype"),
-            py::arg("device"), py::arg("name"), py::arg("blocking"), py::arg("timeout"))
+            py::arg("device"), py::arg("name"), py::arg("blocking"), py::arg("timeout"), py::arg("root") = -1)
         .def(
             "broadcast",
             [](const std::shared_ptr<Communicator>& self, const PieceTuple& piece, std::vector<std::int64_t> shape,

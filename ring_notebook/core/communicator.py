@@ -90,10 +90,12 @@ class Communicator(Activity):
         name: str = "",
         blocking: bool = True,
         call: Call | None = None,
+        root: int = -1,
     ) -> Work:
         """Reduce each input over all ranks into the output of the same index (in place when they are the same).
 
-        All of them share a dtype and travel as one fused operation, one of those of ``call``.
+        All of them share a dtype and travel as one fused operation, one of those of ``call``. A ``root``,
+        the group rank that alone wants the result, is compared.
         """
         pieces = [(i.address, o.address, i.count) for i, o in zip(inputs, outputs, strict=True)]
         shape = inputs[0].shape if len(inputs) == 1 else ()
@@ -112,6 +114,7 @@ class Communicator(Activity):
             blocking,
             self._timeout,
             (1, None) if call is None else call.place(),
+            root,
         )
         return self._work(native, blocking, *inputs, *outputs, call=call)
 
@@ -224,10 +227,12 @@ class Communicator(Activity):
         *,
         name: str = "",
         blocking: bool = True,
+        root: int = -1,
     ) -> Work:
         """Send ``splits[r]`` rows to each rank r; ``Work.output()`` holds the received rows in rank order.
 
         Several ``inputs`` are one, with elements as rows; a device takes one. ``outputs`` are those of `allgather`.
+        A ``root``, the group rank that all of it comes from or goes to, is compared.
         """
         shape: tuple[int, ...] = inputs[0].shape
         if len(inputs) != 1:
@@ -243,6 +248,7 @@ class Communicator(Activity):
             name,
             blocking,
             self._timeout,
+            root,
         )
         return self._work(native, blocking, *inputs, *outputs)
 

@@ -78,6 +78,11 @@ def can_reduce(dtype: torch.dtype) -> bool:
     return dtype in _DTYPES
 
 
+def moved_as(dtype: torch.dtype) -> DType:
+    """What elements of this type are to the core where it only moves them: bytes, if it has no such type."""
+    return _DTYPES.get(dtype, DType.UINT8)
+
+
 def dtype_of(tensor: Tensor) -> DType:
     """The core's element type of a tensor. Raises TypeError where the core has none."""
     check_tensor(tensor, "allreduce")

@@ -103,7 +103,7 @@ Difference difference(const Header& a, const Header& b) {
             return differ([](const Header& one) { return std::string(to_string(one.wire)) + " between hosts"; }, "uses",
                           "set RING_WIRE to the same value on every rank");
     }
-    if (a.kind == OpKind::Broadcast && a.root != b.root)
+    if (a.root != b.root)
         return differ([](const Header& one) { return "root rank " + std::to_string(one.root); }, "passed",
                       same("root rank"));
     if (a.kind == OpKind::Step && a.layout != b.layout)
@@ -204,7 +204,7 @@ std::string describe_fully(const Header& header) {
     if (header.operations != 1) text << ", one of " << int{header.operations};
     if (header.device != Device::Cpu) text << " on " << to_string(header.device);
     if (header.kind == OpKind::Step) text << " options " << digits(header.layout);
-    if (header.kind == OpKind::Broadcast) text << " from rank " << header.root;
+    if (header.root >= 0) text << (header.kind == OpKind::Broadcast ? " from rank " : ", root rank ") << header.root;
     if (header.prescale != 1.0) text << " prescale " << header.prescale;
     if (header.postscale != 1.0) text << " postscale " << header.postscale;
     return text.str();

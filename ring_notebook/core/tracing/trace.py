@@ -25,6 +25,7 @@ from ring_notebook.core.buffers import from_memoryview
 from ring_notebook.core.logged import metrics
 from ring_notebook.core.tracing.trace_file import GrowingTrace, report_unwritten
 from ring_notebook.core.waits import other_waits
+from ring_notebook.records import TRANSPORTS
 
 __all__ = ["active", "finish", "record", "start", "stop", "take"]
 
@@ -121,7 +122,9 @@ def _keep() -> None:
     if _kept is not None:
         current = world.current()
         ahead = _clock_offset()
-        _kept.extend([*_head(current.rank), *_trace(current.rank, current.communicator.recorded(), ahead)])
+        way = TRANSPORTS.get(current.communicator.device_transport()[0], "")
+        _kept.extend([*_head(current.rank), *_labels(current.rank, way)])
+        _kept.extend(_trace(current.rank, current.communicator.recorded(), ahead))
         for begin, end in metrics.data_waits():
             _kept.append(_of_main_thread(current.rank, begin + ahead, end - begin, "data", "waiting for data"))
         _kept.extend(_waits(current.rank, ahead))
@@ -151,6 +154,12 @@ def _clock_offset() -> int:
 
 def _head(rank: int) -> list[dict[str, Any]]:
     return [{"ph": "M", "name": "process_name", "cat": "", "pid": rank, "tid": 0, "args": {"name": f"rank {rank}"}}]
+
+
+def _labels(rank: int, text: str) -> list[dict[str, Any]]:
+    """What a viewer writes beside the name of a rank."""
+    named = {"ph": "M", "name": "process_labels", "cat": "", "pid": rank, "tid": 0, "args": {"labels": text}}
+    return [named] if text else []
 
 
 def _trace(

@@ -24,7 +24,7 @@ def gather(
 
     The first dimension may differ by rank. An ``output`` that the root gives is filled and returned; what comes goes
     straight there where it is contiguous, in CPU memory and all ranks send as much. Raises ValueError on the root where
-    ``output`` has another size or dtype, CollectiveMismatch on every rank when dtypes differ.
+    ``output`` has another size or dtype, CollectiveMismatch on every rank when dtypes or roots differ.
     """
     check_tensor(tensor, "gather")
     check_process_set(process_set)
@@ -34,7 +34,7 @@ def gather(
     own = on_host(tensor.detach()).reshape(-1)
     places = equal_parts(output, communicator.size, tensor.dtype) if is_root and output is not None else []
     sends = [own.numel() if rank == root else 0 for rank in range(communicator.size)]
-    work = communicator.alltoall([buffer_of(own)], sends, places)
+    work = communicator.alltoall([buffer_of(own)], sends, places, root=root)
     if not is_root:
         return None
     row = tensor.shape[1:]
@@ -56,7 +56,7 @@ def scatter(
 
     The parts are as many equal slices of the first dimension as there are ranks; ranks other than the root leave
     ``tensor`` out. Raises ValueError on the root where they do not divide it, and on a rank whose ``output`` has
-    another size; CollectiveMismatch on every rank when dtypes differ.
+    another size; CollectiveMismatch on every rank when dtypes or roots differ.
     """
     check_tensor(output, "scatter")
     check_process_set(process_set)
@@ -77,7 +77,7 @@ def scatter(
     host = on_host(output.detach())
     none = Buffer(0, (0,), buffer_of(host).dtype)
     places = [buffer_of(host.view(-1)) if member == root else none for member in range(size)]
-    work = communicator.alltoall([buffer_of(own)], [own.numel() // size] * size, places)
+    work = communicator.alltoall([buffer_of(own)], [own.numel() // size] * size, places, root=root)
     if not work.placed():
         check_output(output, sum(work.counts()), own.dtype, rank, "scatter")
         host.copy_(from_bytes(work.output(), own.dtype, host.shape))

@@ -11,12 +11,12 @@ from typing import Any
 import torch._C._distributed_c10d as c10d
 from torch import Tensor
 
-from ring_notebook.core.buffers import Buffer, DType
+from ring_notebook.core.buffers import Buffer
 from ring_notebook.core.work import Work
-from ring_notebook.torch.process_group.operands import check_on_host, nbytes, parts_in_place, raw_operand
+from ring_notebook.torch.process_group.operands import check_on_host, count, moved_operand, nbytes, parts_in_place
 from ring_notebook.torch.process_group.reductions import ReducingGroup, all_of
 from ring_notebook.torch.process_group.ring_work import RingWork
-from ring_notebook.torch.tensors import from_bytes
+from ring_notebook.torch.tensors import from_bytes, moved_as
 
 __all__ = ["MovingGroup"]
 
@@ -31,7 +31,7 @@ class MovingGroup(ReducingGroup):
         blocking = not opts.asyncOp
         works, ends = [], []
         for tensor in tensors:
-            memory, copy_back = raw_operand(tensor)
+            memory, copy_back = moved_operand(tensor)
             works.append(
                 self.communicator.broadcast(memory, memory, opts.rootRank, name="dist.broadcast", blocking=blocking)
             )
@@ -69,8 +69,8 @@ class MovingGroup(ReducingGroup):
         """Send rows of ``input`` to every rank: equal shares, or as many as ``input_splits`` says."""
         opts = opts or c10d.AllToAllOptions()
         check_on_host([output, input], self._who(), "all_to_all_single")
-        splits = _bytes_for_each(input, input_splits, self.size(), self._who(), "input")
-        expected = _bytes_for_each(output, output_splits, self.size(), self._who(), "output")
+        splits = _counts_for_each(input, input_splits, self.size(), self._who(), "input")
+        expected = _counts_for_each(output, output_splits, self.size(), self._who(), "output")
         return self._exchange("all_to_all_single", [input], splits, [output], expected, opts)
 
     alltoall_base = all_to_all_single
@@ -79,8 +79,8 @@ class MovingGroup(ReducingGroup):
         """Send a tensor to every rank; sizes may differ."""
         opts = opts or c10d.AllToAllOptions()
         check_on_host([*outputs, *inputs], self._who(), "all_to_all")
-        splits = [nbytes(tensor) for tensor in inputs]
-        expected = [nbytes(tensor) for tensor in outputs]
+        splits = [count(tensor) for tensor in inputs]
+        expected = [count(tensor) for tensor in outputs]
         return self._exchange("all_to_all", inputs, splits, outputs, expected, opts)
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> RingWork:
@@ -88,19 +88,19 @@ class MovingGroup(ReducingGroup):
         opts = opts or c10d.GatherOptions()
         check_on_host([*inputs, *(tensor for some in outputs for tensor in some)], self._who(), "gather")
         is_root = self.rank() == opts.rootRank
-        splits = [nbytes(inputs[0]) if rank == opts.rootRank else 0 for rank in range(self.size())]
+        splits = [count(inputs[0]) if rank == opts.rootRank else 0 for rank in range(self.size())]
         targets = outputs[0] if is_root else []
-        expected = [nbytes(target) for target in targets] or [0] * self.size()
-        return self._exchange("gather", inputs, splits, targets, expected, opts)
+        expected = [count(target) for target in targets] or [0] * self.size()
+        return self._exchange("gather", inputs, splits, targets, expected, opts, opts.rootRank)
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> RingWork:
         """Give every rank one of the root's tensors."""
         opts = opts or c10d.ScatterOptions()
         check_on_host([*outputs, *(tensor for some in inputs for tensor in some)], self._who(), "scatter")
         parts = inputs[0] if self.rank() == opts.rootRank else []
-        splits = [nbytes(part) for part in parts] or [0] * self.size()
-        expected = [nbytes(outputs[0]) if rank == opts.rootRank else 0 for rank in range(self.size())]
-        return self._exchange("scatter", parts, splits, outputs, expected, opts)
+        splits = [count(part) for part in parts] or [0] * self.size()
+        expected = [count(outputs[0]) if rank == opts.rootRank else 0 for rank in range(self.size())]
+        return self._exchange("scatter", parts, splits, outputs, expected, opts, opts.rootRank)
 
     def _allgather(
         self, operation: str, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any
@@ -109,14 +109,19 @@ class MovingGroup(ReducingGroup):
         check_on_host([*inputs, *(tensor for some in outputs for tensor in some)], self._who(), operation)
         works, ends = [], []
         for targets, input in zip(outputs, inputs, strict=True):
-            expected = [nbytes(target) for target in targets]
+            if other := next((target.dtype for target in targets if target.dtype != input.dtype), None):
+                raise ValueError(
+                    f"rank {self._who()}: dist.{operation}: the outputs must be of the input's dtype, {input.dtype}, "
+                    f"got {other}"
+                )
+            expected = [count(target) for target in targets]
             if len(targets) == 1:  # for the parts of all ranks
                 expected = [expected[0] // self.size()] * self.size()
-            memory = raw_operand(input)[0]
+            memory = moved_operand(input)[0]
             places = parts_in_place(targets, expected)
             work = self.communicator.allgather(memory, places, name=f"dist.{operation}", blocking=blocking)
             works.append(work)
-            ends.append(self._sink(operation, work, targets, expected))
+            ends.append(self._sink(operation, work, targets, expected, memory.dtype.itemsize))
         flat = [tensor for some in outputs for tensor in some]
         return self._work(works, all_of(ends), flat, blocking)
 
@@ -128,19 +133,23 @@ class MovingGroup(ReducingGroup):
         targets: Sequence[Tensor],
         expected: Sequence[int],
         opts: Any,
+        root: int = -1,
     ) -> RingWork:
         blocking = not opts.asyncOp
-        memory = [raw_operand(tensor)[0] for tensor in sent] or [Buffer(0, (0,), DType.UINT8)]
+        memory = [moved_operand(tensor)[0] for tensor in sent] or [Buffer(0, (0,), moved_as(targets[0].dtype))]
         places = parts_in_place(targets, expected)
-        work = self.communicator.alltoall(memory, splits, places, name=f"dist.{operation}", blocking=blocking)
-        return self._work([work], self._sink(operation, work, targets, expected), targets, blocking)
+        work = self.communicator.alltoall(
+            memory, splits, places, name=f"dist.{operation}", blocking=blocking, root=root
+        )
+        sink = self._sink(operation, work, targets, expected, memory[0].dtype.itemsize)
+        return self._work([work], sink, targets, blocking)
 
     def _sink(
-        self, operation: str, work: Work, targets: Sequence[Tensor], expected: Sequence[int]
+        self, operation: str, work: Work, targets: Sequence[Tensor], expected: Sequence[int], width: int
     ) -> Callable[[], object]:
         """Copies what has come, the parts of all ranks one after another, into ``targets`` if it is not there.
 
-        ``expected`` counts the bytes that have to come from each rank.
+        ``expected`` counts the elements that have to come from each rank, of ``width`` bytes.
         """
 
         def finish() -> None:
@@ -148,9 +157,10 @@ class MovingGroup(ReducingGroup):
                 return
             data = work.output()
             if work.counts() != list(expected):
+                room, came = ([width * number for number in numbers] for numbers in (expected, work.counts()))
                 raise ValueError(
-                    f"rank {self._who()}: dist.{operation}: the outputs have room for {list(expected)} bytes from "
-                    f"ranks 0 to {self.size() - 1}, and {work.counts()} came; give outputs of the sizes of the inputs"
+                    f"rank {self._who()}: dist.{operation}: the outputs have room for {room} bytes from "
+                    f"ranks 0 to {self.size() - 1}, and {came} came; give outputs of the sizes of the inputs"
                 )
             at = 0
             for target in targets:
@@ -162,8 +172,8 @@ class MovingGroup(ReducingGroup):
         return finish
 
 
-def _bytes_for_each(tensor: Tensor, splits: Sequence[int], size: int, who: int, what: str) -> list[int]:
-    """Bytes of ``tensor`` that go to, or come from, each rank; ``splits`` counts rows and is empty for equal shares."""
+def _counts_for_each(tensor: Tensor, splits: Sequence[int], size: int, who: int, what: str) -> list[int]:
+    """Elements of ``tensor`` to or from each rank; ``splits`` counts rows and is empty for equal shares."""
     rows = tensor.shape[0] if tensor.dim() else 0
     if not splits:
         if rows % size:
@@ -171,11 +181,11 @@ def _bytes_for_each(tensor: Tensor, splits: Sequence[int], size: int, who: int, 
                 f"rank {who}: dist.all_to_all_single without splits needs a first dimension of the {what} that {size} "
                 f"ranks divide, got {rows}; give input_split_sizes and output_split_sizes"
             )
-        return [nbytes(tensor) // size] * size
+        return [count(tensor) // size] * size
     if len(splits) != size or sum(splits) != rows or min(splits) < 0:
         raise ValueError(
             f"rank {who}: dist.all_to_all_single: {what}_split_sizes must be {size} numbers that add up to the {rows} "
             f"rows of the {what}, got {list(splits)}"
         )
-    width = nbytes(tensor) // rows if rows else 0
+    width = count(tensor) // rows if rows else 0
     return [split * width for split in splits]

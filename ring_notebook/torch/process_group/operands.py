@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ring_notebook.core.buffers import Buffer, DType
-from ring_notebook.torch.tensors import buffer_in_place, buffer_of, can_reduce
+from ring_notebook.core.buffers import Buffer
+from ring_notebook.torch.tensors import buffer_in_place, buffer_of, can_reduce, moved_as
 
-__all__ = ["Operand", "check_on_host", "nbytes", "operand", "parts_in_place", "raw_operand"]
+__all__ = ["Operand", "check_on_host", "count", "moved_operand", "nbytes", "operand", "parts_in_place"]
 
 CopyBack = Callable[[], object] | None
 Operand = tuple[Buffer, CopyBack]
@@ -51,18 +51,23 @@ def operand(tensor: Tensor) -> Operand:
     return buffer_of(copy), lambda: _write(tensor, copy)
 
 
-def raw_operand(tensor: Tensor) -> Operand:
-    """The values of ``tensor`` as bytes, whatever its dtype."""
+def count(tensor: Tensor) -> int:
+    """How many elements a tensor is to the core where it only moves them."""
+    return nbytes(tensor) // moved_as(tensor.dtype).itemsize
+
+
+def moved_operand(tensor: Tensor) -> Operand:
+    """The values of ``tensor``, whatever its dtype, to be moved and not combined."""
     plain = tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()
     memory = (
         tensor if plain else tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
     )
-    buffer = Buffer(memory.data_ptr(), (nbytes(memory),), DType.UINT8, memory)
+    buffer = Buffer(memory.data_ptr(), (count(memory),), moved_as(memory.dtype), memory)
     return buffer, None if plain else lambda: tensor.detach().copy_(memory)
 
 
 def parts_in_place(targets: Sequence[Tensor], expected: Sequence[int]) -> list[Buffer]:
-    """Where the ``expected`` bytes from each rank lie in ``targets``; none where the core cannot write there itself.
+    """Where the ``expected`` elements from each rank lie in ``targets``; none where the core cannot write there itself.
 
     There is a target for each rank, or one for the parts of all of them.
     """
@@ -74,12 +79,14 @@ def parts_in_place(targets: Sequence[Tensor], expected: Sequence[int]) -> list[B
         starts = [target.data_ptr() for target in targets]
         owners = list(targets)
     elif len(targets) == 1:
-        starts = [targets[0].data_ptr() + sum(expected[:part]) for part in range(len(expected))]
+        width = moved_as(targets[0].dtype).itemsize
+        starts = [targets[0].data_ptr() + sum(expected[:part]) * width for part in range(len(expected))]
         owners = [targets[0]] * len(expected)
     else:
         return []
     return [
-        Buffer(start, (size,), DType.UINT8, owner) for start, size, owner in zip(starts, expected, owners, strict=True)
+        Buffer(start, (size,), moved_as(owner.dtype), owner)
+        for start, size, owner in zip(starts, expected, owners, strict=True)
     ]
 
 

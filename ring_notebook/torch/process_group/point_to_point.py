@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ring_notebook.core.messages import ANY, receive, send
 from ring_notebook.torch.process_group.movements import MovingGroup
-from ring_notebook.torch.process_group.operands import Operand, check_on_host, operand, raw_operand
+from ring_notebook.torch.process_group.operands import Operand, check_on_host, moved_operand, operand
 from ring_notebook.torch.process_group.ring_work import RingWork
 from ring_notebook.torch.tensors import can_reduce
 
@@ -40,4 +40,4 @@ class SendingGroup(MovingGroup):
 def _memory(tensor: Tensor) -> Operand:
     """As numbers where the core knows them, so that another dtype on the other side is found; else as bytes."""
     known = tensor.is_complex() or can_reduce(tensor.dtype)
-    return operand(tensor) if known else raw_operand(tensor)
+    return operand(tensor) if known else moved_operand(tensor)

@@ -14,8 +14,9 @@ import torch._C._distributed_c10d as c10d
 from torch import Tensor
 
 from ring_notebook.core.communicator import ReduceOp
+from ring_notebook.torch.free_cores import reduces_beside_backward
 from ring_notebook.torch.process_group.identity import GroupIdentity
-from ring_notebook.torch.process_group.operands import check_on_host, operand, raw_operand
+from ring_notebook.torch.process_group.operands import check_on_host, moved_operand, operand
 from ring_notebook.torch.process_group.ring_work import CompletedWork, RingWork
 from ring_notebook.torch.tensors import from_bytes
 
@@ -59,10 +60,10 @@ def _factor(op: Any) -> float:
 def _at_once(opts: Any) -> bool:
     """Whether to complete an operation before its call returns.
 
-    DistributedDataParallel starts its operations in the backward pass and asks each for a future, which is complete
-    when it is given (`RingWork.get_future`). To queue them for another thread would only cost the way there.
+    DistributedDataParallel starts its operations in the backward pass. To queue them for another thread only costs the
+    way there, unless that thread has a core of its own.
     """
-    return not opts.asyncOp or torch._C._current_graph_task_id() != -1
+    return not opts.asyncOp or (torch._C._current_graph_task_id() != -1 and not reduces_beside_backward())
 
 
 class ReducingGroup(GroupIdentity):
@@ -98,7 +99,7 @@ class ReducingGroup(GroupIdentity):
         opts = opts or c10d.ReduceOptions()
         is_root = self.rank() == opts.rootRank
         outputs = tensors if is_root else [torch.empty_like(t, memory_format=torch.contiguous_format) for t in tensors]
-        return self._allreduce("reduce", tensors, outputs, opts.reduceOp, _at_once(opts))
+        return self._allreduce("reduce", tensors, outputs, opts.reduceOp, _at_once(opts), opts.rootRank)
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> RingWork:
         """Reduce ``input`` and leave the part of this rank, an equal one on each, in ``output``."""
@@ -158,7 +159,13 @@ class ReducingGroup(GroupIdentity):
         )
 
     def _allreduce(
-        self, operation: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], op: Any, at_once: bool
+        self,
+        operation: str,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        op: Any,
+        at_once: bool,
+        root: int = -1,
     ) -> RingWork:
         check_on_host([*inputs, *outputs], self._who(), operation)
         if (combine := _BITS.get(hash(op))) is not None:
@@ -184,6 +191,7 @@ class ReducingGroup(GroupIdentity):
                     prescale=_factor(op),
                     name=f"dist.{operation}",
                     blocking=at_once,
+                    root=root,
                 )
             )
             ends += [end for _, end in targets]
@@ -196,7 +204,7 @@ class ReducingGroup(GroupIdentity):
         check_on_host([rows, part], self._who(), "all_reduce")
         gathered = []
         for entries in (rows, part):
-            work = self.communicator.allgather(raw_operand(entries)[0], name="dist.all_reduce of sparse tensors")
+            work = self.communicator.allgather(moved_operand(entries)[0], name="dist.all_reduce of sparse tensors")
             gathered.append(from_bytes(work.output(), entries.dtype, [-1, *entries.shape[1:]]))
         indices, values = gathered
         values = values if factor == 1.0 else values * factor
@@ -206,7 +214,7 @@ class ReducingGroup(GroupIdentity):
 
     def _combined(self, tensor: Tensor, combine: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """The bits of all ranks' tensors combined. The core's kernels are of numbers; this is rare and small."""
-        work = self.communicator.allgather(raw_operand(tensor)[0], name="dist.all_reduce of bits")
+        work = self.communicator.allgather(moved_operand(tensor)[0], name="dist.all_reduce of bits")
         first, *others = from_bytes(work.output(), tensor.dtype, [self.size(), *tensor.shape])
         result: Tensor = first.clone()
         for other in others:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import ring_notebook.torch as hvd
+from ring_notebook.errors import CollectiveMismatch
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +48,16 @@ def test_allgather_into_an_output(rank: int, size: int) -> None:
         parts = output.clone().view(size, count)
         strided = torch.empty(2 * size, count)[::2]
         assert torch.equal(hvd.allgather_into(strided, parts[rank : rank + 1]), parts)
+
+
+@pytest.mark.sizes(3)
+def test_other_roots(rank: int, size: int) -> None:
+    root = int(rank == 1)
+    with pytest.raises(CollectiveMismatch, match="call it with the same root rank on every rank"):
+        hvd.gather(torch.ones(2), root)
+    with pytest.raises(CollectiveMismatch, match="call it with the same root rank on every rank"):
+        hvd.scatter(torch.empty(1), torch.ones(size) if rank == root else None, root)
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == size
 
 
 def test_outputs_of_another_size(rank: int, size: int) -> None:

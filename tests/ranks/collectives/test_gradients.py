@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ranks.values import randn
+
 
 @pytest.fixture(params=["all", "evens"])
 def group(request: pytest.FixtureRequest, hvd: ModuleType) -> Any:
@@ -132,8 +134,8 @@ def test_sync_batch_norm_equals_batch_norm_of_the_joined_batch(
     generator = torch.Generator().manual_seed(0)
     own = slice(sum(counts[: hvd.rank()]), sum(counts[: hvd.rank() + 1]))
     for _ in range(3):
-        joint = torch.randn(sum(counts), *shape, generator=generator, dtype=torch.float64) * 3 + 100
-        weights = torch.randn(joint.shape, generator=generator, dtype=torch.float64)
+        joint = randn(generator, sum(counts), *shape, dtype=torch.float64) * 3 + 100
+        weights = randn(generator, *joint.shape, dtype=torch.float64)
         x, mine = joint.clone().requires_grad_(), joint[own].clone().requires_grad_()
         alone.zero_grad()
         synced.zero_grad()
