@@ -42,7 +42,8 @@ class Config:
     They are added in float32, and all ranks get the same values; within a host nothing is rounded."""
 
     overlap: Literal["auto", "inline", "thread"] = "auto"
-    """RING_OVERLAP: reduce buckets on the progress thread during backward, or inline in ``step()``."""
+    """RING_OVERLAP: reduce buckets on the progress thread during backward, or inline in ``step()``, which
+    DistributedDataParallel on backend "ring" does in backward."""
 
     device: Literal["auto", "nccl", "host"] = "auto"
     """RING_DEVICE: what moves tensors on GPUs. ``nccl`` raises where NCCL cannot be used, ``host`` copies them to host

@@ -14,7 +14,6 @@ In the first round of a plan the hooks are idle: only `synchronize`, which all r
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,10 +29,10 @@ from ring_notebook.api.noise_meter import NoiseMeter
 from ring_notebook.api.reduction import Reduction
 from ring_notebook.api.without_tensors import joins
 from ring_notebook.config import config
-from ring_notebook.core import world
 from ring_notebook.core.communicator import Communicator
 from ring_notebook.torch.collectives.sparse_allreduce import sparse_allreduce_async, sparse_gradient
 from ring_notebook.torch.compression import Compressor
+from ring_notebook.torch.free_cores import reduces_beside_backward
 from ring_notebook.torch.optimizer.bucket_runtime import Bucket
 from ring_notebook.torch.tensors import dtype_of
 
@@ -197,7 +196,9 @@ class GradientReducer:
         specs = [ParameterSpec(name, tuple(p.shape), dtype_of(p)) for name, p in trainable]
         sparse_here = [p.grad is not None and p.grad.is_sparse and not self._sparse_as_dense for p in parameters]
         division = (config().fusion_threshold, self._groups(parameters))
-        threaded, mark = agree_on_plan(specs, division, _wants_thread(parameters), process_set)
+        threaded, mark = agree_on_plan(
+            specs, division, reduces_beside_backward(any(not parameter.is_cpu for parameter in parameters)), process_set
+        )
         sparse = agree_on_sparse(sparse_here, process_set)
         layout = _Layout(weakref.ref(communicator), threaded)
         layout.sparse = [pair for pair, is_sparse in zip(trainable, sparse, strict=True) if is_sparse]
@@ -276,15 +277,6 @@ class GradientReducer:
 def _total(squares: Sequence[Tensor]) -> float:
     """Their sum. Waits for the device that has them."""
     return sum(float(square) for square in squares)
-
-
-def _wants_thread(parameters: Sequence[Tensor]) -> bool:
-    """Whether there is a core to reduce on while backward computes."""
-    overlap = config().overlap
-    if overlap != "auto":
-        return overlap == "thread"
-    busy = world.current().local_size * torch.get_num_threads()
-    return any(not p.is_cpu for p in parameters) or busy < len(os.sched_getaffinity(0))
 
 
 def _remove(hooks: dict[Tensor, RemovableHandle]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
@@ -18,6 +19,7 @@ from ring_notebook.errors import RingError
 __all__ = ["CompletedWork", "RingWork"]
 
 _NO_TIMEOUT = timedelta(0)
+_RUN_BACKWARD = torch.autograd.graph._engine_run_backward.__code__
 
 
 class RingWork(c10d.Work):
@@ -87,18 +89,36 @@ class RingWork(c10d.Work):
     _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """A completed future of the tensors. Raises the operation's error.
+        """A future of the tensors, completed but in one case. Raises the operation's error.
 
         It waits here and not in the future: C++ waits for that without looking at signals, and it would tell an error
-        by its text alone. DistributedDataParallel and its hooks ask for a future in the backward pass.
+        by its text alone. DistributedDataParallel asks for a future in the backward pass and waits for it behind the
+        pass; so does its future, which completes, or raises from ``backward()``, just before.
         """
         if self._source is not None:
             raise RingError("a receive has no future; call wait(), which an interrupt and a failing rank can end")
-        self.wait()
         future: torch.futures.Future[Any] = torch.futures.Future()
-        # DistributedDataParallel reads the first tensor of the result without a look.
-        future.set_result(self._result or [torch.empty(0)])
+
+        def complete() -> None:
+            self.wait()
+            # DistributedDataParallel reads the first tensor of the result without a look.
+            future.set_result(self._result or [torch.empty(0)])
+
+        if not self.is_completed() and _is_asked_by_reducer():
+            torch.autograd.Variable._execution_engine.queue_callback(complete)
+        else:
+            complete()
         return future
+
+
+def _is_asked_by_reducer() -> bool:
+    """Whether C++ in the backward pass, and no hook in Python, which may wait for it at once, asks for a future.
+
+    `DistributedDataParallel`'s reducer does. What Python sees below it is the call of backward, or nothing on a thread
+    of autograd.
+    """
+    asking = sys._getframe(1).f_back
+    return torch._C._current_graph_task_id() != -1 and (asking is None or asking.f_code is _RUN_BACKWARD)
 
 
 class CompletedWork(RingWork):

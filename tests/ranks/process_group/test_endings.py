@@ -56,7 +56,7 @@ def pipeline() -> Callable[[], object]:
     return lambda: schedule.step(inputs) if rank == 0 else schedule.step()
 
 
-PLACES = [ddp, fsdp2, pipeline]
+PLACES = [(ddp, "inline"), (ddp, "thread"), (fsdp2, "inline"), (pipeline, "inline")]
 
 
 def fails(_step: Callable[[], object]) -> None:
@@ -87,8 +87,11 @@ ROUNDS = [1, pytest.param(20, marks=pytest.mark.slow)]
 @pytest.mark.sizes(3)
 @pytest.mark.parametrize("rounds", ROUNDS)
 @pytest.mark.parametrize(("ends", "error"), ENDS, ids=lambda value: getattr(value, "__name__", ""))
-@pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
-def test_a_step_that_a_rank_ends(place: Any, ends: Any, error: Any, rounds: int, rank: int) -> None:
+@pytest.mark.parametrize(("place", "overlap"), PLACES, ids=lambda value: getattr(value, "__name__", value))
+def test_a_step_that_a_rank_ends(
+    place: Any, overlap: str, ends: Any, error: Any, rounds: int, rank: int, settings: Callable[..., None]
+) -> None:
+    settings(overlap=overlap)
     for number in range(rounds):
         hvd.init()
         hvd.process_group()

@@ -80,16 +80,54 @@ def with_hook() -> nn.Module:
     return model
 
 
+def with_hook_that_waits() -> nn.Module:
+    def hook(_state: object, bucket: Any) -> Any:
+        sums = bucket.buffer().div_(dist.get_world_size())
+        future = dist.all_reduce(sums, async_op=True).get_future()
+        future.wait()
+        return future.then(lambda done: done.value()[0])
+
+    hook.__annotations__.clear()  # torch compares them, and not with strings
+    model = DistributedDataParallel(network())
+    model.register_comm_hook(None, hook)
+    return model
+
+
+@pytest.mark.parametrize("overlap", ["inline", "thread"])
 @pytest.mark.parametrize(
-    "wrap", [lambda: DistributedDataParallel(network()), with_views, with_hook, sharded],
-    ids=["ddp", "views", "hook", "fsdp2"],
+    "wrap", [lambda: DistributedDataParallel(network()), with_views, with_hook, with_hook_that_waits, sharded],
+    ids=["ddp", "views", "hook", "hook that waits", "fsdp2"],
 )  # fmt: skip
-def test_training_equals_that_of_one_process(wrap: Callable[[], nn.Module], rank: int, size: int) -> None:
+def test_training_equals_that_of_one_process(
+    wrap: Callable[[], nn.Module], overlap: str, rank: int, size: int, settings: Callable[..., None]
+) -> None:
+    settings(overlap=overlap)
     model = wrap()
     train(model, rank=rank, size=size)
     for ours, theirs in zip(model.parameters(), alone(), strict=True):
         value = ours.full_tensor() if hasattr(ours, "full_tensor") else ours
         torch.testing.assert_close(value.detach(), theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.sizes(2)
+@pytest.mark.timeout(30)
+def test_backward_computes_while_gradients_are_reduced(rank: int, settings: Callable[..., None]) -> None:
+    """Rank 1 begins its backward pass when rank 0 has come to its first layer, with the last one given away."""
+    settings(overlap="thread")
+    width = 600  # a layer for each bucket, once the first pass has shown their order
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(width, width), nn.Linear(width, width)), bucket_cap_mb=1)
+    word = torch.zeros(1)
+    for number in range(3):
+        hidden = model.module[0].register_forward_hook(
+            lambda _module, _inputs, output: output.register_hook(lambda _gradient: dist.send(word, 1)) and None
+        )
+        if rank != 0 or number < 2:
+            hidden.remove()
+        loss = model(torch.full((2, width), rank + 1.0)).sum()
+        if rank == 1 and number == 2:
+            dist.recv(word, 0)
+        loss.backward()
+    assert model.module[1].bias.grad.tolist() == [6.0] * width  # two rows in each of three passes
 
 
 @pytest.mark.parametrize("by_initial_size", [True, False])
@@ -186,13 +224,46 @@ def test_an_interrupt(place: Callable[[nn.Module], None], rank: int, size: int) 
     train(model, steps=1, rank=rank, size=size)
 
 
+def _calls_of_as_many_bytes(rank: int, size: int) -> list[Callable[[], object]]:
+    """Calls in which rank 1 has half as many elements, of twice the size."""
+    dtype, count = (torch.float64, 2 * size) if rank == 1 else (torch.float32, 4 * size)
+
+    def tensor(times: int = 1) -> torch.Tensor:
+        return torch.ones(times * count, dtype=dtype)
+
+    def one_for_each() -> list[torch.Tensor]:
+        return [tensor() for _ in range(size)]
+
+    return [
+        lambda: dist.broadcast(tensor(), 0),
+        lambda: dist.all_gather(one_for_each(), tensor()),
+        lambda: dist.all_gather_into_tensor(tensor(size), tensor()),
+        lambda: dist.all_to_all(one_for_each(), one_for_each()),
+        lambda: dist.all_to_all_single(tensor(), tensor()),
+        lambda: dist.gather(tensor(), one_for_each() if rank == 0 else None),
+        lambda: dist.scatter(tensor(), one_for_each() if rank == 0 else None),
+    ]
+
+
+def _calls_with_a_root(root: int, rank: int, size: int) -> list[Callable[[], object]]:
+    parts = list(torch.ones(size, 2)) if rank == root else None
+    return [
+        lambda: dist.broadcast(torch.ones(2), root),
+        lambda: dist.reduce(torch.ones(2), root),
+        lambda: dist.gather(torch.ones(2), parts, root),
+        lambda: dist.scatter(torch.ones(2), parts, root),
+    ]
+
+
 @pytest.mark.sizes(3)
 def test_a_mismatch(rank: int, size: int) -> None:
-    """Different sizes, types and operations raise on every rank, and the group lives on."""
+    """Different sizes, types, roots and operations raise on every rank, and the group lives on."""
     for call in (
         lambda: dist.all_reduce(torch.ones(2 + rank)),
         lambda: dist.all_reduce(torch.ones(2, dtype=torch.float64 if rank else torch.float32)),
         lambda: dist.barrier() if rank else dist.all_reduce(torch.ones(2)),
+        *_calls_of_as_many_bytes(rank, size),
+        *_calls_with_a_root(rank == 1, rank, size),
     ):
         with pytest.raises(CollectiveMismatch, match="rank"):
             call()
@@ -218,6 +289,8 @@ def test_wrong_arguments(rank: int, size: int) -> None:
         dist.reduce_scatter_tensor(torch.empty(2), torch.empty(3 * size))
     with pytest.raises(ValueError, match=f"rank {rank}: dist.all_to_all_single: input_split_sizes"):
         dist.all_to_all_single(torch.empty(size), torch.empty(size), [1] * size, [2] * size)
+    with pytest.raises(ValueError, match=rf"rank {rank}: dist.all_gather_single: .* torch.float32, got torch.float16"):
+        dist.all_gather_into_tensor(torch.empty(2 * size, dtype=torch.float16), torch.empty(2))
     with pytest.raises(ValueError, match="use a group of backend 'nccl'"):
         dist.all_reduce(torch.empty(2, device="meta"))
     with pytest.raises(TypeError, match="dense tensors"):

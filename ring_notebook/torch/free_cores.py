@@ -1,0 +1,24 @@
+"""Whether a rank has a core on which to reduce gradients while its backward pass computes."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from ring_notebook.config import config
+from ring_notebook.core import world
+
+__all__ = ["reduces_beside_backward"]
+
+
+def reduces_beside_backward(on_device: bool = False) -> bool:
+    """Whether to reduce on the progress thread: as ``RING_OVERLAP`` says, else where the ranks leave a core free.
+
+    ``on_device`` says that the gradients are on a GPU, which computes by itself.
+    """
+    overlap = config().overlap
+    if overlap != "auto":
+        return overlap == "thread"
+    busy = world.current().local_size * torch.get_num_threads()
+    return on_device or busy < len(os.sched_getaffinity(0))
