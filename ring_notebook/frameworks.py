@@ -95,9 +95,9 @@ class Framework:
     """Lines by which a rank of a script chooses its GPU; in an engine the rank's own GPU is the first."""
     before: Mapping[str, str] = field(default_factory=dict)
     """What an engine calls before a cell that names the key, as ``module:function``."""
-    count_waits: str = ""
-    """What has `core.waits` count the waits of the framework's own C++ for other ranks, as ``module:function``;
-    an engine calls it before each cell."""
+    watch_waits: str = ""
+    """What has `core.waits` count the waits of the framework's own C++ for other ranks, and has those end that look at
+    nothing, as ``module:function``; an engine calls it before each cell."""
     end_waits: str = ""
     """What ends a rank's waits in C++ that look at no signal, as ``module:function``; any thread calls it."""
     lost_rank: str = ""
@@ -136,13 +136,13 @@ if torch.cuda.is_available():
 """,
     # It raises where there is a group, and a cell runs again.
     before={
-        "init_process_group": "ring_notebook.torch.process_group.default_group:end_groups",
-        "Accelerator": "ring_notebook.torch.process_group.library_state:forget_accelerate",
-        "TrainingArguments": "ring_notebook.torch.process_group.library_state:forget_accelerate",
+        "init_process_group": "ring_notebook.torch.process_group.run_groups.default_group:end_groups",
+        "Accelerator": "ring_notebook.torch.process_group.run_groups.library_state:forget_accelerate",
+        "TrainingArguments": "ring_notebook.torch.process_group.run_groups.library_state:forget_accelerate",
     },
-    count_waits="ring_notebook.torch.process_group.foreign_time:count_foreign_time",
-    end_waits="ring_notebook.torch.process_group.foreign_waits:end_foreign_waits",
-    lost_rank="ring_notebook.torch.process_group.foreign_waits:tells_of_lost_rank",
+    watch_waits="ring_notebook.torch.process_group.run_groups.watched_waits:watch_waits",
+    end_waits="ring_notebook.torch.process_group.run_groups.foreign_waits:end_foreign_waits",
+    lost_rank="ring_notebook.torch.process_group.run_groups.foreign_waits:tells_of_lost_rank",
     vocabulary=Vocabulary(
         gradients=frozenset({"backward"}),
         averaging=frozenset(

@@ -19,7 +19,6 @@ from ring_notebook.error_text import printable
 from ring_notebook.frameworks import default, frameworks, named
 
 __all__ = [
-    "count_waits",
     "describe",
     "end_waits",
     "get",
@@ -29,6 +28,7 @@ __all__ = [
     "provide_ring",
     "put",
     "tells_of_lost_rank",
+    "watch_waits",
 ]
 
 _MOST_NAMES = 12  # in a message
@@ -60,12 +60,12 @@ def prepare_calls(tree: ast.AST) -> None:
             _call(function)
 
 
-def count_waits() -> None:
-    """Have what this rank waits for in the C++ of frameworks count."""
+def watch_waits() -> None:
+    """Have what this rank waits for in the C++ of frameworks count, and end when another rank fails."""
     for framework in frameworks():
-        if framework.count_waits and framework.face in sys.modules:
+        if framework.watch_waits and framework.face in sys.modules:
             setup.wait_for_preload()
-            _call(framework.count_waits)
+            _call(framework.watch_waits)
 
 
 def end_waits() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 import warnings
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 import ring_notebook.torch as ring
+from ring_notebook.config import config
 from ring_notebook.core import world
 from ring_notebook.errors import CollectiveAborted, CollectiveMismatch
 
@@ -59,10 +61,15 @@ def check_parallelisms(groups: tuple[Any, Any]) -> None:
         parallelisms.test_as_on_gloo(groups, name, ring.size())
 
 
+def set_ring(**values: str) -> None:
+    for name, value in values.items():
+        os.environ[f"RING_{name.upper()}"] = value
+    config.cache_clear()
+
+
 def check_training() -> None:
-    rank, size = ring.rank(), ring.size()
-    for wrap in (wrappers.with_views, wrappers.sharded):
-        wrappers.test_training_equals_that_of_one_process(wrap, rank, size)
+    for wrap, overlap in ((wrappers.with_views, "inline"), (wrappers.with_views, "thread"), (wrappers.sharded, "auto")):
+        wrappers.test_training_equals_that_of_one_process(wrap, overlap, ring.rank(), ring.size(), set_ring)
 
 
 def check_failures() -> None:

@@ -44,4 +44,6 @@ def test_the_cell_fails_and_the_next_one_works(notebook: Notebook) -> None:
     name, shown = notebook.error(CELL.replace("fails", "1"))
     assert name == "CollectiveAborted"
     assert "remote process exited or there was a network error" in shown
-    notebook.run(CELL.replace("fails", "0"))
+    shown = notebook.run(CELL.replace("fails", "0").replace("--name late", "--name well --timeline --out run"))
+    assert "GPU tensors by NCCL" in str(shown)
+    assert "GPU tensors by NCCL; the whole trace" in notebook.text("print(run.timeline())")

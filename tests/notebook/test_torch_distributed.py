@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 
 import pytest
 
-from harness.waiting import until
+from harness import absent_ranks
+from harness.waiting import SLEEPS, until
 from notebook.test_stopping import begun
-from ring_notebook.errors import ClusterError
+from ring_notebook.errors import ClusterError, CollectiveAborted
 from ring_notebook.notebook.cluster.cluster import Cluster
 
 USES = """
@@ -115,6 +117,48 @@ def test_an_interrupt_of_a_rank_that_another_waits_for(cluster: Cluster) -> None
     assert run.stop() is True
     with pytest.raises(KeyboardInterrupt, match="stopped at line"):
         run.wait()
+    assert cluster.run(USES.format(backend="gloo")).wait().status == "ok"
+
+
+CONNECTS = f"""
+{inspect.getsource(absent_ranks)}
+import torch
+if ring.rank() == 1:
+    ring.recv(torch.ones(1), 0)
+    RANK_1
+else:
+    store = AbsentRanks(lambda: ring.send(torch.ones(1), 1))
+    dist.init_process_group("gloo", store=store, rank=0, world_size=2)
+"""
+IS_LEFT_BY_ITS_THREAD = """
+import threading, time
+while any(thread.name == "ring-gloo-connect" for thread in threading.enumerate()):
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize(
+    ("rank_1", "error", "words"),
+    [
+        ("raise ValueError('boom')", ValueError, "boom"),
+        ("pass", CollectiveAborted, "rank 1 has left .* to connect"),
+        (SLEEPS, KeyboardInterrupt, "stopped at line"),
+    ],
+)
+def test_a_rank_that_another_one_waits_for_to_connect(
+    cluster: Cluster, rank_1: str, error: type[BaseException], words: str
+) -> None:
+    """Gloo would wait for it for hours, and look at no signal."""
+    cell = CONNECTS.replace("RANK_1", rank_1).strip()
+    run = cluster.run(cell)
+    if error is KeyboardInterrupt:
+        last = cell.splitlines().index(f"    {rank_1}") + 1
+        until(lambda: [status.line == last for status in run.log.statuses().values()] == [False, True])
+        assert run.stop() is True
+    until(lambda: run.done)
+    with pytest.raises(error, match=words):
+        run.wait()
+    assert cluster.run(IS_LEFT_BY_ITS_THREAD).wait().status == "ok"
     assert cluster.run(USES.format(backend="gloo")).wait().status == "ok"
 
 

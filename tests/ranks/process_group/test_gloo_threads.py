@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from datetime import timedelta
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 import torch
+import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
 
 import ring_notebook.torch as hvd
+from harness.absent_ranks import AbsentRanks
 from harness.waiting import until
-from ring_notebook.torch.process_group.foreign_waits import end_foreign_waits, foreign_threads_rest
+from ring_notebook.torch.process_group.run_groups.foreign_waits import end_foreign_waits, foreign_threads_rest
 
 pytestmark = [pytest.mark.sizes(3), pytest.mark.filterwarnings("ignore:`?torch.distributed:FutureWarning")]
 
@@ -55,4 +59,34 @@ def test_a_wait_ends_whatever_store_the_ranks_have_met_in(rank: int, size: int, 
             assert peer.recv(5) == b"stays"
     hvd.barrier()
     dist.destroy_process_group()
+    hvd.shutdown()
+
+
+@pytest.mark.parametrize("lazy", ["0", "1"])
+def test_a_wait_for_ranks_to_connect(size: int, lazy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the group is made; where Gloo connects late, in the first operation."""
+    monkeypatch.setenv("TORCH_GLOO_LAZY_INIT", lazy)
+    hvd.init()
+    asked, errors = Event(), []
+    store = AbsentRanks(asked.set)  # C++ does not keep its Python side
+
+    def wait() -> None:
+        try:
+            group = c10d.ProcessGroupGloo(store, 0, size, timedelta(minutes=2))
+            group.allreduce([torch.ones(1)]).wait()
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    waits = Thread(target=wait)
+    waits.start()
+    until(asked.is_set)
+
+    def ended() -> bool:
+        end_foreign_waits()  # again: it may have come before the wait
+        waits.join(0.1)
+        return not waits.is_alive()
+
+    until(ended)
+    assert re.search("closed by peer|reset by peer|Broken pipe", errors[0]), errors
+    hvd.barrier()
     hvd.shutdown()

@@ -38,8 +38,16 @@ MAY_IMPORT = {
         "core/waits",
         "ground",
     },
-    "torch/training": {
+    "torch/process_group/run_groups": {
         "torch/process_group",
+        "torch/process_group/stores",
+        "torch",
+        "core",
+        "core/waits",
+        "ground",
+    },
+    "torch/training": {
+        "torch/process_group/run_groups",
         "torch/optimizer",
         "torch/collectives",
         "torch",
@@ -121,7 +129,7 @@ EXCEPTIONS = {
     "ring_notebook/torch/__init__.py": {
         "torch/collectives",
         "torch/optimizer",
-        "torch/process_group",
+        "torch/process_group/run_groups",
         "torch/training",
         "torch/elastic",
     },

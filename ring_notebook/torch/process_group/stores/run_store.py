@@ -13,14 +13,14 @@ import torch
 import torch._C._distributed_c10d as c10d
 
 from ring_notebook.core import world
-from ring_notebook.errors import CollectiveAborted, CollectiveTimeout
+from ring_notebook.errors import CollectiveTimeout
+from ring_notebook.torch.process_group.stores.epoch_watch import EpochWatch
 from ring_notebook.torch.process_group.stores.store_server import connect, serve
 from ring_notebook.torch.tensors import buffer_of
 
 __all__ = ["RunStore", "run_store"]
 
 _SHORTEST, _LONGEST = 0.0005, 0.01  # seconds between two looks for a key
-_LOOK = 0.25  # seconds between two looks for ranks that will not come
 _CARD = 512  # bytes
 # torch.distributed holds the C++ side of a store alone, and that calls its Python side.
 _in_use: RunStore | None = None
@@ -85,18 +85,16 @@ class RunStore(c10d.Store):
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Return when all ``keys`` are set.
 
-        Raises CollectiveTimeout after ``timeout``, CollectiveAborted when a rank of the epoch failed or left, and
-        KeyboardInterrupt.
+        Raises CollectiveTimeout after ``timeout``, CollectiveAborted when a rank of the epoch failed or left, or the
+        epoch ended, and KeyboardInterrupt.
         """
         limit = self._timeout if timeout is None else timeout
-        begin = look = time.monotonic()
+        begin = time.monotonic()
+        watch = EpochWatch(f"{', '.join(keys)} in torch.distributed's store")
         pause = _SHORTEST
         while not self.check(keys):
-            now = time.monotonic()
-            if now - look > _LOOK:
-                look = now
-                _check_epoch(keys)
-            if now - begin > limit.total_seconds():
+            watch.check()
+            if time.monotonic() - begin > limit.total_seconds():
                 raise CollectiveTimeout(
                     f"rank {_rank()}: waited {limit.total_seconds():g} s for {', '.join(keys)} of another rank in "
                     "torch.distributed's store; call init_process_group and new_group on every rank of the group"
@@ -116,22 +114,6 @@ class _MemoryStore(c10d.FileStore):
 
 def _rank() -> int:
     return world.current().rank if world.is_initialized() else 0
-
-
-def _check_epoch(keys: Sequence[str]) -> None:
-    """Raise CollectiveAborted where a rank of the epoch failed or left, so that nobody will set the keys."""
-    if not world.is_initialized():
-        raise CollectiveAborted(f"the run ended while this process waited for {', '.join(keys)} in its store")
-    communicator = world.current().communicator
-    if not communicator.aborted:
-        gone = [entry["rank"] for entry in communicator.snapshot() if entry["state"] == "left"]
-        if gone:
-            communicator.abort(
-                f"rank {gone[0]} has left (its cell or script ended) while rank {_rank()} waits for "
-                f"{', '.join(keys)} in torch.distributed's store"
-            )
-    if communicator.aborted:
-        communicator.barrier()  # raises with the reason
 
 
 def run_store(timeout: timedelta) -> RunStore:

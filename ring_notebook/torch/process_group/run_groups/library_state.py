@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from ring_notebook.torch.process_group.default_group import end_groups
+from ring_notebook.torch.process_group.run_groups.default_group import end_groups
 
 __all__ = ["forget_accelerate"]
 

@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
 from ring_notebook.core.waits.other_waits import ForeignWait
-from ring_notebook.torch.process_group.foreign_waits import foreign_groups
 from ring_notebook.torch.process_group.identity import GroupIdentity
+from ring_notebook.torch.process_group.run_groups.foreign_waits import foreign_groups
 
 __all__ = ["count_foreign_time"]
 

@@ -14,8 +14,13 @@ import torch.distributed.distributed_c10d as registry
 
 from ring_notebook.core import world
 from ring_notebook.core.communicator import ReduceOp
-from ring_notebook.torch.process_group.foreign_waits import end_foreign_waits, foreign_groups, foreign_threads_rest
 from ring_notebook.torch.process_group.identity import GroupIdentity
+from ring_notebook.torch.process_group.run_groups.foreign_waits import (
+    end_foreign_waits,
+    foreign_groups,
+    foreign_threads_rest,
+)
+from ring_notebook.torch.process_group.run_groups.gloo_connect import are_connecting
 from ring_notebook.torch.process_group.stores.run_store import run_store
 from ring_notebook.torch.tensors import buffer_of
 from ring_notebook.torch_backend import register
@@ -64,6 +69,8 @@ def end_groups_of_failed_epoch() -> None:
     """
     if world.is_aborted() and foreign_groups():
         _destroy(amid_operations=True)
+    elif are_connecting():
+        end_foreign_waits()
     _forget_attempts()
 
 

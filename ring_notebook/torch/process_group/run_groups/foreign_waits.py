@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as registry
 
+from ring_notebook.core import world
 from ring_notebook.torch.process_group.identity import GroupIdentity
 
 __all__ = ["end_foreign_waits", "foreign_groups", "foreign_threads_rest", "tells_of_lost_rank"]
@@ -41,9 +43,8 @@ def end_foreign_waits() -> None:
 
     Gloo's own ``abort`` leaves a wait where it is. A connection that is shut down ends it, here and on the other side.
     Its connections are those that its threads watch, whatever store its ranks have found each other in; others stay.
+    A connection that it waits for, as Gloo does for each rank of a group that is being made, comes and goes.
     """
-    if not foreign_groups():
-        return
     for thread in _THREADS.iterdir():
         for descriptor in _watched_by(thread):
             with suppress(OSError):
@@ -108,8 +109,23 @@ def _system_call(thread: Path) -> list[str]:
 
 
 def _shut_down(descriptor: int) -> None:
-    """Shut a connection down; OSError for other descriptors."""
-    with socket.socket(fileno=os.dup(descriptor)) as connection:
-        if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM:
-            connection.getpeername()  # raises where the socket listens: Gloo ends the process when such a one fails
-            connection.shutdown(socket.SHUT_RDWR)
+    """Shut a connection down, or what a listening socket waits for; OSError for other descriptors."""
+    with socket.socket(fileno=os.dup(descriptor)) as found:
+        if found.family in (socket.AF_INET, socket.AF_INET6) and found.type == socket.SOCK_STREAM:
+            if found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                _come_and_go(found)  # Gloo ends the process when this one is shut down
+            else:
+                found.shutdown(socket.SHUT_RDWR)
+
+
+def _come_and_go(listener: socket.socket) -> None:
+    """Connect to Gloo as each rank that it may wait for, and leave: it takes the ranks for lost.
+
+    A rank begins with 8 bytes: which one of this group's connections it is. Gloo counts them from 0, a group each.
+    One that has come before stays as it is.
+    """
+    for number in range(world.current().size if world.is_initialized() else 0):
+        with socket.socket(listener.family, listener.type) as rank:
+            rank.settimeout(_PATIENCE)
+            rank.connect(listener.getsockname())
+            rank.sendall(number.to_bytes(8, sys.byteorder))
