@@ -38,6 +38,10 @@ RECORDS = "ring_records"
 """The key under which an engine publishes a message of records."""
 
 
+TRANSPORTS = {"host": "GPU tensors through CPU memory", "nccl": "GPU tensors by NCCL"}
+"""How tensors on GPUs go between the ranks of a run, by what the core says of it."""
+
+
 @dataclass(frozen=True, slots=True)
 class MetricBatch:
     """Rows that one rank logged with the same metrics.

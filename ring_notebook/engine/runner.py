@@ -32,7 +32,7 @@ from ring_notebook.engine.output import figures
 from ring_notebook.engine.output.capture import Capture
 from ring_notebook.engine.publisher import Publisher
 from ring_notebook.engine.startup import mpi_access
-from ring_notebook.errors import CollectiveAborted
+from ring_notebook.errors import CollectiveAborted, NotInitializedError
 from ring_notebook.horovod.as_horovod import as_horovod
 from ring_notebook.horovod.names import NAME
 from ring_notebook.question import QUESTIONS, Question
@@ -82,6 +82,7 @@ class _Execution:
         self.cell: Cell | None = None
         self.calls = 0  # of collectives
         self.aborted = False  # by another rank's end
+        self.transport = ""  # of tensors on devices, once the ranks have agreed on it
         self.entered = False  # the kernel knows that the cell itself has begun
         self.loops = LoopCalls(_calls, lambda: self.cell.current_lines() if self.cell else ())
         self.spent = TimeSpent()
@@ -114,7 +115,7 @@ class _Execution:
         self.cell = Cell(shell, source, self.run, first_line)
         namespace.provide_ring(self.cell.names())
         namespace.prepare_calls(self.cell.tree)
-        namespace.count_waits()
+        namespace.watch_waits()
         opened = world.open_run(self.run, self.epoch, self.engines)
         here = (opened.rank, opened.size, opened.local_rank, opened.local_size)
         os.environ.update(rank_variables(*here, master()))
@@ -137,6 +138,7 @@ class _Execution:
 
         A device may have failed behind the last line of the cell.
         """
+        self.transport = _transport() or self.transport
         own = next((entry for entry in world.snapshot() if entry["rank"] == self.rank), None)
         self.calls = max(0, own["sequence"] - 1) if own is not None else 0  # without the barrier that opened the epoch
         if error is not None and not _is_exit(error):
@@ -209,6 +211,7 @@ class _Execution:
 
     def _now(self, line: int) -> Status:
         """What this rank is doing, at this line of the cell."""
+        self.transport = _transport() or self.transport
         return Status(
             run=self.run,
             rank=self.rank,
@@ -221,6 +224,7 @@ class _Execution:
                 "calls": _calls(),
                 "loop": self.loops.report(),
                 "pass": self.loops.number,
+                "transport": self.transport,
                 "statement": self.cell.current_statement() if self.cell else -1,
             },
         )
@@ -240,6 +244,14 @@ class _Execution:
 def _calls() -> int:
     """How many collectives this rank has called in the run, without the barrier that opened its epoch."""
     return max(0, world.calls() - 1)
+
+
+def _transport() -> str:
+    """What moves tensors on devices between all ranks: "nccl" or "host"; empty while nothing does."""
+    try:
+        return world.current().communicator.device_transport()[0]
+    except NotInitializedError:
+        return ""
 
 
 def _send(message: bytes) -> None:

@@ -11,6 +11,7 @@ from ring_notebook.notebook.panel.progress import Progress, progress
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.record.run_view import EPOCH, RankView, RunView
 from ring_notebook.notebook.style import RED, STATUS_COLORS, duration, plural, ranks, whole
+from ring_notebook.records import TRANSPORTS
 
 __all__ = ["Headline", "alarms", "first_row", "headline", "html", "text"]
 
@@ -41,7 +42,7 @@ def headline(log: RunRecord, view: RunView, stuck: Sequence[RankView] = ()) -> H
     facts = [_on_ranks(log, view), duration(view.elapsed)]
     if view.samples_per_s:
         facts.append(f"{whole(view.samples_per_s)} samples/s")
-    facts += _speedup(log, view)
+    facts += [*_speedup(log, view), *_transport(view)]
     running = log.status == "running"
     if running and (epochs := [rank.last[EPOCH] for rank in view.ranks if EPOCH in rank.last]):
         facts.append(f"epoch {min(epochs):g}")
@@ -80,6 +81,12 @@ def _speedup(log: RunRecord, view: RunView) -> list[str]:
     if log.status != "ok" or not isinstance(one, int | float) or not one > 0 or not view.samples_per_s:
         return []
     return [f"{view.samples_per_s / one:.2g}x one rank, measured by %%ringscale"]
+
+
+def _transport(view: RunView) -> list[str]:
+    """How tensors on GPUs go between the ranks, once a rank has said it."""
+    said = [rank.status.extra.get("transport") for rank in view.ranks if rank.status]
+    return next(([text] for way, text in TRANSPORTS.items() if way in said), [])
 
 
 def _broken(view: RunView) -> list[str]:

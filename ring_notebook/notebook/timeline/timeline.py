@@ -38,19 +38,22 @@ class Account:
 class Timeline:
     """The timeline of one run. A notebook shows why it is slow, a table, and a view of all ranks to zoom into.
 
-    ``path`` is the whole trace, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
+    ``path`` is the whole trace, which Perfetto (ui.perfetto.dev) and chrome://tracing open; ``labels`` is what ranks
+    say of the whole run: how their GPU tensors went.
     """
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / TIMELINE
         if not self.path.exists():
             raise FileNotFoundError(f"{directory.name} has no timeline; record one with `%%ringtrain --timeline`")
-        self.spans = read_spans(json.loads(self.path.read_text(encoding="utf-8"))["traceEvents"])
+        events = json.loads(self.path.read_text(encoding="utf-8"))["traceEvents"]
+        self.spans = read_spans(events)
+        self.labels = sorted({one["args"]["labels"] for one in events if one["name"] == "process_labels"})
 
     def between(self, begin: float, end: float) -> Timeline:
         """The same, from ``begin`` to ``end`` seconds only: drawn in more detail, and summed up for itself."""
         part = Timeline.__new__(Timeline)
-        part.path = self.path
+        part.path, part.labels = self.path, self.labels
         part.spans = [
             span._replace(begin=max(span.begin, begin), end=min(span.end, end))
             for span in self.spans
@@ -90,7 +93,8 @@ class Timeline:
             ]
             for one in self.accounts
         ]
-        note = f"{self.seconds:.3g} s; the whole trace, for ui.perfetto.dev, is in {os.path.relpath(self.path)}"
+        facts = "; ".join([f"{self.seconds:.3g} s", *self.labels])
+        note = f"{facts}; the whole trace, for ui.perfetto.dev, is in {os.path.relpath(self.path)}"
         return Listing(["rank", "compute", *shown, "others waited for it"], rows, note)
 
     def __repr__(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -84,6 +85,29 @@ def test_a_number_that_never_comes_is_nan(hvd: ModuleType, device: torch.device,
 def test_a_captured_tensor_is_refused(hvd: ModuleType, device: torch.device, gpu: PretendedGpu) -> None:
     with gpu.capture(), pytest.raises(RuntimeError, match="log the tensor after the graph's replay"):
         hvd.log(loss=torch.ones((), device=device))
+
+
+@pytest.mark.sizes(2)
+def test_a_prepared_loop_trains_as_one_process(hvd: ModuleType, rank: int, size: int, device: torch.device) -> None:
+    draw = torch.Generator().manual_seed(5)
+    data = TensorDataset(torch.randn(12 * size, 6, generator=draw), torch.randn(12 * size, 3, generator=draw))
+
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader[Any]) -> list[torch.Tensor]:
+        where = next(model.parameters()).device
+        for _ in range(2):
+            for x, y in loader:
+                optimizer.zero_grad()
+                nn.functional.mse_loss(model(x.to(where, non_blocking=True)), y.to(where)).backward()
+                optimizer.step()
+        return [p.detach().cpu() for p in model.parameters()]
+
+    def made(batch: int) -> tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any]]:
+        torch.manual_seed(3)
+        model = nn.Linear(6, 3)
+        return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), DataLoader(data, batch)
+
+    for got, want in zip(train(*hvd.prepare(*made(4))), train(*made(4 * size)), strict=True):
+        torch.testing.assert_close(got, want)
 
 
 def test_prepare_moves_the_model_and_pins_the_batches(hvd: ModuleType, device: torch.device) -> None:

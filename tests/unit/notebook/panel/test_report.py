@@ -251,6 +251,17 @@ def test_a_short_cell_without_metrics_leaves_out_the_machines(
     assert shown or len(page) < 10_000
 
 
+@pytest.mark.parametrize(
+    ("ways", "said"),
+    [(("", "nccl"), "GPU tensors by NCCL"), (("nccl", "host"), "GPU tensors through CPU memory"), (("", ""), "")],
+)
+def test_how_tensors_on_gpus_go_between_the_ranks(tmp_path: Path, ways: tuple[str, str], said: str) -> None:
+    now = time.time()
+    log = run(tmp_path / "r1", 2, *(Status("r1", rank, now, extra={"transport": way}) for rank, way in enumerate(ways)))
+    first = headline.text(headline.headline(log, log.view())).splitlines()[0]
+    assert [fact for fact in first.split(" · ") if fact.startswith("GPU")] == [said] * bool(said)
+
+
 def test_the_epoch_of_a_run_in_progress_is_said_once(tmp_path: Path) -> None:
     log = RunLog(tmp_path / "r1", "r1", "", 2, "", {}, {})
     for rank, epoch in ((0, 4.0), (1, 3.0)):

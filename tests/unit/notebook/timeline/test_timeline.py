@@ -139,3 +139,10 @@ def test_the_chart_holds_every_span_and_stays_small_when_there_are_many() -> Non
     assert len(bars) <= gantt.MOST_BARS + 1
     assert bars[-1]["end"] == pytest.approx(many[-1].end, abs=1e-6)
     assert len(json.dumps(gantt.spec(many))) < 500_000
+
+
+def test_what_ranks_say_of_the_whole_run_stands_below_the_table(tmp_path: Path) -> None:
+    label = {"ph": "M", "name": "process_labels", "pid": 0, "tid": 0, "args": {"labels": "GPU tensors by NCCL"}}
+    whole = timeline(tmp_path, label, event(0, 0, 1, "moving"), event(1, 0, 1, "moving"))
+    assert "1 s; GPU tensors by NCCL; the whole trace" in repr(whole)
+    assert whole.between(0, 0.5).labels == ["GPU tensors by NCCL"]
