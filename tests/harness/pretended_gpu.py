@@ -3,7 +3,8 @@
 Torch's backend PrivateUse1, in Python: a tensor of the device wraps one in host memory. Copies go through a stream of
 the `Driver`, in the background, as on a GPU; every other operation first waits until its stream is idle, as if it had
 been queued there. So work that was not ordered behind a stream reads what is not there yet. What would make the host
-wait for a GPU (``.item()``, ``.cpu()``, ``synchronize``) is noted in `waits`.
+wait for a GPU (``.item()``, ``.cpu()``, ``synchronize``) is noted in `waits`, and what torch refuses on one is refused
+(`gpu_rules`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
+from harness.gpu_rules import check, host_waits
 from ring_notebook.core.buffers import Device
 
 __all__ = ["NAME", "DeviceTensor", "Driver", "PretendedGpu", "PretendedKind", "pretend"]
@@ -28,8 +30,6 @@ __all__ = ["NAME", "DeviceTensor", "Driver", "PretendedGpu", "PretendedKind", "p
 NAME = "fakegpu"
 aten = torch.ops.aten
 
-# Operations whose results the host has to know.
-_READING = {aten._local_scalar_dense.default, aten.is_nonzero.default, aten.nonzero.default, aten.equal.default}
 # Operations that leave memory as it is.
 _MAKING = {aten.empty_like.default, aten.new_empty.default, aten.new_empty_strided.default}
 _COPYING = {aten.copy_.default, aten._foreach_copy_.default}
@@ -75,13 +75,13 @@ class DeviceTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, host: Tensor) -> DeviceTensor:
+        if host.layout is torch.strided:
+            layout: dict[str, Any] = {"strides": host.stride(), "storage_offset": host.storage_offset()}
+        else:  # torch asks for it, and has it in the keys by which it finds what executes an operation
+            keys = torch._C.DispatchKeySet(torch._C.DispatchKey.Sparse)
+            layout = {"layout": host.layout, "dispatch_layout": True, "_extra_dispatch_keys": keys}
         made: DeviceTensor = torch.Tensor._make_wrapper_subclass(
-            cls,
-            host.size(),
-            strides=host.stride(),
-            storage_offset=host.storage_offset(),
-            dtype=host.dtype,
-            device=torch.device(NAME, 0),
+            cls, host.size(), dtype=host.dtype, device=torch.device(NAME, 0), **layout
         )
         made.host = host
         return made
@@ -221,6 +221,9 @@ class PretendedGpu(ModuleType):
 
     def execute(self, func: Any, args: Any, kwargs: Any) -> Any:
         """An operation on tensors of the device."""
+        if func is torch.ops.prim.layout.default:
+            return args[0].host.layout
+        check(func, args, kwargs, DeviceTensor)
         if func in _COPYING and self._copies_in_background(func, args):
             return args[0] if func._schema.returns else None
         to_host = func is aten._to_copy.default and torch.device(kwargs.get("device") or NAME).type == "cpu"
@@ -229,7 +232,7 @@ class PretendedGpu(ModuleType):
             landing = torch.empty_like(source)
             self._queue(landing, source)
             return landing
-        if to_host or func in _READING or (func is aten.copy_.default and type(args[0]) is Tensor):
+        if to_host or host_waits(func, args, kwargs):
             self.note(func._schema.name)
         written = [_is_written(argument) for argument in func._schema.arguments]
         returned = func._schema.returns
@@ -275,6 +278,7 @@ def _alike(target: Any, source: Any) -> bool:
         and isinstance(source, DeviceTensor)
         and target.dtype is source.dtype
         and target.shape == source.shape
+        and target.host.layout is source.host.layout is torch.strided
         and target.is_contiguous()
         and source.is_contiguous()
     )
@@ -304,16 +308,28 @@ def pretend(driver: Callable[[], Driver]) -> PretendedGpu:
     library = torch.library.Library("aten", "IMPL")
 
     def empty(size: Any, *, dtype: Any = None, memory_format: Any = None, **_: Any) -> DeviceTensor:
-        return DeviceTensor(torch.empty(size, dtype=dtype, memory_format=memory_format))
+        return DeviceTensor(torch.empty(size, dtype=dtype, memory_format=memory_format, device="cpu"))
 
     def empty_strided(size: Any, stride: Any, *, dtype: Any = None, **_: Any) -> DeviceTensor:
-        return DeviceTensor(torch.empty_strided(size, stride, dtype=dtype))
+        return DeviceTensor(torch.empty_strided(size, stride, dtype=dtype, device="cpu"))
 
     def copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
         # Torch asks here, and not the class, where it makes a tensor from Python's numbers.
+        gpu.note("copy")
         _on_host(target).copy_(_on_host(source))
         return target
 
+    def arange(*bounds: Any, dtype: Any = None, **_: Any) -> DeviceTensor:
+        return DeviceTensor(torch.arange(*bounds, dtype=dtype, device="cpu"))
+
+    def eye(*sizes: int, dtype: Any = None, **_: Any) -> DeviceTensor:
+        return DeviceTensor(torch.eye(*sizes, dtype=dtype, device="cpu"))
+
+    # Torch's own would give the memory of a tensor its size when the tensor has been made.
+    for form, made in (("arange", arange), ("arange.start", arange), ("arange.start_step", arange), ("eye", eye)):
+        library.impl(form, made, "PrivateUse1")
+    library.impl("is_pinned", lambda tensor, device=None: False, "CPU")
+    library.impl("_pin_memory", lambda tensor, device=None: tensor.clone(), "CPU")
     library.impl("_copy_from", copy_from, "PrivateUse1")
     library.impl("empty.memory_format", empty, "PrivateUse1")
     library.impl("empty_strided", empty_strided, "PrivateUse1")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from ranks.training import assert_same, joint_batches, make_model, momentum, plain_step, share
+from ranks.joint_training import assert_same, joint_batches, make_model, momentum, plain_step, share
 from ring_notebook.core import world
 
 

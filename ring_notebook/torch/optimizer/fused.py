@@ -197,7 +197,7 @@ class FusedOptimizer(Wrapper):
         for flat in self._flats:
             for key, whole in zip(self._state_keys, self._gather(flat.state), strict=False):
                 for parameter, part in flat.parts(whole):
-                    self.state[parameter][key] = part.clone()
+                    self.state[parameter][key] = part.to(parameter.device, copy=True)
             if flat.state and type(self._wrapped) is not torch.optim.SGD:
                 for parameter in flat.parameters:
                     self.state[parameter]["step"] = torch.tensor(float(flat.steps), device="cpu")

@@ -103,7 +103,8 @@ def prepare(
     - a DataLoader with this rank's share of the data in batches of the same size, reshuffled in every pass if
       ``loader`` shuffles; on a GPU from pinned memory, so that ``x.to("cuda", non_blocking=True)`` does not wait.
 
-    Layers of torch.nn.SyncBatchNorm become `SyncBatchNorm` where there is no GPU, which torch's own need.
+    Layers of torch.nn.SyncBatchNorm become `SyncBatchNorm`: torch's own need a GPU and a group of torch.distributed,
+    and keep to their own rank without one. With a ``strategy``, which makes that group, they stay on GPUs.
     The batch of a step is ``size()`` times as large as that of one process. May be called again on what it returned,
     and for each of several models with optimizers of their own, such as those of a GAN.
 
@@ -125,11 +126,11 @@ def prepare(
     check_optimizer(optimizer, "prepare")
     check_passes(accumulate)
     device = accelerator()
-    if device is None:
+    if device is None or strategy is None:
         model = SyncBatchNorm.convert_torchs(model)
     share = None if loader is None else shard(loader, pin_memory=device is not None)
     if device is not None:
-        model.to(_own_device(device))
+        _move(model, _own_device(device))
     broadcast_parameters([*model.named_parameters(), *model.named_buffers()], root_rank=0)
     broadcast_optimizer_state(optimizer, root_rank=0)
     if scale_lr:
@@ -162,6 +163,12 @@ def _own_device(kind: str) -> torch.device:
     if world.current().run is None:  # in an engine the rank's own GPU is the first; in a script all see the same first
         module.set_device(local_rank() % module.device_count())
     return torch.device(kind, module.current_device())
+
+
+def _move(model: torch.nn.Module, device: torch.device) -> None:
+    """Move ``model`` unless it is there: torch can be told to replace what it moves, which weak references forbid."""
+    if any(tensor.device != device for tensor in (*model.parameters(), *model.buffers())):
+        model.to(device)
 
 
 def _scale_rates(optimizer: torch.optim.Optimizer) -> None:

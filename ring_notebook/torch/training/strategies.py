@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ring_notebook.torch.process_group.default_group import process_group
+from ring_notebook.torch.process_group.run_groups.default_group import process_group
 
 __all__ = ["STRATEGIES", "wrap"]
 

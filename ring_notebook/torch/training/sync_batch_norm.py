@@ -102,6 +102,7 @@ class SyncBatchNorm(_BatchNorm):
             return
         self.num_batches_tracked.add_(1)
         # Without momentum the running values are plain averages over all batches.
-        weight = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-        self.running_mean.lerp_(mean.to(self.running_mean.dtype), weight)
-        self.running_var.lerp_(unbiased_variance.to(self.running_var.dtype), weight)
+        for running, new in ((self.running_mean, mean), (self.running_var, unbiased_variance)):
+            # The number of batches stays on its device: to read it, the host would wait.
+            weight = 1 / self.num_batches_tracked.to(running.dtype) if self.momentum is None else self.momentum
+            running.lerp_(new.to(running.dtype), weight)

@@ -122,13 +122,15 @@ def compiled() -> tuple[Path, Path]:
     return Path(_core.__file__), builds[0]
 
 
-def mutant(tmp_path: Path, source: str, passage: str, replacement: str) -> Path:
+def mutant(folder: Path, source: str, passage: str, replacement: str) -> Path:
+    """The core with another ``source``, linked as one in which nothing has changed."""
     _, build = compiled()
+    folder.mkdir()
     text = (NATIVE / "src" / source).read_text()
     assert text.count(passage) == 1, f"{source} has changed: the mutation must name one passage of it"
-    changed = tmp_path / Path(source).name
+    changed = folder / Path(source).name
     changed.write_text(text.replace(passage, replacement))
-    core = tmp_path / f"_core{sysconfig.get_config_var('EXT_SUFFIX')}"
+    core = folder / f"_core{sysconfig.get_config_var('EXT_SUFFIX')}"
     includes = [f"-I{NATIVE / folder}" for folder in ("include", "src")]
     flags = ["-std=c++17", "-O1", "-fPIC", "-shared", "-fvisibility=hidden", *includes]
     bindings = map(str, sorted((build / "CMakeFiles" / "_core.dir" / "bindings").glob("*.o")))
@@ -142,9 +144,9 @@ def mutant(tmp_path: Path, source: str, passage: str, replacement: str) -> Path:
 @pytest.mark.parametrize("name", MUTANTS)
 def test_tests_notice_when_it_is_left_out(name: str, tmp_path: Path) -> None:
     source, passage, replacement, tests = MUTANTS[name]
-    unchanged = run(compiled()[0], "", tests)
+    unchanged = run(mutant(tmp_path / "as it is", source, passage, passage), "", tests)
     assert unchanged.returncode == 0, unchanged.stdout
-    changed = run(mutant(tmp_path, source, passage, replacement), "", tests)
+    changed = run(mutant(tmp_path / "without", source, passage, replacement), "", tests)
     assert changed.returncode != 0, f"no test notices that {name} is missing"
 
 

@@ -15,6 +15,14 @@ from ring_notebook.gpus import gpus
 from ring_notebook.torch.devices import register_device
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Of a folder of tests that runs here again, all but what its module names are slow."""
+    module = getattr(item, "module", None)
+    usual = getattr(module, "USUAL", None)
+    if usual is not None and getattr(item, "originalname", "") not in usual:
+        item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(autouse=True)
 def device(monkeypatch: pytest.MonkeyPatch, rank: int) -> Iterator[torch.device]:
     """The device of this rank."""
@@ -29,6 +37,17 @@ def device(monkeypatch: pytest.MonkeyPatch, rank: int) -> Iterator[torch.device]
     module.waits.clear()
     yield torch.device(NAME, 0)
     config.cache_clear()
+
+
+@pytest.fixture
+def default_device(device: torch.device, request: pytest.FixtureRequest) -> Iterator[None]:
+    """Has torch make tensors on the device, for tests of another folder that run here again."""
+    left_out: dict[str, str] = request.module.NOT_HERE | (request.module.NOT_PRETENDED if device.type == NAME else {})
+    if why := left_out.get(request.node.name) or left_out.get(request.function.__name__):
+        pytest.skip(why)
+    torch.set_default_device(device)
+    yield
+    torch.set_default_device(None)
 
 
 @pytest.fixture

@@ -94,6 +94,55 @@ def test_the_host_waits_for_nothing_within_a_step(
     assert gpu.waits == []
 
 
+@pytest.mark.sizes(2)
+@pytest.mark.parametrize("overlap", ["thread", "inline"])
+@pytest.mark.parametrize(
+    "way", ["clipped by ours", "compressed", "predivided", "in groups", "accumulated", "of a process set"]
+)
+def test_no_option_makes_the_host_wait(
+    hvd: ModuleType,
+    rank: int,
+    device: torch.device,
+    gpu: PretendedGpu,
+    way: str,
+    overlap: str,
+    settings: Callable[..., None],
+) -> None:
+    settings(overlap=overlap, fusion_threshold=1000)
+    options: dict[str, Any] = {
+        "compressed": {"compression": hvd.Compression.fp16},
+        "predivided": {"gradient_predivide_factor": 2.0},
+        "in groups": {"num_groups": 2},
+        "accumulated": {"backward_passes_per_step": 2},
+        "of a process set": {"process_set": hvd.add_process_set([0, 1])},
+    }.get(way, {})
+    model, optimizer = distributed(hvd, device, **options)
+    data = [(x.to(device), y.to(device)) for x, y in batches(rank, 4)]
+    gpu.waits.clear()
+    for step, (x, y) in enumerate(data):
+        if way != "accumulated" or step % 2 == 0:
+            optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        if way == "clipped by ours":
+            hvd.clip_grad_norm_(model.parameters(), 1.0)
+        if way != "accumulated" or step % 2:
+            optimizer.step()
+    assert gpu.waits == []
+
+
+@pytest.mark.sizes(2)
+def test_a_step_with_a_scaler_reads_once(hvd: ModuleType, rank: int, device: torch.device, gpu: PretendedGpu) -> None:
+    model, optimizer = distributed(hvd, device)
+    scaler = torch.amp.GradScaler(device.type, init_scale=4.0)
+    for x, y in [(x.to(device), y.to(device)) for x, y in batches(rank)]:
+        optimizer.zero_grad()
+        scaler.scale(nn.functional.mse_loss(model(x), y)).backward()
+        gpu.waits.clear()
+        scaler.step(optimizer)
+        scaler.update()
+        assert len(gpu.waits) == 1, gpu.waits
+
+
 def test_a_graph_of_backward_is_captured_within_no_sync(
     hvd: ModuleType, rank: int, size: int, device: torch.device, gpu: PretendedGpu
 ) -> None:
@@ -166,11 +215,13 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(hvd: ModuleType, rank: in
         assert step == ([0.0] * 3 if factor != 2.0 else [2.0] * 3)
 
 
+@pytest.mark.parametrize("momentum", [0.1, None])
 def test_batch_norm_over_all_ranks(
-    hvd: ModuleType, rank: int, size: int, device: torch.device, gpu: PretendedGpu
+    hvd: ModuleType, rank: int, size: int, device: torch.device, gpu: PretendedGpu, momentum: float | None
 ) -> None:
     everything = torch.randn(4 * size, 5, generator=torch.Generator().manual_seed(1))
-    norm, reference = hvd.SyncBatchNorm(5).to(device), nn.BatchNorm1d(5)
+    norm = hvd.SyncBatchNorm(5, momentum=momentum).to(device)
+    reference = nn.BatchNorm1d(5, momentum=momentum)
     here = everything[4 * rank : 4 * rank + 4].to(device)
     gpu.waits.clear()
     normal = norm(here)

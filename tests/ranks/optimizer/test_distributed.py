@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ranks.training import Build, Net, assert_trains_alike, loss_of, make_model, momentum, plain_step
+from ranks.joint_training import Build, Net, assert_trains_alike, loss_of, make_model, momentum, plain_step
 
 Batch = tuple[Tensor, Tensor]
 
@@ -164,7 +164,7 @@ def test_two_optimizers_over_two_models(hvd: ModuleType) -> None:
             self.optimizers = [wrap(momentum(model.a)), wrap(BUILDS["adam"](model.b))]
 
     def train(model: Any, wrap: Callable[[Any], Any], rank: int | None) -> nn.Module:
-        from ranks.training import joint_batches, share
+        from ranks.joint_training import joint_batches, share
 
         both = Both(model, wrap)
         for joint in joint_batches(hvd.size()):
@@ -187,7 +187,7 @@ def test_two_optimizers_over_two_models(hvd: ModuleType) -> None:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_learning_rate_scheduler(hvd: ModuleType, when: str) -> None:
-    from ranks.training import joint_batches, share
+    from ranks.joint_training import joint_batches, share
 
     def train(rank: int | None) -> nn.Module:
         model = make_model()
@@ -243,7 +243,8 @@ def test_grad_scaler_skips_the_same_step_on_all_ranks(hvd: ModuleType, recipe: s
     scalers: dict[int, torch.amp.GradScaler] = {}
 
     def step(model: Any, optimizer: torch.optim.Optimizer, batch: Batch) -> None:
-        scaler = scalers.setdefault(id(model), torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=4))
+        device = torch.get_default_device().type
+        scaler = scalers.setdefault(id(model), torch.amp.GradScaler(device, init_scale=2.0**10, growth_interval=4))
         count = model.count = getattr(model, "count", 0) + 1
         optimizer.zero_grad()
         distributed = hasattr(optimizer, "synchronize")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from ranks.training import (
+from ranks.joint_training import (
     Build,
     assert_same,
     assert_trains_alike,
@@ -266,7 +266,7 @@ def test_grad_scaler(hvd: ModuleType, torchs: bool, unscaled: bool) -> None:
     reference, model = make_model(), make_model()
     build = lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, fused=torchs)  # noqa: E731
     alone, fused = build(reference), hvd.DistributedOptimizer(build(model), fused=True)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0 * (hvd.rank() + 1))
+    scaler = torch.amp.GradScaler(torch.get_default_device().type, init_scale=1024.0 * (hvd.rank() + 1))
     for number, batch in enumerate(joint_batches(hvd.size(), 6)):
         fused.zero_grad()
         loss = loss_of(model, share(batch, hvd.rank()))

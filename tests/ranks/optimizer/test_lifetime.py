@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from ranks.training import loss_of, make_model, momentum, plain_step
+from ranks.joint_training import loss_of, make_model, momentum, plain_step
 
 
 def test_is_an_optimizer_of_the_same_class(hvd: ModuleType) -> None:
@@ -102,7 +102,7 @@ def test_join_lets_the_others_make_more_steps(
     size, rank = hvd.size(), hvd.rank()
     w = nn.Parameter(torch.zeros(3))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([w], lr=1.0))
-    scaler = torch.amp.GradScaler("cpu", enabled=scaled)
+    scaler = torch.amp.GradScaler(torch.get_default_device().type, enabled=scaled)
     for _ in range(rank):
         optimizer.zero_grad()
         scaler.scale(w.sum() * (rank + 1)).backward()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ranks.training import assert_trains_alike, loss_of, make_model, momentum, plain_step
+from ranks.joint_training import assert_trains_alike, loss_of, make_model, momentum, plain_step
 
 
 @pytest.mark.parametrize("options", [{"num_groups": 1}, {"num_groups": 3}, {"num_groups": 9}, {"groups": 2}], ids=str)
@@ -158,7 +158,7 @@ def test_adasum_with_a_grad_scaler(hvd: ModuleType) -> None:
     """Scales of the ranks' own make the same step, and an overflow on one rank is one on all."""
     w = nn.Parameter(torch.zeros(3))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([w], lr=1.0), op=hvd.Adasum)
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0 * (hvd.rank() + 1))
+    scaler = torch.amp.GradScaler(torch.get_default_device().type, init_scale=8.0 * (hvd.rank() + 1))
     for overflow in (False, True, False):
         optimizer.zero_grad()
         scaler.scale(w.sum() * (float("inf") if overflow and hvd.rank() == 0 else 1.0)).backward()

@@ -22,7 +22,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from ranks.training import make_model, momentum
+from ranks.joint_training import make_model, momentum
+from ranks.values import randn
 from ring_notebook.core.logged import metrics
 from ring_notebook.torch.training.data import shard
 
@@ -165,7 +166,7 @@ def test_prepare_is_the_whole_port(hvd: ModuleType) -> None:
     """A single-process loop on batches of 4p, and the same loop prepared on batches of 4, give the same model."""
     size = hvd.size()
     generator = torch.Generator().manual_seed(5)
-    data = TensorDataset(torch.randn(12 * size, 7, generator=generator), torch.randn(12 * size, 3, generator=generator))
+    data = TensorDataset(randn(generator, 12 * size, 7), randn(generator, 12 * size, 3))
 
     def train(model: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader[Any]) -> None:
         for _ in range(3):
@@ -192,8 +193,8 @@ def test_prepare_of_two_models_that_train_each_other(
     """A GAN: the generator's loss also gives the discriminator gradients, which its own next step leaves out."""
     settings(overlap=overlap)
     size = hvd.size()
-    real = torch.randn(12 * 4, 2, generator=torch.Generator().manual_seed(0)) + 3
-    noise = torch.randn(12 * 4, 3, generator=torch.Generator().manual_seed(1))
+    real = randn(torch.Generator().manual_seed(0), 12 * 4, 2) + 3
+    noise = randn(torch.Generator().manual_seed(1), 12 * 4, 3)
 
     def train(wrap: Callable[..., Any], own: slice) -> list[nn.Module]:
         torch.manual_seed(2)
@@ -241,7 +242,7 @@ def test_noise_scale_of_gradients_with_known_noise(hvd: ModuleType, op: str) -> 
     for _ in range(60):
         optimizer.zero_grad()
         # Per sample: gradient 0.5 plus noise of variance sigma^2 in each of 400 directions.
-        noise = torch.randn(length, generator=generator) * sigma / math.sqrt(batch)
+        noise = randn(generator, length) * sigma / math.sqrt(batch)
         (w * (0.5 + noise)).sum().backward()
         optimizer.step()
         value = hvd.noise_scale(optimizer, batch_size=batch, smoothing=0.95)
@@ -261,7 +262,7 @@ def noisy_training(
     for step in range(steps):
         optimizer.zero_grad()
         for number in range(passes):
-            noise = torch.randn(len(w), generator=generator) * 2.0 / math.sqrt(16)
+            noise = randn(generator, len(w)) * 2.0 / math.sqrt(16)
             with optimizer.no_sync() if no_sync and number < passes - 1 else nullcontext():
                 (w * (0.5 + noise)).sum().backward()
         optimizer.step()

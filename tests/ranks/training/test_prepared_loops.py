@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import ring_notebook.torch as hvd
+from ranks.values import randn
 
 ROWS = 12  # of a micro-batch of all ranks, which one to four ranks share evenly
 
@@ -26,7 +27,7 @@ def network() -> nn.Sequential:
 
 
 def batch(number: int) -> Tensor:
-    return torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(number))
+    return randn(torch.Generator().manual_seed(number), ROWS, 6)
 
 
 def share(number: int, rank: int, size: int) -> Tensor:

@@ -11,9 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from ranks.training import make_model, momentum, plain_step
+from ranks.joint_training import make_model, momentum, plain_step
 
-BATCH = torch.ones(2, 7), torch.ones(2, 3)
+
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.ones(2, 7), torch.ones(2, 3)
 
 
 @pytest.mark.parametrize("form", ["state_dict", "named", "list", "generator"])
@@ -117,7 +119,7 @@ def test_check_passes_when_ranks_agree(hvd: ModuleType) -> None:
     optimizer = hvd.DistributedOptimizer(momentum(model))
     hvd.check(model, optimizer)
     for _ in range(3):
-        plain_step(model, optimizer, (BATCH[0] * hvd.rank(), BATCH[1]))
+        plain_step(model, optimizer, (batch()[0] * hvd.rank(), batch()[1]))
         hvd.check(model, optimizer)
 
 
@@ -137,7 +139,7 @@ def test_check_names_the_first_tensor_that_differs(hvd: ModuleType, where: str) 
         "shape": r"rank 0: parameter weight \(2, 3\) torch\.float32; .*rank 1",
     }
     if where != "count" or not odd:
-        plain_step(model, optimizer, BATCH)
+        plain_step(model, optimizer, batch())
     with torch.no_grad():
         if odd and where == "parameter":
             model.second.weight[1, 2] += 0.25

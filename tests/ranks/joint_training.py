@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ranks.values import randn
+
 BATCH = 6
 STEPS = 20
 
@@ -36,10 +38,7 @@ def make_model(seed: int = 0) -> Net:
 def joint_batches(size: int, steps: int = STEPS) -> list[tuple[Tensor, Tensor]]:
     """The batches of a single process: those of all ranks, one after another."""
     generator = torch.Generator().manual_seed(1)
-    return [
-        (torch.randn(size * BATCH, 7, generator=generator), torch.randn(size * BATCH, 3, generator=generator))
-        for _ in range(steps)
-    ]
+    return [(randn(generator, size * BATCH, 7), randn(generator, size * BATCH, 3)) for _ in range(steps)]
 
 
 def share(batch: tuple[Tensor, Tensor], rank: int) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,38 @@
+"""A store of torch.distributed in which all other ranks have an address, and never connect."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+
+__all__ = ["AbsentRanks"]
+
+
+class AbsentRanks(dist.Store):
+    """Their address is this rank's own, at a port above all: Gloo has the rank with the higher one connect."""
+
+    def __init__(self, asked: Callable[[], object]) -> None:
+        """``asked`` is called when this rank looks for the last of the others: it waits for them next."""
+        super().__init__()
+        self._asked = asked
+        self._own = b""
+
+    def set(self, key: str, value: Any) -> None:
+        """What this rank says of itself."""
+        self._own = value
+
+    def get(self, key: str) -> bytes:
+        """The same, but for the port."""
+        if key.endswith("1"):
+            self._asked()
+        return re.sub(rb"\x02\0..\x7f\0\0\x01", b"\x02\0\xff\xff\x7f\0\0\x01", self._own, flags=re.DOTALL)
+
+    def wait(self, *_arguments: object) -> None:
+        """Everyone is there."""
+
+    def has_extended_api(self) -> bool:
+        """Keys are asked for one by one."""
+        return False

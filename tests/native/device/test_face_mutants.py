@@ -1,0 +1,106 @@
+"""Leaving out what keeps torch's tensors in order with their streams makes tests fail.
+
+A mutant is one module of the package in which one passage is replaced as it is imported; the tests run with it in
+processes of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+TESTS = ROOT / "tests" / "ranks" / "devices"
+# Every process that finds it imports it first.
+IMPORTED_FIRST = """
+import importlib.machinery, importlib.util, os, sys
+
+name, passage, replacement = (os.environ["MUTATED_" + part] for part in ("MODULE", "PASSAGE", "REPLACEMENT"))
+
+
+class Changed(importlib.machinery.SourceFileLoader):
+    def get_code(self, fullname):
+        return compile(self.get_source(fullname).replace(passage, replacement), self.path, "exec")
+
+
+class Finder:
+    def find_spec(self, fullname, path=None, target=None):
+        if fullname != name:
+            return None
+        sys.meta_path.remove(self)
+        found = importlib.util.find_spec(fullname)
+        return importlib.util.spec_from_file_location(name, found.origin, loader=Changed(name, found.origin))
+
+
+sys.meta_path.insert(0, Finder())
+"""
+
+# what is left out, in which module, the passage, what takes its place, which test sees it
+MUTANTS = {
+    "the wait for the stream of the tensors": (
+        "torch.devices",
+        "kind.stream_of(tensor),",
+        "0,",
+        "test_device_collectives.py::test_a_result_waits_for_what_was_queued_before_it",
+    ),
+    "the wait of the stream that asks": (
+        "torch.devices",
+        "self._work.wait(stream=self._kind.stream_of(self._like))",
+        "self._work.wait()",
+        "test_device_collectives.py::test_synchronize_orders_the_stream_that_asks",
+    ),
+    "the wait for a number that is logged": (
+        "torch.logged_tensors",
+        "done: bool = self._event.query()",
+        "done = True",
+        "test_logging.py::test_a_logged_loss_does_not_wait_for_its_device",
+    ),
+    "the copy of what is logged": (
+        "torch.logged_tensors",
+        'tensor.detach().to("cpu", non_blocking=True)',
+        'tensor.detach().to("cpu")',
+        "test_logging.py::test_a_logged_loss_does_not_wait_for_its_device",
+    ),
+    "flags of a bucket in CPU memory": (
+        "torch.optimizer.bucket_runtime",
+        'dtype=self.parameters[0].dtype, device="cpu")',
+        "dtype=self.parameters[0].dtype, device=self.parameters[0].device)",
+        "test_device_training.py::test_the_host_waits_for_nothing_within_a_step",
+    ),
+    "small gradients brought back": (
+        "torch.optimizer.bucket_runtime",
+        "self._packer.unpack()",
+        "pass",
+        "test_device_training.py::test_ranks_train_as_one_process",
+    ),
+}
+
+
+def run(test: str, folder: Path, mutation: tuple[str, str, str]) -> subprocess.CompletedProcess[str]:
+    module, passage, replacement = mutation
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH")))),
+        "MUTATED_MODULE": f"ring_notebook.{module}",
+        "MUTATED_PASSAGE": passage,
+        "MUTATED_REPLACEMENT": replacement,
+    }
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"{TESTS}/{test}"]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", MUTANTS)
+def test_tests_of_the_face_notice_when_it_is_left_out(name: str, tmp_path: Path) -> None:
+    module, passage, replacement, test = MUTANTS[name]
+    file = ROOT / "ring_notebook" / f"{module.replace('.', '/')}.py"
+    assert file.read_text().count(passage) == 1, f"{module} has changed: the mutation must name one passage of it"
+    (tmp_path / "sitecustomize.py").write_text(IMPORTED_FIRST)
+    unchanged = run(test, tmp_path, (module, passage, passage))
+    assert unchanged.returncode == 0, unchanged.stdout
+    changed = run(test, tmp_path, (module, passage, replacement))
+    assert changed.returncode == 1, f"no test notices that {name} is missing: {changed.stdout}"

@@ -1,0 +1,31 @@
+"""The tests of DistributedOptimizer again where ``torch.set_default_device`` is a device."""
+
+from __future__ import annotations
+
+import pytest
+
+from ranks.optimizer.test_distributed import *  # noqa: F403
+from ranks.optimizer.test_fused import *  # noqa: F403
+from ranks.optimizer.test_lifetime import *  # noqa: F403
+from ranks.optimizer.test_options import *  # noqa: F403
+
+pytestmark = [pytest.mark.sizes(3), pytest.mark.usefixtures("default_device")]
+
+USUAL = {
+    "test_sparse_gradients",
+    "test_a_gradient_that_turns_out_to_be_sparse",
+    "test_a_table_that_one_rank_uses_is_sparse_from_the_first_step_on",
+}
+"""What runs without being asked for slow tests."""
+
+NOT_HERE = {
+    "test_a_rank_that_had_joined_goes_on_with_the_others": "who joins before it has used its GPU sends all ranks "
+    "through CPU memory, and a warning says so",
+}
+"""By name, or by name and parameters: why a test is left out."""
+
+NOT_PRETENDED = {
+    "test_second_backward_before_step_adds_up": "torch ends the process where a hook of a device in Python raises",
+    "test_compiled_module": "torch's compiler goes into the class of its tensors, which is Python",
+}
+"""The same where there is no GPU."""

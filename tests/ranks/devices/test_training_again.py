@@ -1,0 +1,38 @@
+"""The tests of prepare and of what goes with it again where ``torch.set_default_device`` is a device."""
+
+from __future__ import annotations
+
+import pytest
+
+from ranks.training.test_data import *  # noqa: F403
+from ranks.training.test_prepared_loops import *  # noqa: F403
+from ranks.training.test_state import *  # noqa: F403
+
+pytestmark = [pytest.mark.sizes(3), pytest.mark.usefixtures("default_device")]
+
+USUAL = {
+    "test_clipping_uses_the_norm_of_the_reduced_gradients",
+    "test_torchs_sync_batch_norm_is_converted",
+    "test_what_reduces_within_its_step_is_refused",
+}
+"""What runs without being asked for slow tests."""
+
+_SAMPLERS = "torch's own samplers draw from generators of the CPU, which a default device refuses"
+
+NOT_HERE = {
+    "test_sampler_joins_to_the_batches_of_one_process_and_shuffles_again": _SAMPLERS,
+    "test_shard_of_every_kind_of_loader[np3-shuffled]": _SAMPLERS,
+    "test_one_rank_may_look_at_a_batch": _SAMPLERS,
+    "test_random_sampler_with_replacement_is_left_to_the_sampler": _SAMPLERS,
+    "test_prepare_is_the_whole_port": "its batches are on the device, and what is there cannot be pinned",
+    "test_empty_is_a_tensor_in_ring_memory": "ring memory is the host's",
+}
+"""By name, or by name and parameters: why a test is left out."""
+
+_CLASS = "its tensors have a class of their own"
+
+NOT_PRETENDED = {
+    "test_broadcast_parameters_takes_a_dict_in_any_order_and_refuses_what_is_no_tensor": _CLASS,
+    "test_save_and_load": _CLASS,
+}
+"""The same where there is no GPU."""
