@@ -4,6 +4,7 @@
 #include <string>
 
 #include "ring/base/errors.hpp"
+#include "ring/base/types.hpp"
 
 // The value of an enum whose values are 0 to `values` - 1. Throws InvalidArgument, which names the argument.
 template <class Enum>
@@ -13,3 +14,5 @@ Enum enum_argument(const char* name, int number, int values) {
                                     ", got " + std::to_string(number));
     return static_cast<Enum>(number);
 }
+
+inline ring::DType dtype_argument(int number) { return enum_argument<ring::DType>("dtype", number, ring::kDTypes); }

@@ -39,8 +39,6 @@ struct DeviceOutput {
 // (kind of device, which one of that kind, stream)
 using DeviceTuple = std::tuple<int, int, std::uintptr_t>;
 
-ring::DType dtype_argument(int number) { return enum_argument<ring::DType>("dtype", number, ring::kDTypes); }
-
 ring::ReduceOp op_argument(int number) { return enum_argument<ring::ReduceOp>("op", number, ring::kReduceOps); }
 
 ring::Device device_argument(int number) { return enum_argument<ring::Device>("device", number, ring::kDevices); }

@@ -59,9 +59,9 @@ py::dict report(Devices& self) {
 }
 
 // (why it refuses or "", host, index of the device, its uuid, version of NCCL)
-using CardTuple = std::tuple<std::string, std::string, int, std::string, int>;
+using DeviceCardTuple = std::tuple<std::string, std::string, int, std::string, int>;
 
-std::string verdict(const std::vector<CardTuple>& said, const std::vector<int>& ranks) {
+std::string verdict(const std::vector<DeviceCardTuple>& said, const std::vector<int>& ranks) {
     std::vector<ring::DeviceCard> cards;
     for (const auto& [why, host, index, uuid, nccl] : said) {
         ring::DeviceCard card;

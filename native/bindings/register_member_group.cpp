@@ -16,7 +16,7 @@ using ring::MemberGroup;
 namespace {
 
 // (offset of the block, id, number for tags)
-using CardTuple = std::tuple<std::uint64_t, std::uint64_t, int>;
+using MemberCardTuple = std::tuple<std::uint64_t, std::uint64_t, int>;
 
 }  // namespace
 
@@ -27,11 +27,11 @@ void register_member_group(py::module_& module) {
         .def("card",
              [](const MemberGroup& self) {
                  const MemberCard card = self.card();
-                 return CardTuple{card.block, card.id, card.number};
+                 return MemberCardTuple{card.block, card.id, card.number};
              })
         .def(
             "enter",
-            [](MemberGroup& self, const std::vector<CardTuple>& tuples) {
+            [](MemberGroup& self, const std::vector<MemberCardTuple>& tuples) {
                 std::vector<MemberCard> cards;
                 for (const auto& [block, id, number] : tuples) cards.push_back({block, id, number});
                 const py::gil_scoped_release nogil;

@@ -31,8 +31,6 @@ struct Mail {
     }
 };
 
-ring::DType dtype_argument(int number) { return enum_argument<ring::DType>("dtype", number, ring::kDTypes); }
-
 }  // namespace
 
 void register_messages(py::module_& module) {

@@ -4,12 +4,6 @@
 #include "ring/communicator/progress.hpp"
 
 namespace ring {
-namespace {
-
-constexpr std::int64_t kLookEvery = 50'000'000;  // ns
-
-}  // namespace
-
 void Communicator::check_member(OpKind kind, int member) const {
     Request request;
     request.kind = kind;
@@ -64,7 +58,7 @@ Communicator::Served Communicator::serve_messages() {
     if (post_->advance()) return Served::Moved;
     const std::int64_t now = monotonic_ns();
     if (now >= next_look_) {
-        next_look_ = now + kLookEvery;
+        next_look_ = now + kCheckEvery;
         try {
             read_notices();
         } catch (const std::exception& error) {

@@ -9,12 +9,6 @@
 #include "ring/communicator/progress.hpp"
 
 namespace ring {
-namespace {
-
-constexpr std::int64_t kCheckEvery = 50'000'000;  // ns
-
-}  // namespace
-
 std::string Communicator::locate(const Work& work) const { return who() + ": " + describe(work.header_); }
 
 // What a waiting thread does every now and then, beyond looking at its gate or the link.

@@ -13,7 +13,7 @@
 namespace ring {
 namespace {
 
-constexpr std::int64_t kLinger = 100'000'000;  // ns
+constexpr std::int64_t kSendLimit = 100'000'000;  // ns
 constexpr std::size_t kSegment = Window::kMostBytes;
 
 std::uint64_t segments_of(std::size_t bytes) { return (bytes + kSegment - 1) / kSegment; }
@@ -29,7 +29,7 @@ LinkMessages::LinkMessages(std::shared_ptr<Fabric> fabric, std::shared_ptr<Domai
 
 LinkMessages::~LinkMessages() {
     drop_streams();
-    const std::int64_t deadline = monotonic_ns() + kLinger;
+    const std::int64_t deadline = monotonic_ns() + kSendLimit;
     for (look_at_outgoing(); !outgoing_.empty() && monotonic_ns() < deadline; look_at_outgoing()) cpu_yield();
     // The link may read these for as long as the process lives.
     for (Outgoing& one : outgoing_) static_cast<void>(new std::shared_ptr<std::byte[]>(std::move(one.memory)));

@@ -9,8 +9,6 @@
 namespace ring {
 namespace {
 
-constexpr std::int64_t kLookEvery = 50'000'000;  // ns
-
 // A letter's memory is free when its receiver has taken it, or never will.
 class Delivered : public Arena::Condition {
    public:
@@ -59,7 +57,7 @@ std::string PostOffice::describe(const Message& message) const {
 
 void PostOffice::wait(Message& message, double timeout, const Interruption& check) {
     const std::int64_t deadline = deadline_after(timeout);
-    std::int64_t next_look = monotonic_ns() + kLookEvery;
+    std::int64_t next_look = monotonic_ns() + kCheckEvery;
     try {
         wait_until(
             group_->bell(), polls() ? group_->spin().polling() : group_->spin(),
@@ -71,7 +69,7 @@ void PostOffice::wait(Message& message, double timeout, const Interruption& chec
             [&] {
                 const std::int64_t now = monotonic_ns();
                 if (polls() && now < next_look) return;
-                next_look = now + kLookEvery;
+                next_look = now + kCheckEvery;
                 if (check) check();
                 look();
                 if (is_past(deadline))

@@ -16,7 +16,7 @@ namespace ring {
 namespace {
 
 constexpr int kSuccess = 0;
-constexpr std::int64_t kLinger = 100'000'000;  // ns
+constexpr std::int64_t kAbandonedLimit = 100'000'000;  // ns
 // Large enough for the MPI_Status of every implementation.
 struct Status {
     alignas(16) unsigned char bytes[256];
@@ -114,7 +114,7 @@ class MpiLink : public Link {
             node.mapped().keep = nobody;
             abandoned_->insert(std::move(node));
         }
-        const std::int64_t deadline = monotonic_ns() + kLinger;
+        const std::int64_t deadline = monotonic_ns() + kAbandonedLimit;
         for (forget_abandoned(); !abandoned_->empty() && monotonic_ns() < deadline; forget_abandoned()) cpu_yield();
     }
 

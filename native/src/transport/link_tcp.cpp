@@ -17,7 +17,7 @@ namespace ring {
 namespace {
 
 constexpr std::int64_t kGrace = 2'000'000'000;   // ns
-constexpr std::int64_t kLinger = 2'000'000'000;  // ns
+constexpr std::int64_t kDrainLimit = 2'000'000'000;  // ns
 // Looking at each of more connections costs more than to ask which are ready.
 constexpr std::size_t kFewPeers = 2;
 
@@ -208,7 +208,7 @@ bool TcpLink::flush() {
 
 void TcpLink::drain() {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const std::int64_t deadline = monotonic_ns() + kLinger;
+    const std::int64_t deadline = monotonic_ns() + kDrainLimit;
     const auto is_left = [](const std::unique_ptr<Peer>& one) {
         if (!one || one->socket < 0) return false;
         int unsent = 0;

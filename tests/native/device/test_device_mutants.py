@@ -56,25 +56,25 @@ MUTANTS = {
         "test_device_order.py::test_last_calls_that_cross",
     ),
     "the wait for tensors that the host copies": (
-        "communicator/device_side.cpp",
+        "communicator/device/device_side.cpp",
         "if (!ready->passed()) return false;",
         "(void)ready;",
         "test_device_fallback.py::test_host_memory_where_one_rank_asks_for_it",
     ),
     "the memory under a kernel that nothing ends": (
-        "communicator/device_side.cpp",
+        "communicator/device/device_side.cpp",
         "work->must_keep_ = must_keep;",
         "(void)must_keep;",
         "test_device_contracts.py::test_a_kernel_that_no_abort_ends",
     ),
     "copies that hold up nobody": (
-        "communicator/device_side.cpp",
+        "communicator/device/device_side.cpp",
         "if (!ready->passed()) return false;",
         "ready->hold_back(group_.stream().copies());",
         "test_device_aborts.py::test_a_copy_to_host_memory_behind_a_kernel_that_never_ends",
     ),
     "the end of named operations that fail in their launch": (
-        "communicator/named_lane.cpp",
+        "communicator/named_lane/named_lane.cpp",
         "if (under_way_.front().work->launched()) {",
         "if (served == Served::Done) {",
         "test_device_aborts.py::test_a_named_operation_that_is_being_launched",
@@ -92,7 +92,7 @@ MUTANTS = {
         "test_device_rules.py::test_kernels_that_end_behind_their_abort",
     ),
     "the end of copies that outlive their call": (
-        "communicator/device_side.cpp",
+        "communicator/device/device_side.cpp",
         "device.issued = !device.copied->passed();",
         "device.issued = false;",
         "test_device_rules.py::test_copies_to_host_memory_that_outlive_their_call",

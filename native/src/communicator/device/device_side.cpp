@@ -3,18 +3,12 @@
 #include <algorithm>
 
 #include "collectives/host/algorithm_parts.hpp"
-#include "communicator/device_opening.hpp"
+#include "communicator/device/device_opening.hpp"
 #include "ring/base/text.hpp"
 #include "ring/collectives/device/nccl_reduction.hpp"
 #include "ring/communicator/progress.hpp"
 
 namespace ring {
-namespace {
-
-constexpr std::int64_t kCheckEvery = 50'000'000;  // ns
-
-}  // namespace
-
 DeviceSide::DeviceSide(Communicator& owner, std::shared_ptr<DeviceStream> stream)
     : owner_(owner),
       group_(std::move(stream), owner.size() == 1 ? DeviceGroup::Way::Nccl : DeviceGroup::Way::Unknown) {}

@@ -7,12 +7,6 @@
 #include "ring/communicator/named_lane.hpp"
 
 namespace ring {
-namespace {
-
-constexpr std::int64_t kCheckEvery = 50'000'000;  // ns
-
-}  // namespace
-
 bool NamedLane::in_round() const {
     return !under_way_.empty() && under_way_.front().is_round &&
            !inner_->group_->released(under_way_.front().work->gate_);

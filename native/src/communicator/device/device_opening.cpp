@@ -1,4 +1,4 @@
-#include "communicator/device_opening.hpp"
+#include "communicator/device/device_opening.hpp"
 
 #include <unistd.h>
 
