@@ -7,7 +7,7 @@ import struct
 from contextlib import suppress
 from pathlib import Path
 
-from ring_notebook.private_files import make_private_folder, open_private
+from ring_notebook.files.private_files import make_private_folder, open_private
 
 __all__ = ["Spool"]
 

@@ -20,8 +20,8 @@ from typing import Any
 
 import cloudpickle
 
-from ring_notebook.claimed_folders import claimed_folder
 from ring_notebook.errors import RunFailed
+from ring_notebook.files.claimed_folders import claimed_folder
 from ring_notebook.gpus import gpus
 from ring_notebook.hardware import cores
 from ring_notebook.launch.allocation import find_allocation

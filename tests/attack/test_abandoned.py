@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from harness.waiting import until
-from ring_notebook.claimed_folders import claimed_folder
+from ring_notebook.files.claimed_folders import claimed_folder
 from ring_notebook.launch.connections import shared_memory
 from ring_notebook.launch.connections.pmi import shared_memory_prefixes
 from ring_notebook.launch.connections.shared_memory import claim_folder, remove_abandoned

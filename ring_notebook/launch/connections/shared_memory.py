@@ -12,7 +12,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from ring_notebook.claimed_folders import claim, remove_unclaimed
+from ring_notebook.files.claimed_folders import claim, remove_unclaimed
 from ring_notebook.launch.connections.pmi import shared_memory_prefixes
 
 __all__ = ["FOLDER", "Cleaner", "claim_folder", "remove_abandoned"]

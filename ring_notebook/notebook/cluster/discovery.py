@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from ring_notebook.config import config
+from ring_notebook.files.private_files import is_own, make_private_folder
 from ring_notebook.notebook.cluster.ranks.process_life import began, is_alive
 from ring_notebook.notebook.record.run_files import read_json, write_json
-from ring_notebook.private_files import is_own, make_private_folder
 
 __all__ = ["has_kernel", "left_behind", "new_directory", "read", "running", "write"]
 

@@ -21,6 +21,7 @@ from traitlets.config import Config
 
 from ring_notebook.config import config
 from ring_notebook.errors import ClusterError
+from ring_notebook.files.private_files import open_private
 from ring_notebook.launch.launchers.find_launcher import find_launcher
 from ring_notebook.launch.launchers.hosts import Host, master_of, only_here
 from ring_notebook.launch.supervisor.engine_supervisor import make_requests, request
@@ -30,7 +31,6 @@ from ring_notebook.launch.supervisor.rank_failure import split_reports
 from ring_notebook.notebook.cluster.ranks.death import Death, explain, explain_failure, not_started, tail
 from ring_notebook.notebook.cluster.ranks.lost_ranks import LostRanks
 from ring_notebook.notebook.record.run_files import read_json, read_text
-from ring_notebook.private_files import open_private
 from ring_notebook.rank.rank_variables import MASTER
 
 __all__ = ["ControllerLauncher", "EngineLauncher", "Processes"]

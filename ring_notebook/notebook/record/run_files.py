@@ -12,8 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ring_notebook.files.private_files import make_private_folder, open_private, open_regular
 from ring_notebook.notebook.record.appender import Appender
-from ring_notebook.private_files import make_private_folder, open_private, open_regular
 from ring_notebook.records import Cleared, Display, Load, MetricBatch, Output, Record, Status, Trace
 
 __all__ = [

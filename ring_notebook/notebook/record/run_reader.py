@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ring_notebook.field_types import check_fields
+from ring_notebook.files.private_files import open_regular
 from ring_notebook.notebook.record.run_files import EVENTS, LOADS, METRICS, OUTPUT
-from ring_notebook.private_files import open_regular
 from ring_notebook.records import Cleared, Display, Ended, Failure, Load, MetricBatch, Output, Params, Record
 
 __all__ = ["RunReader"]

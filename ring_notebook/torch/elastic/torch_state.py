@@ -12,7 +12,7 @@ from ring_notebook.api.basics import rank
 from ring_notebook.api.elastic.state import State
 from ring_notebook.api.objects import broadcast_object
 from ring_notebook.errors import RingError
-from ring_notebook.private_files import is_own
+from ring_notebook.files.private_files import is_own
 from ring_notebook.torch.elastic.elastic_sampler import ElasticSampler
 from ring_notebook.torch.training import checkpoint
 

@@ -11,7 +11,7 @@ import torch
 from ring_notebook.api.basics import rank
 from ring_notebook.api.objects import broadcast_object
 from ring_notebook.errors import RingError
-from ring_notebook.private_files import make_private_folder, open_private
+from ring_notebook.files.private_files import make_private_folder, open_private
 
 __all__ = ["load", "save"]
 

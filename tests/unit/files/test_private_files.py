@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ring_notebook.private_files import is_own, make_private_folder, open_private
+from ring_notebook.files.private_files import is_own, make_private_folder, open_private
 
 
 @pytest.fixture(params=[0o000, 0o022, 0o077, 0o277], autouse=True)
