@@ -57,7 +57,7 @@ bench: $(VENV)/installed
 lint: $(VENV)/installed
 	$(BIN)/pre-commit run --all-files $(ARGS)
 
-sanitize-build: $(VENV)/installed
+sanitize-build: $(VENV)/tools
 	tests/native/sanitize.sh --build address,undefined
 	tests/native/sanitize.sh --build thread
 
@@ -80,8 +80,11 @@ clean:
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Without build isolation the build tools are those that constraints.txt pins, and what was compiled is kept.
-$(VENV)/installed: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
+$(VENV)/tools: constraints.txt | $(BIN)/python
 	$(BIN)/pip install -q -c constraints.txt scikit-build-core pybind11 cmake ninja
+	@touch $@
+
+$(VENV)/installed: pyproject.toml constraints.txt $(NATIVE) $(VENV)/tools
 	$(BIN)/pip install -q -c constraints.txt --no-build-isolation -e '.[dev]'
 	@touch $@
 
