@@ -24,14 +24,15 @@ SECONDS_OF_ALL = 800.0
 """Bound of 200 tries."""
 ALL = [pytest.mark.slow, pytest.mark.timeout(1000)]
 JOB = """
-import os, time, torch
-import ring_notebook.torch as ring
-ring.init()
+import os, time
+from ring_notebook.api.basics import init, rank
+from ring_notebook.api.objects import broadcast_object
+init()
 print("ready", flush=True)
 # All ranks stop in the same round.
-while not ring.allreduce(torch.tensor(float(os.path.exists({stop!r}))), op=ring.Max):
+while not broadcast_object(os.path.exists({stop!r})):
     time.sleep(0.01)
-print("lived", ring.rank(), flush=True)
+print("lived", rank(), flush=True)
 """
 
 

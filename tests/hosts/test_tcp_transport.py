@@ -13,6 +13,7 @@ from harness.two_hosts import ADDRESSES, TwoHosts
 from hosts.test_over_ssh import BOTH, assert_nothing_is_left, job_that_waits, ringrun
 
 PROGRAM = Path(__file__).with_name("collectives.py")
+FACE = "import sys; from ring_notebook.api.basics import init; from ring_notebook.api.without_tensors import barrier"
 BESIDE = """
 import os, sys, torch
 import ring_notebook.torch as ring
@@ -56,7 +57,7 @@ def test_subsets_and_mpi_beside_it(hosts: TwoHosts) -> None:
 
 
 def test_ranks_that_are_told_to_use_mpi(hosts: TwoHosts) -> None:
-    code = "import sys, ring_notebook.torch as ring; ring.init(); ring.barrier(); print('mpi4py.MPI' in sys.modules)"
+    code = f"{FACE}; init(); barrier(); print('mpi4py.MPI' in sys.modules)"
     said = ringrun(hosts, *BOTH, sys.executable, "-c", code, shell='RING_TRANSPORT=mpi "$@"')
     assert said.split("code")[0].split() == ["True"] * 4, said
 
@@ -97,17 +98,17 @@ def in_namespace(hosts: TwoHosts, place: str, *command: str) -> str:
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        ("import os; os.environ['PMI_RANK'] == '3' and sys.exit(0); ring.init()", "rank 3 exited .* before all ranks"),
+        ("import os; os.environ['PMI_RANK'] == '3' and sys.exit(0); init()", "rank 3 exited .* before all ranks"),
         (
-            "from ring_notebook.rank import tcp_connections; tcp_connections._SECONDS_TO_CONNECT = 1.0; ring.init(); "
-            "ring.barrier()",
+            "from ring_notebook.rank import tcp_connections; tcp_connections._SECONDS_TO_CONNECT = 1.0; init(); "
+            "barrier()",
             r"link: rank \d cannot be reached at 127.0.0.1, port \d+, within 1 s .*RING_INTERFACE",
         ),
     ],
     ids=["a rank exits", "no way"],
 )
 def test_ranks_that_do_not_find_each_other(hosts: TwoHosts, code: str, words: str) -> None:
-    program = f"import sys, ring_notebook.torch as ring; {code}"
+    program = f"{FACE}; {code}"
     interface = "RING_INTERFACE=lo " if "SECONDS" in code else ""
     said = ringrun(hosts, *BOTH, sys.executable, "-c", program, shell=f'{interface}"$@"')
     assert not said.endswith("code 0\n"), said

@@ -151,7 +151,10 @@ def test_the_last_words_of_what_outlives_a_rank_are_heard(elastic: list[str]) ->
 @both
 def test_a_rank_that_raises_ends_the_job_while_the_others_call_nothing(elastic: list[str]) -> None:
     """Its exit handlers wait for all ranks, in MPI_Finalize, and this one sleeps."""
-    code = "import time, ring_notebook.torch as hvd; hvd.init(); hvd.barrier(); assert hvd.rank() == 0; time.sleep(600)"
+    code = (
+        "import time; from ring_notebook.api.basics import init, rank; "
+        "from ring_notebook.api.without_tensors import barrier; init(); barrier(); assert rank() == 0; time.sleep(600)"
+    )
     keep_all = ["--min-np", "2"] if elastic else []
     with ringrun(*elastic, *keep_all, "-np", "2", "python", "-c", code) as job:
         _, said = job.communicate(timeout=LIMIT)

@@ -87,10 +87,11 @@ def test_the_rank_that_failed_first_is_named(program: str, what: str, code: int,
 def test_the_others_learn_what_a_rank_raised(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-        "import torch, ring_notebook.torch as hvd\n"
-        "hvd.init()\n"
-        "if hvd.rank() == 1: raise ValueError('batch 7\\nis bad')\n"
-        "hvd.allreduce(torch.ones(3))\n"
+        "from ring_notebook.api.basics import init, rank\n"
+        "from ring_notebook.api.without_tensors import barrier\n"
+        "init()\n"
+        "if rank() == 1: raise ValueError('batch 7\\nis bad')\n"
+        "barrier()\n"
     )
     done = ringrun("-np", "3", "python", str(script))
     assert done.returncode == 1
@@ -241,13 +242,13 @@ def test_separators_in_the_output_do_no_harm() -> None:
 
 TRACED = """
 import os, resource, sys
-import torch
-import ring_notebook.torch as hvd
-hvd.init()
-hvd.allreduce(torch.ones(1))
+from ring_notebook.api.basics import init, rank, stop_timeline
+from ring_notebook.api.without_tensors import barrier
+init()
+barrier()
 if sys.argv[1].startswith("full"): resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
-if sys.argv[1].endswith("stop"): hvd.stop_timeline()
-if sys.argv[1].startswith("die") and hvd.rank() == 1:
+if sys.argv[1].endswith("stop"): stop_timeline()
+if sys.argv[1].startswith("die") and rank() == 1:
     if sys.argv[1].endswith("elsewhere"): os.unlink(os.environ["RING_TIMELINE"].replace(".json", ".rank1.json"))
     os._exit(3)
 """
@@ -263,7 +264,7 @@ def test_the_timeline_is_one_file(tmp_path: Path) -> None:
         assert done.returncode == code, done.stderr
         events = json.loads(trace.read_text())["traceEvents"]
         assert {event["pid"] for event in events} == ranks
-        assert any(event["name"].startswith("allreduce") for event in events)
+        assert any(event["name"].startswith("barrier") for event in events)
         assert (f"ringrun: {trace} shows 1 of 2 ranks" in done.stderr) is (how == "die elsewhere")
     done = ringrun(*flags, "true")
     assert (done.returncode, done.stderr) == (0, f"ringrun: no rank has written a timeline for {trace} on this host\n")

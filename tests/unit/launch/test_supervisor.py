@@ -78,7 +78,7 @@ def test_mpi_connects_all_ranks() -> None:
 
 
 def test_a_job_listens_nowhere(tmp_path: Path) -> None:
-    with ranks_that_wait(tmp_path, f"{MPI}\nimport ring_notebook.torch as hvd; hvd.init()") as job:
+    with ranks_that_wait(tmp_path, f"{MPI}\nfrom ring_notebook.api.basics import init; init()") as job:
         assert len(family(job.pid)) >= 4
         assert listeners(job.pid) == []
 
