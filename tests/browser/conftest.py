@@ -1,48 +1,67 @@
-"""A JupyterLab and a browser for the tests of this folder, and where their pictures go."""
+"""One JupyterLab and one browser for the tests of this folder, and where their pictures go."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, expect, sync_playwright
+from playwright.sync_api import BrowserContext, expect, sync_playwright
 
 from browser.lab import ARTIFACTS, CELL_SECONDS, Lab, NotebookPage
+from harness.leftovers import SharedProcesses
 
 DOCS = Path(os.environ.get("RING_PICTURES", ARTIFACTS))
 
 
-@pytest.fixture(scope="module")
-def browser(chromium: str) -> Iterator[Browser]:
-    """Chromium without a screen."""
+@pytest.fixture(scope="package")
+def shared() -> Iterator[SharedProcesses]:
+    """What the files of this folder share; nothing of it is left at their end."""
+    processes = SharedProcesses()
+    yield processes
+    assert not (complaints := processes.complaints()), "\n".join(complaints)
+
+
+@pytest.fixture(scope="package")
+def browser(chromium: str, shared: SharedProcesses) -> Iterator[BrowserContext]:
+    """Chromium without a screen. What it has loaded of JupyterLab once it keeps."""
     expect.set_options(timeout=CELL_SECONDS * 1000)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=chromium, args=["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
-        )
-        yield browser
-        browser.close()
+    with ExitStack() as stack:
+        with shared.start():
+            playwright = stack.enter_context(sync_playwright())
+            chrome = playwright.chromium.launch(
+                executable_path=chromium, args=["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
+            )
+        context = chrome.new_context(viewport={"width": 1200, "height": 1500}, device_scale_factor=2)
+        context.set_default_timeout(CELL_SECONDS * 1000)
+        yield context
+        chrome.close()
+
+
+@pytest.fixture(scope="package")
+def server(chromium: str, tmp_path_factory: pytest.TempPathFactory, shared: SharedProcesses) -> Iterator[Lab]:
+    """The server of all files; `lab` is what each sees of it."""
+    with shared.start():
+        server = Lab(tmp_path_factory.mktemp("notebooks"), tmp_path_factory.mktemp("lab"))
+    yield server
+    server.close()
 
 
 @pytest.fixture(scope="module")
-def lab(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """A server whose notebooks lie in a folder of their own."""
-    lab = Lab(tmp_path_factory.mktemp("notebooks"), tmp_path_factory.mktemp("lab"))
-    yield lab
-    lab.close()
+def lab(server: Lab, request: pytest.FixtureRequest) -> Lab:
+    """The server, with the notebooks of this file in a folder of their own."""
+    return server.in_folder(request.path.stem)
 
 
 @pytest.fixture
-def open_notebook(lab: Lab, browser: Browser) -> Iterator[Callable[[str], NotebookPage]]:
+def open_notebook(lab: Lab, browser: BrowserContext) -> Iterator[Callable[[str], NotebookPage]]:
     """Opens a notebook of the lab's folder in a tab; its kernel is ended after the test."""
     opened: list[NotebookPage] = []
 
     def open_one(name: str) -> NotebookPage:
-        page = browser.new_page(viewport={"width": 1200, "height": 1500}, device_scale_factor=2)
-        page.set_default_timeout(CELL_SECONDS * 1000)
-        opened.append(NotebookPage(page, lab, name))
+        opened.append(NotebookPage(browser.new_page(), lab, name))
         return opened[-1]
 
     yield open_one

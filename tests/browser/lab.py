@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
@@ -26,10 +27,10 @@ CELL_SECONDS = 120
 
 
 class Lab:
-    """A JupyterLab server of its own over ``directory``, with its own runtime files and settings."""
+    """A JupyterLab server over ``directory``, with its own runtime files and settings."""
 
     def __init__(self, directory: Path, private: Path, theme: str = "JupyterLab Light") -> None:
-        self.directory = directory
+        self.directory = self._root = directory
         self._runtime = TemporaryDirectory(prefix="lab-")  # sockets of kernels have short names
         settings = private / "settings" / "@jupyterlab" / "apputils-extension"
         settings.mkdir(parents=True)
@@ -75,6 +76,17 @@ class Lab:
         self._end()
         return False
 
+    def in_folder(self, name: str) -> Lab:
+        """The same server, with notebooks in a folder below its own."""
+        other = copy.copy(self)
+        other.directory = self._root / name
+        other.directory.mkdir()
+        return other
+
+    def address(self, notebook: str) -> str:
+        """Of a notebook's page."""
+        return f"{self.url}/doc/tree/{(self.directory / notebook).relative_to(self._root)}"
+
     def close(self) -> None:
         """End the server and with it its kernels."""
         self._end()
@@ -96,7 +108,7 @@ class NotebookPage:
         self.page = page
         self.path = lab.directory / name
         self._lab = lab
-        page.goto(f"{lab.url}/doc/tree/{name}?reset")
+        page.goto(f"{lab.address(name)}?reset")
         page.locator(".jp-Notebook .jp-Cell").first.wait_for()
 
     @staticmethod

@@ -34,6 +34,9 @@ def themed_lab(
     chromium: str, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[Lab]:
     """A server with this theme."""
+    if request.param == "Light":
+        yield request.getfixturevalue("server").in_folder("light")
+        return
     lab = Lab(tmp_path_factory.mktemp("notebooks"), tmp_path_factory.mktemp("lab"), theme=f"JupyterLab {request.param}")
     yield lab
     lab.close()
@@ -164,7 +167,7 @@ def test_runs_are_sorted_by_a_click_without_a_kernel(
     notebook.wait_ended(0)
     notebook.save()
     notebook.shut_down()
-    notebook.page.goto(f"{lab.url}/doc/tree/runs.ipynb")
+    notebook.page.goto(lab.address("runs.ipynb"))
     table = notebook.output(0).locator(".ring-sorted")
     table.wait_for(timeout=60_000)
 

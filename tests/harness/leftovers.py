@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import os
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 
-__all__ = ["TOKEN", "Leftovers", "own_shared_memory", "processes_with"]
+__all__ = ["TOKEN", "Leftovers", "SharedProcesses", "own_shared_memory", "processes_with"]
 
 # Every process that a test starts, however remote a descendant, inherits this variable and is found by it.
 TOKEN = "TEST_SESSION_TOKEN"
@@ -36,11 +37,11 @@ class Leftovers:
         deadline = time.monotonic() + GRACE
         found: dict[str, set[str]] = {}
         while True:
-            gc.collect()
             now = {name: look() - self._before[name] for name, look in self._looks().items()}
             found = {name: found.get(name, things) & things for name, things in now.items()}
             if not any(found.values()) or time.monotonic() > deadline:
                 return [f"{name} left behind: {thing}" for name, things in found.items() for thing in sorted(things)]
+            gc.collect()  # only now: with torch loaded it takes a quarter of a second
             time.sleep(0.1)
 
     def _looks(self) -> dict[str, Callable[[], set[str]]]:
@@ -50,6 +51,32 @@ class Leftovers:
             "ring memory (memfd)": _own_memfds,
             "listening port": _own_ports,
         }
+
+
+class SharedProcesses:
+    """Processes that several files of tests share: the `Leftovers` of one file do not see them."""
+
+    def __init__(self) -> None:
+        self._token = uuid.uuid4().hex
+
+    @contextlib.contextmanager
+    def start(self) -> Iterator[None]:
+        """What is started within the block is shared, and so is all that it starts later."""
+        before = os.environ.get(TOKEN)
+        os.environ[TOKEN] = self._token
+        try:
+            yield
+        finally:
+            del os.environ[TOKEN]
+            if before is not None:
+                os.environ[TOKEN] = before
+
+    def complaints(self) -> list[str]:
+        """One line for each process that still runs after a grace time of 15 s."""
+        deadline = time.monotonic() + GRACE
+        while (found := processes_with(TOKEN, self._token)) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return [f"process left behind: {process}" for process in found]
 
 
 def own_shared_memory() -> None:

@@ -1,4 +1,4 @@
-"""One cluster per module of tests, records in a folder of their own."""
+"""A cluster and a kernel that files of tests share, and records in a folder of each file's own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from notebook.kernel import Notebook
+from harness.leftovers import SharedProcesses
+from notebook.kernel import Notebook, with_cluster
 from ring_notebook.config import config
 from ring_notebook.notebook.cluster.cluster import Cluster
 
@@ -28,17 +29,52 @@ def _own_records(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     config.cache_clear()
 
 
-@pytest.fixture(scope="module")
-def cluster(_own_records: Path) -> Iterator[Cluster]:
-    """Two engines for all tests of a module; a test that ends them restarts them."""
-    with Cluster(2) as started:
+class SharedCluster(Cluster):
+    """Whose engines `Leftovers` of one file do not see, also those of a restart."""
+
+    def __init__(self, n: int, processes: SharedProcesses) -> None:
+        super().__init__(n)
+        self._shared_processes = processes
+
+    def start(self) -> Cluster:
+        with self._shared_processes.start():
+            return super().start()
+
+
+@pytest.fixture(scope="package")
+def _shared() -> Iterator[SharedProcesses]:
+    """What the files of this folder share; nothing of it is left at their end."""
+    processes = SharedProcesses()
+    yield processes
+    assert not (complaints := processes.complaints()), "\n".join(complaints)
+
+
+@pytest.fixture(scope="package")
+def _shared_cluster(_shared: SharedProcesses) -> Iterator[Cluster]:
+    with SharedCluster(2, _shared) as started:
         yield started
 
 
 @pytest.fixture(scope="module")
-def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    """A kernel with a cluster of two engines; a module that needs another one has a fixture of its own."""
-    started = Notebook(tmp_path_factory.mktemp("notebook"))
-    started.run("%load_ext ring_notebook\n%ring start -n 2")
+def cluster(_own_records: Path, _shared_cluster: Cluster) -> Iterator[Cluster]:
+    """Two engines, without variables; a test that ends them restarts them."""
+    yield _shared_cluster
+    if [engine.state for engine in _shared_cluster.status()] != ["idle", "idle"]:  # a test has failed
+        _shared_cluster.restart()
+    _shared_cluster.run("%reset -f").wait()
+
+
+@pytest.fixture(scope="package")
+def _shared_notebook(tmp_path_factory: pytest.TempPathFactory, _shared: SharedProcesses) -> Iterator[Notebook]:
+    with _shared.start(), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RING_RUNS_DIR", str(tmp_path_factory.mktemp("ring") / "runs"))
+        started = with_cluster(tmp_path_factory.mktemp("notebook"))
     yield started
     started.close()
+
+
+@pytest.fixture(scope="module")
+def notebook(_shared_notebook: Notebook) -> Iterator[Notebook]:
+    """A kernel with a cluster of two engines without variables; who leaves more behind has a fixture of its own."""
+    yield _shared_notebook
+    _shared_notebook.text("%%ringtrain\n%reset -f")

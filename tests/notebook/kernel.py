@@ -17,7 +17,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from traitlets.config import Config
 
-__all__ = ["ANSI", "Notebook", "without_ports"]
+__all__ = ["ANSI", "Notebook", "with_cluster", "without_ports"]
 
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -132,3 +132,10 @@ class Notebook:
         self.loop.run_until_complete(self.client._async_cleanup_kernel())
         self.loop.close()
         self._sockets.cleanup()
+
+
+def with_cluster(directory: Path) -> Notebook:
+    """A kernel in ``directory`` that has started a cluster of two engines."""
+    notebook = Notebook(directory)
+    notebook.run("%load_ext ring_notebook\n%ring start -n 2")
+    return notebook

@@ -11,12 +11,10 @@ from notebook.kernel import Notebook
 
 
 @pytest.fixture(scope="module")
-def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    started = Notebook(tmp_path_factory.mktemp("notebook"))
-    started.run("%load_ext ring_notebook\n%ring start -n 2")
-    assert "Cells run on the 2 engines" in started.text("# everywhere\n%ring default on")
-    yield started
-    started.close()
+def notebook(notebook: Notebook) -> Iterator[Notebook]:
+    assert "Cells run on the 2 engines" in notebook.text("# everywhere\n%ring default on")
+    yield notebook
+    notebook.text("%ring default off")
 
 
 def test_a_plain_cell_runs_on_every_rank(notebook: Notebook) -> None:

@@ -269,7 +269,8 @@ def test_an_interrupt_leaves_what_a_heal_can_mend(cluster: Cluster) -> None:
 @pytest.mark.slow
 def test_the_controller_dies_while_an_engine_is_started_again(cluster: Cluster) -> None:
     kill(cluster, 1)
-    family = psutil.Process().children(recursive=True)
+    place = str(cluster.directory)
+    family = [one for one in psutil.Process().children(recursive=True) if place in " ".join(one.cmdline())]
     controller = next(one for one in family if "ring_notebook.notebook.cluster.controller" in one.cmdline())
     with when_it_starts(cluster, lambda _: controller.kill()), pytest.raises(ClusterError, match="the controller"):
         cluster.heal()

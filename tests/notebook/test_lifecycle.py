@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -85,9 +85,16 @@ def test_nothing_outlives_a_killed_controller(kernel: tuple[subprocess.Popen[str
     assert process.poll() is None
 
 
-def test_start_stop_and_start_again() -> None:
+@pytest.fixture
+def new_processes() -> Callable[[], list[int]]:
+    """Those that this process has started since the test began, and theirs."""
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    return lambda: [child.pid for child in psutil.Process().children(recursive=True) if child.pid not in before]
+
+
+def test_start_stop_and_start_again(new_processes: Callable[[], list[int]]) -> None:
     cluster = Cluster(2).start()
-    pids = [child.pid for child in psutil.Process().children(recursive=True)]
+    pids = new_processes()
     with pytest.raises(ClusterError, match="already running"):
         cluster.start()
     assert [engine.rank for engine in cluster.status()] == [0, 1]
@@ -103,13 +110,13 @@ def test_start_stop_and_start_again() -> None:
         assert cluster.run("pass").wait().status == "ok"
 
 
-def test_without_an_mpiexec(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_mpiexec(monkeypatch: pytest.MonkeyPatch, new_processes: Callable[[], list[int]]) -> None:
     monkeypatch.setenv("RING_MPIEXEC", "/no/such/mpiexec")
     config.cache_clear()
     with pytest.raises(MPIMissingError, match="/no/such/mpiexec"):
         Cluster(2).start()
     config.cache_clear()
-    assert alive([child.pid for child in psutil.Process().children(recursive=True)]) == []
+    assert alive(new_processes()) == []
 
 
 HANGS = """
@@ -129,7 +136,11 @@ time.sleep(60)
     ids=["raises", "hangs"],
 )
 def test_an_engine_that_does_not_start_says_why(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: str, message: str
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    new_processes: Callable[[], list[int]],
+    broken: str,
+    message: str,
 ) -> None:
     wait = Engines.wait_for
 
@@ -150,15 +161,17 @@ def test_an_engine_that_does_not_start_says_why(
     assert "libfabric" in shown
     assert "BAD TERMINATION" not in shown
     assert shown.endswith("`%ring doctor` checks everything that engines need; `%ring start` tries again.")
-    assert_gone([child.pid for child in psutil.Process().children(recursive=True)])
+    assert_gone(new_processes())
 
 
-def test_without_the_native_core(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_the_native_core(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, new_processes: Callable[[], list[int]]
+) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['ring_notebook._core'] = None\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(ClusterError, match=r"CoreMissingError: .*pip install"):
         Cluster(2).start()
-    assert_gone([child.pid for child in psutil.Process().children(recursive=True)])
+    assert_gone(new_processes())
 
 
 def test_more_ranks_than_engines(cluster: Cluster) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import nbformat
-import pytest
 
 from notebook.kernel import Notebook
 
@@ -26,14 +23,6 @@ kernel = psutil.Process()
 gc.collect()
 print(len(_instances), kernel.memory_info().rss >> 20, kernel.num_fds(), kernel.num_threads())
 """
-
-
-@pytest.fixture
-def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    started = Notebook(tmp_path_factory.mktemp("notebook"))
-    started.run("%load_ext ring_notebook\n%ring start -n 2")
-    yield started
-    started.close()
 
 
 def test_panels_leave_nothing_behind(notebook: Notebook) -> None:

@@ -5,10 +5,18 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
+from harness.waiting import until
 from notebook.kernel import Notebook
 
 SETUP = "%%ringtrain --setup\nbase = 100 * ring.rank()"
+
+
+def ranks(notebook: Notebook) -> list[dict[str, Any]]:
+    """What `%ring status` tells of each."""
+    told: list[dict[str, Any]] = json.loads(notebook.text("%ring status --json"))["ranks"]
+    return told
 
 
 def test_the_next_kernel_finds_a_kept_cluster(tmp_path: Path) -> None:
@@ -20,7 +28,7 @@ def test_the_next_kernel_finds_a_kept_cluster(tmp_path: Path) -> None:
     asks = "name = None\nif ring.rank() == 1:\n    name = input('Name? ')\n    breakpoint()\nring.barrier()"
     first.run(f"%%ringtrain --background --out run\n{asks}")
     first.run("import time\nwhile not run.asking: time.sleep(0.05)")
-    pids = [rank["pid"] for rank in json.loads(first.text("%ring status --json"))["ranks"]]
+    pids = [rank["pid"] for rank in ranks(first)]
     first.close()
     second = Notebook(tmp_path)
     try:
@@ -29,12 +37,13 @@ def test_the_next_kernel_finds_a_kept_cluster(tmp_path: Path) -> None:
         said = second.text("%ring start -n 2 --keep")
         assert "Attached to 2 engines" in said
         assert "is in progress. rank 1 asks 'Name?': `%ring answer` answers." in said
-        assert [rank["pid"] for rank in json.loads(second.text("%ring status --json"))["ranks"]] == pids
+        assert [rank["pid"] for rank in ranks(second)] == pids
         # A rank that has asked the kernel before.
         asked, printed, reply = second.talk("%ring answer", "Ada", "p name", "c")
         assert reply["status"] == "ok", reply
         assert asked == ["rank 1: Name? ", "rank 1 (Pdb) ", "rank 1 (Pdb) "]
         assert "'Ada'" in printed
+        until(lambda: [rank["state"] for rank in ranks(second)] == ["idle", "idle"])
         # Its variables, and its set-up cells, for a rank that dies only now.
         os.kill(pids[1], 9)
         second.error("%%ringtrain\nring.barrier()")

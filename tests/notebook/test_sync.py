@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from notebook.kernel import Notebook
+from notebook.kernel import Notebook, with_cluster
 
 SAY = "%%ringtrain\nimport helpers\nfrom helpers import f\nprint(f(), helpers.Thing().name, helpers.__name__)"
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    """Of its own: it brings modules over before each cell."""
+    started = with_cluster(tmp_path_factory.mktemp("notebook"))
+    yield started
+    started.close()
 
 
 @pytest.fixture

@@ -1,0 +1,1 @@
+"""Real kernels and clusters."""
