@@ -16,7 +16,7 @@
 namespace ring {
 namespace {
 
-constexpr std::int64_t kGrace = 2'000'000'000;   // ns
+constexpr std::int64_t kGrace = 2'000'000'000;       // ns
 constexpr std::int64_t kDrainLimit = 2'000'000'000;  // ns
 // Looking at each of more connections costs more than to ask which are ready.
 constexpr std::size_t kFewPeers = 2;
