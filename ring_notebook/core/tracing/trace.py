@@ -60,14 +60,21 @@ def start(path: str) -> None:
     world.at_close(finish)
     _path = Path(path)
     ahead = _clock_offset()
+    labels: list[dict[str, Any]] = []  # once the ranks have agreed on what they say
+
+    def news() -> list[dict[str, Any]]:
+        nonlocal labels
+        events = [*_trace(current.rank, current.communicator.recorded(end=False), ahead), *_waits(current.rank, ahead)]
+        if events and not labels:
+            labels = _labels(current.rank, _transport(current))
+            events += labels
+        return events
+
     _file = GrowingTrace(
         _path.with_suffix(f".rank{current.rank}{_path.suffix}"),
         _path if current.rank == 0 else None,
         _head(current.rank),
-        lambda: [
-            *_trace(current.rank, current.communicator.recorded(end=False), ahead),
-            *_waits(current.rank, ahead),
-        ],
+        news,
     )
 
 
@@ -122,8 +129,7 @@ def _keep() -> None:
     if _kept is not None:
         current = world.current()
         ahead = _clock_offset()
-        way = TRANSPORTS.get(current.communicator.device_transport()[0], "")
-        _kept.extend([*_head(current.rank), *_labels(current.rank, way)])
+        _kept.extend([*_head(current.rank), *_labels(current.rank, _transport(current))])
         _kept.extend(_trace(current.rank, current.communicator.recorded(), ahead))
         for begin, end in metrics.data_waits():
             _kept.append(_of_main_thread(current.rank, begin + ahead, end - begin, "data", "waiting for data"))
@@ -150,6 +156,11 @@ def _clock_offset() -> int:
         before, wall, after = monotonic_ns(), time_ns(), monotonic_ns()
         readings.append((after - before, wall - (before + after) // 2))
     return min(readings)[1]
+
+
+def _transport(current: world.World) -> str:
+    """How tensors on GPUs go in this epoch; empty while none has."""
+    return TRANSPORTS.get(current.communicator.device_transport()[0], "")
 
 
 def _head(rank: int) -> list[dict[str, Any]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -108,6 +110,16 @@ def test_a_prepared_loop_trains_as_one_process(hvd: ModuleType, rank: int, size:
 
     for got, want in zip(train(*hvd.prepare(*made(4))), train(*made(4 * size)), strict=True):
         torch.testing.assert_close(got, want)
+
+
+@pytest.mark.sizes(2)
+def test_a_timeline_of_a_script_names_the_transport(hvd: ModuleType, device: torch.device, tmp_path: Path) -> None:
+    hvd.start_timeline(str(tmp_path / "timeline.json"))
+    hvd.allreduce(torch.ones(8, device=device))
+    hvd.stop_timeline()
+    own: Any = json.loads((tmp_path / f"timeline.rank{hvd.rank()}.json").read_text())["traceEvents"]
+    said = [event["args"]["labels"] for event in own if event["name"] == "process_labels"]
+    assert said == ["GPU tensors by NCCL"]
 
 
 def test_prepare_moves_the_model_and_pins_the_batches(hvd: ModuleType, device: torch.device) -> None:
