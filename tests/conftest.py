@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from harness.leftovers import Leftovers, own_shared_memory
+from harness.numpy_framework import numpy_framework
 from harness.protocol import FOLDER
 from ring_notebook.gpus import gpus
 
@@ -26,6 +27,13 @@ def _no_leftovers() -> Iterator[None]:
     before = Leftovers()
     yield
     assert not (complaints := before.complaints()), "\n".join(complaints)
+
+
+@pytest.fixture(scope="module")
+def without_torch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The engines that a file starts do not load PyTorch: most of the time of their start is that."""
+    with numpy_framework(tmp_path_factory.mktemp("site")):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ from ring_notebook.api.objects import allgather_object, broadcast_object
 from ring_notebook.api.process_sets import ProcessSet, add_process_set, global_process_set
 from ring_notebook.api.reduction import reduction_of
 from ring_notebook.api.tensor_adapter import register_adapter
+from ring_notebook.api.without_tensors import barrier
 from ring_notebook.core.buffers import Buffer, DType, from_memoryview
 from ring_notebook.core.logged.metrics import log, track
 
@@ -28,6 +29,7 @@ __all__ = [
     "allgather_object",
     "allreduce",
     "allreduce_async",
+    "barrier",
     "broadcast_object",
     "init",
     "log",

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from ring_notebook import frameworks
-from ring_notebook.config import config
+from harness.numpy_framework import numpy_framework
 from ring_notebook.errors import CollectiveMismatch
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.panel.hints import Lint
@@ -27,27 +25,12 @@ face = ring.__name__
 
 @pytest.fixture(scope="module", autouse=True)
 def _installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The package of the face, as pip would install it: found by the kernel here and by the engines."""
+    """The package of the face is found by the kernel here and by the engines."""
     site = tmp_path_factory.mktemp("site")
-    about = site / "numpy_face-1.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: numpy-face\nVersion: 1\n")
-    (about / "entry_points.txt").write_text("[ring_notebook.frameworks]\nnumpy = numpy_entry:NUMPY\n")
     with pytest.MonkeyPatch.context() as patch:
-        here = str(Path(__file__).parent)
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(site), here, os.environ.get("PYTHONPATH", "")]))
-        patch.setenv("RING_FRAMEWORK", "numpy")
         patch.setenv("RING_RUNS_DIR", str(site / "runs"))
-        for folder in (str(site), here):
-            patch.syspath_prepend(folder)
-        _forget()
-        yield
-    _forget()
-
-
-def _forget() -> None:
-    config.cache_clear()
-    frameworks.frameworks.cache_clear()
+        with numpy_framework(site):
+            yield
 
 
 @pytest.fixture(scope="module")

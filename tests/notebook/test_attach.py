@@ -15,6 +15,7 @@ import pytest
 from ring_notebook.errors import ClusterError
 from ring_notebook.notebook.cluster.cluster import Cluster, discovery
 
+pytestmark = pytest.mark.usefixtures("without_torch")
 # The notebook that starts the cluster and a run, in a process of its own.
 FIRST = """
 import atexit, sys, time

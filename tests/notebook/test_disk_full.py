@@ -11,6 +11,8 @@ import pytest
 
 from notebook.kernel import Notebook
 
+pytestmark = pytest.mark.usefixtures("without_torch")
+
 TRAINS = """%%ringtrain
 import time
 for step in range(300):

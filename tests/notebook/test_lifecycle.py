@@ -33,6 +33,7 @@ print(json.dumps([child.pid for child in psutil.Process().children(recursive=Tru
 time.sleep(600)
 """
 SECONDS_TO_VANISH = 30.0
+pytestmark = pytest.mark.usefixtures("without_torch")
 
 
 def alive(pids: list[int]) -> list[str]:
@@ -152,7 +153,7 @@ def test_an_engine_that_does_not_start_says_why(
     find_launcher()  # asks mpi4py too, and remembers
     (tmp_path / "mpi4py").mkdir()
     (tmp_path / "mpi4py" / "__init__.py").write_text(broken + "\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     if broken is HANGS:
         monkeypatch.setattr(Engines, "wait_for", wait_from_there)
     with pytest.raises(ClusterError, match=message) as caught:
@@ -168,7 +169,7 @@ def test_without_the_native_core(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, new_processes: Callable[[], list[int]]
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['ring_notebook._core'] = None\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     with pytest.raises(ClusterError, match=r"CoreMissingError: .*pip install"):
         Cluster(2).start()
     assert_gone(new_processes())

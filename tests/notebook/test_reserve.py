@@ -7,9 +7,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from harness.waiting import until
 from notebook.kernel import Notebook
 
+pytestmark = pytest.mark.usefixtures("without_torch")
 SETUP = "%%ringtrain --setup\nbase = 100 * ring.rank()"
 
 
