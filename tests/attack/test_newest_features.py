@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from harness.waiting import until
 from ring_notebook.errors import RingError
 from ring_notebook.notebook.cluster.workspace import Synced, Workspace
 from ring_notebook.notebook.notify.notices import Notice, Notices, notify
@@ -155,13 +156,11 @@ def test_a_callable_whose_name_raises(run: RunLog, capfd: pytest.CaptureFixture[
     try:
         Notices(run).end("")
         assert told.wait(LIMIT)
-        said, deadline = "", time.monotonic() + LIMIT
-        while "\n" not in said:
-            assert time.monotonic() < deadline
-            said += capfd.readouterr().err
+        # Not read before it is whole: what is written while it is read would be lost.
+        until(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("ring-notice")])
     finally:
         notify()
-    assert said == "notice of run r: Hostile raised KeyError: 'caf\\udce9'\n"
+    assert capfd.readouterr().err == "notice of run r: Hostile raised KeyError: 'caf\\udce9'\n"
 
 
 def test_what_in_a_folder_is_no_file_is_not_opened(tmp_path: Path) -> None:

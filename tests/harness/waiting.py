@@ -1,11 +1,14 @@
-"""Waiting for a condition in a test, with an end, and for a signal in a program of a test."""
+"""Waiting for a condition in a test, with an end, for text, and for a signal in a program of a test."""
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
-__all__ = ["SLEEPS", "until"]
+__all__ = ["SLEEPS", "stderr_into", "until"]
 
 SLEEPS = "while True: __import__('time').sleep(0.05)"
 """A line of Python that waits for a signal.
@@ -20,3 +23,17 @@ def until(condition: Callable[[], bool], limit: float = 45.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"still not so after {limit:g} s"
         time.sleep(0.005)
+
+
+@contextmanager
+def stderr_into(path: Path) -> Iterator[None]:
+    """Within the block standard error goes to ``path``, to be read meanwhile: capfd loses what comes while it reads."""
+    before = os.dup(2)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(file, 2)
+    os.close(file)
+    try:
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)

@@ -8,11 +8,12 @@ import re
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.waiting import until
+from harness.waiting import stderr_into, until
 from native.names import LATE, ends, start, total
 from native.ranks import Dead, Seat, as_processes, as_threads
 from ring_notebook.config import config
@@ -166,10 +167,10 @@ def test_dropped_while_under_way() -> None:
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_a_name_that_a_rank_does_not_start_is_reported(known: bool, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_name_that_a_rank_does_not_start_is_reported(known: bool, tmp_path: Path) -> None:
     """On standard error, by one rank, once for a name, with the ranks that are missing."""
     started, reported = threading.Event(), threading.Event()
-    said: list[str] = []
+    said = tmp_path / "said"
 
     def body(seat: Seat) -> None:
         ring = seat.open(1, stall_warning=0.5)
@@ -189,16 +190,16 @@ def test_a_name_that_a_rank_does_not_start_is_reported(known: bool, capfd: pytes
                         time.sleep(0.01)
                     assert (own["state"], own["operation"], own["name"]) == ("waiting", "allreduce", "layer 3")
                     assert own["missing"] == [1, 3]
-                    until(lambda: said.append(capfd.readouterr().err) or "[ring]" in "".join(said))
+                    until(lambda: "[ring]" in said.read_text())
                     reported.set()
             else:
                 assert reported.wait(LATE)
                 _, work = start(ring, "layer 3", 1.0)
             work.wait()
 
-    as_threads(4, body)
-    said.append(capfd.readouterr().err)
-    lines = [line for line in "".join(said).splitlines() if line.startswith("[ring]")]
+    with stderr_into(said):
+        as_threads(4, body)
+    lines = [line for line in said.read_text().splitlines() if line.startswith("[ring]")]
     assert len(lines) == 1
     assert re.fullmatch(
         r"\[ring\] rank 0: allreduce 'layer 3' has waited \d\.\d s: ranks 1, 3 have not started it", lines[0]
