@@ -207,6 +207,11 @@ class Engines:
         deaths = self.deaths()
         return [rank for rank, engine in enumerate(self.all) if engine.rank not in deaths]
 
+    def known_to_controller(self) -> bool:
+        """Whether the controller has not lost all of them."""
+        known = self._client.ids
+        return any(engine.rank in known for engine in self.all)
+
     def require_living(self, ranks: Sequence[int]) -> None:
         """Raise ClusterError when one of ``ranks`` has died."""
         deaths = self.deaths()

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -198,6 +199,26 @@ def test_what_is_pushed_is_pickled_once(cluster: Cluster) -> None:
     cluster.push({"large": Large()})
     assert cluster.pull("large") == 7
     assert Large.pickled == 1
+
+
+def test_engines_are_lost_before_the_launcher_tells_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over several hosts the controller may learn of it first."""
+    monkeypatch.setattr("ring_notebook.notebook.run.watch._SECONDS_TO_REPORT", 0.1)
+    with Cluster(2) as cluster:
+        engines = cluster._engines
+        assert engines is not None
+        trouble, deaths, told = engines.trouble, engines.deaths, threading.Event()
+        engines.trouble = lambda: trouble() if told.is_set() else ""
+        engines.deaths = lambda: deaths() if told.is_set() else {}
+        run = cluster.run("import os\nos.kill(os.getpid(), 9)")
+        until(lambda: bool(deaths()))
+        for number in (0, 1):
+            engines._client._unregister_engine({"content": {"id": number}})
+        time.sleep(1.0)
+        assert not run.done
+        told.set()
+        with pytest.raises(ClusterError, match="killed by SIGKILL"):
+            run.wait()
 
 
 def test_engines_that_were_not_announced_are_asked_for(cluster: Cluster) -> None:

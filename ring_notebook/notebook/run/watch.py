@@ -32,6 +32,8 @@ _SECONDS_TO_STOP = 0.8
 _SECONDS_TO_DIE = 3.0
 # An engine that has answered without the record of how its rank ended will not send it any more.
 _SECONDS_TO_REPORT = 2.0
+# Engines that the controller has lost have died. Which one first, and how, the launcher of several hosts tells later.
+_SECONDS_TO_TELL = 20.0
 
 
 class Watch:
@@ -143,7 +145,8 @@ class Watch:
             if self._timeout and not self._timed_out and now - self._started - self._held > self._timeout:
                 self._timed_out = True
                 self.interrupt()
-            silent = bool(answered) and now - answered > _SECONDS_TO_REPORT
+            patience = _SECONDS_TO_REPORT if self._engines.known_to_controller() else _SECONDS_TO_TELL
+            silent = bool(answered) and now - answered > patience
             stopped = self._seconds_since_failure(now) > (_SECONDS_TO_STOP if self._cause_known() else _SECONDS_TO_DIE)
             if self._left or ((silent or stopped or self._engines.trouble()) and self._caught_up()):
                 break
