@@ -32,6 +32,13 @@ def write(group: Path, name: str, value: int | str) -> bool:
     return True
 
 
+@pytest.fixture(scope="module")
+def cluster(_own_records: Path, without_torch: None) -> Iterator[Cluster]:
+    """Of its own: MPI has ended where a rank has died."""
+    with Cluster(2) as started:
+        yield started
+
+
 @pytest.fixture
 def small_group() -> Iterator[Path]:
     """A control group that may hold `LIMIT` bytes, and none in swap."""
@@ -59,7 +66,6 @@ def small_group() -> Iterator[Path]:
 
 
 def test_the_cell_says_that_memory_ran_out_and_heal_brings_the_rank_back(cluster: Cluster, small_group: Path) -> None:
-    cluster.run("import torch").wait()
     if not write(small_group, "cgroup.procs", cluster.status()[1].pid):
         pytest.skip("processes cannot be moved to another control group here")
     with pytest.raises(ClusterError, match=r"rank 1 on .* was killed by SIGKILL, out of memory\. The other ranks keep"):
