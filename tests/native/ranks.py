@@ -6,6 +6,7 @@ import contextlib
 import faulthandler
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -194,7 +195,13 @@ def _process(pipes: Sequence[tuple[Connection, Connection]], rank: int, size: in
         connection.send((os.getpid(), domain.fd, domain.token))
     else:
         domain = core().Domain.attach(rank, size, *connection.recv())
-    connection.send(_live(Seat(domain, rank, size, barrier=barrier), body))
+    result, error = _live(Seat(domain, rank, size, barrier=barrier), body)
+    if error is not None:
+        try:
+            pickle.dumps(error)
+        except (pickle.PicklingError, TypeError, AttributeError):  # as that of pytest.raises where nothing was raised
+            error = AssertionError(f"{type(error).__name__}: {error}")
+    connection.send((result, error))
     # The memory's maker must outlive those that still attach to it.
     with contextlib.suppress(EOFError):
         connection.recv()
