@@ -19,9 +19,8 @@ DOCS = Path(os.environ.get("RING_PICTURES", ARTIFACTS))
 @pytest.fixture(scope="package")
 def shared() -> Iterator[SharedProcesses]:
     """What the files of this folder share; nothing of it is left at their end."""
-    processes = SharedProcesses()
-    yield processes
-    assert not (complaints := processes.complaints()), "\n".join(complaints)
+    with SharedProcesses() as processes:
+        yield processes
 
 
 @pytest.fixture(scope="package")

@@ -54,10 +54,19 @@ class Leftovers:
 
 
 class SharedProcesses:
-    """Processes that several files of tests share: the `Leftovers` of one file do not see them."""
+    """Processes that several files of tests share: the `Leftovers` of one file do not see them.
+
+    A context manager, at whose end none of them may be left.
+    """
 
     def __init__(self) -> None:
         self._token = uuid.uuid4().hex
+
+    def __enter__(self) -> SharedProcesses:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert not (complaints := self.complaints()), "\n".join(complaints)
 
     @contextlib.contextmanager
     def start(self) -> Iterator[None]:

@@ -44,9 +44,8 @@ class SharedCluster(Cluster):
 @pytest.fixture(scope="package")
 def _shared() -> Iterator[SharedProcesses]:
     """What the files of this folder share; nothing of it is left at their end."""
-    processes = SharedProcesses()
-    yield processes
-    assert not (complaints := processes.complaints()), "\n".join(complaints)
+    with SharedProcesses() as processes:
+        yield processes
 
 
 @pytest.fixture(scope="package")
