@@ -76,4 +76,5 @@ def _shared_notebook(tmp_path_factory: pytest.TempPathFactory, _shared: SharedPr
 def notebook(_shared_notebook: Notebook) -> Iterator[Notebook]:
     """A kernel with a cluster of two engines without variables; who leaves more behind has a fixture of its own."""
     yield _shared_notebook
+    _shared_notebook.run("%ring interrupt")  # a test that has failed may leave a run in progress
     _shared_notebook.text("%%ringtrain\n%reset -f")
