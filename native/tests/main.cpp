@@ -18,9 +18,9 @@
 #include <memory>
 #include <thread>
 
-#include "fake_device.hpp"
-#include "faults.hpp"
-#include "fuzz.hpp"
+#include "fakes/fake_device.hpp"
+#include "faults/faults.hpp"
+#include "fuzz/fuzz.hpp"
 #include "rank.hpp"
 #include "ring/group/membership.hpp"
 #include "support.hpp"

@@ -4,7 +4,7 @@
 #include <memory>
 #include <random>
 
-#include "fake_device.hpp"
+#include "fakes/fake_device.hpp"
 #include "plan.hpp"
 #include "ring/communicator/communicator.hpp"
 

@@ -35,9 +35,10 @@ ENVIRONMENT = re.compile(r"\b(secure_)?getenv\b|\bsetenv\b|\bputenv\b|\benviron\
 
 
 def room_of(path: str) -> str:
-    """The room of a file, by its path below native/. The communicator is one, whatever the folders of its parts."""
+    """The room of a file, by its path below native/. Some rooms are one, whatever the folders of their parts."""
     room = str(Path(path.removeprefix("src/").removeprefix("include/ring/")).parent)
-    return "communicator" if room.startswith("communicator/") else room
+    top, _, _ = room.partition("/")
+    return top if top in {"communicator", "bindings", "tests"} else room
 
 
 def included(text: str) -> list[str]:

@@ -3,7 +3,7 @@
 #include <deque>
 #include <mutex>
 
-#include "fuzz.hpp"
+#include "fuzz/fuzz.hpp"
 #include "ring/base/errors.hpp"
 #include "support.hpp"
 

@@ -1,4 +1,4 @@
-#include "fake_device.hpp"
+#include "fakes/fake_device.hpp"
 
 #include "support.hpp"
 

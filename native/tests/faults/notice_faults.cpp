@@ -8,7 +8,7 @@
 #include <set>
 #include <thread>
 
-#include "faults.hpp"
+#include "faults/faults.hpp"
 #include "support.hpp"
 
 namespace ring::test {

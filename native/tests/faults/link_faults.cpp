@@ -2,8 +2,8 @@
 #include <atomic>
 #include <vector>
 
-#include "fake_mpi.hpp"
-#include "faults.hpp"
+#include "fakes/fake_mpi.hpp"
+#include "faults/faults.hpp"
 #include "support.hpp"
 
 namespace ring::test {

@@ -9,8 +9,8 @@
 #include "register.hpp"
 #include "ring/communicator/communicator.hpp"
 #include "ring/communicator/small_allreduce.hpp"
-#include "tensor_reader.hpp"
-#include "tensor_work.hpp"
+#include "tensors/tensor_reader.hpp"
+#include "tensors/tensor_work.hpp"
 
 namespace py = pybind11;
 using ring::Communicator;

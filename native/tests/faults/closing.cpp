@@ -4,7 +4,7 @@
 #include <thread>
 #include <vector>
 
-#include "faults.hpp"
+#include "faults/faults.hpp"
 #include "support.hpp"
 
 namespace ring::test {

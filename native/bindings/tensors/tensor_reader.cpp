@@ -1,4 +1,4 @@
-#include "tensor_reader.hpp"
+#include "tensors/tensor_reader.hpp"
 
 #include <utility>
 

@@ -1,4 +1,4 @@
-#include "tensor_work.hpp"
+#include "tensors/tensor_work.hpp"
 
 #include <structmember.h>
 

@@ -1,4 +1,4 @@
-#include "fake_mpi.hpp"
+#include "fakes/fake_mpi.hpp"
 
 #include <cstring>
 #include <map>

@@ -5,12 +5,12 @@
 #include <utility>
 
 #include "arguments.hpp"
+#include "communicator/released.hpp"
+#include "communicator/work_handle.hpp"
 #include "register.hpp"
-#include "released.hpp"
 #include "ring/communicator/communicator.hpp"
 #include "ring/communicator/named_lane.hpp"
 #include "ring/device/devices.hpp"
-#include "work_handle.hpp"
 
 namespace py = pybind11;
 using ring::Communicator;

@@ -2,7 +2,7 @@
 #include <cstring>
 #include <vector>
 
-#include "faults.hpp"
+#include "faults/faults.hpp"
 #include "support.hpp"
 
 namespace ring::test {

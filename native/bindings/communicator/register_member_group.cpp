@@ -4,8 +4,8 @@
 #include <utility>
 #include <vector>
 
+#include "communicator/released.hpp"
 #include "register.hpp"
-#include "released.hpp"
 #include "ring/communicator/member_group.hpp"
 
 namespace py = pybind11;

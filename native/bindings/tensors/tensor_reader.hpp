@@ -6,8 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "dlpack_abi.hpp"
 #include "ring/base/types.hpp"
+#include "tensors/dlpack_abi.hpp"
 
 // A tensor that the core can work on where it lies: dense, contiguous, in host memory, of a dtype that it knows.
 struct TensorView {

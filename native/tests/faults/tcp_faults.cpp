@@ -7,8 +7,8 @@
 #include <numeric>
 #include <vector>
 
-#include "faults.hpp"
-#include "intercepted.hpp"
+#include "fakes/intercepted.hpp"
+#include "faults/faults.hpp"
 #include "ring/base/errors.hpp"
 #include "ring/transport/tcp_link.hpp"
 #include "support.hpp"

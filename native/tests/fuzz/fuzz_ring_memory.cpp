@@ -3,7 +3,7 @@
 #include <cstring>
 #include <deque>
 
-#include "fuzz.hpp"
+#include "fuzz/fuzz.hpp"
 #include "messages/letter.hpp"
 #include "ring/base/errors.hpp"
 #include "support.hpp"

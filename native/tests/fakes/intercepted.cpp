@@ -1,4 +1,4 @@
-#include "intercepted.hpp"
+#include "fakes/intercepted.hpp"
 
 #include <fcntl.h>
 #include <sys/syscall.h>

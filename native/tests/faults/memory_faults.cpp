@@ -4,8 +4,8 @@
 #include <memory>
 #include <thread>
 
-#include "faults.hpp"
-#include "intercepted.hpp"
+#include "fakes/intercepted.hpp"
+#include "faults/faults.hpp"
 #include "support.hpp"
 
 namespace ring::test {

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "faults.hpp"
+#include "faults/faults.hpp"
 #include "ring/collectives/inter_host/fabric.hpp"
 #include "support.hpp"
 

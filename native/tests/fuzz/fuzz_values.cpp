@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "fuzz.hpp"
+#include "fuzz/fuzz.hpp"
 #include "ring/communicator/fusion.hpp"
 #include "ring/group/block.hpp"
 #include "ring/group/header_check.hpp"

@@ -3,9 +3,9 @@
 #include <optional>
 #include <string>
 
-#include "fake_mpi.hpp"
-#include "faults.hpp"
-#include "intercepted.hpp"
+#include "fakes/fake_mpi.hpp"
+#include "fakes/intercepted.hpp"
+#include "faults/faults.hpp"
 #include "support.hpp"
 
 namespace ring::test {

@@ -4,7 +4,7 @@
 
 #include <pybind11/pybind11.h>
 
-#include "work_handle.hpp"
+#include "communicator/work_handle.hpp"
 
 // A new handle; null with a Python error set. It owns a reference to `tensors`, which its `wait` returns, and is in the
 // list `held`, so that dropping it leaves the memory under the operation alone, until it has been waited for; one that
