@@ -37,8 +37,8 @@ Call = Callable[[], object]
 def pretended_device() -> torch.device:
     """The device of the tests, over their fake driver and fake NCCL."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-    from harness.cuda_stand_in import CudaStandIn
-    from harness.pretended_gpu import NAME, PretendedKind, pretend
+    from harness.devices.cuda_stand_in import CudaStandIn
+    from harness.devices.pretended_gpu import NAME, PretendedKind, pretend
     from native.fakes.device import CUDA, environment
     from ring_notebook.torch.devices import register_device
 

@@ -1,4 +1,4 @@
-"""Types of the native core; tests/native/test_stub.py compares them with the compiled module."""
+"""Types of the native core; tests/native/bindings/test_stub.py compares them with the compiled module."""
 
 from __future__ import annotations
 

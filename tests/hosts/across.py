@@ -12,7 +12,7 @@ import pytest
 
 from harness.two_hosts import NAMES
 from harness.waiting import until
-from notebook.endure import SECONDS_TO_END
+from notebook.endurance.endure import SECONDS_TO_END
 from ring_notebook.errors import ClusterError, CollectiveAborted
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.cluster.workspace import Workspace

@@ -21,7 +21,7 @@ from ring_notebook.errors import CollectiveAborted, CollectiveMismatch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script
 
-from native.test_allreduce import MEMORIES, REAL_OPS, check
+from native.collectives.test_allreduce import MEMORIES, REAL_OPS, check
 
 # Below the size that travels with the agreement, above it, and over several segments with odd ends.
 COUNTS = (1, 1000, 5000, 300_003)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from notebook.steps_that_end import ENDS, end_and_train
+from notebook.endurance.steps_that_end import ENDS, end_and_train
 from ring_notebook.notebook.cluster.cluster import Cluster
 
 pytest.importorskip("accelerate", reason="lives in an environment of its own: make test-libraries")

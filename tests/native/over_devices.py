@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from native.collectives.matrix import KERNELS
 from native.fakes.device import CUDA, NCCL, FakeDevice, devices
-from native.matrix import KERNELS
 from native.ranks import Seat
 from native.values import Array, Tensor
 from ring_notebook.core.buffers import DType

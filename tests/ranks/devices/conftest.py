@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from harness.cuda_stand_in import CudaStandIn
-from harness.pretended_gpu import NAME, PretendedGpu, PretendedKind, pretend
+from harness.devices.cuda_stand_in import CudaStandIn
+from harness.devices.pretended_gpu import NAME, PretendedGpu, PretendedKind, pretend
 from native.fakes.device import CUDA, environment
 from ring_notebook.config import config
 from ring_notebook.gpus import gpus

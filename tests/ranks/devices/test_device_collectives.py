@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from harness.pretended_gpu import PretendedGpu
+from harness.devices.pretended_gpu import PretendedGpu
 from ring_notebook.errors import CollectiveMismatch
 
 pytestmark = pytest.mark.sizes(2, slow=(1, 3))

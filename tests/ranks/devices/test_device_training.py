@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from harness.pretended_gpu import PretendedGpu
+from harness.devices.pretended_gpu import PretendedGpu
 from ring_notebook.torch.optimizer import packing
 from ring_notebook.torch.optimizer.packing import Packer
 

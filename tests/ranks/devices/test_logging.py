@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from harness.pretended_gpu import PretendedGpu
+from harness.devices.pretended_gpu import PretendedGpu
 from ring_notebook.core.logged import metrics
 
 pytestmark = pytest.mark.sizes(1)

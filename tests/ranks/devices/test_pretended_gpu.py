@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from harness.pretended_gpu import PretendedGpu
+from harness.devices.pretended_gpu import PretendedGpu
 
 pytestmark = pytest.mark.sizes(1)
 

@@ -292,12 +292,6 @@ def test_every_room_is_known() -> None:
     assert rooms == set(MAY_IMPORT) - {"ground"}
 
 
-def test_no_room_is_crowded() -> None:
-    folders = {room: PACKAGE / ("" if room == "ground" else room) for room in MAY_IMPORT}
-    crowded = {room: n for room, folder in folders.items() if (n := len(list(folder.glob("[!_]*.py")))) > 12}
-    assert crowded == {}
-
-
 def test_no_two_files_share_a_name() -> None:
     """A name says what a file does, so two files of one name would do the same."""
     names = Counter(path.stem for path in FILES if path.stem != "__init__")

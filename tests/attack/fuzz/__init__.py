@@ -1,0 +1,1 @@
+"""Bytes that none of our programs writes."""

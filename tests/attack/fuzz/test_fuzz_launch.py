@@ -1,0 +1,90 @@
+"""Whatever a rank and its launcher send one another, status lines or rendezvous messages, the reader goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+from attack.fuzz.fuzz import damaged, with_other_values
+from ring_notebook.errors import RingError
+from ring_notebook.rank.rank_status import RankStatus, StatusFile
+from ring_notebook.rank.rendezvous import Rendezvous, receive
+
+COUNT = 3000
+LINES = (
+    b"12\tinitialized\t100.5\n12\tcontinued without\t101.5\t1\t3\n13\traised\t102.0\n"
+    b"12\traised\t103.25\n12\texiting\t104.0\n"
+)
+MESSAGES = [{"card": [12, 3, 4096]}, {"arrived": True}, {"complete": True}, {"error": "rank 1 has exited"}]
+
+
+@pytest.fixture
+def status_file() -> Iterator[tuple[StatusFile, int]]:
+    """The launcher's side, and the file as a rank has it."""
+    status = StatusFile()
+    (path,) = status.variables.values()
+    file = os.open(path, os.O_RDWR)
+    yield status, file
+    os.close(file)
+    os.close(int(path.rpartition("/")[2]))
+
+
+def write(file: int, data: bytes) -> None:
+    os.ftruncate(file, 0)
+    os.pwrite(file, data, 0)
+
+
+def test_damaged_status_lines(status_file: tuple[StatusFile, int]) -> None:
+    status, file = status_file
+    write(file, LINES)
+    times = {"initialized": 100.5, "continued without": 101.5, "raised": 103.25, "exiting": 104.0}
+    assert status.read() == RankStatus(times, frozenset({1, 3}))
+    for data in damaged(LINES, COUNT, seed=3):
+        write(file, data)
+        reported = status.read()
+        assert all(type(when) is float for when in reported.times.values())
+        assert all(type(rank) is int for rank in reported.lost)
+        assert isinstance(reported.failed_at(1), float)
+
+
+def test_a_line_that_is_none_leaves_the_others(status_file: tuple[StatusFile, int]) -> None:
+    status, file = status_file
+    write(file, b"\xff\xfe\nhello\n7\tinitialized\n\n7\tinitialized\tx\n" + LINES + b"12\texit")
+    assert status.read().times["exiting"] == 104.0
+
+
+def test_a_rank_that_writes_without_end(status_file: tuple[StatusFile, int]) -> None:
+    """A sparse file of a terabyte."""
+    status, file = status_file
+    write(file, LINES)
+    os.ftruncate(file, 1 << 40)
+    assert status.read().times["initialized"] == 100.5
+
+
+def messages() -> Iterator[bytes]:
+    for number, message in enumerate(MESSAGES):
+        yield from damaged(json.dumps(message).encode(), COUNT // 4, seed=number)
+        yield from (json.dumps(other).encode() for other in with_other_values(message))
+
+
+def test_damaged_rendezvous_messages() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        for data in messages():
+            theirs.send(data[:60000] or b" ")
+            assert isinstance(receive(ours), dict)
+
+
+def test_a_rank_that_hears_nonsense_does_not_begin() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        rendezvous = Rendezvous(1, 2, ours)
+        for data in messages():
+            theirs.send(data[:60000] or b" ")
+            with suppress(RingError):
+                assert all(type(number) is int for number in rendezvous.receive_card())

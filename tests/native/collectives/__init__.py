@@ -1,0 +1,1 @@
+"""How data moves, and which path is chosen."""

@@ -1,0 +1,1 @@
+"""Ranks that meet, and what happens when they do not."""

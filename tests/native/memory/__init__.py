@@ -1,0 +1,1 @@
+"""Ring memory and the allocator."""

@@ -1,0 +1,1 @@
+"""Clusters: started, attached, healed, ended."""

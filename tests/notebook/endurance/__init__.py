@@ -1,0 +1,1 @@
+"""Many runs after one another, and runs that end at any step."""

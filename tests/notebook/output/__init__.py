@@ -1,0 +1,1 @@
+"""What a user sees of a run, and what ranks ask."""

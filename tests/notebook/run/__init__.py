@@ -1,0 +1,1 @@
+"""Runs: how they end, fail, are stopped, and what stays of them."""
