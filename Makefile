@@ -10,6 +10,9 @@ NVIDIA := .nvidia
 NATIVE := $(shell find native -name '*.cpp' -o -name '*.hpp' -o -name CMakeLists.txt -o -name requirements.py)
 ROOT   := $(filter 0,$(shell id -u))
 
+# Where it is set, every process of the tests compiles the package and its tests for itself.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo lab test test-slow test-libraries test-nvidia test-slurm bench lint sanitize sanitize-build screenshot test-deps clean
 

@@ -1,7 +1,7 @@
-"""The pytest plugin that runs tests that mostly wait beside those that compute, and reports all as one run.
+"""The pytest plugin that runs folders of tests that often wait beside the others, and reports all as one run.
 
-Each lane is a pytest of its own, which gets the tests of some folders that wait. It writes its reports into a file. The
-first pytest, which a user started, repeats them: file by file, with one summary and one exit code at the end.
+Each lane is a pytest of its own, which gets the tests of some folders. It writes its reports into a file. The first
+pytest, which a user started, repeats them: file by file, with one summary and one exit code at the end.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from ring_notebook.launch.supervisor.parent_death import wrap
 
 __all__ = ["LANES", "Lane", "Reporter"]
 
-LANES = (("elastic", "hosts"), ("attack", "browser"), ("notebook",))
-"""The lanes, as folders of tests whose processes mostly sleep: they start, wait for one another, and are killed."""
+LANES = (("elastic", "hosts"), ("attack", "browser"), ("notebook",), ("native",))
+"""The lanes, as folders of tests that take about as long; their processes often sleep and wait for one another."""
 
 REPORTS = "TEST_LANE_REPORTS"
 """Environment: the file to which a lane writes its reports. Its presence means: this pytest is a lane."""
@@ -180,7 +180,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtestloop(session: pytest.Session) -> Generator[None, bool, bool]:
-    """Give the tests that wait to lanes. The first pytest keeps those that compute, or those of one lane."""
+    """Give the tests of some folders to lanes. The first pytest keeps the others, or those of one lane."""
     by_hand = session.config.option.usepdb or session.config.option.capture == "no" or session.config.option.collectonly
     kept, *beside = _divided(session)
     if REPORTS in os.environ or by_hand or not beside:
@@ -210,7 +210,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 def _divided(session: pytest.Session) -> list[list[pytest.Item]]:
-    """The tests as they are run side by side: those that compute, then those of each lane; no list is empty."""
+    """The tests as they are run side by side: those of no lane, then those of each lane; no list is empty."""
     root = Path(session.config.rootpath, "tests")
     lane_of = {root / name: at for at, names in enumerate(LANES, 1) for name in names}
     divided: list[list[pytest.Item]] = [[] for _ in range(len(LANES) + 1)]

@@ -110,7 +110,7 @@ def run(folder: Path, *arguments: str) -> tuple[int, str]:
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> str:
     """What pytest says of tests of both kinds, one of which ends its lane."""
-    names = {"native/test_computes.py": COMPUTES, "notebook/test_a.py": WAITS, "notebook/test_b.py": LEAVES}
+    names = {"unit/test_computes.py": COMPUTES, "notebook/test_a.py": WAITS, "notebook/test_b.py": LEAVES}
     code, said = run(project(tmp_path_factory.mktemp("project"), {**names, "notebook/test_c.py": DIES}))
     assert code == 1
     return said
@@ -136,7 +136,7 @@ def test_a_lane_that_dies_is_a_failure(report: str) -> None:
 
 def test_the_first_failure_ends_both(tmp_path: Path) -> None:
     fails = f"{MEET}\ndef test_fails():\n    meet('waits', 'test_endless')\n    assert False\n"
-    code, said = run(project(tmp_path, {"native/test_a.py": fails, "notebook/test_endless.py": INTERRUPTED}), "-x")
+    code, said = run(project(tmp_path, {"unit/test_a.py": fails, "notebook/test_endless.py": INTERRUPTED}), "-x")
     assert code == 1
     assert "stopping after 1 failures" in said
     assert "= 1 failed in" in said.splitlines()[-1]
@@ -144,12 +144,12 @@ def test_the_first_failure_ends_both(tmp_path: Path) -> None:
 
 def test_one_kind_alone_needs_no_lane(tmp_path: Path) -> None:
     alone = "import os\ndef test_alone():\n    assert 'TEST_LANE_REPORTS' not in os.environ\n"
-    code, said = run(project(tmp_path, {"native/test_a.py": COMPUTES, "notebook/test_b.py": alone}), "tests/notebook")
+    code, said = run(project(tmp_path, {"unit/test_a.py": COMPUTES, "notebook/test_b.py": alone}), "tests/notebook")
     assert (code, "1 passed" in said) == (0, True), said
 
 
 def test_an_interrupt_ends_all_lanes(tmp_path: Path) -> None:
-    files = {"native/test_a.py": INTERRUPTED, "notebook/test_b.py": INTERRUPTED, "hosts/test_c.py": INTERRUPTED}
+    files = {"unit/test_a.py": INTERRUPTED, "notebook/test_b.py": INTERRUPTED, "hosts/test_c.py": INTERRUPTED}
     folder = project(tmp_path, files)
     with start(folder) as process:
         deadline = time.monotonic() + 200
