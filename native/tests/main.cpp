@@ -1,13 +1,13 @@
 // Ranks as threads do random operations on random groups while some abort, leave, are interrupted or disagree; every
-// result is checked. Before that come faults that are arranged one by one. Made for the sanitizers, which see all ranks
-// of one process over one mapping.
+// result is checked. Made for the sanitizers, which see all ranks of one process over one mapping.
 //
 //   ring_tests [epochs] [ranks] [hosts] [seed] [--past-cache] [--devices] [--tcp]
+//   ring_tests --faults
 //   ring_tests --fuzz [seconds] [seed]
 //
 // With --past-cache ranks write segments past the cache, with --tcp hosts are connected by sockets. With --devices most
-// tensors are on devices, of a driver and an NCCL that are faked, and the faults are left out. With --fuzz damaged
-// bytes come from other processes instead.
+// tensors are on devices, of a driver and an NCCL that are faked. With --faults come faults that are arranged one by
+// one instead, and with --fuzz damaged bytes from other processes.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -41,15 +41,22 @@ bool has_flag(int count, char** values, const char* flag) {
     return std::any_of(values + 1, values + count, [&](const char* value) { return std::strcmp(value, flag) == 0; });
 }
 
-void check_faults() {
-    check_links();
-    check_tcp();
-    check_notices();
-    check_notice_kinds();
-    check_memory();
-    check_blocks();
-    check_closing();
-    check_out_of_memory();
+int faults() {
+    try {
+        check_links();
+        check_tcp();
+        check_notices();
+        check_notice_kinds();
+        check_memory();
+        check_blocks();
+        check_closing();
+        check_out_of_memory();
+    } catch (const std::exception& error) {
+        std::fprintf(stderr, "%s\n", error.what());
+        return 1;
+    }
+    std::printf("faults\n");
+    return 0;
 }
 
 int fuzz(int seconds, int seed) {
@@ -71,6 +78,7 @@ int fuzz(int seconds, int seed) {
 int main(int count, char** values) {
     if (count > 1 && std::strcmp(values[1], "--fuzz") == 0)
         return fuzz(argument(count, values, 2, 10), argument(count, values, 3, 1));
+    if (count > 1 && std::strcmp(values[1], "--faults") == 0) return faults();
     const int epochs = argument(count, values, 1, 50);
     const int ranks = argument(count, values, 2, 4);
     const int hosts = argument(count, values, 3, 1);
@@ -80,13 +88,6 @@ int main(int count, char** values) {
 
     const bool devices = has_flag(count, values, "--devices");
     over_tcp = has_flag(count, values, "--tcp");
-
-    try {
-        if (!devices) check_faults();
-    } catch (const std::exception& error) {
-        std::fprintf(stderr, "%s\n", error.what());
-        return 1;
-    }
 
     std::vector<std::shared_ptr<Domain>> domains{Domain::create(0, ranks, kArena)};
     while (static_cast<int>(domains.size()) < ranks)

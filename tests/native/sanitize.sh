@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Compiles the native core and its random test for a sanitizer, and runs it over one host and over several:
+# Compiles the native core and its tests in C++ for a sanitizer, and runs them over one host and over several:
 #   tests/native/sanitize.sh [--build] address,undefined|thread [epochs [seed]]
 # With --build it does not run it.
 # Called by `make sanitize`, from the repository's root, with .venv in place. Needs no Python.
@@ -29,6 +29,7 @@ trap 'rm -r "$TMPDIR"' EXIT
 export TMPDIR FAKE_CUDA_delay_us=50 FAKE_NCCL_kernel_us=200
 export ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 TSAN_OPTIONS=halt_on_error=1
 [ "$sanitizer" = thread ] || "$build/ring_tests" --fuzz "$fuzz" "$seed"
+"$build/ring_tests" --faults
 "$build/ring_tests" "$epochs" 4 1 "$seed"
 "$build/ring_tests" "$epochs" 7 1 "$seed" --past-cache
 "$build/ring_tests" "$epochs" 5 2 "$seed"
