@@ -105,7 +105,7 @@ def stuck(seat: Seat, **settings: Any) -> tuple[Communicator, FakeDevice, Any, T
     ring, device = opened(seat, **settings)
     tensor = ones(device)
     if seat.rank == 0:
-        device.hold(until=lambda: ring.aborted)
+        device.hold_until_abort()
     work = ring.allreduce([tensor.buffer], [tensor.buffer], blocking=False)
     work.wait()
     seat.meet()
@@ -178,7 +178,7 @@ def test_a_timeout_behind_the_gate() -> None:
             seat.meet()
             ring.limit_time(1.0)
         else:
-            device.hold(until=lambda: ring.aborted)
+            device.hold_until_abort()
         work = ring.allreduce([tensor.buffer], [tensor.buffer], blocking=False)
         if seat.rank == 0:
             while ring.snapshot()[0]["state"] != "waiting":  # it has come; the limit of rank 1 is that of its kernel

@@ -21,7 +21,7 @@ from native.values import Tensor, encode
 from ring_notebook.core.buffers import Buffer, Device, DType
 from ring_notebook.core.native import core
 
-__all__ = ["CUDA", "NCCL", "NVML", "FakeDevice", "connections", "devices", "ended_late", "environment", "knobs"]
+__all__ = ["CUDA", "NCCL", "NVML", "FakeDevice", "aborts", "connections", "devices", "ended_late", "environment", "knobs"]
 
 HERE = Path(__file__).parent
 BUILT = Path(__file__).parents[3] / "build" / "fakes"
@@ -92,6 +92,7 @@ def _libraries() -> tuple[ctypes.CDLL, ctypes.CDLL]:
     cuda.fake_cuda_synchronize.argtypes = [ctypes.c_void_p]
     cuda.fake_cuda_capture.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
     nccl.fake_nccl_connections.restype = nccl.fake_nccl_ended_late.restype = ctypes.c_long
+    nccl.fake_nccl_aborts.restype = ctypes.c_long
     cuda.fake_cuda_allocated.restype = ctypes.c_long
     cuda.cuCtxPushCurrent_v2.argtypes = [ctypes.c_void_p]
     return cuda, nccl
@@ -100,6 +101,11 @@ def _libraries() -> tuple[ctypes.CDLL, ctypes.CDLL]:
 def connections() -> int:
     """Communicators of NCCL that this process has begun to connect so far."""
     return int(_libraries()[1].fake_nccl_connections())
+
+
+def aborts() -> int:
+    """How often this process has aborted communicators of NCCL."""
+    return int(_libraries()[1].fake_nccl_aborts())
 
 
 def ended_late() -> int:
@@ -156,6 +162,11 @@ class FakeDevice:
     def fill(self, tensor: Tensor, value: float, microseconds: int = 0) -> None:
         """Launch a kernel that fills a float32 tensor after so many microseconds."""
         self._cuda.fake_cuda_fill(self.stream, tensor.array.ctypes.data, tensor.array.size, value, microseconds)
+
+    def hold_until_abort(self) -> None:
+        """Launch a kernel that runs until NCCL aborts, so that no kernel behind it or beyond NCCL ends well."""
+        before = aborts()
+        self.hold(until=lambda: aborts() > before)
 
     def hold(self, until: Callable[[], bool]) -> None:
         """Launch a kernel that runs until ``until()``, which a thread asks for as long as it is not so."""

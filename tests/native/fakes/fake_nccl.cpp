@@ -95,7 +95,8 @@ std::map<void*, int>& running() {
 
 std::atomic<long> operations{0};   // launched
 std::atomic<long> connections{0};  // begun
-std::atomic<long> ended_late{0};   // kernels, behind their abort
+std::atomic<long> aborts{0};
+std::atomic<long> ended_late{0};  // kernels, behind their abort
 thread_local int depth = 0;
 thread_local std::vector<std::pair<std::shared_ptr<Communicator>, Call>> grouped;
 thread_local std::vector<std::shared_ptr<Communicator>> aborting;
@@ -174,6 +175,7 @@ int abort_all(const std::vector<std::shared_ptr<Communicator>>& all) {
     if (setting("abort_hangs", 0) != 0)
         for (;;) pause();
     for (const auto& one : all) one->aborted.store(true);
+    ++aborts;
     for (const auto& one : all)
         if (one->connecting.joinable()) one->connecting.join();
     if (setting("ends_late_us", 0) != 0) return kInternal;
@@ -201,6 +203,7 @@ void fake_nccl_set(const char* name, long value) {
 // Communicators that this process has begun to connect so far.
 long fake_nccl_connections() { return connections.load(); }
 
+long fake_nccl_aborts() { return aborts.load(); }
 long fake_nccl_ended_late() { return ended_late.load(); }
 
 int ncclGetVersion(int* version) {
