@@ -1,7 +1,7 @@
 """Leaving out what keeps operations on devices right makes tests fail.
 
-A mutant is one source file of the core in which one passage is replaced, linked in front of the compiled core; the
-tests run with it in a process of their own.
+A mutant is one source file of the core in which one passage is replaced, linked with the others; the tests run with it
+in a process of their own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ import sys
 import sysconfig
 from pathlib import Path
 
+import pybind11
 import pytest
+
+from ring_notebook import _core
 
 ROOT = Path(__file__).parents[3]
 NATIVE = ROOT / "native"
@@ -113,18 +116,28 @@ def run(core: Path, mutation: str, tests: str) -> subprocess.CompletedProcess[st
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
 
 
-def compiled() -> tuple[Path, Path]:
-    """The module in use, and the folder in which it was compiled."""
-    from ring_notebook import _core
+@pytest.fixture(scope="module")
+def objects(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The compiled files of the core, which are not in batches here: one of them can be another."""
+    build = tmp_path_factory.mktemp("core")
+    tools = Path(sys.executable).parent
+    settings = {
+        "CMAKE_BUILD_TYPE": "None",
+        "CMAKE_CXX_FLAGS": "-O1",
+        "CMAKE_UNITY_BUILD": "OFF",
+        "CMAKE_MAKE_PROGRAM": tools / "ninja",
+        "Python_EXECUTABLE": sys.executable,
+        "pybind11_DIR": pybind11.get_cmake_dir(),
+    }
+    named = [f"-D{name}={value}" for name, value in settings.items()]
+    subprocess.run([tools / "cmake", "-S", NATIVE, "-B", build, "-G", "Ninja", *named], check=True)
+    subprocess.run([tools / "cmake", "--build", build, "--target", "_core"], check=True)
+    bindings = (build / "CMakeFiles" / "_core.dir").rglob("*.o")
+    return [*map(str, sorted(bindings)), str(build / "libring.a")]
 
-    builds = [one.parent for one in (ROOT / "build").glob("*/libring.a")]
-    assert builds, "the core's build folder is gone; run make clean and make test"
-    return Path(_core.__file__), builds[0]
 
-
-def mutant(folder: Path, source: str, passage: str, replacement: str) -> Path:
+def mutant(folder: Path, objects: list[str], source: str, passage: str, replacement: str) -> Path:
     """The core with another ``source``, linked as one in which nothing has changed."""
-    _, build = compiled()
     folder.mkdir()
     text = (NATIVE / "src" / source).read_text()
     assert text.count(passage) == 1, f"{source} has changed: the mutation must name one passage of it"
@@ -133,20 +146,18 @@ def mutant(folder: Path, source: str, passage: str, replacement: str) -> Path:
     core = folder / f"_core{sysconfig.get_config_var('EXT_SUFFIX')}"
     includes = [f"-I{NATIVE / folder}" for folder in ("include", "src")]
     flags = ["-std=c++17", "-O1", "-fPIC", "-shared", "-fvisibility=hidden", *includes]
-    bindings = map(str, sorted((build / "CMakeFiles" / "_core.dir" / "bindings").glob("*.o")))
-    command = ["c++", *flags, str(changed), *bindings, str(build / "libring.a"), "-o", str(core), "-lpthread", "-ldl"]
-    subprocess.run(command, check=True)
+    subprocess.run(["c++", *flags, str(changed), *objects, "-o", str(core), "-lpthread", "-ldl"], check=True)
     return core
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", MUTANTS)
-def test_tests_notice_when_it_is_left_out(name: str, tmp_path: Path) -> None:
+def test_tests_notice_when_it_is_left_out(name: str, objects: list[str], tmp_path: Path) -> None:
     source, passage, replacement, tests = MUTANTS[name]
-    unchanged = run(mutant(tmp_path / "as it is", source, passage, passage), "", tests)
+    unchanged = run(mutant(tmp_path / "as it is", objects, source, passage, passage), "", tests)
     assert unchanged.returncode == 0, unchanged.stdout
-    changed = run(mutant(tmp_path / "without", source, passage, replacement), "", tests)
+    changed = run(mutant(tmp_path / "without", objects, source, passage, replacement), "", tests)
     assert changed.returncode != 0, f"no test notices that {name} is missing"
 
 
@@ -154,5 +165,6 @@ def test_tests_notice_when_it_is_left_out(name: str, tmp_path: Path) -> None:
 @pytest.mark.timeout(600)
 def test_tests_notice_when_tensors_are_not_kept() -> None:
     tests = "test_device_contracts.py::test_tensors_live_until_their_kernel_has_ended"
-    assert run(compiled()[0], "", tests).returncode == 0
-    assert run(compiled()[0], "keep nothing", tests).returncode != 0
+    core = Path(_core.__file__)
+    assert run(core, "", tests).returncode == 0
+    assert run(core, "keep nothing", tests).returncode != 0
