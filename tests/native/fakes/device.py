@@ -21,7 +21,18 @@ from native.values import Tensor, encode
 from ring_notebook.core.buffers import Buffer, Device, DType
 from ring_notebook.core.native import core
 
-__all__ = ["CUDA", "NCCL", "NVML", "FakeDevice", "aborts", "connections", "devices", "ended_late", "environment", "knobs"]
+__all__ = [
+    "CUDA",
+    "NCCL",
+    "NVML",
+    "FakeDevice",
+    "aborts",
+    "connections",
+    "devices",
+    "ended_late",
+    "environment",
+    "knobs",
+]
 
 HERE = Path(__file__).parent
 BUILT = Path(__file__).parents[3] / "build" / "fakes"

@@ -278,6 +278,7 @@ def test_interrupt(call: str, blocking: bool) -> None:
         ring = seat.open(1)
         own = Tensor.of(ring, np.array([os.getpid()]), DType.INT64)
         pids = np.frombuffer(produced(ring.allgather(own.buffer, name="setup")), np.int64)
+        seat.meet()  # what tries a device before its first operation waits too
         if seat.rank == 0:
             when_all_wait(ring, {1, 2})
             time.sleep(0 if blocking else 0.2)  # no snapshot shows that a queued operation is being waited for
