@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from threading import Event, Thread, get_ident
@@ -33,9 +34,11 @@ class Interruptible:
         self._raised = False
         self._repeated = False
         self._thread = get_ident()
+        self._process = os.getpid()
 
     def __enter__(self) -> Interruptible:
         self._before = signal.signal(signal.SIGINT, self._on_signal)
+        self._unraisable_before, sys.unraisablehook = sys.unraisablehook, self._on_unraisable
         if self._end_waits is not None:
             come, self._signals = socket.socketpair()
             self._signals.setblocking(False)
@@ -47,6 +50,7 @@ class Interruptible:
         if self._end_waits is not None:
             signal.set_wakeup_fd(self._descriptor_before)
             self._signals.close()
+        sys.unraisablehook = self._unraisable_before
         signal.signal(signal.SIGINT, self._before)
 
     def _watch(self, come: socket.socket, end_waits: Callable[[], None]) -> None:
@@ -98,3 +102,12 @@ class Interruptible:
             self._raised = True
             raise KeyboardInterrupt
         self._pending = True
+
+    def _on_unraisable(self, dropped: sys.UnraisableHookArgs) -> None:
+        """Interrupt again where Python drops what is raised, such as around a fork and in ``__del__``."""
+        ours = self._armed and get_ident() == self._thread and os.getpid() == self._process
+        if not ours or not isinstance(dropped.exc_value, KeyboardInterrupt):
+            self._unraisable_before(dropped)
+            return
+        self._handled.clear()
+        Thread(target=self._repeat, name="ring-interrupt-again", daemon=True).start()

@@ -42,3 +42,21 @@ def test_a_signal_that_python_notes_just_before_a_system_call_begins() -> None:
         assert isinstance(interruptible.call(lambda: time.sleep(60)), KeyboardInterrupt)
     notes.join()
     assert time.monotonic() - began < 50
+
+
+def test_an_interrupt_that_python_drops() -> None:
+    """As in a hook around a fork, or in a finalizer."""
+
+    class Finalized:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0)
+
+    def drops() -> None:
+        Finalized()
+        time.sleep(60)
+
+    began = time.monotonic()
+    with Interruptible(lambda: None) as interruptible:
+        assert isinstance(interruptible.call(drops), KeyboardInterrupt)
+    assert time.monotonic() - began < 50
