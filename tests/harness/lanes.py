@@ -26,8 +26,8 @@ from ring_notebook.launch.supervisor.parent_death import wrap
 
 __all__ = ["LANES", "Lane", "Reporter"]
 
-LANES = (("elastic", "hosts"), ("attack", "browser"), ("notebook",), ("native",))
-"""The lanes, as folders of tests that take about as long; their processes often sleep and wait for one another."""
+LANES = (("elastic", "hosts"), ("attack", "browser"), ("notebook",))
+"""The lanes, as folders of tests whose processes often sleep and wait for one another."""
 
 REPORTS = "TEST_LANE_REPORTS"
 """Environment: the file to which a lane writes its reports. Its presence means: this pytest is a lane."""
