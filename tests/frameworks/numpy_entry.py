@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from ring_notebook.frameworks import Advice, Framework, Vocabulary
+from collections.abc import Iterator
+
+from ring_notebook.frameworks import CellCalls, Framework, Hint
 
 __all__ = ["NUMPY"]
+
+
+def hints(cell: CellCalls) -> Iterator[Hint]:
+    descent = next((call for call in cell.calls if "descent" in call.whole), None)
+    if "differentiate" in cell.names and descent and "allreduce" not in cell.names:
+        yield Hint(descent.line, "After this line add `gradient = ring.allreduce(gradient)`")
+
 
 NUMPY = Framework(
     name="numpy",
@@ -12,8 +21,5 @@ NUMPY = Framework(
     modules=("numpy",),
     gpu_word="cupy",
     gpu_setup="\nimport cupy\n",
-    vocabulary=Vocabulary(
-        gradients=frozenset({"differentiate"}), averaging=frozenset({"allreduce"}), optimizers="descent"
-    ),
-    advice=Advice(average="After this line add `gradient = ring.allreduce(gradient)`"),
+    hints=hints,
 )

@@ -186,3 +186,16 @@ def test_the_batch_norm_of_the_framework() -> None:
     assert [hint.line for hint in on_gpus if "ring.SyncBatchNorm" in hint.text] == [2]
     assert 2 not in found(line.replace("torch.nn.SyncBatchNorm.convert_sync_batchnorm", "ring.SyncBatchNorm") + WRAPPED)
     assert 2 not in found(line + LOOP.format(wrap="model = DDP(model)"))
+
+
+def test_a_hint_uses_the_names_of_the_cell() -> None:
+    source = (
+        "opt = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+        "batches = DataLoader(data)\n"
+        "for x, y in batches:\n    loss(net(x), y).backward()\n    opt.step()\n"
+    )
+    assert "After line 3 add `net, opt, batches = ring.prepare(net, opt, batches)`" in found(source)[2]
+    without_loader = source.replace("DataLoader(data)", "load()")
+    assert "After this line add `net, opt = ring.prepare(net, opt)`" in found(without_loader)[2]
+    no_module = source.replace("net.parameters()", "[w, b]")
+    assert "add `opt = ring.DistributedOptimizer(opt)`" in found(no_module)[2]

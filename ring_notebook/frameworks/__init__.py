@@ -1,0 +1,72 @@
+"""The frameworks that cells train with: what the kernel and the engines know of each.
+
+A framework is an entry of `BUILT_IN`, or of the entry point group ``ring_notebook.frameworks`` of an installed package.
+Nothing here imports a framework. A face describes its tensors to `ring_notebook.api.tensor_adapter`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from functools import lru_cache
+from importlib.metadata import entry_points
+
+from ring_notebook.config import config
+from ring_notebook.errors import RingError
+from ring_notebook.frameworks.cell_calls import Call, CellCalls, Hint, names_in
+from ring_notebook.frameworks.framework import Framework
+from ring_notebook.frameworks.torch_cells import TORCH
+
+__all__ = [
+    "BUILT_IN",
+    "Call",
+    "CellCalls",
+    "Framework",
+    "Hint",
+    "default",
+    "framework",
+    "frameworks",
+    "named",
+    "names_in",
+]
+
+_GROUP = "ring_notebook.frameworks"
+
+BUILT_IN = (TORCH,)
+"""The frameworks whose faces come with this package; the first is the default."""
+
+
+@lru_cache(maxsize=1)
+def frameworks() -> tuple[Framework, ...]:
+    """`BUILT_IN`, then those of other packages. An entry point that fails to load is left out with a warning."""
+    found = {known.name: known for known in BUILT_IN}
+    for entry in entry_points(group=_GROUP):
+        try:
+            loaded = entry.load()
+        except Exception as error:
+            warnings.warn(f"entry point {entry.name!r} ({entry.value}) failed to load: {error}", stacklevel=2)
+        else:
+            found.setdefault(loaded.name, loaded)
+    return tuple(found.values())
+
+
+def framework(name: str) -> Framework:
+    """The framework called ``name``. Raises RingError that lists the known ones where there is none."""
+    for known in frameworks():
+        if known.name == name:
+            return known
+    raise RingError(
+        f"unknown framework {name!r}; known are {', '.join(known.name for known in frameworks())}. Install the "
+        "package that brings it, here and on every engine"
+    )
+
+
+def default() -> Framework:
+    """The framework of cells that name none: that of RING_FRAMEWORK, else the first of `BUILT_IN`."""
+    return framework(config().framework) if config().framework else BUILT_IN[0]
+
+
+def named(names: Iterable[str]) -> Framework | None:
+    """The framework that a cell with these names uses; the default one where it uses several, None where none."""
+    given = set(names)
+    return next((known for known in (default(), *frameworks()) if known.named_in(given)), None)

@@ -1,0 +1,99 @@
+"""What a cell calls and names, read from its syntax tree without running it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+__all__ = ["Call", "CellCalls", "Hint", "names_in"]
+
+
+class Hint(NamedTuple):
+    """A line of the cell as the notebook counts it (0: no single one), and what to change there.
+
+    Code in ``text`` stands between backquotes.
+    """
+
+    line: int
+    text: str
+
+
+class Call(NamedTuple):
+    """A call in a cell."""
+
+    name: str
+    """The last part of its dotted name: ``join`` for ``os.path.join``."""
+    whole: str
+    """The whole dotted name."""
+    line: int
+    node: ast.Call
+    guarded: bool
+    """Whether it stands inside an ``if`` that asks for the rank."""
+
+    def has(self, *keywords: str) -> bool:
+        """Whether one of ``keywords`` is passed."""
+        return any(word.arg in keywords for word in self.node.keywords)
+
+    def keyword(self, name: str) -> ast.expr | None:
+        """The value that is passed as the keyword ``name``."""
+        return next((word.value for word in self.node.keywords if word.arg == name), None)
+
+
+@dataclass(frozen=True)
+class CellCalls:
+    """The calls of one cell. ``gpus``: each rank has a GPU."""
+
+    tree: ast.Module
+    gpus: bool = False
+
+    @cached_property
+    def calls(self) -> tuple[Call, ...]:
+        """All calls, outer ones first."""
+        return tuple(_calls(self.tree, guarded=False))
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The last part of the name of each call."""
+        return frozenset(call.name for call in self.calls)
+
+    @cached_property
+    def _targets(self) -> dict[int, str]:
+        return {
+            id(node.value): node.targets[0].id
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+        }
+
+    def first(self, names: Collection[str]) -> Call | None:
+        """The first call of one of ``names``."""
+        return next((call for call in self.calls if call.name in names), None)
+
+    def result_of(self, call: Call | None) -> str:
+        """The variable that the result of ``call`` is assigned to; empty where there is none."""
+        return self._targets.get(id(call.node), "") if call is not None else ""
+
+
+def names_in(tree: ast.AST) -> set[str]:
+    """Every name that source uses, and every module it imports, as ``os.path``."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            names.add(node.id)
+        elif isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return names
+
+
+def _calls(node: ast.AST, guarded: bool) -> Iterator[Call]:
+    if isinstance(node, ast.Call):
+        whole = ast.unparse(node.func)
+        yield Call(whole.rpartition(".")[2], whole, node.lineno, node, guarded)
+    if isinstance(node, ast.If):
+        guarded = guarded or "rank" in ast.unparse(node.test)
+    for child in ast.iter_child_nodes(node):
+        yield from _calls(child, guarded)
