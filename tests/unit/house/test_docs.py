@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from pathlib import Path
@@ -55,3 +56,9 @@ def test_every_target_is_explained_by_make() -> None:
     text = (ROOT / "Makefile").read_text()
     explained = set(re.findall(r"echo 'make ([a-z-]+)", text))
     assert explained == TARGETS - {"help"}
+
+
+def test_the_page_of_settings_is_that_of_the_source() -> None:
+    """``python docs/settings_page.py`` writes it."""
+    written = runpy.run_path(str(ROOT / "docs" / "settings_page.py"))
+    assert written["PAGE"].read_text() == written["render"]()
