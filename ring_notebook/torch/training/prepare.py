@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from ring_notebook.api.arguments import check_passes
 from ring_notebook.api.basics import local_rank, size
 from ring_notebook.core import world
-from ring_notebook.torch.collectives.tensor_arguments import check_module, check_optimizer
 from ring_notebook.torch.devices import accelerator
 from ring_notebook.torch.optimizer.adasum_optimizer import AdasumOptimizer
 from ring_notebook.torch.optimizer.distributed import DistributedOptimizer
 from ring_notebook.torch.optimizer.fused import FusedOptimizer
 from ring_notebook.torch.optimizer.reducing_optimizer import ReducingOptimizer
+from ring_notebook.torch.optimizer.wrapper import original_of
 from ring_notebook.torch.training.broadcast_state import broadcast_optimizer_state, broadcast_parameters
 from ring_notebook.torch.training.data import batch_size_of, shard
 from ring_notebook.torch.training.hyper_parameters import note_loader, note_optimizer
@@ -30,13 +33,15 @@ M = TypeVar("M", bound=torch.nn.Module)
 T = TypeVar("T")
 O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741
 Distributed: TypeAlias = ReducingOptimizer | AdasumOptimizer | FusedOptimizer
+_RATES = {"lr", "initial_lr", "max_lr", "min_lr"}  # of a parameter group: OneCycleLR keeps its bounds there
+_TAKEN = "models, optimizers, loaders and learning rate schedulers"
 
 
 @overload
 def prepare(
     model: M,
     optimizer: torch.optim.Optimizer,
-    loader: None = None,
+    /,
     *,
     scale_lr: bool = False,
     noise_scale: bool | int = False,
@@ -51,6 +56,7 @@ def prepare(
     model: M,
     optimizer: torch.optim.Optimizer,
     loader: DataLoader[T],
+    /,
     *,
     scale_lr: bool = False,
     noise_scale: bool | int = False,
@@ -64,7 +70,7 @@ def prepare(
 def prepare(
     model: torch.nn.Module,
     optimizer: O,
-    loader: None = None,
+    /,
     *,
     scale_lr: bool = False,
     strategy: Literal["ddp", "fsdp"],
@@ -76,85 +82,164 @@ def prepare(
     model: torch.nn.Module,
     optimizer: O,
     loader: DataLoader[T],
+    /,
     *,
     scale_lr: bool = False,
     strategy: Literal["ddp", "fsdp"],
 ) -> tuple[torch.nn.Module, O, DataLoader[T]]: ...
 
 
+@overload
 def prepare(
-    model: Any,
-    optimizer: torch.optim.Optimizer,
-    loader: Any = None,
-    *,
+    *objects: Any,
+    scale_lr: bool = False,
+    noise_scale: bool | int = False,
+    accumulate: int = 1,
+    strategy: Literal["ddp", "fsdp"] | None = None,
+    **options: Any,
+) -> Any: ...
+
+
+def prepare(
+    *objects: Any,
     scale_lr: bool = False,
     noise_scale: bool | int = False,
     accumulate: int = 1,
     strategy: str | None = None,
     **options: Any,
-) -> tuple[Any, ...]:
+) -> Any:
     """Make a single-process training loop data parallel; all ranks must call this. Beyond Horovod.
 
-    Returns ``(model, optimizer, loader)``, without a loader ``(model, optimizer)``, to use in place of the arguments:
+    Takes models, optimizers, loaders and learning rate schedulers, any number of each in any order, and returns what
+    to use in their place in that order, as a tuple; one object alone comes back alone:
 
     - the model itself, on this rank's device, with the values of rank 0;
-    - a `DistributedOptimizer` of the same class as ``optimizer``, whose state and parameter groups it shares, with the
+    - a `DistributedOptimizer` of the same class as the optimizer, whose state and parameter groups it shares, with the
       state of rank 0;
-    - a DataLoader with this rank's share of the data in batches of the same size, reshuffled in every pass if
-      ``loader`` shuffles; on a GPU from pinned memory, so that ``x.to("cuda", non_blocking=True)`` does not wait.
+    - a DataLoader with this rank's share of the data in batches of the same size, reshuffled in every pass if the
+      loader shuffles; on a GPU from pinned memory, so that ``x.to("cuda", non_blocking=True)`` does not wait;
+    - the scheduler itself, which sets the rates of the returned optimizer too.
 
     Layers of torch.nn.SyncBatchNorm become `SyncBatchNorm`: torch's own need a GPU and a group of torch.distributed,
     and keep to their own rank without one. With a ``strategy``, which makes that group, they stay on GPUs.
-    The batch of a step is ``size()`` times as large as that of one process. May be called again on what it returned,
-    and for each of several models with optimizers of their own, such as those of a GAN.
+    The batch of a step is ``size()`` times as large as that of one process. May be called again on what it returned.
 
-    scale_lr: multiply the learning rates by ``size()`` (Goyal et al. 2017), once per optimizer. Make learning rate
-        schedules afterwards, since they keep the rates that they find (there is a warning).
+    scale_lr: multiply the learning rates by ``size()`` (Goyal et al. 2017), once per optimizer. Schedulers keep the
+        rates that they find: pass them too, or make them afterwards (there is a warning).
     noise_scale: measure the gradient noise scale, see `noise_scale`, in every 10th step, or in every so many, and add
-        it as ``noise_scale`` to every row that is logged.
+        it as ``noise_scale`` to every row that is logged. Takes one optimizer.
     accumulate: make one step of so many batches, with the mean of their gradients: ``optimizer.step()`` and
         ``zero_grad()`` do nothing between them, so that the loop stays as it is.
     strategy: "ddp" or "fsdp" wrap the model as torch.distributed has it, in DistributedDataParallel or FSDP2's
-        ``fully_shard``, on `process_group`; the optimizer is then ``optimizer`` itself, on the parameters of that.
+        ``fully_shard``, on `process_group`; the optimizer is then the one that was passed, on the parameters of that.
+        Takes one model and one optimizer.
     options: keyword arguments of `DistributedOptimizer`; there are none with a ``strategy``.
 
-    Raises NotInitializedError before ``init()``, TypeError for other arguments than a module, an optimizer and a
-    DataLoader, ValueError for a ``noise_scale`` with a ``loader`` of unknown batch size, and TypeError for a
-    ``noise_scale`` or ``accumulate`` with ``fused=True``, ``op=Adasum`` or a ``strategy``.
+    Raises NotInitializedError before ``init()``, TypeError that names the argument for any other object, ValueError for
+    an optimizer of a model that is not passed, and for a ``noise_scale`` with a loader of unknown batch size, and
+    TypeError for a ``noise_scale`` or ``accumulate`` with ``fused=True``, ``op=Adasum`` or a ``strategy``.
     """
-    check_module(model, "prepare")
-    check_optimizer(optimizer, "prepare")
-    check_passes(accumulate)
+    if not objects:
+        raise TypeError(f"prepare takes {_TAKEN}, got no argument")
+    for number, one in enumerate(objects, 1):
+        if not isinstance(one, (torch.nn.Module, torch.optim.Optimizer, DataLoader, LRScheduler)):
+            raise TypeError(f"prepare takes {_TAKEN}; argument {number} is {_described(one)}")
+    models = [one for one in objects if isinstance(one, torch.nn.Module)]
+    optimizers = [one for one in objects if isinstance(one, torch.optim.Optimizer)]
+    loaders = [one for one in objects if isinstance(one, DataLoader)]
+    schedulers = [one for one in objects if isinstance(one, LRScheduler)]
+    _check_options(models, optimizers, noise_scale, accumulate, strategy, options)
     device = accelerator()
-    if device is None or strategy is None:
-        model = SyncBatchNorm.convert_torchs(model)
-    share = None if loader is None else shard(loader, pin_memory=device is not None)
-    if device is not None:
-        _move(model, _own_device(device))
-    broadcast_parameters([*model.named_parameters(), *model.named_buffers()], root_rank=0)
-    broadcast_optimizer_state(optimizer, root_rank=0)
-    if scale_lr:
-        _scale_rates(optimizer)
-    note_optimizer(optimizer)
-    note_loader(loader)
+    prepared: dict[int, Any] = {id(one): one for one in objects}
+    for model in models:
+        converted = model if device is not None and strategy else SyncBatchNorm.convert_torchs(model)
+        if device is not None:
+            _move(converted, _own_device(device))
+        broadcast_parameters([*converted.named_parameters(), *converted.named_buffers()], root_rank=0)
+        prepared[id(model)] = converted
+    for loader in loaders:
+        prepared[id(loader)] = shard(loader, pin_memory=device is not None)
+        note_loader(loader)
+    names = _names_of_parameters([prepared[id(model)] for model in models])
+    batch = batch_size_of(loaders[0]) if loaders else None
+    for optimizer in optimizers:
+        broadcast_optimizer_state(optimizer, root_rank=0)
+        if scale_lr:
+            _scale_rates(optimizer, [one for one in schedulers if original_of(one.optimizer) is original_of(optimizer)])
+        note_optimizer(optimizer)
+        if strategy is None:
+            prepared[id(optimizer)] = _distributed(optimizer, names, batch, noise_scale, accumulate, options)
     if strategy is not None:
-        if options or noise_scale or accumulate != 1:
-            own = {"noise_scale": noise_scale, "accumulate": accumulate != 1}
-            given = ", ".join([*options, *(name for name, used in own.items() if used)])
-            raise TypeError(f"prepare(strategy={strategy!r}) takes no options of DistributedOptimizer, got {given}")
-        prepared = wrap(model, optimizer, strategy), optimizer
-        return prepared if loader is None else (*prepared, share)
-    options.setdefault("named_parameters", model.named_parameters())
-    distributed = DistributedOptimizer(optimizer, **options)
+        prepared[id(models[0])] = wrap(prepared[id(models[0])], optimizers[0], strategy)
+    returned = tuple(prepared[id(one)] for one in objects)
+    return returned if len(returned) > 1 else returned[0]
+
+
+def _described(value: object) -> str:
+    """``value`` in an error: its class, and itself where that is short."""
+    text = repr(value)
+    return f"{type(value).__name__} {text}" if len(text) < 60 else f"an object of class {type(value).__name__}"
+
+
+def _check_options(
+    models: Sequence[torch.nn.Module],
+    optimizers: Sequence[torch.optim.Optimizer],
+    noise_scale: bool | int,
+    accumulate: int,
+    strategy: str | None,
+    options: dict[str, Any],
+) -> None:
+    """Raise for options that contradict one another, before anything has changed."""
+    check_passes(accumulate)
+    if noise_scale and len(optimizers) != 1:
+        raise TypeError(f"prepare(noise_scale=...) takes one optimizer, got {len(optimizers)}")
+    if strategy is None:
+        return
+    if len(models) != 1 or len(optimizers) != 1:
+        raise TypeError(
+            f"prepare(strategy={strategy!r}) takes one model and one optimizer, got {len(models)} and "
+            f"{len(optimizers)}; call it once for each pair"
+        )
+    if options or noise_scale or accumulate != 1:
+        own = {"noise_scale": noise_scale, "accumulate": accumulate != 1}
+        given = ", ".join([*options, *(name for name, used in own.items() if used)])
+        raise TypeError(f"prepare(strategy={strategy!r}) takes no options of DistributedOptimizer, got {given}")
+
+
+def _names_of_parameters(models: Sequence[torch.nn.Module]) -> dict[Tensor, str]:
+    """Names by parameter; those of several models begin with the number of their model."""
+    names: dict[Tensor, str] = {}
+    for number, model in enumerate(models):
+        for name, parameter in model.named_parameters():
+            names.setdefault(parameter, name if len(models) == 1 else f"model {number}: {name}")
+    return names
+
+
+def _distributed(
+    optimizer: torch.optim.Optimizer,
+    names: dict[Tensor, str],
+    batch: int | None,
+    noise_scale: bool | int,
+    accumulate: int,
+    options: dict[str, Any],
+) -> Distributed:
+    own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if names and not any(parameter in names for parameter in own):
+        raise ValueError(
+            f"prepare: {type(optimizer).__name__} has no parameter of the models that were passed; pass its model too, "
+            "and make the optimizer from the parameters of that model"
+        )
+    named = {"named_parameters": [(names[one], one) for one in own]} if all(one in names for one in own) else {}
+    distributed = DistributedOptimizer(optimizer, **{**named, **options})
     if isinstance(distributed, ReducingOptimizer):
-        distributed._reducer.batch_size = None if loader is None else batch_size_of(loader)
+        distributed._reducer.batch_size = batch
         if accumulate != distributed._micro_batches:
             distributed.accumulate(accumulate)
     elif accumulate != 1:
         raise TypeError("prepare(accumulate=...) takes no optimizer with fused=True or op=Adasum; leave these out")
     if noise_scale:
         measure_noise(distributed, NOISE_EVERY if noise_scale is True else noise_scale)
-    return (model, distributed) if loader is None else (model, distributed, share)
+    return distributed
 
 
 def _own_device(kind: str) -> torch.device:
@@ -171,17 +256,22 @@ def _move(model: torch.nn.Module, device: torch.device) -> None:
         model.to(device)
 
 
-def _scale_rates(optimizer: torch.optim.Optimizer) -> None:
+def _scale_rates(optimizer: torch.optim.Optimizer, schedulers: Sequence[LRScheduler]) -> None:
+    """Multiply the rates of ``optimizer`` by the number of ranks, and those that ``schedulers`` have found in it."""
     for group in optimizer.param_groups:
         # The factor stays in the group: a cell that is run again does not scale again.
         factor = size() / group.get("lr_scale", 1)
         group["lr_scale"] = size()
-        group["lr"] *= factor
-        if "initial_lr" in group:
-            group["initial_lr"] *= factor
-            if factor != 1:
-                warnings.warn(
-                    "prepare(scale_lr=True) was called after a learning rate schedule was made, which keeps the rates "
-                    "that it found; make the schedule after prepare()",
-                    stacklevel=3,
-                )
+        for rate in _RATES & group.keys():
+            group[rate] *= factor
+        if "initial_lr" in group and factor != 1 and not schedulers:
+            warnings.warn(
+                "prepare(scale_lr=True) was called after a learning rate schedule was made, which keeps the rates "
+                "that it found; pass the scheduler to prepare() too, or make it after prepare()",
+                stacklevel=3,
+            )
+    for scheduler in schedulers:
+        # SequentialLR and ChainedScheduler hold others, in an attribute that torch may rename: rates then stay.
+        for one in (scheduler, *getattr(scheduler, "_schedulers", ())):
+            if hasattr(one, "base_lrs"):
+                one.base_lrs = [group["initial_lr"] for group in optimizer.param_groups]

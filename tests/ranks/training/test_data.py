@@ -222,6 +222,43 @@ def test_prepare_of_two_models_that_train_each_other(
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
+def test_prepare_returns_what_it_takes_in_its_order(hvd: ModuleType) -> None:
+    """As accelerate: several models, optimizers, loaders and schedulers, in any order."""
+    generator, discriminator = make_model(seed=hvd.rank()), make_model(seed=hvd.rank() + 9)
+    first, second = momentum(generator), momentum(discriminator)
+    schedule = torch.optim.lr_scheduler.StepLR(second, 1, gamma=0.1)
+    data = DataLoader(TensorDataset(torch.arange(12.0 * hvd.size())[:, None]), 4)
+    loader, g, schedule_too, g_opt, d_opt, d, again = hvd.prepare(
+        data, generator, schedule, first, second, discriminator, data
+    )
+    assert (g, d, schedule_too) == (generator, discriminator, schedule)
+    assert isinstance(g_opt, torch.optim.SGD)
+    assert g_opt.state is first.state
+    assert d_opt.state is second.state
+    assert again is loader
+    assert len(list(loader)) == 3
+    hvd.check(g, g_opt)
+    hvd.check(d, d_opt)
+    assert sorted(d_opt._parameter_names.values()) == sorted(f"model 1: {name}" for name, _ in d.named_parameters())
+    d(torch.ones(1, 7)).sum().backward()
+    d_opt.step()
+    schedule.step()
+    assert d_opt.param_groups[0]["lr"] == pytest.approx(0.005)
+    assert hvd.prepare(generator) is generator  # one alone comes back alone
+
+
+def test_prepare_scales_the_rates_of_a_schedule_too(hvd: ModuleType) -> None:
+    model = make_model()
+    optimizer = momentum(model)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.1)
+    model, prepared, schedule = hvd.prepare(model, optimizer, schedule, scale_lr=True)
+    assert schedule.base_lrs == [pytest.approx(0.05 * hvd.size())]
+    model(torch.ones(1, 7)).sum().backward()
+    prepared.step()
+    schedule.step()
+    assert prepared.param_groups[0]["lr"] == pytest.approx(0.005 * hvd.size())
+
+
 def test_prepare_scales_the_learning_rate_once(hvd: ModuleType) -> None:
     model = make_model()
     optimizer = momentum(model)
