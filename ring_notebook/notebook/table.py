@@ -1,30 +1,37 @@
-"""A small table that notebooks show as HTML and terminals as text; a page can sort it without a script or a kernel."""
+"""A table for notebooks, as HTML, and for terminals; a page sorts it and shows more columns without a script."""
 
 from __future__ import annotations
 
+import math
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-__all__ = ["Listing"]
+from ring_notebook.notebook.style import plural
+
+__all__ = ["Listing", "sort_key"]
 
 _HIDDEN = "position:absolute;opacity:0;width:0"
 # Rows of a table have no order of their own in CSS, and items of a grid do. Without this sheet there are no arrows.
+# GROUP is the class of one table, so that two in a notebook do not share their columns.
 _CSS = """<style>
-.ring-sorted { overflow-x: auto; }
-.ring-sorted table { display: grid; width: max-content; }
-.ring-sorted thead, .ring-sorted tbody { display: contents; }
-.ring-sorted tr { display: grid; grid-template-columns: subgrid; grid-column: 1 / -1; background: none !important; }
-.ring-sorted thead tr { order: -1; }
-.ring-sorted label { cursor: pointer; margin-left: 6px; font-weight: 600; }
-.ring-sorted label::after { content: "\\25BE"; opacity: .35; margin-left: 2px; }
-.ring-sorted label + label { margin-left: 0; }
-.ring-sorted label + label::after { content: "\\25B4"; }
-.ring-sorted label:hover::after, .ring-sorted label:focus-within::after { opacity: 1; }
-.ring-sorted label:has(:checked)::after { opacity: 1; color: #3b82f6; }
-%s
+.GROUP { overflow-x: auto; }
+.GROUP table { display: grid; width: max-content; grid-template-columns: repeat(COLUMNS, auto); }
+.GROUP thead, .GROUP tbody { display: contents; }
+.GROUP tr { display: grid; grid-template-columns: subgrid; grid-column: 1 / -1; background: none !important; }
+.GROUP thead tr { order: -1; }
+.GROUP th, .GROUP td { text-align: left; padding: 2px 8px; white-space: nowrap; max-width: 28ch; overflow: hidden;
+  text-overflow: ellipsis; }
+.GROUP label { cursor: pointer; margin-left: 4px; font-weight: 600; }
+.GROUP th label::after { content: "\\25BE"; opacity: .35; }
+.GROUP th label + label { margin-left: 0; }
+.GROUP th label + label::after { content: "\\25B4"; }
+.GROUP label:hover::after, .GROUP label:focus-within::after { opacity: 1; }
+.GROUP label:has(:checked)::after { opacity: 1; color: #3b82f6; }
+.GROUP details label { margin-right: 8px; font-weight: 400; white-space: nowrap; }
+RULES
 </style>"""
 
 
@@ -32,73 +39,115 @@ _CSS = """<style>
 class Listing:
     """Rows of text under ``columns``, all of the same length, and lines of text below.
 
-    ``keys`` are what a page can sort by: a value for each row by name, None where there is none. A name that is not a
-    column stands under the one that ``under`` gives.
+    ``keys`` are what a page can sort by: a value for each row by column, None where there is none. ``pictures`` are
+    HTML in place of a column's texts. Columns of ``folded`` are hidden until a reader chooses them; a terminal leaves
+    them out.
     """
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     note: str = ""
     keys: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    under: Mapping[str, str] = field(default_factory=dict)
+    pictures: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    folded: Collection[str] = ()
 
     def __repr__(self) -> str:
-        lines = [self.columns, *self.rows]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(self.columns))]
+        shown = [index for index, name in enumerate(self.columns) if name not in self.folded]
+        lines = [[line[index] for index in shown] for line in (self.columns, *self.rows)]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(shown))]
         text = [
             "  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip() for line in lines
         ]
         return "\n".join([*text, *filter(None, [self.note])])
 
     def _repr_html_(self) -> str:
-        group = f"ring-{uuid.uuid4().hex[:8]}"  # the arrows of one table are a choice, and no other's
-        head = "".join(f"<th style='text-align:left'>{self._title(name, group)}</th>" for name in self.columns)
+        note = "".join(f"<p>{escape(line)}</p>" for line in self.note.splitlines())
+        if not self.keys and not self.folded:
+            head = "".join(f"<th style='text-align:left'>{escape(name)}</th>" for name in self.columns)
+            body = "".join(
+                "<tr>" + "".join(f"<td style='text-align:left'>{escape(cell)}</td>" for cell in row) + "</tr>"
+                for row in self.rows
+            )
+            return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{note}"
+        group = f"ring-{uuid.uuid4().hex[:8]}"
+        head = "".join(
+            f"<th class='c{index}'>{self._title(name, group)}</th>" for index, name in enumerate(self.columns)
+        )
         orders = self._orders()
         body = "".join(
-            f"<tr{orders[index]}>"
-            + "".join(f"<td style='text-align:left'>{escape(cell)}</td>" for cell in row)
+            f"<tr{orders[row]}>"
+            + "".join(f"<td class='c{index}'>{self._cell(row, index)}</td>" for index in range(len(self.columns)))
             + "</tr>"
-            for index, row in enumerate(self.rows)
+            for row in range(len(self.rows))
         )
-        note = "".join(f"<p>{escape(line)}</p>" for line in self.note.splitlines())
         table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        return f"{self._sheet()}<div class='ring-sorted'>{table}</div>{note}" if self.keys else f"{table}{note}"
+        return f"{self._sheet(group)}<div class='ring-table {group}'>{table}{self._picker()}</div>{note}"
+
+    def _cell(self, row: int, index: int) -> str:
+        pictures = self.pictures.get(self.columns[index])
+        text = escape(self.rows[row][index])
+        # The whole text for a cell that is cut.
+        return pictures[row] if pictures else f"<span title='{escape(text, quote=True)}'>{text}</span>"
 
     def _title(self, column: str, group: str) -> str:
         """A column's title, with arrows for what it sorts by: largest first, and smallest first."""
-        parts = [escape(column)]
-        for index, name in enumerate(self.keys):
-            if self.under.get(name, name) == column:
-                choices = [
-                    f"<input type='radio' name='{group}' value='{way}{index}' style='{_HIDDEN}'>" for way in "da"
-                ]
-                word = "" if name == column else escape(name)
-                tips = [escape(f"{name}: {way} first", quote=True) for way in ("largest", "smallest")]
-                parts.append(f"<label title='{tips[0]}'>{word}{choices[0]}</label>")
-                parts.append(f"<label title='{tips[1]}'>{choices[1]}</label>")
-        return "".join(parts)
+        title = f"<span title='{escape(column, quote=True)}'>{escape(column)}</span>"
+        if column not in self.keys:
+            return title
+        number = list(self.keys).index(column)
+        for way, word in (("d", "largest"), ("a", "smallest")):
+            choice = f"<input type='radio' name='{group}' value='{way}{number}' style='{_HIDDEN}'>"
+            title += f"<label title='{escape(f'{column}: {word} first', quote=True)}'>{choice}</label>"
+        return title
+
+    def _picker(self) -> str:
+        """Boxes with which a reader shows the folded columns."""
+        if not self.folded:
+            return ""
+        boxes = "".join(
+            f"<label><input type='checkbox' value='c{index}'> {escape(name)}</label>"
+            for index, name in enumerate(self.columns)
+            if name in self.folded
+        )
+        return f"<details><summary>{plural(len(self.folded), 'more column')}</summary>{boxes}</details>"
 
     def _orders(self) -> list[str]:
-        """For each row its place in every order, as variables of CSS; rows without a value are the last in all."""
+        """For each row its place in every order, as variables of CSS; rows without a number are the last in all."""
         places: list[list[str]] = [[] for _ in self.rows]
-        for index, values in enumerate(self.keys.values()):
-            known = sorted(
-                (row for row, value in enumerate(values) if value is not None), key=lambda row: _key(values[row])
-            )
-            rest = [row for row, value in enumerate(values) if value is None]
-            for way, order in (("a", known), ("d", known[::-1])):
-                for place, row in enumerate([*order, *rest]):
-                    places[row].append(f"--{way}{index}:{place}")
+        for number, values in enumerate(self.keys.values()):
+            for way in "ad":
+                order = sorted(range(len(values)), key=lambda row: sort_key(values[row], largest_first=way == "d"))
+                for place, row in enumerate(order):
+                    places[row].append(f"--{way}{number}:{place}")
         return [f" style='{';'.join(one)}'" if one else "" for one in places]
 
-    def _sheet(self) -> str:
-        columns = f".ring-sorted table {{ grid-template-columns: repeat({len(self.columns)}, auto); }}"
-        ways = [f"{way}{index}" for index in range(len(self.keys)) for way in "da"]
-        rules = [f".ring-sorted:has([value={way}]:checked) tbody tr {{ order: var(--{way}); }}" for way in ways]
-        return _CSS % "\n".join([columns, *rules])
+    def _sheet(self, group: str) -> str:
+        rules = [
+            f".{group}:has([value={way}{number}]:checked) tbody tr {{ order: var(--{way}{number}); }}"
+            for number in range(len(self.keys))
+            for way in "da"
+        ]
+        for index, name in enumerate(self.columns):
+            if name in self.folded:
+                rules.append(f".{group}:not(:has([value=c{index}]:checked)) .c{index} {{ display: none; }}")
+        sheet = _CSS.replace("GROUP", group).replace("COLUMNS", str(len(self.columns)))
+        return sheet.replace("RULES", "\n".join(rules))
 
 
-def _key(value: Any) -> tuple[bool, Any]:
-    """What sorts numbers among themselves, and texts before them."""
+class _Reversed:
+    """A value that sorts before smaller ones."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __lt__(self, other: _Reversed) -> bool:
+        return bool(other._value < self._value)
+
+
+def sort_key(value: Any, largest_first: bool = False) -> tuple[int, Any]:
+    """What sorts numbers among themselves and texts behind them; what is missing or NaN is last either way."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return 2, 0
     number = isinstance(value, int | float)
-    return number, value if number else str(value)
+    key = value if number else str(value)
+    return int(not number), _Reversed(key) if largest_first else key

@@ -20,11 +20,11 @@ DEFAULT = {("running", 8), ("report", 8)}
 RUNS = """
 from ring_notebook.notebook.table import Listing
 Listing(
-    ["run", "seconds", "last values"],
-    [["a", "1.0", "loss 0.5"], ["b", "2.0", "loss 0.25"], ["c", "30.0", ""]],
+    ["run", "seconds", "loss", "layers"],
+    [["a", "1.0", "0.5", "3"], ["b", "2.0", "0.25", "3"], ["c", "30.0", "", "3"]],
     "",
     {"seconds": [1.0, 2.0, 30.0], "loss": [0.5, 0.25, None]},
-    {"loss": "last values"},
+    folded=["layers"],
 )
 """
 
@@ -168,7 +168,7 @@ def test_runs_are_sorted_by_a_click_without_a_kernel(
     notebook.save()
     notebook.shut_down()
     notebook.page.goto(lab.address("runs.ipynb"))
-    table = notebook.output(0).locator(".ring-sorted")
+    table = notebook.output(0).locator(".ring-table")
     table.wait_for(timeout=60_000)
 
     def shown() -> list[str]:
@@ -183,6 +183,11 @@ def test_runs_are_sorted_by_a_click_without_a_kernel(
     assert shown() == ["a", "b", "c"]
     table.get_by_title("seconds: largest first").click()
     assert shown() == ["c", "b", "a"]
+    layers = table.get_by_title("layers", exact=True)
+    assert not layers.is_visible()
+    table.get_by_text("1 more column").click()
+    table.get_by_label("layers").check()
+    assert layers.is_visible()
 
 
 def test_stop_is_reached_without_a_mouse_in_a_panel(lab: Lab, open_notebook: Callable[[str], NotebookPage]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -11,11 +12,13 @@ from typing import Any
 
 from ring_notebook.notebook.record.run_files import RUN, RunFiles, write_json
 from ring_notebook.notebook.record.run_record import RunRecord, RunStatus
+from ring_notebook.notebook.record.run_view import RunView
 from ring_notebook.records import decode
 
 __all__ = ["RunLog"]
 
 _SECONDS_TO_RETRY = 0.5  # a full disk
+_CURVE = 24  # values of the main metric in the summary: as many as a list has room for
 
 
 class RunLog(RunRecord):
@@ -82,6 +85,7 @@ class RunLog(RunRecord):
             **({"trouble": self.trouble} if self.trouble else {}),
             **({"rest": str(rest)} if rest else {}),
             "params": self.params,
+            "curve": _main_curve(view, self.options.get("plot", ())),
             "ranks": [
                 {
                     "rank": rank.rank,
@@ -155,6 +159,18 @@ class RunLog(RunRecord):
                 self._state.apply(record, now)
                 self._changed.notify_all()
             self._files.write(record, now)
+
+
+def _main_curve(view: RunView, plotted: Sequence[str]) -> dict[str, Any]:
+    """A few values of the metric that was asked for first, else of the loss, else of the first: means over ranks."""
+    wanted = [*plotted, "loss", *view.charted]
+    name = next((name for name in wanted if name in view.curves), "")
+    lines = [points.y for points in view.curves.get(name, {}).values() if len(points.y)]
+    if not lines:
+        return {}
+    count = min(_CURVE, max(map(len, lines)))
+    columns = [[line[index * len(line) // count] for line in lines] for index in range(count)]
+    return {"metric": name, "values": [float(f"{sum(column) / len(column):.4g}") for column in columns]}
 
 
 def _create(directory: Path, about: dict[str, Any]) -> RunFiles:

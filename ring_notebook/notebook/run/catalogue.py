@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
+from base64 import b64encode
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
+from html import escape
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +23,17 @@ from ring_notebook.notebook.record.run_files import RUN
 from ring_notebook.notebook.record.run_record import UNREADABLE, RunRecord, first_line, read_about, read_summary
 from ring_notebook.notebook.record.run_view import SAMPLES
 from ring_notebook.notebook.style import plural
-from ring_notebook.notebook.table import Listing
+from ring_notebook.notebook.table import Listing, sort_key
 
 __all__ = ["annotate", "compare", "delete", "find", "listing", "names", "runs_directory", "tag"]
 
-_MOST_METRICS = 6
-_MOST_PARAMS = 6
+_SHOWN = 6  # metrics and hyper-parameters that a list shows; the others are folded
 _TRIVIAL_SECONDS = 10.0  # a cell that ended well before and logged nothing is no experiment
-_PARAMS, _LAST = "parameters", "last values"
-_OPTIONAL = (_PARAMS, "tags", "note")  # columns that are left out where they are empty
-_SORTED = ("name", "started", "ranks", "status", "seconds", "samples/s")  # columns that a page can sort by
-_COLUMNS = ("name", _LAST, _PARAMS, "status", "samples/s", "seconds", "ranks", "started", "run", "tags", "note")
+_DOTS = {"ok": "#22a06b", "failed": "#d64545", "interrupted": "#c9962b", "running": "#3b82f6"}
+_LOST = "running or lost"
+_FACTS = ("name", "status", "samples/s", "seconds", "ranks", "started", "run")
+_CURVE = "curve"
+_BARS = " ▁▂▃▄▅▆▇█"
 
 
 def runs_directory() -> Path:
@@ -44,7 +47,7 @@ def listing(most: int = 20, *, every: bool = False, sort: str = "", where: Seque
     Cells that ended well in seconds and logged nothing are left out, unless ``every`` is given. ``sort`` names a
     column, a metric or a hyper-parameter: largest first, or smallest first with a minus before it. Of the runs only
     those are listed that have every word of ``where`` in one of their columns; ``lr=0.1`` asks for that value of a
-    hyper-parameter.
+    hyper-parameter. Raises RingError for a ``sort`` that no run has.
     """
     entries, unreadable, trivial = [], [], 0
     for directory in reversed(_directories()):
@@ -58,25 +61,35 @@ def listing(most: int = 20, *, every: bool = False, sort: str = "", where: Seque
         elif all(entry.has(word) for word in where):
             entries.append(entry)
     if sort:
-        key = sort.removeprefix("-")
-        known = [one for one in entries if one.value(key) is not None]
-        known.sort(key=lambda one: one.order(key), reverse=not sort.startswith("-"))
-        entries = known + [one for one in entries if one.value(key) is None]
+        key, largest_first = sort.removeprefix("-"), not sort.startswith("-")
+        known = [*_FACTS, *dict.fromkeys(name for one in entries for name in (*one.last, *one.params))]
+        if entries and key not in known:
+            raise RingError(f"no run has a column {key!r}; the columns are {', '.join(known)}")
+        entries.sort(key=lambda one: sort_key(one.value(key), largest_first))
     older = len(entries) - most
     notes = [*unreadable, f"and {older} more in {runs_directory()}" if older > 0 else ""]
     notes += [f"{plural(trivial, 'short cell')} without metrics not listed; --all lists them"] * (trivial > 0)
-    entries = entries[:most]
-    shown = [entry.row() for entry in entries]
-    kept = [index for index, name in enumerate(_COLUMNS) if name not in _OPTIONAL or any(row[index] for row in shown)]
-    rows = [[row[index] for index in kept] for row in shown]
-    under = {
-        **dict.fromkeys(list(dict.fromkeys(name for one in entries for name in one.params))[:_MOST_PARAMS], _PARAMS),
-        **dict.fromkeys(list(dict.fromkeys(name for one in entries for name in one.last))[:_MOST_METRICS], _LAST),
-    }
-    under = {name: column for name, column in under.items() if name not in _SORTED}
-    keys = {name: [one.value(name) for one in entries] for name in (*_SORTED, *under)}
-    columns = [_COLUMNS[index] for index in kept]
-    return Listing(columns, rows, "\n".join(filter(None, notes)), keys if len(rows) > 1 else {}, under)
+    return _listing(entries[:most], "\n".join(filter(None, notes)))
+
+
+def _listing(entries: Sequence[_Entry], note: str) -> Listing:
+    """Columns: name, curve, then metrics and hyper-parameters, those that differ between the runs first, then facts."""
+    found = [*dict.fromkeys(name for one in entries for name in (*one.last, *one.params) if name not in _FACTS)]
+    differing = [name for name in found if len({repr(one.value(name)) for one in entries}) > 1]
+    metrics = [name for name in differing if any(name in one.last for one in entries)]
+    # Of those that differ, metrics and hyper-parameters in turn: neither crowds the other out.
+    params = [name for name in differing if name not in metrics]
+    turns = [name for pair in zip_longest(metrics, params) for name in pair if name is not None]
+    values = turns if len(entries) > 1 else found
+    folded = [*values[_SHOWN:], *(name for name in found if name not in values)]
+    optional = [name for name in ("tags", "note") if any(one.value(name) for one in entries)]
+    facts = [name for name in _FACTS[1:] if any(one.value(name) is not None for one in entries)]
+    curve = [_CURVE] if any(one.curve for one in entries) else []
+    columns = ["name", *curve, *values[:_SHOWN], *facts, *optional, *folded]
+    rows = [[one.cell(name) for name in columns] for one in entries]
+    pictures = {"name": [one.named() for one in entries], _CURVE: [_sparkline(one.curve) for one in entries]}
+    keys = {name: [one.value(name) for one in entries] for name in columns if name not in (_CURVE, *optional)}
+    return Listing(columns, rows, note, keys if len(rows) > 1 else {}, pictures, folded)
 
 
 def find(name: str) -> RunRecord:
@@ -163,48 +176,79 @@ class _Entry:
         short = summary.get("status") == "ok" and summary["seconds"] < _TRIVIAL_SECONDS
         return short and not self.last and not self.labels.tags and not self.labels.note
 
+    @property
+    def curve(self) -> list[float]:
+        """A few values of the main metric over the run."""
+        curve: list[float] = self.summary.get("curve", {}).get("values", [])
+        return curve
+
     def value(self, name: str) -> Any:
         """The value in a column, of a metric or of a hyper-parameter; None where there is none."""
         facts = {
-            "run": self.directory.name,
-            "name": self.about["name"],
-            "started": self.about["started"],
-            "ranks": self.about["size"],
-            "status": self.summary.get("status"),
+            "name": _name(self.about),
+            "status": self.summary.get("status", _LOST),
+            "samples/s": self.summary.get("samples_per_s") or None,
             "seconds": self.summary.get("seconds"),
-            "samples/s": self.summary.get("samples_per_s"),
+            "ranks": self.about["size"],
+            "started": self.about["started"],
+            "run": self.directory.name,
+            "tags": " ".join(self.labels.tags),
+            "note": self.labels.note,
         }
-        return facts.get(name, self.last.get(name, self.params.get(name)))
+        return facts[name] if name in facts else self.last.get(name, self.params.get(name))
 
-    def order(self, name: str) -> tuple[bool, Any]:
-        """What sorts numbers among themselves, and texts before them."""
+    def cell(self, name: str) -> str:
+        """The text in a column."""
         value = self.value(name)
-        number = isinstance(value, int | float)
-        return number, value if number else str(value)
+        if name == _CURVE:
+            return _bars(self.curve)
+        if name == "started":
+            return time.strftime("%d %b %H:%M", time.localtime(value))
+        if name == "samples/s" and value:
+            return f"{value:.0f}"
+        if name == "seconds" and value is not None:
+            return f"{value:.1f}"
+        return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+    def named(self) -> str:
+        """The name behind a dot in the color of the status, as HTML."""
+        status, name = self.cell("status"), self.cell("name")
+        dot = f"<span title='{escape(status)}' style='color:{_DOTS.get(status, '#8a8f98')}'>●</span>"
+        return f"{dot} <span title='{escape(name, quote=True)}'>{escape(name)}</span>"
 
     def has(self, word: str) -> bool:
         name, equals, wanted = word.partition("=")
         if equals and name in self.params:
             return str(self.params[name]) == wanted
-        return any(word.lower() in cell.lower() for cell in self.row())
-
-    def row(self) -> list[str]:
-        summary, dots = self.summary, ["..."] if len(self.last) > _MOST_METRICS else []
-        given = [f"{name} {_short(value)}" for name, value in self.params.items()]
-        return [
-            _name(self.about),
-            ", ".join([*(f"{name} {value:.4g}" for name, value in islice(self.last.items(), _MOST_METRICS)), *dots]),
-            ", ".join(given[:_MOST_PARAMS] + ["..."] * (len(given) > _MOST_PARAMS)),
-            summary.get("status", "running or lost"),
-            f"{summary['samples_per_s']:.0f}" if summary.get("samples_per_s") else "",
-            f"{summary['seconds']:.1f}" if summary else "",
-            str(self.about["size"]),
-            time.strftime("%d %b %H:%M", time.localtime(self.about["started"])),
-            self.directory.name,
-            " ".join(self.labels.tags),
-            self.labels.note,
-        ]
+        texts = (self.cell(one) for one in (*_FACTS, "tags", "note", *self.last))
+        given = (f"{name} {self.cell(name)}" for name in self.params)
+        return any(word.lower() in text.lower() for text in (*texts, *given))
 
 
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def _bars(values: Sequence[float]) -> str:
+    """A curve for a terminal; blank where a value is not finite."""
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return ""
+    low, height = min(finite), (max(finite) - min(finite)) or 1.0
+    return "".join(_BARS[1 + int((value - low) / height * 7)] if math.isfinite(value) else _BARS[0] for value in values)
+
+
+def _sparkline(values: Sequence[float]) -> str:
+    """A curve as a small picture, with a gap where a value is not finite."""
+    finite = [value for value in values if math.isfinite(value)]
+    if len(finite) < 2:
+        return ""
+    low, height = min(finite), (max(finite) - min(finite)) or 1.0
+    step = 76 / (len(values) - 1)
+    path, pen = "", "M"
+    for index, value in enumerate(values):
+        if math.isfinite(value):
+            path += f"{pen}{2 + index * step:.1f} {14 - (value - low) / height * 12:.1f}"
+        pen = "L" if math.isfinite(value) else "M"
+    svg = (
+        "<svg xmlns='http://www.w3.org/2000/svg' width='80' height='16'>"
+        f"<path d='{path}' fill='none' stroke='#3b82f6' stroke-width='1.5'/></svg>"
+    )
+    source = b64encode(svg.encode()).decode()
+    return f"<img alt='' width='80' height='16' style='vertical-align:middle' src='data:image/svg+xml;base64,{source}'>"

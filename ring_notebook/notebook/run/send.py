@@ -16,6 +16,7 @@ from ring_notebook.notebook.engines import Engines
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.run.answering import Answering
 from ring_notebook.notebook.run.run import Run
+from ring_notebook.notebook.run.spoken_name import spoken_name
 
 __all__ = ["send"]
 
@@ -39,12 +40,12 @@ def send(
     With ``only`` just these engines execute it; the others take part in the run and do nothing. An interrupt of this
     process meanwhile stops the run as soon as it has been sent.
     """
-    run = _run_id()
+    run, folder = _run_id(), Path(config().runs_dir).absolute()
     chosen = engines.part(ranks)
     log = RunLog(
-        Path(config().runs_dir).absolute() / run,
+        folder / run,
         run,
-        name,
+        name or spoken_name(folder),
         len(ranks),
         source,
         {**options, "first_line": first_line},

@@ -22,6 +22,7 @@ from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.run import catalogue
 from ring_notebook.notebook.run.export import export
 from ring_notebook.notebook.run.hand_over import to_csv
+from ring_notebook.notebook.run.spoken_name import spoken_name
 from ring_notebook.notebook.run.takeover import runs_in_progress
 from ring_notebook.records import MetricBatch, Params, encode
 
@@ -220,6 +221,52 @@ def test_a_page_can_sort_the_list_by_columns_parameters_and_metrics(runs: Path) 
     assert page.count("<tr style='--") == 4
     assert "title='lr: largest first'" in page
     assert f"[value=d{index}]:checked) tbody tr {{ order: var(--d{index}); }}" in page
+
+
+def test_runs_without_a_number_are_last_either_way(runs: Path) -> None:
+    for name, loss in (("1-good", 0.3), ("2-broken", float("nan")), ("3-best", 0.1)):
+        trained(runs, name, 0.1, loss)
+    assert listed(sort="loss") == ["1-good", "3-best", "2-broken"]
+    assert listed(sort="-loss") == ["3-best", "1-good", "2-broken"]
+    with pytest.raises(RingError, match=r"no run has a column 'accuracy'; the columns are name, status, .*loss"):
+        catalogue.listing(sort="accuracy")
+
+
+def test_columns_that_differ_come_first_and_the_rest_is_folded(runs: Path) -> None:
+    for number in range(3):
+        name = f"{number}-many"
+        log = RunLog(runs / name, name, name, 1, f"lr = {number}\nlayers = 3\n", {}, {}, time.time() - 20)
+        metrics = tuple(f"metric_{index:02}" for index in range(20))
+        values = array("d", (log.started, 0, *(number * 20.0 + index for index in range(20))))
+        log.put(encode([MetricBatch(name, 0, metrics, values)]))
+        log.finish("ok")
+    found = catalogue.listing()
+    shown = [name for name in found.columns if name not in found.folded]
+    assert shown[:4] == ["name", "curve", "metric_00", "lr"]
+    assert len(shown) < 18
+    assert {"layers", "metric_19"} <= set(found.folded)
+    page = found._repr_html_()
+    assert f"<summary>{len(found.folded)} more columns</summary>" in page
+    index = list(found.columns).index("layers")
+    assert re.search(rf"\.ring-\w+:not\(:has\(\[value=c{index}\]:checked\)\) \.c{index} {{ display: none; }}", page)
+    assert "layers" not in repr(found).splitlines()[0]
+
+
+def test_a_run_shows_the_curve_of_its_main_metric(runs: Path) -> None:
+    log = trained(runs, "1-small", 0.01, 0.3)
+    trained(runs, "2-broken", 0.01, float("nan"))
+    assert log.summary["curve"] == {"metric": "loss", "values": [1.3, 0.3]}
+    found = catalogue.listing()
+    column = list(found.columns).index("curve")
+    assert [row[column] for row in found.rows] == ["", "█▁"]
+    assert "data:image/svg+xml" in found.pictures["curve"][1]
+    assert found.pictures["curve"][0] == ""
+
+
+def test_a_name_that_people_can_say(tmp_path: Path) -> None:
+    assert re.fullmatch(r"[a-z]+-[a-z]+-1", spoken_name(tmp_path / "not there"))
+    (tmp_path / "run").mkdir()
+    assert spoken_name(tmp_path).endswith("-2")
 
 
 def test_a_list_of_one_run_has_nothing_to_sort(runs: Path) -> None:
