@@ -95,7 +95,7 @@ def duration(seconds: float) -> str:
 
 def plural(count: int, thing: str) -> str:
     """``1 engine``, ``2 engines``."""
-    return f"{count} {thing}{'s' * (count != 1)}"
+    return f"{count:,} {thing}{'s' * (count != 1)}"
 
 
 def first_names(names: Sequence[str], most: int = 8) -> str:

@@ -21,7 +21,7 @@ print("over")"""
 PRINTS = """import torch
 from tqdm.auto import tqdm
 for _ in tqdm(range(3), desc="work"): pass
-for step in range(14): print("step", step)
+for step in range(60): print("step", step)
 torch.arange(4.0).reshape(2, 2) + ring.rank()"""
 BACKGROUND = """%%ringtrain --background --out run
 if ring.rank() == 1: name = input("Your name? ")
@@ -72,7 +72,7 @@ def test_a_breakpoint_is_answered_in_the_page(
     report = notebook.output(2)
     report.locator("summary", has_text="earlier lines").wait_for()
     assert not report.locator("text=step 0").first.is_visible()
-    assert report.locator("text=step 13").first.is_visible()
+    assert report.locator("text=step 59").first.is_visible()
     report.locator("summary", has_text="earlier lines").click()
     assert report.locator("text=step 0").first.is_visible()
     assert "100%" in report.inner_text()

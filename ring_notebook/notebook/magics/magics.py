@@ -167,7 +167,10 @@ class RingMagics(Magics):
             raise UsageError(f"%ring runs {action} needs the name of a run")
         if action == "compare":
             return catalogue.compare(names)
-        if action == "delete":
+        if action == "output":
+            for name in names:
+                print(catalogue.write_output(name))  # noqa: T201
+        elif action == "delete":
             print(catalogue.delete(names))  # noqa: T201
         else:
             run, *words = names

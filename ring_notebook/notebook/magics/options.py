@@ -237,7 +237,7 @@ def _ring() -> LineParser:
         push="copy variables of this notebook to every rank",
         pull="copy variables of a rank into this notebook",
         notify="say when a long run ends, fails or logs NaN: in JupyterLab, and by a function of this notebook",
-        runs="list the runs of this folder, newest first; compare, tag, note or delete some",
+        runs="list the runs of this folder, newest first; compare, tag, note or delete some, or write what one printed",
         export="write the last cell and the --setup cells before it as a script for ringrun",
         doctor="check everything that engines need and say what to fix",
         help="show this help, or that of one command",
@@ -280,7 +280,7 @@ def _ring() -> LineParser:
     tells.add_argument("function", nargs="?", default="", metavar="NAME", help="call it with a notice; off: no notices")
     tells.add_argument("--after", type=_seconds, metavar="S", help="of runs of S seconds or more; by default 60")
     runs = commands["runs"]
-    actions = ["compare", "tag", "note", "delete"]
+    actions = ["compare", "output", "tag", "note", "delete"]
     runs.add_argument("action", nargs="?", choices=actions, help="what to do with a run, or with several")
     runs.add_argument("names", nargs="*", metavar="RUN", help="beginning of a name or id; behind it tags, or a note")
     runs.add_argument("--all", action="store_true", dest="every", help="also short cells that logged nothing")

@@ -23,9 +23,9 @@ __all__ = ["alert", "compare", "differences", "figure", "lint", "mime_bundle", "
 
 MOST_CHARTS = 12  # of metrics, where --plot names none
 MACHINE_SECONDS = 10.0  # of a cell without metrics
-VISIBLE = 10  # of the last lines of output, those before them behind a click
+VISIBLE = 50  # of the last lines of output, those before them behind a click
 MOST_PARAMS = 16
-MOST_PRINTED = 200  # lines of output in the page; the whole of it is on disk
+MOST_PRINTED = 500  # lines of output in the page; the whole of it is on disk
 
 
 def mime_bundle(log: RunRecord, plot: Sequence[str] = (), displays: bool = False, error: bool = True) -> dict[str, str]:
@@ -190,14 +190,17 @@ def _output(log: RunRecord, view: RunView) -> str:
     lines = labelled_lines.Lines().take(view.output, last=True)
     if not lines:
         return ""
-    where = f"<div>Earlier lines are in {escape(str(log.directory))}</div>" if len(lines) > MOST_PRINTED else ""
-    before, visible = labelled_lines.split_last(lines[-MOST_PRINTED:], VISIBLE)
-    hidden = plural(labelled_lines.count(lines) - labelled_lines.count(visible), "earlier line")
+    kept = lines[-MOST_PRINTED:]
+    before, visible = labelled_lines.split_last(kept, VISIBLE)
+    count = view.dropped_lines + labelled_lines.count(lines) - labelled_lines.count(visible)
+    command = f"<code>%ring runs output {escape(log.run if ' ' in log.title else log.title)}</code>"
+    where = f"<div>The last lines of them; {command} writes all to a file</div>"
     earlier = (
-        f"<details><summary>{hidden}</summary>"
-        f"{where}<div class='ring-lines'>{labelled_lines.html(before)}</div></details>"
+        f"<details><summary>{plural(count, 'earlier line')}</summary>"
+        f"{where if view.dropped_lines or kept != lines else ''}"
+        f"<div class='ring-lines'>{labelled_lines.html(before)}</div></details>"
     )
-    return f"{earlier if before else ''}<div class='ring-lines'>{labelled_lines.html(visible)}</div>"
+    return f"{earlier if count else ''}<div class='ring-lines'>{labelled_lines.html(visible)}</div>"
 
 
 def _text(log: RunRecord, view: RunView, plot: Sequence[str], error: bool) -> str:

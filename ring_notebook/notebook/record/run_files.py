@@ -21,6 +21,7 @@ __all__ = [
     "LOADS",
     "METRICS",
     "OUTPUT",
+    "OUTPUT_TEXT",
     "RUN",
     "SUMMARY",
     "TIMELINE",
@@ -33,6 +34,7 @@ __all__ = [
 RUN = "run.json"  # source, options, environment, size, start
 METRICS = "metrics.jsonl"  # a line per batch of rows of one rank, their numbers as float64 in base64
 OUTPUT = "output.jsonl"  # a line per piece of output (time, rank, stream, text) or per display
+OUTPUT_TEXT = "output.txt"  # what was printed as text, once a user has asked for it
 EVENTS = "events.jsonl"  # a line per failure and per rank that ended
 LOADS = "loads.jsonl"  # a line per reading of a rank's machine
 SUMMARY = "summary.json"  # how the run ended

@@ -53,6 +53,10 @@ class RunReader:
         """Everything that the ranks have displayed, in the order in which the notebook received it."""
         return (one for one, _ in self._read(OUTPUT, self._output, {}) if isinstance(one, Display))
 
+    def output(self) -> Iterator[Output]:
+        """Everything that the ranks have printed, in the order in which the notebook received it."""
+        return (one for one, _ in self._read(OUTPUT, self._output, {}) if isinstance(one, Output))
+
     def _read(self, name: str, parse: Callable[[Any], T], seen: dict[str, int] | None = None) -> Iterator[T]:
         seen = self._seen if seen is None else seen
         try:

@@ -6,6 +6,7 @@ import time
 from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from threading import Condition
 from typing import Any, Literal, get_args
@@ -16,7 +17,7 @@ from ring_notebook.notebook.record.displays import Displayed, bundles
 from ring_notebook.notebook.record.logged_rows import Metrics
 from ring_notebook.notebook.record.run_files import RUN, SUMMARY, read_json
 from ring_notebook.notebook.record.run_reader import RunReader
-from ring_notebook.notebook.record.run_view import RunState, RunView
+from ring_notebook.notebook.record.run_view import Printed, RunState, RunView
 from ring_notebook.records import Ended, Failure, Load, MetricBatch, Status
 
 __all__ = ["UNREADABLE", "RunRecord", "RunStatus", "first_line", "read_about", "read_summary"]
@@ -140,6 +141,11 @@ class RunRecord:
     def displays(self) -> list[Displayed]:
         """Everything that the ranks have displayed, from disk, in the order in which the notebook received it."""
         return bundles(display for reader in self._readers() for display in reader.displays())
+
+    def output(self) -> Iterator[Printed]:
+        """Everything that the ranks have printed, from disk, in the order in which the notebook received it."""
+        pieces = chain.from_iterable(reader.output() for reader in self._readers())
+        return (Printed(at, one.rank, one.stream, one.text, one.block) for at, one in enumerate(pieces, 1))
 
     def _readers(self) -> Iterator[RunReader]:
         yield RunReader(self.directory, self.run)

@@ -65,11 +65,11 @@ class RunView:
     """A run at one moment: immutable, bounded, cheap to draw.
 
     ``curves`` holds points over steps by metric and rank, ``throughput`` samples/s over seconds since the
-    start by rank. ``output`` is the newest of what the ranks printed, ``displays`` the newest of what they displayed
-    (``dropped`` older ones are not shown). ``cleared`` counts calls of clear_output. ``epochs`` are the steps at which
-    the logged epoch changed, with its new value. ``broken`` holds the first value that is not finite of each metric
-    and rank: its step, and "NaN" or "inf". ``loads`` holds what `records.Load` names over seconds
-    since the start, by rank.
+    start by rank. ``output`` is the newest of what the ranks printed (``dropped_lines`` older lines are left out),
+    ``displays`` the newest of what they displayed (``dropped`` older ones are left out). ``cleared`` counts calls of
+    clear_output. ``epochs`` are the steps at which the logged epoch changed, with its new value. ``broken`` holds the
+    first value that is not finite of each metric and rank: its step, and "NaN" or "inf". ``loads`` holds what
+    `records.Load` names over seconds since the start, by rank.
     """
 
     size: int
@@ -82,6 +82,7 @@ class RunView:
     failures: tuple[Failure, ...]
     displays: tuple[Displayed, ...] = ()
     dropped: int = 0
+    dropped_lines: int = 0
     cleared: int = 0
     epochs: tuple[tuple[float, float], ...] = ()
     broken: Mapping[str, Mapping[int, tuple[float, str]]] = field(default_factory=dict)
@@ -183,6 +184,7 @@ class RunState:
         self._curves: dict[str, dict[int, Series]] = {}
         self._output: deque[Printed] = deque()
         self._output_characters = 0
+        self._dropped_lines = 0
         self._printed = 0
         self._displays = Displays()
         self._cleared = 0
@@ -263,8 +265,11 @@ class RunState:
         text = output.text[-OUTPUT_CHARACTERS:]
         self._output.append(Printed(self._printed, output.rank, output.stream, text, output.block))
         self._output_characters += len(self._output[-1].text)
+        self._dropped_lines += output.text[: -len(text)].count("\n") if text != output.text else 0
         while self._output_characters > OUTPUT_CHARACTERS:
-            self._output_characters -= len(self._output.popleft().text)
+            oldest = self._output.popleft().text
+            self._output_characters -= len(oldest)
+            self._dropped_lines += oldest.count("\n")
 
     def _clear(self, rank: int) -> None:
         self._displays.clear(rank)
@@ -317,6 +322,7 @@ class RunState:
             failures=tuple(self.failures),
             displays=displays,
             dropped=dropped,
+            dropped_lines=self._dropped_lines,
             cleared=self._cleared,
             epochs=tuple(self._epochs),
             loads=self._seen_loads,

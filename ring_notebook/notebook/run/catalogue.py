@@ -10,22 +10,24 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from html import escape
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
 from ring_notebook.config import config
 from ring_notebook.errors import RingError
+from ring_notebook.files.private_files import open_private
+from ring_notebook.notebook.panel.output import labelled_lines
 from ring_notebook.notebook.panel.report import compare as compare_report
 from ring_notebook.notebook.record.choices import keep_labels, read_labels
 from ring_notebook.notebook.record.constants import constants
-from ring_notebook.notebook.record.run_files import RUN
+from ring_notebook.notebook.record.run_files import OUTPUT_TEXT, RUN
 from ring_notebook.notebook.record.run_record import UNREADABLE, RunRecord, first_line, read_about, read_summary
 from ring_notebook.notebook.record.run_view import SAMPLES
 from ring_notebook.notebook.style import plural
 from ring_notebook.notebook.table import Listing, sort_key
 
-__all__ = ["annotate", "compare", "delete", "find", "listing", "names", "runs_directory", "tag"]
+__all__ = ["annotate", "compare", "delete", "find", "listing", "names", "runs_directory", "tag", "write_output"]
 
 _SHOWN = 6  # metrics and hyper-parameters that a list shows; the others are folded
 _TRIVIAL_SECONDS = 10.0  # a cell that ended well before and logged nothing is no experiment
@@ -33,6 +35,7 @@ _DOTS = {"ok": "#22a06b", "failed": "#d64545", "interrupted": "#c9962b", "runnin
 _LOST = "running or lost"
 _FACTS = ("name", "status", "samples/s", "seconds", "ranks", "started", "run")
 _CURVE = "curve"
+_PIECES = 1000  # of output that are read at a time
 _BARS = " ▁▂▃▄▅▆▇█"
 
 
@@ -135,6 +138,24 @@ def annotate(name: str, note: str) -> str:
     record = find(name)
     keep_labels(record.directory, replace(record.labels, note=note))
     return f"{record.title}: {note or 'no note'}"
+
+
+def write_output(name: str) -> str:
+    """Write everything that the ranks of a run have printed to ``output.txt`` in its folder, each line with its rank.
+
+    Returns a line that says where. Progress bars are left as they ended. Raises RingError when there is no such run.
+    """
+    record = find(name)
+    lines, count, path = labelled_lines.Lines(), 0, record.directory / OUTPUT_TEXT
+    with open_private(path, "w") as file:
+        pieces = record.output()
+        while batch := list(islice(pieces, _PIECES)):
+            complete = lines.take(batch)
+            count += labelled_lines.count(complete)
+            file.write(labelled_lines.text(complete))
+        rest = lines.take((), last=True)
+        file.write(labelled_lines.text(rest))
+    return f"Wrote {plural(count + labelled_lines.count(rest), 'line')} to {path}."
 
 
 def delete(names: Sequence[str]) -> str:

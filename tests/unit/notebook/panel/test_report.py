@@ -11,9 +11,11 @@ from xml.etree import ElementTree
 
 import pytest
 
+from ring_notebook.config import config
 from ring_notebook.notebook.panel import headline, rank_table, report, stall_notice
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.record.run_record import first_line
+from ring_notebook.notebook.run import catalogue
 from ring_notebook.notebook.style import ago, duration, rank_list, whole
 from ring_notebook.records import Display, Ended, Load, MetricBatch, Output, Record, Status, encode
 
@@ -116,15 +118,33 @@ def test_the_page_stays_small_in_a_long_run(tmp_path: Path) -> None:
     assert sum(map(len, report.mime_bundle(log).values())) < 250_000
 
 
-def test_the_last_ten_lines_are_visible_and_a_click_opens_the_rest(tmp_path: Path) -> None:
-    said = "".join(f"line {n}\n" for n in range(40))
+def test_the_last_fifty_lines_are_visible_and_a_click_opens_the_rest(tmp_path: Path) -> None:
+    said = "".join(f"line {n}\n" for n in range(80))
     page = report.mime_bundle(run(tmp_path / "r1", 1, Output("r1", 0, "stdout", said), steps=0))["text/html"]
     hidden, visible = re.search(r"<details><summary>31 earlier lines</summary>(.*?)</details>(.*)", page).groups()  # type: ignore[union-attr]
     assert ("line 29<" in hidden, "line 30<" in hidden, "line 29<" in visible) == (True, False, False)
-    assert all(f"line {n}<" in visible for n in range(30, 40))
+    assert all(f"line {n}<" in visible for n in range(30, 80))
+    assert "%ring runs output" not in hidden
     short = report.mime_bundle(run(tmp_path / "r2", 1, steps=0))["text/html"]
     assert "<details>" not in short
     assert "epoch 1<" in short
+
+
+def test_lines_that_the_page_has_no_room_for_are_counted_and_written_to_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces = [Output("r1", 0, "stdout", "".join(f"line {40 * n + k}\n" for k in range(40))) for n in range(1000)]
+    log = run(tmp_path / "r1", 1, *pieces, steps=0)
+    page = report.mime_bundle(log)["text/html"]
+    assert "<summary>39,951 earlier lines</summary>" in page  # one more is that of `run`
+    assert "<code>%ring runs output r1</code> writes all to a file" in page
+    monkeypatch.setenv("RING_RUNS_DIR", str(tmp_path))
+    config.cache_clear()
+    assert catalogue.write_output("r1") == f"Wrote 40,001 lines to {tmp_path / 'r1' / 'output.txt'}."
+    config.cache_clear()
+    lines = (tmp_path / "r1" / "output.txt").read_text().splitlines()
+    assert {"[0] line 0", "[0] line 39999"} < set(lines)
+    assert len(lines) == 40_001
 
 
 def test_displays_are_in_the_page_or_outputs_of_their_own(tmp_path: Path) -> None:
