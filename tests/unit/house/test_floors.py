@@ -92,6 +92,7 @@ MAY_IMPORT = {
     "notebook/timeline": {"notebook/record", "notebook", "ground"},
     "notebook/notify": {"notebook/panel", "notebook/record", "notebook", "ground"},
     "notebook/run": {
+        "files",
         "notebook/notify",
         "notebook/panel",
         "notebook/panel/charts",
