@@ -7,6 +7,7 @@ import sys
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from numbers import Number
 from time import monotonic, monotonic_ns, time
 from typing import Any, Generic, TypeVar
 
@@ -236,7 +237,9 @@ class track(Generic[T]):  # noqa: N801 - read as a verb: for batch in track(load
 
 
 def _samples(batch: Any) -> int:
-    """How many samples a batch holds: the first dimension of the first tensor in it."""
+    """How many samples a batch holds: the first dimension of the first tensor in it; 0 for a number, as of a range."""
+    if isinstance(batch, Number):
+        return 0
     if getattr(batch, "shape", None):
         return int(batch.shape[0])
     if isinstance(batch, Mapping):

@@ -18,6 +18,7 @@ from ring_notebook.notebook.magics.session import Session
 from ring_notebook.notebook.notify import notices
 from ring_notebook.notebook.run import catalogue
 from ring_notebook.notebook.run.failures import brief
+from ring_notebook.notebook.style import plural
 
 __all__ = ["RingMagics", "register"]
 
@@ -142,7 +143,9 @@ class RingMagics(Magics):
         missing = [name for name in names if name not in self.shell.user_ns]
         if missing:
             raise UsageError(f"no variable {', '.join(missing)} in this notebook")
-        self._session.require().push({name: self.shell.user_ns[name] for name in names})
+        cluster = self._session.require()
+        cluster.push({name: self.shell.user_ns[name] for name in names})
+        print(f"Pushed {', '.join(names)} to {plural(cluster.n, 'rank')}.")  # noqa: T201
 
     def _pull(self, names: list[str], rank: int) -> Any:
         values, table = self._session.pull(names, rank)

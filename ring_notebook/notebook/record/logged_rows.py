@@ -67,8 +67,8 @@ class Metrics(Sequence[MetricRow]):
     def to_pandas(self) -> Any:
         """A pandas DataFrame with the columns rank, time, step and one for each metric; a missing value is NaN.
 
-        The column of a metric that is itself called rank, time or step is ``metric.rank`` and so on. Raises ImportError
-        where pandas is not installed.
+        ``time`` is a timestamp in UTC, where rows have seconds since the epoch. The column of a metric that is itself
+        called rank, time or step is ``metric.rank`` and so on. Raises ImportError where pandas is not installed.
         """
         import pandas
 
@@ -83,7 +83,9 @@ class Metrics(Sequence[MetricRow]):
                 values[name][start:end] = rows[:, index + 2]
             start = end
         columns = {f"metric.{name}" if name in _OWN_COLUMNS else name: column for name, column in values.items()}
-        return pandas.DataFrame({"rank": rank, "time": time, "step": step, **columns})
+        return pandas.DataFrame(
+            {"rank": rank, "time": pandas.to_datetime(time, unit="s", utc=True), "step": step, **columns}
+        )
 
     def __repr__(self) -> str:
         if not self:

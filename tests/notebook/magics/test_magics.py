@@ -208,7 +208,7 @@ ring.log_params(depth=2, lr="by hand")"""
 
 
 def test_push_and_pull(notebook: Notebook) -> None:
-    notebook.run("shared = [1, 2]\n%ring push shared")
+    assert "Pushed shared to 2 ranks." in notebook.text("shared = [1, 2]\n%ring push shared")
     notebook.run("%%ringtrain\nkept = {'sum': sum(shared)}")
     assert "dict of 1" in notebook.text("%ring pull kept")
     assert "{'sum': 3}" in notebook.text("kept")

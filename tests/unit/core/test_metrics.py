@@ -162,6 +162,12 @@ def test_track_records_samples_also_when_nothing_is_logged() -> None:
     assert sum(row["samples"] for row in rows()) == 20
 
 
+def test_numbers_are_no_samples() -> None:
+    for _ in metrics.track(range(3)):
+        metrics.log(loss=1)
+    assert all("samples" not in row for row in rows())
+
+
 def test_samples_of_ones_own_are_not_counted_twice() -> None:
     for _ in metrics.track([np.zeros(5)] * 2):
         metrics.log(loss=1, samples=7)
@@ -175,7 +181,6 @@ def test_samples_of_ones_own_are_not_counted_twice() -> None:
         ({"x": np.zeros((5, 2)), "y": np.zeros(5)}, 5),
         ([[1, 2, 3], [4, 5, 6]], 3),
         (["a", "b"], 2),
-        (3, 1),
     ],
 )
 def test_samples_of_a_batch(batch: object, samples: int) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import pandas
 import pytest
 
 from ring_notebook.engine.spool import Spool
@@ -92,7 +93,7 @@ def test_a_metric_may_be_called_as_a_field_of_the_record(log: RunLog) -> None:
         frame = record.metrics().to_pandas()
         assert frame.iloc[0].to_dict() == {
             "rank": 1,
-            "time": 1000,
+            "time": pandas.Timestamp(1000, unit="s", tz="UTC"),
             "step": 0,
             "rows": 10,
             "names": 11,
