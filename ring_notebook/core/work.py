@@ -111,10 +111,6 @@ class Work:
         """Whether all of it lies in the outputs that were given (allgather, alltoall); else it is in `output`."""
         return self._native.placed()
 
-    def check_names(self) -> None:
-        """Raise the error of the first operation by name in which this rank, having joined, has no part (join)."""
-        self._native.check_names()
-
     def last_rank(self) -> int:
         """The group rank that joined last (join)."""
         return self._native.last_joined()

@@ -168,10 +168,6 @@ void register_communicator(py::module_& module) {
              })
         .def("counts", [](const WorkHandle& self) { return self.result().counts; })
         .def("placed", [](const WorkHandle& self) { return self.result().placed; })
-        .def("check_names",
-             [](const WorkHandle& self) {
-                 if (self.work) self.work->check_names();
-             })
         .def("last_joined", [](const WorkHandle& self) { return self.result().last_joined; })
         .def("subgroup", [](const WorkHandle& self) {
             const py::gil_scoped_release nogil;

@@ -100,6 +100,8 @@ std::shared_ptr<Work> Communicator::run(Request request, double timeout, const I
     std::shared_ptr<Work> work = make_work(std::move(request), timeout);
     std::optional<NamedLane::Joining> joining;
     if (work->request_.kind == OpKind::Join) {
+        // Hosts have a wall clock in common, if any; the ranks of one host have a better one.
+        work->header_.join_called = fabric_ ? wall_clock_ns() : monotonic_ns();
         joining.emplace(*named_);
         wait_for_names(work->request_, check);
     }

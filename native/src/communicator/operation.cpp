@@ -30,10 +30,6 @@ void Work::hold_back(void* stream) const {
     if (launched() && device_ && device_->done) device_->done->hold_back(stream);
 }
 
-void Work::check_names() const {
-    if (names_error_) std::rethrow_exception(names_error_);
-}
-
 void Work::finish(std::exception_ptr error) noexcept {
     error_ = std::move(error);
     algorithm_.reset();
@@ -128,11 +124,17 @@ Communicator::Served Communicator::attempt(Work& work) {
     return take_step(work, work.algorithm_->advance(work.gates_));
 }
 
-// Null where the ranks have yet to agree on what moves tensors on devices. Throws Mismatch on all ranks alike, and
-// Unsupported on those that have not joined; the group lives on.
+// Null where the ranks have yet to agree on what moves tensors on devices. Throws Mismatch and Unsupported on all ranks
+// that have not joined; the group lives on. A rank that has joined asked for nothing of the kind: it keeps taking part.
 std::unique_ptr<Algorithm> Communicator::make_algorithm(Work& work, const std::vector<Header>& headers) {
     check_posted(headers);
+    const bool joined = work.header_.kind == OpKind::Join;
+    const auto take_no_part = [&] {
+        if (device_) device_->take_no_part();
+        return make_nothing({*group_, work.request_, headers, work.result_, fabric_.get(), work.agreement_.get()});
+    };
     const std::string mismatch = find_mismatch(headers, ranks(), index());
+    if (!mismatch.empty() && joined) return take_no_part();
     if (!mismatch.empty()) throw Mismatch(who() + ": " + title(work.header_) + ": " + mismatch);
     if (work.header_.kind == OpKind::Group) return make_group(work, headers);
     if (device_) {
@@ -147,9 +149,7 @@ std::unique_ptr<Algorithm> Communicator::make_algorithm(Work& work, const std::v
         if (device_) device_->take_part(work, operation, path);
         return path.make(operation);
     } catch (const Unsupported& error) {
-        // A rank that has joined asked for nothing of the kind: it keeps taking part.
-        if (work.header_.kind == OpKind::Join)
-            return make_nothing({*group_, work.request_, headers, work.result_, fabric_.get(), work.agreement_.get()});
+        if (joined) return take_no_part();
         throw Unsupported(who() + ": " + title(work.header_) + ": " + error.what());
     }
 }

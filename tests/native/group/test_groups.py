@@ -208,25 +208,57 @@ def test_join(launcher: str, size: int) -> None:
     LAUNCHERS[launcher](size, body)
 
 
-def test_a_joined_rank_has_nothing_to_gather() -> None:
-    """What zeros make no sense for raises on every rank, also on those that have joined, and the group lives on."""
+@also_on_devices
+@pytest.mark.parametrize("hosts", [(), (0, 1, 1)])
+@pytest.mark.parametrize("last", range(3))
+def test_join_names_the_rank_that_came_last(last: int, hosts: tuple[int, ...]) -> None:
+    """Also where nobody has made more steps than another, and where a rank's own names are still under way."""
 
     def body(seat: Seat) -> None:
         ring = seat.open()
+        for named in (False, True):
+            if seat.rank == last:
+                time.sleep(0.1)
+            if named and seat.rank == (last + 1) % 3:
+                tensor = Tensor.of(ring, np.ones(2), DType.FLOAT32)
+                ring.allreduce([tensor.buffer], [tensor.buffer], name="its own", blocking=False)
+            assert ring.join().last_rank() == last
+
+    as_threads(3, body, hosts=hosts)
+
+
+@also_on_devices
+@pytest.mark.parametrize("hosts", [(), (0, 1, 1)])
+def test_a_joined_rank_stays_joined(hosts: tuple[int, ...]) -> None:
+    """What zeros make no sense for raises on the ranks that call it alone, whether it has a name or not."""
+
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        total(ring)  # connects devices, which a rank that has joined cannot
         tensor = Tensor.of(ring, np.ones(2), DType.FLOAT32)
-        calls: dict[str, Callable[[], object]] = {
-            "allgather": lambda: ring.allgather(tensor.buffer),
-            "broadcast": lambda: ring.broadcast(tensor.buffer, tensor.buffer, 0),
-            "allreduce min": lambda: ring.allreduce([tensor.buffer], [tensor.buffer], op=ReduceOp.MIN),
+        calls: dict[str, Callable[..., Work]] = {
+            "allgather": lambda **options: ring.allgather(tensor.buffer, **options),
+            "broadcast": lambda **options: ring.broadcast(tensor.buffer, tensor.buffer, 0, **options),
+            "allreduce min": lambda **options: ring.allreduce(
+                [tensor.buffer], [tensor.buffer], op=ReduceOp.MIN, **options
+            ),
         }
-        for name, call in calls.items():
-            with pytest.raises(CollectiveMismatch, match="a joined rank takes part in") as caught:
-                ring.join() if ring.rank == 1 else call()
-            assert f"rank 0: {name}" in str(caught.value)
-            assert "rank 1: join" in str(caught.value)
+        if ring.rank != 1:
+            for name, call in calls.items():
+                for options in ({}, {"name": "a name", "blocking": False}):
+                    with pytest.raises(CollectiveMismatch, match="a joined rank takes part in") as caught:
+                        call(**options).wait()
+                    assert f"rank 0: {name}" in str(caught.value)
+                    assert "rank 1: join" in str(caught.value)
+                    both = Tensor.of(ring, np.ones(2), DType.FLOAT32)
+                    ring.allreduce([both.buffer], [both.buffer])
+                    assert both.values.tolist() == [2.0, 2.0]
+            if ring.rank == 0:
+                time.sleep(0.05)
+        assert ring.join().last_rank() == 0
         total(ring)
 
-    as_threads(3, body)
+    as_threads(3, body, hosts=hosts)
 
 
 def test_messages_of_groups_stay_apart() -> None:

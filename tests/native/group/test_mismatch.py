@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -213,21 +214,22 @@ def test_one_operation_takes_one_kind_of_device() -> None:
 
 @also_on_devices
 @pytest.mark.parametrize("who", [0, 1, 2])
-def test_a_joined_rank_reads_who_disagrees(who: int) -> None:
-    """It expects nothing itself."""
-
+def test_a_joined_rank_outlives_what_others_disagree_on(who: int) -> None:
     def body(seat: Seat) -> None:
         ring = seat.open()
-        joined = ring.rank == who
         called, other = (rank for rank in range(3) if rank != who)
-        with pytest.raises(CollectiveMismatch) as caught:
-            ring.join() if joined else allreduce((2,) if ring.rank == called else (3,))(ring)
-        said = str(caught.value).splitlines()[0]
-        if joined:
-            assert said == (
-                f"rank {who}: join: rank {called} sent float32 [2], rank {other} sent float32 [3]; "
+        if ring.rank != who:
+            with pytest.raises(CollectiveMismatch) as caught:
+                allreduce((2,) if ring.rank == called else (3,))(ring)
+            mine, theirs = (2, 3) if ring.rank == called else (3, 2)
+            assert str(caught.value).splitlines()[0] == (
+                f"rank {ring.rank}: allreduce: expected float32 [{mine}], "
+                f"rank {other if ring.rank == called else called} sent float32 [{theirs}]; "
                 "call it with the same shape on every rank"
             )
+            ring.barrier()
+            time.sleep(0.05 if ring.rank == other else 0.0)
+        assert ring.join().last_rank() == other
 
     as_threads(3, body)
 
@@ -236,10 +238,12 @@ def test_a_joined_rank_reads_who_disagrees(who: int) -> None:
 def test_a_joined_rank_takes_part_in_sums_only() -> None:
     def body(seat: Seat) -> None:
         ring = seat.open()
-        with pytest.raises(
-            CollectiveMismatch, match="rank 1 has joined, and a joined rank takes part in barriers, sums"
-        ):
-            ring.join() if ring.rank == 1 else allreduce(op=ReduceOp.MAX)(ring)
+        if ring.rank == 0:
+            with pytest.raises(
+                CollectiveMismatch, match="rank 1 has joined, and a joined rank takes part in barriers, sums"
+            ):
+                allreduce(op=ReduceOp.MAX)(ring)
+        ring.join()
 
     as_threads(2, body)
 

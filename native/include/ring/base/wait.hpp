@@ -60,6 +60,7 @@ constexpr std::chrono::microseconds kForever{-1};
 void sleep_on(Doorbell& bell, std::uint32_t seen, std::chrono::microseconds limit);
 
 std::int64_t monotonic_ns();
+std::int64_t wall_clock_ns();
 // How often a waiting thread looks at what does not wake it: signals, deaths, deadlines, notices of other hosts.
 constexpr std::int64_t kCheckEvery = 50'000'000;  // ns
 // The time by which deadlines count. It stands still while they are held: while a user has stopped a rank in a

@@ -58,8 +58,6 @@ class Work : public std::enable_shared_from_this<Work> {
     bool must_keep() const { return must_keep_; }
     // Rethrows the error of a failed operation.
     void get() const;
-    // Join, done: throws the error of the first operation by name in which this rank could take no part, having joined.
-    void check_names() const;
     Result& result() { return result_; }
     std::string describe() const { return ring::describe(header_); }
     // Done: how much of the time since `begin` it waited for ranks that had not come, before any data moved.
@@ -105,7 +103,6 @@ class Work : public std::enable_shared_from_this<Work> {
     std::uint64_t stalled_at_ = 0;  // that one
     bool warned_ = false;           // that it has waited for long
     bool by_name_ = false;          // waits for its turn until all ranks have posted it
-    std::exception_ptr names_error_;
     bool joined_for_once_ = false;  // a joined rank's part of an operation that the others have posted by name
     bool started_ = false;
     bool is_trial_ = false;               // of NCCL: its failure ends nothing

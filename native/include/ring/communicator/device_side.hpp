@@ -55,6 +55,8 @@ class DeviceSide {
     void take_part(Work& work, Operation& operation, const Path& path);
     // The operation is launched, or its results are in host memory: hands it to the device.
     void launch(const std::shared_ptr<Work>& work);
+    // A joined rank has none in what the others call.
+    void take_no_part();
     // A joined rank's part has been launched; its join is not over.
     void launch_for_joined(Work& work);
     // It has failed. True where a kernel may touch its tensors: then it ends when none does.

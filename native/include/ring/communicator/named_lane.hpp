@@ -59,7 +59,7 @@ class NamedLane {
         Joining& operator=(const Joining&) = delete;
         // Of the join that has ended. One that has failed on this rank does not count: those of all ranks that all
         // have joined in do.
-        void end(Work& join);
+        void end(const Work& join);
 
        private:
         NamedLane& lane_;
@@ -136,7 +136,6 @@ class NamedLane {
     std::deque<NameKey> following_;                 // to be told when the first of their call has ended
     std::map<NameKey, std::shared_ptr<Work>> own_;  // that have not ended
     std::uint64_t joins_called_ = 0, joins_ended_ = 0;
-    std::exception_ptr join_error_;  // of the first operation in which this rank took no part, having joined
     bool closing_ = false;
     std::optional<NamedWait> wait_;
     Counts counts_;

@@ -38,7 +38,8 @@ struct Header {
     // Beyond the line.
     std::uint64_t input = kNowhere;  // offset in ring memory, where the tensor lies there
     std::uint64_t output = kNowhere;
-    std::uint64_t joined_at = 0;  // sequence at which this rank joined
+    std::uint64_t joined_at = 0;   // sequence at which this rank joined
+    std::int64_t join_called = 0;  // and when it called join, ns: ranks may join at one sequence
     std::int64_t shape[kMaxDims] = {};
     char name[kNameBytes] = {};
 };

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstdlib>
+#include <utility>
 
 #include "collectives/host/algorithm_parts.hpp"
 
@@ -18,8 +19,9 @@ class Nothing : public GatedAlgorithm {
 class Join : public GatedAlgorithm {
    public:
     Join(const std::vector<Header>& headers, Result& result) : result_(result) {
+        const auto when = [](const Header& one) { return std::make_pair(one.joined_at, one.join_called); };
         for (std::size_t i = 0; i < headers.size(); ++i)
-            if (headers[i].joined_at >= headers[last_].joined_at) last_ = i;
+            if (when(headers[i]) >= when(headers[last_])) last_ = i;
     }
     bool step(std::uint64_t) override {
         result_.last_joined = static_cast<int>(last_);

@@ -162,6 +162,8 @@ void DeviceSide::take_part(Work& work, Operation& operation, const Path& path) {
     operation.on_device = work.device_.get();
 }
 
+void DeviceSide::take_no_part() { group_.stream().order().leave(*owner_.group_); }
+
 // --- what is under way on the device ---
 
 void DeviceSide::fly(Flight flight) {

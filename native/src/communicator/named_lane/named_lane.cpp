@@ -53,11 +53,10 @@ NamedLane::Joining::~Joining() {
     lane_.joins_called_ = lane_.joins_ended_;
 }
 
-void NamedLane::Joining::end(Work& join) {
+void NamedLane::Joining::end(const Work& join) {
     if (join.error_) return;
     const std::lock_guard<std::mutex> lock(lane_.mutex_);
     lane_.joins_ended_ = lane_.joins_called_;
-    join.names_error_ = std::exchange(lane_.join_error_, nullptr);
 }
 
 bool NamedLane::has_own() const {
@@ -198,7 +197,6 @@ NamedLane::Served NamedLane::settle() {
         {
             const std::lock_guard<std::mutex> lock(mutex_);
             under_way_.pop_front();
-            if (!ended.is_round && ended.names.empty() && !join_error_) join_error_ = ended.work->error_;
         }
         if (ended.is_round && owner_.group_->aborted()) throw Aborted(owner_.group_->abort_reason());
         if (ended.is_round && ended.work->error_) std::rethrow_exception(ended.work->error_);
