@@ -1,4 +1,4 @@
-"""Folders that are removed when no process claims them any more, however their processes have ended.
+"""Folders, and files, that are removed when no process claims them any more, however their processes have ended.
 
 A lock tells the dead from the living where process ids do not: they are used again, and containers that share a folder
 have numbers of their own.
@@ -42,9 +42,9 @@ def claim(path: Path) -> int:
 
 
 def remove_unclaimed(path: Path, remove: Callable[[], object]) -> None:
-    """Call ``remove`` if ``path`` is a folder of this user that no process claims, and while none can claim it."""
-    with contextlib.suppress(OSError):  # in use, or no folder
-        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    """Call ``remove`` if ``path``, a folder or file, is this user's and claimed by none, and while none can claim it."""
+    with contextlib.suppress(OSError):  # in use, or a link
+        folder = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             if os.fstat(folder).st_uid == os.geteuid():
                 fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)

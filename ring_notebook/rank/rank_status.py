@@ -7,6 +7,7 @@ one that left in the middle of the job.
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -109,6 +110,8 @@ def report_error(error: BaseException) -> None:
 
 def exit_code_of(error: BaseException) -> int:
     """The exit code of a process that ``error`` ends, as Python and the system have it."""
+    if isinstance(error, KeyboardInterrupt):
+        return 128 + signal.SIGINT  # as a shell has it: Python ends by the signal, once its exit handlers have
     if not isinstance(error, SystemExit):
         return 1
     code = 0 if error.code is None else error.code

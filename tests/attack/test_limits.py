@@ -49,6 +49,30 @@ def test_a_job_with_few_descriptors() -> None:
     assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["rank 0", "rank 1"]), done.stderr
 
 
+@pytest.mark.parametrize("start", ["job", "cluster"])
+@pytest.mark.parametrize(
+    ("kib", "expected"), [(0, "may write files of 0 KiB"), (100_000, "files may be at most 0.0954 GiB")]
+)
+def test_a_limit_on_the_size_of_files(kib: int, expected: str, start: str, records: Path) -> None:
+    """It holds for memory that processes share, too: one line says which limit that is."""
+    job = f"import os, sys\nos.execv(sys.executable, {[*RINGRUN, 'python', '-c', RANK]})"
+    done = with_file_limit(kib, CLUSTER if start == "cluster" else job)
+    said = done.stdout + done.stderr
+    assert expected in said
+    assert "ulimit -f" in said
+    assert "temporary" not in said
+
+
+def test_ring_memory_fits_into_the_largest_file() -> None:
+    done = with_file_limit(2_000_000, f"import os, sys\nos.execv(sys.executable, {[*RINGRUN, 'python', '-c', RANK]})")
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["rank 0", "rank 1"]), done.stderr
+
+
+def with_file_limit(kib: int, program: str) -> subprocess.CompletedProcess[str]:
+    limited = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({kib} << 10, {kib} << 10))\n{program}"
+    return subprocess.run([sys.executable, "-c", limited], capture_output=True, text=True, timeout=90, check=False)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_burst_of_signals_to_a_job(number: signal.Signals) -> None:
     """From its very first moment: it ends soon, and the fixture finds nothing left."""

@@ -6,6 +6,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/sysinfo.h>
@@ -27,7 +28,8 @@ namespace {
 
 constexpr std::uint64_t kMagic = 0x52494e474d454d31;  // "RINGMEM1"
 // The arenas of all ranks together stay below this, and where nobody says how large they are, below half of what the
-// process can address (128 TiB on x86-64, 512 GiB on some aarch64 kernels, less under `ulimit -v`).
+// process can address (128 TiB on x86-64, 512 GiB on some aarch64 kernels, less under `ulimit -v`) and within the
+// largest file that it may write (`ulimit -f`).
 constexpr std::size_t kMostMapped = std::size_t{32} << 40;
 constexpr std::size_t kLeastArena = std::size_t{256} << 20;
 
@@ -48,6 +50,12 @@ std::size_t machine_memory() {
     struct sysinfo info{};
     if (sysinfo(&info) != 0) return std::size_t{64} << 30;
     return static_cast<std::size_t>(info.totalram) * info.mem_unit;
+}
+
+std::size_t largest_file() {
+    struct rlimit limit{};
+    if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return ~std::size_t{0};
+    return static_cast<std::size_t>(limit.rlim_cur);
 }
 
 bool addressable(std::size_t bytes) {
@@ -92,9 +100,17 @@ std::shared_ptr<Domain> Domain::create(int local_rank, int local_size, std::size
     const bool asked = arena != 0;
     if (!asked) arena = machine_memory();
     arena = round_up(std::min(arena, kMostMapped / ranks), kHugePage);
-    while (!asked && arena / 2 >= kLeastArena && !addressable(2 * arena * ranks))
+    const auto length_of = [&](std::size_t each) { return control_bytes(local_size) + each * ranks; };
+    const auto fits = [&] { return addressable(2 * arena * ranks) && length_of(arena) <= largest_file(); };
+    while (!asked && arena / 2 >= kLeastArena && !fits())
         arena = round_up(arena / 2, kHugePage);
-    const std::size_t length = control_bytes(local_size) + arena * ranks;
+    const std::size_t length = length_of(arena);
+    if (length > largest_file()) {
+        close(fd);
+        throw OutOfMemory("ring memory: " + std::to_string(local_size) + " ranks need a file of " + gib_text(length) +
+                          ", and files may be at most " + gib_text(largest_file()) +
+                          ". Raise `ulimit -f`, or set RING_MEMORY to the bytes that one rank needs.");
+    }
     std::uint64_t token = std::random_device{}();
     token = token << 32 | std::random_device{}();
     if (ftruncate(fd, static_cast<off_t>(length)) != 0 ||

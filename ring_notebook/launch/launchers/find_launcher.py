@@ -17,6 +17,7 @@ from ring_notebook.errors import MPIMissingError
 from ring_notebook.launch.launchers.hosts import Host, only_here
 from ring_notebook.launch.launchers.hydra import Hydra
 from ring_notebook.launch.launchers.launcher import Launcher
+from ring_notebook.launch.launchers.limits import check_file_size
 from ring_notebook.launch.launchers.local import Local
 from ring_notebook.launch.launchers.mpi_library import loaded_mpi
 from ring_notebook.launch.launchers.openmpi import OpenMPI
@@ -46,8 +47,10 @@ def find_launcher(
     ``requests`` is the pipe through which it takes requests to start ranks of this host again.
 
     Raises MPIMissingError when there is none, when it does not run, and when it belongs to another MPI than
-    mpi4py loads: each rank would be a job of size 1. Raises ValueError for ``mpi_args`` of an elastic job.
+    mpi4py loads: each rank would be a job of size 1. Raises ValueError for ``mpi_args`` of an elastic job, and
+    RingError where a limit of this process lets no rank start.
     """
+    check_file_size()
     if min_np:
         if mpi_args:
             raise ValueError("an elastic job of one host starts without mpiexec; leave out the options for mpiexec")

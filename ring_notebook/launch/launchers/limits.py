@@ -1,4 +1,4 @@
-"""How many ranks this host can start: processes, open files and memory."""
+"""How many ranks this host can start: processes, open files and memory; and how large files may be."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import os
 import resource
 from pathlib import Path
 
-__all__ = ["too_many_ranks"]
+from ring_notebook.errors import RingError
+
+__all__ = ["check_file_size", "too_many_ranks"]
 
 _FILES_PER_RANK = 7
 """Open files of the supervisor: a socket, a status file, two pipes, two process descriptors and a selector."""
@@ -16,6 +18,8 @@ _THREADS_PER_RANK = 2
 """The rank itself, and the thread that passes its output on."""
 _BYTES_PER_RANK = 1 << 20
 """Memory of the smallest program."""
+_LEAST_FILE = 16 << 20
+"""Bytes of a file below which no MPI starts either."""
 _PIDS_OF_GROUP = Path("/sys/fs/cgroup/pids.max")
 
 
@@ -30,6 +34,16 @@ def too_many_ranks(n: int) -> str:
     if n <= most:
         return ""
     return f"{n} ranks are more than this host can start: at most {max(most, 0)}, limited by the {what}"
+
+
+def check_file_size() -> None:
+    """Raise RingError where a limit on the size of files keeps ranks from sharing memory at all."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if soft != resource.RLIM_INFINITY and soft < _LEAST_FILE:
+        raise RingError(
+            f"this process may write files of {soft >> 10} KiB at most (`ulimit -f`), and ranks share memory that "
+            "counts as a file; start it after `ulimit -f unlimited`"
+        )
 
 
 def _open_files() -> int:

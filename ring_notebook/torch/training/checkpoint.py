@@ -11,7 +11,8 @@ import torch
 from ring_notebook.api.basics import rank
 from ring_notebook.api.objects import broadcast_object
 from ring_notebook.errors import RingError
-from ring_notebook.files.private_files import make_private_folder, open_private
+from ring_notebook.files.private_files import make_private_folder
+from ring_notebook.files.whole_file import whole_file
 
 __all__ = ["load", "save"]
 
@@ -19,8 +20,9 @@ __all__ = ["load", "save"]
 def save(obj: Any, path: str | os.PathLike[str], *, private: bool = False) -> None:
     """Write ``obj`` (as `torch.save`) to ``path`` on rank 0; the other ranks return at once.
 
-    The file appears complete or not at all: it is written beside ``path``, synced to disk and renamed. With ``private``
-    it, and the folders that this makes, are readable by this user only, whatever the umask.
+    The file appears complete or not at all: it is written beside ``path``, synced to disk and renamed. What an earlier
+    call has left there that was killed goes. With ``private`` it, and the folders that this makes, are readable by this
+    user only, whatever the umask.
     """
     if rank() != 0:
         return
@@ -29,15 +31,8 @@ def save(obj: Any, path: str | os.PathLike[str], *, private: bool = False) -> No
         make_private_folder(target.parent)
     else:
         target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        with open_private(partial, "wb") if private else partial.open("wb") as file:
-            torch.save(obj, file)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
+    with whole_file(target, private=private) as file:
+        torch.save(obj, file)
 
 
 def load(path: str | os.PathLike[str], weights_only: bool = True) -> Any:

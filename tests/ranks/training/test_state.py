@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from collections import OrderedDict
 from pathlib import Path
 from types import ModuleType
@@ -83,6 +87,40 @@ def test_objects(hvd: ModuleType) -> None:
     parameter = hvd.broadcast_object(nn.Parameter(torch.full((2,), 3.0)))
     assert isinstance(parameter, nn.Parameter)
     assert parameter.requires_grad
+
+
+KILLED = """
+import os, signal, sys
+import ring_notebook.torch as ring
+class Kills:
+    def __reduce__(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+ring.init()
+ring.save([b"x" * (1 << 20), Kills()], sys.argv[1])
+"""
+
+
+@pytest.mark.sizes(1)
+def test_what_a_killed_save_has_left_goes_with_the_next(hvd: ModuleType, tmp_path: Path) -> None:
+    """One that still writes keeps its file; the last to end has its way."""
+
+    class Saves:
+        def __reduce__(self) -> tuple[type[int], tuple[int]]:
+            hvd.save("inner", path)
+            return int, (7,)
+
+    path = tmp_path / "model [1].pt"
+    alone = {name: value for name, value in os.environ.items() if not name.startswith(("RING_", "PMI_"))}
+    for _ in range(2):
+        assert (
+            subprocess.run([sys.executable, "-c", KILLED, path], env=alone, check=False).returncode == -signal.SIGKILL
+        )
+    assert len(list(tmp_path.iterdir())) == 1
+    other = tmp_path / ".model [1].pt.notes"
+    other.touch()
+    hvd.save([Saves()], path)
+    assert hvd.load(path, weights_only=False) == [7]
+    assert sorted(tmp_path.iterdir()) == [other, path]
 
 
 def test_save_and_load(hvd: ModuleType, tmp_path: Path) -> None:

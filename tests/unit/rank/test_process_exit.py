@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
@@ -28,6 +29,7 @@ watch_exits(lambda error: os.write(1, f"{type(error).__name__} {exit_code_of(err
         ("bound(5)", 5, "SystemExit 5, "),
         ("argparse.ArgumentParser().parse_args(['--no-such'])", 2, "SystemExit 2, "),
         ("raise ValueError", 1, "ValueError 1, "),
+        ("raise KeyboardInterrupt", -signal.SIGINT, "KeyboardInterrupt 130, "),
         ("sys.exit()", 0, ""),
         ("sys.exit(None)", 0, ""),
         ("sys.exit(0)", 0, ""),

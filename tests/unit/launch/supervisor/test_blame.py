@@ -38,13 +38,16 @@ if rank == 1:
         atexit.register(time.sleep, 600)
         atexit.register(world._leave_job)
         sys.exit(0)
+    if how == "interrupted, slowly":
+        atexit.register(time.sleep, 600)
+        raise KeyboardInterrupt
     if how == "late":  # the others wait for it, who have left
         time.sleep(0.5)
         raise ValueError
 if how in ("flee while it computes", "exit while it computes"): time.sleep(600)
 if how == "leave while it computes": time.sleep(1)
 if how == "exit, handled": handled()
-if how in ("flee", "exit", "leave", "leave slowly"): barrier()
+if how in ("flee", "exit", "leave", "leave slowly", "interrupted, slowly"): barrier()
 if how == "all flee": os._exit(0)
 if how == "shutdown": world.close()
 if how == "sys.exit": sys.exit(0)
@@ -75,6 +78,7 @@ def program(tmp_path: Path) -> str:
         ("exit while it computes", 3, "exit code 3"),
         ("leave", 1, "exit code 0 in the middle of the job"),
         ("leave slowly", 1, "exit code 0 in the middle of the job"),
+        ("interrupted, slowly", 130, "exit code 130"),
         ("late", 1, "exit code 1"),
     ],
 )
