@@ -42,7 +42,7 @@ def claim(path: Path) -> int:
 
 
 def remove_unclaimed(path: Path, remove: Callable[[], object]) -> None:
-    """Call ``remove`` if ``path``, a folder or file, is this user's and claimed by none, and while none can claim it."""
+    """Call ``remove`` if ``path`` is this user's and no process claims it, and while none can claim it."""
     with contextlib.suppress(OSError):  # in use, or a link
         folder = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:

@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["is_own", "make_private_folder", "open_private", "open_regular"]
+__all__ = ["changed_by_others", "is_own", "make_private_folder", "open_private", "open_regular"]
 
 
 def make_private_folder(path: Path) -> None:
@@ -30,6 +30,19 @@ def open_regular(path: Path) -> IO[bytes]:
         os.close(descriptor)
         raise ValueError(f"{path} is not a regular file")
     return os.fdopen(descriptor, "rb")
+
+
+def changed_by_others(folder: Path) -> str:
+    """How another user could change what is in ``folder``, and what helps; empty when none could."""
+    try:
+        status = folder.stat()
+    except OSError:
+        return ""
+    if not is_own(folder) or status.st_uid not in (os.geteuid(), 0):
+        return f"{folder} belongs to another user; remove it"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX:
+        return f"other users may write to {folder}; `chmod go-w` it"
+    return ""
 
 
 def is_own(path: Path) -> bool:

@@ -18,7 +18,7 @@ __all__ = ["whole_file"]
 
 @contextlib.contextmanager
 def whole_file(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
-    """A file to write, which takes the place of ``path`` at the end of the block; after an exception nothing has changed.
+    """A file to write, which takes the place of ``path`` at the end of the block, unless that raises.
 
     It is written beside ``path`` and synced to disk. First what processes of this user have left there goes that were
     killed while they wrote the same file. With ``private`` it has mode 0600, whatever the umask.

@@ -14,6 +14,7 @@ import pytest
 
 from ring_notebook.config import config
 from ring_notebook.errors import ClusterError
+from ring_notebook.files.private_files import make_private_folder
 from ring_notebook.notebook.cluster import discovery
 from ring_notebook.notebook.cluster.cluster import Cluster
 
@@ -89,7 +90,7 @@ def test_a_cluster_that_root_has_left_stops_no_start_of_another_user(
 def test_a_planted_cluster_is_neither_joined_nor_removed(records: Path) -> None:
     """A cluster sends pickles: to attach to it is to run its owner's code."""
     planted = records / "clusters" / f"{os.getpid()}-0123abcd-{socket.gethostname()}"
-    planted.mkdir(parents=True)
+    make_private_folder(planted)
     discovery.write(planted, {"n": 2, "why": "", "keep": True, "controller": os.getpid(), "engines": []})
     assert list(discovery.running()) == [planted]
     for path in (planted, *planted.iterdir()):
@@ -99,6 +100,32 @@ def test_a_planted_cluster_is_neither_joined_nor_removed(records: Path) -> None:
         Cluster.attach()
     discovery.new_directory()
     assert planted.is_dir()
+
+
+@pytest.mark.parametrize("planted", ["another user's", "open to all", "open to a group", "clusters open to all"])
+def test_a_folder_that_others_could_change_is_refused(
+    planted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who puts his own files in the place of a cluster's has its kernel and engines run his code."""
+    if planted == "another user's" and os.geteuid() != 0:
+        pytest.skip("NOT TESTED against a folder of another user: needs root")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RING_RUNS_DIR", raising=False)
+    config.cache_clear()
+    discovery.new_directory()
+    opened = Path(".ring/clusters" if "clusters" in planted else ".ring")
+    if planted == "another user's":
+        os.chown(opened, NOBODY, NOBODY)
+    else:
+        opened.chmod(0o770 if "group" in planted else 0o777)
+    words = "belongs to another user" if "user" in planted else "other users may write to"
+    for start in (Cluster(2).start, Cluster.attach):
+        with pytest.raises(ClusterError, match=f"{words}.*RING_RUNS_DIR"):
+            start()
+    opened.chmod(0o1777)  # as /tmp: nobody can move what is ours
+    if planted != "another user's":
+        discovery.new_directory()
+    config.cache_clear()
 
 
 @needs_root
@@ -121,6 +148,6 @@ def test_a_planted_commit_is_not_loaded(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["x-y-HOST", "²-0-HOST", f"{'9' * 300}"[:200] + "-0-HOST", "1-\n-HOST", "1--HOST"])
 def test_hostile_names_of_cluster_folders(name: str, records: Path) -> None:
     folder = records / "clusters" / name.replace("HOST", socket.gethostname())
-    folder.mkdir(parents=True)
+    make_private_folder(folder)
     assert list(discovery.running()) == []
     discovery.new_directory()

@@ -102,8 +102,7 @@ std::shared_ptr<Domain> Domain::create(int local_rank, int local_size, std::size
     arena = round_up(std::min(arena, kMostMapped / ranks), kHugePage);
     const auto length_of = [&](std::size_t each) { return control_bytes(local_size) + each * ranks; };
     const auto fits = [&] { return addressable(2 * arena * ranks) && length_of(arena) <= largest_file(); };
-    while (!asked && arena / 2 >= kLeastArena && !fits())
-        arena = round_up(arena / 2, kHugePage);
+    while (!asked && arena / 2 >= kLeastArena && !fits()) arena = round_up(arena / 2, kHugePage);
     const std::size_t length = length_of(arena);
     if (length > largest_file()) {
         close(fd);

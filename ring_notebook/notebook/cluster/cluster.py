@@ -123,8 +123,10 @@ class Cluster:
     def attach(cls) -> Cluster:
         """The newest running cluster that another kernel has started from this folder.
 
-        `runs` are its runs in progress. Raises ClusterError when there is no such cluster.
+        `runs` are its runs in progress. Raises ClusterError when there is no such cluster, or another user
+        could change its files.
         """
+        discovery.check_folder()
         for directory in discovery.running():
             about = discovery.read(directory)
             if not about:  # removed meanwhile by the kernel that has ended it

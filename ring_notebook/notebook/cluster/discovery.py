@@ -14,18 +14,23 @@ from pathlib import Path
 from typing import Any
 
 from ring_notebook.config import config
-from ring_notebook.files.private_files import is_own, make_private_folder
+from ring_notebook.errors import ClusterError
+from ring_notebook.files.private_files import changed_by_others, is_own, make_private_folder
 from ring_notebook.notebook.cluster.ranks.process_life import began, is_alive
 from ring_notebook.notebook.record.run_files import read_json, write_json
 
-__all__ = ["has_kernel", "left_behind", "new_directory", "read", "running", "write"]
+__all__ = ["check_folder", "has_kernel", "left_behind", "new_directory", "read", "running", "write"]
 
 _FILE = "cluster.json"
 _NAME = re.compile(r"\d+-[0-9a-f]{8}-")  # the kernel's process id first; other folders are not ours
 
 
 def new_directory() -> Path:
-    """Make a folder for the files of a new cluster of this kernel; remove folders of clusters that have ended."""
+    """Make a folder for the files of a new cluster of this kernel; remove folders of clusters that have ended.
+
+    Raises as `check_folder`.
+    """
+    check_folder()
     for directory in _directories():
         if not _in_use(directory):
             shutil.rmtree(directory, ignore_errors=True)
@@ -33,6 +38,17 @@ def new_directory() -> Path:
     for name in ("log", "security"):  # where ipyparallel writes, which leaves their mode to the umask
         make_private_folder(directory / name)
     return directory
+
+
+def check_folder() -> None:
+    """Raise ClusterError where another user could put files of his own in the place of those of a cluster."""
+    root = _root()
+    for folder in (root.parent, root) if root.parent.name == ".ring" else (root,):
+        if how := changed_by_others(folder):
+            raise ClusterError(
+                f"{how}, or set RING_RUNS_DIR to a folder of your own: whoever changes the files of a cluster runs "
+                "code as its owner"
+            )
 
 
 def write(directory: Path, about: dict[str, Any]) -> None:
