@@ -74,7 +74,8 @@ def use(roots: Sequence[str], changed: Sequence[str]) -> tuple[list[str], list[s
     """
     root = roots[setup.rank()]
     if root not in sys.path:
-        sys.path.insert(0, root)
+        # Before the current folder, which comes after Python's own modules (`engine_program`).
+        sys.path.insert(sys.path.index("") if "" in sys.path else 0, root)
     importlib.invalidate_caches()
     files = {os.path.join(root, path) for path in changed if path.endswith(".py")}
     for file in files:

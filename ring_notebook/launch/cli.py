@@ -113,7 +113,7 @@ class _Starts:
                 start_timeout=self._options.start_timeout,
             )
             if self._options.verbose:
-                print(" ".join(job.command), file=sys.stderr, flush=True)  # noqa: T201
+                print(shlex.join(job.command), file=sys.stderr, flush=True)  # noqa: T201
             with job.signals_passed_on():
                 code = job.wait()
             if not code or job.ended_by:

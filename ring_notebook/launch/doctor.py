@@ -20,6 +20,7 @@ from ring_notebook.launch.gpu_check import check_gpus
 from ring_notebook.launch.launchers.find_launcher import find_launcher
 from ring_notebook.launch.launchers.mpi_library import loaded_mpi
 from ring_notebook.launch.supervisor.outer_job import without_outer_job
+from ring_notebook.own_python import code_command
 from ring_notebook.rank.preload import ineligible, preloaded
 
 __all__ = ["Check", "diagnose", "render"]
@@ -63,9 +64,10 @@ def _guarded(look: Callable[[], Check]) -> Check:
 
 def _ask(code: str, timeout: float = 60, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """The answer of a fresh Python: what it imports may be broken and stays out of this process."""
-    command = [sys.executable, "-c", code]
     variables = {**os.environ, **(env or {})}
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, env=variables)
+    return subprocess.run(
+        code_command(code), capture_output=True, text=True, timeout=timeout, check=False, env=variables
+    )
 
 
 def _last_line(done: subprocess.CompletedProcess[str]) -> str:
@@ -98,7 +100,7 @@ def _core() -> Check:
 def _mpi() -> Check:
     mpi = loaded_mpi()
     launcher = find_launcher()
-    program = [sys.executable, "-c", "import os; from mpi4py import MPI; os.write(1, b'%d;' % MPI.COMM_WORLD.size)"]
+    program = code_command("import os; from mpi4py import MPI; os.write(1, b'%d;' % MPI.COMM_WORLD.size)")
     done = subprocess.run(
         launcher.command(program, 2),
         env={**without_outer_job(os.environ), **launcher.environment()},

@@ -44,10 +44,17 @@ def main() -> int:
     with Client((host, int(port)) if colon else address, authkey=key.encode()) as launcher:
         launcher.send(rank_of_process())
         path, function = launcher.recv()
-        sys.path += [folder for folder in path if folder not in sys.path]
+        _import_as(path)
         outcome = _call(function)
         launcher.send(outcome)
     return 1 if outcome.traceback else 0
+
+
+def _import_as(path: list[str]) -> None:
+    """Have the function's imports find what they find in the process that called `run`, whose ``sys.path`` this is."""
+    own = [folder for folder in sys.path if folder not in path]
+    same_python = os.path.dirname(os.__file__) in path  # else the standard library of another Python would come first
+    sys.path[:] = [*path, *own] if same_python else [*sys.path, *(one for one in path if one not in sys.path)]
 
 
 def _call(function: bytes) -> Outcome:

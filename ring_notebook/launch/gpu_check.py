@@ -6,12 +6,12 @@ import json
 import os
 import re
 import subprocess
-import sys
 from typing import Literal, TypeAlias
 
 from ring_notebook.config import config
 from ring_notebook.gpus import gpus
 from ring_notebook.launch.supervisor.outer_job import without_outer_job
+from ring_notebook.own_python import module_command
 
 __all__ = ["LIMIT", "Finding", "check_gpus"]
 
@@ -93,8 +93,8 @@ def check_gpus() -> Finding:
 
 def _run() -> tuple[str, str, bool]:
     """What the ranks have printed on both streams, and whether they have ended in time."""
-    program = [sys.executable, "-m", "ring_notebook.launch.gpu_check_rank"]
-    command = [sys.executable, "-m", "ring_notebook.launch.cli", "-np", "2", "--elastic", *program]
+    program = module_command("ring_notebook.launch.gpu_check_rank")
+    command = module_command("ring_notebook.launch.cli", "-np", "2", "--elastic", *program)
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=without_outer_job(os.environ)
     ) as job:

@@ -28,6 +28,7 @@ from ring_notebook.launch.allocation import find_allocation
 from ring_notebook.launch.function_rank import ADDRESS, KEY, Outcome
 from ring_notebook.launch.job import Job
 from ring_notebook.launch.launchers.hosts import Host, check_slots, is_local, named_hosts, only_here
+from ring_notebook.own_python import code_command
 
 __all__ = ["run", "run_on_ranks"]
 
@@ -95,7 +96,7 @@ def run_on_ranks(
         inbox = _Inbox(_address(where, folder), key.encode(), work)
         try:
             job = Job(
-                [python, "-c", "import sys; from ring_notebook.launch.function_rank import main; sys.exit(main())"],
+                code_command("from ring_notebook.launch.function_rank import main; sys.exit(main())", python),
                 size,
                 where,
                 {**env, ADDRESS: inbox.address, KEY: key},

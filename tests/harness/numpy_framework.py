@@ -28,7 +28,7 @@ def numpy_framework(site: Path) -> Iterator[None]:
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: numpy-face\nVersion: 1\n")
     (about / "entry_points.txt").write_text("[ring_notebook.frameworks]\nnumpy = numpy_entry:NUMPY\n")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(site), str(_FACE), os.environ.get("PYTHONPATH", "")]))
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(site), str(_FACE), os.environ.get("PYTHONPATH")])))
         patch.setenv("RING_FRAMEWORK", "numpy")
         for folder in (site, _FACE):
             patch.syspath_prepend(str(folder))

@@ -1,15 +1,58 @@
-"""The program of an engine that our supervisor starts: ipyparallel's, with the number that the supervisor gave it."""
+"""The program of an engine: ipyparallel's, which imports from the current folder as the notebook does."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
-from ipyparallel.engine.app import main as run_engine
+from ipyparallel.engine.app import IPEngine
 
 from ring_notebook.rank.rank_variables import STARTED_AGAIN
 
-__all__ = ["main"]
+__all__ = ["Engine", "main"]
+
+
+class Engine(IPEngine):  # type: ignore[misc]
+    """An engine whose start imports nothing from the current folder, and whose cells do, after Python's own modules.
+
+    ipyparallel puts the current folder first. Then a user's ``random.py`` takes the place of Python's, and the sources
+    of this package in a clone that of the one that is installed.
+    """
+
+    def init_engine(self) -> None:
+        """Find the controller and register there."""
+        super().init_engine()
+        _put_current_folder(sys.path)
+
+    def start_nanny(self, control_url: str) -> Any:
+        """Start the process that relays signals where a host is not the controller's."""
+        with _safe_path():
+            return super().start_nanny(control_url)
+
+
+def _put_current_folder(path: list[str]) -> None:
+    """Put it where IPython's kernel does: before the first folder of installed packages."""
+    path[:] = filter(None, path)
+    packages = (at for at, folder in enumerate(path) if os.path.basename(folder) in ("site-packages", "dist-packages"))
+    path.insert(next(packages, len(path)), "")
+
+
+@contextmanager
+def _safe_path() -> Iterator[None]:
+    """Within, a Python that is started does not import from the current folder (3.11 and newer)."""
+    name = "PYTHONSAFEPATH"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def main() -> None:
@@ -17,7 +60,7 @@ def main() -> None:
     # With --mpi an engine takes its number from MPI, which has no place for one that is started again.
     options = [f"--IPEngine.id={os.environ['RANK']}"] if os.environ.get(STARTED_AGAIN) else ["--mpi"]
     sys.argv[1:] = [*options, *sys.argv[1:]]
-    run_engine()
+    Engine.launch_instance()
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import ClassVar
 
 from ring_notebook.launch.launchers.hosts import Host
 from ring_notebook.launch.launchers.mpi_library import MPI
+from ring_notebook.own_python import module_command
 
 __all__ = ["Launcher", "exported_names"]
 
@@ -68,7 +68,7 @@ class Launcher(ABC):
 
     def supervised(self, program: Sequence[str]) -> list[str]:
         """``program`` in a process that reports how it failed, where the launcher itself does not."""
-        wrapper = [sys.executable, "-m", "ring_notebook.launch.supervisor.rank_wrapper"]
+        wrapper = module_command("ring_notebook.launch.supervisor.rank_wrapper")
         return [*(wrapper if self.foreign else []), *program]
 
     def environment(self) -> dict[str, str]:

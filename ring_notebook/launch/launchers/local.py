@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ring_notebook.launch.launchers.hosts import Host, only_here
 from ring_notebook.launch.launchers.launcher import Launcher
 from ring_notebook.launch.launchers.limits import too_many_ranks
+from ring_notebook.own_python import module_command
 
 __all__ = ["Local"]
 
@@ -50,4 +51,4 @@ class Local(Launcher):
         module, option = "supervisor", str(self.min_np)
         if self.requests:
             module, option = "engine_supervisor", self.requests
-        return [self.path, "-m", f"ring_notebook.launch.supervisor.{module}", str(n), option, *program]
+        return module_command(f"ring_notebook.launch.supervisor.{module}", str(n), option, *program, python=self.path)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from typing import Literal
 
 from ring_notebook.errors import MPIMissingError
+from ring_notebook.own_python import code_command
 
 __all__ = ["MPI", "loaded_mpi"]
 
@@ -21,7 +21,7 @@ def loaded_mpi() -> MPI:
     """
     code = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.get_vendor()[0])"
     try:
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(code_command(code), capture_output=True, text=True, timeout=60, check=False)
     except subprocess.TimeoutExpired as error:
         raise MPIMissingError(f"mpi4py does not load an MPI library within {error.timeout:g} s") from None
     if done.returncode:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ring_notebook.launch.launchers.hosts import Host, check_slots
 from ring_notebook.launch.launchers.launcher import Launcher
+from ring_notebook.own_python import module_command
 
 __all__ = ["OverHosts"]
 
@@ -34,4 +35,4 @@ class OverHosts(Launcher):
     ) -> list[str]:
         check_slots(n, hosts)
         named = ",".join(f"{host.name}:{host.slots}" for host in hosts)
-        return [self.path, "-m", "ring_notebook.launch.remote.job_of_hosts", str(n), named, *program]
+        return module_command("ring_notebook.launch.remote.job_of_hosts", str(n), named, *program, python=self.path)

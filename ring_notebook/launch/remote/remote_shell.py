@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import sys
 from collections.abc import Mapping
 
 from ring_notebook.config import config
+from ring_notebook.own_python import module_command
 
 __all__ = ["agent_command"]
 
@@ -25,7 +25,7 @@ def agent_command(host: str, env: Mapping[str, str] = os.environ) -> list[str]:
 
     Secrets are on no command line: environment, program and input follow over the agent's standard input.
     """
-    agent = [sys.executable, "-m", "ring_notebook.launch.remote.agent"]
+    agent = module_command("ring_notebook.launch.remote.agent")
     quoted = [shlex.quote(word) for word in agent]  # ssh and its like hand one string to a shell
     if config().remote_shell:
         return [*shlex.split(config().remote_shell), host, *quoted]

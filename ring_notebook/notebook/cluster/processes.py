@@ -7,7 +7,6 @@ import logging
 import os
 import select
 import signal
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Event, Thread
@@ -31,6 +30,7 @@ from ring_notebook.launch.supervisor.rank_failure import split_reports
 from ring_notebook.notebook.cluster.ranks.death import Death, explain, explain_failure, not_started, tail
 from ring_notebook.notebook.cluster.ranks.lost_ranks import LostRanks
 from ring_notebook.notebook.record.run_files import read_json, read_text
+from ring_notebook.own_python import module_command
 from ring_notebook.rank.rank_variables import MASTER
 
 __all__ = ["ControllerLauncher", "EngineLauncher", "Processes"]
@@ -71,7 +71,7 @@ class ControllerLauncher(_PrivateLog, LocalControllerLauncher):  # type: ignore[
 
     @default("controller_cmd")
     def _controller_cmd(self) -> list[str]:
-        return [sys.executable, "-m", "ring_notebook.notebook.cluster.controller"]
+        return module_command("ring_notebook.notebook.cluster.controller")
 
     def find_args(self) -> list[str]:
         command: list[str] = super().find_args()
@@ -90,8 +90,7 @@ class EngineLauncher(_PrivateLog, MPIEngineSetLauncher):  # type: ignore[misc]
 
     @property
     def program(self) -> list[str]:
-        command: list[str] = super().program
-        return [sys.executable, "-m", "ring_notebook.engine.startup.engine_program"] if self.requests else command
+        return module_command("ring_notebook.engine.startup.engine_program")
 
     def find_args(self) -> list[str]:
         hosts = [Host(*host) for host in self.hosts]

@@ -19,10 +19,11 @@ from ring_notebook.launch.launchers.launcher import Launcher
 from ring_notebook.launch.launchers.local import Local
 from ring_notebook.launch.launchers.openmpi import OpenMPI
 from ring_notebook.launch.launchers.srun import Srun
+from ring_notebook.own_python import module_command
 
 HERE = [Host("localhost", 3)]
 TWO = [Host("a", 2), Host("b", 2)]
-SUPERVISOR = [sys.executable, "-m", "ring_notebook.launch.supervisor.supervisor"]
+SUPERVISOR = module_command("ring_notebook.launch.supervisor.supervisor")
 SRUN_FLAGS = ["--mpi=pmi2", "--kill-on-bad-exit=1", "--disable-status", "--input=0"]
 
 
