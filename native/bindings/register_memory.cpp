@@ -52,6 +52,7 @@ void register_memory(py::module_& module) {
         .def(
             "leave_run",
             [](const Domain& self, std::uint64_t run) {
+                if (!self.owned()) return;  // a forked process was never in it
                 self.slot(self.local_rank()).left_run.store(run, std::memory_order_seq_cst);
             },
             py::arg("run"), "Tell ranks that open an epoch of this run from now on that this rank will not join it.")

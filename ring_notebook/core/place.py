@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from ring_notebook.rank.agent_rendezvous import AgentRendezvous
 from ring_notebook.rank.hosts_rendezvous import HostsRendezvous
 from ring_notebook.rank.launch_check import check_alone
 from ring_notebook.rank.mpi_memory import unname_shared_memory
+from ring_notebook.rank.process_exit import at_exit
 from ring_notebook.rank.rendezvous import Rendezvous
 from ring_notebook.rank.tcp_connections import TcpConnections, listen
 
@@ -164,7 +164,7 @@ def _place_over_tcp(rendezvous: HostsRendezvous) -> Place:
     assert listener is not None
     link = native.TcpLink(topology.size)
     TcpConnections(link, topology.rank, listener, [(str(host), int(port)) for (host, port), _ in told], rendezvous.key)
-    atexit.register(link.drain)
+    at_exit(link.drain)
     return Place(topology, domain, link, topology.hosts)
 
 
@@ -231,7 +231,7 @@ def _mpi_link(mpi: Any) -> _core.Link:
         mpi.ANY_TAG,
         tags,
     )
-    atexit.register(_drain, comm, link)
+    at_exit(_drain, comm, link)
     return link
 
 

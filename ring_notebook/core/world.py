@@ -22,7 +22,7 @@ from ring_notebook.core.topology import Place, Topology
 from ring_notebook.error_text import error_text
 from ring_notebook.errors import CollectiveAborted, NotInitializedError, RingError
 from ring_notebook.rank.preload import unload_from_children
-from ring_notebook.rank.process_exit import watch_exits
+from ring_notebook.rank.process_exit import at_exit, watch_exits
 from ring_notebook.rank.rank_status import exit_code_of, report_status
 
 __all__ = [
@@ -102,6 +102,7 @@ _NO_RUN = 1 << 63
 """The number by which ranks outside of runs, as those of a script, say that they have ended."""
 
 _place: Place | None = None
+_process = 0  # that has the place
 _world: World | None = None
 _narrowed: list[World] = []  # parts of it, each of the one before, whose ranks work without the others
 _epoch = 0
@@ -132,11 +133,13 @@ def follow(rank: int, size: int, card: list[int]) -> None:
 
 
 def _settle(place: Place) -> Place:
-    global _place
+    global _place, _process
     left = _place
     if left is None:
         unload_from_children()
-        atexit.register(_leave_job)  # before MPI ends, and before what `find_place` has registered
+        _process = os.getpid()
+        atexit.register(_leave_mpi_to_parent)
+        at_exit(_leave_job)  # before MPI ends, and before what `find_place` has registered
     else:
         close()
         left.domain.stop_serving_tensors()
@@ -166,6 +169,8 @@ def init(comm: Any = None) -> None:
     global _epoch
     if _world is not None and not _world.communicator.aborted:
         return
+    if _is_fork():
+        raise RingError("this process was forked by a rank, which alone takes part in collectives; call init() there")
     close()
     begins = _place is None
     place = prepare_host()
@@ -326,6 +331,10 @@ def close() -> None:
     So does this one where an operation has failed on its device after its call had returned, and no call has raised.
     """
     global _world, _communicated, _waited
+    if _is_fork():  # it has copies; what they stand for is its parent's
+        _world = None
+        _narrowed.clear()
+        return
     if _world is not None:
         for callback in _at_close:
             callback()
@@ -359,6 +368,18 @@ def _leave_job() -> None:
         sys.excepthook(type(error), error, error.__traceback__)
         sys.stdout.flush()
         os._exit(1)  # an exit handler can say in no other way that the script has failed
+
+
+def _is_fork() -> bool:
+    """Whether a rank has forked this process."""
+    return _process not in (0, os.getpid())
+
+
+def _leave_mpi_to_parent() -> None:
+    """At the exit of a process that a rank has forked: it must not finalize MPI, which all ranks wait for."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and _is_fork():
+        core().leave_mpi(str(mpi.__file__))
 
 
 def communication() -> float:

@@ -36,6 +36,7 @@ from ring_notebook.errors import CollectiveAborted, NotInitializedError
 from ring_notebook.horovod.as_horovod import as_horovod
 from ring_notebook.horovod.names import NAME
 from ring_notebook.question import QUESTIONS, Question
+from ring_notebook.rank.process_exit import ending_forks
 from ring_notebook.rank.rank_variables import master, rank_variables
 from ring_notebook.records import RECORDS, Ended, Failure, Load, Params, Record, Status, Trace, messages
 
@@ -124,7 +125,7 @@ class _Execution:
         if self.horovod:
             setup.wait_for_preload()
         try:
-            with as_horovod() if self.horovod else nullcontext(), dialogue.Listening(_ask):
+            with as_horovod() if self.horovod else nullcontext(), dialogue.Listening(_ask), ending_forks():
                 self.cell.execute()
         except ModuleNotFoundError as error:
             if error.name == NAME:

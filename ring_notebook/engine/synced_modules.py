@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import importlib
 import linecache
 import os
@@ -20,6 +19,7 @@ from ring_notebook.error_text import error_text
 from ring_notebook.files.claimed_folders import claimed_folder
 from ring_notebook.files.file_digest import digest
 from ring_notebook.files.private_files import make_private_folder, open_private
+from ring_notebook.rank.process_exit import at_exit
 
 __all__ = ["compare", "take", "use"]
 
@@ -56,7 +56,7 @@ def _own_copy() -> Path:
     global _copy
     if _copy is None:
         _copy = _at_exit.enter_context(claimed_folder("code"))
-        atexit.register(_at_exit.close)
+        at_exit(_at_exit.close)
     return _copy
 
 

@@ -61,7 +61,9 @@ def _call(function: bytes) -> Outcome:
     rank = rank_of_process()
     try:
         fn, args, kwargs = pickle.loads(function)
-        return Outcome(rank, cloudpickle.dumps(fn(*args, **kwargs)))
+        with process_exit.ending_forks():
+            result = fn(*args, **kwargs)
+        return Outcome(rank, cloudpickle.dumps(result))
     except BaseException as error:
         return _failure(rank, error)
 

@@ -2,34 +2,83 @@
 
 MPI_Finalize is such a handler, which waits for all ranks. Python shows an uncaught exception to `sys.excepthook`, and
 an exit code to nobody, so `sys.exit` is replaced: its exception notices when the interpreter itself reads the code.
+
+What a rank forks is no rank: its exit handlers, what it tells and what follows the user's code stay the rank's.
 """
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import os
 import sys
 import threading
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from ring_notebook.rank.rank_status import exit_code_of, report_error
 
-__all__ = ["watch_exits"]
+__all__ = ["at_exit", "ending_forks", "watch_exits"]
 
 _Tell = Callable[[BaseException], None]
+
+
+def at_exit(handler: Callable[..., object], *arguments: object) -> None:
+    """Have ``handler`` called when this process exits, as `atexit` does. A process that it forks does not call it."""
+    process = os.getpid()
+
+    def handle() -> None:
+        if os.getpid() == process:
+            handler(*arguments)
+
+    atexit.register(handle)
+
+
+@contextmanager
+def ending_forks() -> Iterator[None]:
+    """What the block forks ends where it would leave the block: what follows is for the process that has entered it.
+
+    It ends as a program does, with an exit code and, after an exception, a traceback; exit handlers are not called.
+    """
+    process = os.getpid()
+    try:
+        yield
+    except BaseException as error:
+        if os.getpid() != process:
+            _end(error)
+        raise
+    if os.getpid() != process:
+        _end(None)
+
+
+def _end(error: BaseException | None) -> NoReturn:
+    code = 0 if error is None else exit_code_of(error)
+    with suppress(BaseException):  # of the user's streams, and of the error's own text
+        if error is not None and not isinstance(error, SystemExit):
+            traceback.print_exception(error)
+        elif code and not isinstance(error.code, int):  # type: ignore[union-attr]
+            print(error.code, file=sys.stderr)  # type: ignore[union-attr] # noqa: T201 - as Python does
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(BaseException):
+            stream.flush()
+    os._exit(code)
 
 
 def watch_exits(tell: _Tell) -> None:
     """Have ``tell`` called with the exception that ends this process: uncaught, or SystemExit unless it means success.
 
-    A `SystemExit` that a program raises itself, without `sys.exit`, `exit` or `quit`, is not seen.
+    A `SystemExit` that a program raises itself, without `sys.exit`, `exit` or `quit`, is not seen. The end of a process
+    that this one forks is not told.
     """
+    process = os.getpid()
 
     def report(error: BaseException) -> None:
-        report_error(error)
-        tell(error)
+        if os.getpid() == process:
+            report_error(error)
+            tell(error)
 
     _watch_exceptions(report)
     _watch_exit_codes(report)
@@ -38,22 +87,22 @@ def watch_exits(tell: _Tell) -> None:
 def _watch_exceptions(report: _Tell) -> None:
     before = sys.excepthook
 
-    def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    def hook(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
         report(error)
-        before(kind, error, traceback)
+        before(kind, error, tb)
 
     sys.excepthook = hook
 
 
 def _watch_exit_codes(report: _Tell) -> None:
-    process, original = os.getpid(), sys.exit
+    original = sys.exit
 
     class WatchedExit(SystemExit):
         """Reports itself when the interpreter reads its code, which it does from no frame, to exit with it."""
 
         def __getattribute__(self, name: str) -> Any:
             value = super().__getattribute__(name)
-            if name == "code" and _is_outermost(2) and exit_code_of(self) and os.getpid() == process:
+            if name == "code" and _is_outermost(2) and exit_code_of(self):
                 report(self)
             return value
 

@@ -18,6 +18,10 @@ void register_link(py::module_& module) {
         py::arg("module_path"), py::arg("comm"), py::arg("byte"), py::arg("handle_bytes"), py::arg("any_source"),
         py::arg("any_tag"), py::arg("tag_limit"),
         "A link through the MPI that the extension module at `module_path` has loaded.");
+    module.def(
+        "leave_mpi", [](const std::string& module_path) { ring::leave_mpi(module_path.c_str()); },
+        py::arg("module_path"),
+        "Have the extension module at `module_path` find MPI not initialized, in a process that a rank has forked.");
     module.def("reserve_memory_link", &ring::reserve_memory_link, py::arg("domain"),
                "Room for a link among all ranks of a domain; one rank calls it and tells the offset to the others.");
     module.def("memory_link", &ring::make_memory_link, py::arg("domain"), py::arg("offset"),

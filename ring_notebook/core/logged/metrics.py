@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import sys
 from array import array
 from collections import deque
@@ -12,6 +11,7 @@ from time import monotonic, monotonic_ns, time
 from typing import Any, Generic, TypeVar
 
 from ring_notebook.core.logged.device_numbers import copy_from_device, has_arrived, read
+from ring_notebook.rank.process_exit import at_exit
 from ring_notebook.records import MetricBatch
 
 __all__ = [
@@ -80,7 +80,7 @@ class _Recorder:
         """In a plain script rank 0 prints the latest row once a second; the other rows are dropped."""
         if not self.prints_last:
             self.prints_last = True
-            atexit.register(self.print_last)
+            at_exit(self.print_last)
         if now - self.printed < _PRINT_PERIOD:
             # Keep the latest row that can be printed: without a notebook nothing drains the rows.
             while len(self.rows) > 1 and _is_there(self.rows[1]):

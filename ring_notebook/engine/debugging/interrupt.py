@@ -14,6 +14,8 @@ from types import FrameType, TracebackType
 __all__ = ["Interruptible"]
 
 _PATIENCE = 0.5  # seconds until code counts as blind to signals
+# In a process that the cell forks: what signals it would else be told to the watcher of this one.
+os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
 
 
 class Interruptible:

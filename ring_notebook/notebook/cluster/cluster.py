@@ -55,6 +55,7 @@ class Cluster:
         self._named = parse_hosts(hosts)
         self._choose_size(n)
         self._keep = keep
+        self._kernel = os.getpid()
         self.foreign = False
         """Whether another notebook, which still runs, has started it."""
         self.runs = UnfinishedRuns()
@@ -165,7 +166,9 @@ class Cluster:
         self._end(leave=self.foreign)
 
     def _leave_or_stop(self) -> None:
-        """Leave or stop the cluster, because this kernel exits."""
+        """Leave or stop the cluster, because this kernel exits, and not a process that it has forked."""
+        if os.getpid() != self._kernel:
+            return
         self._end(leave=self.foreign or self._keep)
 
     def _end(self, leave: bool) -> None:

@@ -58,6 +58,10 @@ struct Mpi {
 // Through MPI point to point.
 std::shared_ptr<Link> make_mpi_link(const Mpi& mpi);
 
+// In a forked process: the extension module at `module_path` finds MPI not initialized from now on. At exit it would
+// finalize the MPI of the parent, which all ranks wait for.
+void leave_mpi(const char* module_path);
+
 // Through ring memory: for the ring within one host, and for tests that need no second host. `offset` is what
 // `reserve_memory_link` gave to one of the ranks, the same for all.
 std::uint64_t reserve_memory_link(Domain& domain);
