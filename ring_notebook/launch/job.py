@@ -11,43 +11,30 @@ import signal
 import stat
 import subprocess
 import sys
-import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import TextIO
 
+from ring_notebook import verdict
 from ring_notebook.config import config
-from ring_notebook.launch.launcher_watch import LauncherWatch
 from ring_notebook.launch.launchers.find_launcher import find_launcher
 from ring_notebook.launch.launchers.hosts import Host, master_of
 from ring_notebook.launch.merge_traces import Traces
 from ring_notebook.launch.supervisor.outer_job import without_outer_job
 from ring_notebook.launch.supervisor.output_lines import SOON, Carrier, pieces
 from ring_notebook.launch.supervisor.parent_death import wrap
-from ring_notebook.launch.supervisor.rank_failure import (
-    RankFailure,
-    describe_exit,
-    exit_code,
-    first_failure,
-    job_exit_code,
-    split_reports,
-)
-from ring_notebook.launch.supervisor.rank_mark import RankMark
+from ring_notebook.launch.supervisor.rank_failure import RankMark, split_reports
 from ring_notebook.launch.supervisor.rank_process import end_session
-from ring_notebook.launch.supervisor.supervisor import STOPPING
 from ring_notebook.rank.rank_variables import MASTER
+from ring_notebook.verdict import Event, Kind, RankFailure, Rules, describe_exit, first_failure, judge
 
 __all__ = ["Job", "print_message"]
 
-GRACE = 5.0
-"""Seconds that the other ranks have to end by themselves, with errors of their own, after one has failed."""
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_START_TIMEOUT = 600.0  # seconds
 _HIDING = ("SLURM_STDERRMODE", "SLURM_STDOUTMODE")  # by which srun keeps from us what the ranks say
-_WARN_AFTER = 1.0  # seconds: most jobs end sooner and need no message
 _LOOK = 0.5  # seconds after which a signal is handled that did not interrupt the wait for the job
-_SAME_SIGNAL = 0.5  # seconds in which a second signal is the first one again: `timeout` signals us and our group
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Job:
@@ -72,10 +59,6 @@ class Job:
     ) -> None:
         launcher = find_launcher(hosts, min_np, mpi_args)
         self.command = launcher.command(launcher.supervised(program), n, hosts, mpi_args, {MASTER, *(env or ())})
-        self._elastic = min_np > 0
-        self._n = n
-        self.failures: list[RankFailure] = []
-        self.ended_by = 0
         environment = {
             **without_outer_job(os.environ),
             MASTER: master_of(hosts),
@@ -92,14 +75,19 @@ class Job:
             # A session of its own: the terminal's Ctrl-C comes once, through us, and not twice.
             start_new_session=True,
         )
-        self._over = threading.Event()
-        self._passed_on: dict[int, float] = {}
-        self._outputs = [_Output(sink, self._add_failures, self._take_mark) for sink in (sys.stdout, sys.stderr)]
-        self._watch: LauncherWatch | None = None
+        limit = None
         if launcher.foreign:
             hides = bool(mpi_args) or any(name in environment for name in _HIDING)
             limit = _start_limit(start_timeout, hides)
-            self._watch = LauncherWatch(n, limit, self.kill, print_message, self._is_blocked)
+        self._rules = Rules(n, min_np, launched=True, start_limit=limit)
+        self._began = time.monotonic()
+        self._looked = self._deaf = 0.0
+        self._events: list[Event] = []
+        self._verdict = judge(self._rules, (), 0.0)
+        self._exited, self._wake = os.pidfd_open(self._process.pid), os.eventfd(0, os.EFD_CLOEXEC)
+        for descriptor in (self._exited, self._wake):
+            weakref.finalize(self, os.close, descriptor)
+        self._outputs = [_Output(sink, self._note_failures, self._note_mark) for sink in (sys.stdout, sys.stderr)]
         sources = (self._process.stdout, self._process.stderr)
         self._carriers = [  # a thread for each: the one flows while nobody reads the other
             Carrier(self._process, {source: output.take}, hold=SOON)
@@ -107,21 +95,10 @@ class Job:
             if source is not None
         ]
 
-    def send(self, signum: int) -> None:
-        """Send a signal to the launcher, which passes it on to the ranks."""
-        if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._process.pid, signum)
-
-    def kill(self) -> None:
-        """End all ranks now."""
-        self.send(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            try:
-                self._process.wait(GRACE)
-            finally:  # also after a second interrupt
-                self._kill_at_once()
-        self._process.wait()
+    @property
+    def ended_by(self) -> int:
+        """The signal that ended the job; 0 without."""
+        return self._verdict.ended_by
 
     def wait(self) -> int:
         """Wait for the job; its exit code is the first failed rank's, and 128 + signal where one ended it.
@@ -132,44 +109,70 @@ class Job:
         The file that ``RING_TIMELINE`` names is written then. When the wait is interrupted the job is killed.
         """
         try:
-            code = self._wait()
-            if self._watch is not None and self._watch.has_killed:
-                end_session(self._process.pid)  # it may have ended without its ranks
+            self._wait()
         except BaseException:
-            self.kill()
+            self._note("stopped")
+            try:
+                self._wait()
+            finally:  # also after a second interrupt
+                end_session(self._process.pid)
             raise
-        finally:
-            self._over.set()
-            if self._watch is not None:
-                self._watch.close()
         self._take_rest()
+        self._verdict = judge(self._rules, self._events, self._now())
         if problem := self._traces.merge():
             print_message(problem)
-        if self.ended_by:
-            code = -self.ended_by
-        elif self.failures and not self._elastic:
-            code = job_exit_code(self.failures, self._n)
-        elif self._watch is not None and self._watch.has_killed:
-            code = int(bool(self._watch.problem))
-        return exit_code(code) or int(bool(self._output_error))
+        return self._verdict.code or int(bool(self._output_error))
 
-    def _wait(self) -> int:
-        """Wait for the launcher in steps: a signal that comes just before a system call does not interrupt it."""
-        with contextlib.suppress(ProcessLookupError):  # `kill` has waited for it
-            exited = os.pidfd_open(self._process.pid)
-            try:
-                poll = select.poll()
-                poll.register(exited, select.POLLIN)
-                while not poll.poll(_LOOK * 1000):
-                    pass
-            finally:
-                os.close(exited)
-        return self._process.wait()
+    def _wait(self) -> None:
+        """Carry out what is due until the launcher has ended.
 
-    @property
-    def first_failure(self) -> RankFailure | None:
-        """The rank that failed before all others; None when none has."""
-        return first_failure(self.failures, self._n)
+        In steps: a signal that comes just before a system call does not interrupt it.
+        """
+        poll = select.poll()
+        poll.register(self._exited, select.POLLIN)
+        poll.register(self._wake, select.POLLIN)
+        ready = list[tuple[int, int]]()
+        while (self._exited, select.POLLIN) not in ready:
+            self._look()
+            ready = poll.poll(1000 * max(0.0, min(_LOOK, self._verdict.look_at - self._now())))
+            if (self._wake, select.POLLIN) in ready:
+                os.eventfd_read(self._wake)
+        self._note("launcher", self._process.wait())
+        if self._verdict.ends:
+            end_session(self._process.pid)  # it may have ended without its ranks
+
+    def _look(self) -> None:
+        now, before = self._now(), self._verdict
+        # What came while a signal had stopped this process has yet to be read.
+        waited, self._looked = now - self._looked, now
+        self._deaf += waited if any(output.is_writing for output in self._outputs) else max(0.0, waited - 2 * _LOOK)
+        latest = judge(self._rules, self._events, now, self._deaf)
+        if latest.due:
+            self._events.append(Event(now, "looked", self._deaf))
+            latest = judge(self._rules, self._events, now, self._deaf)
+        self._verdict = latest
+        for text in latest.words[len(before.words) :]:
+            print_message(text)
+        for signum in latest.signals[len(before.signals) :]:
+            if signum == signal.SIGKILL:
+                end_session(self._process.pid)
+            else:
+                os.kill(self._process.pid, signum)
+
+    def _now(self) -> float:
+        return time.monotonic() - self._began
+
+    def _note(self, kind: Kind, value: RankFailure | str | float = 0.0) -> None:
+        """Take in an event, from any thread or signal handler."""
+        self._events.append(Event(self._now(), kind, value))
+        os.eventfd_write(self._wake, 1)
+
+    def _note_failures(self, failures: list[RankFailure]) -> None:
+        for failure in failures:
+            self._note("exited", failure)
+
+    def _note_mark(self, mark: RankMark) -> None:
+        self._note("ended" if mark.ended else "started", mark.rank)
 
     @property
     def _output_error(self) -> str:
@@ -178,68 +181,22 @@ class Job:
 
     def describe_failure(self) -> str:
         """One sentence on the rank that failed first, or on the launcher when no rank did."""
-        first = self.first_failure
+        first = first_failure(self._verdict.failures, self._rules.n)
         if self._process.returncode == 0 and self._output_error:
             return f"output of the ranks was lost: {self._output_error}"
-        if first is None and self._watch is not None and self._watch.problem:
-            return f"{self._watch.problem}: {shlex.join(self.command)}"
-        if first is None:
-            how = describe_exit(self._process.returncode)
-            return f"the launcher of the ranks failed ({how}): {shlex.join(self.command)}"
-        too_early = "" if first.code or first.reason else " in the middle of the job"
-        return f"rank {first.rank} on {first.host} failed first: {first.how}{too_early}"
+        if first is not None:
+            return first.sentence
+        how = f"the launcher of the ranks failed ({describe_exit(self._process.returncode)})"
+        return f"{self._verdict.problem or how}: {shlex.join(self.command)}"
 
     def _take_rest(self) -> None:
         """Wait until the output of the ranks is written; for a limited time when a signal has ended the job."""
-        until = time.monotonic() + GRACE
+        until = self._now() + verdict.GRACE
         for carrier, output in zip(self._carriers, self._outputs, strict=True):
-            while carrier.is_alive() and not (self.ended_by and time.monotonic() > until):
+            while carrier.is_alive() and not (self.ended_by and self._now() > until):
                 carrier.join(0.2)
             if not carrier.is_alive():
                 output.close()
-
-    def _add_failures(self, failures: list[RankFailure]) -> None:
-        if failures and not self.failures and not self._elastic:
-            threading.Thread(target=self._end_others, name="ring-job-end", daemon=True).start()
-        self.failures += failures
-
-    def _take_mark(self, mark: RankMark) -> None:
-        if self._watch is not None:
-            self._watch.take(mark)
-
-    def _is_blocked(self) -> bool:
-        return any(output.is_writing for output in self._outputs)
-
-    def _end_others(self) -> None:
-        """After the first failure: the others have time to end with errors of their own."""
-        if not self._over.wait(GRACE):
-            self.kill()
-
-    def _end_by_signal(self, signum: int) -> None:
-        """Pass on a signal that would end this process. Ranks then have limited time; a second Ctrl-C kills them."""
-        if signum in self._passed_on:  # mpiexec takes a second one for an order to kill
-            if signum == signal.SIGINT and time.monotonic() - self._passed_on[signum] > _SAME_SIGNAL:
-                self._kill_at_once()
-            return
-        self._passed_on[signum] = time.monotonic()
-        self.send(signum)
-        if not self.ended_by:
-            self.ended_by = signum
-            threading.Thread(target=self._limit_time_to_end, name="ring-job-end", daemon=True).start()
-
-    def _limit_time_to_end(self) -> None:
-        """Ranks may be stopped or stuck and ignore the signal; SIGKILL always works."""
-        if self._over.wait(_WARN_AFTER):
-            return
-        print_message(f"waiting {STOPPING - _WARN_AFTER:.0f} s more for the ranks to end; Ctrl-C kills them at once")
-        if not self._over.wait(STOPPING - _WARN_AFTER):
-            print_message(f"killing the ranks: they have not ended within {STOPPING:.0f} s")
-            self._kill_at_once()
-
-    def _kill_at_once(self) -> None:
-        if self._over.is_set():  # the process id may belong to another process by now
-            return
-        end_session(self._process.pid)
 
     @contextlib.contextmanager
     def signals_passed_on(self) -> Iterator[None]:
@@ -247,15 +204,11 @@ class Job:
 
         A signal that this process ignores, as under ``nohup``, stays ignored.
         """
-        wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
         def pass_on(signum: int, _frame: FrameType | None) -> None:
-            if signum in _ENDING:
-                self._end_by_signal(signum)
-            else:
-                self.send(signum)
+            self._note("signal", signum)
 
-        kept = [signum for signum in wanted if signal.getsignal(signum) is not signal.SIG_IGN]
+        kept = [signum for signum in _SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN]
         before = {signum: signal.signal(signum, pass_on) for signum in kept}
         try:
             yield
@@ -317,7 +270,7 @@ def _start_limit(given: float | None, hides: bool) -> float:
     """Seconds that a launcher has to start all ranks, 0 without end; ``hides``: not all marks may reach us."""
     limit = config().start_timeout if given is None else given
     if limit < 0:
-        return 0.0 if hides else _START_TIMEOUT
+        return 0.0 if hides else verdict.START_LIMIT
     return limit
 
 

@@ -44,6 +44,11 @@ class RankStatus:
         """Whether it joined the job and never reached the end of its program."""
         return "initialized" in self.times and "exiting" not in self.times
 
+    @property
+    def is_leaving(self) -> bool:
+        """Whether it has reached the end of its program, and no failure ended that."""
+        return "exiting" in self.times and not self.times.keys() & {"raised", "aborted"}
+
     def failed_at(self, code: int) -> float:
         """When the failure that ended it with ``code`` happened; 0 when it has not reported that.
 

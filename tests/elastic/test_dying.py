@@ -139,12 +139,6 @@ def test_too_few_are_left() -> None:
     assert "RingError: 2 of 3 ranks are left, fewer than the 3 of RING_MIN_NP" in done.stderr
 
 
-def test_nobody_is_left() -> None:
-    done = train(2, "0,1", "step", "exit")
-    assert (done.returncode, done.stdout) == (3, "")
-    assert "0 ranks of 2 left, fewer than the 1 of --min-np" in done.stderr
-
-
 def test_a_rank_that_never_comes_ends_the_job() -> None:
     code = f"import os, sys\nif os.environ['RING_RANK'] == '1': sys.exit(4)\n{INIT}"
     done = ringrun("--elastic", "-np", "3", "python", "-c", code)
@@ -182,7 +176,7 @@ def test_a_minimum_that_cannot_be(least: str) -> None:
     assert f"--min-np must be between 1 and the 2 ranks of the job, got {least}" in done.stderr
 
 
-@pytest.mark.parametrize("signum", ["SIGINT", "SIGTERM", "SIGKILL"])
+@pytest.mark.parametrize("signum", ["SIGTERM", "SIGKILL"])
 def test_a_signal_ends_every_rank(signum: str) -> None:
     code = f"import os; os.write(1, b'begun\\n')\n{SLEEPS}"  # in one piece, whatever Python's buffering
     command = [sys.executable, "-m", "ring_notebook.launch.cli", "--elastic", "-np", "2", "python", "-c", code]

@@ -16,7 +16,6 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 from dataclasses import asdict
 from typing import Any
 
@@ -30,10 +29,10 @@ from ring_notebook.launch.supervisor.local_ranks import LocalRanks, raise_file_l
 from ring_notebook.launch.supervisor.output_lines import Carrier
 from ring_notebook.launch.supervisor.rank_process import FORWARDED, end_session
 from ring_notebook.launch.supervisor.start_error import explain_start_error
+from ring_notebook.verdict import SECONDS_TO_BE_ASSIGNED
 
 __all__ = ["Agent", "greeting", "main"]
 
-_SECONDS_TO_BE_ASSIGNED = 60.0
 _CAPACITY = 1 << 16
 
 
@@ -53,8 +52,7 @@ class Agent:
         self._stream = stream
         self._session = session
         self._selector = selectors.DefaultSelector()
-        self._silence = _SECONDS_TO_BE_ASSIGNED
-        self._heard = self._said = time.monotonic()
+        self._silence = SECONDS_TO_BE_ASSIGNED
         self._ranks: LocalRanks | None = None
         self._mpi: MpiHost | None = None
         self._channels: dict[int, socket.socket] = {}
@@ -75,12 +73,7 @@ class Agent:
                 key.data()
             if self._ranks is not None:
                 self._ranks.check()
-            now = time.monotonic()
-            if now - self._said > self._silence / 6:
-                self._said = now
-                self._stream.send(Kind.ALIVE)
-            if now - self._heard > self._silence:
-                self._lost = True
+            self._lost = self._lost or bool(self._stream.check(self._silence))
         if self._lost and self._ranks is not None:
             self._ranks.send(signal.SIGKILL)
         return int(self._lost)
@@ -94,7 +87,6 @@ class Agent:
         self._lost = True
 
     def _take(self, frame: Frame) -> None:
-        self._heard = time.monotonic()
         if frame.kind == Kind.ASSIGNMENT:
             self._assign(json.loads(frame.payload))
         elif frame.kind == Kind.START:

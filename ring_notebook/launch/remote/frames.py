@@ -12,8 +12,11 @@ import os
 import selectors
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
+
+from ring_notebook.verdict import judge_silence
 
 __all__ = ["LONGEST", "MAGIC", "Frame", "FrameStream", "Kind", "Parser", "encode"]
 
@@ -117,6 +120,7 @@ class FrameStream:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector: selectors.BaseSelector | None = None
         self._waits_to_write = False
+        self._heard = self._spoke = time.monotonic()
 
     def watch(
         self, selector: selectors.BaseSelector, on_frame: Callable[[Frame], None], on_end: Callable[[str], None]
@@ -147,6 +151,15 @@ class FrameStream:
             self._write()
             if self._unsent:
                 self.wake()
+
+    def check(self, silence: float) -> str:
+        """Give a sign of life when it is time. Returns why the other side, silent for so many seconds, is lost."""
+        now = time.monotonic()
+        lost, speaks = judge_silence(self._heard, self._spoke, now, silence)
+        if speaks:
+            self._spoke = now
+            self.send(Kind.ALIVE)
+        return lost
 
     def wake(self) -> None:
         """Have the selector return, from another thread."""
@@ -192,6 +205,7 @@ class FrameStream:
             for frame in self.parser.feed(data):
                 if self._selector is None:  # a frame before has ended it
                     return
+                self._heard = time.monotonic()
                 self._on_frame(frame)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             self._stop(f"it sent what no agent sends: {error}")

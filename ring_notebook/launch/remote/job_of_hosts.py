@@ -22,11 +22,12 @@ from ring_notebook.launch.remote.remote_shell import agent_command
 from ring_notebook.launch.supervisor.host_ranks import Assignment, HostRanks
 from ring_notebook.launch.supervisor.local_ranks import LocalRanks, raise_file_limit
 from ring_notebook.launch.supervisor.outer_job import without_outer_job
-from ring_notebook.launch.supervisor.rank_failure import RankFailure, report_failure
+from ring_notebook.launch.supervisor.rank_failure import report
 from ring_notebook.launch.supervisor.start_error import explain_start_error
 from ring_notebook.launch.supervisor.supervisor import Supervisor
 from ring_notebook.rank.hosts_rendezvous import HOSTS
 from ring_notebook.rank.rank_variables import MASTER, loopback
+from ring_notebook.verdict import RankFailure, Rules
 
 __all__ = ["main", "place"]
 
@@ -57,11 +58,11 @@ def main() -> None:
         supervisor = _supervise(program, n, place(n, hosts))
     except HostsLostError as error:
         for host in error.hosts:
-            report_failure(host.failure(host.ranks[0], 1))
+            report(host.failure(host.ranks[0], 1))
         sys.exit(1)
     except OSError as error:
         code, reason = explain_start_error(program, error)
-        report_failure(RankFailure(0, socket.gethostname(), code, time.time(), reason=reason))
+        report(RankFailure(0, socket.gethostname(), code, time.time(), reason=reason))
         sys.exit(code)
     sys.exit(supervisor.run())
 
@@ -86,7 +87,7 @@ def _supervise(program: list[str], n: int, placed: dict[str, list[int]]) -> Supe
             others = [other for other in placed if other != name]
             hosts.append(RemoteRanks(name, assignment, others, job, agent_command(name)))
     connect([host for host in hosts if isinstance(host, RemoteRanks)])
-    return Supervisor(hosts, connections)
+    return Supervisor(hosts, connections, Rules(n))
 
 
 def _leave(signum: int, _frame: FrameType | None) -> None:

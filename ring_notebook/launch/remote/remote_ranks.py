@@ -17,21 +17,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from ring_notebook import verdict
 from ring_notebook.launch.remote.agent import greeting
 from ring_notebook.launch.remote.flow import Inlet, Window
 from ring_notebook.launch.remote.frames import Frame, FrameStream, Kind, Parser
 from ring_notebook.launch.supervisor.host_ranks import Assignment, HostRanks
 from ring_notebook.launch.supervisor.output_lines import put
 from ring_notebook.launch.supervisor.parent_death import bind_to_parent
-from ring_notebook.launch.supervisor.rank_failure import RankFailure, describe_exit, parse_failure
+from ring_notebook.launch.supervisor.rank_failure import parse_report
 from ring_notebook.rank.rank_status import RankStatus
+from ring_notebook.verdict import RankFailure, describe_exit
 
-__all__ = ["SECONDS_TO_CONNECT", "SILENCE", "HostsLostError", "RemoteRanks", "connect"]
+__all__ = ["HostsLostError", "RemoteRanks", "connect"]
 
-SECONDS_TO_CONNECT = 30.0
-"""For ssh to connect, and for the agent to answer."""
-SILENCE = 30.0
-"""Seconds without a sign of life after which an agent and its supervisor give each other up; each gives six of them."""
 _SECONDS_TO_EXIT = 2.0
 _CAPACITY = 1 << 16
 _LAST_WORDS = 4096  # bytes of what ssh says
@@ -69,7 +67,6 @@ class RemoteRanks(HostRanks):
         self._statuses: dict[int, RankStatus] = {}
         self._words = b""
         self._asked_to_end = self._ended = False
-        self._heard = self._said = time.monotonic()
         parent = os.getpid()
 
         def in_shell() -> None:
@@ -144,12 +141,8 @@ class RemoteRanks(HostRanks):
             self._kill()
 
     def check(self) -> None:
-        now = time.monotonic()
-        if now - self._said > SILENCE / 6:
-            self._said = now
-            self._stream.send(Kind.ALIVE)
-        if now - self._heard > SILENCE:
-            self._lose(f"it has not answered for {SILENCE:g} s")
+        if lost := self._stream.check(verdict.SILENCE):
+            self._lose(lost)
 
     def give_up(self, why: str) -> None:
         """Do without this host: what runs there ends when its agent notices."""
@@ -161,7 +154,6 @@ class RemoteRanks(HostRanks):
             self._stream.send(Kind.END, children)
 
     def _take(self, frame: Frame) -> None:
-        self._heard = time.monotonic()
         if frame.kind == Kind.HELLO:
             self._greet(json.loads(frame.payload))
         elif frame.kind == Kind.MESSAGE:
@@ -193,13 +185,13 @@ class RemoteRanks(HostRanks):
             "folder": os.getcwd(),
             "others": self._others,
             "job": self._job,
-            "silence": SILENCE,
+            "silence": verdict.SILENCE,
         }
         self._stream.send(Kind.ASSIGNMENT, payload=json.dumps(given).encode())
 
     def _handle_exit(self, rank: int, told: dict[str, Any]) -> None:
-        failure = parse_failure(json.dumps(told["failure"]).encode())
-        if failure is None or rank not in self._running:
+        failure = parse_report(json.dumps(told["failure"]).encode())
+        if not isinstance(failure, RankFailure) or rank not in self._running:
             raise ValueError(f"a report of rank {rank} that makes no sense")
         self._statuses[rank] = RankStatus(dict(told["times"]), frozenset(map(int, told["lost"])))
         self._exits[rank] = failure
@@ -298,7 +290,7 @@ class RemoteRanks(HostRanks):
 
 def connect(hosts: Sequence[RemoteRanks]) -> None:
     """Wait until the agents of all ``hosts`` have answered. Raises HostsLostError with those that have not."""
-    until = time.monotonic() + SECONDS_TO_CONNECT
+    until = time.monotonic() + verdict.SECONDS_TO_CONNECT
     with selectors.DefaultSelector() as selector:
         for host in hosts:
             host.watch(selector, lambda rank, code: None)
@@ -308,7 +300,7 @@ def connect(hosts: Sequence[RemoteRanks]) -> None:
             if time.monotonic() >= until:
                 for host in hosts:
                     if not host.ready:
-                        host.give_up(f"no answer within {SECONDS_TO_CONNECT:g} s")
+                        host.give_up(f"no answer within {verdict.SECONDS_TO_CONNECT:g} s")
         for host in hosts:
             if not host.lost:
                 host.unwatch()

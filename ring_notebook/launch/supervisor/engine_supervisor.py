@@ -22,12 +22,12 @@ from ring_notebook.launch.supervisor.host_ranks import Assignment
 from ring_notebook.launch.supervisor.local_ranks import LocalRanks, raise_file_limit
 from ring_notebook.launch.supervisor.outer_job import without_outer_job
 from ring_notebook.launch.supervisor.output_lines import carry
-from ring_notebook.launch.supervisor.rank_failure import report_failure
 from ring_notebook.launch.supervisor.rank_process import end_children, send_signal
 from ring_notebook.launch.supervisor.start_error import report_start_error
 from ring_notebook.launch.supervisor.supervisor import Supervisor
 from ring_notebook.rank.rank_status import StatusFile
 from ring_notebook.rank.rank_variables import STARTED_AGAIN, loopback
+from ring_notebook.verdict import Rules
 
 __all__ = ["EngineRanks", "EngineSupervisor", "main", "make_requests", "request"]
 
@@ -84,10 +84,9 @@ class EngineSupervisor(Supervisor):
         assignment = Assignment(program, without_outer_job(os.environ), list(range(n)), n, loopback())
         self._program = program
         self._engines = EngineRanks(assignment, connections.variables, files)
-        self._told: set[int] = set()  # why they end is known; their exit says no more
         self._wanted: set[int] = set()  # to be started again as soon as their processes have ended
         self._unread = b""
-        super().__init__([self._engines], connections)
+        super().__init__([self._engines], connections, Rules(n, engines=True))
         # For writing too: so the pipe has a writer when all kernels have closed it, and never reads as closed.
         self._requests = os.open(requests, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         self._selector.register(self._requests, selectors.EVENT_READ, self._read_requests)
@@ -98,50 +97,38 @@ class EngineSupervisor(Supervisor):
             self._unread = rest[-_CAPACITY:]
             for line in lines:
                 match = _REQUEST.fullmatch(line)
-                if match and int(match[2]) < self._n and not self._ending:
+                if match and int(match[2]) < self._rules.n and not self._verdict.is_ending:
                     self._carry_out(match[1].decode(), int(match[2]))
 
     def _carry_out(self, what: str, rank: int) -> None:
         if what == "end":
             self._wanted.discard(rank)
             if rank in self._running:
-                self._told.add(rank)
-                self._engines.kill(rank)
+                self._note("unwanted", rank)
         elif rank in self._running:
             self._wanted.add(rank)
         else:
             self._start_again(rank)
 
+    def _look(self) -> None:
+        super()._look()
+        for rank in self._verdict.doomed & self._running:
+            self._engines.kill(rank)
+
     def _start_again(self, rank: int) -> None:
         try:
             self._engines.start_again(rank)
         except OSError as error:
-            self._fail(rank, report_start_error(self._program, error))
+            code = report_start_error(self._program, error)
+            self._note("exited", self._engines.failure(rank, code))
             return
         self._running.add(rank)
 
     def _handle_exit(self, rank: int, code: int) -> None:
         super()._handle_exit(rank, code)
-        if rank in self._wanted and not self._ending:
+        if rank in self._wanted and not self._verdict.is_ending:
             self._wanted.discard(rank)
             self._start_again(rank)
-
-    def _finish(self, rank: int) -> None:
-        self._fail(rank, 0)  # an engine runs until it is ended
-
-    def _abort(self, rank: int, code: int) -> None:
-        # The rank waits to be killed. MPI would end the others too, which may not use MPI at all.
-        self._fail(rank, code)
-        self._told.add(rank)
-        self._engines.kill(rank)
-
-    def _fail(self, rank: int, code: int) -> None:
-        if rank in self._told:
-            self._told.discard(rank)
-            return
-        failure = self._engines.failure(rank, code)
-        self._failures.append(failure)
-        report_failure(failure)
 
 
 def main() -> None:

@@ -8,8 +8,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ring_notebook.launch.supervisor.rank_failure import RankFailure
 from ring_notebook.rank.rank_status import RankStatus
+from ring_notebook.verdict import RankFailure
 
 __all__ = ["Assignment", "HostRanks"]
 

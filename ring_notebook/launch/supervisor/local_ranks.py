@@ -14,11 +14,12 @@ from ring_notebook.hardware import oom_kills
 from ring_notebook.launch.supervisor.host_ranks import Assignment, HostRanks
 from ring_notebook.launch.supervisor.outer_job import with_variables_of_job
 from ring_notebook.launch.supervisor.output_lines import Carrier, carry
-from ring_notebook.launch.supervisor.rank_failure import RankFailure
+from ring_notebook.launch.supervisor.rank_failure import failure_of
 from ring_notebook.launch.supervisor.rank_process import end_children, end_if_late, send_signal, start_rank
 from ring_notebook.rank.preload import preloaded
 from ring_notebook.rank.rank_status import RankStatus, StatusFile
 from ring_notebook.rank.rank_variables import rank_variables
+from ring_notebook.verdict import RankFailure
 
 __all__ = ["LocalRanks", "raise_file_limit"]
 
@@ -98,7 +99,7 @@ class LocalRanks(HostRanks):
         return self._status_files[rank].read()
 
     def failure(self, rank: int, code: int) -> RankFailure:
-        return RankFailure.of(rank, code, self.status(rank), self._oom_kills)
+        return failure_of(rank, code, self.status(rank), self._oom_kills)
 
     def end_children(self) -> None:
         for group in self._groups:  # the program behind a shell script is a child of it

@@ -14,6 +14,7 @@ from ring_notebook.launch.supervisor.output_lines import outlet
 from ring_notebook.launch.supervisor.parent_death import bind_to_parent
 from ring_notebook.launch.supervisor.start_error import NoProgramError
 from ring_notebook.rank.rank_status import RankStatus
+from ring_notebook.verdict import judge_late_rank
 
 __all__ = ["FORWARDED", "end_children", "end_if_late", "end_session", "send_signal", "start_rank"]
 
@@ -21,8 +22,6 @@ FORWARDED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signa
 """Signals that are passed on to the program."""
 _TO_ALL = (signal.SIGINT, signal.SIGQUIT, signal.SIGKILL)
 """Signals that the program's children get too: those of a terminal's keys, and the one that nobody can pass on."""
-_RAISED = 5.0
-"""Seconds that a rank has for its exit handlers when a failure ends it. MPI's is one, which waits for all ranks."""
 
 
 def start_rank(
@@ -83,12 +82,10 @@ def send_signal(process: subprocess.Popen[bytes], signum: int) -> None:
 
 def end_if_late(process: subprocess.Popen[bytes], status: RankStatus) -> bool:
     """End a rank that waits for the others in its exit handlers after a failure; whether it has been told to end."""
-    failed = status.times.get("raised", status.times.get("aborted"))
-    late = 0.0 if failed is None else time.time() - failed
-    if late <= _RAISED:
-        return False
-    send_signal(process, signal.SIGTERM if late < 2 * _RAISED else signal.SIGKILL)
-    return True
+    signum = judge_late_rank(status.times.get("raised", status.times.get("aborted")), time.time())
+    if signum:
+        send_signal(process, signum)
+    return signum != 0
 
 
 def end_children(group: int) -> None:

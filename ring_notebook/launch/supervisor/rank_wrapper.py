@@ -20,18 +20,16 @@ from ring_notebook.gpus import gpus, gpus_of_script
 from ring_notebook.hardware import oom_kills
 from ring_notebook.launch.supervisor.outer_job import with_variables_of_job
 from ring_notebook.launch.supervisor.output_lines import carry
-from ring_notebook.launch.supervisor.rank_failure import RankFailure, report_failure
-from ring_notebook.launch.supervisor.rank_mark import RankMark, mark_rank
+from ring_notebook.launch.supervisor.rank_failure import RankMark, failure_of, report
 from ring_notebook.launch.supervisor.rank_process import FORWARDED, end_children, end_if_late, send_signal, start_rank
 from ring_notebook.launch.supervisor.start_error import report_start_error
 from ring_notebook.rank.preload import preloaded
 from ring_notebook.rank.rank_status import StatusFile, rank_of_process
 from ring_notebook.rank.rank_variables import variables_of_rank
+from ring_notebook.verdict import LINGER, judge_parting
 
 __all__ = ["main"]
 
-LINGER = 1.0
-"""Seconds that other ranks have to report, or to end with errors of their own, before MPI kills them."""
 _SECONDS_TO_LOOK = 1.0
 
 
@@ -95,9 +93,9 @@ def main() -> None:
         )
     except OSError as error:
         code = report_start_error(sys.argv[1:], error)
-        report_failure(RankFailure.of(rank_of_process(), code, status_file.read(), oom_before))
+        report(failure_of(rank_of_process(), code, status_file.read(), oom_before))
         sys.exit(code)
-    mark_rank(RankMark(rank_of_process(), ended=False))
+    report(RankMark(rank_of_process(), ended=False))
     output = carry(child)
     if stopping:  # a signal came before there was a child
         child.terminate()
@@ -105,14 +103,13 @@ def main() -> None:
     if stopping:
         end_children(child.pid)
     status = status_file.read()
-    left_early = not code and status.left_early
-    if (code or left_early) and not stopping:
-        report_failure(RankFailure.of(rank_of_process(), code, status, oom_before))
+    reports, linger, hangs_up = judge_parting(code, status.left_early, status.aborted, stopping)
+    if reports:
+        report(failure_of(rank_of_process(), code, status, oom_before))
     output.join()
-    mark_rank(RankMark(rank_of_process(), ended=True))
-    if (left_early or status.aborted) and not stopping:
-        time.sleep(LINGER)
-    if (left_early or code > 0) and not stopping and manager.isdigit():
+    report(RankMark(rank_of_process(), ended=True))
+    time.sleep(linger)
+    if hangs_up and manager.isdigit():
         _hang_up(int(manager))
     if code < 0:
         # End by the same signal, without a second core file, so that mpiexec reports what happened.

@@ -24,8 +24,8 @@ from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.run.catalogue import find, runs_directory
 from ring_notebook.notebook.run.export import Script, export, set_up_cells, set_up_runs
 from ring_notebook.notebook.run.run import Run
+from ring_notebook.notebook.run.run_verdict import own_failures
 from ring_notebook.notebook.run.scaling import ScalingReport, measure
-from ring_notebook.notebook.run.verdict import own_failures
 from ring_notebook.notebook.style import plural
 from ring_notebook.notebook.style import ranks as rank_text
 from ring_notebook.notebook.table import Listing

@@ -15,8 +15,8 @@ from ring_notebook.notebook.notify.notices import Notices
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.run.answering import Answering
 from ring_notebook.notebook.run.failures import brief
+from ring_notebook.notebook.run.run_verdict import Verdict, judge, own_failures
 from ring_notebook.notebook.run.takeover import FollowedLog
-from ring_notebook.notebook.run.verdict import Verdict, judge, own_failures
 from ring_notebook.records import Ended, Failure, encode
 
 if TYPE_CHECKING:

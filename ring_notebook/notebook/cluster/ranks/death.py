@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
-from ring_notebook.launch.supervisor.rank_failure import RankFailure, first_failure, signal_name, split_reports
+from ring_notebook.launch.supervisor.rank_failure import split_reports
 from ring_notebook.notebook.record.run_files import read_text
+from ring_notebook.verdict import RankFailure, first_failure, signal_name
 
 __all__ = ["Death", "explain", "explain_failure", "explain_rank", "failures_of", "not_started", "tail"]
 

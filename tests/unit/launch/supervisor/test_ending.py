@@ -31,8 +31,8 @@ def ringrun(*arguments: str, stopping: float = 10.0, same: float = 0.5) -> Itera
     Signals within ``same`` seconds are one.
     """
     code = (
-        "import sys; from ring_notebook.launch import cli, job; "
-        f"job.STOPPING = {stopping}; job._SAME_SIGNAL = {same}; sys.exit(cli.main(sys.argv[1:]))"
+        "import sys; from ring_notebook import verdict; from ring_notebook.launch import cli; "
+        f"verdict.STOPPING = {stopping}; verdict.SAME_SIGNAL = {same}; sys.exit(cli.main(sys.argv[1:]))"
     )
     command = [sys.executable, "-c", code, *arguments]
     pipe = subprocess.PIPE
@@ -71,9 +71,7 @@ def begun(job: subprocess.Popen[str], stopped: bool = False) -> None:
         until(lambda: "T" in [stat.read_text().split()[2] for stat in stats], LIMIT)
 
 
-@pytest.mark.parametrize(
-    ("elastic", "signum"), [([], signal.SIGINT), (["--elastic"], signal.SIGINT), (["--elastic"], signal.SIGTERM)]
-)
+@pytest.mark.parametrize(("elastic", "signum"), [([], signal.SIGINT), (["--elastic"], signal.SIGTERM)])
 def test_a_stopped_rank_does_not_hold_up_the_end(elastic: list[str], signum: signal.Signals, program: str) -> None:
     """That no rank is left is proven for the whole file, by the fixture that looks for leftovers."""
     with ringrun(*elastic, "-np", "2", "python", program, "stop", stopping=3.0) as job:
@@ -85,9 +83,8 @@ def test_a_stopped_rank_does_not_hold_up_the_end(elastic: list[str], signum: sig
     assert "ringrun: killing the ranks: they have not ended within 3 s" in said
 
 
-@both
-def test_a_second_interrupt_kills(elastic: list[str], program: str) -> None:
-    with ringrun(*elastic, "-np", "2", "python", program, "stop", stopping=10 * LIMIT) as job:
+def test_a_second_interrupt_kills(program: str) -> None:
+    with ringrun("-np", "2", "python", program, "stop", stopping=10 * LIMIT) as job:
         begun(job, stopped=True)
         job.send_signal(signal.SIGINT)
         assert job.stderr is not None
@@ -96,10 +93,9 @@ def test_a_second_interrupt_kills(elastic: list[str], program: str) -> None:
         assert job.wait(LIMIT) == 130
 
 
-@both
-def test_ranks_have_time_to_end(elastic: list[str], program: str) -> None:
+def test_ranks_have_time_to_end(program: str) -> None:
     """Also when the signal comes twice at once, as from a `timeout` whose group the job is in."""
-    with ringrun(*elastic, "-np", "2", "python", program, "save", same=LIMIT) as job:
+    with ringrun("-np", "2", "python", program, "save", same=LIMIT) as job:
         begun(job)
         for _ in range(2):
             job.send_signal(signal.SIGINT)

@@ -1,0 +1,397 @@
+"""Who failed first, how long the others have, what is ended and how, with which exit code, and what the user reads.
+
+All of it is pure. `judge` says from the events so far and the time what has to have happened to a job by now; the
+functions below it do the same for one rank, one host and one run of a notebook. Supervisors, agents, wrappers and
+kernels feed them and carry out what they say. Seconds count from when the job began. A deadline counts when its owner
+looks, which is an event too (``looked``): what had arrived before that look has arrived in time.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Literal, NamedTuple
+
+__all__ = [
+    "Event",
+    "RankFailure",
+    "Rules",
+    "Verdict",
+    "describe_exit",
+    "exit_code",
+    "first_failure",
+    "judge",
+    "judge_late_rank",
+    "judge_parting",
+    "judge_silence",
+    "signal_name",
+]
+
+LINGER = 1.0
+"""Seconds that ranks have to end with errors of their own after one has failed; none after one was killed."""
+ABORTED = 3.0
+"""The same after one that others have aborted: who did so has yet to exit, and is to be named."""
+GRACE = 5.0
+"""Seconds that ranks have to end after SIGTERM before SIGKILL, and when an elastic job cannot continue.
+
+Also those that a launcher has to end its ranks after one has failed.
+"""
+RAISED = 5.0
+"""Seconds that a rank has for its exit handlers when a failure ends it. MPI's is one, which waits for all ranks."""
+STOPPING = 10.0
+"""Seconds that ranks have to end after a signal: for a checkpoint, or a timeline."""
+WARN_STOPPING = 1.0
+"""Seconds after which the user learns of that: most jobs end sooner and need no message."""
+SAME_SIGNAL = 0.5
+"""Seconds in which a second signal is the first one again: `timeout` signals us and our group."""
+WARN_START = 30.0
+"""Seconds after which the user learns that ranks are missing: a host that does not answer, a queue."""
+START_LIMIT = 600.0
+"""Seconds that a launcher of somebody else's has to start all ranks."""
+OUTLIVING = 30.0
+"""Seconds that a launcher may take to end after its last rank."""
+SECONDS_TO_CONNECT = 30.0
+"""For a remote shell to connect, and for the agent to answer."""
+SECONDS_TO_BE_ASSIGNED = 60.0
+"""For the supervisor to say what an agent has to run."""
+SILENCE = 30.0
+"""Seconds without a sign of life after which an agent and its supervisor give each other up; each gives six of them."""
+
+_PASSED_ON_ONLY = (signal.SIGUSR1, signal.SIGUSR2)
+
+
+@dataclass(frozen=True, slots=True)
+class RankFailure:
+    """How the program of one rank failed. ``code`` is negative for a signal, as in subprocess.
+
+    It is 0 for a rank that exited in the middle of the job. ``time`` is that of the host's clock. ``out_of_memory``
+    says that the Linux kernel of its host has killed a process for want of memory meanwhile, ``aborted`` that the rank
+    only ended because another one failed. ``reason`` says why, where the code does not: the rank could not be started,
+    or its host is lost.
+    """
+
+    rank: int
+    host: str
+    code: int
+    time: float
+    out_of_memory: bool = False
+    aborted: bool = False
+    reason: str = ""
+
+    @property
+    def how(self) -> str:
+        """How it ended, in words."""
+        return self.reason or describe_exit(self.code)
+
+    @property
+    def sentence(self) -> str:
+        """That it was the first, and how it ended."""
+        too_early = "" if self.code or self.reason else " in the middle of the job"
+        return f"rank {self.rank} on {self.host} failed first: {self.how}{too_early}"
+
+
+Kind = (
+    Literal["exited", "aborted", "leaving", "missed", "apart", "unwanted"]
+    | Literal["started", "ended", "launcher", "signal", "stopped", "looked"]
+)
+
+
+class Event(NamedTuple):
+    """What has happened to a job.
+
+    - ``exited``: a rank has, as the value says; code 0 is a good end, as far as is known
+    - ``aborted``: a rank has called MPI_Abort, and waits to be killed
+    - ``leaving``: a rank has reached the end of its program, and still runs its exit handlers
+    - ``missed``: others still need this rank, which has exited with 0
+    - ``apart``: why the ranks of an elastic job will never find each other
+    - ``unwanted``: the user has asked to end this rank
+    - ``started``, ``ended``: this rank of somebody else's launcher has
+    - ``launcher``: the launcher has exited with this code
+    - ``signal``: this one has come for the job
+    - ``stopped``: nobody waits for the job any more
+    - ``looked``: what was due has been carried out; the value is ``deaf`` of `judge`
+    """
+
+    at: float
+    kind: Kind
+    value: RankFailure | str | float = 0.0
+
+
+class Rules(NamedTuple):
+    """What a job of ``n`` ranks is, to the one that judges it."""
+
+    n: int
+    min_np: int = 0
+    """Ranks with which an elastic job continues; 0: it needs all."""
+    engines: bool = False
+    """Each lives as long as it does, and never exits by itself."""
+    launched: bool = False
+    """A launcher starts and ends the ranks; its owner hears of ranks that fail, and signals the launcher."""
+    start_limit: float | None = None
+    """Seconds that a launcher of somebody else's has to start all ranks, 0: no limit; None: the launcher is ours."""
+
+
+def judge(rules: Rules, events: Iterable[Event], now: float, deaf: float = 0.0) -> Verdict:
+    """What has to have happened to a job by ``now``.
+
+    ``deaf`` are the seconds in which no mark of a rank could be heard, such as behind output that nobody reads.
+    """
+    verdict = Verdict(rules)
+    for event in events:
+        verdict._take(event)
+    before = len(verdict.signals), len(verdict.words), len(verdict.failures)
+    verdict._look(now, deaf)
+    verdict.due = before != (len(verdict.signals), len(verdict.words), len(verdict.failures))
+    return verdict
+
+
+class Verdict:
+    """On a job, as `judge` gives it. Lists only grow, from one verdict on a job to the next."""
+
+    def __init__(self, rules: Rules) -> None:
+        self.signals: list[int] = []
+        """Those that all ranks, or their launcher, have to have been sent by now."""
+        self.words: list[str] = []
+        """What the user has to have been told."""
+        self.failures: list[RankFailure] = []
+        self.finished: dict[int, RankFailure] = {}
+        """Ranks that have ended well, as far as is known."""
+        self.doomed: set[int] = set()
+        """Ranks that are to be killed alone."""
+        self.problem = ""
+        """Why a launcher was ended before all ranks had started."""
+        self.ended_by = 0
+        """The signal to the job that ends it, if one does."""
+        self.ends = False
+        """Whether its end was decided here."""
+        self.due = False
+        """Whether there is more to carry out than the events have brought: then an event ``looked`` belongs to them."""
+        self._rules = rules
+        self._exited: set[int] = set()
+        self._leaving: dict[int, RankFailure] = {}
+        self._apart = ""
+        self._started: set[int] = set()
+        self._through: set[int] = set()  # ranks that a launcher's marks say have ended
+        self._through_at = 0.0
+        self._launcher_code: int | None = None
+        self._passed_on: dict[int, float] = {}  # signals, when each came first
+        self._end_at = self._warn_at = self._launcher_at = inf
+        self._start_warning = inf if rules.start_limit is None else min(WARN_START, rules.start_limit or inf)
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether all ranks have been told to end. What they exit with says nothing then."""
+        return bool(self.ended_by or self.ends)
+
+    @property
+    def look_at(self) -> float:
+        """When to look again, unless something happens before."""
+        return min(self._end_at, self._warn_at, self._launcher_at)
+
+    @property
+    def code(self) -> int:
+        """The exit code of the job, if it is over."""
+        rules = self._rules
+        if self.ended_by:
+            return exit_code(-self.ended_by)
+        if self._launcher_code is not None and (rules.min_np or not self.failures):
+            return int(bool(self.problem)) if self.ends else exit_code(self._launcher_code)
+        if rules.min_np and not self._apart and rules.n - len(self.failures) >= rules.min_np:
+            return 0
+        first = first_failure(self.failures, rules.n)
+        return 0 if first is None else exit_code(first.code or 1)
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case Event(at, "looked", float(deaf)):
+                self._look(at, deaf)
+            case Event(at, "signal", int(number)):
+                self._signal(at, number)
+            case Event(_, "launcher", int(code)):
+                self._launcher_code = code
+            case Event(_, "started", int(rank)):
+                self._started.add(rank)
+            case Event(at, "ended", int(rank)):
+                self._started.add(rank)
+                self._through.add(rank)
+                self._through_at = at
+            case Event(_, "unwanted", int(rank)):
+                self.doomed.add(rank)
+            case Event(_, "exited", RankFailure(rank)) if rank in self.doomed:
+                self.doomed.discard(rank)  # why it ends is known
+            case _ if self.is_ending:
+                pass
+            case Event(at, "exited", RankFailure() as how):
+                self._exited.add(how.rank)
+                self._leaving.pop(how.rank, None)
+                if how.code or self._rules.engines or self._rules.launched:
+                    self._fail(at, how)
+                else:
+                    self.finished[how.rank] = how
+            case Event(at, "aborted", RankFailure() as how):
+                self._fail(at, how, 0.0)
+                if self._rules.engines:  # MPI would end the others too, which may not use MPI at all
+                    self.doomed.add(how.rank)
+            case Event(at, "missed", int(rank)) if rank in self.finished:
+                self._fail(at, self.finished.pop(rank))
+            case Event(_, "leaving", RankFailure() as how):
+                self._leaving[how.rank] = how
+            case Event(_, "apart", str(why)):
+                self._apart = why
+            case Event(at, "stopped"):
+                self._end_within(at, 0.0)
+
+    def _look(self, now: float, deaf: float) -> None:
+        """Decide what is due."""
+        if self._launcher_code is not None:
+            self._end_at = self._warn_at = self._launcher_at = inf
+            return
+        self._look_at_launcher(now, deaf)
+        if not self.is_ending and (now >= self._end_at or len(self._exited) >= self._rules.n):
+            self._blame_who_has_left(now)
+        if now >= self._warn_at:
+            left = STOPPING - WARN_STOPPING
+            self.words.append(f"waiting {left:.0f} s more for the ranks to end; Ctrl-C kills them at once")
+            self._warn_at = inf
+        if now >= self._end_at:
+            if self.ended_by and self._rules.launched and not self.ends:
+                self.words.append(f"killing the ranks: they have not ended within {STOPPING:.0f} s")
+            self.signals.append(signal.SIGKILL if self.is_ending else signal.SIGTERM)
+            self.ends = True
+            self._end_at = now + GRACE
+
+    def _look_at_launcher(self, now: float, deaf: float) -> None:
+        """A launcher of somebody else's may not start all ranks, or outlive them."""
+        n, limit = self._rules.n, self._rules.start_limit
+        self._launcher_at = inf
+        if limit is None or self.is_ending:
+            return
+        count = f"the launcher has started {len(self._started)} of {n} ranks"
+        if len(self._started) < n:
+            if now >= self._start_warning + deaf:
+                self._start_warning = inf
+                ends = f"; it is killed after {limit:g} s (--start-timeout)" if limit > WARN_START else ""
+                self.words.append(f"{count} so far{ends}")
+            self._launcher_at = min(self._start_warning, limit or inf) + deaf
+            if limit and now >= limit + deaf:
+                advice = "see what it waits for, or raise --start-timeout (RING_START_TIMEOUT)"
+                self.problem = f"{count} within {limit:g} s; {advice}"
+                self._end_within(now, 0.0)
+        elif len(self._through) >= n:
+            self._launcher_at = self._through_at + OUTLIVING + deaf
+            if now >= self._launcher_at:
+                self.words.append(f"killing the launcher: all ranks ended {OUTLIVING:g} s ago, and it has not")
+                self._end_within(now, 0.0)
+
+    def _signal(self, at: float, number: int) -> None:
+        if number in (signal.SIGUSR1, signal.SIGUSR2):
+            self.signals.append(number)
+            return
+        if self._rules.launched and number in self._passed_on:  # mpiexec takes a second one for an order to kill
+            if number == signal.SIGINT and at - self._passed_on[number] > SAME_SIGNAL:
+                self.signals.append(signal.SIGKILL)
+            return
+        self.signals.append(number)
+        self._passed_on.setdefault(number, at)
+        if not self.is_ending:
+            self._end_at = at + STOPPING
+            self._warn_at = at + WARN_STOPPING if self._rules.launched else inf
+        self.ended_by = self.ended_by or number
+
+    def _blame_who_has_left(self, now: float) -> None:
+        """Where all that failed only missed another rank, those that ended well, or are slow to, have failed."""
+        if self.failures and all(failure.aborted for failure in self.failures):
+            for how in [*self.finished.values(), *self._leaving.values()]:
+                self._fail(now, how)
+            self.finished.clear()
+
+    def _fail(self, at: float, how: RankFailure, patience: float | None = None) -> None:
+        """A rank has failed: all end within ``patience``, by default as its end demands, unless the job continues."""
+        rules, failed = self._rules, f"rank {how.rank} failed: {describe_exit(how.code)}"
+        self.failures.append(how)
+        left = rules.n - len(self.failures)
+        if rules.engines or (rules.min_np and (rules.launched or self._end_at < inf)):
+            return
+        if not rules.min_np:
+            by_end = ABORTED if how.aborted else LINGER if how.code >= 0 else 0.0
+            self._end_within(at, patience if patience is not None else GRACE if rules.launched else by_end)
+        elif self._apart:
+            self.words.append(f"{self._apart}; ending the job")
+            self._end_within(at, GRACE)
+        elif left < rules.min_np:
+            fewer = f"fewer than the {rules.min_np} of --min-np"
+            self.words.append(f"{failed}. {_ranks(left)} of {rules.n} left, {fewer}")
+            self._end_within(at, GRACE)
+        else:
+            self.words.append(f"{failed}. Continuing with {_ranks(left)} of {rules.n}")
+
+    def _end_within(self, at: float, seconds: float) -> None:
+        self._end_at = min(self._end_at, at + seconds)
+
+
+def _ranks(count: int) -> str:
+    return f"{count} rank" if count == 1 else f"{count} ranks"
+
+
+def first_failure(failures: Sequence[RankFailure], n: int = 0) -> RankFailure | None:
+    """The rank of ``n`` that failed before all others; None when none has.
+
+    Ranks that others have aborted come after those, whatever the clocks of the hosts say. When all ``n`` ranks of a job
+    exit with 0 in the middle of it, none has failed: no rank waited for them.
+    """
+    if len(failures) == n and not any(failure.code for failure in failures):
+        return None
+    return min(failures, key=lambda failure: (failure.aborted, failure.time), default=None)
+
+
+def exit_code(code: int) -> int:
+    """What a shell shows for a subprocess return code: 128 + signal for a signal."""
+    return code if code >= 0 else 128 - code
+
+
+def signal_name(number: int) -> str:
+    """SIGKILL for 9, and so on."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # of the realtime signals only the first and the last have names
+        above = number - signal.SIGRTMIN
+        return f"SIGRTMIN+{above}" if above > 0 else f"signal {number}"
+
+
+def describe_exit(code: int) -> str:
+    """A subprocess return code in words."""
+    if code >= 0:
+        return f"exit code {code}"
+    name = signal_name(-code)
+    hint = "; if nobody sent it, the Linux kernel did, out of memory" if name == "SIGKILL" else ""
+    return f"killed by {name}{hint}"
+
+
+def judge_late_rank(failed_at: float | None, now: float) -> int:
+    """The signal for a rank that waits for others in its exit handlers since it failed; 0 while it has time."""
+    late = 0.0 if failed_at is None else now - failed_at
+    return 0 if late <= RAISED else signal.SIGTERM if late < 2 * RAISED else signal.SIGKILL
+
+
+def judge_parting(code: int, left_early: bool, aborted: bool, stopping: bool) -> tuple[bool, float, bool]:
+    """What the wrapper of a rank does that exited with ``code``, ``left_early`` or not, ``aborted`` by others or not.
+
+    Whether it reports a failure; the seconds for which it lingers, so that others report first, before its exit makes
+    MPI kill them; whether it closes its connection to MPI's launcher, which then ends the others. Nothing of this where
+    a signal is ``stopping`` the job.
+    """
+    left_early = left_early and not code
+    if stopping:
+        return False, 0.0, False
+    return bool(code) or left_early, LINGER if left_early or aborted else 0.0, left_early or code > 0
+
+
+def judge_silence(heard: float, spoke: float, now: float, silence: float) -> tuple[str, bool]:
+    """Why the other side of a connection between hosts is lost, if it is, and whether to give a sign of life.
+
+    ``heard`` and ``spoke`` are when the last sign came and went.
+    """
+    lost = f"it has not answered for {silence:g} s" if now - heard > silence else ""
+    return lost, now - spoke > silence / 6
