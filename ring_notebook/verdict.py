@@ -25,41 +25,35 @@ __all__ = [
     "judge",
     "judge_late_rank",
     "judge_parting",
+    "judge_run",
     "judge_silence",
     "signal_name",
 ]
 
-LINGER = 1.0
-"""Seconds that ranks have to end with errors of their own after one has failed; none after one was killed."""
-ABORTED = 3.0
-"""The same after one that others have aborted: who did so has yet to exit, and is to be named."""
-GRACE = 5.0
-"""Seconds that ranks have to end after SIGTERM before SIGKILL, and when an elastic job cannot continue.
-
-Also those that a launcher has to end its ranks after one has failed.
-"""
-RAISED = 5.0
-"""Seconds that a rank has for its exit handlers when a failure ends it. MPI's is one, which waits for all ranks."""
-STOPPING = 10.0
-"""Seconds that ranks have to end after a signal: for a checkpoint, or a timeline."""
-WARN_STOPPING = 1.0
-"""Seconds after which the user learns of that: most jobs end sooner and need no message."""
-SAME_SIGNAL = 0.5
-"""Seconds in which a second signal is the first one again: `timeout` signals us and our group."""
-WARN_START = 30.0
-"""Seconds after which the user learns that ranks are missing: a host that does not answer, a queue."""
-START_LIMIT = 600.0
-"""Seconds that a launcher of somebody else's has to start all ranks."""
-OUTLIVING = 30.0
-"""Seconds that a launcher may take to end after its last rank."""
-SECONDS_TO_CONNECT = 30.0
-"""For a remote shell to connect, and for the agent to answer."""
-SECONDS_TO_BE_ASSIGNED = 60.0
-"""For the supervisor to say what an agent has to run."""
-SILENCE = 30.0
-"""Seconds without a sign of life after which an agent and its supervisor give each other up; each gives six of them."""
-
-_PASSED_ON_ONLY = (signal.SIGUSR1, signal.SIGUSR2)
+# All in seconds. Those of a job:
+LINGER = 1.0  # that ranks have to end with errors of their own after one has failed; none after one was killed
+ABORTED = 3.0  # instead, after one that others have aborted: who did so has yet to exit, and is to be named
+GRACE = 5.0  # between SIGTERM and SIGKILL; before, where an elastic job cannot continue or a launcher's rank failed
+RAISED = 5.0  # that a failed rank has for its exit handlers; MPI's is one, which waits for all ranks
+STOPPING = 10.0  # that ranks have to end after a signal: for a checkpoint, or a timeline
+WARN_STOPPING = 1.0  # after which the user learns of that; most jobs end sooner and need no message
+SAME_SIGNAL = 0.5  # in which a second signal is the first one again: `timeout` signals us and our group
+# Of a launcher of somebody else's:
+WARN_START = 30.0  # after which the user learns that ranks are missing: a host that does not answer, a queue
+START_LIMIT = 600.0  # to start all ranks
+OUTLIVING = 30.0  # to end after its last rank
+# Of another host:
+SECONDS_TO_CONNECT = 30.0  # for the remote shell to connect, and for the agent to answer
+SECONDS_TO_BE_ASSIGNED = 60.0  # for the supervisor to say what an agent has to run
+SILENCE = 30.0  # without a sign of life, until agent and supervisor give each other up; each gives six in that time
+SECONDS_TO_HANG_UP = 2.0  # for a remote shell that has closed its output to exit
+# Of a notebook's engines and runs:
+SECONDS_TO_EXPLAIN = 2.0  # for the supervisor to say how an engine has ended
+ABORTING = 0.3  # that the other ranks have to abort by themselves after the first failure, before they are interrupted
+ENDING = 0.8  # that they have to stop
+DYING = 3.0  # instead, where all report that a rank has left: it may have died, which MPI reports a moment later
+REPORTING = 2.0  # that the record of how a rank ended may come after its engine has answered
+TELLING = 20.0  # instead, where the controller has lost engines: a launcher of several hosts tells late which one died
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +87,7 @@ class RankFailure:
 
 
 Kind = (
-    Literal["exited", "aborted", "leaving", "missed", "apart", "unwanted"]
+    Literal["exited", "aborts", "leaving", "missed", "apart", "unwanted"]
     | Literal["started", "ended", "launcher", "signal", "stopped", "looked"]
 )
 
@@ -102,7 +96,7 @@ class Event(NamedTuple):
     """What has happened to a job.
 
     - ``exited``: a rank has, as the value says; code 0 is a good end, as far as is known
-    - ``aborted``: a rank has called MPI_Abort, and waits to be killed
+    - ``aborts``: a rank has called MPI_Abort, and waits to be killed
     - ``leaving``: a rank has reached the end of its program, and still runs its exit handlers
     - ``missed``: others still need this rank, which has exited with 0
     - ``apart``: why the ranks of an elastic job will never find each other
@@ -120,17 +114,18 @@ class Event(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """What a job of ``n`` ranks is, to the one that judges it."""
+    """What a job of ``n`` ranks is, to the one that judges it.
+
+    An elastic one continues with ``min_np`` ranks. ``engines`` live as long as they do, and never exit by themselves.
+    With ``launched`` a launcher starts and ends the ranks: the job's owner hears of ranks that fail, and signals the
+    launcher. One of somebody else's has ``start_limit`` seconds to start all ranks, 0 for any time.
+    """
 
     n: int
     min_np: int = 0
-    """Ranks with which an elastic job continues; 0: it needs all."""
     engines: bool = False
-    """Each lives as long as it does, and never exits by itself."""
     launched: bool = False
-    """A launcher starts and ends the ranks; its owner hears of ranks that fail, and signals the launcher."""
     start_limit: float | None = None
-    """Seconds that a launcher of somebody else's has to start all ranks, 0: no limit; None: the launcher is ours."""
 
 
 def judge(rules: Rules, events: Iterable[Event], now: float, deaf: float = 0.0) -> Verdict:
@@ -151,23 +146,15 @@ class Verdict:
     """On a job, as `judge` gives it. Lists only grow, from one verdict on a job to the next."""
 
     def __init__(self, rules: Rules) -> None:
-        self.signals: list[int] = []
-        """Those that all ranks, or their launcher, have to have been sent by now."""
-        self.words: list[str] = []
-        """What the user has to have been told."""
+        self.signals: list[int] = []  # that all ranks, or their launcher, have to have been sent by now
+        self.words: list[str] = []  # that the user has to have been told
         self.failures: list[RankFailure] = []
-        self.finished: dict[int, RankFailure] = {}
-        """Ranks that have ended well, as far as is known."""
-        self.doomed: set[int] = set()
-        """Ranks that are to be killed alone."""
-        self.problem = ""
-        """Why a launcher was ended before all ranks had started."""
-        self.ended_by = 0
-        """The signal to the job that ends it, if one does."""
-        self.ends = False
-        """Whether its end was decided here."""
-        self.due = False
-        """Whether there is more to carry out than the events have brought: then an event ``looked`` belongs to them."""
+        self.finished: dict[int, RankFailure] = {}  # ranks that have ended well, as far as is known
+        self.doomed: set[int] = set()  # ranks that are to be killed alone
+        self.problem = ""  # why a launcher was ended before all ranks had started
+        self.ended_by = 0  # the signal to the job that ends it, if one does
+        self.ends = False  # its end was decided here
+        self.due = False  # there is more to carry out than the events have brought; then an event `looked` joins them
         self._rules = rules
         self._exited: set[int] = set()
         self._leaving: dict[int, RankFailure] = {}
@@ -230,7 +217,7 @@ class Verdict:
                     self._fail(at, how)
                 else:
                     self.finished[how.rank] = how
-            case Event(at, "aborted", RankFailure() as how):
+            case Event(at, "aborts", RankFailure() as how):
                 self._fail(at, how, 0.0)
                 if self._rules.engines:  # MPI would end the others too, which may not use MPI at all
                     self.doomed.add(how.rank)
@@ -386,6 +373,29 @@ def judge_parting(code: int, left_early: bool, aborted: bool, stopping: bool) ->
     if stopping:
         return False, 0.0, False
     return bool(code) or left_early, LINGER if left_early or aborted else 0.0, left_early or code > 0
+
+
+def judge_run(
+    now: float,
+    *,
+    failed_at: float = inf,
+    cause_known: bool = False,
+    answered_at: float = inf,
+    engines_known: bool = True,
+    timeout: float = 0.0,
+    held: float = 0.0,
+) -> tuple[Literal["", "timeout", "failure"], bool]:
+    """Why the ranks of a notebook's run have to be interrupted by now, and whether no more is to be expected of them.
+
+    ``failed_at`` is when the first rank failed or died, or when one that waited for its user since has its answer;
+    ``cause_known``: one has failed by itself, or died. All engines have answered ``answered_at``; ``engines_known``:
+    the controller has lost none. ``timeout`` is the run's own limit, without the seconds in which ranks were ``held``
+    by their user.
+    """
+    silent = now - answered_at > (REPORTING if engines_known else TELLING)
+    stopped = now - failed_at > (ENDING if cause_known else DYING)
+    late = bool(timeout) and now - held > timeout
+    return "timeout" if late else "failure" if now - failed_at > ABORTING else "", silent or stopped
 
 
 def judge_silence(heard: float, spoke: float, now: float, silence: float) -> tuple[str, bool]:

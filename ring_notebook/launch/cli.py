@@ -116,7 +116,7 @@ class _Starts:
                 print(shlex.join(job.command), file=sys.stderr, flush=True)  # noqa: T201
             with job.signals_passed_on():
                 code = job.wait()
-            if not code or job.ended_by:
+            if not code or job.verdict.ended_by:
                 break
             if attempt < self._restarts:
                 print_message(f"{job.describe_failure()}; restarting the job ({attempt + 1} of {self._restarts})")

@@ -83,22 +83,18 @@ class Job:
         self._began = time.monotonic()
         self._looked = self._deaf = 0.0
         self._events: list[Event] = []
-        self._verdict = judge(self._rules, (), 0.0)
+        self.verdict = judge(self._rules, (), 0.0)
+        """On what has happened so far; final after `wait`."""
         self._exited, self._wake = os.pidfd_open(self._process.pid), os.eventfd(0, os.EFD_CLOEXEC)
         for descriptor in (self._exited, self._wake):
             weakref.finalize(self, os.close, descriptor)
-        self._outputs = [_Output(sink, self._note_failures, self._note_mark) for sink in (sys.stdout, sys.stderr)]
+        self._outputs = [_Output(sink, self._note) for sink in (sys.stdout, sys.stderr)]
         sources = (self._process.stdout, self._process.stderr)
         self._carriers = [  # a thread for each: the one flows while nobody reads the other
             Carrier(self._process, {source: output.take}, hold=SOON)
             for source, output in zip(sources, self._outputs, strict=True)
             if source is not None
         ]
-
-    @property
-    def ended_by(self) -> int:
-        """The signal that ended the job; 0 without."""
-        return self._verdict.ended_by
 
     def wait(self) -> int:
         """Wait for the job; its exit code is the first failed rank's, and 128 + signal where one ended it.
@@ -118,10 +114,10 @@ class Job:
                 end_session(self._process.pid)
             raise
         self._take_rest()
-        self._verdict = judge(self._rules, self._events, self._now())
+        self.verdict = judge(self._rules, self._events, self._now())
         if problem := self._traces.merge():
             print_message(problem)
-        return self._verdict.code or int(bool(self._output_error))
+        return self.verdict.code or int(bool(self._output_error))
 
     def _wait(self) -> None:
         """Carry out what is due until the launcher has ended.
@@ -134,15 +130,15 @@ class Job:
         ready = list[tuple[int, int]]()
         while (self._exited, select.POLLIN) not in ready:
             self._look()
-            ready = poll.poll(1000 * max(0.0, min(_LOOK, self._verdict.look_at - self._now())))
+            ready = poll.poll(1000 * max(0.0, min(_LOOK, self.verdict.look_at - self._now())))
             if (self._wake, select.POLLIN) in ready:
                 os.eventfd_read(self._wake)
         self._note("launcher", self._process.wait())
-        if self._verdict.ends:
+        if self.verdict.ends:
             end_session(self._process.pid)  # it may have ended without its ranks
 
     def _look(self) -> None:
-        now, before = self._now(), self._verdict
+        now, before = self._now(), self.verdict
         # What came while a signal had stopped this process has yet to be read.
         waited, self._looked = now - self._looked, now
         self._deaf += waited if any(output.is_writing for output in self._outputs) else max(0.0, waited - 2 * _LOOK)
@@ -150,7 +146,7 @@ class Job:
         if latest.due:
             self._events.append(Event(now, "looked", self._deaf))
             latest = judge(self._rules, self._events, now, self._deaf)
-        self._verdict = latest
+        self.verdict = latest
         for text in latest.words[len(before.words) :]:
             print_message(text)
         for signum in latest.signals[len(before.signals) :]:
@@ -167,13 +163,6 @@ class Job:
         self._events.append(Event(self._now(), kind, value))
         os.eventfd_write(self._wake, 1)
 
-    def _note_failures(self, failures: list[RankFailure]) -> None:
-        for failure in failures:
-            self._note("exited", failure)
-
-    def _note_mark(self, mark: RankMark) -> None:
-        self._note("ended" if mark.ended else "started", mark.rank)
-
     @property
     def _output_error(self) -> str:
         """Why output of the ranks was lost; empty when all is written."""
@@ -181,19 +170,19 @@ class Job:
 
     def describe_failure(self) -> str:
         """One sentence on the rank that failed first, or on the launcher when no rank did."""
-        first = first_failure(self._verdict.failures, self._rules.n)
+        first = first_failure(self.verdict.failures, self._rules.n)
         if self._process.returncode == 0 and self._output_error:
             return f"output of the ranks was lost: {self._output_error}"
         if first is not None:
             return first.sentence
         how = f"the launcher of the ranks failed ({describe_exit(self._process.returncode)})"
-        return f"{self._verdict.problem or how}: {shlex.join(self.command)}"
+        return f"{self.verdict.problem or how}: {shlex.join(self.command)}"
 
     def _take_rest(self) -> None:
         """Wait until the output of the ranks is written; for a limited time when a signal has ended the job."""
         until = self._now() + verdict.GRACE
         for carrier, output in zip(self._carriers, self._outputs, strict=True):
-            while carrier.is_alive() and not (self.ended_by and self._now() > until):
+            while carrier.is_alive() and not (self.verdict.ended_by and self._now() > until):
                 carrier.join(0.2)
             if not carrier.is_alive():
                 output.close()
@@ -218,17 +207,11 @@ class Job:
 
 
 class _Output:
-    """Writes one output stream of the job to ``sink`` and passes on the reports and the marks in it."""
+    """Writes one output stream of the job to ``sink``, and has the reports in it noted."""
 
-    def __init__(
-        self,
-        sink: TextIO | None,
-        on_failures: Callable[[list[RankFailure]], None],
-        on_mark: Callable[[RankMark], None],
-    ) -> None:
+    def __init__(self, sink: TextIO | None, note: Callable[[Kind, RankFailure | int], None]) -> None:
         self._sink = sink
-        self._on_failures = on_failures
-        self._on_mark = on_mark
+        self._note = note
         self._kept = b""
         self.is_writing = False
         """Whether a write is under way, which the reader of the output may hold up."""
@@ -237,9 +220,13 @@ class _Output:
 
     def take(self, data: bytes) -> None:
         """The next piece of output."""
-        text, failures, self._kept = split_reports(self._kept + data, self._on_mark)
-        self._on_failures(failures)
+        text, failures, self._kept = split_reports(self._kept + data, self._take_mark)
+        for failure in failures:
+            self._note("exited", failure)
         self._write(text)
+
+    def _take_mark(self, mark: RankMark) -> None:
+        self._note("ended" if mark.ended else "started", mark.rank)
 
     def close(self) -> None:
         """The output has ended: an unfinished report is ordinary text."""

@@ -22,14 +22,14 @@ from typing import Any
 from ring_notebook import __version__
 from ring_notebook.launch.connections.mpi_host import MpiHost
 from ring_notebook.launch.remote.flow import Inlet, Window
-from ring_notebook.launch.remote.frames import MAGIC, Frame, FrameStream, Kind, Parser
+from ring_notebook.launch.remote.frames import MAGIC, Channels, Frame, FrameStream, Kind, Parser
 from ring_notebook.launch.remote.network import network_variables
 from ring_notebook.launch.supervisor.host_ranks import Assignment
 from ring_notebook.launch.supervisor.local_ranks import LocalRanks, raise_file_limit
 from ring_notebook.launch.supervisor.output_lines import Carrier
 from ring_notebook.launch.supervisor.rank_process import FORWARDED, end_session
 from ring_notebook.launch.supervisor.start_error import explain_start_error
-from ring_notebook.verdict import SECONDS_TO_BE_ASSIGNED
+from ring_notebook.verdict import SECONDS_TO_BE_ASSIGNED, RankFailure
 
 __all__ = ["Agent", "greeting", "main"]
 
@@ -55,7 +55,7 @@ class Agent:
         self._silence = SECONDS_TO_BE_ASSIGNED
         self._ranks: LocalRanks | None = None
         self._mpi: MpiHost | None = None
-        self._channels: dict[int, socket.socket] = {}
+        self._channels = Channels(stream)
         self._windows = {1: Window(), 2: Window()}
         self._program: list[str] = []
         self._refusal: OSError | None = None  # why this host can start no rank
@@ -94,7 +94,7 @@ class Agent:
         elif frame.kind == Kind.STARTED:
             self._carry_on()
         elif frame.kind == Kind.MESSAGE:
-            self._pass_message(frame.number, frame.payload)
+            self._channels.take(frame.number, frame.payload)
         elif frame.kind == Kind.SIGNAL:
             self._job.send(signal.Signals(frame.number))
         elif frame.kind == Kind.INPUT and self._input is not None:
@@ -141,7 +141,6 @@ class Agent:
             self._refuse(rank, self._refusal)
             return
         ours, theirs = socket.socketpair()
-        ours.setblocking(False)
         with theirs:
             try:
                 self._ranks.start(rank, theirs)
@@ -149,8 +148,7 @@ class Agent:
                 ours.close()
                 self._refuse(rank, error)
                 return
-        self._channels[rank] = ours
-        self._selector.register(ours, selectors.EVENT_READ, functools.partial(self._read_message, rank))
+        self._channels.add(rank, ours, self._selector)
 
     def _refuse(self, rank: int, error: OSError) -> None:
         code, reason = explain_start_error(self._program, error)
@@ -181,48 +179,12 @@ class Agent:
             self._windows[fd].take(len(piece))
             self._stream.send(Kind.OUTPUT, fd, piece)
 
-    def _read_message(self, rank: int) -> bool:
-        """Pass on what ``rank`` has sent. Returns whether there was something."""
-        channel = self._channels.get(rank)
-        if channel is None:
-            return False
-        try:
-            data = channel.recv(_CAPACITY)
-        except BlockingIOError:
-            return False
-        except OSError:
-            data = b""
-        self._stream.send(Kind.MESSAGE, rank, data)
-        if not data:
-            self._hang_up(rank)
-        return bool(data)
-
-    def _pass_message(self, rank: int, data: bytes) -> None:
-        channel = self._channels.get(rank)
-        if channel is None:
-            return
-        if not data:
-            self._hang_up(rank)
-            return
-        with contextlib.suppress(OSError):  # it has exited, or it asks without end and reads no answer
-            channel.sendall(data)
-
-    def _hang_up(self, rank: int) -> None:
-        channel = self._channels.pop(rank)
-        self._selector.unregister(channel)
-        channel.close()
-
-    def _tell_exit(self, rank: int, code: int) -> None:
-        while self._read_message(rank):
+    def _tell_exit(self, how: RankFailure) -> None:
+        while self._channels.pass_on(how.rank):
             pass  # whether it has finalized may still lie in the socket
-        status = self._job.status(rank)
-        told = {
-            "code": code,
-            "failure": asdict(self._job.failure(rank, code)),
-            "times": status.times,
-            "lost": sorted(status.lost),
-        }
-        self._stream.send(Kind.EXIT, rank, json.dumps(told).encode())
+        status = self._job.status(how.rank)
+        told = {"failure": asdict(how), "times": status.times, "lost": sorted(status.lost)}
+        self._stream.send(Kind.EXIT, how.rank, json.dumps(told).encode())
 
     def _finish(self) -> None:
         if self._ranks is not None:

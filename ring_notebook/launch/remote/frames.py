@@ -10,6 +10,7 @@ import contextlib
 import enum
 import os
 import selectors
+import socket
 import struct
 import threading
 import time
@@ -18,7 +19,7 @@ from typing import NamedTuple
 
 from ring_notebook.verdict import judge_silence
 
-__all__ = ["LONGEST", "MAGIC", "Frame", "FrameStream", "Kind", "Parser", "encode"]
+__all__ = ["LONGEST", "MAGIC", "Channels", "Frame", "FrameStream", "Kind", "Parser", "encode"]
 
 MAGIC = b"\x00ring-agent\x00"
 LONGEST = 1 << 24
@@ -217,3 +218,46 @@ class FrameStream:
         if self._selector is not None:
             self.unwatch()
             self._on_end(why)
+
+
+class Channels:
+    """Sockets of ranks, whose bytes cross in frames of kind MESSAGE both ways."""
+
+    def __init__(self, stream: FrameStream) -> None:
+        self._stream = stream
+        self._sockets: dict[int, socket.socket] = {}
+
+    def add(self, rank: int, channel: socket.socket, selector: selectors.BaseSelector) -> None:
+        """Pass on what comes from ``channel``, which `selector` watches from now on."""
+        channel.setblocking(False)
+        self._sockets[rank] = channel
+        self._selector = selector
+        selector.register(channel, selectors.EVENT_READ, lambda: self.pass_on(rank))
+
+    def pass_on(self, rank: int) -> bool:
+        """Send a frame with what has come from the socket of ``rank``. Returns whether there was something."""
+        if rank not in self._sockets:
+            return False
+        try:
+            data = self._sockets[rank].recv(_CAPACITY)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        self._stream.send(Kind.MESSAGE, rank, data)
+        if not data:
+            self._hang_up(rank)
+        return bool(data)
+
+    def take(self, rank: int, data: bytes) -> None:
+        """A frame has come; one without ``data`` is the end."""
+        if rank in self._sockets and data:
+            with contextlib.suppress(OSError):  # the reader has gone, or it asks without end and reads no answer
+                self._sockets[rank].sendall(data)
+        elif rank in self._sockets:
+            self._hang_up(rank)
+
+    def _hang_up(self, rank: int) -> None:
+        channel = self._sockets.pop(rank)
+        self._selector.unregister(channel)
+        channel.close()

@@ -58,7 +58,8 @@ def main() -> None:
         supervisor = _supervise(program, n, place(n, hosts))
     except HostsLostError as error:
         for host in error.hosts:
-            report(host.failure(host.ranks[0], 1))
+            if host.unusable is not None:
+                report(host.unusable)
         sys.exit(1)
     except OSError as error:
         code, reason = explain_start_error(program, error)

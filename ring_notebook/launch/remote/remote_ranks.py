@@ -14,13 +14,13 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from ring_notebook import verdict
 from ring_notebook.launch.remote.agent import greeting
 from ring_notebook.launch.remote.flow import Inlet, Window
-from ring_notebook.launch.remote.frames import Frame, FrameStream, Kind, Parser
+from ring_notebook.launch.remote.frames import Channels, Frame, FrameStream, Kind, Parser
 from ring_notebook.launch.supervisor.host_ranks import Assignment, HostRanks
 from ring_notebook.launch.supervisor.output_lines import put
 from ring_notebook.launch.supervisor.parent_death import bind_to_parent
@@ -30,7 +30,6 @@ from ring_notebook.verdict import RankFailure, describe_exit
 
 __all__ = ["HostsLostError", "RemoteRanks", "connect"]
 
-_SECONDS_TO_EXIT = 2.0
 _CAPACITY = 1 << 16
 _LAST_WORDS = 4096  # bytes of what ssh says
 
@@ -54,6 +53,8 @@ class RemoteRanks(HostRanks):
         self.name = name
         self.lost = ""
         """Why the host is lost."""
+        self.unusable: RankFailure | None = None
+        """The failure of its first rank, where it was lost before its agent had answered."""
         self.ready = False
         """Whether its agent has answered."""
         self._assignment = assignment
@@ -62,8 +63,6 @@ class RemoteRanks(HostRanks):
         self._job = job
         self._command = command
         self._running: set[int] = set()
-        self._channels: dict[int, socket.socket] = {}
-        self._exits: dict[int, RankFailure] = {}
         self._statuses: dict[int, RankStatus] = {}
         self._words = b""
         self._asked_to_end = self._ended = False
@@ -83,13 +82,14 @@ class RemoteRanks(HostRanks):
         self._stdin, self._stdout, self._stderr = stdin, stdout, stderr
         os.set_blocking(stderr.fileno(), False)
         self._stream = FrameStream(stdout.fileno(), stdin.fileno(), Parser(magic=True))
+        self._channels = Channels(self._stream)
         self._input = Window()
         self._outputs: dict[int, Inlet] = {}
 
-    def watch(self, selector: selectors.BaseSelector, on_exit: Callable[[int, int], None]) -> None:
+    def watch(self, selector: selectors.BaseSelector, on_exit: Callable[[RankFailure], None]) -> None:
         super().watch(selector, on_exit)
         selector.register(self._stderr, selectors.EVENT_READ, self._read_words)
-        self._stream.watch(selector, self._take, self._lose)
+        self._stream.watch(selector, self._take, self.lose)
 
     def unwatch(self) -> None:
         """Let go of the selector, until `watch` is called again."""
@@ -99,9 +99,7 @@ class RemoteRanks(HostRanks):
 
     def start(self, rank: int, channel: socket.socket) -> None:
         self._running.add(rank)
-        self._channels[rank] = channel.dup()
-        self._channels[rank].setblocking(False)
-        self._selector.register(self._channels[rank], selectors.EVENT_READ, functools.partial(self._relay, rank))
+        self._channels.add(rank, channel.dup(), self._selector)
         self._stream.send(Kind.START, rank)
 
     def carry_output(self) -> None:
@@ -119,8 +117,7 @@ class RemoteRanks(HostRanks):
         return self._statuses.get(rank, RankStatus())
 
     def failure(self, rank: int, code: int) -> RankFailure:
-        known = self._exits.get(rank)
-        return known if known is not None and known.code == code else RankFailure(rank, self._host, code, time.time())
+        return RankFailure(rank, self._host, code, time.time())
 
     def end_children(self) -> None:
         self._end(1)
@@ -136,17 +133,13 @@ class RemoteRanks(HostRanks):
             output.join()
         self._stdin.close()
         try:
-            self._process.wait(_SECONDS_TO_EXIT)
+            self._process.wait(verdict.SECONDS_TO_HANG_UP)
         except subprocess.TimeoutExpired:
             self._kill()
 
     def check(self) -> None:
         if lost := self._stream.check(verdict.SILENCE):
-            self._lose(lost)
-
-    def give_up(self, why: str) -> None:
-        """Do without this host: what runs there ends when its agent notices."""
-        self._lose(why)
+            self.lose(lost)
 
     def _end(self, children: int) -> None:
         if not self._asked_to_end:
@@ -157,7 +150,7 @@ class RemoteRanks(HostRanks):
         if frame.kind == Kind.HELLO:
             self._greet(json.loads(frame.payload))
         elif frame.kind == Kind.MESSAGE:
-            self._pass_message(frame.number, frame.payload)
+            self._channels.take(frame.number, frame.payload)
         elif frame.kind == Kind.EXIT:
             self._handle_exit(frame.number, json.loads(frame.payload))
         elif frame.kind == Kind.REFUSED:
@@ -173,7 +166,7 @@ class RemoteRanks(HostRanks):
         expected = greeting()
         for what in ("ring_notebook", "Python"):
             if said[what] != expected[what]:
-                self._lose(
+                self.lose(
                     f"it has {what} {said[what]}, and {expected['host']} has {expected[what]}; install the same "
                     "environment at the same path on every host"
                 )
@@ -191,20 +184,18 @@ class RemoteRanks(HostRanks):
 
     def _handle_exit(self, rank: int, told: dict[str, Any]) -> None:
         failure = parse_report(json.dumps(told["failure"]).encode())
-        if not isinstance(failure, RankFailure) or rank not in self._running:
+        if not isinstance(failure, RankFailure) or failure.rank != rank or rank not in self._running:
             raise ValueError(f"a report of rank {rank} that makes no sense")
         self._statuses[rank] = RankStatus(dict(told["times"]), frozenset(map(int, told["lost"])))
-        self._exits[rank] = failure
         self._running.discard(rank)
-        self._on_exit(rank, failure.code)
+        self._on_exit(failure)
 
     def _fail(self, rank: int, code: int, reason: str) -> None:
         """Rank ``rank`` has ended for a reason that no exit code tells."""
-        self._exits[rank] = RankFailure(rank, self._host, code, time.time(), reason=reason)
         self._running.discard(rank)
-        self._on_exit(rank, code)
+        self._on_exit(replace(self.failure(rank, code), reason=reason))
 
-    def _lose(self, why: str) -> None:
+    def lose(self, why: str) -> None:
         """The stream has ended, or nothing comes: by the will of the agent, or because the host is lost."""
         if self._asked_to_end and not why:
             self._ended = True
@@ -216,14 +207,14 @@ class RemoteRanks(HostRanks):
         self._kill()
         if not self.ready:
             why = f"its host cannot be used: {self.lost}. Try: {shlex.join(self._command)}"
-            self._exits[self.ranks[0]] = RankFailure(self.ranks[0], self._host, 1, time.time(), reason=why)
+            self.unusable = replace(self.failure(self.ranks[0], 1), reason=why)
         for rank in sorted(self._running):
             self._fail(rank, 1, f"its host is lost: {self.lost}")
 
     def _why_it_ended(self) -> str:
         """What the remote shell says, which has closed its output."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_SECONDS_TO_EXIT)
+            self._process.wait(verdict.SECONDS_TO_HANG_UP)
         self._read_words()
         shell, code = self._command[0], self._process.returncode
         how = f"{shell} closed the connection" if code is None else f"{shell} ended: {describe_exit(code)}"
@@ -249,32 +240,6 @@ class RemoteRanks(HostRanks):
             with contextlib.suppress(OSError):
                 put(2, data)
 
-    def _relay(self, rank: int) -> None:
-        """The supervisor answers ``rank``, or hangs up."""
-        try:
-            data = self._channels[rank].recv(_CAPACITY)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        self._stream.send(Kind.MESSAGE, rank, data)
-        if not data:
-            self._hang_up(rank)
-
-    def _pass_message(self, rank: int, data: bytes) -> None:
-        if rank not in self._channels:
-            return
-        if not data:
-            self._hang_up(rank)
-            return
-        with contextlib.suppress(OSError):  # the supervisor has hung up, or the rank asks without end
-            self._channels[rank].sendall(data)
-
-    def _hang_up(self, rank: int) -> None:
-        channel = self._channels.pop(rank)
-        self._selector.unregister(channel)
-        channel.close()
-
     def _tell_taken(self, fd: int, size: int) -> None:
         self._stream.send(Kind.TAKEN, fd, b"%d" % size)
 
@@ -293,14 +258,14 @@ def connect(hosts: Sequence[RemoteRanks]) -> None:
     until = time.monotonic() + verdict.SECONDS_TO_CONNECT
     with selectors.DefaultSelector() as selector:
         for host in hosts:
-            host.watch(selector, lambda rank, code: None)
+            host.watch(selector, lambda how: None)
         while any(not host.ready and not host.lost for host in hosts):
             for key, _ in selector.select(max(0.0, until - time.monotonic())):
                 key.data()
             if time.monotonic() >= until:
                 for host in hosts:
                     if not host.ready:
-                        host.give_up(f"no answer within {verdict.SECONDS_TO_CONNECT:g} s")
+                        host.lose(f"no answer within {verdict.SECONDS_TO_CONNECT:g} s")
         for host in hosts:
             if not host.lost:
                 host.unwatch()

@@ -27,7 +27,7 @@ from ring_notebook.launch.supervisor.start_error import report_start_error
 from ring_notebook.launch.supervisor.supervisor import Supervisor
 from ring_notebook.rank.rank_status import StatusFile
 from ring_notebook.rank.rank_variables import STARTED_AGAIN, loopback
-from ring_notebook.verdict import Rules
+from ring_notebook.verdict import RankFailure, Rules
 
 __all__ = ["EngineRanks", "EngineSupervisor", "main", "make_requests", "request"]
 
@@ -124,11 +124,11 @@ class EngineSupervisor(Supervisor):
             return
         self._running.add(rank)
 
-    def _handle_exit(self, rank: int, code: int) -> None:
-        super()._handle_exit(rank, code)
-        if rank in self._wanted and not self._verdict.is_ending:
-            self._wanted.discard(rank)
-            self._start_again(rank)
+    def _handle_exit(self, how: RankFailure) -> None:
+        super()._handle_exit(how)
+        if how.rank in self._wanted and not self._verdict.is_ending:
+            self._wanted.discard(how.rank)
+            self._start_again(how.rank)
 
 
 def main() -> None:

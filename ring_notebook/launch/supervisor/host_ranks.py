@@ -36,10 +36,10 @@ class HostRanks(ABC):
     def __init__(self, ranks: Sequence[int]) -> None:
         self.ranks = tuple(ranks)
 
-    def watch(self, selector: selectors.BaseSelector, on_exit: Callable[[int, int], None]) -> None:
+    def watch(self, selector: selectors.BaseSelector, on_exit: Callable[[RankFailure], None]) -> None:
         """Have what happens here noticed by ``selector``, whose keys carry functions to call.
 
-        ``on_exit`` takes a rank that has exited, with the code that subprocess has for it.
+        ``on_exit`` takes how a rank has exited; with code 0 it has ended well, as far as is known.
         """
         self._selector = selector
         self._on_exit = on_exit

@@ -114,7 +114,7 @@ class LocalRanks(HostRanks):
         self._selector.unregister(self._pidfds[rank])
         os.close(self._pidfds.pop(rank))
         code = self._processes.pop(rank).wait()
-        self._on_exit(rank, self.status(rank).code if rank in self._late else code)
+        self._on_exit(self.failure(rank, self.status(rank).code if rank in self._late else code))
 
     def _environment(self, rank: int, variables: dict[str, str]) -> dict[str, str]:
         job = self._assignment

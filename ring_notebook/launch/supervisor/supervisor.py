@@ -94,14 +94,14 @@ class Supervisor:
             channel.close()
         code = self._connections.take_abort(rank)
         if code is not None:
-            self._note("aborted", self._host_of[rank].failure(rank, code))
+            self._note("aborts", self._host_of[rank].failure(rank, code))
 
-    def _handle_exit(self, rank: int, code: int) -> None:
-        self._running.discard(rank)
-        self._connections.exited(rank, describe_exit(code))
+    def _handle_exit(self, how: RankFailure) -> None:
+        self._running.discard(how.rank)
+        self._connections.exited(how.rank, describe_exit(how.code))
         if self._connections.error:
             self._note("apart", self._connections.error)
-        self._note("exited", self._host_of[rank].failure(rank, code))
+        self._note("exited", how)
 
     def _note(self, kind: Kind, value: RankFailure | str | float = 0.0) -> None:
         self._events.append(Event(self._now(), kind, value))

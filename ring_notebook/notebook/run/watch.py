@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Sequence
+from math import inf
 from threading import Event, Thread
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from ring_notebook.notebook.run.failures import brief
 from ring_notebook.notebook.run.run_verdict import Verdict, judge, own_failures
 from ring_notebook.notebook.run.takeover import FollowedLog
 from ring_notebook.records import Ended, Failure, encode
+from ring_notebook.verdict import judge_run
 
 if TYPE_CHECKING:
     from ring_notebook.notebook.engines import Engines
@@ -25,15 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["Watch"]
 
 _TICK = 0.05
-# After the first failure: the time that the other ranks have to abort by themselves, and then to stop (seconds).
-_SECONDS_TO_ABORT = 0.3
-_SECONDS_TO_STOP = 0.8
-# When ranks report that another one has left without a record it may have died, which MPI reports a moment later.
-_SECONDS_TO_DIE = 3.0
-# An engine that has answered without the record of how its rank ended will not send it any more.
-_SECONDS_TO_REPORT = 2.0
-# Engines that the controller has lost have died. Which one first, and how, the launcher of several hosts tells later.
-_SECONDS_TO_TELL = 20.0
 
 
 class Watch:
@@ -69,7 +62,7 @@ class Watch:
         self._passed_on = 0  # how many of these requests were passed on
         self._interrupted = False  # by the user, not by a failure
         self._signalled: set[int] = set()
-        self._failed_at = 0.0
+        self._failed_at = self._answered_at = inf
         self._timed_out = False
         self._died: dict[int, object] = {}  # by rank of the run, with the story
         self._overdue: int | None = None  # messages that had arrived when patience ended
@@ -129,26 +122,36 @@ class Watch:
 
     def _wait(self) -> None:
         """Return when all ranks have ended, or nothing more can arrive from them."""
-        answered = 0.0
-        before = self._started
+        before = 0.0
         while not self._log.wait_ended(self._ranks, _TICK):
             self._notices.look()
-            now = monotonic()
-            self._held += now - before if self.held else 0.0
+            now, held = monotonic() - self._started, self.held
+            self._held += now - before if held else 0.0
             before = now
             self._stop_with_one_that_was_interrupted()
             self._note_deaths()
             self._questions.poll()
             self._questions.pass_on_hold(self._gone())
-            if self._futures and not answered and all(future.done() for future in self._futures):
-                answered = now
-            if self._timeout and not self._timed_out and now - self._started - self._held > self._timeout:
+            if self._answered_at == inf and self._futures and all(future.done() for future in self._futures):
+                self._answered_at = now
+            # A user may debug one rank for as long as it takes.
+            if held if self._failed_at < inf else self._failures() or self._died:
+                self._failed_at = now
+            why, over = judge_run(
+                now,
+                failed_at=self._failed_at,
+                cause_known=self._cause_known(),
+                answered_at=self._answered_at,
+                engines_known=self._engines.known_to_controller(),
+                timeout=self._timeout,
+                held=self._held,
+            )
+            if why == "timeout" and not self._timed_out:
                 self._timed_out = True
                 self.interrupt()
-            patience = _SECONDS_TO_REPORT if self._engines.known_to_controller() else _SECONDS_TO_TELL
-            silent = bool(answered) and now - answered > patience
-            stopped = self._seconds_since_failure(now) > (_SECONDS_TO_STOP if self._cause_known() else _SECONDS_TO_DIE)
-            if self._left or ((silent or stopped or self._engines.trouble()) and self._caught_up()):
+            elif why and not self._asked:
+                self._asked += 1
+            if self._left or ((over or self._engines.trouble()) and self._caught_up()):
                 break
             self._pass_on_interrupt()
 
@@ -168,19 +171,6 @@ class Watch:
         if self._overdue is None:
             self._overdue = self._log.received
         return self._log.taken >= self._overdue
-
-    def _seconds_since_failure(self, now: float) -> float:
-        """Seconds since the first rank failed; asks the others to stop when they do not by themselves."""
-        if not self._failed_at:
-            if not self._failures() and not self._died:
-                return 0.0
-            self._failed_at = now
-        elif self.held:
-            self._failed_at = now  # a user may debug one rank for as long as it takes
-        elapsed = now - self._failed_at
-        if elapsed > _SECONDS_TO_ABORT and not self._asked:
-            self._asked += 1
-        return elapsed
 
     def _failures(self) -> list[Failure]:
         """The ranks' failures. Ranks that stopped together with an interrupted one have not failed."""

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Sequence
 from math import inf
 from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM, SIGUSR1
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ from ring_notebook.verdict import (
     judge,
     judge_late_rank,
     judge_parting,
+    judge_run,
     judge_silence,
 )
 
@@ -117,7 +119,7 @@ ENDS: list[tuple[str, Rules, list[Step], list[tuple[float, int]], int, str, list
      [(1, "exited", rank(0)), (1, "exited", rank(1)), (1, "exited", rank(2)), *((1, "missed", n) for n in range(3))],
      [], 0, "", []),
     ("MPI_Abort", SCRIPT,
-     [(1, "aborted", rank(1, 7)), (1.2, "exited", rank(1, -SIGKILL))], [(1, SIGTERM), (6, SIGKILL)], 7,
+     [(1, "aborts", rank(1, 7)), (1.2, "exited", rank(1, -SIGKILL))], [(1, SIGTERM), (6, SIGKILL)], 7,
      "rank 1 on h failed first: exit code 7", []),
     ("what ranks exit with when they have to says nothing", SCRIPT,
      [(1, "exited", rank(1, 3, 5.0)), (2.5, "exited", rank(0, 9, 1.0))], [(2, SIGTERM), (7, SIGKILL)], 3,
@@ -172,7 +174,7 @@ ENDS: list[tuple[str, Rules, list[Step], list[tuple[float, int]], int, str, list
     ("an engine exits", ENGINES,
      [(1, "exited", rank(1))], [], 1, "rank 1 on h failed first: exit code 0 in the middle of the job", []),
     ("an engine that aborts is killed, which is no second failure", ENGINES,
-     [(1, "aborted", rank(1, 7)), (1.1, "exited", rank(1, -SIGKILL))], [], 7, "rank 1 on h failed first: exit code 7",
+     [(1, "aborts", rank(1, 7)), (1.1, "exited", rank(1, -SIGKILL))], [], 7, "rank 1 on h failed first: exit code 7",
      []),
     ("an engine is ended to be healed", ENGINES,
      [(1, "unwanted", 1), (2, "exited", rank(1, -SIGKILL))], [], 0, "", []),
@@ -259,7 +261,7 @@ def test_what_has_arrived_before_a_look_has_arrived_in_time() -> None:
 
 
 def test_an_engine_is_doomed_until_it_has_exited() -> None:
-    events = [Event(1.0, "aborted", rank(1, 7)), Event(1.0, "unwanted", 2)]
+    events = [Event(1.0, "aborts", rank(1, 7)), Event(1.0, "unwanted", 2)]
     assert judge(ENGINES, events, 1.0).doomed == {1, 2}
     assert judge(ENGINES, [*events, Event(2.0, "exited", rank(2, -SIGKILL))], 2.0).doomed == {1}
 
@@ -302,6 +304,29 @@ def test_the_end_of_a_rank_of_another_launcher(
 )
 def test_the_silence_of_a_host(heard: float, spoke: float, lost: str, speaks: bool) -> None:
     assert judge_silence(heard, spoke, 100.0, 30.0) == (lost, speaks)
+
+
+# Of a notebook's run: what its kernel knows, when it looks, why it interrupts the ranks, and whether all is over.
+RUNS: list[tuple[str, dict[str, float], float, str, bool]] = [
+    ("it goes on", {}, 1e6, "", False),
+    ("the others have time to abort", {"failed_at": 5.0, "cause_known": True}, 5.2, "", False),
+    ("are interrupted", {"failed_at": 5.0, "cause_known": True}, 5.4, "failure", False),
+    ("and given up", {"failed_at": 5.0, "cause_known": True}, 5.9, "failure", True),
+    ("a rank that others miss may have died", {"failed_at": 5.0}, 7.9, "failure", False),
+    ("or has left", {"failed_at": 5.0}, 8.1, "failure", True),
+    ("records come after answers", {"answered_at": 5.0}, 6.9, "", False),
+    ("or never", {"answered_at": 5.0}, 7.1, "", True),
+    ("a lost host is explained late", {"answered_at": 5.0, "engines_known": False}, 24.9, "", False),
+    ("or never", {"answered_at": 5.0, "engines_known": False}, 25.1, "", True),
+    ("--timeout", {"timeout": 10.0}, 10.1, "timeout", False),
+    ("without the time of a debugger", {"timeout": 10.0, "held": 60.0}, 69.9, "", False),
+    ("--timeout of a run that fails", {"timeout": 10.0, "failed_at": 10.0, "cause_known": True}, 11.0, "timeout", True),
+]
+
+
+@pytest.mark.parametrize(("what", "known", "now", "why", "over"), RUNS)
+def test_the_end_of_a_run(what: str, known: dict[str, Any], now: float, why: str, over: bool) -> None:
+    assert judge_run(now, **known) == (why, over), what
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from threading import Lock, Thread
 from ring_notebook.notebook.cluster.ranks.death import Death, explain_rank, failures_of
 from ring_notebook.notebook.cluster.ranks.process_life import is_alive
 from ring_notebook.notebook.engines import Engine
+from ring_notebook.verdict import SECONDS_TO_EXPLAIN
 
 __all__ = ["LostRanks"]
 
-_SECONDS_TO_REPORT = 2.0  # the supervisor says how a process has ended as soon as it has
 _POLL = 0.005
 
 
@@ -117,7 +117,7 @@ class LostRanks:
                 self._explain(rank, start)
 
     def _explain(self, rank: int, start: int) -> None:
-        deadline = time.monotonic() + _SECONDS_TO_REPORT
+        deadline = time.monotonic() + SECONDS_TO_EXPLAIN
         death = self.ended(rank)
         while death is None and not self._closed and time.monotonic() < deadline and self._is_present(rank, start):
             time.sleep(_POLL)

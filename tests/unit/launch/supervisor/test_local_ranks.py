@@ -22,7 +22,7 @@ def test_a_rank_that_exits_before_the_others_have_started_loses_no_output(capfd:
     exits: list[tuple[int, int]] = []
     ours, theirs = socket.socketpair()
     with selectors.DefaultSelector() as selector, ours, theirs:
-        ranks.watch(selector, lambda rank, code: exits.append((rank, code)))
+        ranks.watch(selector, lambda how: exits.append((how.rank, how.code)))
         ranks.start(0, theirs)
         os.waitid(os.P_PID, ranks._processes[0].pid, os.WEXITED | os.WNOWAIT)
         for key, _ in selector.select(0):

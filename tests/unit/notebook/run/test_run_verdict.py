@@ -1,0 +1,64 @@
+"""How a run of a notebook ended, as a table: what its kernel knows, the status, and what the cell raises."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pytest
+
+from ring_notebook.notebook.run.run_verdict import judge
+from ring_notebook.records import Ended, Failure
+
+STORY = "rank 1 on h was killed by SIGSEGV. The other ranks keep their variables"
+
+
+def ended(status: Literal["ok", "failed", "interrupted"], line: int = 0) -> Ended:
+    return Ended("r", 0, status, 1.0, {"line": line})
+
+
+def failure(rank: int, *, aborted: bool = False) -> Failure:
+    return Failure("r", rank, "ValueError", "builtins", "bad", (("<cell>", 3, "<module>", ""),), "Traceback", aborted)
+
+
+WELL, STOPPED, BROKEN = ended("ok"), ended("interrupted", 4), ended("failed")
+OWN, OTHER = failure(0), failure(1, aborted=True)
+BAD = "ValueError: bad"
+ROWS: list[tuple[str, list[Ended | None], list[Failure], dict[str, Any], str, str]] = [
+    ("all end well", [WELL, WELL], [], {}, "ok", ""),
+    ("this notebook has left", [WELL, None], [], {"left": True}, "running", "ClusterError: this notebook has left"),
+    ("all had ended before", [WELL, WELL], [], {"left": True}, "ok", ""),
+    ("a rank raises, another stops", [BROKEN, BROKEN], [OWN, OTHER], {}, "failed", BAD),
+    ("a rank raises while the user stops", [BROKEN, STOPPED], [OWN], {"interrupted": True}, "failed", BAD),
+    ("the cluster is gone", [WELL, None], [], {"trouble": "the controller died.\nlog"}, "failed",
+     "ClusterError: the controller died."),
+    ("it is gone after a failure", [BROKEN, None], [OWN], {"trouble": "the controller died."}, "failed", BAD),
+    ("a rank dies, another misses it", [None, BROKEN], [OTHER], {"died": {0: STORY}}, "failed",
+     f"ClusterError: {STORY}"),
+    ("--timeout", [STOPPED, STOPPED], [], {"interrupted": True, "timed_out": 2.0}, "failed",
+     "RunTimeout: the run exceeded --timeout 2 s and was stopped"),
+    ("no record, no answer", [WELL, None], [], {}, "failed", "ClusterError: no record of how rank 1 ended; "),
+    ("no record, and why", [WELL, None], [], {"answers": {1: "too deep"}}, "failed",
+     "ClusterError: no record of how rank 1 ended; rank 1: too deep"),
+    ("the user stops", [STOPPED, ended("interrupted", 7)], [], {"interrupted": True}, "interrupted",
+     "KeyboardInterrupt: stopped at lines 4, 7 of the cell"),
+    ("before it begins", [ended("interrupted"), WELL], [], {"interrupted": True}, "interrupted",
+     "KeyboardInterrupt: stopped before the first line of the cell"),
+    ("ranks that stop with one that went on", [WELL, BROKEN], [OTHER], {"interrupted": True}, "failed", BAD),
+    ("a failure without its exception", [WELL, BROKEN], [], {}, "failed", "ClusterError: rank 1 failed and sent no"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("what", "ends", "failures", "known", "status", "raised"), ROWS, ids=[row[0] for row in ROWS])
+def test_how_a_run_ended(
+    what: str,
+    ends: list[Ended | None],
+    failures: list[Failure],
+    known: dict[str, Any],
+    status: str,
+    raised: str,
+) -> None:
+    verdict = judge(2, {rank: end for rank, end in enumerate(ends) if end}, failures, **known)
+    error = f"{type(verdict.error).__name__}: {verdict.error}" if verdict.error else ""
+    assert verdict.status == status, what
+    assert error.startswith(raised), what
+    assert bool(error) == bool(raised)
