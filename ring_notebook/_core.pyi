@@ -244,19 +244,6 @@ class Communicator:
     @property
     def closed(self) -> bool: ...
     def device_transport(self) -> tuple[str, str]: ...
-    def allreduce(
-        self,
-        input: int,
-        output: int,
-        shape: tuple[int, ...],
-        dtype: int,
-        device: int,
-        op: int,
-        prescale: float,
-        postscale: float,
-        name: str,
-        timeout: float,
-    ) -> None: ...
     def reduce(
         self,
         scatter: bool,

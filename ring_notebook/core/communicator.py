@@ -118,16 +118,6 @@ class Communicator(Activity):
         )
         return self._work(native, blocking, *inputs, *outputs, call=call)
 
-    def allreduce_now(
-        self, input: Buffer, output: Buffer, op: ReduceOp, prescale: float, postscale: float, name: str
-    ) -> None:
-        """`allreduce` of one tensor, completed when it returns, without what a handle costs (microseconds)."""
-        if input.device is Device.CUDA:
-            self.allreduce([input], [output], op=op, prescale=prescale, postscale=postscale, name=name)
-            return
-        tensors = (input.address, output.address, input.shape, input.dtype, input.device)
-        self._native.allreduce(*tensors, op, prescale, postscale, name, self._timeout)
-
     def allreduce_tensors(
         self,
         reader: _core.TensorReader,

@@ -210,32 +210,6 @@ void register_communicator(py::module_& module) {
         .def("match_in_order", &Communicator::match_in_order)
         .def("device_transport", &Communicator::device_transport)
         .def(
-            "allreduce",
-            [](const std::shared_ptr<Communicator>& self, std::uintptr_t input, std::uintptr_t output,
-               const py::tuple& shape, int dtype, int device, int op, double prescale, double postscale,
-               std::string name, double timeout) {
-                Request request;
-                request.kind = ring::OpKind::Allreduce;
-                request.dtype = dtype_argument(dtype);
-                request.device = device_argument(device);
-                request.op = op_argument(op);
-                request.prescale = prescale;
-                request.postscale = postscale;
-                std::uint64_t count = 1;
-                request.shape.reserve(shape.size());
-                for (const py::handle size : shape) {
-                    request.shape.push_back(size.cast<std::int64_t>());
-                    count *= static_cast<std::uint64_t>(request.shape.back());
-                }
-                request.pieces = {
-                    {reinterpret_cast<const std::byte*>(input), reinterpret_cast<std::byte*>(output), count}};
-                request.name = std::move(name);
-                submit(self, std::move(request), true, timeout);
-            },
-            py::arg("input"), py::arg("output"), py::arg("shape"), py::arg("dtype"), py::arg("device"), py::arg("op"),
-            py::arg("prescale"), py::arg("postscale"), py::arg("name"), py::arg("timeout"),
-            "One tensor at once, with as few conversions as possible: small allreduces spend their time there.")
-        .def(
             "reduce",
             [](const std::shared_ptr<Communicator>& self, bool scatter, std::vector<PieceTuple> pieces,
                std::vector<std::int64_t> shape, std::uint64_t layout, int dtype, const DeviceTuple& device, int op,

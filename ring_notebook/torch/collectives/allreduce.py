@@ -13,14 +13,13 @@ from ring_notebook.api.process_sets import ProcessSet, global_process_set
 from ring_notebook.api.reduction import Reduction, operation_of, reduction_of
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.torch.collectives.start_allreduce import (
-    reduce_list_now,
     reduce_now,
     start,
     start_in_place,
-    start_list_in_place,
 )
 from ring_notebook.torch.collectives.tensor_arguments import check_compression, check_tensors, checked_list
 from ring_notebook.torch.compression import Compression, Compressor
+from ring_notebook.torch.tensors import check_tensor
 
 __all__ = [
     "allreduce",
@@ -37,7 +36,7 @@ __all__ = [
 def _differentiable(tensors: Sequence[Tensor], how: Reduction, name: str | None) -> list[Tensor]:
     if torch.is_grad_enabled() and any(isinstance(tensor, Tensor) and tensor.requires_grad for tensor in tensors):
         return list(_Allreduce.apply(how, name, *tensors))  # type: ignore[no-untyped-call]
-    if len(tensors) == 1:
+    if len(tensors) == 1 and isinstance(tensors[0], Tensor):
         return [reduce_now(tensors[0], *how, name, False)]
     result: list[Tensor] = start(tensors, how, name, in_place=False, blocking=True).wait()
     return result
@@ -106,8 +105,11 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
     """`allreduce` in place; returns ``tensor``."""
+    if not isinstance(tensor, Tensor):
+        check_tensor(tensor, "allreduce")
     how = op if type(op) is ReduceOp and average is None else operation_of(average, op)
-    return reduce_now(tensor, how, prescale_factor, postscale_factor, process_set, name, True)
+    reduced: Tensor = reduce_now(tensor, how, prescale_factor, postscale_factor, process_set, name)
+    return reduced
 
 
 def allreduce_async_(
@@ -120,6 +122,8 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> Waitable:
     """Start `allreduce` in place; `synchronize` returns ``tensor``."""
+    if not isinstance(tensor, Tensor):
+        check_tensor(tensor, "allreduce")
     how = op if type(op) is ReduceOp and average is None else operation_of(average, op)
     return start_in_place(tensor, how, prescale_factor, postscale_factor, process_set, name)
 
@@ -170,7 +174,8 @@ def grouped_allreduce_(
     """`grouped_allreduce` in place; returns ``tensors`` as a list."""
     how = op if type(op) is ReduceOp and average is None else operation_of(average, op)
     given = checked_list(tensors, "grouped_allreduce")
-    return reduce_list_now(given, how, prescale_factor, postscale_factor, process_set, name)
+    reduced: list[Tensor] = reduce_now(given, how, prescale_factor, postscale_factor, process_set, name)
+    return reduced
 
 
 def grouped_allreduce_async_(
@@ -185,4 +190,4 @@ def grouped_allreduce_async_(
     """Start `grouped_allreduce` in place; `synchronize` returns ``tensors`` as a list."""
     how = op if type(op) is ReduceOp and average is None else operation_of(average, op)
     given = checked_list(tensors, "grouped_allreduce")
-    return start_list_in_place(given, how, prescale_factor, postscale_factor, process_set, name)
+    return start_in_place(given, how, prescale_factor, postscale_factor, process_set, name)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ring_notebook.api.arguments import check_process_set, check_scale
+from ring_notebook.api.arguments import check_process_set
 from ring_notebook.api.handles import Handle, Waitable, check_name
 from ring_notebook.api.process_sets import ProcessSet, global_process_set
 from ring_notebook.api.reduction import Reduction, reduction_of
@@ -18,7 +19,10 @@ from ring_notebook.core.world import current
 from ring_notebook.torch.devices import StreamWork
 from ring_notebook.torch.tensors import buffer_in_place, buffer_of, check_tensor, copy_back, for_core, ordered, reader
 
-__all__ = ["reduce_list_now", "reduce_now", "start", "start_in_place", "start_list_in_place"]
+if TYPE_CHECKING:
+    from ring_notebook import _core
+
+__all__ = ["reduce_now", "start", "start_in_place"]
 
 
 def start(
@@ -65,71 +69,73 @@ def start(
 
 
 def start_in_place(
-    tensor: Tensor, op: ReduceOp, prescale: float, postscale: float, process_set: ProcessSet, name: str | None
-) -> Waitable:
-    """`start` of one tensor in place, in less time. The result is ``tensor``."""
-    if isinstance(tensor, Tensor):
-        handle = _start(tensor, op, prescale, postscale, process_set, name)
-        if handle is not None:
-            return handle
-    return start([tensor], _reduction(op, prescale, postscale, process_set), name).only()
-
-
-def start_list_in_place(
-    tensors: list[Tensor], op: ReduceOp, prescale: float, postscale: float, process_set: ProcessSet, name: str | None
-) -> Waitable:
-    """`start` of a list in place, in less time. The result is ``tensors``."""
-    handle = _start(tensors, op, prescale, postscale, process_set, name)
-    if handle is not None:
-        return handle
-    return start(_checked(tensors), _reduction(op, prescale, postscale, process_set), name)
-
-
-def _start(
     tensors: Tensor | list[Tensor],
     op: ReduceOp,
     prescale: float,
     postscale: float,
     process_set: ProcessSet,
     name: str | None,
-) -> Waitable | None:
-    """None for what takes `start`, where it is checked too."""
-    known = reader()
-    if known is None or type(prescale) is not float or type(postscale) is not float:
-        return None
-    communicator = current().communicator if process_set is global_process_set else _communicator(process_set)
-    if not name:
-        return communicator.start_tensors(known, tensors, op, prescale, postscale, "")
-    label = check_name(communicator, name)
-    work = communicator.start_tensors(known, tensors, op, prescale, postscale, label)
-    return None if work is None else Handle(communicator, label, (work,), lambda: tensors)
+) -> Waitable:
+    """`start` of one tensor or a list in place, in less time where the reader knows them. The result is ``tensors``."""
+    known = _reader(tensors, prescale, postscale)
+    if known is not None:
+        communicator = _communicator(process_set)
+        label = check_name(communicator, name) if name else ""
+        work = communicator.start_tensors(known, tensors, op, prescale, postscale, label)
+        if work is not None:
+            return Handle(communicator, label, (work,), lambda: tensors) if label else work
+    handle = start(_checked(tensors), reduction_of(None, op, prescale, postscale, process_set), name)
+    return handle if isinstance(tensors, list) else handle.only()
+
+
+def reduce_now(
+    tensors: Tensor | list[Tensor],
+    op: ReduceOp,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+    name: str | None,
+    in_place: bool = True,
+) -> Any:
+    """`start` and `Handle.wait`, in less time than a handle takes where the reader knows the tensors.
+
+    Returns the reduced tensor, or the list of them for a list; in place these are ``tensors``.
+    """
+    # Every call of a function of Python counts here.
+    known = _reader(tensors, prescale, postscale)
+    if known is not None:
+        communicator = _communicator(process_set)
+        label = check_name(communicator, name) if name else ""
+        outputs = tensors if in_place else _like(tensors)
+        if communicator.allreduce_tensors(known, tensors, outputs, op, prescale, postscale, label):
+            return outputs
+    how = reduction_of(None, op, prescale, postscale, process_set)
+    reduced = start(_checked(tensors), how, name, in_place=in_place, blocking=True).wait()
+    return reduced if isinstance(tensors, list) else reduced[0]
+
+
+def _reader(tensors: Tensor | list[Tensor], prescale: float, postscale: float) -> _core.TensorReader | None:
+    """What reads these tensors in nanoseconds; None for arguments that have to be checked first."""
+    plain = isinstance(tensors, (Tensor, list)) and type(prescale) is float and type(postscale) is float
+    return reader() if plain else None
+
+
+def _like(tensors: Tensor | list[Tensor]) -> Tensor | list[Tensor]:
+    if isinstance(tensors, list):
+        return [torch.empty_like(tensor) for tensor in tensors]
+    return torch.empty_like(tensors)
 
 
 def _communicator(process_set: ProcessSet) -> Communicator:
+    if process_set is global_process_set:
+        return current().communicator
     check_process_set(process_set)
     return process_set.communicator
 
 
-def _reduction(op: ReduceOp, prescale: float, postscale: float, process_set: ProcessSet) -> Reduction:
-    return reduction_of(None, op, prescale, postscale, process_set)
-
-
-def reduce_list_now(
-    tensors: list[Tensor], op: ReduceOp, prescale: float, postscale: float, process_set: ProcessSet, name: str | None
-) -> list[Tensor]:
-    """`start` and `Handle.wait` for a list in place, in less time."""
-    known = reader()
-    if known is not None and type(prescale) is float and type(postscale) is float:
-        communicator = current().communicator if process_set is global_process_set else _communicator(process_set)
-        label = check_name(communicator, name) if name else ""
-        if communicator.allreduce_tensors(known, tensors, tensors, op, prescale, postscale, label):
-            return tensors
-    how = _reduction(op, prescale, postscale, process_set)
-    result: list[Tensor] = start(_checked(tensors), how, name, blocking=True).wait()
-    return result
-
-
-def _checked(tensors: list[Tensor]) -> list[Tensor]:
+def _checked(tensors: Tensor | list[Tensor]) -> list[Tensor]:
+    if not isinstance(tensors, list):
+        return [tensors]
     for tensor in tensors:
         check_tensor(tensor, "grouped_allreduce")
     return tensors
@@ -147,38 +153,3 @@ def _buffer(tensor: Tensor) -> Buffer:
 def _kind(buffer: Buffer) -> tuple[DType, Device, int]:
     """What the buffers of one operation have in common."""
     return buffer.dtype, buffer.device, buffer.index
-
-
-def reduce_now(
-    tensor: Tensor,
-    op: ReduceOp,
-    prescale: float,
-    postscale: float,
-    process_set: ProcessSet,
-    name: str | None,
-    in_place: bool,
-) -> Tensor:
-    """`start` and `Handle.wait` for one tensor, which is reduced in less time than a handle takes where it is small."""
-    # Every call of a function of Python counts here.
-    communicator = current().communicator if process_set is global_process_set else _communicator(process_set)
-    if type(prescale) is not float or type(postscale) is not float:
-        prescale, postscale = check_scale(prescale, "prescale_factor"), check_scale(postscale, "postscale_factor")
-    label = check_name(communicator, name) if name else ""
-    known = reader() if in_place and isinstance(tensor, Tensor) else None
-    if known is not None and communicator.allreduce_tensors(known, tensor, tensor, op, prescale, postscale, label):
-        return tensor
-    source = buffer_in_place(tensor)
-    if source is None:
-        how = Reduction(op, prescale, postscale, process_set)
-        reduced: list[Tensor] = start([tensor], how, name, in_place=in_place, blocking=True).wait()
-        return reduced[0]
-    output = tensor if in_place else torch.empty_like(tensor)
-    communicator.allreduce_now(
-        source,
-        source if in_place else buffer_of(output),
-        op,
-        prescale,
-        postscale,
-        label,
-    )
-    return output
