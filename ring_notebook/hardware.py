@@ -5,17 +5,31 @@ from __future__ import annotations
 import math
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["cores", "oom_kills"]
+__all__ = ["cores", "cores_of", "oom_kills"]
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _VMSTAT = Path("/proc/vmstat")
+_PROCESSORS = Path("/sys/devices/system/cpu")
 
 
 def cores() -> int:
     """Processor cores that this process may use: its affinity, and the CPU limit of its container."""
     return min(len(os.sched_getaffinity(0)), _cores_of_container())
+
+
+def cores_of(processors: Iterable[int]) -> int:
+    """Cores that compute at full speed behind these processors, in this container: hyperthreads of one are one."""
+    return min(len({_siblings(number) for number in processors}), _cores_of_container())
+
+
+def _siblings(processor: int) -> str:
+    try:
+        return (_PROCESSORS / f"cpu{processor}" / "topology" / "thread_siblings_list").read_text()
+    except OSError:
+        return str(processor)
 
 
 def _cores_of_container() -> int:

@@ -162,8 +162,8 @@ class Load:
     """What a rank's process and machine did in the last second or two.
 
     ``values`` by name: ``cpu`` and ``gpu`` in percent (of one core, of the device), ``memory`` and ``gpu_memory`` in
-    bytes in use, ``memory_left`` and ``gpu_memory_left`` in bytes, ``disk`` and ``network`` in bytes a second. What is
-    not known is left out.
+    bytes in use, ``memory_left`` and ``gpu_memory_left`` in bytes, ``disk`` and ``network`` in bytes a second,
+    ``threads`` that the rank computes with. What is not known is left out.
     """
 
     kind: ClassVar[str] = "load"

@@ -46,7 +46,7 @@ def chromium() -> str:
 
 
 def pytest_configure() -> None:
-    """Let signals through and keep shared memory apart.
+    """Let signals through, keep shared memory apart, and give ranks one thread.
 
     A shell without job control has what it runs in the background ignore interrupts, and nohup hangups.
     """
@@ -54,6 +54,8 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    # What two ranks get on two cores. Where it is set, ringrun does not say so, and output is that of the ranks alone.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     if not _IN_RANK:
         own_shared_memory()
 

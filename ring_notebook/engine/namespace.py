@@ -17,6 +17,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from ring_notebook.engine import setup
 from ring_notebook.error_text import printable
 from ring_notebook.frameworks import default, frameworks, named
+from ring_notebook.rank.rank_threads import threads_set
 
 __all__ = [
     "describe",
@@ -28,6 +29,7 @@ __all__ = [
     "provide_ring",
     "put",
     "tells_of_lost_rank",
+    "threads",
     "watch_waits",
 ]
 
@@ -81,6 +83,15 @@ def tells_of_lost_rank(error: BaseException) -> bool:
         framework.lost_rank and framework.face in sys.modules and _call(framework.lost_rank, error)
         for framework in frameworks()
     )
+
+
+def threads() -> int:
+    """How many threads this rank computes with, as its framework or its environment says; 0: unknown."""
+    for framework in frameworks():
+        if framework.threads and framework.face in sys.modules:
+            setup.wait_for_preload()
+            return int(_call(framework.threads))
+    return threads_set()
 
 
 def _call(function: str, *arguments: object) -> Any:

@@ -117,6 +117,8 @@ class _Execution:
         namespace.provide_ring(self.cell.names())
         namespace.prepare_calls(self.cell.tree)
         namespace.watch_waits()
+        if self.machine is not None:
+            self.machine.threads = namespace.threads()
         opened = world.open_run(self.run, self.epoch, self.engines)
         here = (opened.rank, opened.size, opened.local_rank, opened.local_size)
         os.environ.update(rank_variables(*here, master()))

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from threading import Thread
@@ -25,7 +26,7 @@ from ring_notebook.engine.spool import Spool
 from ring_notebook.engine.startup import mpi_access
 from ring_notebook.frameworks import default
 from ring_notebook.gpus import VISIBLE, gpus, gpus_of_engine
-from ring_notebook.hardware import cores
+from ring_notebook.rank.rank_threads import threads_set
 
 __all__ = ["follow", "lead", "memory", "prepare", "rank", "wait_for_preload"]
 
@@ -36,7 +37,7 @@ spool: Spool | None = None
 
 
 def prepare(directory: str, keep: bool, replaceable: bool) -> dict[str, Any]:
-    """Make this engine ready and say who it is: rank, size, pid, host, gpu.
+    """Make this engine ready and say who it is: rank, size, pid, host, gpu, threads.
 
     Collective over all engines that start together. ``directory`` is the cluster's, where this host has it. With
     ``keep`` the cluster outlives its notebook, and this rank keeps the records of its run for the next one. With
@@ -46,11 +47,9 @@ def prepare(directory: str, keep: bool, replaceable: bool) -> dict[str, Any]:
     core()
     global _rank
     _rank = _find_rank(replaceable)
-    number, size, local_number, local_size = _rank
+    number, size, local_number, _ = _rank
     _keep_log(Path(directory) / "log", number)
     _pin_gpu(local_number)
-    # OpenMP reads this once, when a framework loads it; without it each rank would take every core, or one.
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // local_size)))
     figures.prepare()
     progress_bars.install()
     rich_bars.install()
@@ -69,7 +68,7 @@ def prepare(directory: str, keep: bool, replaceable: bool) -> dict[str, Any]:
     global _preload, spool
     if keep:
         spool = Spool(Path(directory) / "spool", number)
-    _preload = Thread(target=import_module, args=(default().face,), name="ring-preload", daemon=True)
+    _preload = Thread(target=_load_face, name="ring-preload", daemon=True)
     _preload.start()
     return {
         "rank": number,
@@ -77,6 +76,7 @@ def prepare(directory: str, keep: bool, replaceable: bool) -> dict[str, Any]:
         "pid": os.getpid(),
         "host": socket.gethostname(),
         "gpu": (gpus() or [""])[0],
+        "threads": threads_set(),
     }
 
 
@@ -126,6 +126,11 @@ def wait_for_preload() -> None:
     """Return when the default framework is loaded: an interrupt would leave its import half done."""
     if _preload is not None:
         _preload.join()
+
+
+def _load_face() -> None:
+    with suppress(ImportError):  # where the framework is not installed, a cell that needs it raises this again
+        import_module(default().face)
 
 
 def _pin_gpu(local_rank: int) -> None:

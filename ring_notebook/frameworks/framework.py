@@ -34,6 +34,8 @@ class Framework:
     nothing, as ``module:function``; an engine calls it before each cell."""
     end_waits: str = ""
     """What ends a rank's waits in C++ that look at no signal, as ``module:function``; any thread calls it."""
+    threads: str = ""
+    """How many threads a rank computes with, as ``module:function``; an engine calls it before each cell."""
     lost_rank: str = ""
     """Whether an exception is what the framework's C++ raises when another rank has gone, as ``module:function``."""
     hints: Callable[[CellCalls], Iterable[Hint]] = _no_hints

@@ -19,6 +19,7 @@ from ring_notebook.launch.allocation import find_allocation
 from ring_notebook.launch.job import Job, print_message
 from ring_notebook.launch.launchers.hosts import Host, check_slots, named_hosts, only_here
 from ring_notebook.launch.supervisor.start_error import explain_start
+from ring_notebook.rank.rank_threads import threads_started
 
 __all__ = ["main"]
 
@@ -71,6 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if problem := starts.start_error(argv):
             print_message(problem[1])
             return problem[0]
+        if said := threads_started(n, only_here(hosts)):
+            print_message(said)
         return starts.run()
     except OSError as error:
         few = "; this process may open too few files, raise `ulimit -n`" if error.errno == errno.EMFILE else ""

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -22,6 +23,7 @@ from ring_notebook.launch.launchers.mpi_library import loaded_mpi
 from ring_notebook.launch.supervisor.outer_job import without_outer_job
 from ring_notebook.own_python import code_command
 from ring_notebook.rank.preload import ineligible, preloaded
+from ring_notebook.rank.rank_threads import threads_set
 
 __all__ = ["Check", "diagnose", "render"]
 
@@ -98,6 +100,8 @@ def _core() -> Check:
 
 
 def _mpi() -> Check:
+    if find_spec("mpi4py") is None and not settings.config().mpiexec:
+        return Check("mpi", "ok", "none: ranks find each other without it (`ring-notebook[mpi]` brings one for mpi4py)")
     mpi = loaded_mpi()
     launcher = find_launcher()
     program = code_command("import os; from mpi4py import MPI; os.write(1, b'%d;' % MPI.COMM_WORLD.size)")
@@ -125,6 +129,10 @@ def _cores() -> Check:
     found = f"{usable} of {present} usable by this process"
     if usable == 1 and present > 1:
         return Check("cores", "warn", found, "give the container or `taskset` more, or ranks take turns on it")
+    threads, ranks = threads_set(), len(gpus()) or max(2, usable)
+    if threads > 1 and threads * ranks > usable:
+        each = f"OMP_NUM_THREADS or MKL_NUM_THREADS gives {ranks} ranks {threads} threads each"
+        return Check("cores", "warn", f"{found}; {each}", "unset both: ranks then share the cores")
     return Check("cores", "ok", found)
 
 
@@ -156,6 +164,8 @@ def _files() -> Check:
 def _torch() -> Check:
     done = _ask("import torch; print(torch.__version__, torch.cuda.is_available())", timeout=120)
     if done.returncode:
+        if find_spec("torch") is None:
+            return Check("torch", "warn", "not installed", "`pip install 'ring-notebook[torch]'` to train with PyTorch")
         return Check("torch", "fail", _last_line(done), "`pip install torch`")
     version, cuda = done.stdout.split()
     devices = gpus()

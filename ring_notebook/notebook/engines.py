@@ -35,6 +35,8 @@ class Engine:
     gpu: str = ""
     began: int = 0
     """When its process did, in clock ticks since its host did; 0 where that is not known."""
+    threads: int = 0
+    """With how many it computes, unless a cell sets another number; 0 where that is not known."""
 
     @property
     def local(self) -> bool:

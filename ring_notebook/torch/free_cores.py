@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from functools import lru_cache
 
 import torch
 
 from ring_notebook.config import config
 from ring_notebook.core import world
+from ring_notebook.hardware import cores_of
 
 __all__ = ["reduces_beside_backward"]
 
@@ -21,4 +23,9 @@ def reduces_beside_backward(on_device: bool = False) -> bool:
     if overlap != "auto":
         return overlap == "thread"
     busy = world.current().local_size * torch.get_num_threads()
-    return on_device or busy < len(os.sched_getaffinity(0))
+    return on_device or busy < _cores(frozenset(os.sched_getaffinity(0)))
+
+
+@lru_cache(maxsize=8)
+def _cores(processors: frozenset[int]) -> int:
+    return cores_of(processors)  # it reads files, and DistributedDataParallel asks at every bucket

@@ -95,7 +95,7 @@ def allocated() -> None:
     """Without a word from the user the cluster takes the hosts of the batch system's allocation."""
     session = Session()
     started = session.start()
-    assert f"Started 4 engines (Slurm job 17: 4 slots on {', '.join(NAMES)})" in started
+    assert f"Started 4 engines (Slurm job 17: 4 slots on {', '.join(NAMES)}" in started
     cluster = session.require()
     assert [engine.host for engine in cluster.status()] == [NAMES[0]] * 2 + [NAMES[1]] * 2
     trains(cluster)

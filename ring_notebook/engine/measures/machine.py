@@ -18,6 +18,8 @@ class Machine:
     """Reads what has changed since the last reading. ``gpu`` is the rank's own, as CUDA_VISIBLE_DEVICES names it."""
 
     def __init__(self, gpu: str | None = None) -> None:
+        self.threads = 0
+        """How many the rank computes with; 0 where that is not known."""
         self._process = psutil.Process()
         self._gpu = _device(gpu if gpu is not None else next(iter(gpus()), ""))
         self._process.cpu_percent(None)  # the first reading only starts the clock
@@ -36,6 +38,8 @@ class Machine:
             "memory_left": float(min(core().memory_left(), psutil.virtual_memory().available)),
             "network": (self._network - network) / seconds,
         }
+        if self.threads:
+            values["threads"] = float(self.threads)
         if self._disk >= 0:
             values["disk"] = (self._disk - disk) / seconds
         return {**values, **_gpu_values(self._gpu)}

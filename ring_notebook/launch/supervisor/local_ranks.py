@@ -18,6 +18,7 @@ from ring_notebook.launch.supervisor.rank_failure import failure_of
 from ring_notebook.launch.supervisor.rank_process import end_children, end_if_late, send_signal, start_rank
 from ring_notebook.rank.preload import preloaded
 from ring_notebook.rank.rank_status import RankStatus, StatusFile
+from ring_notebook.rank.rank_threads import thread_variables
 from ring_notebook.rank.rank_variables import rank_variables
 from ring_notebook.verdict import RankFailure
 
@@ -124,7 +125,7 @@ class LocalRanks(HostRanks):
         added = {name: value for name, value in defaults.items() if name not in own}
         local_rank = self.ranks.index(rank)
         added |= rank_variables(rank, job.size, local_rank, len(self.ranks), job.master)
-        added |= gpus_of_script(local_rank, self._gpus)
+        added |= gpus_of_script(local_rank, self._gpus) | thread_variables(len(self.ranks), own)
         return {
             **with_variables_of_job(own, added),
             **preloaded(own),

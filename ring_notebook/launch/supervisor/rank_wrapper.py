@@ -25,6 +25,7 @@ from ring_notebook.launch.supervisor.rank_process import FORWARDED, end_children
 from ring_notebook.launch.supervisor.start_error import report_start_error
 from ring_notebook.rank.preload import preloaded
 from ring_notebook.rank.rank_status import StatusFile, rank_of_process
+from ring_notebook.rank.rank_threads import launched_thread_variables
 from ring_notebook.rank.rank_variables import variables_of_rank
 from ring_notebook.verdict import LINGER, judge_parting
 
@@ -79,7 +80,7 @@ def main() -> None:
     # Hydra and Slurm talk to the program through one descriptor. They leave others open too and wait until no process
     # has them, such as a child that outlives the program. What other process managers need we do not know.
     manager = os.environ.get("PMI_FD", "")
-    added = variables_of_rank()
+    added = variables_of_rank() | launched_thread_variables()
     if "LOCAL_RANK" in added:
         added |= gpus_of_script(int(added["LOCAL_RANK"]), gpus())
     try:

@@ -87,6 +87,11 @@ class Cluster:
         """Why there are ``n`` engines, in words."""
         return self._why
 
+    @property
+    def threads(self) -> list[int]:
+        """With how many threads each rank computes, unless a cell has set another number, by rank."""
+        return [engine.threads for engine in self._connected().all]
+
     def _choose_size(self, n: int | None) -> None:
         size = choose_size(n, self._named)
         self._n, self._hosts, self._why = size.n, size.hosts, size.why

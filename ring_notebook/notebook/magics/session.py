@@ -68,7 +68,7 @@ class Session:
         with ElapsedLine("Starting the engines:"):
             self.cluster = cluster.start()
         hint = f"\n{self.left_behind()}" if left else ""
-        return f"Started {_engines(cluster)} ({cluster.why}) in {cluster.seconds_to_start:.1f} s.{hint}"
+        return f"Started {_engines(cluster)} ({_described(cluster)}) in {cluster.seconds_to_start:.1f} s.{hint}"
 
     def left_behind(self) -> str:
         """One line on the cluster that this notebook's kernel before this one has left; empty without one."""
@@ -296,7 +296,7 @@ class Session:
             for one in cluster.status()
         ]
         columns = ["rank", "host", "pid", "device", "state", "memory"]
-        return Listing(columns, rows, f"{_engines(cluster)}: {cluster.why}")
+        return Listing(columns, rows, f"{_engines(cluster)}: {_described(cluster)}")
 
     def status_json(self) -> str:
         """The cluster, the newest run and all ranks as JSON; docs/clusters.md describes it."""
@@ -359,3 +359,12 @@ class Session:
 
 def _engines(cluster: Cluster) -> str:
     return plural(cluster.n, "engine")
+
+
+def _described(cluster: Cluster) -> str:
+    """Why there are so many engines, and with how many threads each computes."""
+    fewest, most = min(cluster.threads), max(cluster.threads)
+    if not most:
+        return cluster.why
+    each = plural(most, "thread") if fewest == most else f"{fewest} to {most} threads"
+    return f"{cluster.why}; {each} each"

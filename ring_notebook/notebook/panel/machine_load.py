@@ -130,7 +130,7 @@ def _scaled(points: Points, factor: float) -> Points:
 
 def warnings(log: RunRecord, view: RunView) -> tuple[str, ...]:
     """What will go wrong, or costs time, because of the machines."""
-    return (*_running_out(view), *_shared_cores(log), *_starved(view))
+    return (*_running_out(view), *_shared_cores(log, view), *_starved(view))
 
 
 def _running_out(view: RunView) -> list[str]:
@@ -160,12 +160,20 @@ def _seconds_left(points: Points) -> float | None:
     return left if left < min(SOON, _REACH * float(x[-1] - x[0])) else None
 
 
-def _shared_cores(log: RunRecord) -> list[str]:
+def _shared_cores(log: RunRecord, view: RunView) -> list[str]:
     about = log.environment
     cores = about.get("cores", 0) * max(1, len(about.get("hosts", ())))
-    if about.get("gpus") or not isinstance(cores, int) or not 0 < cores < log.size:
+    if about.get("gpus") or not isinstance(cores, int) or not cores:
         return []
-    return [f"{plural(log.size, 'rank')} share {plural(cores, 'core')}: each computes more slowly than alone"]
+    if log.size > cores:
+        return [f"{plural(log.size, 'rank')} share {plural(cores, 'core')}: each computes more slowly than alone"]
+    threads = sum(int(points.y[-1]) for points in view.loads.get("threads", {}).values())
+    if threads <= cores:
+        return []
+    return [
+        f"{plural(log.size, 'rank')} compute with {plural(threads, 'thread')} on {plural(cores, 'core')}, which wait "
+        "for one another: unset OMP_NUM_THREADS and MKL_NUM_THREADS in the notebook, then `%ring restart`"
+    ]
 
 
 def _starved(view: RunView) -> list[str]:

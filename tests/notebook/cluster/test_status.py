@@ -9,6 +9,7 @@ import pytest
 
 from ring_notebook.errors import ClusterError
 from ring_notebook.notebook.cluster.cluster import Cluster
+from ring_notebook.notebook.panel import machine_load
 from ring_notebook.notebook.run.run import Run
 from ring_notebook.records import Status
 
@@ -87,3 +88,13 @@ def test_restart_ends_what_no_interrupt_does(cluster: Cluster, capfd: pytest.Cap
     with pytest.raises(ClusterError, match="the cluster was stopped"):
         run.wait()
     assert cluster.run("pass").wait().status == "ok"
+
+
+def test_a_run_tells_with_how_many_threads_its_ranks_compute(cluster: Cluster) -> None:
+    before = "import ring_notebook.torch, torch\nbefore = torch.get_num_threads()\ntorch.set_num_threads(64)"
+    cluster.run(before).wait()
+    run = cluster.run("import time\ntime.sleep(3)\ntorch.set_num_threads(before)")
+    run.wait()
+    told = {row.rank: row.values.get("threads") for row in run.log.loads()}
+    assert told == {0: 64.0, 1: 64.0}
+    assert any("2 ranks compute with 128 threads on" in one for one in machine_load.warnings(run.log, run.log.view()))

@@ -25,7 +25,7 @@ class EngineStatus:
     ``device`` is ``CPU``, or ``GPU`` and what CUDA_VISIBLE_DEVICES names it. ``run`` is the id of the run that it
     executes, empty unless its state is ``running``. ``memory`` is what its process holds, in bytes, memory that it
     shares with other ranks included; None when it has died, and on another host while it runs a cell. ``death`` says
-    why it has died.
+    why it has died. It computes with ``threads`` threads, unless a cell has set another number.
     """
 
     rank: int
@@ -36,6 +36,7 @@ class EngineStatus:
     run: str
     memory: int | None
     death: str = ""
+    threads: int = 0
 
 
 def engine_statuses(engines: Engines, busy: Mapping[int, str]) -> list[EngineStatus]:
@@ -53,6 +54,7 @@ def engine_statuses(engines: Engines, busy: Mapping[int, str]) -> list[EngineSta
             "" if one.rank in deaths else busy.get(one.rank, ""),
             _memory(one, elsewhere) if one.rank not in deaths else None,
             str(deaths.get(one.rank, "")).partition("\n")[0],
+            one.threads,
         )
         for one in engines.all
     ]

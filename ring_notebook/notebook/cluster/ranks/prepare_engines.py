@@ -31,7 +31,14 @@ def prepare_engines(
                 "to different MPIs; see RING_MPIEXEC"
             )
     return [
-        Engine(about["rank"], about["host"], about["pid"], about["gpu"], began(about["pid"]) if replaceable else 0)
+        Engine(
+            about["rank"],
+            about["host"],
+            about["pid"],
+            about["gpu"],
+            began(about["pid"]) if replaceable else 0,
+            about["threads"],
+        )
         for about in found
     ]
 

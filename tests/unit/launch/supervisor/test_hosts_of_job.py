@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
 import socket
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,9 +14,11 @@ from ring_notebook.launch.launchers.hosts import parse_hosts
 from ring_notebook.launch.remote.job_of_hosts import place
 from ring_notebook.launch.remote.network import interface_towards, network_variables
 from ring_notebook.launch.remote.remote_shell import agent_command
+from ring_notebook.own_python import module_command
 
 HERE = socket.gethostname()
-AGENT = [sys.executable, "-m", "ring_notebook.launch.remote.agent"]
+AGENT = module_command("ring_notebook.launch.remote.agent")
+QUOTED = [shlex.quote(word) for word in AGENT]
 
 
 @pytest.mark.parametrize(
@@ -36,11 +38,11 @@ def test_ranks_fill_the_hosts_in_order(n: int, hosts: str, placed: dict[str, lis
 @pytest.mark.parametrize(
     ("programs", "env", "shell", "expected"),
     [
-        ([], {}, "", ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "b", *AGENT]),
-        ([], {}, "ssh -p 22 -i 'my key'", ["ssh", "-p", "22", "-i", "my key", "b", *AGENT]),
-        (["blaunch"], {"LSB_JOBID": "1"}, "", ["blaunch", "b", *AGENT]),
-        (["pbs_tmrsh"], {"PBS_JOBID": "1"}, "", ["pbs_tmrsh", "b", *AGENT]),
-        (["srun"], {"SLURM_JOB_ID": "1"}, "rsh", ["rsh", "b", *AGENT]),
+        ([], {}, "", ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "b", *QUOTED]),
+        ([], {}, "ssh -p 22 -i 'my key'", ["ssh", "-p", "22", "-i", "my key", "b", *QUOTED]),
+        (["blaunch"], {"LSB_JOBID": "1"}, "", ["blaunch", "b", *QUOTED]),
+        (["pbs_tmrsh"], {"PBS_JOBID": "1"}, "", ["pbs_tmrsh", "b", *QUOTED]),
+        (["srun"], {"SLURM_JOB_ID": "1"}, "rsh", ["rsh", "b", *QUOTED]),
     ],
 )
 def test_what_starts_an_agent(
@@ -72,7 +74,7 @@ def test_slurm_starts_an_agent_in_a_step_that_leaves_all_cores_to_the_ranks(
     command = agent_command("b", {"SLURM_JOB_ID": "1"})
     assert command[0] == "srun"
     assert {"--overlap", "--mpi=none", "--cpu-bind=none", "--nodelist=b"} < set(command)
-    assert command[-3:] == AGENT
+    assert command[-len(AGENT) :] == AGENT
 
 
 def test_the_interface_that_leads_to_a_host() -> None:

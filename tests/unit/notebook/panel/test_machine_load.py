@@ -78,6 +78,16 @@ def test_ranks_that_share_cores(tmp_path: Path) -> None:
     assert machine_load.warnings(log, log.view()) == ()
 
 
+def test_more_threads_than_cores(tmp_path: Path) -> None:
+    log = recorded(tmp_path, "threads", [16.0, 4.0], size=2)
+    assert machine_load.warnings(log, log.view()) == ()
+    log = recorded(tmp_path / "more", "threads", [1.0, 8.0], size=2)
+    (warning,) = machine_load.warnings(log, log.view())
+    assert warning.startswith("2 ranks compute with 16 threads on 8 cores, which wait for one another: unset OMP_NUM_")
+    log.environment["gpus"] = ["0"]
+    assert machine_load.warnings(log, log.view()) == ()
+
+
 def test_a_gpu_that_idles_for_data(tmp_path: Path) -> None:
     log = recorded(tmp_path, "gpu", [30.0] * 12, training=20.0, data_wait=8.0)
     assert machine_load.warnings(log, log.view()) == (

@@ -1,0 +1,99 @@
+"""How many threads a rank computes with: its share of the cores of its host.
+
+A process with torch takes all cores. Several on one host then wait for one another's threads, and small steps take many
+times as long. OpenMP reads OMP_NUM_THREADS; torch, MKL and OpenBLAS follow it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+
+from ring_notebook.hardware import cores_of
+
+__all__ = [
+    "MKL",
+    "OMP",
+    "launched_thread_variables",
+    "thread_share",
+    "thread_variables",
+    "threads_set",
+    "threads_started",
+]
+
+OMP, MKL = "OMP_NUM_THREADS", "MKL_NUM_THREADS"
+
+
+def thread_share(own: int, shared: int, ranks: int, asked: int = 0) -> int:
+    """The threads of one of ``ranks`` ranks on a host.
+
+    ``own`` is the number of cores that it may use, ``shared`` that of all these ranks together, and ``asked`` what a
+    batch system was asked for each task (0: nothing).
+    """
+    return max(1, min(own, shared // ranks, asked or own))
+
+
+def thread_variables(ranks: int, env: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What sets the threads of each of ``ranks`` ranks that this process starts; empty where the user has set them."""
+    own = cores_of(os.sched_getaffinity(0))
+    shared = min(own, _number(env, "SLURM_CPUS_ON_NODE") or own)
+    return _variables(thread_share(own, shared, ranks, _number(env, "SLURM_CPUS_PER_TASK")), env)
+
+
+def launched_thread_variables(env: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What sets the threads of the rank that an mpiexec or srun, our parent, has started as this process.
+
+    It may have bound this rank to cores. Empty where the user has set the threads, or the launcher does not say how
+    many ranks are here.
+    """
+    ranks = _launched_here(env)
+    if not ranks:
+        return {}
+    processors, of_launcher = os.sched_getaffinity(0), os.sched_getaffinity(os.getppid())
+    own = cores_of(processors)
+    shared = cores_of(of_launcher) if processors <= of_launcher else own
+    asked = _number(env, "SLURM_CPUS_PER_TASK") if "SLURM_PROCID" in env else 0
+    # What Slurm gives each of its tasks is that task's alone, and its own processes may be bound elsewhere.
+    return _variables(thread_share(own, max(shared, asked * ranks), ranks, asked), env)
+
+
+def threads_started(ranks: int, here: bool) -> str:
+    """One line on the threads of the ranks of a job; empty where there is nothing to choose.
+
+    ``here`` says that all ranks are on this host.
+    """
+    threads = thread_variables(ranks).get(OMP, "")
+    if ranks == 1 or not threads:
+        return ""
+    share = (
+        f"{threads} thread{'s' * (threads != '1')} on this host's cores" if here else "its share of its host's cores"
+    )
+    return f"each of {ranks} ranks computes with {share}; set {OMP} for more or fewer"
+
+
+def threads_set(env: Mapping[str, str] = os.environ) -> int:
+    """The threads that this environment sets for a process, 0 where it sets none. In torch MKL has the first word."""
+    return _number(env, MKL) or _number(env, OMP)
+
+
+def _variables(threads: int, env: Mapping[str, str]) -> dict[str, str]:
+    return {} if env.get(OMP) else {OMP: str(threads)}
+
+
+def _launched_here(env: Mapping[str, str]) -> int:
+    """The ranks of this job on this host, as MPICH, Open MPI or Slurm tell it; 0 where none does."""
+    told = _number(env, "MPI_LOCALNRANKS") or _number(env, "OMPI_COMM_WORLD_LOCAL_SIZE")
+    if told:
+        return told
+    # Such as "2(x3),1" for four hosts.
+    counts = re.findall(r"(\d+)(?:\(x(\d+)\))?", env.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    hosts = [int(count) for count, times in counts for _ in range(int(times or 1))]
+    number = int(env.get("SLURM_NODEID") or 0)
+    return hosts[number] if number < len(hosts) else 0
+
+
+def _number(env: Mapping[str, str], name: str) -> int:
+    """The number at the beginning of a variable, such as ``4`` in ``4,2``; 0 where there is none."""
+    match = re.match(r"\d+", env.get(name, ""))
+    return int(match[0]) if match else 0
