@@ -7,20 +7,21 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 LIBRARIES := .libraries
 NVIDIA := .nvidia
-NATIVE := $(shell find native -name '*.cpp' -o -name '*.hpp' -o -name CMakeLists.txt -o -name requirements.py)
+NATIVE := $(shell find native -name '*.cpp' -o -name '*.hpp' -o -name CMakeLists.txt)
 ROOT   := $(filter 0,$(shell id -u))
 
 # Where it is set, every process of the tests compiles the package and its tests for itself.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lab test test-slow test-libraries test-nvidia test-slurm bench lint sanitize sanitize-build screenshot test-deps clean
+.PHONY: help demo lab test test-slow test-install test-libraries test-nvidia test-slurm bench lint sanitize sanitize-build screenshot test-deps clean
 
 help:
 	@echo 'make demo        train the quickstart on 2 engines, without a browser'
 	@echo 'make lab         open the quickstart in JupyterLab'
 	@echo 'make test        run the tests (what it had to leave out, it says at the end)'
 	@echo 'make test-slow   run the tests that make test leaves out: more cases of many, and gigabytes'
+	@echo 'make test-install  install with pip into a new environment, and train in a notebook there'
 	@echo 'make test-libraries  run other libraries and the tests of PyTorch on it, from an environment of their own'
 	@echo 'make test-nvidia compare what the core declares of CUDA and NCCL with headers of NVIDIA, and open NCCLs (1.1 GB)'
 	@echo 'make test-slurm  start a real Slurm of two hosts here, and run ringrun and a notebook in it (root)'
@@ -43,6 +44,12 @@ test: $(VENV)/installed
 
 test-slow: $(VENV)/installed
 	$(BIN)/pytest -m slow $(ARGS)
+
+test-install: $(VENV)/installed
+	rm -rf .install
+	$(BIN)/python -m venv .install
+	.install/bin/pip install -q -c constraints.txt '.[all]'
+	$(BIN)/pytest tests/install $(ARGS)
 
 test-libraries: $(LIBRARIES)/installed
 	PYTHONPATH=$(CURDIR)/$(LIBRARIES)/packages $(BIN)/pytest tests/libraries $(ARGS)
@@ -79,7 +86,7 @@ test-deps:
 	    --no-install-recommends openssh-server && { systemctl disable ssh 2>/dev/null || true; }; }
 
 clean:
-	rm -rf $(VENV) $(LIBRARIES) $(NVIDIA) build .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(LIBRARIES) $(NVIDIA) .install build .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Without build isolation the build tools are those that constraints.txt pins, and what was compiled is kept.

@@ -7,19 +7,53 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+    from ring_notebook.errors import (
+        ClusterError,
+        CollectiveAborted,
+        CollectiveError,
+        CollectiveMismatch,
+        CollectiveTimeout,
+        RingError,
+        RunFailed,
+        RunTimeout,
+    )
     from ring_notebook.horovod.as_horovod import as_horovod
     from ring_notebook.launch.run_function import run
     from ring_notebook.notebook.cluster.cluster import Cluster
     from ring_notebook.notebook.notify.notices import notify
     from ring_notebook.notebook.run.run import Run
 
-__all__ = ["Cluster", "Run", "__version__", "as_horovod", "load_ipython_extension", "notify", "run"]
+__all__ = [
+    "Cluster",
+    "ClusterError",
+    "CollectiveAborted",
+    "CollectiveError",
+    "CollectiveMismatch",
+    "CollectiveTimeout",
+    "RingError",
+    "Run",
+    "RunFailed",
+    "RunTimeout",
+    "__version__",
+    "as_horovod",
+    "load_ipython_extension",
+    "notify",
+    "run",
+]
 __version__ = "0.1.0"
 
 # Name -> module. Loaded on first use, so that `import ring_notebook` costs nothing on either island.
 _LAZY = {
     "Cluster": "ring_notebook.notebook.cluster.cluster",
+    "ClusterError": "ring_notebook.errors",
+    "CollectiveAborted": "ring_notebook.errors",
+    "CollectiveError": "ring_notebook.errors",
+    "CollectiveMismatch": "ring_notebook.errors",
+    "CollectiveTimeout": "ring_notebook.errors",
+    "RingError": "ring_notebook.errors",
     "Run": "ring_notebook.notebook.run.run",
+    "RunFailed": "ring_notebook.errors",
+    "RunTimeout": "ring_notebook.errors",
     "as_horovod": "ring_notebook.horovod.as_horovod",
     "notify": "ring_notebook.notebook.notify.notices",
     "run": "ring_notebook.launch.run_function",
@@ -28,10 +62,22 @@ _LAZY = {
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
-        from importlib import import_module
-
-        return getattr(import_module(_LAZY[name]), name)
+        return getattr(_load(_LAZY[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _load(module: str) -> Any:
+    from importlib import import_module
+
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing in ("", __name__):
+            raise
+        raise ModuleNotFoundError(
+            f"{module} needs {missing}, which is not installed: `pip install ring-notebook` brings it", name=error.name
+        ) from None
 
 
 def __dir__() -> list[str]:
@@ -40,6 +86,4 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """``%load_ext ring_notebook``: register ``%%ringtrain``, ``%%ringscale`` and ``%ring``."""
-    from ring_notebook.notebook.magics.magics import register
-
-    register(shell)
+    _load("ring_notebook.notebook.magics.magics").register(shell)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from ring_notebook.api.process_sets import ProcessSet, add_process_set
 from ring_notebook.config import config
 from ring_notebook.core import world
 from ring_notebook.core.communicator import ReduceOp
+from ring_notebook.core.membership import RanksOrComm
 from ring_notebook.core.tracing import trace
 
 __all__ = [
@@ -52,7 +53,9 @@ Max = ReduceOp.MAX
 Product = ReduceOp.PRODUCT
 
 
-def init(comm: Any = None, process_sets: Sequence[ProcessSet] | Literal["dynamic"] | None = None) -> None:
+def init(
+    comm: RanksOrComm | None = None, process_sets: Sequence[ProcessSet] | Literal["dynamic"] | None = None
+) -> None:
     """Make this process a rank (Horovod: ``init``); when it is one already, only new process sets are registered.
 
     ``comm`` is None for all processes that mpiexec started (a single process otherwise), a list of their ranks, or

@@ -20,7 +20,7 @@ class Reduction(NamedTuple):
     process_set: ProcessSet
 
 
-def operation_of(average: bool | None, op: int | None) -> ReduceOp:
+def operation_of(average: bool | None, op: ReduceOp | None) -> ReduceOp:
     """The operation that Horovod's arguments ask for: Average unless ``average`` or ``op`` says otherwise."""
     if average is not None:
         if op is not None:
@@ -38,7 +38,7 @@ def operation_of(average: bool | None, op: int | None) -> ReduceOp:
 
 
 def reduction_of(
-    average: bool | None, op: int | None, prescale: float, postscale: float, process_set: ProcessSet
+    average: bool | None, op: ReduceOp | None, prescale: float, postscale: float, process_set: ProcessSet
 ) -> Reduction:
     """The reduction that Horovod's arguments ask for."""
     if average is None and type(op) is ReduceOp and type(prescale) is type(postscale) is float:

@@ -7,23 +7,28 @@ import zlib
 from collections.abc import Sequence
 from itertools import count
 from time import sleep
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 from ring_notebook.config import config
 from ring_notebook.core.native import core
 from ring_notebook.core.topology import Place, Topology
 
 if TYPE_CHECKING:
+    from mpi4py.MPI import Comm
+
     from ring_notebook import _core
 
-__all__ = ["agree", "living", "ranks_of"]
+__all__ = ["RanksOrComm", "agree", "living", "ranks_of"]
+
+RanksOrComm: TypeAlias = "Sequence[int] | Comm"
+"""Some ranks of a job: their numbers, or a communicator of mpi4py."""
 
 _AGREEMENT = struct.Struct("!qq")  # which attempt of a rank, and a number of an epoch
 _PAUSE = 0.0005  # seconds between looks at the link
 _attempts = count()
 
 
-def ranks_of(comm: Any, topology: Topology, everyone: Sequence[int]) -> list[int]:
+def ranks_of(comm: RanksOrComm, topology: Topology, everyone: Sequence[int]) -> list[int]:
     """The ranks of the job that ``comm`` stands for: an mpi4py communicator, or indices into the list ``everyone``.
 
     Raises ValueError for ranks that do not exist, occur twice or leave this one out.

@@ -48,7 +48,7 @@ def find_place() -> Place:
     native = core()
     rendezvous = Rendezvous.take()
     if rendezvous is not None:
-        return _place_without_mpi(rendezvous, elastic=True)
+        return _place_without_mpi(rendezvous, elastic=bool(os.environ.get("RING_MIN_NP")))
     started = AgentRendezvous.take()
     if started is not None:
         return _place_without_mpi(started, elastic=False)

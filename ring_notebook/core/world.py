@@ -15,7 +15,7 @@ from typing import Any
 
 from ring_notebook.config import config
 from ring_notebook.core.communicator import Communicator
-from ring_notebook.core.membership import agree, living, ranks_of
+from ring_notebook.core.membership import RanksOrComm, agree, living, ranks_of
 from ring_notebook.core.native import core, devices, options
 from ring_notebook.core.place import find_place, join_place, make_place
 from ring_notebook.core.topology import Place, Topology
@@ -158,7 +158,7 @@ def lost() -> list[int]:
     return [rank for rank in range(place.topology.size) if not living(place, [rank])]
 
 
-def init(comm: Any = None) -> None:
+def init(comm: RanksOrComm | None = None) -> None:
     """Open an epoch over all ranks of the run or else the job, or over those of ``comm`` (Horovod: ``init``).
 
     ``comm`` is None, a list of ranks (of the run or else the job), or an mpi4py communicator; this process must be in

@@ -1,5 +1,16 @@
 """The Horovod-compatible face: import it as ``hvd`` in place of ``horovod.torch``."""
 
+try:
+    import torch
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ModuleNotFoundError(
+        "ring_notebook.torch needs PyTorch, which is not installed: `pip install 'ring-notebook[torch]'`", name="torch"
+    ) from None
+else:
+    del torch
+
 from ring_notebook.api.basics import (
     Adasum,
     Average,
@@ -40,7 +51,14 @@ from ring_notebook.api.without_tensors import barrier, join
 from ring_notebook.core import world
 from ring_notebook.core.logged.device_numbers import register_copier
 from ring_notebook.core.logged.metrics import log, log_params, track
-from ring_notebook.errors import HorovodInternalError, HostsUpdatedInterrupt
+from ring_notebook.errors import (
+    CollectiveAborted,
+    CollectiveError,
+    CollectiveMismatch,
+    CollectiveTimeout,
+    HorovodInternalError,
+    HostsUpdatedInterrupt,
+)
 from ring_notebook.torch import elastic, mpi_ops
 from ring_notebook.torch.collectives.allgather import (
     allgather,
@@ -98,6 +116,10 @@ __all__ = [
     "LARS",
     "Adasum",
     "Average",
+    "CollectiveAborted",
+    "CollectiveError",
+    "CollectiveMismatch",
+    "CollectiveTimeout",
     "Compression",
     "DistributedOptimizer",
     "DistributedSampler",

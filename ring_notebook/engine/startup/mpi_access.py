@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -36,6 +37,8 @@ def begin() -> None:
     """Start MPI together with all other engines; where this one takes the place of a dead one, withdraw it."""
     if os.environ.get(STARTED_AGAIN):
         withdraw(f"this rank was started again after a death, and MPI cannot take it in: {_ADVICE}")
+        return
+    if find_spec("mpi4py") is None:  # then no cell can use it
         return
     from mpi4py import MPI
 

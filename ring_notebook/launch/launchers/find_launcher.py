@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 
 from ring_notebook.config import config
@@ -43,12 +44,13 @@ def find_launcher(
     """RING_MPIEXEC, else the mpiexec beside this Python (its MPI wheel), else the one on the PATH.
 
     Our own supervisor takes the place of the MPICH wheel's mpiexec, which listens on all interfaces without
-    authentication, unless ``mpi_args`` has options for mpiexec. It starts all elastic jobs, those with a ``min_np``.
-    ``requests`` is the pipe through which it takes requests to start ranks of this host again.
+    authentication, unless ``mpi_args`` has options for mpiexec. It also starts ranks where mpi4py or an mpiexec is
+    missing, and all elastic jobs, those with a ``min_np``. ``requests`` is the pipe through which it takes requests to
+    start ranks of this host again.
 
-    Raises MPIMissingError when there is none, when it does not run, and when it belongs to another MPI than
-    mpi4py loads: each rank would be a job of size 1. Raises ValueError for ``mpi_args`` of an elastic job, and
-    RingError where a limit of this process lets no rank start.
+    Raises MPIMissingError when there is none that takes ``mpi_args``, when it does not run, and when it belongs to
+    another MPI than mpi4py loads: each rank would be a job of size 1. Raises ValueError for ``mpi_args`` of an elastic
+    job, and RingError where a limit of this process lets no rank start.
     """
     check_file_size()
     if min_np:
@@ -57,15 +59,19 @@ def find_launcher(
         return Local(min_np=min_np)
     beside = Path(sys.executable).with_name("mpiexec")
     path = config().mpiexec or (str(beside) if beside.exists() else shutil.which("mpiexec"))
+    if not config().mpiexec and find_spec("mpi4py") is None:
+        path = None  # no program here can use what an mpiexec starts
     if not path:
-        raise MPIMissingError(
-            "no mpiexec beside this Python or on the PATH; "
-            "`pip install mpich`, or set RING_MPIEXEC to your site's mpiexec or srun"
-        )
+        if mpi_args:
+            raise MPIMissingError(
+                "options for mpiexec, and no mpiexec beside this Python or on the PATH; "
+                "`pip install 'ring-notebook[mpi]'`, or set RING_MPIEXEC to your site's mpiexec or srun"
+            )
+        return _supervisor(hosts, requests)
     said = _version(path)
     # Other MPIs whose mpiexec is a Hydra, such as Intel's, need not be what our supervisor knows.
     if path == str(beside) and not config().mpiexec and said.startswith(_MPICH) and not mpi_args:
-        return Local(requests=requests) if only_here(hosts) else OverHosts()
+        return _supervisor(hosts, requests)
     launcher = next(kind for pattern, kind in _LAUNCHERS if re.match(pattern, said))(path)
     if path != str(beside) and (loaded := loaded_mpi()) not in launcher.mpis:
         mpis = " or ".join(launcher.mpis)
@@ -74,6 +80,11 @@ def find_launcher(
             f"set RING_MPIEXEC to the mpiexec of {loaded}, or install mpi4py for {mpis}"
         )
     return launcher
+
+
+def _supervisor(hosts: Sequence[Host], requests: str) -> Launcher:
+    """Ours, whose ranks find each other without MPI."""
+    return Local(requests=requests) if only_here(hosts) else OverHosts()
 
 
 @lru_cache(maxsize=8)

@@ -26,5 +26,5 @@ def loaded_mpi() -> MPI:
         raise MPIMissingError(f"mpi4py does not load an MPI library within {error.timeout:g} s") from None
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise MPIMissingError(f"mpi4py cannot load an MPI library ({reason}); `pip install mpich`")
+        raise MPIMissingError(f"mpi4py cannot load an MPI library ({reason}); `pip install 'ring-notebook[mpi]'`")
     return "Open MPI" if "Open MPI" in done.stdout else "MPICH"

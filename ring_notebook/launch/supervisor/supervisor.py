@@ -15,6 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 from ring_notebook.launch.connections.connections import (
     Connections,
@@ -150,7 +151,8 @@ def main() -> None:
     connections: Connections
     try:
         files = raise_file_limit()
-        connections = RendezvousConnections(n) if min_np else MpiConnections(new_job_name(), [0] * n)
+        without_mpi = min_np or find_spec("mpi4py") is None
+        connections = RendezvousConnections(n) if without_mpi else MpiConnections(new_job_name(), [0] * n)
         assignment = Assignment(program, without_outer_job(os.environ), list(range(n)), n, loopback(), min_np)
         supervisor = Supervisor([LocalRanks(assignment, connections.variables, files)], connections, Rules(n, min_np))
     except OSError as error:

@@ -16,7 +16,7 @@ __all__ = ["sparse_allreduce_async", "sparse_gradient"]
 
 
 def sparse_allreduce_async(
-    tensor: Tensor, name: str, op: int, process_set: ProcessSet = global_process_set
+    tensor: Tensor, name: str, op: ReduceOp, process_set: ProcessSet = global_process_set
 ) -> Callable[[], Tensor]:
     """Start to reduce sparse COO tensors of one shape; the callable returned waits and gives the coalesced result.
 

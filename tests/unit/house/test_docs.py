@@ -13,7 +13,7 @@ from ring_notebook.config import Config
 ROOT = Path(__file__).parents[3]
 DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").glob("*.md")]
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-# Read while the package is installed and while its pictures are taken, not by a process that uses it.
+# Read while the pictures of the package are taken, not by a process that uses it; and one of an earlier version.
 OTHERS = {"RING_PICTURES", "RING_SITE_MPI"}
 
 

@@ -90,6 +90,10 @@ NAMES = {
 }
 
 BEYOND = {"prepare", "log", "track", "save", "load", "empty", "noise_scale", "check", "LARS", "LAMB", "only"} | {
+    "CollectiveAborted",
+    "CollectiveError",
+    "CollectiveMismatch",
+    "CollectiveTimeout",
     "LinearScalingLR",
     "DistributedSampler",
     "allgather_into",
@@ -125,6 +129,14 @@ def test_signatures() -> None:
 
 def test_exactly_these_names_are_public() -> None:
     assert set(hvd.__all__) == {name for name in SIGNATURES if "." not in name} | NAMES | BEYOND
+
+
+def test_operations_are_typed() -> None:
+    """So that an editor offers Average and Sum, and a type checker finds a mistyped operation."""
+    functions = [value for name in hvd.__all__ if inspect.isfunction(value := getattr(hvd, name))]
+    types = {function.__annotations__["op"] for function in functions if "op" in function.__annotations__}
+    assert types == {"ReduceOp", "ReduceOp | None"}
+    assert hvd.init.__annotations__["comm"] == "RanksOrComm | None"
 
 
 def test_constants_are_horovods() -> None:

@@ -1,0 +1,1 @@
+"""Tests of what pip brings, and of environments that lack a part of it."""

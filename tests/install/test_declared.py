@@ -1,0 +1,83 @@
+"""Every package that is imported is declared: where it is imported at once, in what plain pip brings."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions, requires
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "ring_notebook"
+TORCH = PACKAGE / "torch"
+# What a run is handed over to; a line says what to install where one is not there.
+HANDED_OVER = {"mlflow", "pandas", "tensorboard", "wandb"}
+MODULES = packages_distributions()
+
+
+def declared(extra: str = "") -> set[str]:
+    """The distributions that plain pip brings, or those that an extra adds."""
+    named = [re.fullmatch(r"([\w-]+).*?(?:extra == \"(\w+)\")?", one) for one in requires("ring-notebook") or ()]
+    return {match[1] for match in named if match and (match[2] or "") == extra}
+
+
+def imported(source: str, at_once: bool) -> Iterator[str]:
+    """The packages of others that the source imports, with ``at_once`` those that it imports when it is imported."""
+    body: list[ast.AST] = [ast.parse(source)]
+    while body:
+        node = body.pop()
+        if isinstance(node, ast.Import):
+            yield from (top for alias in node.names if is_foreign(top := alias.name.partition(".")[0]))
+        elif isinstance(node, ast.ImportFrom):
+            yield from (top for top in [str(node.module).partition(".")[0]] if is_foreign(top))
+        elif at_once and (
+            isinstance(node, ast.FunctionDef) or (isinstance(node, ast.If) and "TYPE_" in ast.unparse(node.test))
+        ):
+            continue
+        body += ast.iter_child_nodes(node)
+
+
+def is_foreign(module: str) -> bool:
+    return module not in sys.stdlib_module_names and module != "ring_notebook"
+
+
+def missing(files: Iterator[Path], at_once: bool, allowed: set[str]) -> dict[str, list[str]]:
+    found = {
+        str(path.relative_to(PACKAGE)): sorted(
+            name
+            for name in set(imported(path.read_text(), at_once))
+            if not allowed.intersection(MODULES.get(name, [name]))
+        )
+        for path in files
+    }
+    return {path: names for path, names in found.items() if names}
+
+
+def test_what_is_imported_at_once_comes_with_plain_pip() -> None:
+    files = (path for path in PACKAGE.rglob("*.py") if TORCH not in path.parents)
+    assert missing(files, True, declared()) == {}
+    assert missing(TORCH.rglob("*.py"), True, declared() | declared("torch")) == {}
+
+
+def test_what_is_imported_later_comes_with_an_extra() -> None:
+    allowed = declared() | declared("torch") | declared("mpi") | HANDED_OVER
+    assert missing(PACKAGE.rglob("*.py"), False, allowed) == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "at_once", "names"),
+    [
+        ("import numpy.linalg, os", True, ["numpy"]),
+        ("from torch import nn", True, ["torch"]),
+        ("def f():\n    import torch", True, []),
+        ("def f():\n    import torch", False, ["torch"]),
+        ("class A:\n    import torch", True, ["torch"]),
+        ("if TYPE_CHECKING:\n    import torch\nelse:\n    import numpy", True, []),
+        ("try:\n    import torch\nexcept ImportError:\n    pass", True, ["torch"]),
+    ],
+)
+def test_what_counts_as_an_import(source: str, at_once: bool, names: list[str]) -> None:
+    assert list(imported(source, at_once)) == names
