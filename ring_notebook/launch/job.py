@@ -11,6 +11,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -127,11 +128,12 @@ class Job:
         poll = select.poll()
         poll.register(self._exited, select.POLLIN)
         poll.register(self._wake, select.POLLIN)
-        ready = list[tuple[int, int]]()
-        while (self._exited, select.POLLIN) not in ready:
+        ready = set[int]()
+        while self._exited not in ready:
             self._look()
-            ready = poll.poll(1000 * max(0.0, min(_LOOK, self.verdict.look_at - self._now())))
-            if (self._wake, select.POLLIN) in ready:
+            wait = max(0.0, min(_LOOK, self.verdict.look_at - self._now()))
+            ready = {descriptor for descriptor, _ in poll.poll(1000 * wait)}
+            if self._wake in ready:
                 os.eventfd_read(self._wake)
         self._note("launcher", self._process.wait())
         if self.verdict.ends:
@@ -147,13 +149,15 @@ class Job:
             self._events.append(Event(now, "looked", self._deaf))
             latest = judge(self._rules, self._events, now, self._deaf)
         self.verdict = latest
-        for text in latest.words[len(before.words) :]:
-            print_message(text)
         for signum in latest.signals[len(before.signals) :]:
             if signum == signal.SIGKILL:
                 end_session(self._process.pid)
             else:
                 os.kill(self._process.pid, signum)
+        for text in latest.words[len(before.words) :]:  # which nobody may read: a thread that is stuck is left behind
+            printer = threading.Thread(target=print_message, args=(text,), daemon=True)
+            printer.start()
+            printer.join(_LOOK)
 
     def _now(self) -> float:
         return time.monotonic() - self._began
