@@ -113,9 +113,10 @@ class Supervisor:
         verdict = judge(self._rules, self._events, now)
         if verdict.finished:
             statuses = [self._host_of[rank].status(rank) for rank in range(self._rules.n)]
-            for rank in self._connections.deserters([*verdict.finished], statuses).intersection(verdict.finished):
-                self._note("missed", rank)
-            verdict = judge(self._rules, self._events, now)
+            if missed := self._connections.deserters([*verdict.finished], statuses).intersection(verdict.finished):
+                for rank in missed:
+                    self._note("missed", rank)
+                verdict = judge(self._rules, self._events, now)
         if verdict.due:
             for rank in sorted(self._running):
                 if self._host_of[rank].status(rank).is_leaving:
