@@ -10,6 +10,7 @@ import sys
 import threading
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Iterator
 from types import CodeType
 from typing import Any
 
@@ -48,8 +49,8 @@ class Cell:
         self._quiet: bool = shell.displayhook.semicolon_at_end_of_expression(text)
 
     def names(self) -> set[str]:
-        """Every name that the cell uses, and every module it imports."""
-        return names_in(self.tree)
+        """Every name that the cell uses or asks for help on, and every module it imports."""
+        return names_in(self.tree) | {name for text in _asked_for(self.tree) for name in text.split(".")[:1]}
 
     def execute(self) -> None:
         """Run the cell; when it ends with an expression and no semicolon, show its value as a notebook would."""
@@ -90,6 +91,15 @@ class Cell:
                 lines.append(frame.f_lineno)
             frame = frame.f_back
         return lines
+
+
+def _asked_for(tree: ast.AST) -> Iterator[str]:
+    """What ``name?`` and ``name??`` ask for, which IPython turns into calls of a magic."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "get_ipython().run_line_magic":
+            magic, *words = (one.value for one in node.args if isinstance(one, ast.Constant))
+            if magic in ("pinfo", "pinfo2"):
+                yield from map(str, words)
 
 
 def _begins(statement: ast.stmt) -> int:

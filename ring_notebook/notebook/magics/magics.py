@@ -12,7 +12,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 
 from ring_notebook.errors import RingError
-from ring_notebook.notebook.magics import completion, inspection, missing_names, options
+from ring_notebook.notebook.magics import options, rank_names
 from ring_notebook.notebook.magics.default_cells import DefaultCells
 from ring_notebook.notebook.magics.session import Session
 from ring_notebook.notebook.notify import notices
@@ -186,9 +186,7 @@ def register(shell: InteractiveShell) -> None:
     if "ringtrain" not in shell.magics_manager.magics["cell"]:
         session = Session()
         shell.register_magics(RingMagics(shell, session))
-        completion.register(shell, session)
-        inspection.register(shell, session)
-        missing_names.register(shell, session)
+        rank_names.register(shell, session)
         default_cells = DefaultCells(shell, lambda: session.default)
         shell.input_transformers_cleanup.extend([_with_a_body, default_cells])
         if left := session.left_behind():

@@ -18,11 +18,11 @@ from ring_notebook.notebook.record.logged_rows import Metrics
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.record.run_record import RunStatus
 from ring_notebook.notebook.record.run_view import RunView
-from ring_notebook.notebook.run import hand_over
+from ring_notebook.notebook.run import trackers
 from ring_notebook.notebook.run.answering import Answering
 from ring_notebook.notebook.run.export import Script, export
 from ring_notebook.notebook.run.failures import brief
-from ring_notebook.notebook.run.run_state import run_state
+from ring_notebook.notebook.run.plain_state import plain_state
 from ring_notebook.notebook.run.takeover import FollowedLog
 from ring_notebook.notebook.run.watch import Watch
 from ring_notebook.notebook.style import ranks
@@ -164,7 +164,7 @@ class Run:
 
     def state(self) -> dict[str, Any]:
         """The run at this moment as plain data for ``json.dumps``; docs/notebook.md lists its keys."""
-        return run_state(self.log, "" if self.error is None else error_text(self.error), self.asking)
+        return plain_state(self.log, "" if self.error is None else error_text(self.error), self.asking)
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -201,7 +201,7 @@ class Run:
 
     def to_csv(self, path: str | Path) -> Path:
         """Write every logged row to ``path``: rank, time, step and a column for each metric."""
-        return hand_over.to_csv(self.log, path)
+        return trackers.to_csv(self.log, path)
 
     def to_pandas(self) -> Any:
         """Every logged row as a DataFrame, see `Metrics.to_pandas`."""
@@ -209,15 +209,15 @@ class Run:
 
     def to_tensorboard(self, directory: str | Path = "runs") -> Path:
         """Write the run as TensorBoard's event files below ``directory``; returns their folder."""
-        return hand_over.to_tensorboard(self.log, directory)
+        return trackers.to_tensorboard(self.log, directory)
 
     def to_wandb(self, **options: Any) -> Any:
         """Log the run to Weights & Biases, with the options of ``wandb.init``; returns the finished wandb run."""
-        return hand_over.to_wandb(self.log, **options)
+        return trackers.to_wandb(self.log, **options)
 
     def to_mlflow(self, **options: Any) -> str:
         """Log the run to MLflow, with the options of ``mlflow.start_run``; returns the id of MLflow's run."""
-        return hand_over.to_mlflow(self.log, **options)
+        return trackers.to_mlflow(self.log, **options)
 
     def plot(self, *names: str) -> Any:
         """A figure of the named metrics, of all without names. Raises KeyError for a metric that was not logged."""

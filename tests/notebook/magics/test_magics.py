@@ -203,7 +203,7 @@ ring.log_params(depth=2, lr="by hand")"""
     own = {"optimizer": "SGD", "lr": "by hand", "momentum": 0.5, "batch_size": 4}
     assert params == {"epochs": 3, "depth": 2, **own}
     assert "tuned: kept" in notebook.text("%ring runs tag tuned kept")
-    titles, row = notebook.text("%ring runs --where kept").splitlines()
+    titles, row, *_ = notebook.text("%ring runs --where kept").splitlines()
     assert row[titles.index("depth")] == "2"
 
 
@@ -322,11 +322,22 @@ def test_help_on_names_of_the_ranks(notebook: Notebook) -> None:
     notebook.run("here_too = 2j")
     assert "Signature: of_ranks(a, b=2)\nDocstring:\nOnly there." in notebook.inspect("of_ranks")
     shown = notebook.inspect("%%ringtrain\nx = ring.allreduce")
-    assert "Signature: ring.allreduce(tensor" in shown
     assert "Horovod: ``allreduce``" in shown
-    assert "Signature: ring.elastic.TorchState(" in notebook.inspect("ring.elastic.TorchState(")
+    assert "ring.elastic.TorchState(" in notebook.inspect("ring.elastic.TorchState(")
     assert "2j" in notebook.inspect("here_too")
     assert notebook.inspect("nothing_of_the_kind") == notebook.inspect("ring.nothing_of_the_kind") == ""
+
+
+def test_ring_is_explained_in_every_cell_and_runs_on_the_ranks_alone(notebook: Notebook) -> None:
+    shown = notebook.inspect("ring.prepare")
+    assert "ring.prepare(" in shown
+    assert "Make a single-process training loop data parallel" in shown
+    assert "broadcast_object" in notebook.complete("ring.broadcast_o")
+    name, text = notebook.error("ring.rank()")
+    assert name == "RingError"
+    assert "ring.rank() runs on the ranks, and this cell runs in the notebook; put %%ringtrain on its first line" in text
+    assert "Make a single-process training loop data parallel" in notebook.text("%%ringtrain -n 1\nring.prepare?")
+    assert "no name in 3" in notebook.text("ring = 3\nprint('no name in', ring)\ndel ring")
 
 
 def test_names_of_runs_complete(notebook: Notebook) -> None:

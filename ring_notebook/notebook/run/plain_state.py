@@ -11,12 +11,12 @@ from ring_notebook.notebook.panel.progress import progress
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.record.run_view import RankView
 
-__all__ = ["MOST_LINES", "run_state"]
+__all__ = ["MOST_LINES", "plain_state"]
 
 MOST_LINES = 100  # of output, the newest
 
 
-def run_state(log: RunRecord, error: str, asking: Collection[int]) -> dict[str, Any]:
+def plain_state(log: RunRecord, error: str, asking: Collection[int]) -> dict[str, Any]:
     """The state of a run (docs/notebook.md lists its keys); ``asking`` are the ranks that wait for an answer."""
     view = log.view()
     done = progress(view, log.source)
