@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from ring_notebook.torch_private import private
+
 __all__ = ["register"]
 
 
@@ -17,8 +19,10 @@ def register() -> None:
     if not distributed.is_available() or "ring" in distributed.Backend.backend_list:
         return
     distributed.Backend.register_backend("ring", _create, extended_api=True, devices=["cpu"])
-    handlers = import_module("torch.distributed.rendezvous")._rendezvous_handlers
-    handlers["env"] = _rendezvous(handlers["env"])
+    if (handlers := private("rendezvous_handlers")) is not None:
+        handlers["env"] = _rendezvous(handlers["env"])
+    if (recording := private("self_recording_backends")) is not None:
+        recording.add("ring")
 
 
 def _create(opts: Any, options: Any) -> Any:

@@ -14,6 +14,7 @@ from ring_notebook.core.buffers import Buffer, DType
 from ring_notebook.core.native import core
 from ring_notebook.core.work import Work
 from ring_notebook.torch.devices import StreamWork, device_buffer, kind_of
+from ring_notebook.torch_private import private
 
 if TYPE_CHECKING:
     from ring_notebook import _core
@@ -25,11 +26,13 @@ __all__ = [
     "can_reduce",
     "check_tensor",
     "copy_back",
+    "copy_each",
     "dtype_of",
     "equal_parts",
     "for_core",
     "from_bytes",
     "in_memory_order",
+    "multiply_each",
     "on_host",
     "ordered",
     "reader",
@@ -51,6 +54,7 @@ _DTYPES = {
 }
 _TORCH_DTYPES = {dtype: known for known, dtype in _DTYPES.items()}
 _NUMBERED = tuple(DType)
+_multiply_each, _copy_each = private("multiply_each"), private("copy_each")
 
 
 def check_tensor(tensor: Any, operation: str) -> None:
@@ -217,3 +221,21 @@ class TorchAdapter:
     def empty(self, dtype: DType, shape: Sequence[int]) -> Tensor:
         """As `torch.empty`, in CPU memory."""
         return torch.empty(tuple(shape), dtype=_TORCH_DTYPES[dtype], device="cpu")
+
+
+def multiply_each(tensors: Sequence[Tensor], factor: float) -> None:
+    """Multiply tensors in place, on a device in as few launches as this torch can."""
+    if _multiply_each is not None:
+        _multiply_each(tensors, factor)
+        return
+    for tensor in tensors:
+        tensor.mul_(factor)
+
+
+def copy_each(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copy tensors, on a device in as few launches as this torch can."""
+    if _copy_each is not None:
+        _copy_each(targets, sources)
+        return
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)

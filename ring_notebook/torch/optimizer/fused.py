@@ -35,6 +35,7 @@ from ring_notebook.torch.optimizer.fused_rules import (
 )
 from ring_notebook.torch.optimizer.wrapper import Wrapper, average_loss
 from ring_notebook.torch.tensors import buffer_of, from_bytes
+from ring_notebook.torch_private import private
 
 __all__ = ["FusedOptimizer"]
 
@@ -52,8 +53,19 @@ class FusedOptimizer(Wrapper):
     _torn = False
     """A step failed after it had begun to write: parameters and state are partly new."""
 
+    def _hook_step(self) -> None:
+        """Have `step` call its hooks: the wrapped class's step, which does, is not called."""
+        if (hook_step := private("hook_step")) is not None:
+            hook_step(self)
+            return
+        step: Any = type(self).step
+        if not hasattr(step, "hooked"):
+            hooked: Any = torch.optim.Optimizer.profile_hook_step(step)
+            hooked.hooked = True
+            setattr(type(self), "step", hooked)  # noqa: B010
+
     def _prepare(self, process_set: ProcessSet, op: ReduceOp) -> None:
-        self._patch_step_function()  # hooks: the wrapped class's step, which has them, is not called
+        self._hook_step()
         self._process_set, self._op = process_set, op
         self._communicator = process_set.communicator
         self._mates = self._communicator.mates()

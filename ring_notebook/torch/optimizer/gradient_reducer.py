@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
@@ -34,7 +33,7 @@ from ring_notebook.torch.collectives.sparse_allreduce import sparse_allreduce_as
 from ring_notebook.torch.compression import Compressor
 from ring_notebook.torch.free_cores import reduces_beside_backward
 from ring_notebook.torch.optimizer.bucket_runtime import Bucket
-from ring_notebook.torch.tensors import dtype_of
+from ring_notebook.torch.tensors import dtype_of, multiply_each
 
 __all__ = ["GradientReducer", "Named"]
 
@@ -161,7 +160,7 @@ class GradientReducer:
         process_set = self.how.process_set
         if not process_set.included() or process_set.size() == 1:
             if self._share != 1.0:
-                torch._foreach_mul_([p.grad for _, p in named if p.grad is not None], self._share)
+                multiply_each([p.grad for _, p in named if p.grad is not None], self._share)
             return
         trainable = [(name, p) for name, p in named if p.requires_grad]
         if self._layout is not None and not self._holds(self._layout):
@@ -260,7 +259,7 @@ class GradientReducer:
         ]
         for (_, parameter), result in zip(layout.sparse, results, strict=True):
             grad = result()
-            if parameter.grad is not None or grad._nnz():
+            if parameter.grad is not None or grad.coalesce().indices().numel():
                 parameter.grad = grad
 
     def _reduce_buckets(self, layout: _Layout) -> None:

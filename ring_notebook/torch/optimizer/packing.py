@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ring_notebook.torch.devices import kind_of
+from ring_notebook.torch.tensors import copy_each
 
 __all__ = ["Packer"]
 
@@ -32,14 +33,14 @@ class Packer:
         if len(small) < 2:
             return list(tensors)
         flat = self._lay_out(small)
-        torch._foreach_copy_(self._parts, small)
+        copy_each(self._parts, small)
         self._packed = small
         return [*(tensor for tensor in tensors if not _is_small(tensor)), flat]
 
     def unpack(self) -> None:
         """Bring what was reduced back into the tensors that `pack` was given."""
         if self._packed:
-            torch._foreach_copy_(self._packed, self._parts)
+            copy_each(self._packed, self._parts)
         self._packed = []
 
     def _lay_out(self, small: Sequence[Tensor]) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch._C._distributed_c10d as c10d
+import torch.distributed.distributed_c10d as c10d
 
 from ring_notebook.core.communicator import Communicator
 

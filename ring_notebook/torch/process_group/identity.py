@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import torch._C._distributed_c10d as c10d
+import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 
 from ring_notebook.config import config

@@ -8,12 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch._C._distributed_c10d as c10d
+import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 
 from ring_notebook.core.buffers import Buffer
 from ring_notebook.core.work import Work
-from ring_notebook.torch.process_group.operands import check_on_host, count, moved_operand, nbytes, parts_in_place
+from ring_notebook.torch.process_group.operands import (
+    caller_waits,
+    check_on_host,
+    count,
+    moved_operand,
+    nbytes,
+    parts_in_place,
+)
 from ring_notebook.torch.process_group.reductions import ReducingGroup, all_of
 from ring_notebook.torch.process_group.ring_work import RingWork
 from ring_notebook.torch.tensors import from_bytes, moved_as
@@ -28,7 +35,7 @@ class MovingGroup(ReducingGroup):
         """Copy each tensor of the root to all ranks."""
         opts = opts or c10d.BroadcastOptions()
         check_on_host(tensors, self._who(), "broadcast")
-        blocking = not opts.asyncOp
+        blocking = caller_waits(opts)
         works, ends = [], []
         for tensor in tensors:
             memory, copy_back = moved_operand(tensor)
@@ -105,7 +112,7 @@ class MovingGroup(ReducingGroup):
     def _allgather(
         self, operation: str, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any
     ) -> RingWork:
-        blocking = not (opts or c10d.AllgatherOptions()).asyncOp
+        blocking = caller_waits(opts)
         check_on_host([*inputs, *(tensor for some in outputs for tensor in some)], self._who(), operation)
         works, ends = [], []
         for targets, input in zip(outputs, inputs, strict=True):
@@ -135,7 +142,7 @@ class MovingGroup(ReducingGroup):
         opts: Any,
         root: int = -1,
     ) -> RingWork:
-        blocking = not opts.asyncOp
+        blocking = caller_waits(opts)
         memory = [moved_operand(tensor)[0] for tensor in sent] or [Buffer(0, (0,), moved_as(targets[0].dtype))]
         places = parts_in_place(targets, expected)
         work = self.communicator.alltoall(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,11 +11,16 @@ from torch import Tensor
 from ring_notebook.core.buffers import Buffer
 from ring_notebook.torch.tensors import buffer_in_place, buffer_of, can_reduce, moved_as
 
-__all__ = ["Operand", "check_on_host", "count", "moved_operand", "nbytes", "operand", "parts_in_place"]
+__all__ = ["Operand", "caller_waits", "check_on_host", "count", "moved_operand", "nbytes", "operand", "parts_in_place"]
 
 CopyBack = Callable[[], object] | None
 Operand = tuple[Buffer, CopyBack]
 """Memory that an operation reads or writes, and what brings its result back into the tensor, if anything has to."""
+
+
+def caller_waits(opts: Any) -> bool:
+    """Whether the caller of an operation waits for it, by its options; where there are none, it does not."""
+    return opts is not None and not opts.asyncOp
 
 
 def check_on_host(tensors: Sequence[Tensor], rank: int, operation: str) -> None:

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-import torch._C._distributed_c10d as c10d
+import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.torch.free_cores import reduces_beside_backward
 from ring_notebook.torch.process_group.identity import GroupIdentity
-from ring_notebook.torch.process_group.operands import check_on_host, moved_operand, operand
-from ring_notebook.torch.process_group.ring_work import CompletedWork, RingWork
+from ring_notebook.torch.process_group.operands import caller_waits, check_on_host, moved_operand, operand
+from ring_notebook.torch.process_group.ring_work import CompletedWork, RingWork, in_backward
 from ring_notebook.torch.tensors import from_bytes
 
 __all__ = ["ReducingGroup", "all_of"]
@@ -29,7 +29,7 @@ def _code(op: Any) -> int:
 
 
 _Op: Any = c10d.ReduceOp.RedOpType
-_PREMUL_SUM = hash(c10d._make_nccl_premul_sum(1.0))
+_PREMUL_SUM = int(_Op.PREMUL_SUM)
 _UNSCALED = {
     _code(_Op.SUM): ReduceOp.SUM,
     _code(_Op.AVG): ReduceOp.AVERAGE,
@@ -63,7 +63,7 @@ def _at_once(opts: Any) -> bool:
     DistributedDataParallel starts its operations in the backward pass. To queue them for another thread only costs the
     way there, unless that thread has a core of its own.
     """
-    return not opts.asyncOp or (torch._C._current_graph_task_id() != -1 and not reduces_beside_backward())
+    return caller_waits(opts) or (in_backward() and not reduces_beside_backward())
 
 
 class ReducingGroup(GroupIdentity):
@@ -78,7 +78,7 @@ class ReducingGroup(GroupIdentity):
         if at_once and len(tensors) == 1 and kind is not None and self._reader is not None:
             tensor = tensors[0]  # the short way, where every call of a function counts
             if self.communicator.allreduce_tensors(self._reader, tensor, tensor, kind, 1.0, 1.0, "dist.all_reduce"):
-                return _DONE if not opts.asyncOp else RingWork(result=tensors)
+                return _DONE if caller_waits(opts) else RingWork(result=tensors)
         kind = _KINDS.get(code)
         if kind in (ReduceOp.SUM, ReduceOp.AVERAGE) and all(tensor.layout is torch.sparse_coo for tensor in tensors):
             for tensor in tensors:

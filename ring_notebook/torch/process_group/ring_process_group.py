@@ -5,21 +5,23 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from datetime import timedelta
 from types import FunctionType
 from typing import Any
 
 import torch
-import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
-from torch._C._dynamo import eval_frame
+import torch.distributed.distributed_c10d as c10d
 
 from ring_notebook.core import world
 from ring_notebook.errors import RingError
+from ring_notebook.torch.process_group.operands import caller_waits
 from ring_notebook.torch.process_group.point_to_point import SendingGroup
 from ring_notebook.torch.process_group.ring_work import RingWork
 from ring_notebook.torch.tensors import buffer_of, from_bytes
+from ring_notebook.torch_private import private
 
 __all__ = ["RingProcessGroup", "create"]
 
@@ -35,7 +37,7 @@ class RingProcessGroup(SendingGroup):
 
     def barrier(self, opts: Any = None) -> RingWork:
         """Complete when all ranks have called it."""
-        blocking = not (opts or c10d.BarrierOptions()).asyncOp
+        blocking = caller_waits(opts)
         return self._work([self.communicator.barrier(name="dist.barrier", blocking=blocking)], None, [], blocking)
 
     def split_group(
@@ -84,7 +86,17 @@ def create(opts: Any, options: Any) -> RingProcessGroup:
             f"rank {rank} of {everyone}; start it with ringrun, or in a %%ringtrain cell, and leave rank and "
             "world_size out"
         )
+    _keep_flight_recorder_out()
     return RingProcessGroup(ranks, opts.store, opts.timeout, opts.group_id)
+
+
+def _keep_flight_recorder_out() -> None:
+    """Have torch attach no flight recorder to the group: it would ask a backend in C++ for its name, and there is none.
+
+    Torch records what passes its dispatcher, which operations of a group in Python do not.
+    """
+    if private("self_recording_backends") is None and hasattr(c10d, "FlightRecorderHook"):
+        os.environ["TORCH_FR_BUFFER_SIZE"] = "0"
 
 
 def _keep_compiler_out(*classes: type) -> None:
@@ -92,12 +104,16 @@ def _keep_compiler_out(*classes: type) -> None:
 
     It compiles every Python function that it sees begin there, and knows no attributes of process groups.
     """
-    skip = eval_frame._FrameAction.SKIP
-    strategy = eval_frame._FrameExecStrategy(skip, skip)  # what they call too
+    set_strategy, action, strategy = map(private, ("set_frame_strategy", "frame_action", "frame_strategy"))
+    known = set_strategy is not None and action is not None and strategy is not None
     for base in {base for cls in classes for base in cls.__mro__ if base.__module__.startswith(__package__)}:
-        for function in vars(base).values():
-            if isinstance(function, FunctionType):
-                eval_frame.set_code_exec_strategy(function.__code__, strategy)
+        for name, function in list(vars(base).items()):
+            if not isinstance(function, FunctionType):
+                continue
+            if known:
+                set_strategy(function.__code__, strategy(action.SKIP, action.SKIP))  # what they call too
+            else:
+                setattr(base, name, torch.compiler.disable(function))  # type: ignore[no-untyped-call]
 
 
 _keep_compiler_out(RingProcessGroup, RingWork)

@@ -9,17 +9,20 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import torch._C._distributed_c10d as c10d
+import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 
 from ring_notebook.core.waits import other_waits
 from ring_notebook.core.work import Work
 from ring_notebook.errors import RingError
+from ring_notebook.torch_private import private
 
-__all__ = ["CompletedWork", "RingWork"]
+__all__ = ["CompletedWork", "RingWork", "in_backward"]
 
 _NO_TIMEOUT = timedelta(0)
-_RUN_BACKWARD = torch.autograd.graph._engine_run_backward.__code__
+_RUN_BACKWARD = (private("run_backward") or torch.autograd.backward).__code__
+_at_end_of_backward = private("at_end_of_backward")
+_current_graph_task = private("current_graph_task")
 
 
 class RingWork(c10d.Work):
@@ -104,11 +107,16 @@ class RingWork(c10d.Work):
             # DistributedDataParallel reads the first tensor of the result without a look.
             future.set_result(self._result or [torch.empty(0)])
 
-        if not self.is_completed() and _is_asked_by_reducer():
-            torch.autograd.Variable._execution_engine.queue_callback(complete)
+        if not self.is_completed() and _at_end_of_backward is not None and _is_asked_by_reducer():
+            _at_end_of_backward(complete)
         else:
             complete()
         return future
+
+
+def in_backward() -> bool:
+    """Whether a backward pass runs on this thread, as far as this torch tells."""
+    return _current_graph_task is not None and _current_graph_task() != -1
 
 
 def _is_asked_by_reducer() -> bool:
@@ -118,7 +126,7 @@ def _is_asked_by_reducer() -> bool:
     of autograd.
     """
     asking = sys._getframe(1).f_back
-    return torch._C._current_graph_task_id() != -1 and (asking is None or asking.f_code is _RUN_BACKWARD)
+    return in_backward() and (asking is None or asking.f_code is _RUN_BACKWARD)
 
 
 class CompletedWork(RingWork):

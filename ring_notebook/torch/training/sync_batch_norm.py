@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from ring_notebook.api.basics import size
 from ring_notebook.core.communicator import ReduceOp
@@ -12,8 +13,10 @@ from ring_notebook.torch.collectives.allreduce import allreduce
 
 __all__ = ["SyncBatchNorm"]
 
+_BatchNorm: Any = torch.nn.BatchNorm1d.__base__  # of all layers of this kind
 
-class SyncBatchNorm(_BatchNorm):
+
+class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]
     """Batch normalization whose mean and variance are those of the batches of all ranks together.
 
     Takes ``(N, C)`` or ``(N, C, ...)``; N may differ by rank. As torch's BatchNorm in evaluation and at size 1.
@@ -47,7 +50,7 @@ class SyncBatchNorm(_BatchNorm):
         return cls._convert(module, torch.nn.SyncBatchNorm)
 
     @classmethod
-    def _convert(cls, module: torch.nn.Module, kind: type[_BatchNorm]) -> torch.nn.Module:
+    def _convert(cls, module: torch.nn.Module, kind: type[torch.nn.Module]) -> torch.nn.Module:
         if isinstance(module, kind) and not isinstance(module, cls):
             return cls._like(module)
         for name, child in module.named_children():
@@ -57,15 +60,17 @@ class SyncBatchNorm(_BatchNorm):
         return module
 
     @classmethod
-    def _like(cls, layer: _BatchNorm) -> SyncBatchNorm:
+    def _like(cls, layer: Any) -> SyncBatchNorm:
         if getattr(layer, "process_group", None) is not None:
             raise ValueError(
                 "a torch.nn.SyncBatchNorm with a process_group synchronizes within that group, ours over all ranks; "
                 "make it without process_group"
             )
         made = cls(layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats)
-        made._parameters, made._buffers = layer._parameters, layer._buffers
-        return made.train(layer.training)
+        for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked"):
+            setattr(made, name, getattr(layer, name))
+        made.train(layer.training)
+        return made
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2:
@@ -76,7 +81,8 @@ class SyncBatchNorm(_BatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         """``input`` normalized per channel (dimension 1), same shape and dtype."""
         if not self.training or size() == 1:
-            return super().forward(input)
+            plain: Tensor = super().forward(input)
+            return plain
         self._check_input_dim(input)
         dims = [0, *range(2, input.dim())]
         shape = [1, -1, *[1] * (input.dim() - 2)]

@@ -8,9 +8,8 @@ from datetime import timedelta
 from importlib import import_module
 
 import torch
-import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
-import torch.distributed.distributed_c10d as registry
+import torch.distributed.distributed_c10d as c10d
 
 from ring_notebook.core import world
 from ring_notebook.core.communicator import ReduceOp
@@ -24,6 +23,7 @@ from ring_notebook.torch.process_group.run_groups.gloo_connect import are_connec
 from ring_notebook.torch.process_group.stores.run_store import run_store
 from ring_notebook.torch.tensors import buffer_of
 from ring_notebook.torch_backend import register
+from ring_notebook.torch_private import private
 
 __all__ = ["end_groups", "end_groups_of_failed_epoch", "process_group"]
 
@@ -44,7 +44,7 @@ def process_group(backend: str | None = None, timeout: timedelta | None = None) 
     current.communicator.allreduce([memory], [memory], op=ReduceOp.MIN)  # on every rank, or on none
     if not fits.item():
         end_groups()
-        store = run_store(timeout or c10d._DEFAULT_PG_TIMEOUT)
+        store = run_store(timeout or c10d.default_pg_timeout)
         dist.init_process_group(wanted, store=store, rank=current.rank, world_size=current.size, timeout=timeout)
     group = dist.group.WORLD
     assert group is not None
@@ -90,8 +90,9 @@ def _forget_attempts() -> None:
     A rank on which ``init_process_group`` failed has counted it; its later groups would have other names than those of
     the other ranks, and their members would never meet in the store.
     """
-    if not dist.is_initialized():
-        registry._world.group_count = 0
+    registry = private("group_registry")
+    if registry is not None and not dist.is_initialized():
+        registry.group_count = 0
 
 
 def _destroy(amid_operations: bool = False) -> None:
@@ -107,11 +108,7 @@ def _destroy(amid_operations: bool = False) -> None:
     try:
         dist.destroy_process_group()
     except Exception:  # of another backend's; its state in torch.distributed has to go all the same
-        registry._update_default_pg(None)
-        for known in (
-            registry._world.pg_map,
-            registry._world.pg_names,
-            registry._world.pg_group_ranks,
-            registry._world.tags_to_pg,
-        ):
-            known.clear()
+        dist.group.WORLD = None
+        registry = private("group_registry")
+        for known in ("pg_map", "pg_names", "pg_group_ranks", "tags_to_pg"):
+            getattr(registry, known, {}).clear()

@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from functools import wraps
 from typing import Any
 
 import torch
-import torch._C._distributed_c10d as c10d
-import torch.distributed._functional_collectives as functional
+import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
-from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._pytree import tree_leaves
 
 from ring_notebook.core.waits.other_waits import ForeignWait
 from ring_notebook.torch.process_group.identity import GroupIdentity
 from ring_notebook.torch.process_group.run_groups.foreign_waits import foreign_groups
+from ring_notebook.torch_private import private
 
 __all__ = ["count_foreign_time"]
 
-_OpType: Any = vars(c10d)["OpType"]  # which torch's stubs leave out
-_MESSAGES = {_OpType.SEND, _OpType.RECV, _OpType.RECVANYSOURCE}
+_MESSAGES = {"SEND", "RECV", "RECVANYSOURCE"}
 _NAMES = {
-    _OpType._ALLGATHER_BASE: "all_gather_single",
-    _OpType._REDUCE_SCATTER_BASE: "reduce_scatter_single",
-    _OpType.ALLGATHER: "all_gather",
-    _OpType.ALLREDUCE: "all_reduce",
-    _OpType.ALLTOALL: "all_to_all",
-    _OpType.ALLTOALL_BASE: "all_to_all_single",
-    _OpType.RECVANYSOURCE: "recv",
-    _OpType.UNKNOWN: "wait",
+    "_ALLGATHER_BASE": "all_gather_single",
+    "_REDUCE_SCATTER_BASE": "reduce_scatter_single",
+    "ALLGATHER": "all_gather",
+    "ALLREDUCE": "all_reduce",
+    "ALLTOALL": "all_to_all",
+    "ALLTOALL_BASE": "all_to_all_single",
+    "RECVANYSOURCE": "recv",
+    "UNKNOWN": "wait",
 }
+_kind_of = private("operation_kind")
+_kinds = private("operation_kinds")
+_at_end_of_backward = private("at_end_of_backward")
+_FUTURE: Any = torch.futures.Future.__base__  # what C++ gives, and waits in
 _installed = False
 
 
@@ -47,14 +50,16 @@ def count_foreign_time() -> None:
     _installed = True
     c10d.Work.wait = _counted_wait(c10d.Work.wait)  # type: ignore[method-assign]
     for owner, name, what in (
-        (torch._C.Future, "wait", "dist.wait"),
-        (functional, "wait_tensor", "dist.wait"),
+        (_FUTURE, "wait", "dist.wait"),
+        (private("functional_collectives"), "wait_tensor", "dist.wait"),
         (c10d.ProcessGroup, "monitored_barrier", "dist.monitored_barrier"),
     ):
-        setattr(owner, name, _counted(getattr(owner, name), what))
+        if hasattr(owner, name):
+            setattr(owner, name, _counted(getattr(owner, name), what))
     wrap: Any = DistributedDataParallel
     wrap.__init__ = _with_hook(wrap.__init__)
-    wrap._sync_buffers = _counted_sync(wrap._sync_buffers)
+    if (sync_buffers := private("sync_buffers")) is not None:
+        setattr(wrap, sync_buffers.__name__, _counted_sync(sync_buffers))
 
 
 def _counted_wait(original: Any) -> Any:
@@ -62,8 +67,8 @@ def _counted_wait(original: Any) -> Any:
     def wait(self: Any, *args: Any, **options: Any) -> Any:  # pybind11 knows by this name that it is no override
         if type(self) is not c10d.Work:  # of a backend in Python, as ours is
             return original(self, *args, **options)
-        kind = _OpType(_kind_of(self))
-        with ForeignWait(f"dist.{_NAMES.get(kind, kind.name.lower())}", kind in _MESSAGES):
+        kind = _name_of_kind(self)
+        with ForeignWait(f"dist.{_NAMES.get(kind, kind.lower())}", kind in _MESSAGES):
             return original(self, *args, **options)
 
     return wait
@@ -83,12 +88,14 @@ def _counted(original: Any, what: str) -> Any:
 
 
 def _is_done(waits_for: object, *_arguments: object) -> bool:
-    return isinstance(waits_for, torch._C.Future) and waits_for.done()
+    return isinstance(waits_for, _FUTURE) and waits_for.done()
 
 
-def _kind_of(work: Any) -> int:
-    kind: int = work._get_op_type()  # which torch's stubs leave out
-    return kind
+def _name_of_kind(work: Any) -> str:
+    if _kind_of is None or _kinds is None:
+        return "UNKNOWN"
+    name: str = _kinds(_kind_of(work)).name
+    return name
 
 
 def _with_hook(original: Any) -> Any:
@@ -119,11 +126,11 @@ def _watch_backward(_model: torch.nn.Module, _inputs: object, output: object) ->
     C++ waits in a callback that it queues while gradients come. The engine runs callbacks in order: one that is
     queued with the first gradient comes before that one, and one that is queued by it comes behind.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or _at_end_of_backward is None:
         return
+    queue = _at_end_of_backward
     waiting = ForeignWait("dist.all_reduce")
     queued = False
-    queue = Variable._execution_engine.queue_callback
 
     def before() -> None:
         waiting.__enter__()
@@ -135,6 +142,19 @@ def _watch_backward(_model: torch.nn.Module, _inputs: object, output: object) ->
             queued = True
             queue(before)
 
-    for tensor in tree_leaves(output):
-        if isinstance(tensor, Tensor) and tensor.requires_grad:
+    for tensor in _tensors_in(output):
+        if tensor.requires_grad:
             tensor.register_hook(first)  # type: ignore[no-untyped-call]
+
+
+def _tensors_in(output: object) -> Iterator[Tensor]:
+    """The tensors of a model's output: in lists, tuples, dicts and dataclasses."""
+    if isinstance(output, Tensor):
+        yield output
+        return
+    if is_dataclass(output) and not isinstance(output, type):
+        parts: Iterable[object] = [getattr(output, one.name, None) for one in fields(output)]
+    else:
+        parts = output.values() if isinstance(output, Mapping) else output if isinstance(output, list | tuple) else ()
+    for part in parts:
+        yield from _tensors_in(part)

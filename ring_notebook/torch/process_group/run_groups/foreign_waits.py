@@ -10,12 +10,12 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
-import torch.distributed.distributed_c10d as registry
+import torch.distributed.distributed_c10d as c10d
 
 from ring_notebook.core import world
 from ring_notebook.torch.process_group.identity import GroupIdentity
+from ring_notebook.torch_private import private
 
 __all__ = ["end_foreign_waits", "foreign_groups", "foreign_threads_rest", "tells_of_lost_rank"]
 
@@ -30,7 +30,9 @@ _given_up: set[str] = set()  # threads that stay in an operation
 
 def foreign_groups() -> list[c10d.ProcessGroup]:
     """The groups of other backends in this process."""
-    return [group for group in list(registry._world.pg_map) if not isinstance(group, GroupIdentity)]
+    registry = private("group_registry")
+    known = [dist.group.WORLD] if registry is None else list(registry.pg_map)
+    return [group for group in known if group is not None and not isinstance(group, GroupIdentity)]
 
 
 def tells_of_lost_rank(error: BaseException) -> bool:

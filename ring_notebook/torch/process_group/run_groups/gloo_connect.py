@@ -6,8 +6,8 @@ from functools import wraps
 from threading import Event, Thread
 from typing import Any
 
-import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 
 from ring_notebook.core import world
 from ring_notebook.torch.process_group.stores.epoch_watch import EpochWatch

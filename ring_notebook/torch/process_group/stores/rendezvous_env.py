@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qsl, urlparse
 
-import torch._C._distributed_c10d as c10d
+import torch.distributed.distributed_c10d as c10d
 
 from ring_notebook.core import world
 from ring_notebook.rank.rank_variables import is_of_this_job
@@ -20,7 +20,7 @@ Found = Iterator[tuple[c10d.Store, int, int]]
 
 
 def rendezvous(
-    url: str, otherwise: Callable[..., Found], timeout: timedelta = c10d._DEFAULT_PG_TIMEOUT, **kwargs: Any
+    url: str, otherwise: Callable[..., Found], timeout: timedelta = c10d.default_pg_timeout, **kwargs: Any
 ) -> Found:
     """The store, the rank and the size of this process, as torch's handlers of rendezvous give them.
 

@@ -10,7 +10,8 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import torch._C._distributed_c10d as c10d
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 
 from ring_notebook.core import world
 from ring_notebook.errors import CollectiveTimeout
@@ -103,7 +104,7 @@ class RunStore(c10d.Store):
             pause = min(_LONGEST, 2 * pause)
 
 
-class _MemoryStore(c10d.FileStore):
+class _MemoryStore(dist.FileStore):  # type: ignore[misc, name-defined]  # torch's stubs leave it out
     """A file store over a descriptor of this process, which it closes."""
 
     def __init__(self, descriptor: int, size: int) -> None:

@@ -1,0 +1,57 @@
+"""The private names of torch that we use: each may be absent, and the comment says what goes on without it.
+
+No other file of the package has one. It loads no more of torch than the name that is asked for, because torch asks
+`ring_notebook.torch_backend` while it is imported.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__all__ = ["PRIVATE_NAMES", "private"]
+
+PRIVATE_NAMES = {
+    # Without: env:// opens torch's own port also for ranks of ours.
+    "rendezvous_handlers": "torch.distributed.rendezvous:_rendezvous_handlers",
+    # From 2.15. Backends to which torch attaches no flight recorder. Without, where it has one: TORCH_FR_BUFFER_SIZE=0.
+    "self_recording_backends": "torch.distributed.distributed_c10d:_FR_SELF_RECORDING_BACKENDS",
+    # All groups, and how many have been made. Without: the default group alone is known, and the groups of a rank on
+    # which init_process_group has failed may have other names than those of the others.
+    "group_registry": "torch.distributed.distributed_c10d:_world",
+    # Whether a backward pass runs on this thread. Without: DistributedDataParallel's operations always go to the
+    # progress thread, and its futures complete before they are returned.
+    "current_graph_task": "torch._C:_current_graph_task_id",
+    # The function that calls C++ in `backward`. Without: `torch.autograd.backward` is taken to do so itself.
+    "run_backward": "torch.autograd.graph:_engine_run_backward",
+    # Runs a function at the end of a backward pass. Without: futures complete before they are returned, and what
+    # DistributedDataParallel waits for in other backends is not counted.
+    "at_end_of_backward": "torch.autograd:Variable._execution_engine.queue_callback",
+    # These three keep torch.compile out of process groups. Without: torch.compiler.disable, whose import takes seconds.
+    "set_frame_strategy": "torch._C._dynamo:eval_frame.set_code_exec_strategy",
+    "frame_action": "torch._C._dynamo:eval_frame._FrameAction",
+    "frame_strategy": "torch._C._dynamo:eval_frame._FrameExecStrategy",
+    # These four say what waits in other backends are for. Without: they are not counted, or counted as "wait".
+    "operation_kinds": "torch._C._distributed_c10d:OpType",
+    "operation_kind": "torch.distributed:Work._get_op_type",
+    "functional_collectives": "torch.distributed:_functional_collectives",
+    "sync_buffers": "torch.nn.parallel:DistributedDataParallel._sync_buffers",
+    # Without: `profile_hook_step`, which it calls.
+    "hook_step": "torch.optim:Optimizer._patch_step_function",
+    # One call for many tensors. Without: one call for each.
+    "multiply_each": "torch:_foreach_mul_",
+    "copy_each": "torch:_foreach_copy_",
+}
+"""Our name, and where torch has it: a module and a path in it."""
+
+
+def private(name: str) -> Any:
+    """The object that `PRIVATE_NAMES` calls ``name``; None where this torch has no such."""
+    module, _, path = PRIVATE_NAMES[name].partition(":")
+    try:
+        found: Any = import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError):
+        return None
+    return found
