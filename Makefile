@@ -7,6 +7,10 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 LIBRARIES := .libraries
 NVIDIA := .nvidia
+VERSIONS := .versions
+# For test-versions: the oldest Python that we claim, and the newest that is here.
+OLDEST_PYTHON ?= python3.10
+NEWEST_PYTHON ?= $(notdir $(firstword $(foreach minor,15 14 13 12,$(shell command -v python3.$(minor))) $(PYTHON)))
 NATIVE := $(shell find native -name '*.cpp' -o -name '*.hpp' -o -name CMakeLists.txt)
 ROOT   := $(filter 0,$(shell id -u))
 
@@ -14,7 +18,7 @@ ROOT   := $(filter 0,$(shell id -u))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lab test test-slow test-install test-libraries test-nvidia test-slurm bench lint sanitize sanitize-build screenshot test-deps clean
+.PHONY: help demo lab test test-slow test-install test-libraries test-nvidia test-slurm test-versions bench lint sanitize sanitize-build screenshot test-deps clean
 
 help:
 	@echo 'make demo        train the quickstart on 2 engines, without a browser'
@@ -25,6 +29,7 @@ help:
 	@echo 'make test-libraries  run other libraries and the tests of PyTorch on it, from an environment of their own'
 	@echo 'make test-nvidia compare what the core declares of CUDA and NCCL with headers of NVIDIA, and open NCCLs (1.1 GB)'
 	@echo 'make test-slurm  start a real Slurm of two hosts here, and run ringrun and a notebook in it (root)'
+	@echo 'make test-versions  run ranks, process groups and a notebook on the oldest and newest torch and Python (10 GB)'
 	@echo 'make test-deps   as root on Debian or Ubuntu: install what the browser and two-host tests need'
 	@echo 'make lint        ruff, mypy and clang-format'
 	@echo 'make bench       measure allreduce against MPI and Gloo on this machine'
@@ -61,6 +66,9 @@ test-slurm: $(VENV)/installed
 	@PYTHONPATH=tests $(BIN)/python -c 'import sys; from harness.slurm import missing; sys.exit(missing())'
 	$(BIN)/pytest tests/slurm -m "slow or not slow" $(ARGS)
 
+test-versions:
+	tests/versions/run.sh $(OLDEST_PYTHON) $(NEWEST_PYTHON) $(ARGS)
+
 bench: $(VENV)/installed
 	$(BIN)/ringrun -np 2 python benchmarks/allreduce.py $(ARGS)
 
@@ -86,7 +94,7 @@ test-deps:
 	    --no-install-recommends openssh-server && { systemctl disable ssh 2>/dev/null || true; }; }
 
 clean:
-	rm -rf $(VENV) $(LIBRARIES) $(NVIDIA) .install build .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(LIBRARIES) $(NVIDIA) $(VERSIONS) .install build .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Without build isolation the build tools are those that constraints.txt pins, and what was compiled is kept.

@@ -14,7 +14,7 @@ __all__ = ["PRIVATE_NAMES", "private"]
 PRIVATE_NAMES = {
     # Without: env:// opens torch's own port also for ranks of ours.
     "rendezvous_handlers": "torch.distributed.rendezvous:_rendezvous_handlers",
-    # From 2.15. Backends to which torch attaches no flight recorder. Without, where it has one: TORCH_FR_BUFFER_SIZE=0.
+    # From torch 2.15: backends to which it attaches no flight recorder. Without: TORCH_FR_BUFFER_SIZE=0.
     "self_recording_backends": "torch.distributed.distributed_c10d:_FR_SELF_RECORDING_BACKENDS",
     # All groups, and how many have been made. Without: the default group alone is known, and the groups of a rank on
     # which init_process_group has failed may have other names than those of the others.
