@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -170,9 +171,19 @@ def _torch() -> Check:
     version, cuda = done.stdout.split()
     devices = gpus()
     found = f"{version}, {len(devices)} GPUs"
+    requires = importlib.metadata.requires("ring-notebook") or ()
+    oldest = next(one.partition(";")[0] for one in requires if one.startswith("torch>="))
+    if _release(version) < _release(oldest):
+        return Check("torch", "fail", f"{found}, but Ring Notebook needs {oldest}", "`pip install -U torch`")
     if devices and cuda != "True":
         return Check("torch", "warn", f"{found}, but this torch cannot use them", "install a CUDA build of torch")
     return Check("torch", "ok", found)
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """Major and minor number of the first version in a text."""
+    found = re.search(r"(\d+)\.(\d+)", version)
+    return tuple(map(int, found.groups())) if found else ()
 
 
 def _gpus() -> Check:

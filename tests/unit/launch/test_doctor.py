@@ -161,3 +161,17 @@ def test_what_became_of_the_check(printed: str, errors: str, in_time: bool, stat
     finding: Finding = gpu_check._judge(printed, errors, in_time)
     assert finding[:2] == (status, found)
     assert finding[2]
+
+
+def test_a_torch_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain `pip install` leaves the torch that is there alone, however old it is."""
+    monkeypatch.setattr(doctor.importlib.metadata, "requires", lambda _name: ["torch>=99.1; extra == 'torch'"])
+    check = doctor._torch()
+    assert check.status == "fail"
+    assert check.found.endswith("but Ring Notebook needs torch>=99.1")
+    assert check.advice == "`pip install -U torch`"
+
+
+@pytest.mark.parametrize(("older", "newer"), [("2.9.1", "torch>=2.13"), ("2.13.0+cu130", "2.15.0.dev20261101+cpu")])
+def test_versions_are_compared_as_numbers(older: str, newer: str) -> None:
+    assert doctor._release(older) < doctor._release(newer)
