@@ -30,8 +30,8 @@ _SILENT_THERE = (
     "it does not answer: it is stopped, or native code holds its interpreter; its log would tell, but {host} does not "
     "share this disk"
 )
-# How a stack ends: with the call that began the engine, `python -m ipyparallel.engine`, or after a hundred calls.
-_OUTERMOST = " in _run_module_as_main"
+# How a stack ends: with our own program, however Python was told to run it, or after a hundred calls.
+_OUTERMOST = re.compile(r'.*/engine_program\.py", line \d+ in <module>$')
 _CUT_OFF = "  ..."
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 _HEAD = "Stack (most recent call first):"
@@ -144,7 +144,7 @@ def parse(text: str) -> tuple[Frame, ...] | None:
     for line in last.splitlines()[1:]:
         if match := _FRAME.match(line):
             frames.append(Frame(match["file"], int(match["line"]), match["function"]))
-        if line.endswith(_OUTERMOST) or line == _CUT_OFF:
+        if _OUTERMOST.match(line) or line == _CUT_OFF:
             outermost = max((index for index, frame in enumerate(frames) if frame.in_cell), default=-1)
             return tuple(reversed(frames if line == _CUT_OFF else frames[: outermost + 1]))
     return None

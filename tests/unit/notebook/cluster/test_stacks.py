@@ -10,7 +10,7 @@ Stack (most recent call first):
   File "<cell of run r1>", line 4 in load
   File "<cell of run r1>", line 6 in <module>
   File "/engine/runner.py", line 70 in execute
-  File "<frozen runpy>", line 198 in _run_module_as_main
+  File "/ring_notebook/engine/startup/engine_program.py", line 30 in <module>
 """
 FRAMES = (
     Frame("<cell of run r1>", 6, "<module>"),
@@ -25,7 +25,7 @@ def test_the_frames_from_the_cell_inward() -> None:
 
 def test_an_unfinished_dump_is_told_from_a_rank_in_no_cell() -> None:
     head = "Stack (most recent call first):\n"
-    assert parse(head + '  File "/loop.py", line 1 in run\n  File "r", line 1 in _run_module_as_main\n') == ()
+    assert parse(head + '  File "/loop.py", line 1 in run\n  File "/engine_program.py", line 1 in <module>\n') == ()
     for end in range(len(WRITTEN) - 2):
         assert parse(WRITTEN[:end]) is None
 
