@@ -88,6 +88,8 @@ ENDS: list[tuple[str, Rules, list[Step], list[tuple[float, int]], int, str, list
      [(1, SIGTERM)], 137, f"rank 1 on h failed first: {HINT}", []),
     ("a crash", SCRIPT, [(1, "exited", rank(2, -signal.SIGSEGV))], [(1, SIGTERM), (6, SIGKILL)], 139,
      "rank 2 on h failed first: killed by SIGSEGV", []),
+    ("an uncaught KeyboardInterrupt", SCRIPT, [(1, "exited", rank(1, -SIGINT))], [(1, SIGTERM), (6, SIGKILL)], 130,
+     "rank 1 on h failed first: killed by SIGINT", []),
     ("the one that aborted another has time to be named", SCRIPT,
      [(1, "exited", aborted(0)), (3.5, "exited", rank(1, 5))], [(4, SIGTERM), (9, SIGKILL)], 5,
      "rank 1 on h failed first: exit code 5", []),
