@@ -9,10 +9,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from harness.forked_ranks import ForkServer
 from harness.leftovers import Leftovers, own_shared_memory
 from harness.numpy_framework import numpy_framework
 from harness.protocol import FOLDER
 from ring_notebook.gpus import gpus
+from ring_notebook.launch.supervisor.forked_rank import ADDRESS
 
 _IN_RANK = FOLDER in os.environ
 pytest_plugins = ["harness.rank_side"] if _IN_RANK else ["harness.rank_tests", "harness.lanes"]
@@ -33,6 +35,22 @@ def _no_leftovers() -> Iterator[None]:
 def without_torch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The engines that a file starts do not load PyTorch: most of the time of their start is that."""
     with numpy_framework(tmp_path_factory.mktemp("site")):
+        yield
+
+
+@pytest.fixture(scope="session")
+def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    """For folders whose ranks are forks; `own_interpreters` takes a file of them out."""
+    server = ForkServer(tmp_path_factory.mktemp("fork-server"))
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def own_interpreters() -> Iterator[None]:
+    """The ranks of this file start as a user's do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv(ADDRESS, raising=False)
         yield
 
 

@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 
+from ring_notebook.launch.supervisor.forked_rank import ForkedRank
 from ring_notebook.launch.supervisor.output_lines import outlet
 from ring_notebook.launch.supervisor.parent_death import bind_to_parent
 from ring_notebook.launch.supervisor.start_error import NoProgramError
@@ -37,6 +38,11 @@ def start_rank(
 
     ``files`` are its limits of open files. Raises NoProgramError when the program is the reason, OSError else.
     """
+    if close_fds:
+        limits = {} if files is None else {resource.RLIMIT_NOFILE: files}
+        forked = ForkedRank.start(program, environment, (stdin, outlet(1), outlet(2)), descriptors, limits)
+        if forked is not None:
+            return forked
     parent = os.getpid()
 
     def in_rank() -> None:

@@ -1,0 +1,286 @@
+"""Forks ranks from a process that has imported what they need, and is their parent; a start takes milliseconds then.
+
+The server imports modules and waits at a socket, which supervisors find in RING_FORK_SERVER. A rank that they ask for
+becomes the program that it is to be, as if a fresh interpreter ran it: with its own arguments, environment, folder,
+limits and descriptors, and the same exit. What an interpreter and its libraries read when they start has to be equal in
+server and rank; otherwise the server refuses the rank, and it is started as usual. Two things all ranks have from the
+server: the seed of `hash`, and the addresses of libraries.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import ctypes
+import gc
+import importlib
+import importlib.util
+import io
+import os
+import pickle
+import resource
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType, TracebackType
+from typing import Any, cast
+
+from ring_notebook.config import config
+from ring_notebook.launch.supervisor.forked_rank import (
+    HIGH,
+    NUMBER,
+    UNBUFFERED,
+    Request,
+    fixed,
+    prove_same_user,
+)
+from ring_notebook.launch.supervisor.parent_death import bind_to_parent, wrap
+from ring_notebook.own_python import module_command
+
+__all__ = ["main", "start_server"]
+
+_ROOM = 16 << 10
+"""Bytes that a server keeps free in its command line and environment, which `ps` and others read there."""
+_LONGEST = 1 << 20
+
+
+def start_server(address: Path, modules: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start a server that imports ``modules`` and ends with this process. Supervisors find it by `ADDRESS`.
+
+    Jobs may be started at once: their ranks wait until it is ready.
+    """
+    command = module_command(__spec__.name, str(address), *modules, " " * _ROOM)
+    server = subprocess.Popen(
+        wrap(command), env={**environment, "RING_FORK_SERVER_ROOM": " " * _ROOM}, stdin=subprocess.DEVNULL
+    )
+    while not address.exists() and server.poll() is None:
+        time.sleep(0.01)
+    return server
+
+
+def main() -> None:
+    """Entry point: serve. In a rank it returns with the program to run in place of this one."""
+    address, *modules = (argument for argument in sys.argv[1:] if argument.strip())
+    server = _Server(address)
+    for name in modules:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # a collection in a rank leaves the pages alone that it shares with the server
+    program = server.serve()
+    _strip_tracebacks()
+    program()
+
+
+@dataclass
+class _Rank:
+    pid: int
+    pidfd: int
+    connection: socket.socket
+    ended: bool = False
+
+
+class _Server:
+    """The loop. It reaps a rank only when its supervisor knows how it ended."""
+
+    def __init__(self, address: str) -> None:
+        self._fixed = fixed(os.environ)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        before = os.umask(0o077)
+        self._listener.bind(f"{address}.new")
+        os.umask(before)
+        self._listener.listen(128)
+        os.rename(f"{address}.new", address)  # only now: nobody is to find it who would be turned away
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._ranks: dict[int, _Rank] = {}
+        self._program: Callable[[], None] | None = None
+
+    def serve(self) -> Callable[[], None]:
+        """Fork ranks for as long as this process lives. Returns in each of them."""
+        while self._program is None:
+            for key, _ in self._selector.select():
+                key.data()
+                if self._program is not None:
+                    break
+        return self._program
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        received: list[int] = []
+        try:
+            prove_same_user(connection)
+            data, received, *_ = socket.recv_fds(connection, _LONGEST, 253)
+            request: Request = pickle.loads(data)
+            if request.fixed != self._fixed:
+                raise PermissionError("another environment")
+        except (OSError, EOFError, pickle.UnpicklingError):
+            connection.close()
+            for fd in received:
+                os.close(fd)
+            return
+        server, pid = os.getpid(), os.fork()
+        if pid == 0:
+            self._become_rank(server, request, received, connection)
+            return
+        for fd in received:
+            os.close(fd)
+        rank = self._ranks[pid] = _Rank(pid, os.pidfd_open(pid), connection)
+        self._selector.register(rank.pidfd, selectors.EVENT_READ, lambda: self._report_end(rank))
+        self._selector.register(connection, selectors.EVENT_READ, lambda: self._forget(rank))
+        with contextlib.suppress(OSError):
+            connection.send(NUMBER.pack(pid))
+
+    def _report_end(self, rank: _Rank) -> None:
+        if rank.ended:  # its supervisor has gone at the same moment
+            return
+        self._selector.unregister(rank.pidfd)
+        os.close(rank.pidfd)
+        rank.ended = True
+        ended = os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOWAIT)
+        assert ended is not None
+        with contextlib.suppress(OSError):
+            rank.connection.send(NUMBER.pack(ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status))
+
+    def _forget(self, rank: _Rank) -> None:
+        """Its supervisor has gone, or knows how it ended."""
+        self._selector.unregister(rank.connection)
+        rank.connection.close()
+        if not rank.ended:
+            rank.ended = True
+            os.kill(rank.pid, signal.SIGKILL)
+            self._selector.unregister(rank.pidfd)
+            os.close(rank.pidfd)
+        os.waitpid(rank.pid, 0)
+        del self._ranks[rank.pid]
+
+    def _become_rank(self, server: int, request: Request, received: list[int], connection: socket.socket) -> None:
+        bind_to_parent(server, signal.SIGKILL)
+        os.setpgid(0, 0)
+        self._selector.close()
+        for opened in (self._listener, connection, *(rank.connection for rank in self._ranks.values())):
+            opened.close()
+        _take_descriptors(received, request.targets)
+        self._program = _make_program(request)
+        self._ranks.clear()
+
+
+def _take_descriptors(received: Sequence[int], targets: Sequence[int]) -> None:
+    """Have what was received at the numbers that the rank knows, and nothing else open."""
+    for descriptor in received:
+        os.dup2(descriptor, HIGH + received.index(descriptor), inheritable=False)
+    os.closerange(0, HIGH)
+    for at, target in enumerate(targets):
+        os.dup2(HIGH + at, target)
+    high = os.sysconf("SC_OPEN_MAX")
+    os.closerange(max(HIGH, max(targets) + 1), min(high, 1 << 16))
+
+
+def _make_program(request: Request) -> Callable[[], None]:
+    """Make this process what a fresh interpreter would be; what it then runs."""
+    for limit, (soft, hard) in request.limits.items():
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(limit, (soft, hard))
+    os.umask(request.umask)
+    os.chdir(request.folder)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.clear()
+    os.environ.update(request.environment)
+    _show(request.program, request.environment)
+    time.tzset()
+    tempfile.tempdir = None
+    config.cache_clear()
+    _reopen_streams(bool(os.environ.get(UNBUFFERED)))
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+    sys.orig_argv[:] = request.program
+    return _read_program(request.program[1:])
+
+
+def _read_program(arguments: list[str]) -> Callable[[], None]:
+    """What `python ARGUMENTS` runs, in a new ``__main__``."""
+    if arguments[0] == "-u":
+        arguments = arguments[1:]
+    module = ModuleType("__main__")
+    vars(module)["__builtins__"] = builtins
+    sys.modules["__main__"] = module
+    if arguments[0] == "-c":
+        sys.argv[:] = ["-c", *arguments[2:]]
+        sys.path.insert(0, "")
+        return lambda: exec(compile(arguments[1], "<string>", "exec"), vars(module))
+    if arguments[0] == "-m":
+        sys.argv[:] = arguments[1:]
+        sys.path.insert(0, os.getcwd())
+        return lambda: exec(_code_of_module(arguments[1], module), vars(module))
+    path = os.path.abspath(arguments[0])
+    sys.argv[:] = arguments
+    sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
+    vars(module).update(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path))
+    return lambda: exec(compile(Path(path).read_bytes(), path, "exec"), vars(module))
+
+
+def _code_of_module(name: str, main: ModuleType) -> CodeType:
+    """The code of module ``name``, which ``main`` then is."""
+    spec = importlib.util.find_spec(name)
+    get_code: Any = getattr(spec and spec.loader, "get_code", None)
+    if spec is None or get_code is None:
+        sys.exit(f"{sys.executable}: No module named {name}")
+    sys.argv[0] = spec.origin or ""
+    vars(main).update(__spec__=spec, __file__=spec.origin, __package__=spec.parent, __loader__=spec.loader)
+    return cast("CodeType", get_code(name))
+
+
+def _reopen_streams(unbuffered: bool) -> None:
+    """Standard streams over the new descriptors, as an interpreter makes them."""
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        mode = "rb" if fd == 0 else "wb"
+        binary = open(fd, mode, 0 if unbuffered and fd else -1, closefd=False)  # noqa: SIM115
+        old = getattr(sys, f"__{name}__")
+        stream = io.TextIOWrapper(
+            binary,
+            old.encoding,
+            old.errors,
+            line_buffering=not unbuffered and (fd == 2 or os.isatty(fd)),
+            write_through=unbuffered,
+        )
+        vars(stream)["mode"] = mode[0]
+        vars(getattr(binary, "raw", binary))["name"] = f"<{name}>"
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+def _show(program: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Have /proc show the rank's command line and environment in the place of the server's, as far as there is room."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    begin, end, env_begin, env_end = map(int, fields[45:49])
+    shown = ("\0".join(program), "\0".join(f"{name}={value}" for name, value in environment.items()))
+    for text, first, last in zip(shown, (begin, env_begin), (end, env_end), strict=True):
+        data = text.encode(errors="surrogateescape")[: last - first - 1]
+        ctypes.memset(first, 0, last - first)
+        ctypes.memmove(first, data, len(data))
+
+
+def _strip_tracebacks() -> None:
+    """Show an uncaught exception without the frames of this file, which are below the program's."""
+    show = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        shown = traceback
+        while traceback is not None:
+            if traceback.tb_frame.f_code.co_filename == __file__:
+                shown = traceback.tb_next
+            traceback = traceback.tb_next
+        show(kind, error.with_traceback(shown), shown)
+
+    sys.excepthook = hook
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""A rank that a fork server starts: how a supervisor asks for one, and what it has in place of a child of its own.
+
+RING_FORK_SERVER names the socket of the server (`fork_server`). Without it, and for programs and environments that the
+server cannot provide, ranks are started as children, each with an interpreter of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import resource
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["ADDRESS", "HIGH", "NUMBER", "UNBUFFERED", "ForkedRank", "Request", "fixed", "prove_same_user"]
+
+ADDRESS = "RING_FORK_SERVER"
+"""Environment: the socket of a server that forks the ranks of jobs, of this user."""
+
+_READ_AT_START = ("PYTHON", "LD_", "LC_", "LANG", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "MALLOC_", "TORCH_")
+"""How the names of variables begin that the interpreter, the loader and libraries read when they start."""
+UNBUFFERED = "PYTHONUNBUFFERED"  # what it does can be done later
+_NAMESPACES = ("mnt", "net", "pid", "user", "uts")
+_LIMITS = tuple(value for name, value in vars(resource).items() if name.startswith("RLIMIT_"))
+HIGH = 512
+"""The least number of a descriptor that no rank wants for one of its own."""
+NUMBER = struct.Struct("i")
+"""How a server tells a process id, and an exit code (minus the number of the signal, for a rank that one has ended)."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a rank is to be. ``targets`` are the numbers that it has for the descriptors which come with this."""
+
+    program: list[str]
+    environment: dict[str, str]
+    folder: str
+    umask: int
+    limits: dict[int, tuple[int, int]]
+    targets: list[int]
+    fixed: dict[str, str]
+    """What has to be equal in server and rank."""
+
+
+class ForkedRank(subprocess.Popen[bytes]):
+    """A rank that a server has forked. It is killed when this process dies, or drops the object.
+
+    Its process id stays its own until `wait` has returned, though this process is not its parent.
+    """
+
+    def __init__(
+        self, connection: socket.socket, program: Sequence[str], pid: int, outputs: Sequence[int | None]
+    ) -> None:
+        self._connection = connection
+        self.args = list(program)
+        self.pid = pid
+        self.returncode: int | None = None
+        self.stdin = None
+        self.stdout, self.stderr = (None if fd is None else open(fd, "rb", -1) for fd in outputs)  # noqa: SIM115
+
+    @classmethod
+    def start(
+        cls,
+        program: Sequence[str],
+        environment: Mapping[str, str],
+        streams: tuple[int | None, int | None, int | None],
+        descriptors: Sequence[int],
+        limits: Mapping[int, tuple[int, int]],
+    ) -> ForkedRank | None:
+        """Have the server of RING_FORK_SERVER start ``program``; None where there is none, or it must not.
+
+        ``streams`` and ``descriptors`` are as for Popen, ``limits`` are those by which the rank's differ from ours.
+        """
+        address = os.environ.get(ADDRESS)
+        if not address or max(descriptors, default=0) >= HIGH or not _is_python(program, environment):
+            return None
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        pipes: list[tuple[int, int]] = []
+        theirs: list[int] = []
+        try:
+            outputs: list[int | None] = []
+            for fd, stream in enumerate(streams):
+                if stream == subprocess.PIPE:
+                    pipes.append(os.pipe())
+                    theirs.append(pipes[-1][1])
+                    outputs.append(pipes[-1][0])
+                    continue
+                theirs.append(os.open(os.devnull, os.O_RDWR) if stream == subprocess.DEVNULL else os.dup(stream or fd))
+                outputs.append(None)
+            request = Request(
+                list(program),
+                dict(environment),
+                os.getcwd(),
+                _umask(),
+                {limit: resource.getrlimit(limit) for limit in _LIMITS} | dict(limits),
+                [0, 1, 2, *descriptors],
+                fixed(environment),
+            )
+            connection.connect(address)
+            prove_same_user(connection)
+            socket.send_fds(connection, [pickle.dumps(request)], [*theirs, *descriptors])
+            pid = NUMBER.unpack(connection.recv(NUMBER.size))[0]
+        except (OSError, struct.error):  # no server is there, or it cannot read this
+            pid = 0
+        finally:
+            for fd in theirs:
+                os.close(fd)
+        if not pid:
+            connection.close()
+            for read, _ in pipes:
+                os.close(read)
+            return None
+        return cls(connection, program, pid, outputs[1:])
+
+    def wait(self, timeout: float | None = None) -> int:
+        """As Popen's."""
+        if self.returncode is None:
+            self._connection.settimeout(timeout)
+            try:
+                self.returncode = NUMBER.unpack(self._connection.recv(NUMBER.size))[0]
+            except TimeoutError:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0) from None
+            except (OSError, struct.error):  # the server was killed, and its ranks with it
+                self.returncode = -signal.SIGKILL
+            self._connection.close()
+        return self.returncode
+
+    def poll(self) -> int | None:
+        """As Popen's."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.wait(1e-6)
+        return None
+
+
+def _is_python(program: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Whether ``program`` is this interpreter with a module, a text or a file to run, and no option but -u."""
+    found = shutil.which(program[0], path=environment.get("PATH"))
+    if found is None or os.path.dirname(os.path.abspath(found)) != os.path.dirname(sys.executable):
+        return False
+    if os.path.realpath(found) != os.path.realpath(sys.executable):
+        return False
+    rest = [argument for argument in program[1:3] if argument != "-u"]
+    if not rest:
+        return False
+    if rest[0] in ("-c", "-m"):
+        return len(program) > program.index(rest[0]) + 1
+    return rest[0].endswith(".py") and os.path.isfile(rest[0])
+
+
+def fixed(environment: Mapping[str, str]) -> dict[str, str]:
+    """What a rank must have in common with the server that forks it."""
+    fixed = {
+        name: value for name, value in environment.items() if name.startswith(_READ_AT_START) and name != UNBUFFERED
+    }
+    return fixed | {name: os.readlink(f"/proc/self/ns/{name}") for name in _NAMESPACES} | {"python": sys.executable}
+
+
+def prove_same_user(connection: socket.socket) -> None:
+    """Raise PermissionError where another user is at the other end."""
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    if struct.unpack("3i", data)[1:] != (os.getuid(), os.getgid()):
+        raise PermissionError("the other end of the socket is another user's")
+
+
+def _umask() -> int:
+    text = Path("/proc/self/status").read_text()
+    return int(text.partition("Umask:")[2].split()[0], 8)

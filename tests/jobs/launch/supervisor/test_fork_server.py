@@ -1,0 +1,187 @@
+"""Ranks that a server forks: each is what a fresh interpreter would be, and ends with its supervisor."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.waiting import SLEEPS, until
+from ring_notebook.launch.supervisor.fork_server import start_server
+from ring_notebook.launch.supervisor.forked_rank import ADDRESS, ForkedRank
+from ring_notebook.launch.supervisor.rank_process import start_rank
+
+LOOKS = r"""
+import atexit, os, resource, signal, sys, threading
+atexit.register(print, "the last words")
+main = sys.modules["__main__"]
+print(sys.argv, sys.orig_argv[1:], sys.path, __name__, vars(main) is globals(), main.__dict__.get("__file__"))
+print(sorted(item for item in os.environ.items() if item[0] != "PYTHONSTARTUP"))
+print(os.getcwd(), oct(os.umask(0)), os.listdir("/proc/self/fd"), resource.getrlimit(resource.RLIMIT_NOFILE))
+print({number: signal.getsignal(number) for number in signal.valid_signals()}, threading.active_count())
+print(signal.pthread_sigmask(signal.SIG_BLOCK, []), os.getpgid(0) == os.getpid())
+for stream in (sys.stdin, sys.stdout, sys.stderr):
+    print(stream.name, stream.mode, stream.encoding, stream.errors, stream.line_buffering, stream.write_through)
+print(sys.stdin.read(), open("/proc/self/cmdline").read().strip("\0"), "MARK=1" in open("/proc/self/environ").read())
+"""
+FAILS = "def f():\n    raise ValueError('on purpose')\nf()\n"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[bytes]]:
+    """One that has imported little."""
+    address = tmp_path_factory.mktemp("server") / "socket"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MARK", "1")
+        process = start_server(address, ["json"], os.environ)
+        patch.setenv(ADDRESS, str(address))
+        yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    return tmp_path / "program.py"
+
+
+def run(*arguments: str, **variables: str) -> tuple[type, int, str, str]:
+    """How a rank was started, how it ended, and what it printed."""
+    environment = {name: value for name, value in os.environ.items() if name != ADDRESS} | variables
+    rank = start_rank([sys.executable, *arguments], environment, subprocess.DEVNULL, [], files=(300, 400))
+    with rank:
+        assert rank.stdout is not None
+        assert rank.stderr is not None
+        output, errors = rank.stdout.read(), rank.stderr.read()
+    return type(rank), rank.returncode, output.decode(), errors.decode()
+
+
+@pytest.mark.parametrize("unbuffered", [{}, {"PYTHONUNBUFFERED": "1"}], ids=["", "unbuffered"])
+@pytest.mark.parametrize("kind", ["text", "file", "module"])
+@pytest.mark.parametrize("code", [LOOKS, FAILS, f"{LOOKS}\nsys.exit(4)", "raise SystemExit('a reason')"])
+def test_a_rank_is_as_in_an_interpreter_of_its_own(
+    server: object, kind: str, code: str, unbuffered: dict[str, str], program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(program.parent)
+    program.write_text(code)
+    arguments = {"text": ["-c", code], "file": ["program.py"], "module": ["-m", "program"]}[kind]
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    forked = run(*arguments, "an argument", ADDED="here", **unbuffered)
+    monkeypatch.delenv(ADDRESS)
+    fresh = run(*arguments, "an argument", ADDED="here", **unbuffered)
+    assert (forked[0], fresh[0]) == (ForkedRank, subprocess.Popen)
+    assert forked[1:3] == fresh[1:3]
+    # An interpreter that runs a module shows its own frames first.
+    assert forked[3] == "".join(line for line in fresh[3].splitlines(True) if "<frozen runpy>" not in line)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
+def test_a_signal_is_told(server: object, signum: signal.Signals) -> None:
+    assert run("-c", f"import os; os.kill(os.getpid(), {int(signum)})\n{SLEEPS}")[:2] == (ForkedRank, -signum)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables"),
+    [
+        (["-c", "pass"], {"OMP_NUM_THREADS": "7"}),
+        (["-c", "pass"], {"LD_PRELOAD": "/lib/x86_64-linux-gnu/libdl.so.2"}),
+        (["-c", "pass"], {"PYTHONPATH": "/elsewhere"}),
+        (["-I", "-c", "pass"], {}),
+        (["-"], {}),
+        ([], {}),
+    ],
+)
+def test_what_a_fork_cannot_be_is_started_as_usual(
+    server: object, arguments: list[str], variables: dict[str, str]
+) -> None:
+    kind, code, *_ = run(*arguments, **variables)
+    assert (kind, code) == (subprocess.Popen, 0)
+
+
+def test_without_a_server_ranks_start_as_usual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ADDRESS, str(tmp_path / "nothing"))
+    assert run("-c", "pass")[:2] == (subprocess.Popen, 0)
+
+
+def test_descriptors_keep_their_numbers(server: object) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        code = f"import socket; socket.socket(fileno={theirs.fileno()}).sendall(b'from the rank')"
+        with start_rank([sys.executable, "-c", code], os.environ, subprocess.DEVNULL, [theirs.fileno()]) as rank:
+            assert isinstance(rank, ForkedRank)
+            assert ours.recv(100) == b"from the rank"
+
+
+def test_a_process_id_is_kept_until_the_rank_is_waited_for(server: object) -> None:
+    rank = start_rank([sys.executable, "-c", "pass"], os.environ, subprocess.DEVNULL, [])
+    with rank:
+        state = Path(f"/proc/{rank.pid}/stat")
+        until(lambda: state.read_text().rpartition(")")[2].split()[0] == "Z")
+        assert rank.wait() == 0
+    until(lambda: not state.exists())
+
+
+@contextlib.contextmanager
+def supervisor_of_a_rank() -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A process that has had a rank forked, and the rank's process id."""
+    code = (
+        "import subprocess, sys, os; from ring_notebook.launch.supervisor.rank_process import start_rank\n"
+        f"rank = start_rank([sys.executable, '-c', {SLEEPS!r}], os.environ, subprocess.DEVNULL, [])\n"
+        f"print(type(rank).__name__, rank.pid, flush=True)\n{SLEEPS}"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as supervisor:
+        assert supervisor.stdout is not None
+        kind, pid = supervisor.stdout.readline().split()
+        assert kind == "ForkedRank"
+        yield supervisor, int(pid)
+        supervisor.kill()
+
+
+def test_ranks_end_with_their_supervisor(server: object) -> None:
+    with supervisor_of_a_rank() as (_, rank):
+        pass
+    until(lambda: not Path(f"/proc/{rank}").exists())
+
+
+@pytest.mark.parametrize("rank_first", [False, True])
+def test_the_server_lives_on_when_rank_and_supervisor_end_at_once(
+    server: subprocess.Popen[bytes], rank_first: bool
+) -> None:
+    with supervisor_of_a_rank() as (supervisor, rank):
+        server.send_signal(signal.SIGSTOP)  # so that it learns of both together
+        try:
+            for pid in (rank, supervisor.pid) if rank_first else (supervisor.pid, rank):
+                os.kill(pid, signal.SIGKILL)
+            supervisor.wait()
+        finally:
+            server.send_signal(signal.SIGCONT)
+    until(lambda: not Path(f"/proc/{rank}").exists())
+    assert run("-c", "pass")[:2] == (ForkedRank, 0)
+
+
+def test_ranks_end_with_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with start_server(tmp_path / "socket", [], os.environ) as server:
+        monkeypatch.setenv(ADDRESS, str(tmp_path / "socket"))
+        with start_rank([sys.executable, "-c", SLEEPS], os.environ, subprocess.DEVNULL, []) as rank:
+            server.kill()
+            assert isinstance(rank, ForkedRank)
+            assert rank.wait(30) == -signal.SIGKILL
+
+
+def test_limits_and_umask_are_those_of_the_supervisor(server: object) -> None:
+    before, core = os.umask(0o27), resource.getrlimit(resource.RLIMIT_CORE)
+    try:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, core[1]))
+        output = run("-c", "import os, resource; print(os.umask(0), resource.getrlimit(resource.RLIMIT_CORE)[0])")[2]
+    finally:
+        os.umask(before)
+        resource.setrlimit(resource.RLIMIT_CORE, core)
+    assert output == f"{0o27} 0\n"
