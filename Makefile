@@ -3,6 +3,7 @@
 
 PYTHON ?= python3
 ARGS   ?=
+PICTURES ?= $(CURDIR)/docs/images
 VENV   := .venv
 BIN    := $(VENV)/bin
 LIBRARIES := .libraries
@@ -18,7 +19,7 @@ ROOT   := $(filter 0,$(shell id -u))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lab test test-slow test-install test-libraries test-nvidia test-slurm test-versions bench lint sanitize sanitize-build screenshot test-deps clean
+.PHONY: help demo lab test test-slow test-install test-libraries test-nvidia test-slurm test-versions bench lint sanitize sanitize-build screenshot test-deps clean nightly
 
 help:
 	@echo 'make demo        train the quickstart on 2 engines, without a browser'
@@ -36,6 +37,7 @@ help:
 	@echo 'make sanitize    run the tests of the native core under ASan, UBSan and TSan'
 	@echo 'make sanitize-build  only compile for that'
 	@echo 'make screenshot  take the pictures in docs/images again'
+	@echo 'make nightly     run every target, and print a table with times (hours)'
 	@echo 'make clean       remove .venv and everything that was built'
 
 demo: $(VENV)/installed
@@ -63,7 +65,7 @@ test-nvidia: $(NVIDIA)/fetched
 	$(BIN)/pytest tests/nvidia $(ARGS)
 
 test-slurm: $(VENV)/installed
-	@PYTHONPATH=tests $(BIN)/python -c 'import sys; from harness.slurm import missing; sys.exit(missing())'
+	@PYTHONPATH=tests $(BIN)/python -c 'import sys; from harness.slurm import missing; sys.exit(missing() or 0)'
 	$(BIN)/pytest tests/slurm -m "slow or not slow" $(ARGS)
 
 test-versions:
@@ -84,8 +86,11 @@ sanitize: $(VENV)/installed
 	tests/native/sanitize.sh thread $(ARGS)
 
 screenshot: $(VENV)/installed
-	RING_PICTURES=$(CURDIR)/docs/images $(BIN)/pytest tests/browser -m "slow or not slow" $(ARGS)
-	PYTHONPATH=tests $(BIN)/python -m browser.animate docs/images/panel.gif
+	RING_PICTURES=$(PICTURES) $(BIN)/pytest tests/browser -m "slow or not slow" $(ARGS)
+	PYTHONPATH=tests $(BIN)/python -m browser.animate $(PICTURES)/panel.gif
+
+nightly: $(VENV)/installed
+	$(BIN)/python .ci/nightly $(ARGS)
 
 test-deps:
 	apt-get update -qq

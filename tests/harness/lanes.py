@@ -26,7 +26,7 @@ from ring_notebook.launch.supervisor.parent_death import wrap
 
 __all__ = ["LANES", "Lane", "Reporter"]
 
-LANES = (("elastic", "hosts"), ("attack", "browser"), ("notebook",))
+LANES = (("elastic", "hosts", "jobs"), ("attack", "browser"), ("notebook",))
 """The lanes, as folders of tests whose processes often sleep and wait for one another."""
 
 REPORTS = "TEST_LANE_REPORTS"

@@ -13,7 +13,7 @@ from ring_notebook.core.buffers import DType
 from ring_notebook.core.communicator import Communicator
 from ring_notebook.core.work import Work
 
-__all__ = ["LATE", "ends", "start", "total"]
+__all__ = ["LATE", "ends", "start", "total", "waits_for"]
 
 LATE = 30.0
 """Seconds within which a rank must have learned that it waits in vain: far above what it takes."""
@@ -30,6 +30,12 @@ def total(ring: Communicator) -> None:
     tensor = Tensor.of(ring, np.ones(5), DType.FLOAT32)
     ring.allreduce([tensor.buffer], [tensor.buffer])
     assert tensor.values.tolist() == [float(ring.size)] * 5
+
+
+def waits_for(ring: Communicator, name: str) -> bool:
+    """Whether this rank waits in ``ring`` for ranks that have not started ``name``."""
+    own = next(entry for entry in ring.snapshot() if entry["rank"] == ring.ranks[ring.rank])
+    return bool(own["name"] == name and own["missing"])
 
 
 def ends(wait: Callable[[], object], error: type[BaseException], match: str) -> None:

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from harness.waiting import stderr_into, until
-from native.names import LATE, ends, start, total
+from native.names import LATE, ends, start, total, waits_for
 from native.ranks import Dead, Seat, as_processes, as_threads
 from ring_notebook.config import config
+from ring_notebook.core.communicator import Communicator
 from ring_notebook.errors import CollectiveAborted, CollectiveTimeout
 
 
@@ -24,7 +25,7 @@ from ring_notebook.errors import CollectiveAborted, CollectiveTimeout
 @pytest.mark.parametrize("place", [(), (0, 1, 1)])
 def test_abort(place: tuple[int, ...], known: bool) -> None:
     """The reason reaches who waits for a name that others have not started, in a round and after one."""
-    waiting = threading.Semaphore(0)
+    started: list[Communicator] = []
 
     def body(seat: Seat) -> None:
         ring = seat.open(1)
@@ -33,13 +34,11 @@ def test_abort(place: tuple[int, ...], known: bool) -> None:
         if seat.rank == 1:
             if known:
                 start(ring, "of rank 1 alone", 1.0)
-            assert waiting.acquire(timeout=LATE)
-            assert waiting.acquire(timeout=LATE)
-            time.sleep(0.1)
+            until(lambda: len(started) == 2 and all(waits_for(other, "x") for other in started))
             ring.abort("rank 1 raised ValueError: bad")
         else:
             _, work = start(ring, "x", 1.0)
-            waiting.release()
+            started.append(ring)
             ends(work.wait, CollectiveAborted, f"rank {seat.rank}: allreduce 'x' stopped because rank 1 raised")
         ends(lambda: start(ring, "y", 1.0)[1].wait(), CollectiveAborted, "rank 1 raised ValueError: bad")
         total(seat.open(2))
@@ -52,6 +51,7 @@ def test_abort(place: tuple[int, ...], known: bool) -> None:
 @pytest.mark.parametrize("place", [(), (0, 1, 1), (0, 0, 1)])
 def test_a_rank_that_leaves(place: tuple[int, ...], in_group: bool, known: bool) -> None:
     """Who waits for its name learns that it has left, whether it has ever started one or not."""
+    started: list[Communicator] = []
 
     def body(seat: Seat) -> None:
         ring = seat.open(1)
@@ -60,11 +60,12 @@ def test_a_rank_that_leaves(place: tuple[int, ...], in_group: bool, known: bool)
         if known:
             start(group, "before", 1.0)[1].wait()
         if seat.rank == 2:
-            time.sleep(0.1)
+            until(lambda: len(started) == 2 and all(waits_for(other, "x") for other in started))
             group.close()
             ring.close()
         else:
             _, work = start(group, "x", 1.0)
+            started.append(group)
             ends(work.wait, CollectiveAborted, r"ranks? 2.* left \(.*cells? or scripts? ended\)")
         total(seat.open(2))
 
@@ -87,12 +88,15 @@ def test_closing_with_names_that_nobody_else_starts(place: tuple[int, ...]) -> N
 
 def test_closing_waits_for_names_that_come() -> None:
     """As for any queued operation."""
+    closing = threading.Semaphore(0)
 
     def body(seat: Seat) -> None:
         ring = seat.open(1)
         if seat.rank == 0:
-            time.sleep(0.1)
+            for _ in range(2):
+                assert closing.acquire(timeout=LATE)
         tensor, work = start(ring, "x", 1.0)
+        closing.release()
         ring.close()
         assert work.done()
         assert tensor.values.tolist() == [3.0] * 3
@@ -207,20 +211,22 @@ def test_a_name_that_a_rank_does_not_start_is_reported(known: bool, tmp_path: Pa
 
 
 @pytest.mark.parametrize("queued", [False, True])
-def test_an_operation_without_a_name_is_reported(queued: bool, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_operation_without_a_name_is_reported(queued: bool, tmp_path: Path) -> None:
     """By one of the ranks that wait, once; a joined rank is meant to wait."""
+    said = tmp_path / "said"
 
     def body(seat: Seat) -> None:
-        ring = seat.open(1, stall_warning=0.5)
+        ring = seat.open(1, stall_warning=0.3)
         if seat.rank == 1:
-            time.sleep(1.2)
+            until(lambda: "[ring]" in said.read_text())
         ring.barrier(blocking=not queued).wait()
         if seat.rank == 2:
-            time.sleep(0.8)
+            time.sleep(0.6)  # long enough for a report, which must not come
         ring.join()
 
-    as_threads(3, body)
-    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("[ring]")]
+    with stderr_into(said):
+        as_threads(3, body)
+    lines = [line for line in said.read_text().splitlines() if line.startswith("[ring]")]
     assert len(lines) == 1
     assert re.fullmatch(
         r"\[ring\] rank 0: barrier \(sequence 2\) has waited \d\.\d s: rank 1 has not called it", lines[0]

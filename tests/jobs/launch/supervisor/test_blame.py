@@ -19,10 +19,21 @@ PROGRAM = """
 import atexit, os, signal, sys, time
 from ring_notebook.core import world
 how = sys.argv[1]
+folder, elastic = os.path.dirname(sys.argv[0]), "RING_MIN_NP" in os.environ
 world.init()
 rank, size = world.current().rank, world.current().size
 barrier = world.current().communicator.barrier
 barrier()
+left = os.path.join(folder, "rank 1 has left")
+def tell_that_rank_1_has_left():  # a handler that runs before those of the job
+    world._leave_job()
+    with open(left + ".new", "w") as file: file.write(str(os.getpid()))
+    os.rename(left + ".new", left)
+def wait_until_rank_1_has_left():
+    while not os.path.exists(left): time.sleep(0.01)
+    # Only ranks of an elastic job exit alone: the supervisor has seen it once the process is gone.
+    while elastic and os.path.exists("/proc/" + open(left).read()): time.sleep(0.01)
+if how == "leave while it computes" and rank == 1: atexit.register(tell_that_rank_1_has_left)
 if rank == 1:
     if how == "flee while it computes": os._exit(0)
     if how in ("exit", "exit while it computes"): sys.exit(3)
@@ -35,7 +46,7 @@ if rank == 1:
         atexit.register(time.sleep, 600)
         raise KeyboardInterrupt
 if how in ("flee while it computes", "exit while it computes"): time.sleep(600)
-if how == "leave while it computes": time.sleep(1)
+if how == "leave while it computes": wait_until_rank_1_has_left()
 if how in ("exit", "leave", "leave slowly", "interrupted, slowly"): barrier()
 if how == "all flee": os._exit(0)
 if how == "shutdown": world.close()

@@ -13,10 +13,11 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from harness.waiting import SLEEPS, until
-from ring_notebook.launch.supervisor.output_lines import HOLD
+from ring_notebook.launch.supervisor.output_lines import HOLD, LINGER
 
 LIMIT = 200.0
 """Seconds until a job counts as stuck."""
@@ -51,7 +52,8 @@ def program(tmp_path: Path) -> str:
 import os, signal, sys, time
 rank = int(os.environ.get("RING_RANK") or os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
 def save(signum, frame):
-    time.sleep(1.5)
+    os.write(1, b"saving\n")
+    while not os.path.exists(sys.argv[2]): time.sleep(0.01)
     os.write(1, b"saved\n")
     sys.exit()
 signal.signal(signal.SIGINT, signal.SIG_IGN if sys.argv[1] == "stop" else save)
@@ -93,13 +95,18 @@ def test_a_second_interrupt_kills(program: str) -> None:
         assert job.wait(LIMIT) == 130
 
 
-def test_ranks_have_time_to_end(program: str) -> None:
+def test_ranks_have_time_to_end(program: str, tmp_path: Path) -> None:
     """Also when the signal comes twice at once, as from a `timeout` whose group the job is in."""
-    with ringrun("-np", "2", "python", program, "save", same=LIMIT) as job:
+    go = tmp_path / "go"
+    with ringrun("-np", "2", "python", program, "save", str(go), same=LIMIT) as job:
         begun(job)
-        for _ in range(2):
-            job.send_signal(signal.SIGINT)
-            time.sleep(0.05)
+        job.send_signal(signal.SIGINT)
+        assert job.stdout is not None
+        assert job.stderr is not None
+        assert [job.stdout.readline() for _ in range(2)] == ["saving\n"] * 2
+        job.send_signal(signal.SIGINT)
+        assert "s more for the ranks to end" in job.stderr.readline()
+        go.touch()
         printed, said = job.communicate(timeout=LIMIT)
     assert job.returncode == 130
     assert [line for line in printed.splitlines() if "mpiexec" not in line] == ["saved"] * 2
@@ -191,9 +198,10 @@ def test_the_beginning_of_a_line_does_not_wait_for_its_end(elastic: list[str]) -
 
 
 @both
-def test_no_output_is_lost_at_the_end(elastic: list[str]) -> None:
-    """More than pipes hold, to a reader that comes late."""
-    code = "import sys; sys.stdout.write('x' * 500_000)"
-    with ringrun(*elastic, "-np", "2", "python", "-c", code) as job:
-        time.sleep(3)
+def test_no_output_is_lost_at_the_end(elastic: list[str], tmp_path: Path) -> None:
+    """More than pipes hold, to a reader that comes when the ranks have been gone for long."""
+    code = "import os, sys; sys.stdout.write('x' * 500_000); open(f'{sys.argv[1]}/{os.getpid()}', 'w').close()"
+    with ringrun(*elastic, "-np", "2", "python", "-c", code, str(tmp_path)) as job:
+        until(lambda: len(done := os.listdir(tmp_path)) == 2 and not any(psutil.pid_exists(int(pid)) for pid in done))
+        time.sleep(1.5 * LINGER)
         assert job.communicate(timeout=LIMIT) == ("x" * 1_000_000, "")
