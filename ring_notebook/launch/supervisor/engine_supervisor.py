@@ -13,12 +13,14 @@ import selectors
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
 from ring_notebook.hardware import oom_kills
 from ring_notebook.launch.connections.connections import MpiConnections, new_job_name
 from ring_notebook.launch.supervisor.host_ranks import Assignment
+from ring_notebook.launch.supervisor.kept_folder import KeptFolder
 from ring_notebook.launch.supervisor.local_ranks import LocalRanks, raise_file_limit
 from ring_notebook.launch.supervisor.outer_job import without_outer_job
 from ring_notebook.launch.supervisor.output_lines import carry
@@ -53,7 +55,13 @@ def request(path: Path, what: Literal["start", "end"], rank: int) -> None:
 
 
 class EngineRanks(LocalRanks):
-    """Ranks of this host that can be started again, one by one."""
+    """Ranks of this host that can be started again, one by one. ``also_check`` is called when they are checked."""
+
+    also_check: Callable[[], object] = staticmethod(lambda: None)
+
+    def check(self) -> None:
+        super().check()
+        self.also_check()
 
     def start_again(self, rank: int) -> None:
         """Start a rank that has exited; it cannot join the MPI of the others, and gets none. Raises as `start` does."""
@@ -87,9 +95,27 @@ class EngineSupervisor(Supervisor):
         self._wanted: set[int] = set()  # to be started again as soon as their processes have ended
         self._unread = b""
         super().__init__([self._engines], connections, Rules(n, engines=True))
+        self._pipe = Path(requests)
+        self._folder = KeptFolder(self._pipe.parent, self._pipe)
+        self._listen()
+        self._engines.also_check = self._keep_folder
+
+    def _listen(self) -> None:
         # For writing too: so the pipe has a writer when all kernels have closed it, and never reads as closed.
-        self._requests = os.open(requests, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self._requests = os.open(self._pipe, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         self._selector.register(self._requests, selectors.EVENT_READ, self._read_requests)
+
+    def _keep_folder(self) -> None:
+        """Make the folder of the cluster again where it has been removed: a heal and other notebooks need it."""
+        if not self._folder.look() or self._verdict.is_ending:
+            return
+        with contextlib.suppress(OSError):  # it cannot be made, and the engines do without
+            self._folder.restore()
+            make_requests(self._pipe)  # last: who waits for it finds all else
+            self._folder.watch()
+            self._selector.unregister(self._requests)
+            os.close(self._requests)
+            self._listen()
 
     def _read_requests(self) -> None:
         with contextlib.suppress(BlockingIOError):

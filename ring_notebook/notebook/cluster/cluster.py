@@ -211,6 +211,8 @@ class Cluster:
             raise ClusterError(NOT_HERE)
         if self.foreign:
             raise ClusterError("the notebook that has started this cluster can heal it")
+        if ranks is None:
+            processes.lost.look(engines.all)
         wanted = sorted(engines.deaths() if ranks is None else set(ranks))
         if wanted:
             check_ranks(self.n, wanted)

@@ -56,6 +56,7 @@ def write(directory: Path, about: dict[str, Any]) -> None:
 
     The kernel, when its process began and its notebook are added.
     """
+    make_private_folder(directory)  # somebody may have removed it
     own = {"kernel": os.getpid(), "began": began(os.getpid()), "notebook": _notebook()}
     write_json(directory / _FILE, {**about, **own})
 

@@ -51,6 +51,7 @@ _ENGINE_ARGS = ["--log-level=ERROR", "--IPEngine.timeout=60", "--IPEngine.wait_f
 _REQUESTS = "requests"
 _SECONDS_TO_TERMINATE = 2
 _SECONDS_TO_FORGET = 1  # the period at which ipyparallel's threads poll their processes
+_SECONDS_TO_RESTORE = 5.0  # the supervisor looks twice a second
 _POLL = 0.02
 
 
@@ -214,11 +215,20 @@ class Processes:
         return self.lost.deaths if self.lost else {}
 
     def request(self, what: Literal["start", "end"], rank: int) -> None:
-        """Have the supervisor start ``rank`` again, or kill it. Raises ClusterError when there is none."""
-        try:
-            request(self._requests, what, rank)
-        except OSError as error:
-            raise ClusterError(self.trouble() or f"the supervisor of the engines does not answer: {error}") from None
+        """Have the supervisor start ``rank`` again, or kill it. Raises ClusterError when there is none.
+
+        Where somebody has removed the cluster's folder, the supervisor makes it again.
+        """
+        deadline = monotonic() + _SECONDS_TO_RESTORE
+        while True:
+            try:
+                request(self._requests, what, rank)
+                return
+            except OSError as error:
+                if (trouble := self.trouble()) or monotonic() > deadline:
+                    why = trouble or f"the supervisor of the engines does not answer: {error}"
+                    raise ClusterError(why) from None
+            sleep(_POLL)
 
     @property
     def controller(self) -> int:

@@ -80,7 +80,7 @@ MAY_IMPORT = {
         "ground",
     },
     "launch/connections": {"files", "rank", "ground"},
-    "launch/supervisor": {"launch/connections", "rank", "ground"},
+    "launch/supervisor": {"files", "launch/connections", "rank", "ground"},
     "launch/launchers": {"launch/supervisor", "rank", "ground"},
     "launch/remote": {"launch/launchers", "launch/supervisor", "launch/connections", "rank", "ground"},
     "launch": {"files", "launch/launchers", "launch/supervisor", "launch/connections", "horovod", "rank", "ground"},

@@ -10,12 +10,13 @@ from pathlib import Path
 from threading import Lock, Thread
 
 from ring_notebook.notebook.cluster.ranks.death import Death, explain_rank, failures_of
-from ring_notebook.notebook.cluster.ranks.process_life import is_alive
+from ring_notebook.notebook.cluster.ranks.process_life import is_alive, is_ending
 from ring_notebook.notebook.engines import Engine
 from ring_notebook.verdict import SECONDS_TO_EXPLAIN
 
 __all__ = ["LostRanks"]
 
+_SECONDS_TO_END = 5.0  # of a process that gives much memory back
 _POLL = 0.005
 
 
@@ -63,6 +64,13 @@ class LostRanks:
                 self._watched[descriptor] = engine.rank, start
                 self._reports[engine.rank] = reports
             os.eventfd_write(self._wake, 1)
+
+    def look(self, engines: Iterable[Engine]) -> None:
+        """Return when ``deaths`` has those of these engines that have ended by now, or are ending."""
+        ending = {engine.rank for engine in engines if is_ending(engine.pid)}
+        deadline = time.monotonic() + _SECONDS_TO_END + SECONDS_TO_EXPLAIN
+        while not ending <= self.deaths.keys() and time.monotonic() < deadline:
+            time.sleep(_POLL)
 
     def expect(self, rank: int) -> None:
         """``rank`` is about to be started again: it counts as living, and what has happened to it is forgotten."""

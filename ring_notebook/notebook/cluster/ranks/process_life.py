@@ -1,13 +1,15 @@
-"""Whether a process of this host lives, since when, whether it is stopped, and how much memory it holds."""
+"""Whether a process of this host lives, since when, whether it is ending or stopped, and how much memory it holds."""
 
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
-__all__ = ["began", "is_alive", "is_stopped", "resident"]
+__all__ = ["began", "is_alive", "is_ending", "is_stopped", "resident"]
 
-_STATE, _BEGAN, _RESIDENT = 0, 19, 1  # words of /proc/PID/stat behind the name, and of /proc/PID/statm
+_EXITING = 0x4  # PF_EXITING of Linux
+_STATE, _FLAGS, _BEGAN, _RESIDENT = 0, 6, 19, 1  # words of /proc/PID/stat behind the name, and of /proc/PID/statm
 
 
 def began(pid: int) -> int:
@@ -20,6 +22,21 @@ def is_alive(pid: int, since: int = 0) -> bool:
     """Whether process ``pid`` lives; with ``since``, as `began` gives it, no later process of that number will do."""
     now = began(pid)
     return now != 0 and since in (0, now)
+
+
+def is_ending(pid: int) -> bool:
+    """Whether process ``pid`` has ended, is exiting, or has been sent a signal that it cannot survive."""
+    words = _stat(pid)
+    return words[_STATE] in "ZX" or bool(int(words[_FLAGS]) & _EXITING) or _is_killed(pid)
+
+
+def _is_killed(pid: int) -> bool:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
+    except OSError:
+        return True
+    pending = [int(line.split()[1], 16) for line in lines if line.startswith(("SigPnd:", "ShdPnd:"))]
+    return any(signals >> (signal.SIGKILL - 1) & 1 for signals in pending)
 
 
 def is_stopped(pid: int) -> bool:

@@ -1,0 +1,89 @@
+"""A heal right after a death, and a cluster whose folder somebody removes while it runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.waiting import until
+from ring_notebook.notebook.cluster.cluster import Cluster
+
+pytestmark = pytest.mark.usefixtures("without_torch")
+
+ATTACHES = """
+from ring_notebook.notebook.cluster.cluster import Cluster
+cluster = Cluster.attach()
+cluster.run("ring.barrier()").wait()
+print("attached", [cluster.pull("kept", rank) for rank in range(cluster.n)])
+cluster.foreign = False  # as where the first kernel has ended
+cluster.heal([0])
+cluster.run("ring.barrier()").wait()
+cluster.stop()
+print("stopped")
+"""
+
+
+@pytest.fixture
+def ring(_own_records: Path) -> Path:
+    """The folder of records and clusters."""
+    return _own_records.parent
+
+
+@pytest.fixture
+def cluster(_own_records: Path) -> Iterator[Cluster]:
+    """With a variable on each rank."""
+    with Cluster(2) as started:
+        started.run("kept = ring.rank()").wait()
+        yield started
+
+
+def test_a_heal_at_once_finds_who_has_died(cluster: Cluster) -> None:
+    for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
+        os.kill(cluster.status()[1].pid, number)
+        assert cluster.heal() == [1], number
+        assert cluster.run("ring.barrier()").wait().status == "ok"
+    assert cluster.heal() == []
+
+
+def test_a_folder_that_is_removed_comes_back(cluster: Cluster, ring: Path) -> None:
+    shutil.rmtree(ring)
+    ring.mkdir()
+    os.kill(cluster.status()[1].pid, signal.SIGKILL)
+    assert cluster.heal() == [1]
+    assert cluster.run("ring.barrier()").wait().status == "ok"
+    assert "not by the Linux kernel" in str(dying(cluster).error), "the log of the supervisor is there again"
+    assert cluster.heal() == [1]
+    shutil.rmtree(ring)
+    ring.mkdir()
+    cluster.stop()
+    assert not cluster.directory.exists()
+
+
+def dying(cluster: Cluster) -> object:
+    run = cluster.run("import os, signal\nif ring.rank() == 1: os.kill(os.getpid(), signal.SIGKILL)\nring.barrier()")
+    until(lambda: run.done)
+    return run
+
+
+def test_another_kernel_finds_a_cluster_whose_folder_was_removed(ring: Path) -> None:
+    cluster = Cluster(2, keep=True).start()
+    cluster.run("kept = ring.rank()").wait()
+    processes = cluster._processes
+    assert processes is not None
+    cluster._leave_or_stop()
+    time.sleep(1.0)  # its supervisor looks twice a second what there is
+    shutil.rmtree(ring / "clusters")
+    until(lambda: any((ring / "clusters").glob("*/requests")))
+    done = subprocess.run([sys.executable, "-c", ATTACHES], capture_output=True, text=True, timeout=100, check=False)
+    if "stopped" not in done.stdout:
+        os.kill(processes.controller, signal.SIGKILL)
+    assert done.stdout.splitlines() == ["attached [0, 1]", "stopped"], done.stderr
+    assert not cluster.directory.exists()
