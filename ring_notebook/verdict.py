@@ -23,6 +23,7 @@ __all__ = [
     "exit_code",
     "first_failure",
     "judge",
+    "judge_answer",
     "judge_late_rank",
     "judge_parting",
     "judge_run",
@@ -53,6 +54,7 @@ ABORTING = 0.3  # that the other ranks have to abort by themselves after the fir
 ENDING = 0.8  # that they have to stop
 DYING = 3.0  # instead, where all report that a rank has left: it may have died, which MPI reports a moment later
 REPORTING = 2.0  # that the record of how a rank ended may come after its engine has answered
+RAISING = 0.5  # instead, where the engine has answered with an error of its own: then it sends no record, as a rule
 TELLING = 20.0  # instead, where the controller has lost engines: a launcher of several hosts tells late which one died
 
 
@@ -380,22 +382,26 @@ def judge_run(
     *,
     failed_at: float = inf,
     cause_known: bool = False,
-    answered_at: float = inf,
-    engines_known: bool = True,
     timeout: float = 0.0,
     held: float = 0.0,
 ) -> tuple[Literal["", "timeout", "failure"], bool]:
     """Why the ranks of a notebook's run have to be interrupted by now, and whether no more is to be expected of them.
 
     ``failed_at`` is when the first rank failed or died, or when one that waited for its user since has its answer;
-    ``cause_known``: one has failed by itself, or died. All engines have answered ``answered_at``; ``engines_known``:
-    the controller has lost none. ``timeout`` is the run's own limit, without the seconds in which ranks were ``held``
-    by their user.
+    ``cause_known``: one has failed by itself, or died. ``timeout`` is the run's own limit, without the seconds in
+    which ranks were ``held`` by their user.
     """
-    silent = now - answered_at > (REPORTING if engines_known else TELLING)
     stopped = now - failed_at > (ENDING if cause_known else DYING)
     late = bool(timeout) and now - held > timeout
-    return "timeout" if late else "failure" if now - failed_at > ABORTING else "", silent or stopped
+    return "timeout" if late else "failure" if now - failed_at > ABORTING else "", stopped
+
+
+def judge_answer(now: float, answered_at: float, *, raised: bool, engine_known: bool) -> bool:
+    """Whether a rank of a notebook's run has failed, because its engine has answered and no record of its end came.
+
+    ``raised``: the engine's own code has. ``engine_known``: the controller has not lost it.
+    """
+    return now - answered_at > (TELLING if not engine_known else RAISING if raised else REPORTING)
 
 
 def judge_silence(heard: float, spoke: float, now: float, silence: float) -> tuple[str, bool]:

@@ -39,13 +39,12 @@ def judge(
     timed_out: float = 0.0,
     died: Mapping[int, object] | None = None,
     trouble: str = "",
-    answers: Mapping[int, str] | None = None,
 ) -> Verdict:
     """The verdict on a run of ``size`` ranks.
 
     ``left``: this kernel stopped watching it. ``interrupted``: the user stopped it. ``timed_out``: its --timeout in
     seconds, when that stopped it. ``died``: why ranks have died. ``trouble``: why the cluster gives no answers any
-    more. ``answers``: what the engines of ranks without a record said instead.
+    more.
     """
     missing = [rank for rank in range(size) if rank not in ended]
     own = own_failures(failures)
@@ -65,8 +64,7 @@ def judge(
     if timed_out:
         return Verdict("failed", _one_line(RunTimeout(f"the run exceeded --timeout {timed_out:g} s and was stopped")))
     if missing:
-        said = "; ".join(f"rank {rank}: {text}" for rank, text in (answers or {}).items() if text)
-        message = f"no record of how {ranks(missing)} ended; {said or 'their engines gave no answer'}"
+        message = f"no record of how {ranks(missing)} ended; their engines gave no answer"
         return Verdict("failed", _one_line(ClusterError(message)))
     stopped = [end for end in ended.values() if end.status == "interrupted"]
     if stopped:

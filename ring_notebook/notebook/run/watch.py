@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -10,7 +11,9 @@ from threading import Event, Thread
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
-from ring_notebook.error_text import error_text
+from ipyparallel import RemoteError
+
+from ring_notebook.error_text import error_text, printable
 from ring_notebook.errors import ClusterError
 from ring_notebook.notebook.notify.notices import Notices
 from ring_notebook.notebook.record.run_log import RunLog
@@ -18,8 +21,8 @@ from ring_notebook.notebook.run.answering import Answering
 from ring_notebook.notebook.run.failures import brief
 from ring_notebook.notebook.run.run_verdict import Verdict, judge, own_failures
 from ring_notebook.notebook.run.takeover import FollowedLog
-from ring_notebook.records import Ended, Failure, encode
-from ring_notebook.verdict import judge_run
+from ring_notebook.records import Ended, Failure, Record, encode
+from ring_notebook.verdict import judge_answer, judge_run
 
 if TYPE_CHECKING:
     from ring_notebook.notebook.engines import Engines
@@ -62,10 +65,13 @@ class Watch:
         self._passed_on = 0  # how many of these requests were passed on
         self._interrupted = False  # by the user, not by a failure
         self._signalled: set[int] = set()
-        self._failed_at = self._answered_at = inf
+        self._failed_at = inf
         self._timed_out = False
         self._died: dict[int, object] = {}  # by rank of the run, with the story
         self._overdue: int | None = None  # messages that had arrived when patience ended
+        self._answered: dict[int, float] = {}  # when the engines of ranks that have not ended answered
+        self._overdue_of: dict[int, int] = {}  # messages that had arrived when patience with one of them ended
+        self._silent: set[int] = set()  # ranks that are recorded as failed because of that
         Thread(target=self._run, name=f"ring-run-{log.run}", daemon=True).start()
 
     def interrupt(self) -> None:
@@ -132,8 +138,7 @@ class Watch:
             self._note_deaths()
             self._questions.poll()
             self._questions.pass_on_hold(self._gone())
-            if self._answered_at == inf and self._futures and all(future.done() for future in self._futures):
-                self._answered_at = now
+            self._note_silent_engines(now)
             # A user may debug one rank for as long as it takes.
             if held if self._failed_at < inf else self._failures() or self._died:
                 self._failed_at = now
@@ -141,8 +146,6 @@ class Watch:
                 now,
                 failed_at=self._failed_at,
                 cause_known=self._cause_known(),
-                answered_at=self._answered_at,
-                engines_known=self._engines.known_to_controller(),
                 timeout=self._timeout,
                 held=self._held,
             )
@@ -165,6 +168,27 @@ class Watch:
                 if isinstance(self._log, RunLog):
                     seconds = time.time() - self._log.started
                     self._log.put(encode([Ended(self._log.run, rank, "died", seconds)]))
+
+    def _note_silent_engines(self, now: float) -> None:
+        """Record the failure of ranks whose engines have answered, and sent no record of how they ended."""
+        if not isinstance(self._log, RunLog):
+            return
+        gone = {*self._log.ended(), *self._died, *self._silent}
+        all_answered = all(future.done() for future in self._futures)
+        for rank, future in enumerate(self._futures):
+            if rank in gone or not future.done():
+                continue
+            why = _raised(future)
+            if not why and not all_answered:  # its record may be behind those of ranks that still run
+                continue
+            at = self._answered.setdefault(rank, now)
+            # The controller answers for an engine that it has lost; why that died comes from elsewhere.
+            known = self._engines.known_to_controller() and not why.startswith("EngineError")
+            if not judge_answer(now, at, raised=bool(why), engine_known=known):
+                continue
+            if self._log.taken >= self._overdue_of.setdefault(rank, self._log.received):
+                self._silent.add(rank)
+                self._log.put(encode(_failure_of_engine(self._log.run, rank, why, time.time() - self._log.started)))
 
     def _caught_up(self) -> bool:
         """Whether the log has read everything that had arrived at the first call: what is queued is not missing."""
@@ -204,20 +228,32 @@ class Watch:
 
     def _judge(self) -> Verdict:
         self._stop_with_one_that_was_interrupted()
-        ended = self._log.ended()
-        futures = enumerate(self._futures)
-        answers = {rank: str(one.result() or "") for rank, one in futures if rank not in ended and one.done()}
         return judge(
             len(self._ranks),
-            ended,
+            self._log.ended(),
             self._log.failures(),
             left=self._left,
             interrupted=self._interrupted,
             timed_out=self._timeout if self._timed_out else 0.0,
             died=self._died,
             trouble=self._engines.trouble(),
-            answers=answers,
         )
+
+
+def _raised(future: Any) -> str:
+    """What ended the call on an engine outside of the cell; empty where it returned."""
+    result = future.result()
+    return f"{result.ename}: {result.evalue}" if isinstance(result, RemoteError) else ""
+
+
+def _failure_of_engine(run: str, rank: int, why: str, seconds: float) -> list[Record]:
+    """The records that an engine has not sent. ``why``: what it raised, empty where it has only answered."""
+    what = f"its engine failed outside of the cell: {why}" if why else "its engine sent no record of how the cell ended"
+    error = ClusterError(f"rank {rank}: {what}; run the cell again, and if that fails `%ring restart` the cluster")
+    shown = printable(f"ClusterError: {error}")
+    pickled = pickle.dumps(error).hex()
+    failure = Failure(run, rank, "ClusterError", ClusterError.__module__, str(error), (), shown, False, pickled)
+    return [failure, Ended(run, rank, "failed", seconds)]
 
 
 def _no_verdict(error: BaseException) -> Verdict:

@@ -20,6 +20,7 @@ from ring_notebook.verdict import (
     describe_exit,
     first_failure,
     judge,
+    judge_answer,
     judge_late_rank,
     judge_parting,
     judge_run,
@@ -316,14 +317,25 @@ RUNS: list[tuple[str, dict[str, float], float, str, bool]] = [
     ("and given up", {"failed_at": 5.0, "cause_known": True}, 5.9, "failure", True),
     ("a rank that others miss may have died", {"failed_at": 5.0}, 7.9, "failure", False),
     ("or has left", {"failed_at": 5.0}, 8.1, "failure", True),
-    ("records come after answers", {"answered_at": 5.0}, 6.9, "", False),
-    ("or never", {"answered_at": 5.0}, 7.1, "", True),
-    ("a lost host is explained late", {"answered_at": 5.0, "engines_known": False}, 24.9, "", False),
-    ("or never", {"answered_at": 5.0, "engines_known": False}, 25.1, "", True),
     ("--timeout", {"timeout": 10.0}, 10.1, "timeout", False),
     ("without the time of a debugger", {"timeout": 10.0, "held": 60.0}, 69.9, "", False),
     ("--timeout of a run that fails", {"timeout": 10.0, "failed_at": 10.0, "cause_known": True}, 11.0, "timeout", True),
 ]
+
+
+@pytest.mark.parametrize(
+    ("raised", "known", "now", "failed"),
+    [
+        (False, True, 6.9, False),  # records come after answers
+        (False, True, 7.1, True),
+        (True, True, 5.4, False),  # the engine's own code has failed
+        (True, True, 5.6, True),
+        (True, False, 24.9, False),  # a lost host is explained late
+        (True, False, 25.1, True),
+    ],
+)
+def test_an_answer_without_a_record(raised: bool, known: bool, now: float, failed: bool) -> None:
+    assert judge_answer(now, 5.0, raised=raised, engine_known=known) is failed
 
 
 @pytest.mark.parametrize(("what", "known", "now", "why", "over"), RUNS)

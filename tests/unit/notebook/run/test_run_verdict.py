@@ -37,8 +37,6 @@ ROWS: list[tuple[str, list[Ended | None], list[Failure], dict[str, Any], str, st
     ("--timeout", [STOPPED, STOPPED], [], {"interrupted": True, "timed_out": 2.0}, "failed",
      "RunTimeout: the run exceeded --timeout 2 s and was stopped"),
     ("no record, no answer", [WELL, None], [], {}, "failed", "ClusterError: no record of how rank 1 ended; "),
-    ("no record, and why", [WELL, None], [], {"answers": {1: "too deep"}}, "failed",
-     "ClusterError: no record of how rank 1 ended; rank 1: too deep"),
     ("the user stops", [STOPPED, ended("interrupted", 7)], [], {"interrupted": True}, "interrupted",
      "KeyboardInterrupt: stopped at lines 4, 7 of the cell"),
     ("before it begins", [ended("interrupted"), WELL], [], {"interrupted": True}, "interrupted",
