@@ -6,6 +6,7 @@ import ast
 import inspect
 import pickle
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 from types import ModuleType
@@ -24,6 +25,7 @@ __all__ = [
     "end_waits",
     "get",
     "help_on",
+    "modes",
     "names",
     "prepare_calls",
     "provide_ring",
@@ -68,6 +70,14 @@ def watch_waits() -> None:
         if framework.watch_waits and framework.face in sys.modules:
             setup.wait_for_preload()
             _call(framework.watch_waits)
+
+
+def modes() -> list[Callable[[], list[str]]]:
+    """Have frameworks remember their modes: functions that put back what has changed since, and return its names."""
+    loaded = [known for known in frameworks() if known.modes and known.face in sys.modules]
+    if loaded:
+        setup.wait_for_preload()
+    return [_call(known.modes) for known in loaded]
 
 
 def end_waits() -> None:

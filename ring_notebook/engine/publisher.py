@@ -32,13 +32,15 @@ class Publisher:
     while the block runs.
 
     ``collect(rows, status)`` returns new records, with rows and a Status when it is asked for them.
-    ``send`` takes one encoded message. What they raise is raised at the end of the block.
+    ``send`` takes one encoded message. The first exception of theirs is raised at the end of the block, which they
+    are called until.
     """
 
     def __init__(self, collect: Callable[[bool, bool], Sequence[Record]], send: Callable[[bytes], None]) -> None:
         self._collect = collect
         self._send = send
         self._stop = Event()
+        self._error: BaseException | None = None
 
     def __enter__(self) -> Publisher:
         self._work = _thread.submit(self._publish)
@@ -47,15 +49,19 @@ class Publisher:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._work.result()
+        if self._error is not None:
+            raise self._error
 
     def _publish(self) -> None:
         tick = 0
         while True:
             rows = tick <= _SOON or tick % ROWS_EVERY == 0
             # The first status says that the rank has begun, the second soon after where in the cell it is.
-            records = self._collect(rows, tick == 1 or tick % STATUS_EVERY == 0)
-            for message in messages(records):
-                self._send(message)
+            try:
+                for message in messages(self._collect(rows, tick == 1 or tick % STATUS_EVERY == 0)):
+                    self._send(message)
+            except BaseException as error:  # what it has cost is lost; there may be memory for what comes next
+                self._error = self._error or error
             tick += 1
             if self._stop.wait(PERIOD):
                 return

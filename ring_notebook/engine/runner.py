@@ -11,7 +11,6 @@ from multiprocessing import active_children
 from time import perf_counter, time
 from typing import Any, Literal
 
-import psutil
 from ipyparallel.engine.datapub import publish_data
 from IPython.core.interactiveshell import InteractiveShell
 
@@ -30,7 +29,9 @@ from ring_notebook.engine.measures.machine import Machine
 from ring_notebook.engine.measures.time_spent import TimeSpent
 from ring_notebook.engine.output import figures
 from ring_notebook.engine.output.capture import Capture
+from ring_notebook.engine.process_state import ProcessState
 from ring_notebook.engine.publisher import Publisher
+from ring_notebook.engine.reserve import held_back
 from ring_notebook.engine.startup import mpi_access
 from ring_notebook.errors import CollectiveAborted, NotInitializedError
 from ring_notebook.horovod.as_horovod import as_horovod
@@ -85,6 +86,10 @@ class _Execution:
         self.aborted = False  # by another rank's end
         self.transport = ""  # of tensors on devices, once the ranks have agreed on it
         self.entered = False  # the kernel knows that the cell itself has begun
+        self.error: BaseException | None = None  # that has ended the cell, or this rank's part of the run
+        self.reported = False
+        self.state: ProcessState | None = None  # before the cell
+        self.unmeasured = False  # the load of the machine could not be read, and the user knows
         self.loops = LoopCalls(_calls, lambda: self.cell.current_lines() if self.cell else ())
         self.spent = TimeSpent()
         self.machine = _machine()
@@ -92,6 +97,19 @@ class _Execution:
 
     def execute(self, source: str, first_line: int) -> None:
         started = perf_counter()
+        try:
+            with Interruptible(namespace.end_waits) as interruptible:
+                self._carry_out(interruptible, source, first_line)
+                self._report(perf_counter() - started)
+        except BaseException as error:  # of this engine, and not of the cell
+            if self.reported:
+                raise
+            self.error = self._leave(error if self.error is None else self.error)
+            self._report(perf_counter() - started)
+        metrics.end()
+
+    def _carry_out(self, interruptible: Interruptible, source: str, first_line: int) -> None:
+        """Run the cell, and leave nothing of it behind; `error` is what has ended it."""
         children = active_children()
         post_mortem.forget()
         shell = InteractiveShell.instance()
@@ -99,18 +117,24 @@ class _Execution:
         other_waits.begin()
         if setup.spool is not None:
             setup.spool.begin(self.run)
-        with Interruptible(namespace.end_waits) as interruptible:
-            with Publisher(self._collect, _send), self.capture.active(shell):
-                error = interruptible.call(lambda: self._run(shell, source, first_line))
-                # First, because drawing figures takes time, and other ranks may wait for this one.
-                error = self._leave(error)
-                unshown = interruptible.call(figures.show)
-                error = unshown if error is None else error  # an exception may be false
-            if error is not None:
-                end_children(kept=children)
-                post_mortem.keep(from_cell(error, self.cell.file if self.cell else ""))
-            self._report(error, perf_counter() - started)
-        metrics.end()
+        with Publisher(self._collect, _send), self.capture.active(shell):
+            self.error = interruptible.call(lambda: self._run(shell, source, first_line))
+            # First, because drawing figures takes time, and other ranks may wait for this one.
+            self.error = self._leave(self.error)
+            unshown = interruptible.call(figures.show)
+            self.error = unshown if self.error is None else self.error  # an exception may be false
+            if self.error is not None and not _is_exit(self.error):
+                self._put_back()
+        if self.error is not None:
+            end_children(kept=children)
+            post_mortem.keep(from_cell(self.error, self.cell.file if self.cell else ""))
+
+    def _put_back(self) -> None:
+        if self.state is not None and (changed := self.state.put_back()):
+            self._say(f"Put back, because the cell did not end well: {', '.join(changed)}")
+
+    def _say(self, line: str) -> None:
+        self.capture.write("stderr", f"{line}\n")
 
     def _run(self, shell: InteractiveShell, source: str, first_line: int) -> None:
         self.cell = Cell(shell, source, self.run, first_line)
@@ -119,6 +143,7 @@ class _Execution:
         namespace.watch_waits()
         if self.machine is not None:
             self.machine.threads = namespace.threads()
+        self.state = ProcessState()
         opened = world.open_run(self.run, self.epoch, self.engines)
         here = (opened.rank, opened.size, opened.local_rank, opened.local_size)
         os.environ.update(rank_variables(*here, master()))
@@ -127,7 +152,7 @@ class _Execution:
         if self.horovod:
             setup.wait_for_preload()
         try:
-            with as_horovod() if self.horovod else nullcontext(), dialogue.Listening(_ask), ending_forks():
+            with as_horovod() if self.horovod else nullcontext(), dialogue.Listening(_ask), held_back(), ending_forks():
                 self.cell.execute()
         except ModuleNotFoundError as error:
             if error.name == NAME:
@@ -143,7 +168,8 @@ class _Execution:
         """
         self.transport = _transport() or self.transport
         own = next((entry for entry in world.snapshot() if entry["rank"] == self.rank), None)
-        self.calls = max(0, own["sequence"] - 1) if own is not None else 0  # without the barrier that opened the epoch
+        if own is not None:
+            self.calls = max(0, own["sequence"] - 1)  # without the barrier that opened the epoch
         if error is not None and not _is_exit(error):
             # Groups of other backends end behind the epoch: who reads of that there has another rank to blame.
             self.aborted = world.is_aborted() and namespace.tells_of_lost_rank(error)
@@ -155,10 +181,9 @@ class _Execution:
         self.aborted |= isinstance(error, CollectiveAborted)
         return error
 
-    def _report(self, error: BaseException | None, seconds: float) -> None:
-        records = self._collect(rows=True, status=True, limit=_LAST_WAIT)
-        if events := trace.take():
-            records.append(Trace(self.run, self.rank, json.dumps(events).encode()))
+    def _report(self, seconds: float) -> None:
+        error = self.error
+        records = [*self._trace(), *self._collect(rows=True, status=True, limit=_LAST_WAIT)]
         if failure := self._failure(error):
             records.append(failure)
         summary = {
@@ -170,6 +195,15 @@ class _Execution:
         records.append(Ended(self.run, self.rank, self._status(error), seconds, summary))
         for message in messages(records):
             _send(message)
+        self.reported = True
+
+    def _trace(self) -> list[Record]:
+        try:
+            events = trace.take()
+            return [Trace(self.run, self.rank, json.dumps(events).encode())] if events else []
+        except Exception as error:  # its memory, as a rule
+            self._say(f"Left out of the record: the timeline of rank {self.rank} ({type(error).__name__}: {error})")
+            return []
 
     def _failure(self, error: BaseException | None) -> Failure | None:
         if error is None or isinstance(error, KeyboardInterrupt) or _is_exit(error):
@@ -207,10 +241,20 @@ class _Execution:
         line = self.cell.current_line() if self.cell else 0
         if status or (line and not self.entered):
             self.entered = line > 0
-            records.append(self._now(line))
-            if self.machine is not None:
-                records.append(Load(self.run, self.rank, time(), self.machine.read()))
+            records += [self._now(line), *self._load()]
         return records
+
+    def _load(self) -> list[Record]:
+        """What this rank's machine does, where that can be read; in a run it is said once that it cannot."""
+        if self.machine is None:
+            return []
+        try:
+            return [Load(self.run, self.rank, time(), self.machine.read())]
+        except Exception as error:  # such as that the cell has used up all descriptors
+            if not self.unmeasured:
+                self.unmeasured = True
+                self._say(f"Left out of the record: the load of this machine ({type(error).__name__}: {error})")
+            return []
 
     def _now(self, line: int) -> Status:
         """What this rank is doing, at this line of the cell."""
@@ -271,7 +315,7 @@ def _machine() -> Machine | None:
     """What reads the load of this machine; None where the system lets nobody read it: a run must not fail for that."""
     try:
         return Machine()
-    except (OSError, psutil.Error):
+    except Exception:
         return None
 
 

@@ -20,6 +20,7 @@ class Spool:
     def __init__(self, directory: Path, rank: int) -> None:
         self._directory = directory
         self._rank = rank
+        self._descriptor = -1
         make_private_folder(directory)
 
     def begin(self, run: str) -> None:
@@ -29,12 +30,26 @@ class Spool:
         self._file = self._directory / f"{run}.{self._rank}"
         self._size = 0
         self._full = False
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+        with suppress(OSError):  # `add` tries again, and says why
+            self._open()
+
+    def _open(self) -> None:
+        """Once for all messages of a run: its cell may use up all descriptors."""
+        make_private_folder(self._directory)  # somebody may have removed it
+        with open_private(self._file, "ab") as file:
+            self._descriptor = os.dup(file.fileno())
 
     def add(self, message: bytes) -> str:
         """Append one message. Returns why it cannot, the first time in a run that the disk takes none; else nothing."""
         try:
-            with open_private(self._file, "ab") as file:
-                file.write(_LENGTH.pack(len(message)) + message)
+            if self._descriptor < 0:
+                self._open()
+            left = memoryview(_LENGTH.pack(len(message)) + message)
+            while left:
+                left = left[os.write(self._descriptor, left) :]
             self._size += _LENGTH.size + len(message)
         except OSError as error:
             with suppress(OSError):

@@ -36,6 +36,10 @@ class Framework:
     """What ends a rank's waits in C++ that look at no signal, as ``module:function``; any thread calls it."""
     threads: str = ""
     """How many threads a rank computes with, as ``module:function``; an engine calls it before each cell."""
+    modes: str = ""
+    """What remembers the framework's modes of a thread, such as whether gradients are recorded, and returns a function
+    that puts back those that have changed since and returns their names, as ``module:function``; an engine calls it
+    before each cell, and the function after one that has failed or was interrupted."""
     lost_rank: str = ""
     """Whether an exception is what the framework's C++ raises when another rank has gone, as ``module:function``."""
     hints: Callable[[CellCalls], Iterable[Hint]] = _no_hints

