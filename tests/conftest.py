@@ -14,7 +14,6 @@ from harness.leftovers import Leftovers, own_shared_memory
 from harness.numpy_framework import numpy_framework
 from harness.protocol import FOLDER
 from ring_notebook.gpus import gpus
-from ring_notebook.launch.supervisor.forked_rank import ADDRESS
 
 _IN_RANK = FOLDER in os.environ
 pytest_plugins = ["harness.rank_side"] if _IN_RANK else ["harness.rank_tests", "harness.lanes"]
@@ -40,17 +39,16 @@ def without_torch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
-    """For folders whose ranks are forks; `own_interpreters` takes a file of them out."""
+    """For `forked_ranks`."""
     server = ForkServer(tmp_path_factory.mktemp("fork-server"))
     yield server
     server.close()
 
 
 @pytest.fixture(scope="module")
-def own_interpreters() -> Iterator[None]:
-    """The ranks of this file start as a user's do."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv(ADDRESS, raising=False)
+def forked_ranks(fork_server: ForkServer) -> Iterator[None]:
+    """The ranks that supervisors start in this file are forks; others start as a user's do."""
+    with fork_server.used():
         yield
 
 

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from harness.forked_ranks import ForkServer
 
-
-@pytest.fixture(scope="package", autouse=True)
-def _ranks(fork_server: ForkServer) -> Iterator[None]:
-    with fork_server.used():
-        yield
+@pytest.fixture(scope="module", autouse=True)
+def _ranks(forked_ranks: None) -> None:
+    """As the folder says."""

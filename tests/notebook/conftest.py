@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.forked_ranks import ForkServer
 from harness.leftovers import SharedProcesses
 from notebook.kernel import Notebook, with_cluster
 from ring_notebook.config import config
@@ -42,15 +41,8 @@ class SharedCluster(Cluster):
             return super().start()
 
 
-@pytest.fixture(scope="package", autouse=True)
-def _ranks(fork_server: ForkServer) -> Iterator[None]:
-    """Engines are forks: most of the time of these tests would be that they import torch."""
-    with fork_server.used():
-        yield
-
-
 @pytest.fixture(scope="package")
-def _shared(_ranks: None) -> Iterator[SharedProcesses]:
+def _shared() -> Iterator[SharedProcesses]:
     """What the files of this folder share; nothing of it is left at their end."""
     with SharedProcesses() as processes:
         yield processes

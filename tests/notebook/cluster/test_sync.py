@@ -13,8 +13,8 @@ SAY = "%%ringtrain\nimport helpers\nfrom helpers import f\nprint(f(), helpers.Th
 
 
 @pytest.fixture(scope="module")
-def notebook(tmp_path_factory: pytest.TempPathFactory, own_interpreters: None) -> Iterator[Notebook]:
-    """Of its own: it brings modules over before each cell, to engines that start as a user's do."""
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    """Of its own: it brings modules over before each cell."""
     started = with_cluster(tmp_path_factory.mktemp("notebook"))
     yield started
     started.close()
