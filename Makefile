@@ -19,7 +19,7 @@ ROOT   := $(filter 0,$(shell id -u))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lab test test-slow test-install test-libraries test-nvidia test-slurm test-versions bench lint sanitize sanitize-build screenshot test-deps clean nightly nightly
+.PHONY: help demo lab test test-slow test-install test-libraries test-nvidia test-slurm test-versions bench lint sanitize sanitize-build screenshot test-deps clean nightly
 
 help:
 	@echo 'make demo        train the quickstart on 2 engines, without a browser'
