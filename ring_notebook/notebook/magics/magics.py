@@ -16,6 +16,7 @@ from ring_notebook.notebook.magics import options, rank_names
 from ring_notebook.notebook.magics.default_cells import DefaultCells
 from ring_notebook.notebook.magics.session import Session
 from ring_notebook.notebook.notify import notices
+from ring_notebook.notebook.record.cell_options import CellOptions
 from ring_notebook.notebook.run import catalogue
 from ring_notebook.notebook.run.failures import brief
 from ring_notebook.notebook.style import plural
@@ -71,7 +72,7 @@ class RingMagics(Magics):
             return
         out = given.pop("out")
         try:
-            self._session.train(cell, **given, cell_id=self._cell_id())
+            self._session.train(cell, CellOptions(**given, cell_id=self._cell_id()))
         finally:
             if out:
                 self.shell.user_ns[out] = self._session.run

@@ -20,6 +20,7 @@ from ring_notebook.notebook.magics.cell_check import check_syntax
 from ring_notebook.notebook.magics.debugging import debug_rank
 from ring_notebook.notebook.magics.elapsed_line import ElapsedLine
 from ring_notebook.notebook.panel.chart_area import load_charts
+from ring_notebook.notebook.record.cell_options import CellOptions
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.run.catalogue import find, runs_directory
 from ring_notebook.notebook.run.export import Script, export, set_up_cells, set_up_runs
@@ -158,7 +159,7 @@ class Session:
             return text
         cells = set_up_cells(self._setup)
         for cell in cells:
-            self.train(cell.source, **cell.options)
+            self.train(cell.source, CellOptions.of(cell.options))
         return f"{text} Ran {plural(len(cells), 'set-up cell')} again."
 
     def heal(self, ranks: Sequence[int] | None = None) -> str:
@@ -179,7 +180,7 @@ class Session:
             chosen = cell.options.get("ranks") or range(cell.options.get("n") or cluster.n)
             if only := [rank for rank in healed if rank in chosen]:
                 try:
-                    self.train(cell.source, **cell.options, only=only)
+                    self.train(cell.source, CellOptions.of(cell.options), only)
                 except RingError:
                     print(f"{rank_text(only)}: a set-up cell failed; run it on all ranks if it communicates.")  # noqa: T201
                     raise
@@ -192,57 +193,35 @@ class Session:
             raise ClusterError("there is no cluster; `%ring start` starts one")
         return self.cluster
 
-    def train(
-        self,
-        cell: str,
-        *,
-        n: int | None = None,
-        ranks: Sequence[int] | None = None,
-        name: str = "",
-        timeout: float = 0.0,
-        plot: Sequence[str] = (),
-        timeline: bool = False,
-        horovod: bool = False,
-        background: bool = False,
-        setup: bool = False,
-        first_line: int = 2,
-        cell_id: str = "",
-        one_rank: float = 0.0,
-        only: Sequence[int] = (),
-    ) -> Run:
+    def train(self, cell: str, options: CellOptions, only: Sequence[int] = ()) -> Run:
         """Run a cell on ranks 0..n-1, or on ``ranks``, and show it; starts a cluster where there is none.
 
-        ``one_rank`` is the samples/s that the same cell has been measured to reach on one rank. With ``only`` just
-        these engines execute it, of those that it is for.
+        With ``only`` just these engines execute it, of those that it is for.
         With ``setup`` `restart` can run it again; when a cell with the same ``cell_id`` was edited, its last version.
         Returns when the run has ended, with ``background`` at once. Raises what `Cluster.run` and `Run.wait` raise.
         """
-        check_syntax(cell, first_line)
+        check_syntax(cell, options.first_line)
         if self.cluster is None:
-            print(self.start(n, sync=self._syncs))  # noqa: T201
+            print(self.start(options.n, sync=self._syncs))  # noqa: T201
         cluster = self.require()
         # While other ranks execute a run, theirs would change under it.
         if self._syncs and not cluster.runs.in_progress and (synced := cluster.sync()).changed:
             print(synced)  # noqa: T201
-        options = {
-            "n": n,
-            "ranks": ranks,
-            "name": name,
-            "timeout": timeout,
-            "plot": list(plot),
-            "timeline": timeline,
-            "horovod": horovod,
-            "setup": setup,
-            "cell_id": cell_id,
-            "one_rank": one_rank,
-        }
         run = self.run = cluster.run(
-            cell, n=n, ranks=ranks, name=name, timeout=timeout, first_line=first_line, options=options, only=only
+            cell,
+            n=options.n,
+            ranks=options.ranks,
+            name=options.name,
+            timeout=options.timeout,
+            first_line=options.first_line,
+            options=options.kept(),
+            only=only,
         )
-        if setup:
+        if options.setup:
             self._setup = [*set_up_cells(self._setup), run.log]
+        background = options.background
         try:
-            run.show(plot, live_after=0.0 if background else _LIVE_AFTER, apart=not background)
+            run.show(options.plot, live_after=0.0 if background else _LIVE_AFTER, apart=not background)
         except KeyboardInterrupt:  # nobody waits for the run yet, so nobody else would stop it
             run.interrupt()
             background = False
@@ -252,7 +231,7 @@ class Session:
             return run.wait()
         finally:
             run.show_displays()
-            if timeline:
+            if options.timeline:
                 with contextlib.suppress(FileNotFoundError):  # the cluster died before it sent one
                     display(run.timeline())
 
@@ -267,7 +246,8 @@ class Session:
         for size in sorted(set(sizes)):
             first = runs[0].summary if runs else {}
             one_rank = first["samples_per_s"] if first.get("size") == 1 else 0.0
-            runs.append(self.train(cell, n=size, name=f"{name or 'scale'} {size}", timeout=timeout, one_rank=one_rank))
+            options = CellOptions(size, name=f"{name or 'scale'} {size}", timeout=timeout, one_rank=one_rank)
+            runs.append(self.train(cell, options))
         return ScalingReport(measure([run.summary for run in runs]))
 
     def export(self, path: str, name: str = "") -> Script:
