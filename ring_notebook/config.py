@@ -71,6 +71,10 @@ class Config:
     """RING_STALL_WARNING: seconds without progress after which a run says who waits for whom: a notebook's in its
     panel, a script on standard error, once for an operation or name and never for 0."""
 
+    stop_limit: float = 300.0
+    """RING_STOP_LIMIT: seconds that a rank of a notebook has to stop after an interrupt, before it is ended and started
+    again; the others keep their variables. 0 waits for ever, and so does a cluster whose ranks MPI connects."""
+
     spin: float = -1.0
     """RING_SPIN: microseconds that a wait spins before it sleeps; -1 chooses by ranks and cores."""
 

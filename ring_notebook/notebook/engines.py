@@ -48,20 +48,25 @@ class Engines:
     """The engines behind an ipyparallel client. Every method may be called from any thread.
 
     ``trouble`` returns why no engine answers any more, empty while they do; ``deaths`` returns the ranks that have
-    died, each with the story of that.
+    died, each with the story of that. ``end`` kills one that can be started again, for a reason; None where none can.
     """
 
     def __init__(
-        self, client: Any, trouble: Callable[[], str], deaths: Callable[[], Mapping[int, object]] = dict
+        self,
+        client: Any,
+        trouble: Callable[[], str],
+        deaths: Callable[[], Mapping[int, object]] = dict,
+        end: Callable[[int, str], None] | None = None,
     ) -> None:
         self._client = client
         self.trouble = trouble
         self.deaths = deaths
+        self.end = end
         self.all: list[Engine] = []
 
     def part(self, ranks: Sequence[int]) -> Engines:
         """Some of the engines, which count from 0 in this order. `close` is for all of them."""
-        some = Engines(self._client, self.trouble, self.deaths)
+        some = Engines(self._client, self.trouble, self.deaths, self.end)
         some.all = [self.all[rank] for rank in ranks]
         return some
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import shutil
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -22,7 +23,7 @@ from ring_notebook.notebook.cluster.descriptors import require_descriptors
 from ring_notebook.notebook.cluster.processes import Processes
 from ring_notebook.notebook.cluster.ranks.death import Death
 from ring_notebook.notebook.cluster.ranks.engine_status import EngineStatus, engine_statuses
-from ring_notebook.notebook.cluster.ranks.heal import NOT_HERE, heal
+from ring_notebook.notebook.cluster.ranks.heal import NOT_HERE, end, heal
 from ring_notebook.notebook.cluster.ranks.prepare_engines import meet, prepare_engines
 from ring_notebook.notebook.cluster.readiness import UnfinishedRuns, check_ranks, require_living
 from ring_notebook.notebook.cluster.stacks import Stack, stacks
@@ -35,6 +36,7 @@ from ring_notebook.notebook.run.takeover import logs_in_progress
 __all__ = ["Cluster"]
 
 _START_TIMEOUT = 120.0
+_SECONDS_TO_END = 10.0  # for a run, one of whose ranks was ended
 _ATTACH_TIMEOUT = 10.0
 
 
@@ -111,7 +113,7 @@ class Cluster:
         try:
             self._processes = Processes.launch(self.directory, self.n, self._hosts, self._keep)
             client = self._processes.connect(_START_TIMEOUT)
-            self._engines = Engines(client, self._processes.trouble_at_start, self._processes.deaths)
+            self._engines = Engines(client, self._processes.trouble_at_start, self._processes.deaths, self._end_rank())
             self._engines.wait_for(range(self.n), _START_TIMEOUT)
             self._prepare(self._engines, self._processes)
             self._engines.trouble = self._processes.trouble
@@ -145,7 +147,8 @@ class Cluster:
             try:
                 cluster._processes = Processes.attach(directory)
                 client = cluster._processes.connect(_ATTACH_TIMEOUT)
-                cluster._engines = Engines(client, cluster._processes.trouble, cluster._processes.deaths)
+                process = cluster._processes
+                cluster._engines = Engines(client, process.trouble, process.deaths, cluster._end_rank())
                 cluster._engines.all = [Engine(**engine) for engine in about["engines"]]
                 if cluster._processes.lost is not None:
                     cluster._processes.lost.watch(cluster._engines.all)
@@ -200,6 +203,21 @@ class Cluster:
             self._choose_size(n)
         return self.start()
 
+    def end(self, ranks: Sequence[int]) -> None:
+        """End the engines of ``ranks``, whatever they do, and the runs that they take part in; `heal` starts them again.
+
+        Raises ClusterError as `heal`, and when such a run does not end.
+        """
+        engines = self._connected()
+        if engines.end is None:
+            raise ClusterError(NOT_HERE)
+        check_ranks(self.n, ranks)
+        for rank in ranks:
+            engines.end(rank, "was ended by `%ring restart --rank`")
+        for run in self.runs.in_progress:
+            if not run.ranks.isdisjoint(ranks) and not run.stop(_SECONDS_TO_END):
+                raise ClusterError(f"run {run.log.title} has not ended: {run.describe()}; {run.advice()}")
+
     def heal(self, ranks: Sequence[int] | None = None) -> list[int]:
         """Start the engines that have died again, or those of ``ranks``, dead or alive; returns their ranks.
 
@@ -223,6 +241,13 @@ class Cluster:
             self._met = True
             self._describe(engines, processes)
         return wanted
+
+    def _end_rank(self) -> Callable[[int, str], None] | None:
+        """Kills the engine of a rank that `heal` can start again; None where none can be."""
+        processes = self._processes
+        if processes is None or processes.lost is None or self.foreign:
+            return None
+        return functools.partial(end, processes.lost, processes.request)
 
     @property
     def running(self) -> bool:

@@ -119,8 +119,8 @@ class RingMagics(Magics):
 
         print(doctor.render(doctor.diagnose()))  # noqa: T201
 
-    def _restart(self, n: int | None, rerun: bool) -> None:
-        print(self._session.restart(n, rerun))  # noqa: T201
+    def _restart(self, n: int | None, rerun: bool, ranks: list[int] | None) -> None:
+        print(self._session.restart(n, rerun, ranks))  # noqa: T201
 
     def _heal(self, ranks: list[int] | None) -> None:
         print(self._session.heal(ranks))  # noqa: T201

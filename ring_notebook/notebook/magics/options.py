@@ -271,6 +271,13 @@ def _ring() -> LineParser:
     )
     restart = commands["restart"]
     restart.add_argument("-n", type=_count, metavar="N", help="number of engines; by default as before")
+    restart.add_argument(
+        "--rank",
+        dest="ranks",
+        type=_ranks,
+        metavar="0,2-3",
+        help="end these alone, also in the middle of a cell, and start them again; the others keep their variables",
+    )
     restart.add_argument("--rerun", action="store_true", help="run the cells with --setup again")
     commands["push"].add_argument("names", nargs="+", metavar="NAME", help="variables")
     pull = commands["pull"]

@@ -125,11 +125,10 @@ class Session:
 
     def interrupt(self) -> str:
         """Stop the runs in progress and keep the cluster; returns whether they have stopped."""
-        advice = "`%ring restart` ends ranks that do not stop."
         said = [
             f"Run {run.log.title} has ended."
             if run.stop()
-            else f"Run {run.log.title} is still stopping: {run.describe()}. {advice}"
+            else f"Run {run.log.title} is still stopping: {run.describe()}; {run.advice()}."
             for run in self._in_progress()
         ]
         return "\n".join(said) or "No run is in progress."
@@ -149,9 +148,15 @@ class Session:
             return f"Left the cluster of {_engines(cluster)}; the notebook that has started it keeps it.{back}"
         return f"Stopped {_engines(cluster)}.{back}"
 
-    def restart(self, n: int | None = None, rerun: bool = False) -> str:
-        """Restart the cluster, with ``n`` engines if given; with ``rerun`` run the set-up cells again, in order."""
+    def restart(self, n: int | None = None, rerun: bool = False, ranks: Sequence[int] | None = None) -> str:
+        """Restart the cluster, with ``n`` engines if given; with ``rerun`` run the set-up cells again, in order.
+
+        With ``ranks`` end just these engines, whatever they do, and `heal` them.
+        """
         cluster = self.require()
+        if ranks is not None:
+            cluster.end(ranks)
+            return self.heal(ranks)
         with ElapsedLine("Restarting the engines:"):
             cluster.restart(n)
         text = f"Restarted {_engines(cluster)} in {cluster.seconds_to_start:.1f} s; all variables of ranks are lost."
@@ -231,6 +236,8 @@ class Session:
             return run.wait()
         finally:
             run.show_displays()
+            if run.ended_ranks:
+                print(self.heal(run.ended_ranks))  # noqa: T201
             if options.timeline:
                 with contextlib.suppress(FileNotFoundError):  # the cluster died before it sent one
                     display(run.timeline())

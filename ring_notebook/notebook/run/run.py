@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.display import display
 
+from ring_notebook.config import config
 from ring_notebook.error_text import error_text
 from ring_notebook.notebook.deferred_interrupt import DeferredInterrupt
 from ring_notebook.notebook.panel.panel import Panel
@@ -43,8 +44,8 @@ _SECONDS_TO_LEAVE = 2.0
 class Run:
     """One execution of one cell on ranks 0..n-1, as `Cluster.run` and ``%%ringtrain --out run`` give it.
 
-    While it runs: `stop`, `interrupt`, `wait`, `answer`, `asking`, `describe`. Results, complete when it has ended:
-    `status`, `error`, `view`, `state`, `summary`, `metrics`, `displays`, `plot`, `timeline`, `export`.
+    While it runs: `stop`, `interrupt`, `wait`, `answer`, `asking`, `describe`, `advice`.
+    Results, complete when it has ended: `status`, `error`, `view`, `state`, `summary`, `metrics`, `displays`, `plot`, `timeline`, `export`.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Run:
         questions: Answering | None = None,
     ) -> None:
         self.log = log
+        self._engines = engines
         self.ranks = frozenset(engine.rank for engine in engines.all)
         """The ranks of the cluster that it is for."""
         self._questions = questions or Answering(engines, polls=True)
@@ -97,11 +99,11 @@ class Run:
             except KeyboardInterrupt:
                 self.interrupt()
                 if attempt == 2:
-                    print(f"Still stopping: {self.describe()}. Interrupt again to stop waiting.")  # noqa: T201
+                    print(f"Still stopping: {self.describe()}. Interrupt again to stop waiting; then {self.advice()}.")  # noqa: T201
                 elif attempt == 3:
                     raise brief(
                         KeyboardInterrupt(),
-                        f"Stopped waiting for ranks that do not stop: {self.describe()}. `%ring restart` ends them.",
+                        f"Stopped waiting for ranks that do not stop: {self.describe()}; {self.advice()}.",
                     ) from None
         if self.error is not None:
             raise self.error
@@ -138,8 +140,8 @@ class Run:
     def stop(self, timeout: float = 5.0) -> bool:
         """Interrupt every rank and wait until the run has ended, at most ``timeout`` seconds.
 
-        Returns whether it has ended; when not, `describe` says what the ranks are doing, and ``%ring restart`` ends
-        them. Callable from any thread.
+        Returns whether it has ended; when not, `describe` says what the ranks are doing, and `advice` what ends them.
+        Callable from any thread.
         """
         if not self.done:
             self.interrupt()
@@ -156,6 +158,21 @@ class Run:
         asking = self.asking
         doing = {rank: _doing(statuses.get(rank)) + _ASKS * (rank in asking) for rank in running}
         return "; ".join(f"rank {rank} {text}" for rank, text in doing.items()) or "all ranks have ended"
+
+    def advice(self) -> str:
+        """What ends the ranks that do not stop, as a part of a sentence."""
+        busy = self.busy
+        if self._engines.end is None or not busy:
+            return "`%ring restart` ends them"
+        text = f"`%ring restart --rank {','.join(map(str, busy))}` ends {ranks(busy)} alone and starts "
+        text += f"{'it' if len(busy) == 1 else 'them'} again"
+        limit = config().stop_limit
+        return text + (f", which happens {limit:g} s after the interrupt by itself (RING_STOP_LIMIT)" if limit else "")
+
+    @property
+    def ended_ranks(self) -> Sequence[int]:
+        """The ranks of the cluster that were ended because they had not stopped within RING_STOP_LIMIT."""
+        return self._watch.ended_ranks
 
     @property
     def view(self) -> RunView:

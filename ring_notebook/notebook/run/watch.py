@@ -6,6 +6,7 @@ import pickle
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from math import inf
 from threading import Event, Thread
 from time import monotonic, sleep
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ipyparallel import RemoteError
 
+from ring_notebook.config import config
 from ring_notebook.error_text import error_text, printable
 from ring_notebook.errors import ClusterError
 from ring_notebook.notebook.notify.notices import Notices
@@ -65,6 +67,9 @@ class Watch:
         self._passed_on = 0  # how many of these requests were passed on
         self._interrupted = False  # by the user, not by a failure
         self._signalled: set[int] = set()
+        self._stops_since = 0.0  # when the user stopped it; later, where a rank has waited for its user meanwhile
+        self.ended_ranks: list[int] = []
+        """The engines that were ended because they did not stop, by their ranks in the cluster."""
         self._failed_at = inf
         self._timed_out = False
         self._died: dict[int, object] = {}  # by rank of the run, with the story
@@ -157,6 +162,7 @@ class Watch:
             if self._left or ((over or self._engines.trouble()) and self._caught_up()):
                 break
             self._pass_on_interrupt()
+            self._end_those_that_do_not_stop(now)
 
     def _note_deaths(self) -> None:
         """Record the end of ranks that have died, which they cannot send themselves."""
@@ -216,6 +222,20 @@ class Watch:
             wanted = [rank for rank in begun if rank not in ended and rank not in self._signalled]
             self._signalled.update(wanted)
             self._engines.signal(signal.SIGINT, wanted)
+
+    def _end_those_that_do_not_stop(self, now: float) -> None:
+        """End ranks that have run on for RING_STOP_LIMIT since the user stopped the run, where they can start again."""
+        limit, end = config().stop_limit, self._engines.end
+        if not self._interrupted or not limit or end is None or self.ended_ranks:
+            return
+        if not self._stops_since or self.held:
+            self._stops_since = now
+        if now - self._stops_since > limit:
+            how = f"was ended: it had not stopped {limit:g} s after an interrupt (RING_STOP_LIMIT)"
+            self.ended_ranks = [self._engines.all[rank].rank for rank in self._ranks if rank not in self._gone()]
+            with suppress(ClusterError):  # its supervisor has ended, and all ranks with it
+                for rank in self.ended_ranks:
+                    end(rank, how)
 
     def _gone(self) -> set[int]:
         """The ranks that ask nothing any more."""

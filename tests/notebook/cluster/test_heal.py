@@ -16,6 +16,7 @@ import pytest
 
 from harness.waiting import until
 from notebook.endurance.endure import TRAINS
+from ring_notebook.config import config
 from ring_notebook.errors import ClusterError, CollectiveAborted, MPIMissingError
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.run.run import Run
@@ -191,6 +192,41 @@ def test_a_rank_that_no_interrupt_reaches_is_started_again(cluster: Cluster) -> 
         cluster.heal()
     assert cluster.heal([0, 1, 2]) == [0, 1, 2]
     assert_whole(cluster)
+
+
+STUBBORN = """import time
+if ring.rank() == 1:
+    while True:
+        try: time.sleep(600)
+        except KeyboardInterrupt: pass
+time.sleep(600)
+"""
+
+
+def test_a_rank_that_does_not_stop_is_ended(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After RING_STOP_LIMIT, and as soon as the user asks; no limit runs while nobody stops the run."""
+    monkeypatch.setenv("RING_STOP_LIMIT", "1")
+    config.cache_clear()
+    run = cluster.run(STUBBORN)
+    assert not run._watch.ended.wait(2.0)
+    assert not run.stop(0.5)
+    assert "`%ring restart --rank 1` ends rank 1 alone and starts it again, which happens 1 s after" in run.advice()
+    with pytest.raises(ClusterError, match=r"rank 1 was ended: it had not stopped 1 s after an interrupt"):
+        run.wait()
+    assert run.ended_ranks == [1]
+    assert cluster.heal(run.ended_ranks) == [1]
+    assert names(cluster) == ["int 0", None, "int 2"]
+    monkeypatch.setenv("RING_STOP_LIMIT", "0")
+    config.cache_clear()
+    run = cluster.run(STUBBORN)
+    until(lambda: 1 in (statuses := run.log.statuses()) and statuses[1].line > 3)
+    assert not run.stop(1.5)
+    cluster.end([1])
+    assert "rank 1 was ended by `%ring restart --rank`" in str(run.error)
+    assert cluster.heal() == [1]
+    assert_whole(cluster)
+    monkeypatch.undo()
+    config.cache_clear()
 
 
 def test_some_ranks_execute_a_cell_that_is_for_all(cluster: Cluster) -> None:

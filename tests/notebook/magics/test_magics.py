@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from harness.waiting import until
 from notebook.kernel import ANSI, Notebook
 from ring_notebook.notebook.timeline.gantt import MIME
 
@@ -389,6 +390,32 @@ def test_the_doctor_looks_at_this_machine(notebook: Notebook) -> None:
     said = notebook.text("%ring doctor")
     assert re.search(r"^ok +core +compiled", said, re.MULTILINE)
     assert re.search(r"^ok +mpi +.*two ranks connected", said, re.MULTILINE)
+
+
+def test_a_rank_that_ignores_the_stop_is_ended_and_started_again(notebook: Notebook) -> None:
+    """By itself after the limit, or when the user asks for it; the other keeps its variables."""
+    stubborn = "\n".join(
+        [
+            "import os, time",
+            "kept = 7",
+            "while ring.rank():",
+            "    try: open('begun', 'w').close(); time.sleep(60)",
+            "    except KeyboardInterrupt: pass",
+            "time.sleep(60)",
+        ]
+    )
+    begun = Path(notebook.text("import os; print(os.getcwd())").strip(), "begun")
+    notebook.run("import os; os.environ['RING_STOP_LIMIT'] = '1'; from ring_notebook.config import config")
+    notebook.run("config.cache_clear()")
+    outputs = notebook.run(f"%%ringtrain\n{stubborn}", begun.exists)
+    assert "rank 1 was ended: it had not stopped 1 s after an interrupt" in str(outputs[-1])
+    assert "Started rank 1 again" in str(outputs)
+    begun.unlink()
+    notebook.run(f"%%ringtrain --background\n{stubborn}")
+    until(begun.exists)
+    assert "Started rank 1 again" in notebook.text("%ring restart --rank 1")
+    notebook.run("%%ringtrain\nassert ring.rank() or kept == 7")
+    notebook.run("del os.environ['RING_STOP_LIMIT']; config.cache_clear()")
 
 
 def test_heal_starts_a_dead_rank_with_its_set_up_cells(notebook: Notebook) -> None:

@@ -11,7 +11,7 @@ from ring_notebook.notebook.cluster.ranks.lost_ranks import LostRanks
 from ring_notebook.notebook.cluster.ranks.prepare_engines import meet, prepare_engines
 from ring_notebook.notebook.engines import Engines
 
-__all__ = ["NOT_HERE", "heal"]
+__all__ = ["NOT_HERE", "end", "heal"]
 
 NOT_HERE = (
     "`%ring heal` needs all engines on one host, under our own supervisor: MPI connects these, and all end when one "
@@ -51,11 +51,21 @@ def heal(
         meet(engines, engines.living())
     except BaseException:
         for rank in ranks:
-            lost.expect(rank)
-            request("end", rank)
-            advice = "`%ring heal` starts it again"
-            lost.add(rank, deaths.get(rank, Death(f"rank {rank} was ended and not started again", rank, advice=advice)))
+            end(lost, request, rank, "was ended and not started again", deaths.get(rank))
         raise
+
+
+def end(
+    lost: LostRanks,
+    request: Callable[[Literal["start", "end"], int], None],
+    rank: int,
+    how: str,
+    before: Death | None = None,
+) -> None:
+    """End the engine of ``rank``, which has died then: ``before``, or as ``how`` says."""
+    lost.expect(rank)
+    request("end", rank)
+    lost.add(rank, before or Death(f"rank {rank} {how}", rank, advice="`%ring heal` starts it again"))
 
 
 def _failed(lost: LostRanks, ranks: Sequence[int]) -> str:
