@@ -204,9 +204,9 @@ class Cluster:
         return self.start()
 
     def end(self, ranks: Sequence[int]) -> None:
-        """End the engines of ``ranks``, whatever they do, and the runs that they take part in; `heal` starts them again.
+        """End the engines of ``ranks``, whatever they do, and the runs that they take part in.
 
-        Raises ClusterError as `heal`, and when such a run does not end.
+        `heal` starts them again. Raises ClusterError as `heal`, and when such a run does not end.
         """
         engines = self._connected()
         if engines.end is None:

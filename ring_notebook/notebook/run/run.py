@@ -45,7 +45,8 @@ class Run:
     """One execution of one cell on ranks 0..n-1, as `Cluster.run` and ``%%ringtrain --out run`` give it.
 
     While it runs: `stop`, `interrupt`, `wait`, `answer`, `asking`, `describe`, `advice`.
-    Results, complete when it has ended: `status`, `error`, `view`, `state`, `summary`, `metrics`, `displays`, `plot`, `timeline`, `export`.
+    Results, complete when it has ended: `status`, `error`, `view`, `state`, `summary`, `metrics`, `displays`, `plot`,
+    `timeline`, `export`.
     """
 
     def __init__(
