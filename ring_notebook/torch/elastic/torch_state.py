@@ -11,7 +11,8 @@ import torch
 from ring_notebook.api.basics import rank
 from ring_notebook.api.elastic.state import State
 from ring_notebook.api.objects import broadcast_object
-from ring_notebook.errors import RingError
+from ring_notebook.error_text import error_text
+from ring_notebook.errors import HorovodInternalError, RingError
 from ring_notebook.files.private_files import is_own
 from ring_notebook.torch.elastic.elastic_sampler import ElasticSampler
 from ring_notebook.torch.training import checkpoint
@@ -77,7 +78,8 @@ class TorchState(State):
     def keep_on_disk(self, path: Path) -> bool:
         """Put commits into ``path`` too. True when rank 0 found one there, which now holds on all ranks.
 
-        Raises RingError on all ranks when another user wrote it: a pickle runs code when it is loaded.
+        Raises RingError on all ranks when it is damaged, and when another user wrote it: a pickle runs code when it is
+        loaded.
         """
         self._path = path
         found, own = broadcast_object((path.exists(), path.exists() and is_own(path)), name="elastic resume")
@@ -87,7 +89,15 @@ class TorchState(State):
                 "remove it, or set RING_COMMIT_DIR to a folder of your own"
             )
         if found:
-            self._load(checkpoint.load(path, weights_only=False))
+            try:
+                self._load(checkpoint.load(path, weights_only=False))
+            except HorovodInternalError:  # of another rank
+                raise
+            except Exception as error:
+                raise RingError(
+                    f"rank {rank()}: the commit {path} cannot be read: {type(error).__name__}: {error_text(error)}; "
+                    "remove it, and the training begins anew"
+                ) from error
             self.save()
         return bool(found)
 

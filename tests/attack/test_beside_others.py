@@ -1,0 +1,116 @@
+"""What runs beside us or is done to us by chance: other allocators, a group whose memory is used up, torn commits."""
+
+from __future__ import annotations
+
+import ctypes.util
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ALLOCATORS = {"jemalloc": "jemalloc", "tcmalloc": "tcmalloc_minimal"}
+GROUPS = Path("/sys/fs/cgroup/memory")
+TRAINS = """
+import os, torch
+import ring_notebook.torch as ring
+ring.init()
+model = torch.nn.Linear(3000, 1000)
+optimizer = ring.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+for _ in range(20):
+    optimizer.zero_grad()
+    model(torch.ones(4, 3000)).sum().backward()
+    optimizer.step()
+if os.fork() == 0: os._exit(0)
+os.wait()
+assert ring.allreduce(ring.empty(1 << 20).fill_(1), op=ring.Sum).eq(2).all()
+assert all(weights.equal(model.weight) for weights in ring.allgather_object(model.weight))
+print("trained")
+"""
+GREEDY = """
+import os, sys
+import ring_notebook.torch as ring
+ring.init()
+if ring.rank() == 1:
+    with open(f"{sys.argv[1]}/cgroup.procs", "w") as group: group.write(str(os.getpid()))
+ring.barrier()
+kept = []
+while ring.rank() == 1: kept.append(os.urandom(1 << 24))
+try: ring.barrier()
+except ring.HorovodInternalError as error: print("rank 0:", error)
+"""
+TORN = """
+import sys
+from pathlib import Path
+import torch
+import ring_notebook.torch as ring
+ring.init()
+path, step = Path(sys.argv[1]), int(sys.argv[2])
+state = ring.elastic.TorchState(epoch=3, w=torch.arange(4.0))
+state.keep_on_disk(path)
+state.commit()
+whole = path.read_bytes()
+refused = 0
+for at in range(0, len(whole), step):
+    for torn in (whole[:at], whole[:at] + bytes(len(whole) - at)):
+        path.write_bytes(torn)
+        fresh = ring.elastic.TorchState(epoch=0, w=torch.zeros(4))
+        try:
+            fresh.keep_on_disk(path)
+        except ring.HorovodInternalError: raise
+        except RuntimeError as error:
+            assert "the commit" in str(error) and "remove it" in str(error), error
+            refused += 1
+        else:
+            assert (fresh.epoch, fresh.w.tolist()) == (3, [0.0, 1.0, 2.0, 3.0]), at
+assert refused > len(whole) // step
+print("refused", refused)
+"""
+
+
+def job(program: str, *arguments: str, ranks: int = 2, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ring_notebook.launch.cli", "-np", str(ranks), "python", "-c", program]
+    environment = {**os.environ, **variables}
+    return subprocess.run(
+        [*command, *arguments], capture_output=True, text=True, timeout=100, check=False, env=environment
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALLOCATORS)
+def test_another_allocator_preloaded_beside_ours(name: str) -> None:
+    library = ctypes.util.find_library(ALLOCATORS[name])
+    if library is None:
+        pytest.skip(f"NOT TESTED with {name}: lib{ALLOCATORS[name]} is not installed")
+    done = job(TRAINS, LD_PRELOAD=library)
+    assert (done.returncode, done.stdout.split()) == (0, ["trained"] * 2), done.stderr
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """A control group with 700 MiB."""
+    path = GROUPS / f"ring-test-{os.getpid()}"
+    try:
+        path.mkdir()
+        (path / "memory.limit_in_bytes").write_text(str(700 << 20))
+    except OSError as error:
+        pytest.skip(f"NOT TESTED with the out-of-memory killer: no control group for memory ({error.strerror})")
+    yield path
+    path.rmdir()
+
+
+@pytest.mark.slow
+def test_the_out_of_memory_killer_at_work_on_one_rank(group: Path) -> None:
+    done = job(GREEDY, str(group))
+    assert done.returncode == 137, done.stderr
+    assert "rank 1 on" in (last := done.stderr.splitlines()[-1])
+    assert "out of memory" in last
+
+
+@pytest.mark.parametrize("step", [97, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_commit_torn_at_any_byte_is_refused(step: int, tmp_path: Path) -> None:
+    """Cut, or with zeros behind: the values that come out of it are those that went in, or none."""
+    done = job(TORN, str(tmp_path / "commit.pt"), str(step), ranks=1)
+    assert done.returncode == 0, done.stderr
