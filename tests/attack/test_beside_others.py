@@ -17,6 +17,7 @@ TRAINS = """
 import os, torch
 import ring_notebook.torch as ring
 ring.init()
+torch.manual_seed(0)
 model = torch.nn.Linear(3000, 1000)
 optimizer = ring.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
 for _ in range(20):
