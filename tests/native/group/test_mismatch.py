@@ -367,18 +367,15 @@ def test_a_number_that_is_no_dtype_or_reduction(number: int) -> None:
         piece, host = (0, 0, 0), (0, 0, 0)
         calls: dict[str, list[Callable[[], object]]] = {
             "dtype": [
-                lambda: native.allreduce(0, 0, (0,), number, 0, 0, 1.0, 1.0, "", 0.0),
                 lambda: native.reduce(True, [piece], [0], 0, number, host, 0, 1.0, 1.0, "", True, 0.0, (1, None)),
                 lambda: native.allgather(piece, [], [0], number, host, "", True, 0.0, (1, None)),
                 lambda: native.alltoall([piece], [], [0], [0], number, host, "", True, 0.0),
                 lambda: native.broadcast(piece, [0], 0, number, host, "", True, 0.0),
             ],
             "device": [
-                lambda: native.allreduce(0, 0, (0,), 0, number, 0, 1.0, 1.0, "", 0.0),
                 lambda: native.allgather(piece, [], [0], 0, (number, 0, 0), "", True, 0.0, (1, None)),
             ],
             "op": [
-                lambda: native.allreduce(0, 0, (0,), 0, 0, number, 1.0, 1.0, "", 0.0),
                 lambda: native.reduce(True, [piece], [0], 0, 0, host, number, 1.0, 1.0, "", True, 0.0, (1, None)),
                 lambda: native.step(piece, number, core().Update(), 0, 0, 0, "", 0.0),
             ],
