@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import ref
 
 from ring_notebook.config import config
@@ -30,6 +30,12 @@ class ReduceOp(enum.IntEnum):
     MIN = 3
     MAX = 4
     PRODUCT = 5
+
+
+class Guard(Protocol):
+    """What `Communicator.commit` needs of a guard."""
+
+    held: bool
 
 
 class Communicator(Activity):
@@ -273,6 +279,25 @@ class Communicator(Activity):
     def barrier(self, *, name: str = "", blocking: bool = True) -> Work:
         """Return when all ranks have called it."""
         return self._work(self._native.barrier(name, blocking, self._timeout), blocking)
+
+    def commit(self, guard: Guard, *, name: str = "") -> BaseException | None:
+        """Return when all ranks have called it. On one host it succeeds on all ranks, or raises on all of them.
+
+        ``guard.held`` is true as soon as it has succeeded, before another signal can be handled. Returns what has
+        ended this rank by then, such as the KeyboardInterrupt of a signal, for the caller to raise later.
+
+        Between hosts a host waits half a second after an abort for the messages of the others. What remains is a rank
+        or connection that dies while they are on their way: then ranks of one host may succeed and those of another
+        raise.
+        """
+        return self._native.commit(name, self._timeout, guard)
+
+    def be_patient(self, seconds: float) -> None:
+        """Have operations that are called from now on go on for ``seconds`` after an abort; 0 ends them at once.
+
+        For what all ranks have committed to. A rank that gives one up, or dies, ends it for all.
+        """
+        self._native.be_patient(seconds)
 
     def join(self) -> Work:
         """Contribute zeros to the others' allreduces until all ranks have joined (Horovod: ``join``)."""

@@ -289,6 +289,29 @@ void register_communicator(py::module_& module) {
             },
             py::arg("name"), py::arg("blocking"), py::arg("timeout"))
         .def(
+            "commit",
+            [](Communicator& self, std::string name, double timeout, const py::object& guard) -> py::object {
+                std::exception_ptr set_aside;
+                {
+                    const py::gil_scoped_release nogil;
+                    const ring::Spending spending(self.recorder());
+                    set_aside = self.commit(std::move(name), timeout, signal_check());
+                }
+                // Before the interpreter looks for signals again.
+                guard.attr("held") = true;
+                if (!set_aside) return py::none();
+                try {
+                    std::rethrow_exception(set_aside);
+                } catch (const py::error_already_set& error) {
+                    return error.value();
+                } catch (...) {  // the epoch has ended, which the next operation says
+                    return py::none();
+                }
+            },
+            py::arg("name"), py::arg("timeout"), py::arg("guard"),
+            "Sets guard.held where it has succeeded; returns the Python exception that ended this rank in it, if any.")
+        .def("be_patient", &Communicator::be_patient, py::arg("seconds"))
+        .def(
             "join",
             [](const std::shared_ptr<Communicator>& self, double timeout) {
                 return submit(self, make_request(ring::OpKind::Join, 0, kHost, {}, {}, ""), true, timeout);

@@ -85,7 +85,8 @@ Traffic agreement_traffic(OpKind kind, const Load& load) {
 Traffic traffic_of(const Path& path, const Load& load) {
     if (!path.between_hosts) return {};
     Traffic all = agreement_traffic(path.kind, load);
-    const bool headers_say_all = path.kind == OpKind::Barrier || path.kind == OpKind::Join;
+    const bool headers_say_all =
+        path.kind == OpKind::Barrier || path.kind == OpKind::Commit || path.kind == OpKind::Join;
     if (headers_say_all) return all;
     for (const Formula& one : kFormulas) {
         if (one.make != path.make) continue;

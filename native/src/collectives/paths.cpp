@@ -33,6 +33,7 @@ constexpr bool kHosts = true;
 const std::vector<Path> kHostMemory = {
     // operation          hosts      path        when             gates             bytes                           messages             maker
     {OpKind::Barrier,       kOneHost, "gate",     always,          "1",              "0",                            "0",                 make_nothing},
+    {OpKind::Commit,        kOneHost, "gate",     always,          "1",              "0",                            "0",                 make_nothing},
     {OpKind::Join,          kOneHost, "gate",     always,          "1",              "0",                            "0",                 make_join},
     {OpKind::Allreduce,     kOneHost, "adasum",   adasum,          "1+log2(p)",      "4*S+3*S*log2(p)",              "0",                 make_adasum},
     {OpKind::Allreduce,     kOneHost, "alone",    alone,           "1",              "2*S",                          "0",                 make_local_allreduce},
@@ -55,6 +56,7 @@ const std::vector<Path> kHostMemory = {
     {OpKind::Step,          kOneHost, "push",     always,          "2",              "2*S and the state",            "0",                 make_push_step},
 
     {OpKind::Barrier,       kHosts,   "eager",    always,          "2",              "0",                            "1",                 make_nothing},
+    {OpKind::Commit,        kHosts,   "eager",    always,          "2",              "0",                            "1",                 make_nothing},
     {OpKind::Join,          kHosts,   "eager",    always,          "2",              "0",                            "1",                 make_join},
     {OpKind::Allreduce,     kHosts,   "eager",    small,           "2",              "(l+h+3)*S",                    "1",                 make_eager},
     {OpKind::ReduceScatter, kHosts,   "eager",    small,           "2",              "(l+h+3)*S",                    "1",                 make_eager},

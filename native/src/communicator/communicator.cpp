@@ -14,6 +14,9 @@
 namespace ring {
 namespace {
 
+// A commit's messages between hosts may be overtaken by an abort of a rank that has it behind it.
+constexpr std::int64_t kCommitPatience = 500'000'000;  // ns
+
 constexpr int kLaneNumber = 1 << 16;  // above the numbers of groups
 
 std::exception_ptr dropped(const std::string& who, const Work& work) {
@@ -98,6 +101,27 @@ void Communicator::leave_with_epoch() noexcept {
 
 std::shared_ptr<Work> Communicator::run(Request request, double timeout, const Interruption& check) {
     std::shared_ptr<Work> work = make_work(std::move(request), timeout);
+    run(work, check);
+    return work;
+}
+
+std::exception_ptr Communicator::commit(std::string name, double timeout, const Interruption& check) {
+    Request request;
+    request.kind = OpKind::Commit;
+    request.name = std::move(name);
+    std::shared_ptr<Work> work = make_work(std::move(request), timeout);
+    if (fabric_) work->patience_ = std::max(work->patience_, kCommitPatience);
+    try {
+        run(work, check);
+    } catch (...) {
+        if (work->has_succeeded()) return std::current_exception();
+        throw;
+    }
+    work->get();
+    return work->set_aside_;
+}
+
+void Communicator::run(const std::shared_ptr<Work>& work, const Interruption& check) {
     std::optional<NamedLane::Joining> joining;
     if (work->request_.kind == OpKind::Join) {
         // Hosts have a wall clock in common, if any; the ranks of one host have a better one.
@@ -120,7 +144,7 @@ std::shared_ptr<Work> Communicator::run(Request request, double timeout, const I
             epoch_.progress->nudge();
             wait_launched(*work, 0, check);
             if (joining) joining->end(*work);
-            return work;
+            return;
         }
         inline_thread_ = std::this_thread::get_id();
     }
@@ -128,7 +152,6 @@ std::shared_ptr<Work> Communicator::run(Request request, double timeout, const I
     end_turn();
     if (fabric_ && epoch_.group->left()) leave_with_epoch();
     if (joining) joining->end(*work);
-    return work;
 }
 
 void Communicator::carry_out(Work& work, const Interruption& check) {

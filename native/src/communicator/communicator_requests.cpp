@@ -114,6 +114,7 @@ std::shared_ptr<Work> Communicator::prepare(Request request, double timeout) con
     if (targets_touch_inputs(request, index())) request.targets.clear();
     auto work = std::make_shared<Work>();
     work->deadline_ = deadline_after(timeout);
+    work->patience_ = patience_.load(std::memory_order_relaxed);
     work->mark_ = epoch_.recorder->now();
     if (epoch_.devices) work->late_ = epoch_.devices->late_failure();
     Header& header = work->header_;

@@ -92,6 +92,9 @@ void Communicator::fail(Work& work, std::exception_ptr error) noexcept {
     } catch (...) {  // the error stays what it was
         group_->abort(FixedText("rank %d ran out of memory in %s", rank(), to_string(work.request_.kind)));
     }
+    // Only behind the abort, so that who finds a commit ruled out has a reason.
+    const bool rules_out = ended && work.started_ && (work.header_.kind == OpKind::Commit || work.patience_ != 0);
+    const bool has_succeeded = rules_out && group_->rule_out(work.header_.sequence);
     if (ended) {
         announce_abort();
         work.algorithm_.reset();  // gives up what is on the link
@@ -100,7 +103,10 @@ void Communicator::fail(Work& work, std::exception_ptr error) noexcept {
         keep_tensors_until_quiet(work);
     }
     group_->set_state(RankState::Idle);
-    if (!device_ || !device_->fail(work.shared_from_this(), error)) work.finish(std::move(error));
+    if (has_succeeded && work.header_.kind == OpKind::Commit) {
+        work.set_aside_ = std::move(error);
+        work.finish(nullptr);
+    } else if (!device_ || !device_->fail(work.shared_from_this(), error)) work.finish(std::move(error));
     if (ended && epoch_.fabric) epoch_.fabric->notices().send_due();  // there may be memory now
 }
 

@@ -42,7 +42,8 @@ void Work::finish(std::exception_ptr error) noexcept {
 }
 
 void Communicator::begin(Work& work) {
-    if (group_->aborted()) throw Aborted(group_->abort_reason());
+    group_->be_patient(work.patience_);
+    if (group_->stops()) throw Aborted(group_->abort_reason());
     if (work.first_) work.first_->get();  // all ranks leave out what follows it where it has failed
     work.first_.reset();
     Header& header = work.header_;
@@ -87,6 +88,7 @@ void Communicator::move_to_ring(Work& work) {
 }
 
 Communicator::Served Communicator::attempt(Work& work) {
+    group_->be_patient(work.patience_);  // nothing else is carried out in the group meanwhile
     if (work.moved_all_) return complete(work);
     if (!work.polling_) {
         if (!group_->released(work.gate_)) {
@@ -177,7 +179,7 @@ Communicator::Served Communicator::complete(Work& work) {
         // What another host sent after it had given up may be anything; it has said before that it did. So notices that
         // are on their way are read first.
         work.polling_ = !epoch_.fabric->notices().read(*epoch_.group);
-        if (group_->aborted()) throw Aborted(group_->abort_reason());
+        if (group_->stops()) throw Aborted(group_->abort_reason());
         if (work.polling_) return Served::Polling;
     }
     if (work.header_.kind == OpKind::Join && work.result_.last_joined < 0 && !work.joined_for_once_) {
@@ -185,6 +187,9 @@ Communicator::Served Communicator::complete(Work& work) {
         begin(work);  // the others did something else; keep taking part until all have joined
         return Served::Moved;
     }
+    // Another rank may have given up when this one had passed the gate.
+    if (work.header_.kind == OpKind::Commit && !group_->decide(work.header_.sequence))
+        throw Aborted(group_->abort_reason());
     end(work);
     return Served::Done;
 }

@@ -32,6 +32,10 @@ std::string shape_text(const Header& header) {
     return text + "]";
 }
 
+bool brings_nothing(OpKind kind) {
+    return kind == OpKind::Barrier || kind == OpKind::Commit || kind == OpKind::Join;
+}
+
 bool reduces(OpKind kind) { return kind == OpKind::Allreduce || kind == OpKind::ReduceScatter || kind == OpKind::Step; }
 
 bool same_shape(const Header& a, const Header& b, int from) {
@@ -83,7 +87,7 @@ Difference difference(const Header& a, const Header& b) {
         return differ([](const Header& one) { return std::string(to_string(one.kind)); }, "called", kSameOrder);
     if (a.name[0] != '\0' && b.name[0] != '\0' && std::strncmp(a.name, b.name, kNameBytes) != 0)
         return differ([](const Header& one) { return "the name" + quoted_name(one); }, "passed", kSameOrder);
-    if (a.kind == OpKind::Barrier || a.kind == OpKind::Join) return {};
+    if (brings_nothing(a.kind)) return {};
     if (a.kind == OpKind::Group) {
         if (a.layout == b.layout) return {};
         return {true, "its own list of ranks", "another one", "passed", same("ranks in the same order")};
@@ -136,9 +140,9 @@ std::string disagreement(const std::vector<Header>& headers, const std::vector<i
     return "";
 }
 
-// Barriers, and sums, to which a joined rank adds nothing.
+// Barriers and commits, and sums, to which a joined rank adds nothing.
 bool works_with_joined(const Header& header) {
-    return header.kind == OpKind::Barrier ||
+    return header.kind == OpKind::Barrier || header.kind == OpKind::Commit ||
            (header.kind == OpKind::Allreduce && (header.op == ReduceOp::Sum || header.op == ReduceOp::Average));
 }
 
@@ -198,7 +202,7 @@ std::string describe_fully(const Header& header) {
     text << to_string(header.kind);
     if (reduces(header.kind)) text << ' ' << to_string(header.op);
     text << quoted_name(header);
-    if (header.kind == OpKind::Barrier || header.kind == OpKind::Join) return text.str();
+    if (brings_nothing(header.kind)) return text.str();
     if (header.kind == OpKind::Group) return text.str() + " of " + std::to_string(header.count) + " ranks";
     text << ' ' << tensor_text(header);
     if (header.operations != 1) text << ", one of " << int{header.operations};

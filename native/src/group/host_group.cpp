@@ -142,8 +142,29 @@ void HostGroup::wake_all() const noexcept {
     for (int i = 0; i < size(); ++i) domain_->slot(members_.local[static_cast<std::size_t>(i)]).bell.ring();
 }
 
+bool HostGroup::decide(std::uint64_t sequence) noexcept {
+    std::uint64_t last = block_->decided.load(std::memory_order_seq_cst);
+    while (last < sequence)  // which it is not once they are ruled out
+        if (block_->decided.compare_exchange_weak(last, sequence, std::memory_order_seq_cst)) return true;
+    return (last & ~kRuledOut) >= sequence;
+}
+
+bool HostGroup::rule_out(std::uint64_t sequence) noexcept {
+    return (block_->decided.fetch_or(kRuledOut, std::memory_order_seq_cst) & ~kRuledOut) >= sequence;
+}
+
+bool HostGroup::is_out_of_patience() const noexcept {
+    const std::int64_t patience = patience_.load(std::memory_order_relaxed);
+    if (patience == 0 || (block_->decided.load(std::memory_order_seq_cst) & kRuledOut) != 0) return true;
+    const std::int64_t now = monotonic_ns();
+    std::int64_t since = 0;
+    if (aborted_at_.compare_exchange_strong(since, now, std::memory_order_relaxed)) since = now;
+    return now - since >= patience;
+}
+
 void HostGroup::check_alive(std::uint64_t gate, bool look_for_dead) {
-    if (aborted()) throw Aborted(abort_reason());
+    bool is_missing = false;
+    if (stops()) throw Aborted(abort_reason());
     departures_seen_ = epoch_block_->departures.load(std::memory_order_seq_cst);
     for (int i = 0; i < size() && !released(gate); ++i) {
         if (i == index()) continue;
@@ -155,7 +176,9 @@ void HostGroup::check_alive(std::uint64_t gate, bool look_for_dead) {
         // After those: it may have arrived just before.
         const bool arrived = mailbox(i).arrivals.load(std::memory_order_seq_cst) >= gate;
         const auto blame = [&](const std::string& what) {
-            if (!released(gate)) abort("rank " + std::to_string(members_.ranks[static_cast<std::size_t>(i)]) + what);
+            if (released(gate)) return;
+            is_missing = true;
+            abort("rank " + std::to_string(members_.ranks[static_cast<std::size_t>(i)]) + what);
         };
         if (!arrived && left) {
             blame(" has left (its cell or script ended) while others wait for it");
@@ -168,7 +191,7 @@ void HostGroup::check_alive(std::uint64_t gate, bool look_for_dead) {
             blame(" (process " + std::to_string(slot.pid) + ") has died");
         }
     }
-    if (aborted()) throw Aborted(abort_reason());
+    if (is_missing || stops()) throw Aborted(abort_reason());
 }
 
 void HostGroup::check_members() {
@@ -208,9 +231,10 @@ const char* HostGroup::abort_reason() const noexcept {
 
 HostGroup::Moving::Moving(HostGroup& group, SharedAtomic<std::uint32_t> Mailbox::* mark)
     : mark_(group.mailbox(group.index()).*mark) {
-    // Pairs with abort() + wait_quiet(): either the aborter sees `busy`, or this sees the abort.
+    // Pairs with abort() or rule_out(), and wait_quiet(): either the one that gives up sees `busy`, or this sees that
+    // it has given up.
     mark_.store(1, std::memory_order_seq_cst);
-    if (group.aborted()) {
+    if (mark == &Mailbox::busy ? group.stops() : group.aborted()) {
         mark_.store(0, std::memory_order_seq_cst);
         throw Aborted(group.abort_reason());
     }

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ring_notebook.api.process_sets import ProcessSet
 from ring_notebook.api.reduction import Reduction
@@ -17,6 +18,7 @@ from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.torch.collectives.start_allreduce import start
 from ring_notebook.torch.compression import Compressor
 from ring_notebook.torch.optimizer.wrapper import Wrapper, once
+from ring_notebook.torch.steps.committed import committed
 
 __all__ = ["AdasumOptimizer"]
 
@@ -42,14 +44,26 @@ class AdasumOptimizer(Wrapper):
         parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
         starts = [p.detach().clone() for p in parameters]
         with self._unscaled(self._process_set) as overflowed:
-            overflow = overflowed()
-            loss = None if overflow else super().step(closure)
-        self._mark_stepped()
-        if overflow or not self._process_set.included() or self._process_set.size() == 1:
-            return loss
+            if overflowed():
+                self._mark_stepped()
+                return None
+            # From the commit on no rank is left out: the others need its step.
+            with committed(self._process_set):
+                loss = super().step(closure)
+                try:
+                    if self._process_set.included() and self._process_set.size() > 1:
+                        self._combine(parameters, starts)
+                except BaseException:
+                    for parameter, begin in zip(parameters, starts, strict=True):
+                        parameter.copy_(begin)
+                    raise
+                self._mark_stepped()
+        return loss
+
+    def _combine(self, parameters: list[Tensor], starts: list[Tensor]) -> None:
+        """Put the combination of all ranks' steps in the place of this rank's."""
         pairs = [self._compression.compress(p - begin) for p, begin in zip(parameters, starts, strict=True)]
         how = Reduction(ReduceOp.ADASUM, 1.0, 1.0, self._process_set)
         deltas = start([wire for wire, _ in pairs], how, "Adasum steps", blocking=True).wait()
         for p, begin, delta, (_, ctx) in zip(parameters, starts, deltas, pairs, strict=True):
             p.copy_(begin + self._compression.decompress(delta, ctx))
-        return loss

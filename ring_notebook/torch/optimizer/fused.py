@@ -34,6 +34,7 @@ from ring_notebook.torch.optimizer.fused_rules import (
     update_fields,
 )
 from ring_notebook.torch.optimizer.wrapper import Wrapper, average_loss
+from ring_notebook.torch.steps.committed import committed
 from ring_notebook.torch.tensors import buffer_of, from_bytes
 from ring_notebook.torch_private import private
 
@@ -126,9 +127,10 @@ class FusedOptimizer(Wrapper):
             check_options(group)
             flat.check(self._communicator.rank)
         with self._unscaled(self._process_set) as overflowed:
-            if not overflowed():
+            if overflowed():
+                self._mark_stepped()
+            else:
                 self._update()
-        self._mark_stepped()
         return result
 
     def _update(self) -> None:
@@ -143,21 +145,26 @@ class FusedOptimizer(Wrapper):
         if len(self._flats) > 1 or self._mates is not self._communicator:
             sizes = [{"elements": flat.values.numel()} for flat in self._flats]
             check_same_options([one | size for one, size in zip(fields, sizes, strict=True)], self._process_set)
-        for written, flat in enumerate(self._flats):
-            try:
-                self._write(flat, states[written], fields[written])
-            except BaseException as error:
-                # The native step compares headers before it writes: a mismatch in the first group changes nothing.
-                self._torn = written > 0 or not isinstance(error, CollectiveMismatch)
-                raise
-
-    def _write(self, flat: FlatGroup, state: list[Tensor], fields: dict[str, Any]) -> None:
-        update, options = update_options(fields)
-        gradients, op = buffer_of(flat.gradients), self._op
+        op = self._op
         if self._mates is not self._communicator:
-            self._communicator.allreduce([gradients], [gradients], op=op, name="gradients")
+            for flat in self._flats:
+                gradients = buffer_of(flat.gradients)
+                self._communicator.allreduce([gradients], [gradients], op=op, name="gradients")
             op = ReduceOp.MAX  # of equal numbers, which gives just that on hosts with any number of ranks
-        self._mates.step(gradients, buffer_of(flat.values), update, options, state, op=op)
+        # From the commit on no rank is left out: each writes its part of the parameters of all.
+        with committed(self._process_set, self._mates):
+            for written, flat in enumerate(self._flats):
+                try:
+                    self._write(flat, states[written], fields[written], op)
+                except BaseException as error:
+                    # The native step compares headers before it writes: a mismatch in the first group changes nothing.
+                    self._torn = written > 0 or not isinstance(error, CollectiveMismatch)
+                    raise
+            self._mark_stepped()
+
+    def _write(self, flat: FlatGroup, state: list[Tensor], fields: dict[str, Any], op: ReduceOp) -> None:
+        update, options = update_options(fields)
+        self._mates.step(buffer_of(flat.gradients), buffer_of(flat.values), update, options, state, op=op)
         flat.give_values()
         flat.state, flat.whole = state, None
         flat.steps += 1

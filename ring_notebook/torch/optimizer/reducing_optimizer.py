@@ -12,6 +12,7 @@ import torch
 from ring_notebook.api.arguments import check_passes
 from ring_notebook.torch.optimizer.gradient_reducer import GradientReducer
 from ring_notebook.torch.optimizer.wrapper import Wrapper, average_loss, once
+from ring_notebook.torch.steps.committed import all_or_none, committed
 
 __all__ = ["ReducingOptimizer"]
 
@@ -96,18 +97,17 @@ class ReducingOptimizer(Wrapper):
         over all ranks, so that optimizers that search by it take the same turns everywhere.
         """
         self._check_newest()
-        between, self._seen = self._is_between_steps(), (self._seen + 1) % self._micro_batches
-        if between and closure is None:
+        if self._is_between_steps() and closure is None:
+            self._seen += 1
             return None
-        keeps, self._step_keeps_gradients = self._skipping or self._step_keeps_gradients, False
+        process_set = self._reducer.how.process_set
+        keeps = self._skipping or self._step_keeps_gradients
         if hasattr(self, "found_inf") and closure is None:
-            result = self._step_for_scaler(keeps)
-        elif keeps:
-            self._synchronized = False
-            result = super().step(closure)
-        elif closure is not None:
-            result = super().step(self._reducing(closure))
-        else:
+            return self._step_for_scaler(keeps)
+        if closure is not None:
+            with all_or_none(self, process_set, self._end_step):
+                return super().step(closure if keeps else self._reducing(closure))
+        if not keeps:
             if self._synchronized and not self._warned:
                 self._warned = True
                 warnings.warn(
@@ -116,10 +116,16 @@ class ReducingOptimizer(Wrapper):
                     stacklevel=2,
                 )
             self.synchronize()
-            self._synchronized = False
+        with committed(process_set):
             result = super().step()
-        self._mark_stepped()
+            self._end_step()
         return result
+
+    def _end_step(self) -> None:
+        """Note a step that all ranks make."""
+        self._synchronized = self._step_keeps_gradients = False
+        self._seen = 0
+        self._mark_stepped()
 
     def _step_for_scaler(self, keeps: bool) -> Any:
         """A step that a GradScaler calls: unscale, reduce, and update unless there is an inf on some rank.
@@ -134,11 +140,15 @@ class ReducingOptimizer(Wrapper):
                     "within optimizer.skip_synchronize()"
                 )
             self._reducer.waits_for_step = True
-        with self._unscaled(self._reducer.how.process_set) as overflowed:
+        process_set = self._reducer.how.process_set
+        with self._unscaled(process_set) as overflowed:
             if not keeps:
                 self.synchronize()  # also after an overflow, so that all ranks end the round
-            self._synchronized = False
-            return None if overflowed() else super().step()
+            overflow = overflowed()
+            with committed(process_set):
+                result = None if overflow else super().step()
+                self._end_step()
+        return result
 
     def _reducing(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         def reducing() -> Any:

@@ -28,7 +28,8 @@ MAY_IMPORT = {
     "api/elastic": {"api", "core", "ground"},
     "torch": {"api", "core", "core/logged", "ground"},
     "torch/collectives": {"torch", "api", "core", "ground"},
-    "torch/optimizer": {"torch/collectives", "torch", "api", "api/buckets", "core", "ground"},
+    "torch/steps": {"torch/collectives", "torch", "api", "core", "ground"},
+    "torch/optimizer": {"torch/steps", "torch/collectives", "torch", "api", "api/buckets", "core", "ground"},
     "torch/process_group/stores": {"torch", "core", "rank", "ground"},
     "torch/process_group": {
         "torch/process_group/stores",
@@ -51,6 +52,7 @@ MAY_IMPORT = {
         "files",
         "torch/process_group/run_groups",
         "torch/optimizer",
+        "torch/steps",
         "torch/collectives",
         "torch",
         "api",

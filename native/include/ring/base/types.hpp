@@ -43,8 +43,9 @@ enum class OpKind : std::uint8_t {
     Step = 8,
     Send = 9,
     Receive = 10,
+    Commit = 11,
 };
-constexpr int kOpKinds = 11;
+constexpr int kOpKinds = 12;
 
 std::size_t item_size(DType dtype);
 const char* to_string(DType dtype);

@@ -58,6 +58,7 @@ class Work : public std::enable_shared_from_this<Work> {
     bool must_keep() const { return must_keep_; }
     // Rethrows the error of a failed operation.
     void get() const;
+    bool has_succeeded() const { return state_.load(std::memory_order_seq_cst) == State::Done; }
     Result& result() { return result_; }
     std::string describe() const { return ring::describe(header_); }
     // Done: how much of the time since `begin` it waited for ranks that had not come, before any data moved.
@@ -96,6 +97,7 @@ class Work : public std::enable_shared_from_this<Work> {
     bool polling_ = false;       // waits for the link and not for a gate
     bool moved_all_ = false;     // only notices that are on their way may still fail it
     std::int64_t deadline_ = 0;  // monotonic ns, 0 for none
+    std::int64_t patience_ = 0;  // ns for which it goes on after an abort
     std::int64_t next_check_ = 0;
     std::int64_t blocked_ = 0;      // when it was first seen to wait for other ranks; 0 when all had come
     std::int64_t released_ = 0;     // when all had come
@@ -113,6 +115,7 @@ class Work : public std::enable_shared_from_this<Work> {
 
     std::atomic<State> state_{State::Pending};
     std::exception_ptr error_;
+    std::exception_ptr set_aside_;  // what ended a commit on this rank when it had succeeded
     Doorbell bell_;
 };
 
@@ -146,6 +149,17 @@ class Communicator {
     // to launch it on a device.
     // `timeout` in seconds, 0 for none; `check` is called while it waits and may throw.
     std::shared_ptr<Work> run(Request request, double timeout, const Interruption& check);
+    // Returns when all ranks have called it, as a barrier. What makes it a commit: on one host it succeeds on all ranks
+    // or throws on all of them, whatever ends them meanwhile. Returns what has ended this rank when the commit had
+    // succeeded, null for nothing; the caller throws it later. Between hosts no exchange can decide for all at one
+    // moment: there a host gives the messages of the others some time after an abort, and what is left open is the death
+    // of a rank, or of a link, while they are on their way.
+    std::exception_ptr commit(std::string name, double timeout, const Interruption& check);
+    // Operations that are called from now on go on for so many seconds after an abort, unless a rank that takes part
+    // gives them up or dies; 0, the default, ends them at once. For what all ranks have committed to.
+    void be_patient(double seconds) {
+        patience_.store(static_cast<std::int64_t>(seconds * 1e9), std::memory_order_relaxed);
+    }
     // `run` of an allreduce that fits the mailboxes of one host, where nothing is queued; false, and nothing is done,
     // for all others. `before_wait` is called once unless the others have come by then.
     bool allreduce_small(const SmallAllreduce& call, double timeout, const Interruption& check,
@@ -226,6 +240,7 @@ class Communicator {
                  Epoch epoch);
     // What the named lane of `owner` carries its operations out on.
     Communicator(const Communicator& owner, std::shared_ptr<HostGroup> group, std::shared_ptr<Fabric> fabric);
+    void run(const std::shared_ptr<Work>& work, const Interruption& check);
     std::shared_ptr<Work> make_work(Request request, double timeout) const;
     std::shared_ptr<Work> prepare(Request request, double timeout) const;
     void validate(const Request& request) const;
@@ -306,6 +321,7 @@ class Communicator {
     std::thread::id inline_thread_;  // carries an operation out in its caller; none when there is none
     std::atomic<bool> closed_{false};
     std::atomic<bool> in_order_{false};  // whatever their names
+    std::atomic<std::int64_t> patience_{0};  // ns, of operations that are called from now on
     Doorbell idle_;                      // rings when an operation has ended
     std::unique_ptr<NamedLane> named_;
     std::unique_ptr<DeviceSide> device_;  // null where tensors on devices are refused

@@ -21,6 +21,7 @@ enum class RankState : std::uint32_t { Idle = 0, Waiting = 1, Moving = 2, Left =
 const char* to_string(RankState state);
 
 constexpr std::size_t kReasonBytes = 4096;
+constexpr std::uint64_t kRuledOut = std::uint64_t{1} << 63;
 // A staged operation fills one segment while the one before is reduced and the one before that is copied out.
 constexpr std::size_t kSegmentSlots = 3;
 
@@ -58,6 +59,8 @@ struct GroupBlock {
     alignas(64) SharedAtomic<std::uint64_t> released{0};
     // Where the block of the lane lies that carries out what has a name; some member reserves it when one is given.
     SharedAtomic<std::uint64_t> lane{kNowhere};
+    // Sequence of the last commit that has succeeded, and kRuledOut once no later one can.
+    SharedAtomic<std::uint64_t> decided{0};
     SharedAtomic<std::uint64_t> ticket{0};  // of the operation on devices whose gate was released last; see Tickets
     // Only the block of an epoch uses these; its groups share them.
     alignas(64) SharedAtomic<std::uint32_t> aborted{0};  // 1: someone writes the reason, 2: it can be read

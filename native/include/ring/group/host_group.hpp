@@ -127,13 +127,25 @@ class HostGroup {
     void wake_all() const noexcept;
     // Whether waiting for `gate` is over for any reason.
     bool ready(std::uint64_t gate) const {
-        return released(gate) || aborted() ||
+        return released(gate) || stops() ||
                epoch_block_->departures.load(std::memory_order_seq_cst) != departures_seen_;
     }
     // Throws Aborted when the epoch has ended or a member that has not arrived at `gate` has left or died.
     void check_alive(std::uint64_t gate, bool look_for_dead);
     // Throws Aborted when the epoch has ended or a member has died that had not left.
     void check_members();
+
+    // --- commits: operations that succeed for all members of this host or for none ---
+    // Every member that has passed the gate of a commit calls `decide`, and every member that gives it up `rule_out`.
+    // Whichever of the two is first counts for all, and both return whether the commit has succeeded. Ruled out are
+    // all later commits too.
+    bool decide(std::uint64_t sequence) noexcept;
+    bool rule_out(std::uint64_t sequence) noexcept;
+    // For so long after an abort, what this rank carries out goes on: operations between two commits, and commits
+    // between hosts. A member that gives up meanwhile rules out commits first, which ends those of the others.
+    void be_patient(std::int64_t ns) noexcept { patience_.store(ns, std::memory_order_relaxed); }
+    // Whether the operation that this rank carries out has to end.
+    bool stops() const noexcept { return aborted() && is_out_of_patience(); }
 
     // --- memory that belongs to member `rank` of the group ---
     std::byte* inline_slot(int member, std::uint64_t sequence) const;
@@ -166,7 +178,7 @@ class HostGroup {
     bool claim_announcement() noexcept { return epoch_block_->announced.exchange(1, std::memory_order_acq_rel) == 0; }
     // Valid as long as the group.
     const char* abort_reason() const noexcept;
-    // While a guard lives, other ranks' memory may be touched; none can be made once the epoch has been aborted.
+    // While a guard lives, other ranks' memory may be touched; none can be made once the operation has to end.
     class Moving {
        public:
         // One thread at a time carries operations out, and one at a time messages: each has its own mark.
@@ -196,6 +208,7 @@ class HostGroup {
     std::string missing(std::uint64_t gate) const;
 
    private:
+    bool is_out_of_patience() const noexcept;
     Mailbox& mailbox(int member) const { return reference_->mailbox(member); }
     const Room& room() const { return room_; }
 
@@ -212,6 +225,8 @@ class HostGroup {
     SpinPolicy spin_;
     std::uint64_t arrivals_ = 0;
     std::uint32_t departures_seen_ = 0;
+    std::atomic<std::int64_t> patience_{0};             // ns
+    mutable std::atomic<std::int64_t> aborted_at_{0};  // when this rank saw it first, while it was patient
     std::atomic<bool> left_{false};
     Staging staging_;
 };

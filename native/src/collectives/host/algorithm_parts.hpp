@@ -23,12 +23,12 @@ void for_range(const std::vector<Piece>& pieces, std::uint64_t begin, std::uint6
 }
 
 // Calls visit(part) for the parts of a range of elements. A rank that ends the epoch waits until no rank touches its
-// memory: so no part is large, and none begins after an abort.
+// memory: so no part is large, and none begins once the operation has to end.
 template <class Visit>
 void in_parts(const HostGroup& group, const Range& range, std::size_t item, Visit&& visit) {
     constexpr std::size_t most = std::size_t{16} << 20;  // bytes
     for (std::uint64_t begin = range.begin; begin < range.end; begin += most / item) {
-        if (begin > range.begin && group.aborted()) throw Aborted(group.abort_reason());
+        if (begin > range.begin && group.stops()) throw Aborted(group.abort_reason());
         visit(Range{begin, std::min(range.end, begin + most / item)});
     }
 }

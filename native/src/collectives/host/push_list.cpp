@@ -30,7 +30,7 @@ class PushList : public GatedAlgorithm {
     }
 
     void reduce(int piece, const Range& range, std::size_t item) {
-        if (group_.aborted()) throw Aborted(group_.abort_reason());
+        if (group_.stops()) throw Aborted(group_.abort_reason());
         in_parts(group_, range, item, [&](const Range& part) {
             const auto place = [&](std::uint64_t offset) {
                 if (!group_.domain().contains(offset + part.begin * item, part.size() * item))

@@ -1,0 +1,144 @@
+"""Optimizer steps that all ranks make or none: ranks commit to a step, and an interrupt waits until it is made."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from _thread import start_new_thread
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from time import sleep
+from types import FrameType
+from typing import Any
+
+from ring_notebook.core import world
+from ring_notebook.core.communicator import Communicator
+
+__all__ = ["COMMIT", "LONGEST_HOLD", "StepGuard", "step_guard"]
+
+COMMIT = "optimizer step"
+"""The name of the operation, in errors and timelines."""
+LONGEST_HOLD = 1.0
+"""Seconds for which an interrupt waits for a step, and a step for ranks that an abort has ended."""
+
+_main = threading.main_thread()
+
+
+class StepGuard:
+    """Holds interrupts (SIGINT) back while ``held``.
+
+    It stands before the handler that is there, Python's own or an engine's, from the first step of an epoch to its end.
+    Python handles signals on its main thread only, so steps that other threads make need no guard.
+    """
+
+    def __init__(self) -> None:
+        self.held = False
+        self._steps_at: FrameType | None = None  # the frame that has to be left for a hold that nobody releases
+        self._before: Callable[[int, FrameType | None], Any] | None = None
+        self._handler = self._on_signal
+        self._pending = False  # a signal that waits for the step
+        self._expired = False  # it has waited for long enough, and comes again
+        self._steps = 0  # so far
+
+    @contextmanager
+    def committed(self, communicator: Communicator, others: Sequence[Communicator] = ()) -> Iterator[None]:
+        """Commit with the ranks of ``communicator``, then hold interrupts back while the block makes the step.
+
+        Raises what a collective raises, on all ranks, where some rank does not come; the block is not begun then. In it
+        operations of ``communicator`` and ``others`` go on for `LONGEST_HOLD` after an abort.
+        """
+        set_aside = self._commit(communicator)
+        patient = (communicator, *others)
+        try:
+            for one in patient:
+                one.be_patient(LONGEST_HOLD)
+            yield
+        finally:
+            for one in patient:
+                one.be_patient(0.0)
+            self.release(set_aside)
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """Hold interrupts back within the block, without a commit."""
+        self._stand_before()
+        self.held = threading.current_thread() is _main
+        try:
+            yield
+        finally:
+            self.release()
+
+    def begin(self, communicator: Communicator, frame: FrameType) -> BaseException | None:
+        """Commit, and hold interrupts back until `release`, or until ``frame`` has ended without that.
+
+        Returns what `release` has to raise.
+        """
+        set_aside = self._commit(communicator)
+        self._steps_at = frame
+        return set_aside
+
+    def release(self, set_aside: BaseException | None = None) -> None:
+        """Raise the interrupt that has been held back, or ``set_aside``, if there is one."""
+        self.held, self._steps_at = False, None
+        self._steps += 1
+        pending, self._pending = self._pending, False
+        if pending and self._before is not None:
+            self._before(signal.SIGINT, sys._getframe())
+        if set_aside is not None:
+            raise set_aside
+
+    def _commit(self, communicator: Communicator) -> BaseException | None:
+        if threading.current_thread() is not _main:
+            return communicator.commit(_Nobody(), name=COMMIT)
+        self._stand_before()
+        return communicator.commit(self, name=COMMIT)
+
+    def _stand_before(self) -> None:
+        if threading.current_thread() is not _main:
+            return
+        handler = signal.getsignal(signal.SIGINT)
+        if handler is not self._handler and callable(handler):
+            self._before = handler
+            signal.signal(signal.SIGINT, self._handler)
+            world.at_close(self._stand_down)
+
+    def _stand_down(self) -> None:
+        if threading.current_thread() is _main and signal.getsignal(signal.SIGINT) is self._handler:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        assert self._before is not None
+        expired, self._expired = self._expired, False
+        if expired and not self._pending:  # the step has ended meanwhile, and has raised
+            return
+        if self.held and not expired and not self._is_left(frame):
+            if not self._pending:
+                self._pending = True
+                # Not by threading, whose lock this thread may hold.
+                start_new_thread(self._expire, (self._steps,))
+            return
+        self.held, self._pending, self._steps_at = False, False, None
+        self._before(number, frame)
+
+    def _is_left(self, frame: FrameType | None) -> bool:
+        """Whether a step that would have released this has raised instead."""
+        if self._steps_at is None:
+            return False
+        while frame is not None and frame is not self._steps_at:
+            frame = frame.f_back
+        return frame is None
+
+    def _expire(self, step: int) -> None:
+        sleep(LONGEST_HOLD)
+        if self._pending and self._steps == step:
+            self._expired = True
+            signal.pthread_kill(_main.ident or 0, signal.SIGINT)
+
+
+class _Nobody:
+    held = False
+
+
+step_guard = StepGuard()
+"""That of this process: it has one main thread."""

@@ -1,0 +1,246 @@
+"""One training that is interrupted, fails and loses ranks again and again: all ranks have made the same steps.
+
+Each step takes the batch whose number is the count of steps made before it, so what a single process does with the same
+batches in the same order is known.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import torch
+
+from harness.waiting import until
+from ring_notebook.errors import ClusterError, CollectiveAborted, CollectiveMismatch
+from ring_notebook.notebook.cluster.cluster import Cluster
+
+__all__ = ["ENDS", "TRAININGS", "Training"]
+
+_MODEL = """
+import os, random, threading, time
+import torch
+from torch import nn
+torch.set_num_threads(1)
+rank, size = ring.rank(), ring.size()
+
+def batch(number, rank):
+    random = torch.Generator().manual_seed(1000 * number + rank)
+    x = torch.randn(6, 8, generator=random)
+    return x, x.square().sum(1, keepdim=True)
+
+def make():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+
+def loss_of(number, rank):
+    x, y = batch(number, rank)
+    return nn.functional.mse_loss(model(x), y)
+
+def note(optimizer):
+    optimizer.register_step_post_hook(lambda *_: made.append(len(made)))
+"""
+_STEP = """
+def step():
+    optimizer.zero_grad()
+    loss = loss_of(len(made), rank)
+    HERE
+    loss.backward()
+    HERE
+    optimizer.step()
+"""
+_SGD = "torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)"
+_ADAM = "torch.optim.Adam(model.parameters(), lr=0.01)"
+_PREPARE = """
+if "made" not in globals():
+    made, model = [], make()
+    optimizer = {optimizer}
+    note(optimizer)
+model, optimizer = ring.prepare(model, optimizer{options})
+"""
+
+
+def _prepared(optimizer: str, step: str = _STEP, options: str = "") -> tuple[str, str]:
+    return _PREPARE.format(optimizer=optimizer, options=options), step
+
+
+TRAININGS: dict[str, tuple[str, str]] = {
+    "sgd": _prepared(_SGD),
+    "adam": _prepared(_ADAM),
+    "fused": _prepared(_ADAM, options=", fused=True"),
+    "accumulate": _prepared(
+        _SGD,
+        """
+def step():
+    for part in range(3):
+        optimizer.zero_grad()
+        x, y = batch(len(made), rank)
+        loss = nn.functional.mse_loss(model(x[part::3]), y[part::3])
+        HERE
+        loss.backward()
+        HERE
+        optimizer.step()
+""",
+        ", accumulate=3",
+    ),
+    "synchronize": _prepared(
+        _SGD,
+        """
+def step():
+    optimizer.zero_grad()
+    loss_of(len(made), rank).backward()
+    HERE
+    optimizer.synchronize()
+    HERE
+    nn.utils.clip_grad_norm_(model.parameters(), 1e9)
+    with optimizer.skip_synchronize():
+        optimizer.step()
+""",
+    ),
+    "scaler": _prepared(
+        _SGD,
+        """
+scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+def step():
+    optimizer.zero_grad()
+    loss = loss_of(len(made), rank)
+    HERE
+    scaler.scale(loss).backward()
+    HERE
+    scaler.step(optimizer)
+    scaler.update()
+""",
+    ),
+    "lbfgs": _prepared(
+        "torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4, history_size=5)",
+        """
+def step():
+    def closure():
+        optimizer.zero_grad()
+        loss = loss_of(len(made), rank)
+        HERE
+        loss.backward()
+        return loss
+    optimizer.step(closure)
+""",
+    ),
+    "ddp": _prepared(_SGD, options=', strategy="ddp"'),
+}
+"""What makes model and optimizer, unless they are there, and what defines a step. Ranks end at ``HERE``."""
+
+_LOOP = """
+ends = random.Random(SEED)
+who, when, place = ends.randrange(size), ends.randrange(3, 40), ends.randrange(2)
+begun = len(made)
+def here():
+    global places
+    places += 1
+    if rank == who and END: raise ValueError("boom")
+places = 0
+while len(made) - begun < STEPS: step()
+"""
+ENDS: dict[str, tuple[str, tuple[type[BaseException], ...]]] = {
+    "is interrupted": ("False", (KeyboardInterrupt,)),
+    "raises": ("places > when", (ValueError,)),
+    "is killed": ("False", (ClusterError,)),
+    "disagrees": ("places > when and ring.allreduce(torch.ones(7)) is None", (CollectiveMismatch, CollectiveAborted)),
+}
+"""The condition on which a rank raises, and what the run ends with."""
+
+
+class Training:
+    """One of `TRAININGS` on a cluster."""
+
+    def __init__(self, cluster: Cluster, name: str, seed: int = 0) -> None:
+        self.cluster, self.name = cluster, name
+        self.random = random.Random(seed)
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Make what a rank lacks, on all ranks."""
+        self.cluster.run(_MODEL + TRAININGS[self.name][0]).wait()
+
+    def run(self, end: str = "", steps: int = 10**9) -> str:
+        """Train until ``end`` happens at a moment drawn by the seed, or for so many steps; what the ranks printed."""
+        condition, errors = ENDS[end] if end else ("False", ())
+        loop = _LOOP.replace("END", condition).replace("SEED", str(self.random.random())).replace("STEPS", str(steps))
+        body = TRAININGS[self.name][1].replace("HERE", "here()")
+        moment = self.random.random() * 0.1
+        kills = f"if rank == {self.random.randrange(self.cluster.n)}: " + (
+            f"threading.Timer({moment}, os.kill, (os.getpid(), 9)).start()" if end == "is killed" else "pass"
+        )
+        run = self.cluster.run(f"{body}\n{kills}\n{loop}")
+        if end == "is interrupted":
+            size = self.cluster.n
+            until(lambda: run.done or [status.line > 0 for status in run.log.statuses().values()] == [True] * size)
+            time.sleep(moment)
+            run.stop()
+        until(lambda: run.done)
+        if errors:
+            assert isinstance(run.error, errors), run.error
+        else:
+            assert run.status == "ok", run.error
+        if end == "is killed":
+            until(lambda: len(self.cluster.living) < self.cluster.n)
+            self.cluster.heal()
+            self.prepare()
+        return "".join(piece.text for piece in run.log.view().output)
+
+    def states(self) -> list[dict[str, Any]]:
+        """Of each rank: the steps it has made, its weights and the state of its optimizer."""
+        self.cluster.run(
+            "kept = optimizer.state_dict()\n"
+            "found = {'made': list(made), 'options': [{k: v for k, v in group.items() if k != 'params'} for group in "
+            "kept['param_groups']], 'weights': [p.detach().clone() for p in model.parameters()],\n"
+            "'state': {f'{key} {name}': torch.as_tensor(value) for key, entry in kept['state'].items() for name, value "
+            "in entry.items() if isinstance(value, (torch.Tensor, int, float))}}"
+        ).wait()
+        return [self.cluster.pull("found", rank) for rank in range(self.cluster.n)]
+
+    def check(self) -> int:
+        """All ranks have made the same steps, and end where one process ends with the same batches; how many steps."""
+        states = self.states()
+        first = states[0]
+        longest = max((state["made"] for state in states), key=len)
+        assert longest == list(range(longest[0], longest[0] + len(longest))) if longest else True
+        for rank, state in enumerate(states[1:], 1):
+            assert state["made"] == longest[len(longest) - len(state["made"]) :], f"rank {rank} made other steps"
+            assert state["options"] == first["options"]
+            for a, b in zip(state["weights"], first["weights"], strict=True):
+                assert torch.equal(a, b), f"rank {rank} has other weights after {len(longest)} steps"
+            if self.name != "adasum":
+                assert state["state"].keys() == first["state"].keys()
+                for key, value in state["state"].items():
+                    assert torch.equal(value, first["state"][key]), f"rank {rank} has another {key}"
+        return len(longest)
+
+    def check_against_one_process(self) -> None:
+        """The weights are those of one process that was given the same batches in the same order of steps."""
+        states = self.states()
+        steps = max(len(state["made"]) for state in states)
+        alone: dict[str, Any] = {}
+
+        class Ring:
+            rank = staticmethod(lambda: 0)
+            size = staticmethod(lambda: 1)
+            prepare = staticmethod(lambda model, optimizer, **_: (model, optimizer))
+
+        alone["ring"] = Ring
+        exec(_MODEL + TRAININGS[self.name][0], alone)
+        size = self.cluster.n
+
+        def loss_of(number: int, _: int) -> Any:
+            pairs = [alone["batch"](number, rank) for rank in range(size)]
+            x, y = (torch.cat(part) for part in zip(*pairs, strict=True))
+            return torch.nn.functional.mse_loss(alone["model"](x), y)
+
+        alone["loss_of"] = loss_of
+        step = TRAININGS["sgd"][1] if self.name in ("accumulate", "synchronize", "scaler") else TRAININGS[self.name][1]
+        exec(step.replace("HERE", "pass"), alone)
+        threads = torch.get_num_threads()
+        for _ in range(steps):
+            alone["step"]()
+        torch.set_num_threads(threads)
+        for mine, theirs in zip(alone["model"].parameters(), states[0]["weights"], strict=True):
+            torch.testing.assert_close(theirs, mine.detach(), rtol=2e-2, atol=2e-3)
