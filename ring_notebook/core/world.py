@@ -35,6 +35,7 @@ __all__ = [
     "close_run",
     "communication",
     "current",
+    "doubts",
     "fail",
     "follow",
     "init",
@@ -110,6 +111,7 @@ _at_close: list[Callable[[], object]] = []
 _run: tuple[str, list[int]] | None = None  # id and ranks (in the job) of the run that this process is in
 _run_number = _NO_RUN  # its first epoch, which no other run has
 _communicated = _waited = 0.0  # seconds, in earlier epochs of the run
+_doubts = 0  # epochs that have not ended well, and changes of the ranks, as far as the ranks have told each other
 
 
 def prepare_host() -> Place:
@@ -133,7 +135,7 @@ def follow(rank: int, size: int, card: list[int]) -> None:
 
 
 def _settle(place: Place) -> Place:
-    global _place, _process
+    global _place, _process, _doubts
     left = _place
     if left is None:
         unload_from_children()
@@ -142,6 +144,7 @@ def _settle(place: Place) -> Place:
         at_exit(_leave_job)  # before MPI ends, and before what `find_place` has registered
     else:
         close()
+        _doubts += 1
         left.domain.stop_serving_tensors()
         left.domain.drop_dead()
         left.domain.trim()
@@ -225,7 +228,7 @@ def open_run(run: str, epoch: int, ranks: Sequence[int]) -> World:
 
 
 def _open(place: Place, ranks: list[int], epoch: int, run: str | None) -> World:
-    global _world
+    global _world, _doubts
     topology = place.topology.part(ranks)
     domains = [place.domains[rank] for rank in ranks]
     own = place.domains[place.topology.rank]
@@ -242,11 +245,21 @@ def _open(place: Place, ranks: list[int], epoch: int, run: str | None) -> World:
         addresses=ranks if spans else [],
         timeout=config().timeout,
         run=_run_number,
+        doubts=_doubts,
         options=options(warns=run is None),  # a notebook's panel says it
         devices=devices(),
     )
+    _doubts = native.doubts
     _world = World(topology, Communicator(native, place.domain), tuple(ranks), run)
     return _world
+
+
+def doubts() -> int:
+    """How often ranks may have parted, equal on all ranks of the epoch: how many epochs have not ended well.
+
+    A rank whose process is new counts those of the others.
+    """
+    return _doubts
 
 
 def at_close(callback: Callable[[], object]) -> None:
@@ -330,7 +343,7 @@ def close() -> None:
 
     So does this one where an operation has failed on its device after its call had returned, and no call has raised.
     """
-    global _world, _communicated, _waited
+    global _world, _communicated, _waited, _doubts
     if _is_fork():  # it has copies; what they stand for is its parent's
         _world = None
         _narrowed.clear()
@@ -344,6 +357,7 @@ def close() -> None:
         try:
             world.communicator.close()
         finally:
+            _doubts += world.communicator.aborted
             spent, waited = world.communicator.seconds_spent()
             _communicated, _waited = _communicated + spent, _waited + waited
             prepare_host().domain.trim()

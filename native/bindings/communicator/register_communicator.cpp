@@ -180,8 +180,8 @@ void register_communicator(py::module_& module) {
             "open",
             [](std::shared_ptr<Domain> domain, std::vector<int> ranks, std::vector<int> local, int index,
                std::uint64_t epoch, std::shared_ptr<ring::Link> link, std::vector<int> host_of,
-               std::vector<int> addresses, double timeout, std::uint64_t run, const ring::Options& options,
-               std::shared_ptr<ring::Devices> devices) {
+               std::vector<int> addresses, double timeout, std::uint64_t run, std::int64_t doubts,
+               const ring::Options& options, std::shared_ptr<ring::Devices> devices) {
                 Communicator::Setup setup{std::move(domain),
                                           std::move(ranks),
                                           std::move(local),
@@ -191,6 +191,7 @@ void register_communicator(py::module_& module) {
                                           index,
                                           epoch,
                                           run,
+                                          doubts,
                                           options,
                                           std::move(devices)};
                 const py::gil_scoped_release nogil;
@@ -199,7 +200,7 @@ void register_communicator(py::module_& module) {
             py::arg("domain"), py::arg("ranks"), py::arg("local"), py::arg("index"), py::arg("epoch"),
             py::arg("link") = nullptr, py::arg("host_of") = std::vector<int>{},
             py::arg("addresses") = std::vector<int>{}, py::arg("timeout") = 0.0, py::arg("run") = 0,
-            py::arg("options") = ring::Options{}, py::arg("devices") = nullptr,
+            py::arg("doubts") = 0, py::arg("options") = ring::Options{}, py::arg("devices") = nullptr,
             "Open an epoch; every member calls it with the same numbers.")
         .def_property_readonly("size", &Communicator::size)
         .def_property_readonly("index", &Communicator::index)
@@ -207,6 +208,7 @@ void register_communicator(py::module_& module) {
         .def_property_readonly("host_of", &Communicator::host_of)
         .def_property_readonly("aborted", &Communicator::aborted)
         .def_property_readonly("closed", &Communicator::closed)
+        .def_property_readonly("doubts", &Communicator::doubts)
         .def("match_in_order", &Communicator::match_in_order)
         .def("device_transport", &Communicator::device_transport)
         .def(

@@ -105,6 +105,13 @@ std::shared_ptr<Communicator> Communicator::open(Setup setup, double timeout, co
     std::shared_ptr<Communicator> self(
         new Communicator(std::move(setup.ranks), setup.index, std::move(group), std::move(fabric), std::move(epoch)));
     Request meet;
+    meet.kind = OpKind::Allreduce;
+    meet.dtype = DType::Int64;
+    meet.op = ReduceOp::Max;
+    meet.shape = {1};
+    self->doubts_ = setup.doubts;
+    auto* const doubts = reinterpret_cast<std::byte*>(&self->doubts_);
+    meet.pieces = {{doubts, doubts, 1}};
     meet.name = "begin";
     self->run(std::move(meet), timeout, check)->get();
     opening.joined();

@@ -13,7 +13,7 @@ each step copies them and their gradients to ring memory, and the new values bac
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import torch
@@ -33,10 +33,9 @@ from ring_notebook.torch.optimizer.fused_rules import (
     states_needed,
     update_fields,
 )
-from ring_notebook.torch.optimizer.wrapper import Wrapper, average_loss
+from ring_notebook.torch.optimizer.wrapper import Wrapper, average_loss, once
 from ring_notebook.torch.steps.committed import committed
 from ring_notebook.torch.tensors import buffer_of, from_bytes
-from ring_notebook.torch_private import private
 
 __all__ = ["FusedOptimizer"]
 
@@ -54,19 +53,7 @@ class FusedOptimizer(Wrapper):
     _torn = False
     """A step failed after it had begun to write: parameters and state are partly new."""
 
-    def _hook_step(self) -> None:
-        """Have `step` call its hooks: the wrapped class's step, which does, is not called."""
-        if (hook_step := private("hook_step")) is not None:
-            hook_step(self)
-            return
-        step: Any = type(self).step
-        if not hasattr(step, "hooked"):
-            hooked: Any = torch.optim.Optimizer.profile_hook_step(step)
-            hooked.hooked = True
-            setattr(type(self), "step", hooked)  # noqa: B010
-
     def _prepare(self, process_set: ProcessSet, op: ReduceOp) -> None:
-        self._hook_step()
         self._process_set, self._op = process_set, op
         self._communicator = process_set.communicator
         self._mates = self._communicator.mates()
@@ -109,6 +96,7 @@ class FusedOptimizer(Wrapper):
         self.synchronize()
         raise AssertionError
 
+    @once
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Sum the gradients over all ranks and update the parameters of all; all ranks must call this.
 
@@ -130,11 +118,17 @@ class FusedOptimizer(Wrapper):
             if overflowed():
                 self._mark_stepped()
             else:
-                self._update()
+                with ExitStack() as step:
+                    self._update(step)
         return result
 
-    def _update(self) -> None:
-        """Take the gradients, compare the options of all groups, then write group by group."""
+    # With the hooks of a step: the wrapped class's step, which has them too, is not called.
+    @torch.optim.Optimizer.profile_hook_step
+    def _update(self, step: ExitStack) -> None:
+        """Take the gradients, compare the options of all groups, then write group by group, committed within ``step``.
+
+        The hooks that come after it are within that too.
+        """
         kind = type(self._wrapped)
         states, fields = [], []
         for group, flat in zip(self.param_groups, self._flats, strict=True):
@@ -152,15 +146,15 @@ class FusedOptimizer(Wrapper):
                 self._communicator.allreduce([gradients], [gradients], op=op, name="gradients")
             op = ReduceOp.MAX  # of equal numbers, which gives just that on hosts with any number of ranks
         # From the commit on no rank is left out: each writes its part of the parameters of all.
-        with committed(self._process_set, self._mates):
-            for written, flat in enumerate(self._flats):
-                try:
-                    self._write(flat, states[written], fields[written], op)
-                except BaseException as error:
-                    # The native step compares headers before it writes: a mismatch in the first group changes nothing.
-                    self._torn = written > 0 or not isinstance(error, CollectiveMismatch)
-                    raise
-            self._mark_stepped()
+        step.enter_context(committed(self._process_set, self._mates))
+        for written, flat in enumerate(self._flats):
+            try:
+                self._write(flat, states[written], fields[written], op)
+            except BaseException as error:
+                # The native step compares headers before it writes: a mismatch in the first group changes nothing.
+                self._torn = written > 0 or not isinstance(error, CollectiveMismatch)
+                raise
+        self._mark_stepped()
 
     def _write(self, flat: FlatGroup, state: list[Tensor], fields: dict[str, Any], op: ReduceOp) -> None:
         update, options = update_options(fields)

@@ -111,10 +111,10 @@ class Wrapper(torch.optim.Optimizer):
             for parameter in _parameters(self):
                 if parameter.grad is not None:
                     parameter.grad.div_(scale.to(parameter.grad.device))
-        try:
-            yield lambda: found_inf is not None and _overflowed(found_inf, process_set)
-        finally:
-            self.__dict__.update(given)
+        yield lambda: found_inf is not None and _overflowed(found_inf, process_set)
+        # Not after an exception: the scaler takes them off behind a step only, and multiplies what it finds the next
+        # time with its own scale.
+        self.__dict__.update(given)
 
     def _mark_stepped(self) -> None:
         # A scheduler that was made before wrapping watches the wrapped optimizer for steps.

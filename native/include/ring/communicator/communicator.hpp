@@ -131,6 +131,7 @@ class Communicator {
         int index = 0;  // of this process in the group
         std::uint64_t epoch = 0;
         std::uint64_t run = 0;  // number of the run that the epoch belongs to; 0 for none
+        std::int64_t doubts = 0;  // a number of which all ranks learn the greatest
         Options options;
         std::shared_ptr<Devices> devices;  // null where tensors on devices are refused
     };
@@ -204,6 +205,8 @@ class Communicator {
     // ended; where this is the first group of the epoch, an operation of any group.
     void close(const Interruption& check);
     bool closed() const { return closed_.load(std::memory_order_acquire); }
+    // The greatest of the numbers that the ranks have brought to `open`; 0 for a group in an epoch.
+    std::int64_t doubts() const { return doubts_; }
     // What this rank has done so far in operations that match by order, since the group began.
     struct Counts {
         std::uint64_t operations = 0, gates = 0;
@@ -311,6 +314,7 @@ class Communicator {
     Topology topology_;
     Epoch epoch_;
     int number_;                  // of this group in the epoch
+    std::int64_t doubts_ = 0;
     std::uint64_t sequence_ = 0;  // counted by the thread that carries an operation out
 
     std::unique_ptr<PostOffice> post_;  // null in the lane of named operations
