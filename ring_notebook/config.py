@@ -96,6 +96,11 @@ class Config:
     """RING_ISA: instructions to reduce with instead of the best that the processor has. Where it lacks them, a warning
     names those in use."""
 
+    repair: Literal["broadcast", "ask", "error"] = "broadcast"
+    """RING_REPAIR: what an optimizer's first step does after a run that did not end well, where ranks differ in
+    parameters, optimizer state or what else they share: ``broadcast`` those of a rank that is furthest on and say so,
+    ``ask`` the user before, or raise an ``error``."""
+
     runs_dir: str = ".ring/runs"
     """RING_RUNS_DIR: where the kernel keeps the records of runs."""
 
@@ -140,6 +145,7 @@ _CHOICES = {
     "device": ("auto", "nccl", "host"),
     "isa": ("baseline", "avx2", "avx512"),
     "overlap": ("auto", "inline", "thread"),
+    "repair": ("broadcast", "ask", "error"),
     "staging": ("auto", "cache", "memory"),
     "transport": ("auto", "tcp", "mpi"),
     "wire": ("float16", "bfloat16"),

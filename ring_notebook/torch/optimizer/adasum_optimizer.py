@@ -19,6 +19,8 @@ from ring_notebook.torch.collectives.start_allreduce import start
 from ring_notebook.torch.compression import Compressor
 from ring_notebook.torch.optimizer.wrapper import Wrapper, once
 from ring_notebook.torch.steps.committed import committed
+from ring_notebook.torch.steps.known import count_step
+from ring_notebook.torch.steps.repair import Shared
 
 __all__ = ["AdasumOptimizer"]
 
@@ -41,6 +43,9 @@ class AdasumOptimizer(Wrapper):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """A step of the wrapped optimizer on this rank's gradients, combined with the steps of the others."""
         self._check_newest()
+        if self._mend(self._shared):
+            self._mark_stepped()
+            return None
         parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
         starts = [p.detach().clone() for p in parameters]
         with self._unscaled(self._process_set) as overflowed:
@@ -57,8 +62,13 @@ class AdasumOptimizer(Wrapper):
                     for parameter, begin in zip(parameters, starts, strict=True):
                         parameter.copy_(begin)
                     raise
+                count_step(self._wrapped)
                 self._mark_stepped()
         return loss
+
+    def _shared(self) -> Shared:
+        # Each rank's own gradients make its optimizer state.
+        return Shared(self._wrapped, self._parameter_names, self._process_set, state=False)
 
     def _combine(self, parameters: list[Tensor], starts: list[Tensor]) -> None:
         """Put the combination of all ranks' steps in the place of this rank's."""

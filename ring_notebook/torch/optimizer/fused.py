@@ -35,6 +35,8 @@ from ring_notebook.torch.optimizer.fused_rules import (
 )
 from ring_notebook.torch.optimizer.wrapper import Wrapper, average_loss, once
 from ring_notebook.torch.steps.committed import committed
+from ring_notebook.torch.steps.known import count_step
+from ring_notebook.torch.steps.repair import Shared
 from ring_notebook.torch.tensors import buffer_of, from_bytes
 
 __all__ = ["FusedOptimizer"]
@@ -106,6 +108,9 @@ class FusedOptimizer(Wrapper):
         """
         self._check_newest()
         self._follow_ranks()
+        if self._mend(self._shared):
+            self._mark_stepped()
+            return None
         result = None
         if closure is not None:
             with torch.enable_grad():
@@ -154,7 +159,12 @@ class FusedOptimizer(Wrapper):
                 # The native step compares headers before it writes: a mismatch in the first group changes nothing.
                 self._torn = written > 0 or not isinstance(error, CollectiveMismatch)
                 raise
+        count_step(self._wrapped)
         self._mark_stepped()
+
+    def _shared(self) -> Shared:
+        # Of the state each rank has a share; `_follow_ranks` has compared of how many steps that is.
+        return Shared(self._wrapped, self._parameter_names, self._process_set, state=False)
 
     def _write(self, flat: FlatGroup, state: list[Tensor], fields: dict[str, Any], op: ReduceOp) -> None:
         update, options = update_options(fields)

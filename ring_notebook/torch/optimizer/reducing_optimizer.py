@@ -10,9 +10,12 @@ from typing import Any
 import torch
 
 from ring_notebook.api.arguments import check_passes
+from ring_notebook.core import world
 from ring_notebook.torch.optimizer.gradient_reducer import GradientReducer
 from ring_notebook.torch.optimizer.wrapper import Wrapper, average_loss, once
 from ring_notebook.torch.steps.committed import all_or_none, committed
+from ring_notebook.torch.steps.known import count_step
+from ring_notebook.torch.steps.repair import Shared
 
 __all__ = ["ReducingOptimizer"]
 
@@ -27,6 +30,8 @@ class ReducingOptimizer(Wrapper):
     _step_keeps_gradients = False  # clip_grad_norm_ has reduced them
     _micro_batches = 1  # that make one step
     _seen = 0  # of them, since the step before
+    _left_out = False  # the gradients of this step are older than the weights
+    _doubts = 0  # `world.doubts` that it has followed
 
     @property
     def backward_passes_per_step(self) -> int:
@@ -67,6 +72,12 @@ class ReducingOptimizer(Wrapper):
         within `skip_synchronize`.
         """
         self._check_newest()
+        self._follow_epoch()
+        self._synchronized = True
+        if self._mend(self._shared):
+            self._reducer.reset()
+            self._left_out = True
+            return
         self._reducer.synchronize(
             [
                 (self._parameter_names.get(p) or f"group {g} parameter {i}", p)
@@ -74,7 +85,17 @@ class ReducingOptimizer(Wrapper):
                 for i, p in enumerate(group["params"])
             ]
         )
-        self._synchronized = True
+
+    def _shared(self) -> Shared:
+        return Shared(self._wrapped, self._parameter_names, self._reducer.how.process_set)
+
+    def _follow_epoch(self) -> None:
+        """Forget a step that was begun when an epoch did not end well: ranks may have begun different parts of it."""
+        doubts = world.doubts()
+        if doubts > self._doubts:
+            self._synchronized = self._step_keeps_gradients = self._left_out = False
+            self._seen = 0
+        self._doubts = doubts
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -97,6 +118,7 @@ class ReducingOptimizer(Wrapper):
         over all ranks, so that optimizers that search by it take the same turns everywhere.
         """
         self._check_newest()
+        self._follow_epoch()
         if self._is_between_steps() and closure is None:
             self._seen += 1
             return None
@@ -105,6 +127,7 @@ class ReducingOptimizer(Wrapper):
         if hasattr(self, "found_inf") and closure is None:
             return self._step_for_scaler(keeps)
         if closure is not None:
+            self._mend(self._shared)
             with all_or_none(self, process_set, self._end_step):
                 return super().step(closure if keeps else self._reducing(closure))
         if not keeps:
@@ -117,13 +140,15 @@ class ReducingOptimizer(Wrapper):
                 )
             self.synchronize()
         with committed(process_set):
-            result = super().step()
+            result = None if self._left_out else super().step()
             self._end_step()
         return result
 
     def _end_step(self) -> None:
         """Note a step that all ranks make."""
-        self._synchronized = self._step_keeps_gradients = False
+        if not self._left_out:
+            count_step(self._wrapped)
+        self._synchronized = self._step_keeps_gradients = self._left_out = False
         self._seen = 0
         self._mark_stepped()
 
@@ -146,7 +171,7 @@ class ReducingOptimizer(Wrapper):
                 self.synchronize()  # also after an overflow, so that all ranks end the round
             overflow = overflowed()
             with committed(process_set):
-                result = None if overflow else super().step()
+                result = None if overflow or self._left_out else super().step()
                 self._end_step()
         return result
 
@@ -167,6 +192,7 @@ class ReducingOptimizer(Wrapper):
         gradients of the discriminator: all ranks must call this then. ``RING_OVERLAP=inline`` reduces none before
         `step`.
         """
+        self._follow_epoch()
         if self._seen:
             return  # they add up
         self._step_keeps_gradients = False

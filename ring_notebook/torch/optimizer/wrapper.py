@@ -13,8 +13,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ring_notebook.api.arguments import check_passes
 from ring_notebook.api.process_sets import ProcessSet
-from ring_notebook.core.communicator import ReduceOp
+from ring_notebook.core.communicator import Communicator, ReduceOp
 from ring_notebook.torch.collectives.allreduce import allreduce
+from ring_notebook.torch.steps.repair import Shared, may_have_parted, mend, trust
 
 __all__ = ["Wrapper", "average_loss", "claim", "once", "original_of", "owners_of", "wrap"]
 
@@ -40,6 +41,7 @@ class Wrapper(torch.optim.Optimizer):
     _wrapped: torch.optim.Optimizer
     _superseded = False
     _passes = 1
+    _epoch: weakref.ref[Communicator] | None = None  # the last one in which it has made a step
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -116,6 +118,30 @@ class Wrapper(torch.optim.Optimizer):
         # time with its own scale.
         self.__dict__.update(given)
 
+    def _is_first_of_epoch(self, process_set: ProcessSet) -> bool:
+        """Whether this is the first call with the communicator of an epoch that other ranks have too."""
+        if not process_set.included() or process_set.size() == 1:
+            return False
+        communicator = process_set.communicator
+        if self._epoch is not None and self._epoch() is communicator:
+            return False
+        self._epoch = weakref.ref(communicator)
+        return True
+
+    def _mend(self, shared: Callable[[], Shared]) -> bool:
+        """At the first step of an epoch: whether ranks had parted, and are equal again.
+
+        Gradients are dropped then, since they were made before, and the step is left out.
+        """
+        process_set = shared().process_set
+        if not self._is_first_of_epoch(process_set) or not may_have_parted(self._wrapped, process_set):
+            return False
+        if not mend(shared()):
+            return False
+        for parameter in _parameters(self):
+            parameter.grad = None
+        return True
+
     def _mark_stepped(self) -> None:
         # A scheduler that was made before wrapping watches the wrapped optimizer for steps.
         self._wrapped._opt_called = True  # type: ignore[attr-defined]
@@ -140,6 +166,7 @@ def wrap(mixin: type[W], optimizer: torch.optim.Optimizer, names: dict[Tensor, s
         if owner._wrapped is original:
             owner._gather_state()
     base = type(original)
+    trust(original)
     both = type(base.__name__, (mixin, base), {"__module__": base.__module__, "__doc__": base.__doc__})
     wrapped: W = object.__new__(both)
     wrapped._wrapped = original

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from hashlib import blake2b
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["digest", "options_of", "shared_buffers", "state_of"]
+__all__ = ["digest", "is_shared", "options_of", "shared_buffers", "state_of"]
 
 _LOCAL = ("running_mean", "running_var", "num_batches_tracked")
 """Buffers of a batch norm whose ranks keep to their own batches."""
@@ -47,8 +47,7 @@ def state_of(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> I
         for i, parameter in enumerate(group["params"]):
             owner = names.get(parameter, f"group {g} parameter {i}")
             for key, value in sorted(optimizer.state.get(parameter, {}).items(), key=lambda entry: str(entry[0])):
-                for label, one in _tensors(f"optimizer state {key} of {owner}", value):
-                    yield label, one
+                yield from _tensors(f"optimizer state {key} of {owner}", value)
 
 
 def _tensors(label: str, value: Any) -> Iterator[tuple[str, Tensor]]:
@@ -69,10 +68,15 @@ def options_of(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:
                 yield f"option {key} of group {number}", float(value)
 
 
-def shared_buffers(model: nn.Module, norms: Iterable[type[nn.Module]]) -> Iterator[tuple[str, Tensor]]:
-    """The buffers that all ranks share: not those of a batch norm, unless it is one of ``norms``."""
+def shared_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The buffers that all ranks share: of a batch norm only where it synchronizes them."""
     for place, module in model.named_modules():
-        local = isinstance(module, nn.modules.batchnorm._NormBase) and not isinstance(module, tuple(norms))
+        kinds = {kind.__name__ for kind in type(module).__mro__}
         for name, buffer in module.named_buffers(recurse=False):
-            if not (local and name in _LOCAL):
+            if is_shared(name) or "SyncBatchNorm" in kinds:
                 yield f"buffer {place}.{name}" if place else f"buffer {name}", buffer
+
+
+def is_shared(name: str) -> bool:
+    """Whether a buffer of this name is one that ranks share, and not a statistic of their own batches."""
+    return name.rpartition(".")[2] not in _LOCAL

@@ -12,6 +12,7 @@ from ring_notebook.api.objects import broadcast_object
 from ring_notebook.api.process_sets import global_process_set
 from ring_notebook.torch.collectives.broadcast import broadcast_
 from ring_notebook.torch.collectives.tensor_arguments import check_optimizer
+from ring_notebook.torch.steps.known import note_tensors
 
 __all__ = ["broadcast_optimizer_state", "broadcast_parameters"]
 
@@ -32,6 +33,7 @@ def broadcast_parameters(params: Parameters, root_rank: int) -> None:
         named = [entry if isinstance(entry, tuple) else (f"parameter {i}", entry) for i, entry in enumerate(params)]
     else:
         raise ValueError(f"broadcast_parameters takes a dict or a list of tensors, got {type(params).__name__}")
+    note_tensors(named)
     for name, tensor in named:
         if tensor is None:
             continue

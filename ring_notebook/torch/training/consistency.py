@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from hashlib import blake2b
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +13,7 @@ from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.errors import DriftError
 from ring_notebook.torch.collectives.allreduce import allreduce
 from ring_notebook.torch.collectives.tensor_arguments import check_module, check_optimizer
+from ring_notebook.torch.steps.state_digest import digest, state_of
 
 __all__ = ["check"]
 
@@ -30,7 +29,7 @@ def check(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None
     if optimizer is not None:
         check_optimizer(optimizer, "check")
     tensors = dict(_tensors(model, optimizer))
-    digests = torch.tensor([_digest(name, tensor) for name, tensor in tensors.items()], dtype=torch.int64, device="cpu")
+    digests = torch.tensor([digest(name, tensor) for name, tensor in tensors.items()], dtype=torch.int64, device="cpu")
     counts = allgather_object(len(tensors), name="drift check")
     if len(set(counts)) > 1:
         raise DriftError(
@@ -58,26 +57,11 @@ def _describe(name: str, tensor: Tensor) -> str:
     )
 
 
-def _digest(name: str, tensor: Tensor) -> int:
-    """63 bits that stand for a tensor and its name."""
-    digest = blake2b(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode(), digest_size=8)
-    digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return int.from_bytes(digest.digest(), "big") >> 1
-
-
 def _tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[tuple[str, Tensor]]:
     """Name and value of all that has to be equal."""
     names: dict[Tensor, str] = {}
     for name, parameter in model.named_parameters():
         names[parameter] = name
         yield f"parameter {name}", parameter
-    if optimizer is None:
-        return
-    for g, group in enumerate(optimizer.param_groups):
-        for i, parameter in enumerate(group["params"]):
-            owner = names.get(parameter, f"group {g} parameter {i}")
-            state: dict[str, Any] = optimizer.state.get(parameter, {})
-            for key, value in sorted(state.items()):
-                if isinstance(value, (Tensor, int, float)):
-                    known = value if isinstance(value, Tensor) else torch.tensor(value, device="cpu")
-                    yield f"optimizer state {key} of {owner}", known
+    if optimizer is not None:
+        yield from state_of(optimizer, names)

@@ -20,6 +20,8 @@ from ring_notebook.torch.optimizer.distributed import DistributedOptimizer
 from ring_notebook.torch.optimizer.fused import FusedOptimizer
 from ring_notebook.torch.optimizer.reducing_optimizer import ReducingOptimizer
 from ring_notebook.torch.optimizer.wrapper import original_of
+from ring_notebook.torch.steps.known import note_models, note_schedulers
+from ring_notebook.torch.steps.repair import furthest
 from ring_notebook.torch.training.broadcast_state import broadcast_optimizer_state, broadcast_parameters
 from ring_notebook.torch.training.data import batch_size_of, shard
 from ring_notebook.torch.training.hyper_parameters import note_loader, note_optimizer
@@ -113,9 +115,10 @@ def prepare(
     Takes models, optimizers, loaders and learning rate schedulers, any number of each in any order, and returns what
     to use in their place in that order, as a tuple; one object alone comes back alone:
 
-    - the model itself, on this rank's device, with the values of rank 0;
+    - the model itself, on this rank's device, with the values of rank 0 (after a run that did not end well: of the
+      rank that has made the most steps);
     - a `DistributedOptimizer` of the same class as the optimizer, whose state and parameter groups it shares, with the
-      state of rank 0;
+      state of that rank;
     - a DataLoader with this rank's share of the data in batches of the same size, reshuffled in every pass if the
       loader shuffles; on a GPU from pinned memory, so that ``x.to("cuda", non_blocking=True)`` does not wait;
     - the scheduler itself, which sets the rates of the returned optimizer too.
@@ -155,17 +158,23 @@ def prepare(
         converted = model if device is not None and strategy else SyncBatchNorm.convert_torchs(model)
         if device is not None:
             _move(converted, _own_device(device))
-        broadcast_parameters([*converted.named_parameters(), *converted.named_buffers()], root_rank=0)
         prepared[id(model)] = converted
     for loader in loaders:
         prepared[id(loader)] = shard(loader, pin_memory=device is not None)
         note_loader(loader)
     names = _names_of_parameters([prepared[id(model)] for model in models])
     batch = batch_size_of(loaders[0]) if loaders else None
+    root = furthest([original_of(optimizer) for optimizer in optimizers])
+    for model in models:
+        own = prepared[id(model)]
+        broadcast_parameters([*own.named_parameters(), *own.named_buffers()], root_rank=root)
     for optimizer in optimizers:
-        broadcast_optimizer_state(optimizer, root_rank=0)
+        own_schedulers = [one for one in schedulers if original_of(one.optimizer) is original_of(optimizer)]
+        note_models(original_of(optimizer), [prepared[id(model)] for model in models])
+        note_schedulers(original_of(optimizer), own_schedulers)
+        broadcast_optimizer_state(optimizer, root_rank=root)
         if scale_lr:
-            _scale_rates(optimizer, [one for one in schedulers if original_of(one.optimizer) is original_of(optimizer)])
+            _scale_rates(optimizer, own_schedulers)
         note_optimizer(optimizer)
         if strategy is None:
             prepared[id(optimizer)] = _distributed(optimizer, names, batch, noise_scale, accumulate, options)

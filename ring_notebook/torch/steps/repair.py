@@ -1,0 +1,206 @@
+"""Ranks that may have parted: compared at an optimizer's first step after that, and made equal again.
+
+An epoch that ends well leaves nothing to compare. After one that did not, each optimizer is compared once: what it
+updates, its state and options, and what is known beside it, as one sum of all ranks. Ranks that differ continue from
+one that is furthest on.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ring_notebook.api.objects import broadcast_object, gather_objects
+from ring_notebook.api.process_sets import ProcessSet, global_process_set
+from ring_notebook.api.small_sums import allreduce_numbers
+from ring_notebook.config import config
+from ring_notebook.core import world
+from ring_notebook.core.communicator import ReduceOp
+from ring_notebook.errors import DriftError
+from ring_notebook.torch.collectives.broadcast import broadcast_
+from ring_notebook.torch.steps.known import schedulers_of, set_steps, steps_of, tensors_beside
+from ring_notebook.torch.steps.state_digest import digest, options_of, state_of
+
+__all__ = ["Shared", "furthest", "may_have_parted", "mend", "trust"]
+
+_SETTLED = "_ring_settled"
+_MOST_NAMES = 4  # in a message
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What the ranks of ``process_set`` share of a training."""
+
+    optimizer: torch.optim.Optimizer
+    """The one that a user has made, which may be wrapped."""
+    names: Mapping[Tensor, str]
+    """Of parameters; those without one are named by their place."""
+    process_set: ProcessSet
+    state: bool = True
+    """Whether the ranks have the same optimizer state: not where each has a share of it, or its own."""
+    weights: bool = True
+    """Whether they have the same parameters: not where each has a share."""
+    give_state: Callable[[int], None] | None = None
+    """Takes that state of a global rank, where it is not ``optimizer``'s own; a collective."""
+
+    def values(self) -> dict[str, Any]:
+        """Everything by name."""
+        found: dict[str, Any] = dict(options_of(self.optimizer))
+        for scheduler in schedulers_of(self.optimizer):
+            plain = {k: v for k, v in scheduler.state_dict().items() if isinstance(v, (int, float, list, tuple))}
+            found[f"schedule {type(scheduler).__name__}"] = sorted(plain.items())
+        if not self.weights:
+            found["steps made"] = steps_of(self.optimizer)
+        else:
+            found |= {f"parameter {name}": parameter for name, parameter in self.parameters()}
+            found |= tensors_beside(self.optimizer)
+        if self.state:
+            found |= state_of(self.optimizer, self.names)
+        return found
+
+    def parameters(self) -> list[tuple[str, Tensor]]:
+        """Name and value of each."""
+        return [
+            (self.names.get(parameter, f"group {g} parameter {i}"), parameter)
+            for g, group in enumerate(self.optimizer.param_groups)
+            for i, parameter in enumerate(group["params"])
+        ]
+
+
+def trust(optimizer: torch.optim.Optimizer) -> None:
+    """Note that ``optimizer`` is new: what happened before concerns it only where another rank has had it longer."""
+    optimizer.__dict__.setdefault(_SETTLED, world.doubts())
+
+
+def may_have_parted(optimizer: torch.optim.Optimizer, process_set: ProcessSet) -> bool:
+    """Whether ``optimizer`` has to be compared; all ranks of the set call this at its first step of an epoch."""
+    doubts = world.doubts()
+    if doubts == 0:
+        return False
+    behind = optimizer.__dict__.get(_SETTLED, 0) < doubts
+    return allreduce_numbers([int(behind)], ReduceOp.SUM, "ranks that may have parted", process_set)[0] > 0
+
+
+def furthest(optimizers: Sequence[torch.optim.Optimizer]) -> int:
+    """The rank that has made the most steps, the first of several; 0 when none can have parted.
+
+    All ranks call this, and take its values: from here on they count on from its steps.
+    """
+    if world.doubts() == 0:
+        return 0
+    rows = gather_objects([steps_of(optimizer) for optimizer in optimizers], "steps made", global_process_set)
+    root = max(range(len(rows)), key=lambda rank: (sum(rows[rank]), -rank))
+    for optimizer, steps in zip(optimizers, rows[root], strict=False):
+        set_steps(optimizer, steps)
+    return root
+
+
+def mend(shared: Shared) -> bool:
+    """Compare what ranks share and make it equal; whether anything differed. All ranks of the set call this.
+
+    Raises DriftError on all of them where RING_REPAIR forbids it, or where each rank has a share that no other has.
+    """
+    values = shared.values()
+    own = {name: digest(name, value) for name, value in values.items()}
+    shared.optimizer.__dict__[_SETTLED] = world.doubts()
+    if _are_alike(own, shared.process_set):
+        return False
+    rows: list[dict[str, int]] = gather_objects(own, "digests of ranks that may have parted", shared.process_set)
+    steps: list[int] = gather_objects(steps_of(shared.optimizer), "steps made", shared.process_set)
+    differing = sorted({name for row in rows for name in row if len({other.get(name) for other in rows}) > 1})
+    at = _root(rows, steps)
+    ranks = shared.process_set.ranks or []
+    root = ranks[at]
+    others = [rank for rank, row in zip(ranks, rows, strict=True) if row != rows[at]]
+    text = (
+        f"ranks {', '.join(map(str, others))} have parted from rank {root} since a run that did not end well: "
+        f"{_listed(differing)}" + (f"; steps made, by rank: {steps}" if len(set(steps)) > 1 else "")
+    )
+    _check_allowed(shared, text, root)
+    for name, parameter in shared.parameters():
+        broadcast_(parameter, root, name, shared.process_set)
+    for name, tensor in tensors_beside(shared.optimizer):
+        if all(name in row for row in rows):
+            broadcast_(tensor, root, name, shared.process_set)
+    if shared.give_state is not None:
+        shared.give_state(root)
+    _give_rest(shared, root)
+    set_steps(shared.optimizer, steps[at])
+    return True
+
+
+def _are_alike(own: Mapping[str, int], process_set: ProcessSet) -> bool:
+    whole = digest("all", sorted(own.items()))
+    parts = [whole >> 39, whole >> 15 & 0xFFFFFF]  # small enough for int64 to hold the sum of their squares
+    ranks, *sums = allreduce_numbers(
+        [1, *parts, *(part * part for part in parts)], ReduceOp.SUM, "digest of what ranks share", process_set
+    )
+    # Numbers are all equal if and only if their count times the sum of their squares is the square of their sum.
+    return all(ranks * squares == total * total for total, squares in zip(sums[:2], sums[2:], strict=True))
+
+
+def _root(rows: list[dict[str, int]], steps: list[int]) -> int:
+    """The index of a rank that is furthest on; of several, one that most of them are equal to."""
+    leading = [index for index, made in enumerate(steps) if made == max(steps)]
+    return max(leading, key=lambda index: (sum(rows[index] == rows[other] for other in leading), -index))
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(names[:_MOST_NAMES])
+    return shown + (f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else "")
+
+
+def _check_allowed(shared: Shared, text: str, root: int) -> None:
+    """Say what happens, on the first rank; raise DriftError where it must not."""
+    process_set = shared.process_set
+    first = process_set.rank() == 0
+    where = f"rank {world.current().rank}: "
+    if not shared.weights:
+        raise DriftError(f"{where}{text}. Each rank has a share that no other one has: load a checkpoint on all ranks")
+    repair = config().repair
+    if repair == "ask":
+        asked = f"{text}. Continue from rank {root} on all ranks? [Y/n] "
+        try:
+            agreed = input(asked).strip().lower() in ("", "y", "yes") if first else True
+        except (EOFError, OSError):  # nobody can be asked
+            agreed = False
+        repair = broadcast_object(
+            "broadcast" if agreed else "error", (process_set.ranks or [0])[0], "repair", process_set
+        )
+    if repair == "error":
+        raise DriftError(
+            f"{where}{text}. Make the ranks equal with broadcast_parameters and broadcast_optimizer_state, or set "
+            "RING_REPAIR=broadcast, which continues from a rank that is furthest on"
+        )
+    if first:
+        print(  # noqa: T201
+            f"{text}. All ranks continue from rank {root}; gradients that were made before are left out.",
+            file=sys.stderr,
+        )
+
+
+def _give_rest(shared: Shared, root: int) -> None:
+    """Options, schedules and, where ranks share it, the state of the optimizer."""
+    optimizer = shared.optimizer
+    schedulers = schedulers_of(optimizer)
+    whole: dict[str, Any] = optimizer.state_dict() if shared.state else {}
+    options = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    plans = [scheduler.state_dict() for scheduler in schedulers]
+    whole, options, plans = broadcast_object((whole, options, plans), root, "optimizer state", shared.process_set)
+    if world.current().rank == root:
+        return
+    if whole:
+        optimizer.load_state_dict(whole)
+    for group, given in zip(optimizer.param_groups, options, strict=True):
+        for key, value in given.items():
+            if isinstance(group.get(key), Tensor) and isinstance(value, Tensor):
+                group[key].copy_(value)
+            else:
+                group[key] = value
+    for scheduler, plan in zip(schedulers, plans, strict=False):
+        scheduler.load_state_dict(plan)
