@@ -59,11 +59,15 @@ class StepGuard:
                 one.be_patient(0.0)
             self.release(set_aside)
 
+    def hold(self, frame: FrameType | None = None) -> None:
+        """Hold interrupts back, without a commit, until `release`, or until ``frame`` has ended without that."""
+        self._stand_before()
+        self.held, self._steps_at = threading.current_thread() is _main, frame
+
     @contextmanager
     def holding(self) -> Iterator[None]:
         """Hold interrupts back within the block, without a commit."""
-        self._stand_before()
-        self.held = threading.current_thread() is _main
+        self.hold()
         try:
             yield
         finally:
@@ -92,6 +96,7 @@ class StepGuard:
         if threading.current_thread() is not _main:
             return communicator.commit(_Nobody(), name=COMMIT)
         self._stand_before()
+        self.held, self._steps_at = False, None  # of a step that has raised
         return communicator.commit(self, name=COMMIT)
 
     def _stand_before(self) -> None:
@@ -105,6 +110,7 @@ class StepGuard:
 
     def _stand_down(self) -> None:
         if threading.current_thread() is _main and signal.getsignal(signal.SIGINT) is self._handler:
+            self.held = self._pending = False
             signal.signal(signal.SIGINT, self._before)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:

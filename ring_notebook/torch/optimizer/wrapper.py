@@ -39,6 +39,8 @@ class Wrapper(torch.optim.Optimizer):
     _parameter_names: dict[Tensor, str]
     """Horovod's attribute, which libraries read: the name of each parameter."""
     _wrapped: torch.optim.Optimizer
+    guards_its_steps = True
+    """Tells the hooks of `ring_notebook.torch.steps` that `step` has its ranks commit itself."""
     _superseded = False
     _passes = 1
     _epoch: weakref.ref[Communicator] | None = None  # the last one in which it has made a step

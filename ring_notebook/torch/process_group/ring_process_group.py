@@ -20,6 +20,7 @@ from ring_notebook.errors import RingError
 from ring_notebook.torch.process_group.operands import caller_waits
 from ring_notebook.torch.process_group.point_to_point import SendingGroup
 from ring_notebook.torch.process_group.ring_work import RingWork
+from ring_notebook.torch.steps.plain_optimizers import guard_steps
 from ring_notebook.torch.tensors import buffer_of, from_bytes
 from ring_notebook.torch_private import private
 
@@ -74,6 +75,7 @@ def create(opts: Any, options: Any) -> RingProcessGroup:
     For the default group it opens an epoch where none is open, or the open one has been aborted. Raises RingError when
     the ranks of torch.distributed are not those of this job or run.
     """
+    guard_steps()
     is_default = not opts.global_ranks_in_group
     if is_default and (not world.is_initialized() or world.is_aborted()):
         world.init()

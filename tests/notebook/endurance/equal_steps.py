@@ -127,6 +127,8 @@ def step():
 """,
     ),
     "ddp": _prepared(_SGD, options=', strategy="ddp"'),
+    "fsdp": _prepared(_ADAM, options=', strategy="fsdp"'),
+    "adasum": _prepared(_SGD, options=", op=ring.Adasum"),
 }
 """What makes model and optimizer, unless they are there, and what defines a step. Ranks end at ``HERE``."""
 
@@ -193,9 +195,9 @@ class Training:
         self.cluster.run(
             "kept = optimizer.state_dict()\n"
             "found = {'made': list(made), 'options': [{k: v for k, v in group.items() if k != 'params'} for group in "
-            "kept['param_groups']], 'weights': [p.detach().clone() for p in model.parameters()],\n"
+            "kept['param_groups']], 'weights': [getattr(p, 'full_tensor', lambda: p)().detach().clone() for p in model.parameters()],\n"
             "'state': {f'{key} {name}': torch.as_tensor(value) for key, entry in kept['state'].items() for name, value "
-            "in entry.items() if isinstance(value, (torch.Tensor, int, float))}}"
+            "in entry.items() if isinstance(value, (torch.Tensor, int, float)) and not hasattr(value, 'full_tensor')}}"
         ).wait()
         return [self.cluster.pull("found", rank) for rank in range(self.cluster.n)]
 

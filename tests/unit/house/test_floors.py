@@ -33,6 +33,7 @@ MAY_IMPORT = {
     "torch/process_group/stores": {"torch", "core", "rank", "ground"},
     "torch/process_group": {
         "torch/process_group/stores",
+        "torch/steps",
         "torch/collectives",
         "torch",
         "api",

@@ -1,0 +1,167 @@
+"""Steps of torch's own optimizers on what DistributedDataParallel and FSDP2 train on backend "ring".
+
+Their gradients are reduced in the backward pass. A hook before every optimizer's step has the ranks of such a model
+commit to it, and one behind it lets an interrupt go on.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from ring_notebook.api.process_sets import global_process_set
+from ring_notebook.core import world
+from ring_notebook.core.communicator import Communicator
+from ring_notebook.core.step_guard import step_guard
+from ring_notebook.torch.steps.committed import Undo
+from ring_notebook.torch.steps.known import count_step, note_models
+from ring_notebook.torch.steps.repair import Shared, may_have_parted, mend
+
+__all__ = ["guard_steps"]
+
+_TRAINING = "_ring_training"
+_is_on = False
+
+
+@dataclass(slots=True)
+class _Training:
+    """What one optimizer trains."""
+
+    group: Any
+    """The process group of backend "ring" that reduces its gradients; None where there is none."""
+    model: Callable[[], nn.Module | None] = lambda: None
+    """The DistributedDataParallel; none of FSDP2."""
+    found_in: weakref.ref[Communicator] | None = None
+    epoch: weakref.ref[Communicator] | None = None
+    undo: Undo | None = None
+    set_aside: BaseException | None = None
+    names: Mapping[Tensor, str] = field(default_factory=dict)
+
+
+def guard_steps() -> None:
+    """Have steps on gradients that a group of backend "ring" has reduced be made by all its ranks or by none."""
+    global _is_on
+    if not _is_on:
+        register_optimizer_step_pre_hook(_before)
+        register_optimizer_step_post_hook(_behind)
+        _is_on = True
+
+
+def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+    training = _training_of(optimizer)
+    if training is None:
+        return None
+    closure = args[1] if len(args) > 1 else kwargs.get("closure")
+    communicator: Communicator = training.group.communicator
+    if training.epoch is None or training.epoch() is not communicator:
+        training.epoch = weakref.ref(communicator)
+        _mend(optimizer, training)
+    step = sys._getframe(1)
+    if closure is None:
+        training.undo = None
+        training.set_aside = step_guard.begin(communicator, step)
+        return None
+    training.undo = Undo(optimizer)
+    step_guard.hold(step)
+    guarded = _guarded(closure, training.undo, step)
+    return ((args[0], guarded, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": guarded})
+
+
+def _behind(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+    training = _training_of(optimizer)
+    if training is None:
+        return
+    undo, training.undo = training.undo, None
+    set_aside, training.set_aside = training.set_aside, None
+    if undo is not None:
+        try:
+            set_aside = step_guard.begin(training.group.communicator, sys._getframe(1))
+        except BaseException:
+            with step_guard.holding():
+                undo()
+            raise
+    count_step(optimizer)
+    step_guard.release(set_aside)
+
+
+def _guarded(closure: Callable[[], Any], undo: Undo, step: FrameType) -> Callable[[], Any]:
+    """``closure``, in which alone a step that calls it several times may be interrupted: it is undone then."""
+
+    def guarded() -> Any:
+        try:
+            step_guard.release()
+            result = closure()
+            step_guard.hold(step)
+        except BaseException:
+            with step_guard.holding():
+                undo()
+            raise
+        return result
+
+    return guarded
+
+
+def _mend(optimizer: torch.optim.Optimizer, training: _Training) -> None:
+    """Compare the ranks after an epoch that did not end well. The gradients of the first step are older than that."""
+    if training.group.size() != world.current().size or not may_have_parted(optimizer, global_process_set):
+        return
+    model = training.model()
+    if model is not None:
+        note_models(optimizer, [model])
+    shared = Shared(
+        optimizer, training.names, global_process_set, state=model is not None, weights=model is not None
+    )
+    if mend(shared):
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
+
+def _training_of(optimizer: torch.optim.Optimizer) -> _Training | None:
+    """What a group of backend "ring" reduces for ``optimizer``, if anything.
+
+    It is looked for at the first step, and at the first step of later epochs where there was nothing.
+    """
+    known: _Training | None = optimizer.__dict__.get(_TRAINING)
+    if getattr(optimizer, "guards_its_steps", False) or not world.is_initialized():
+        return None
+    epoch = world.current().communicator
+    if known is None or (known.group is None and (known.found_in is None or known.found_in() is not epoch)):
+        known = _find(optimizer)
+        known.found_in = weakref.ref(epoch)
+        optimizer.__dict__[_TRAINING] = known
+    if known.group is None or known.group.size() == 1:
+        return None
+    join = getattr(known.model(), "_join_config", None)  # ranks without batches follow the others' sums, not their steps
+    return None if getattr(join, "enable", False) else known
+
+
+def _find(optimizer: torch.optim.Optimizer) -> _Training:
+    parameters = {id(parameter): parameter for group in optimizer.param_groups for parameter in group["params"]}
+    for parameter in parameters.values():
+        mesh = getattr(parameter, "device_mesh", None)  # of FSDP2
+        if mesh is not None:
+            group = mesh.get_group() if mesh.ndim == 1 else dist.group.WORLD if mesh.size() == dist.get_world_size() else None
+            return _Training(_ring(group))
+    kind = nn.parallel.DistributedDataParallel
+    for one in gc.get_objects():
+        if issubclass(type(one), kind):
+            names = {p: name.removeprefix("module.") for name, p in one.named_parameters() if id(p) in parameters}
+            if names:
+                return _Training(_ring(one.process_group), weakref.ref(one), names=names)
+    return _Training(None)
+
+
+def _ring(group: Any) -> Any:
+    """``group`` where it is one of backend "ring"."""
+    return group if isinstance(getattr(group, "communicator", None), Communicator) else None

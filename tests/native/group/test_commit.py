@@ -1,0 +1,187 @@
+"""A commit succeeds on all ranks of a host or on none, whatever ends it on some of them and at whatever moment."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from dataclasses import dataclass
+
+import pytest
+
+from native.ranks import Seat, as_hosts, as_processes, as_threads
+from native.values import Tensor
+from ring_notebook.core.buffers import DType
+from ring_notebook.core.communicator import Communicator
+from ring_notebook.errors import CollectiveAborted, CollectiveMismatch, CollectiveTimeout
+
+SCHEDULES = 10_000
+
+
+@dataclass
+class Guard:
+    held: bool = False
+
+
+def commits(ring: Communicator) -> bool:
+    """Whether a commit has succeeded here. Where it has not, it has raised."""
+    guard = Guard()
+    try:
+        ring.commit(guard, name="step")
+    except CollectiveAborted:
+        assert not guard.held
+        return False
+    assert guard.held
+    return True
+
+
+def test_all_ranks_commit_and_the_group_lives_on() -> None:
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        for _ in range(3):
+            assert commits(ring)
+            ring.barrier()
+
+    as_threads(3, body)
+    as_hosts(5, body)
+
+
+def test_a_random_schedule_never_parts_the_ranks() -> None:
+    """Each schedule: some commits, and an abort that strikes while ranks are at one, from a rank or from outside.
+
+    What the seed draws is who arrives when, who ends the epoch and after how many commits; the rest is the machine's
+    scheduler, with three threads on its cores.
+    """
+    schedules = [random.Random(seed) for seed in range(SCHEDULES)]
+    size = 3
+    plans = [
+        {
+            "commits": dice.randrange(1, 4),
+            "delays": [[dice.choice((0, 0, 1, 20, 60)) for _ in range(4)] for _ in range(size)],
+            "aborter": dice.randrange(size),
+            "pause": dice.choice((0, 5, 20, 40, 80, 150)),
+        }
+        for dice in schedules
+    ]
+    made: list[list[int]] = [[0] * SCHEDULES for _ in range(size)]
+
+    def idle(microseconds: int) -> None:
+        end = time.perf_counter_ns() + 1000 * microseconds
+        while time.perf_counter_ns() < end:
+            pass
+
+    def body(seat: Seat) -> None:
+        enders: list[threading.Thread] = []
+        for number, plan in enumerate(plans):
+            ring = seat.open(number + 1)
+            if seat.rank == plan["aborter"]:
+
+                def end(ring: Communicator = ring, plan: dict = plan) -> None:  # type: ignore[type-arg]
+                    idle(plan["pause"])
+                    ring.abort("an interrupt")
+
+                enders = [threading.Thread(target=end)]
+                enders[0].start()
+            for turn in range(plan["commits"]):
+                idle(plan["delays"][seat.rank][turn])
+                if not commits(ring):
+                    break
+                made[seat.rank][number] += 1
+            for ender in enders:
+                ender.join()
+            enders = []
+            ring.close()
+            seat.opened.clear()
+
+    as_threads(size, body)
+    parted = [number for number in range(SCHEDULES) if len({counts[number] for counts in made}) > 1]
+    assert not parted, [(plans[number], [counts[number] for counts in made]) for number in parted[:3]]
+    ended = sum(made[0][number] < plans[number]["commits"] for number in range(SCHEDULES))
+    assert ended > SCHEDULES / 50  # the aborts do strike
+
+
+def test_a_rank_that_calls_something_else_is_a_mismatch_and_the_group_lives_on() -> None:
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        with pytest.raises(CollectiveMismatch, match="commit 'step'"):
+            ring.barrier() if seat.rank == 1 else ring.commit(Guard(), name="step")
+        assert commits(ring)
+
+    as_threads(3, body)
+
+
+def test_a_rank_that_does_not_come_in_time_ends_it_for_all() -> None:
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        ring.limit_time(0.2)
+        if seat.rank != 1:
+            with pytest.raises((CollectiveTimeout, CollectiveAborted)):
+                ring.commit(Guard(), name="step")
+
+    as_threads(3, body)
+
+
+def test_a_rank_that_has_joined_stands_in_no_ones_way() -> None:
+    def body(seat: Seat) -> None:
+        ring = seat.open()
+        if seat.rank:
+            for _ in range(3):
+                assert commits(ring)
+        ring.join()
+
+    as_threads(3, body)
+
+
+def test_a_committed_operation_goes_on_after_an_abort_until_a_rank_gives_it_up() -> None:
+    """A rank that has not come yet still comes; one that never does ends it when the others' patience does."""
+
+    def body(seat: Seat) -> float:
+        ring = seat.open()
+        assert commits(ring)
+        ring.be_patient(1.0)
+        own = Tensor.of(ring, [1.0] * 70_000, DType.FLOAT32, ring=True)
+        if seat.rank == 1:
+            ring.abort("an interrupt")
+            time.sleep(0.2)
+        ring.allreduce([own.buffer], [own.buffer])
+        assert own.values.tolist() == [3.0] * 70_000
+        begun = time.monotonic()
+        if seat.rank != 2:
+            with pytest.raises(CollectiveAborted, match="an interrupt"):
+                ring.allreduce([own.buffer], [own.buffer])
+        return time.monotonic() - begun
+
+    assert max(as_threads(3, body)[:2]) < 20
+
+
+def test_a_rank_that_dies_while_others_commit() -> None:
+    """They learn it, and agree."""
+
+    def body(seat: Seat) -> bool:
+        import os
+
+        ring = seat.open()
+        if seat.rank == 1:
+            time.sleep(0.1)
+            os.kill(os.getpid(), 9)
+        return commits(ring)
+
+    assert [found for found in as_processes(3, body) if isinstance(found, bool)] == [False, False]
+
+
+def test_between_hosts_an_abort_behind_a_commit_ends_it_on_none() -> None:
+    """A rank that has made its step ends the epoch at once, while the message to the other host is on its way."""
+
+    def body(seat: Seat) -> int:
+        made = 0
+        for number in range(1, 60):
+            ring = seat.open(number)
+            if commits(ring):
+                made += 1
+            if seat.rank == number % seat.size:
+                ring.abort("an interrupt behind the step")
+            ring.close()
+            seat.opened.clear()
+        return made
+
+    assert as_hosts(5, body) == [59] * 5
