@@ -13,6 +13,7 @@ import pytest
 from harness.two_hosts import NAMES
 from harness.waiting import until
 from notebook.endurance.endure import SECONDS_TO_END
+from notebook.endurance.equal_steps import Training
 from ring_notebook.errors import ClusterError, CollectiveAborted
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.cluster.workspace import Workspace
@@ -164,5 +165,24 @@ time.sleep(600)
     kernel.wait()
 
 
+def parted(times: int) -> None:
+    """A training that is interrupted and fails again and again has made the same steps on both hosts."""
+    with Cluster(hosts=HOSTS) as cluster:
+        for name in ("sgd", "fused"):
+            cluster.run("%reset -f").wait()
+            training = Training(cluster, name)
+            for number in range(times):
+                training.run(("is interrupted", "raises", "disagrees")[number % 3])
+                training.check()
+            training.run(steps=2)
+            training.check_against_one_process()
+
+
 if __name__ == "__main__":
-    {"allocated": allocated, "everything": everything, "killed": killed}[sys.argv[1]]()
+    {
+        "allocated": allocated,
+        "everything": everything,
+        "killed": killed,
+        "parted": lambda: parted(6),
+        "parted_often": lambda: parted(100),
+    }[sys.argv[1]]()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,9 +12,16 @@ from ring_notebook.core.buffers import DType
 from ring_notebook.core.communicator import Communicator
 from ring_notebook.core.work import Work
 
-__all__ = ["ASYNCHRONOUS", "CALLS", "WAITS"]
+__all__ = ["ASYNCHRONOUS", "CALLS", "WAITS", "Guard"]
 
 Call = Callable[[Communicator, bool], Work]
+
+
+@dataclass
+class Guard:
+    """Notes whether a commit has succeeded."""
+
+    held: bool = False
 
 
 def _ones(ring: Communicator, count: int, *, place: bool = False) -> Tensor:

@@ -43,7 +43,7 @@ class AdasumOptimizer(Wrapper):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """A step of the wrapped optimizer on this rank's gradients, combined with the steps of the others."""
         self._check_newest()
-        if self._mend(self._shared):
+        if self._mend(self._process_set, self._shared):
             self._mark_stepped()
             return None
         parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]

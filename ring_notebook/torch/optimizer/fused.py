@@ -108,7 +108,7 @@ class FusedOptimizer(Wrapper):
         """
         self._check_newest()
         self._follow_ranks()
-        if self._mend(self._shared):
+        if self._mend(self._process_set, self._shared):
             self._mark_stepped()
             return None
         result = None

@@ -74,7 +74,7 @@ class ReducingOptimizer(Wrapper):
         self._check_newest()
         self._follow_epoch()
         self._synchronized = True
-        if self._mend(self._shared):
+        if self._mend(self._reducer.how.process_set, self._shared):
             self._reducer.reset()
             self._left_out = True
             return
@@ -127,7 +127,7 @@ class ReducingOptimizer(Wrapper):
         if hasattr(self, "found_inf") and closure is None:
             return self._step_for_scaler(keeps)
         if closure is not None:
-            self._mend(self._shared)
+            self._mend(self._reducer.how.process_set, self._shared)
             with all_or_none(self, process_set, self._end_step):
                 return super().step(closure if keeps else self._reducing(closure))
         if not keeps:

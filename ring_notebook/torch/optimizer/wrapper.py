@@ -130,12 +130,11 @@ class Wrapper(torch.optim.Optimizer):
         self._epoch = weakref.ref(communicator)
         return True
 
-    def _mend(self, shared: Callable[[], Shared]) -> bool:
+    def _mend(self, process_set: ProcessSet, shared: Callable[[], Shared]) -> bool:
         """At the first step of an epoch: whether ranks had parted, and are equal again.
 
         Gradients are dropped then, since they were made before, and the step is left out.
         """
-        process_set = shared().process_set
         if not self._is_first_of_epoch(process_set) or not may_have_parted(self._wrapped, process_set):
             return False
         if not mend(shared()):

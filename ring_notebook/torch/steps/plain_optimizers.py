@@ -118,9 +118,7 @@ def _mend(optimizer: torch.optim.Optimizer, training: _Training) -> None:
     model = training.model()
     if model is not None:
         note_models(optimizer, [model])
-    shared = Shared(
-        optimizer, training.names, global_process_set, state=model is not None, weights=model is not None
-    )
+    shared = Shared(optimizer, training.names, global_process_set, state=model is not None, weights=model is not None)
     if mend(shared):
         for group in optimizer.param_groups:
             for parameter in group["params"]:
@@ -142,7 +140,9 @@ def _training_of(optimizer: torch.optim.Optimizer) -> _Training | None:
         optimizer.__dict__[_TRAINING] = known
     if known.group is None or known.group.size() == 1:
         return None
-    join = getattr(known.model(), "_join_config", None)  # ranks without batches follow the others' sums, not their steps
+    join = getattr(
+        known.model(), "_join_config", None
+    )  # ranks without batches follow the others' sums, not their steps
     return None if getattr(join, "enable", False) else known
 
 
@@ -151,8 +151,10 @@ def _find(optimizer: torch.optim.Optimizer) -> _Training:
     for parameter in parameters.values():
         mesh = getattr(parameter, "device_mesh", None)  # of FSDP2
         if mesh is not None:
-            group = mesh.get_group() if mesh.ndim == 1 else dist.group.WORLD if mesh.size() == dist.get_world_size() else None
-            return _Training(_ring(group))
+            if mesh.ndim == 1:
+                return _Training(_ring(mesh.get_group()))
+            whole = mesh.size() == dist.get_world_size()
+            return _Training(_ring(dist.group.WORLD) if whole else None)
     kind = nn.parallel.DistributedDataParallel
     for one in gc.get_objects():
         if issubclass(type(one), kind):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from native.calls import Guard
 from native.ranks import Seat, as_threads
 from native.values import Tensor
 from ring_notebook.core.buffers import DType
@@ -62,8 +63,9 @@ def calls(ring: Communicator, much: int, *, several: bool) -> list[tuple[str, st
 
     few, many, total = little.buffer.nbytes, ones.buffer.nbytes, float(sum(range(size)))
     # Operation, path on one host, path between several.
-    every = [
+    every: list[tuple[str, str, str, int, Callable[[], object]]] = [
         ("barrier", "gate", "eager", 0, ring.barrier),
+        ("commit", "gate", "eager", 0, lambda: ring.commit(Guard())),
         ("allreduce", "one-shot", "eager", few, reduce(little, small, total)),
         ("allreduce", "staged", "ring", many, reduce(ones, spare, size)),
         ("allreduce", "adasum", "gathered", many, reduce(ones, spare, 1, ReduceOp.ADASUM)),

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from native.calls import Guard
 from native.ranks import Seat, as_threads
 from native.values import Tensor
 from ring_notebook.core.buffers import Device, DType
@@ -28,6 +29,7 @@ GPU = {"device": Device.CUDA}
 # operation, what ranks 0, 1, ... post, the path on one host, the path between two.
 TABLE: list[tuple[str, list[dict[str, Any]], str, str]] = [
     ("barrier", [ORDINARY, ORDINARY], "gate", "eager"),
+    ("commit", [ORDINARY, ORDINARY], "gate", "eager"),
     ("join", [ORDINARY, ORDINARY], "gate", "eager"),
     ("allreduce", [INLINE], "alone", ""),
     ("allreduce", [RING], "alone", ""),
@@ -129,6 +131,7 @@ def calls(ring: Communicator) -> dict[tuple[str, str], Callable[[], object]]:
     several = ring._native.host_of != []
     return {
         ("barrier", "eager" if several else "gate"): ring.barrier,
+        ("commit", "eager" if several else "gate"): lambda: ring.commit(Guard()),
         ("allreduce", "eager" if several else "one-shot"): lambda: ring.allreduce([little], [little]),
         ("allreduce", "ring" if several else "push"): lambda: ring.allreduce([placed], [placed]),
         ("allreduce", "ring" if several else "staged"): lambda: ring.allreduce([plain], [plain]),

@@ -41,6 +41,9 @@ def loss_of(number, rank):
 
 def note(optimizer):
     optimizer.register_step_post_hook(lambda *_: made.append(len(made)))
+
+def agree():
+    made[:] = max(ring.allgather_object(made), key=len)
 """
 _STEP = """
 def step():
@@ -59,6 +62,7 @@ if "made" not in globals():
     optimizer = {optimizer}
     note(optimizer)
 model, optimizer = ring.prepare(model, optimizer{options})
+agree()
 """
 
 
@@ -143,6 +147,19 @@ def here():
 places = 0
 while len(made) - begun < STEPS: step()
 """
+_FIND = """
+kept = optimizer.state_dict()
+state = {f"{key} {name}": value for key, entry in kept["state"].items() for name, value in entry.items()}
+found = {
+    "made": list(made),
+    "options": [{key: value for key, value in group.items() if key != "params"} for group in kept["param_groups"]],
+    "weights": [getattr(p, "full_tensor", lambda: p)().detach().clone() for p in model.parameters()],
+    "state": {
+        key: torch.as_tensor(value) for key, value in state.items()
+        if isinstance(value, (torch.Tensor, int, float)) and not hasattr(value, "full_tensor")
+    },
+}
+"""
 ENDS: dict[str, tuple[str, tuple[type[BaseException], ...]]] = {
     "is interrupted": ("False", (KeyboardInterrupt,)),
     "raises": ("places > when", (ValueError,)),
@@ -192,42 +209,35 @@ class Training:
 
     def states(self) -> list[dict[str, Any]]:
         """Of each rank: the steps it has made, its weights and the state of its optimizer."""
-        self.cluster.run(
-            "kept = optimizer.state_dict()\n"
-            "found = {'made': list(made), 'options': [{k: v for k, v in group.items() if k != 'params'} for group in "
-            "kept['param_groups']], 'weights': [getattr(p, 'full_tensor', lambda: p)().detach().clone() for p in model.parameters()],\n"
-            "'state': {f'{key} {name}': torch.as_tensor(value) for key, entry in kept['state'].items() for name, value "
-            "in entry.items() if isinstance(value, (torch.Tensor, int, float)) and not hasattr(value, 'full_tensor')}}"
-        ).wait()
+        self.cluster.run(_FIND).wait()
         return [self.cluster.pull("found", rank) for rank in range(self.cluster.n)]
 
     def check(self) -> int:
         """All ranks have made the same steps, and end where one process ends with the same batches; how many steps."""
         states = self.states()
         first = states[0]
-        longest = max((state["made"] for state in states), key=len)
-        assert longest == list(range(longest[0], longest[0] + len(longest))) if longest else True
+        assert [state["made"] for state in states] == [first["made"]] * len(states)
         for rank, state in enumerate(states[1:], 1):
-            assert state["made"] == longest[len(longest) - len(state["made"]) :], f"rank {rank} made other steps"
             assert state["options"] == first["options"]
             for a, b in zip(state["weights"], first["weights"], strict=True):
-                assert torch.equal(a, b), f"rank {rank} has other weights after {len(longest)} steps"
-            if self.name != "adasum":
+                assert torch.equal(a, b), f"rank {rank} has other weights after {len(first['made'])} steps"
+            if self.name != "adasum":  # each rank has its own
                 assert state["state"].keys() == first["state"].keys()
                 for key, value in state["state"].items():
                     assert torch.equal(value, first["state"][key]), f"rank {rank} has another {key}"
-        return len(longest)
+        return len(first["made"])
 
     def check_against_one_process(self) -> None:
         """The weights are those of one process that was given the same batches in the same order of steps."""
         states = self.states()
-        steps = max(len(state["made"]) for state in states)
+        steps = len(states[0]["made"])
         alone: dict[str, Any] = {}
 
         class Ring:
             rank = staticmethod(lambda: 0)
             size = staticmethod(lambda: 1)
             prepare = staticmethod(lambda model, optimizer, **_: (model, optimizer))
+            allgather_object = staticmethod(lambda value: [value])
 
         alone["ring"] = Ring
         exec(_MODEL + TRAININGS[self.name][0], alone)

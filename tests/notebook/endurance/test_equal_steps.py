@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from notebook.endurance.equal_steps import ENDS, TRAININGS, Training
+from ring_notebook.errors import DriftError
 from ring_notebook.notebook.cluster.cluster import Cluster
 
 LIVING = [end for end in ENDS if end != "is killed"]
@@ -34,3 +35,58 @@ def test_all_ranks_have_made_the_same_steps(cluster: Cluster, name: str) -> None
     training.run(steps=2)
     training.check()
     training.check_against_one_process()
+
+
+def test_a_rank_that_is_killed_and_healed_continues_with_the_others(cluster: Cluster) -> None:
+    training = Training(cluster, "adam")
+    for _ in range(2):
+        before = training.check()
+        training.run("is killed")
+        assert training.check() >= before
+    training.run(steps=2)
+    training.check_against_one_process()
+
+
+def test_ranks_that_have_parted_are_named_and_made_equal(cluster: Cluster) -> None:
+    training = Training(cluster, "sgd")
+    training.run(steps=3)
+    changes = "if rank == 1:\n    with torch.no_grad(): model.bias += 1"
+    training.run("is interrupted")
+    cluster.run(changes).wait()
+    said = training.run(steps=3)
+    assert "ranks 1 have parted from rank 0 since a run that did not end well: parameter bias" in said
+    training.check()
+    assert "parted" not in training.run(steps=1)
+    cluster.run(changes).wait()  # a run that ends well raises no doubt
+    assert "parted" not in training.run(steps=1)
+
+
+def test_an_error_instead_of_a_repair(cluster: Cluster) -> None:
+    training = Training(cluster, "sgd")
+    training.run("raises")
+    setting = (
+        "import os\nfrom ring_notebook.config import config\nos.environ['RING_REPAIR'] = 'error'\nconfig.cache_clear()"
+    )
+    cluster.run(f"{setting}\nif rank == 2: optimizer.param_groups[0]['lr'] = 0.5").wait()
+    run = cluster.run(TRAININGS["sgd"][1].replace("HERE", "pass") + "\nstep()")
+    with pytest.raises(DriftError, match=r"ranks 2 have parted from rank 0 .*: option lr of group 0"):
+        run.wait()
+    cluster.run("del os.environ['RING_REPAIR']\nconfig.cache_clear()").wait()
+    training.run(steps=1)
+    training.check()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_own_records")
+@pytest.mark.parametrize("n", [2, 3, 4])
+@pytest.mark.parametrize("name", ["sgd", "adam", "ddp"])
+def test_a_hundred_ends_in_one_training(n: int, name: str) -> None:
+    """Interrupts, failures, mismatches and kills with heal, drawn by a seed."""
+    with Cluster(n) as own:
+        training = Training(own, name, seed=n)
+        for _ in range(100):
+            training.run(training.random.choice(list(ENDS)))
+            training.check()
+        training.run(steps=5)
+        training.check()
+        training.check_against_one_process()
