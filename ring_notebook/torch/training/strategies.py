@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ring_notebook.core import world
 from ring_notebook.torch.process_group.run_groups.default_group import process_group
 
 __all__ = ["STRATEGIES", "wrap"]
@@ -27,7 +28,9 @@ def wrap(model: nn.Module, optimizer: torch.optim.Optimizer, strategy: str) -> n
 
 def _ddp(model: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Module:
     if isinstance(model, nn.parallel.DistributedDataParallel):  # the cell runs again
-        return model
+        if world.doubts() == 0:
+            return model
+        model = model.module  # a backward pass that has raised leaves the wrapper unusable
     # A view of the bucket saves the copy of each gradient.
     return nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
 

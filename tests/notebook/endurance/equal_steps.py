@@ -42,6 +42,10 @@ def loss_of(number, rank):
 def note(optimizer):
     optimizer.register_step_post_hook(lambda *_: made.append(len(made)))
 
+def disagree():
+    given = torch.distributed.is_initialized()
+    torch.distributed.all_reduce(torch.ones(7)) if given else ring.allreduce(torch.ones(7))
+
 def agree():
     made[:] = max(ring.allgather_object(made), key=len)
 """
@@ -130,8 +134,9 @@ def step():
     optimizer.step(closure)
 """,
     ),
-    "ddp": _prepared(_SGD, options=', strategy="ddp"'),
-    "fsdp": _prepared(_ADAM, options=', strategy="fsdp"'),
+    # After a backward pass that has raised torch needs a new wrapper, and FSDP2 a new model.
+    "ddp": _prepared(_SGD, f"model, optimizer = ring.prepare(model, optimizer, strategy='ddp')\n{_STEP}"),
+    "fsdp": ("globals().pop('made', None)" + _prepared(_ADAM, options=', strategy="fsdp"')[0], _STEP),
     "adasum": _prepared(_SGD, options=", op=ring.Adasum"),
 }
 """What makes model and optimizer, unless they are there, and what defines a step. Ranks end at ``HERE``."""
@@ -164,7 +169,7 @@ ENDS: dict[str, tuple[str, tuple[type[BaseException], ...]]] = {
     "is interrupted": ("False", (KeyboardInterrupt,)),
     "raises": ("places > when", (ValueError,)),
     "is killed": ("False", (ClusterError,)),
-    "disagrees": ("places > when and ring.allreduce(torch.ones(7)) is None", (CollectiveMismatch, CollectiveAborted)),
+    "disagrees": ("places > when and disagree()", (CollectiveMismatch, CollectiveAborted)),
 }
 """The condition on which a rank raises, and what the run ends with."""
 
@@ -184,6 +189,8 @@ class Training:
     def run(self, end: str = "", steps: int = 10**9) -> str:
         """Train until ``end`` happens at a moment drawn by the seed, or for so many steps; what the ranks printed."""
         condition, errors = ENDS[end] if end else ("False", ())
+        if self.name == "fsdp":
+            self.prepare()
         loop = _LOOP.replace("END", condition).replace("SEED", str(self.random.random())).replace("STEPS", str(steps))
         body = TRAININGS[self.name][1].replace("HERE", "here()")
         moment = self.random.random() * 0.1

@@ -23,6 +23,9 @@ def cluster(_own_records: Path) -> Iterator[Cluster]:
 
 @pytest.fixture(autouse=True)
 def _fresh(cluster: Cluster) -> None:
+    if [engine.state for engine in cluster.status()] != ["idle"] * cluster.n:  # a test has failed
+        cluster.restart()
+    cluster.run("import torch.distributed as dist\nif dist.is_initialized(): dist.destroy_process_group()").wait()
     cluster.run("%reset -f").wait()
 
 

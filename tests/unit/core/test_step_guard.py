@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from types import FrameType
+from weakref import proxy
 
 import pytest
 
@@ -19,7 +20,7 @@ from ring_notebook.core.step_guard import LONGEST_HOLD, StepGuard
 def alone() -> Iterator[Communicator]:
     domain = core().Domain.create(0, 1, 64 << 20)
     communicator = Communicator(core().Communicator.open(domain, [0], [0], 0, 1), domain)
-    yield communicator
+    yield proxy(communicator)  # tests keep what they are given until their file ends
     communicator.close()
 
 
