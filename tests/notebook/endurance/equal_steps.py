@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from harness.waiting import until
+from notebook.endurance.endure import SECONDS_TO_END
 from ring_notebook.errors import ClusterError, CollectiveAborted, CollectiveMismatch
 from ring_notebook.notebook.cluster.cluster import Cluster
 
@@ -135,7 +136,9 @@ def step():
 """,
     ),
     # After a backward pass that has raised torch needs a new wrapper, and FSDP2 a new model.
-    "ddp": _prepared(_SGD, f"model, optimizer = ring.prepare(model, optimizer, strategy='ddp')\n{_STEP}"),
+    "ddp": _prepared(
+        _SGD, f"model, optimizer = ring.prepare(model, optimizer, strategy='ddp')\n{_STEP}", ', strategy="ddp"'
+    ),
     "fsdp": ("globals().pop('made', None)" + _prepared(_ADAM, options=', strategy="fsdp"')[0], _STEP),
     "adasum": _prepared(_SGD, options=", op=ring.Adasum"),
 }
@@ -153,12 +156,14 @@ places = 0
 while len(made) - begun < STEPS: step()
 """
 _FIND = """
+import torch.distributed.fsdp
 kept = optimizer.state_dict()
+sharded = isinstance(model, getattr(torch.distributed.fsdp, "FSDPModule", ()))
 state = {f"{key} {name}": value for key, entry in kept["state"].items() for name, value in entry.items()}
 found = {
     "made": list(made),
     "options": [{key: value for key, value in group.items() if key != "params"} for group in kept["param_groups"]],
-    "weights": [getattr(p, "full_tensor", lambda: p)().detach().clone() for p in model.parameters()],
+    "weights": [p.detach().clone() for p in model.parameters() if not sharded],
     "state": {
         key: torch.as_tensor(value) for key, value in state.items()
         if isinstance(value, (torch.Tensor, int, float)) and not hasattr(value, "full_tensor")
@@ -179,12 +184,13 @@ class Training:
 
     def __init__(self, cluster: Cluster, name: str, seed: int = 0) -> None:
         self.cluster, self.name = cluster, name
+        self.size = 2 if name == "adasum" else cluster.n  # it takes a power of two
         self.random = random.Random(seed)
         self.prepare()
 
     def prepare(self) -> None:
         """Make what a rank lacks, on all ranks."""
-        self.cluster.run(_MODEL + TRAININGS[self.name][0]).wait()
+        self.cluster.run(_MODEL + TRAININGS[self.name][0], n=self.size).wait()
 
     def run(self, end: str = "", steps: int = 10**9) -> str:
         """Train until ``end`` happens at a moment drawn by the seed, or for so many steps; what the ranks printed."""
@@ -194,16 +200,19 @@ class Training:
         loop = _LOOP.replace("END", condition).replace("SEED", str(self.random.random())).replace("STEPS", str(steps))
         body = TRAININGS[self.name][1].replace("HERE", "here()")
         moment = self.random.random() * 0.1
-        kills = f"if rank == {self.random.randrange(self.cluster.n)}: " + (
+        kills = f"if rank == {self.random.randrange(self.size)}: " + (
             f"threading.Timer({moment}, os.kill, (os.getpid(), 9)).start()" if end == "is killed" else "pass"
         )
-        run = self.cluster.run(f"{body}\n{kills}\n{loop}")
+        run = self.cluster.run(f"{body}\n{kills}\n{loop}", n=self.size)
         if end == "is interrupted":
-            size = self.cluster.n
-            until(lambda: run.done or [status.line > 0 for status in run.log.statuses().values()] == [True] * size)
+            begun = [True] * self.size
+            until(lambda: run.done or [status.line > 0 for status in run.log.statuses().values()] == begun)
             time.sleep(moment)
             run.stop()
-        until(lambda: run.done)
+        deadline = time.monotonic() + SECONDS_TO_END
+        while not run.done:
+            assert time.monotonic() < deadline, run.describe()
+            time.sleep(0.005)
         if errors:
             assert isinstance(run.error, errors), run.error
         else:
@@ -216,8 +225,8 @@ class Training:
 
     def states(self) -> list[dict[str, Any]]:
         """Of each rank: the steps it has made, its weights and the state of its optimizer."""
-        self.cluster.run(_FIND).wait()
-        return [self.cluster.pull("found", rank) for rank in range(self.cluster.n)]
+        self.cluster.run(_FIND, n=self.size).wait()
+        return [self.cluster.pull("found", rank) for rank in range(self.size)]
 
     def check(self) -> int:
         """All ranks have made the same steps, and end where one process ends with the same batches; how many steps."""
@@ -236,6 +245,8 @@ class Training:
 
     def check_against_one_process(self) -> None:
         """The weights are those of one process that was given the same batches in the same order of steps."""
+        if self.name in ("adasum", "fsdp"):  # no process does the same alone; weights in shards
+            return
         states = self.states()
         steps = len(states[0]["made"])
         alone: dict[str, Any] = {}
@@ -248,7 +259,7 @@ class Training:
 
         alone["ring"] = Ring
         exec(_MODEL + TRAININGS[self.name][0], alone)
-        size = self.cluster.n
+        size = self.size
 
         def loss_of(number: int, _: int) -> Any:
             pairs = [alone["batch"](number, rank) for rank in range(size)]
