@@ -35,17 +35,17 @@ _is_on = False
 
 @dataclass(slots=True)
 class _Training:
-    """What one optimizer trains."""
+    """What one optimizer trains in an epoch."""
 
-    group: Any
+    epoch: weakref.ref[Communicator]
+    group: Any = None
     """The process group of backend "ring" that reduces its gradients; None where there is none."""
-    model: Callable[[], nn.Module | None] = lambda: None
-    """The DistributedDataParallel; none of FSDP2."""
-    found_in: weakref.ref[Communicator] | None = None
-    epoch: weakref.ref[Communicator] | None = None
+    models: list[weakref.ref[nn.Module]] = field(default_factory=list)
+    """The DistributedDataParallels, also one that a cell has replaced and nobody has collected; none of FSDP2."""
+    names: Mapping[Tensor, str] = field(default_factory=dict)
+    is_compared: bool = False
     undo: Undo | None = None
     set_aside: BaseException | None = None
-    names: Mapping[Tensor, str] = field(default_factory=dict)
 
 
 def guard_steps() -> None:
@@ -63,8 +63,8 @@ def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         return None
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
     communicator: Communicator = training.group.communicator
-    if training.epoch is None or training.epoch() is not communicator:
-        training.epoch = weakref.ref(communicator)
+    if not training.is_compared:
+        training.is_compared = True
         _mend(optimizer, training)
     step = sys._getframe(1)
     if closure is None:
@@ -115,10 +115,9 @@ def _mend(optimizer: torch.optim.Optimizer, training: _Training) -> None:
     """Compare the ranks after an epoch that did not end well. The gradients of the first step are older than that."""
     if training.group.size() != world.current().size or not may_have_parted(optimizer, global_process_set):
         return
-    model = training.model()
-    if model is not None:
-        note_models(optimizer, [model])
-    shared = Shared(optimizer, training.names, global_process_set, state=model is not None, weights=model is not None)
+    whole = bool(training.models)
+    note_models(optimizer, [model.module for one in training.models[:1] if (model := one()) is not None])
+    shared = Shared(optimizer, training.names, global_process_set, state=whole, weights=whole)
     if mend(shared):
         for group in optimizer.param_groups:
             for parameter in group["params"]:
@@ -128,40 +127,43 @@ def _mend(optimizer: torch.optim.Optimizer, training: _Training) -> None:
 def _training_of(optimizer: torch.optim.Optimizer) -> _Training | None:
     """What a group of backend "ring" reduces for ``optimizer``, if anything.
 
-    It is looked for at the first step, and at the first step of later epochs where there was nothing.
+    It is looked for at the first step of an epoch.
     """
-    known: _Training | None = optimizer.__dict__.get(_TRAINING)
     if getattr(optimizer, "guards_its_steps", False) or not world.is_initialized():
         return None
     epoch = world.current().communicator
-    if known is None or (known.group is None and (known.found_in is None or known.found_in() is not epoch)):
-        known = _find(optimizer)
-        known.found_in = weakref.ref(epoch)
-        optimizer.__dict__[_TRAINING] = known
+    known: _Training | None = optimizer.__dict__.get(_TRAINING)
+    if known is None or known.epoch() is not epoch:
+        known = optimizer.__dict__[_TRAINING] = _find(optimizer, weakref.ref(epoch))
     if known.group is None or known.group.size() == 1:
         return None
-    join = getattr(
-        known.model(), "_join_config", None
-    )  # ranks without batches follow the others' sums, not their steps
-    return None if getattr(join, "enable", False) else known
+    # Ranks without batches follow the others' sums, and not their steps.
+    joins = any(getattr(getattr(model(), "_join_config", None), "enable", False) for model in known.models)
+    return None if joins else known
 
 
-def _find(optimizer: torch.optim.Optimizer) -> _Training:
+def _find(optimizer: torch.optim.Optimizer, epoch: weakref.ref[Communicator]) -> _Training:
     parameters = {id(parameter): parameter for group in optimizer.param_groups for parameter in group["params"]}
     for parameter in parameters.values():
         mesh = getattr(parameter, "device_mesh", None)  # of FSDP2
         if mesh is not None:
-            if mesh.ndim == 1:
-                return _Training(_ring(mesh.get_group()))
-            whole = mesh.size() == dist.get_world_size()
-            return _Training(_ring(dist.group.WORLD) if whole else None)
+            return _Training(epoch, _ring(mesh.get_group()) if mesh.ndim == 1 else _whole(mesh.size()))
+    found = _Training(epoch)
     kind = nn.parallel.DistributedDataParallel
     for one in gc.get_objects():
         if issubclass(type(one), kind):
             names = {p: name.removeprefix("module.") for name, p in one.named_parameters() if id(p) in parameters}
             if names:
-                return _Training(_ring(one.process_group), weakref.ref(one), names=names)
-    return _Training(None)
+                found.models.append(weakref.ref(one))
+                found.names = names
+                # The same on all ranks, also where one has not collected what another has.
+                found.group = _whole(one.process_group.size()) or _ring(one.process_group)
+    return found
+
+
+def _whole(size: int) -> Any:
+    """The default group, where it is one of backend "ring" and so many ranks are all there are."""
+    return _ring(dist.group.WORLD) if size == dist.get_world_size() else None
 
 
 def _ring(group: Any) -> Any:
