@@ -106,7 +106,8 @@ void Communicator::fail(Work& work, std::exception_ptr error) noexcept {
     if (has_succeeded && work.header_.kind == OpKind::Commit) {
         work.set_aside_ = std::move(error);
         work.finish(nullptr);
-    } else if (!device_ || !device_->fail(work.shared_from_this(), error)) work.finish(std::move(error));
+    } else if (!device_ || !device_->fail(work.shared_from_this(), error))
+        work.finish(std::move(error));
     if (ended && epoch_.fabric) epoch_.fabric->notices().send_due();  // there may be memory now
 }
 

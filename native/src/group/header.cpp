@@ -32,9 +32,7 @@ std::string shape_text(const Header& header) {
     return text + "]";
 }
 
-bool brings_nothing(OpKind kind) {
-    return kind == OpKind::Barrier || kind == OpKind::Commit || kind == OpKind::Join;
-}
+bool brings_nothing(OpKind kind) { return kind == OpKind::Barrier || kind == OpKind::Commit || kind == OpKind::Join; }
 
 bool reduces(OpKind kind) { return kind == OpKind::Allreduce || kind == OpKind::ReduceScatter || kind == OpKind::Step; }
 

@@ -116,7 +116,8 @@ def _mend(optimizer: torch.optim.Optimizer, training: _Training) -> None:
     if training.group.size() != world.current().size or not may_have_parted(optimizer, global_process_set):
         return
     whole = bool(training.models)
-    note_models(optimizer, [model.module for one in training.models[:1] if (model := one()) is not None])
+    models = [one() for one in training.models]
+    note_models(optimizer, [model for model in models if model is not None])
     shared = Shared(optimizer, training.names, global_process_set, state=whole, weights=whole)
     if mend(shared):
         for group in optimizer.param_groups:

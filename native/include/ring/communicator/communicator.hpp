@@ -130,7 +130,7 @@ class Communicator {
         std::shared_ptr<Link> link;
         int index = 0;  // of this process in the group
         std::uint64_t epoch = 0;
-        std::uint64_t run = 0;  // number of the run that the epoch belongs to; 0 for none
+        std::uint64_t run = 0;    // number of the run that the epoch belongs to; 0 for none
         std::int64_t doubts = 0;  // a number of which all ranks learn the greatest
         Options options;
         std::shared_ptr<Devices> devices;  // null where tensors on devices are refused
@@ -153,8 +153,8 @@ class Communicator {
     // Returns when all ranks have called it, as a barrier. What makes it a commit: on one host it succeeds on all ranks
     // or throws on all of them, whatever ends them meanwhile. Returns what has ended this rank when the commit had
     // succeeded, null for nothing; the caller throws it later. Between hosts no exchange can decide for all at one
-    // moment: there a host gives the messages of the others some time after an abort, and what is left open is the death
-    // of a rank, or of a link, while they are on their way.
+    // moment: there a host gives the messages of the others some time after an abort, and what is left open is the
+    // death of a rank, or of a link, while they are on their way.
     std::exception_ptr commit(std::string name, double timeout, const Interruption& check);
     // Operations that are called from now on go on for so many seconds after an abort, unless a rank that takes part
     // gives them up or dies; 0, the default, ends them at once. For what all ranks have committed to.
@@ -313,7 +313,7 @@ class Communicator {
     std::shared_ptr<Fabric> fabric_;
     Topology topology_;
     Epoch epoch_;
-    int number_;                  // of this group in the epoch
+    int number_;  // of this group in the epoch
     std::int64_t doubts_ = 0;
     std::uint64_t sequence_ = 0;  // counted by the thread that carries an operation out
 
@@ -324,9 +324,9 @@ class Communicator {
     std::deque<std::shared_ptr<Work>> queue_;
     std::thread::id inline_thread_;  // carries an operation out in its caller; none when there is none
     std::atomic<bool> closed_{false};
-    std::atomic<bool> in_order_{false};  // whatever their names
+    std::atomic<bool> in_order_{false};      // whatever their names
     std::atomic<std::int64_t> patience_{0};  // ns, of operations that are called from now on
-    Doorbell idle_;                      // rings when an operation has ended
+    Doorbell idle_;                          // rings when an operation has ended
     std::unique_ptr<NamedLane> named_;
     std::unique_ptr<DeviceSide> device_;  // null where tensors on devices are refused
 };

@@ -225,7 +225,7 @@ class HostGroup {
     SpinPolicy spin_;
     std::uint64_t arrivals_ = 0;
     std::uint32_t departures_seen_ = 0;
-    std::atomic<std::int64_t> patience_{0};             // ns
+    std::atomic<std::int64_t> patience_{0};            // ns
     mutable std::atomic<std::int64_t> aborted_at_{0};  // when this rank saw it first, while it was patient
     std::atomic<bool> left_{false};
     Staging staging_;
