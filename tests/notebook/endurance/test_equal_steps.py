@@ -11,6 +11,7 @@ from notebook.endurance.equal_steps import ENDS, TRAININGS, Training
 from ring_notebook.errors import DriftError
 from ring_notebook.notebook.cluster.cluster import Cluster
 
+AT_ONCE = ("sgd", "fused", "lbfgs", "ddp")
 LIVING = [end for end in ENDS if end != "is killed"]
 
 
@@ -29,7 +30,9 @@ def _fresh(cluster: Cluster) -> None:
     cluster.run("%reset -f").wait()
 
 
-@pytest.mark.parametrize("name", TRAININGS)
+@pytest.mark.parametrize(
+    "name", [name if name in AT_ONCE else pytest.param(name, marks=pytest.mark.slow) for name in TRAININGS]
+)
 def test_all_ranks_have_made_the_same_steps(cluster: Cluster, name: str) -> None:
     training = Training(cluster, name)
     for number in range(6):
@@ -64,19 +67,29 @@ def test_ranks_that_have_parted_are_named_and_made_equal(cluster: Cluster) -> No
     assert "parted" not in training.run(steps=1)
 
 
-def test_an_error_instead_of_a_repair(cluster: Cluster) -> None:
+def test_an_error_instead_of_a_repair_or_when_the_user_wants_none(cluster: Cluster) -> None:
     training = Training(cluster, "sgd")
-    training.run("raises")
-    setting = (
-        "import os\nfrom ring_notebook.config import config\nos.environ['RING_REPAIR'] = 'error'\nconfig.cache_clear()"
-    )
-    cluster.run(f"{setting}\nif rank == 2: optimizer.param_groups[0]['lr'] = 0.5").wait()
-    run = cluster.run(TRAININGS["sgd"][1].replace("HERE", "pass") + "\nstep()")
-    with pytest.raises(DriftError, match=r"ranks 2 have parted from rank 0 .*: option lr of group 0"):
-        run.wait()
-    cluster.run("del os.environ['RING_REPAIR']\nconfig.cache_clear()").wait()
-    training.run(steps=1)
-    training.check()
+    setting = """
+import builtins, os
+from ring_notebook.config import config
+asks = builtins.input
+def set_repair(repair, answer=None):
+    os.environ["RING_REPAIR"] = repair
+    config.cache_clear()
+    builtins.input = asks if answer is None else lambda question: asked.append(question) or answer
+"""
+    cluster.run(setting).wait()
+    step = TRAININGS["sgd"][1].replace("HERE", "pass") + "\nstep()"
+    for choice in ("'error'", "'ask', 'n'"):
+        training.run("raises")
+        cluster.run(f"asked = []\nset_repair({choice})\nif rank == 2: optimizer.param_groups[0]['lr'] *= 2").wait()
+        with pytest.raises(DriftError, match=r"ranks 2 have parted from rank 0 .*: option lr of group 0"):
+            cluster.run(step).wait()
+        assert [len(cluster.pull("asked", rank)) for rank in range(3)] == [int("ask" in choice), 0, 0]
+        cluster.run("set_repair('ask', 'y')").wait()
+        cluster.run(step).wait()
+        training.check()
+    cluster.run("set_repair('broadcast')").wait()
 
 
 @pytest.mark.slow
