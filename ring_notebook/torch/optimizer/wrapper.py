@@ -13,6 +13,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ring_notebook.api.arguments import check_passes
 from ring_notebook.api.process_sets import ProcessSet
+from ring_notebook.api.without_tensors import joins
 from ring_notebook.core.communicator import Communicator, ReduceOp
 from ring_notebook.torch.collectives.allreduce import allreduce
 from ring_notebook.torch.steps.repair import Shared, may_have_parted, mend, trust
@@ -44,6 +45,7 @@ class Wrapper(torch.optim.Optimizer):
     _superseded = False
     _passes = 1
     _epoch: weakref.ref[Communicator] | None = None  # the last one in which it has made a step
+    _joins = 0  # by then
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -121,13 +123,13 @@ class Wrapper(torch.optim.Optimizer):
         self.__dict__.update(given)
 
     def _is_first_of_epoch(self, process_set: ProcessSet) -> bool:
-        """Whether this is the first call with the communicator of an epoch that other ranks have too."""
+        """Whether this is the first call in an epoch, or since ranks joined: they may have missed the first one."""
         if not process_set.included() or process_set.size() == 1:
             return False
         communicator = process_set.communicator
-        if self._epoch is not None and self._epoch() is communicator:
+        if self._epoch is not None and self._epoch() is communicator and self._joins == joins():
             return False
-        self._epoch = weakref.ref(communicator)
+        self._epoch, self._joins = weakref.ref(communicator), joins()
         return True
 
     def _mend(self, process_set: ProcessSet, shared: Callable[[], Shared]) -> bool:
