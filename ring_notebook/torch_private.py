@@ -36,8 +36,6 @@ PRIVATE_NAMES = {
     "operation_kind": "torch.distributed:Work._get_op_type",
     "functional_collectives": "torch.distributed:_functional_collectives",
     "sync_buffers": "torch.nn.parallel:DistributedDataParallel._sync_buffers",
-    # Without: `profile_hook_step`, which it calls.
-    "hook_step": "torch.optim:Optimizer._patch_step_function",
     # One call for many tensors. Without: one call for each.
     "multiply_each": "torch:_foreach_mul_",
     "copy_each": "torch:_foreach_copy_",

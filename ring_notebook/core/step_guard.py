@@ -82,6 +82,10 @@ class StepGuard:
         self._steps_at = frame
         return set_aside
 
+    def is_within(self, frame: FrameType) -> bool:
+        """Whether ``frame`` lies within a step that `begin` or `hold` has begun."""
+        return self.held and self._steps_at is not None and not self._is_left(frame)
+
     def release(self, set_aside: BaseException | None = None) -> None:
         """Raise the interrupt that has been held back, or ``set_aside``, if there is one."""
         self.held, self._steps_at = False, None

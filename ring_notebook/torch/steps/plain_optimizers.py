@@ -44,6 +44,7 @@ class _Training:
     """The DistributedDataParallels, also one that a cell has replaced and nobody has collected; none of FSDP2."""
     names: Mapping[Tensor, str] = field(default_factory=dict)
     is_compared: bool = False
+    is_stepping: bool = False
     undo: Undo | None = None
     set_aside: BaseException | None = None
 
@@ -59,8 +60,10 @@ def guard_steps() -> None:
 
 def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
     training = _training_of(optimizer)
-    if training is None:
+    # Not within the step of another one, such as ZeroRedundancyOptimizer.
+    if training is None or step_guard.is_within(sys._getframe()):
         return None
+    training.is_stepping = True
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
     communicator: Communicator = training.group.communicator
     if not training.is_compared:
@@ -79,8 +82,9 @@ def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
 
 def _behind(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
     training = _training_of(optimizer)
-    if training is None:
+    if training is None or not training.is_stepping:
         return
+    training.is_stepping = False
     undo, training.undo = training.undo, None
     set_aside, training.set_aside = training.set_aside, None
     if undo is not None:
@@ -118,7 +122,8 @@ def _mend(optimizer: torch.optim.Optimizer, training: _Training) -> None:
     whole = bool(training.models)
     models = [one() for one in training.models]
     note_models(optimizer, [model for model in models if model is not None])
-    shared = Shared(optimizer, training.names, global_process_set, state=whole, weights=whole)
+    state = whole and type(optimizer).__name__ != "ZeroRedundancyOptimizer"  # whose ranks have shares of it
+    shared = Shared(optimizer, training.names, global_process_set, state=state, weights=whole)
     if mend(shared):
         for group in optimizer.param_groups:
             for parameter in group["params"]:

@@ -111,6 +111,8 @@ def mend(shared: Shared) -> bool:
     if _are_alike(own, shared.process_set):
         return False
     rows: list[dict[str, int]] = gather_objects(own, "digests of ranks that may have parted", shared.process_set)
+    if len({frozenset(name for name in row if name.startswith("parameter ")) for row in rows}) > 1:
+        return False  # each rank has parameters of its own
     steps: list[int] = gather_objects(steps_of(shared.optimizer), "steps made", shared.process_set)
     differing = sorted({name for row in rows for name in row if len({other.get(name) for other in rows}) > 1})
     at = _root(rows, steps)
