@@ -34,7 +34,7 @@ def remove_abandoned() -> None:
     if not FOLDER.is_dir():
         return
     for path in FOLDER.iterdir():
-        if _JOB.fullmatch(path.name):
+        if _JOB.fullmatch(path.name) and path.is_dir():
             names = (*shared_memory_prefixes(path.name), path.name)
             remove_unclaimed(path, functools.partial(_remove, names))
 
