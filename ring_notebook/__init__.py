@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ring_notebook.notebook.cluster.cluster import Cluster
     from ring_notebook.notebook.notify.notices import notify
     from ring_notebook.notebook.run.run import Run
+    from ring_notebook.rank.rendezvous_server import RendezvousServer
 
 __all__ = [
     "Cluster",
@@ -30,6 +31,7 @@ __all__ = [
     "CollectiveError",
     "CollectiveMismatch",
     "CollectiveTimeout",
+    "RendezvousServer",
     "RingError",
     "Run",
     "RunFailed",
@@ -50,6 +52,7 @@ _LAZY = {
     "CollectiveError": "ring_notebook.errors",
     "CollectiveMismatch": "ring_notebook.errors",
     "CollectiveTimeout": "ring_notebook.errors",
+    "RendezvousServer": "ring_notebook.rank.rendezvous_server",
     "RingError": "ring_notebook.errors",
     "Run": "ring_notebook.notebook.run.run",
     "RunFailed": "ring_notebook.errors",

@@ -65,7 +65,8 @@ class Config:
 
     start_timeout: float = -1.0
     """RING_START_TIMEOUT (HOROVOD_START_TIMEOUT): seconds that an mpiexec or srun has to start all ranks before it is
-    killed; 0 waits for ever. -1 means 600, and 0 where it has options of its own, which may hide what ranks say."""
+    killed, and that a rank waits for others at RING_RENDEZVOUS; 0 waits for ever. -1 means 600, and 0 where it has
+    options of its own, which may hide what ranks say; at RING_RENDEZVOUS 120."""
 
     stall_warning: float = 10.0
     """RING_STALL_WARNING: seconds without progress after which a run says who waits for whom: a notebook's in its
@@ -116,9 +117,8 @@ class Config:
     empty: the one that leads to the other hosts."""
 
     transport: Literal["auto", "tcp", "mpi"] = "auto"
-    """RING_TRANSPORT: what moves bytes between hosts, among ranks that `ringrun`, `run` or a notebook has started over
-    ssh or the like. ``auto`` is TCP connections of our own, and MPI where all hosts have RDMA devices. Ranks that
-    another launcher has started use MPI."""
+    """RING_TRANSPORT: what moves bytes between hosts. ``auto`` is TCP connections of our own, and MPI where all hosts
+    of ranks that `ringrun`, `run` or a notebook has started have RDMA devices. Ranks of a site's mpiexec use MPI."""
 
     commit_dir: str = ""
     """RING_COMMIT_DIR: folder where elastic states put their commits, to resume after a death; empty: memory

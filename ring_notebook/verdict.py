@@ -99,7 +99,7 @@ class Event(NamedTuple):
 
     - ``exited``: a rank has, as the value says; code 0 is a good end, as far as is known
     - ``aborts``: a rank has called MPI_Abort, and waits to be killed
-    - ``leaving``: a rank has reached the end of its program, and still runs its exit handlers
+    - ``leaving``: a rank's program has ended, with no other rank to blame, and its exit handlers still run
     - ``missed``: others still need this rank, which has exited with 0
     - ``apart``: why the ranks of an elastic job will never find each other
     - ``unwanted``: the user has asked to end this rank

@@ -61,13 +61,15 @@ def agree(place: Place, ranks: list[int], last: int, run: int) -> tuple[int, lis
     """
     if len(ranks) == 1:
         return last + 1, ranks
-    if any(place.domains[rank] != place.domains[ranks[0]] for rank in ranks):
+    domain, mates = place.domain, place.mates
+    if place.shared is not None:
+        domain, mates = place.shared, list(range(place.topology.size))
+    elif any(place.domains[rank] != place.domains[ranks[0]] for rank in ranks):
         if isinstance(place.link, core().TcpLink):
             return _agree_over_tcp(place.link, ranks, place.topology.rank, last), ranks
         return _agree_through_mpi(ranks, last), ranks
-    mates = place.mates
     candidates = sorted(mates.index(rank) for rank in ranks)
-    epoch, members = place.domain.agree_on_members(candidates, last, run, place.elastic, config().timeout)
+    epoch, members = domain.agree_on_members(candidates, last, run, place.elastic, config().timeout)
     alive = {mates[member] for member in members}
     return epoch, [rank for rank in ranks if rank in alive]
 

@@ -1,34 +1,33 @@
-"""Finds the place of this process: through MPI, through its supervisor, or alone."""
+"""Finds the place of this process: one path from what all ranks have told to hosts, ring memory and links."""
 
 from __future__ import annotations
 
 import os
+import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 from ring_notebook.config import config
 from ring_notebook.core.native import core
 from ring_notebook.core.topology import Place, Topology
 from ring_notebook.errors import MPIMissingError, RingError
-from ring_notebook.rank.agent_rendezvous import AgentRendezvous
-from ring_notebook.rank.hosts_rendezvous import HostsRendezvous
 from ring_notebook.rank.launch_check import check_alone
 from ring_notebook.rank.mpi_memory import unname_shared_memory
-from ring_notebook.rank.process_exit import at_exit
 from ring_notebook.rank.rendezvous import Rendezvous
 from ring_notebook.rank.tcp_connections import TcpConnections, listen
 
 if TYPE_CHECKING:
     from ring_notebook import _core
 
-__all__ = ["find_place", "join_place", "launched_by_mpi", "make_place"]
+__all__ = ["find_place", "form_again", "launched_by_mpi"]
 
-_Result = TypeVar("_Result")
 _LAUNCHERS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID")
 _RDMA = Path("/sys/class/infiniband")
+_SECONDS_TO_STOP = 2.0
 
 
 def launched_by_mpi() -> bool:
@@ -36,184 +35,216 @@ def launched_by_mpi() -> bool:
     return "mpi4py.MPI" in sys.modules or any(name in os.environ for name in _LAUNCHERS)
 
 
-def find_place() -> Place:
-    """Map the ring memory of this host. Collective over all ranks of a job that was launched.
+class _MpiRendezvous:
+    """The rendezvous of ranks that a site's mpiexec has started: MPI's own allgather."""
 
-    Raises MPIMissingError when a launcher started this process and no MPI library can be loaded,
-    OutOfRingMemoryError when the memory cannot be mapped, RingError when another rank fails here, when this process is
-    alone and its launcher has started several, when MPI was not initialized for threads and there are several hosts, or
-    when a rank of an elastic job ends before it comes here, and ValueError where such a job is to pretend that it has
-    several hosts.
+    def __init__(self) -> None:
+        mpi = _load_mpi()
+        self._world = mpi.COMM_WORLD
+        self.rank: int = self._world.Get_rank()
+        self.size: int = self._world.Get_size()
+        self.members = tuple(range(self.size))
+        self.key, self.address, self.elastic, self.has_mpi = b"", "", False, True
+        host = self._world.Split_type(mpi.COMM_TYPE_SHARED)
+        self.host: object = host.bcast(self.rank, root=0)
+        host.Free()
+
+    def gather(self, value: Any, last: bool = False) -> list[Any]:
+        values: list[Any] = self._world.allgather(value)
+        return values
+
+    def formed(self) -> None:
+        unname_shared_memory()  # all have opened it, because they have gathered
+
+    def close(self) -> None:
+        pass
+
+
+def find_place() -> Place:
+    """Find the other ranks, and map the ring memory of this host. Collective over all ranks of a job.
+
+    Raises MPIMissingError when a launcher of MPI started this process and no MPI library can be loaded,
+    OutOfRingMemoryError when the memory cannot be mapped, ValueError for settings that differ between ranks or do not
+    go together, and RingError when another rank fails here or ends before it comes here, when this process is alone and
+    its launcher has started several, and when MPI connects hosts and was not initialized for threads.
     """
-    native = core()
-    rendezvous = Rendezvous.take()
-    if rendezvous is not None:
-        return _place_without_mpi(rendezvous, elastic=bool(os.environ.get("RING_MIN_NP")))
-    started = AgentRendezvous.take()
-    if started is not None:
-        return _place_without_mpi(started, elastic=False)
-    hosts = HostsRendezvous.take()
-    if hosts is not None and _agree_on_tcp(hosts):
-        return _place_over_tcp(hosts)
-    if not launched_by_mpi():
+    rendezvous: Rendezvous | _MpiRendezvous | None = Rendezvous.take()
+    if rendezvous is None and launched_by_mpi():
+        rendezvous = _MpiRendezvous()
+    if rendezvous is None or (isinstance(rendezvous, _MpiRendezvous) and rendezvous.size == 1):
         check_alone()
-        return Place(Topology(0, (0,)), native.Domain.create(0, 1, config().memory), None, (0,))
+    if rendezvous is None:
+        return Place(Topology(0, (0,)), core().Domain.create(0, 1, config().memory), None, (0,))
+    return _form(rendezvous)
+
+
+def form_again(place: Place | None, generation: int, members: Sequence[int]) -> Place:
+    """The place of this rank among ``members`` of its job, in new ring memory; ``place`` is the one that it has now.
+
+    All members call this with the same ``generation``, greater than that of any call before. Raises RingError where no
+    supervisor of ours has started this rank, and as `find_place` does.
+    """
+    rendezvous = place.rendezvous if place else Rendezvous.take()
+    if rendezvous is None:
+        raise RingError("this rank cannot join other ranks: no supervisor of ours has started it")
+    rendezvous.begin(generation, members)
+    return _form(rendezvous)
+
+
+def _form(rendezvous: Rendezvous | _MpiRendezvous) -> Place:
+    formation = _Formation(rendezvous)
+    try:
+        cards = _together(rendezvous, formation.make)
+        _together(rendezvous, lambda: formation.join(cards), last=True)
+    except BaseException:
+        formation.close()
+        raise
+    rendezvous.formed()
+    return formation.place(cards)
+
+
+def _together(rendezvous: Rendezvous | _MpiRendezvous, step: Callable[[], object], last: bool = False) -> list[Any]:
+    """What ``step`` has returned on each rank; where it has failed on one, all raise.
+
+    A rank that raised alone would leave the others waiting for it.
+    """
+    value: object = None
+    error: Exception | None = None
+    try:
+        value = step()
+    except Exception as caught:
+        error = caught
+    told = rendezvous.gather([value, error and f"rank {rendezvous.rank} raised {type(error).__name__}: {error}"], last)
+    if error is not None:
+        raise error
+    for rank in rendezvous.members:
+        if told[rank][1] is not None:
+            raise RingError(f"rank {rendezvous.rank} failed to initialize: {told[rank][1]}")
+    return [one and one[0] for one in told]
+
+
+class _Formation:
+    """What a rank makes while the ranks of a job form: the memory of its host, and its link to other hosts."""
+
+    def __init__(self, rendezvous: Rendezvous | _MpiRendezvous) -> None:
+        self._rendezvous = rendezvous
+        algorithm = "ring" if config().algorithm == "ring" else "auto"
+        told = rendezvous.gather([rendezvous.host, algorithm, config().transport, any(_RDMA.glob("*/ports/*"))])
+        # A rank that takes no part counts as one of the first one's host.
+        hosts = [(one or told[rendezvous.members[0]])[0] for one in told]
+        order: dict[object, int] = {}
+        self._topology = Topology(rendezvous.rank, tuple(order.setdefault(host, len(order)) for host in hosts))
+        self._maker = next(rank for rank in self._topology.local_ranks if rank in rendezvous.members)
+        """The rank that makes the ring memory of this host."""
+        self._way = _choose_way(rendezvous, {rank: told[rank][1:] for rank in rendezvous.members}, len(order) > 1)
+        self._memory: _core.Domain | None = None
+        self._own: _core.Domain | None = None  # of this rank alone, where a ring connects the ranks of a host
+        self._listener: socket.socket | None = None
+
+    def make(self) -> list[Any]:
+        """Listen, and make the memory of this host, where it takes that; returns the card of this rank."""
+        address, memory, offset = None, None, 0
+        if self._way == "tcp":
+            self._listener = listen(self._rendezvous.address)
+            address = self._listener.getsockname()[:2]
+        if self._rendezvous.rank == self._maker:
+            local_rank, local_size = self._topology.local_rank, self._topology.local_size
+            self._memory = core().Domain.create(local_rank, local_size, config().memory)
+            memory = os.getpid(), self._memory.fd, self._memory.token
+            offset = core().reserve_memory_link(self._memory) if self._way == "ring" else 0
+        return [address, memory, offset]
+
+    def join(self, cards: list[Any]) -> None:
+        """Map the memory of this host."""
+        if self._memory is None:
+            local_rank, local_size = self._topology.local_rank, self._topology.local_size
+            self._memory = core().Domain.attach(local_rank, local_size, *cards[self._maker][1])
+        if self._way == "ring":
+            self._own = core().Domain.create(0, 1, config().memory)
+        if self._way == "mpi":
+            _load_mpi()
+
+    def place(self, cards: list[Any]) -> Place:
+        """The place of this rank, once all have joined. Where MPI connects the hosts it is collective."""
+        topology, memory, found = self._topology, self._memory, self._rendezvous
+        assert memory is not None
+        for mate in range(topology.local_size):
+            memory.dead(mate)  # from here on a descriptor stands for its process: another one may get its number
+        rendezvous = found if isinstance(found, Rendezvous) else None
+        if self._own is not None:
+            link = core().memory_link(memory, cards[self._maker][2])
+            own, domains = self._own, tuple(range(topology.size))
+            return Place(topology, own, link, domains, shared=memory, rendezvous=rendezvous)
+        if self._way == "mpi":
+            link, leave = _mpi_link(_load_mpi())
+            return Place(topology, memory, link, topology.hosts, rendezvous=rendezvous, leave=leave)
+        if self._listener is not None:
+            tcp = core().TcpLink(topology.size)
+            addresses = [(str(host), int(port)) for (host, port), *_ in cards]
+            connections = TcpConnections(tcp, topology.rank, self._listener, addresses, found.key)
+            leave = partial(_hang_up, tcp, connections)
+            return Place(topology, memory, tcp, topology.hosts, rendezvous=rendezvous, leave=leave)
+        return Place(topology, memory, None, topology.hosts, found.elastic, rendezvous=rendezvous)
+
+    def close(self) -> None:
+        """The ranks do not form."""
+        self._rendezvous.close()
+        if self._listener is not None:
+            self._listener.close()
+
+
+def _choose_way(rendezvous: Rendezvous | _MpiRendezvous, settings: dict[int, list[Any]], several: bool) -> str:
+    """What connects ranks that share no memory: ``tcp``, ``mpi``, within one host a ``ring``; empty for nothing.
+
+    ``settings`` are RING_ALGORITHM, RING_TRANSPORT and whether there are RDMA devices, by rank; ``several`` says that
+    there are several hosts. All ranks raise ValueError where the settings differ or do not go together.
+    """
+    first, *others = settings
+    for at, name in enumerate(("RING_ALGORITHM", "RING_TRANSPORT")):
+        for rank in others:
+            if settings[rank][at] != settings[first][at]:
+                raise ValueError(
+                    f"rank {rank} has {name}={settings[rank][at]} and rank {first} has {settings[first][at]}; all "
+                    "ranks need the same one"
+                )
+    algorithm, transport, _ = settings[first]
+    if algorithm == "ring" and rendezvous.elastic:
+        raise ValueError(
+            "RING_ALGORITHM=ring makes a host of each rank, and an elastic job has one; leave one of them out"
+        )
+    if not several:
+        return "ring" if algorithm == "ring" else ""
+    if isinstance(rendezvous, _MpiRendezvous):
+        return "mpi"
+    if transport == "mpi" and not rendezvous.has_mpi:
+        raise ValueError(
+            "RING_TRANSPORT=mpi needs ranks that ringrun or a launcher of MPI has started; leave it out for TCP"
+        )
+    rdma = rendezvous.has_mpi and all(has_rdma for *_, has_rdma in settings.values())
+    return "mpi" if transport == "mpi" or (transport == "auto" and rdma) else "tcp"
+
+
+def _hang_up(link: _core.TcpLink, connections: TcpConnections) -> None:
+    link.drain()
+    connections.stop()
+    connections.join(
+        _SECONDS_TO_STOP
+    )  # a thread that calls the core while the interpreter ends would abort the process
+
+
+def _load_mpi() -> Any:
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise MPIMissingError(
             f"this process was started as an MPI rank, but MPI cannot be loaded ({error}). "
-            "`pip install mpich` brings one; a site's own MPI must be on LD_LIBRARY_PATH."
+            "`pip install 'ring-notebook[mpi]'` brings one; a site's own MPI must be on LD_LIBRARY_PATH."
         ) from error
-    return _place_over_mpi(MPI)
+    return MPI
 
 
-def _place_over_mpi(mpi: Any) -> Place:
-    native = core()
-    world = mpi.COMM_WORLD
-    if world.Get_size() == 1:
-        check_alone()
-    host = world.Split_type(mpi.COMM_TYPE_SHARED)
-    leaders = world.allgather(host.bcast(world.Get_rank(), root=0))
-    order: dict[int, int] = {}
-    hosts = tuple(order.setdefault(leader, len(order)) for leader in leaders)
-    first = host.Get_rank() == 0
-
-    def create() -> _core.Domain | None:
-        return native.Domain.create(0, host.Get_size(), config().memory) if first else None
-
-    def attach() -> _core.Domain:
-        return created or native.Domain.attach(host.Get_rank(), host.Get_size(), *card)
-
-    created = _together(world, create)
-    card = host.bcast((os.getpid(), created.fd, created.token) if created else None, root=0)
-    domain = _together(world, attach)
-    topology = Topology(world.Get_rank(), hosts)
-    if config().algorithm == "ring" and len(set(hosts)) == 1:
-        offset = host.bcast(native.reserve_memory_link(domain) if first else None, root=0)
-        link = native.memory_link(domain, offset)
-        own = _together(world, lambda: native.Domain.create(0, 1, config().memory))
-        place = Place(topology, own, link, tuple(range(topology.size)))
-    elif len(set(hosts)) > 1:
-        place = Place(topology, domain, _mpi_link(mpi), hosts)
-    else:
-        place = Place(topology, domain, None, hosts)
-    world.Barrier()
-    unname_shared_memory()
-    host.Free()
-    return place
-
-
-def _together(world: Any, step: Callable[[], _Result]) -> _Result:
-    """What ``step`` returns here, once it has returned on all ranks; where it failed on one, all raise.
-
-    A rank that raised alone would leave the others in MPI's own calls, which nothing but its end gets them out of.
-    """
-    result: _Result | None = None
-    error: Exception | None = None
-    try:
-        result = step()
-    except Exception as caught:
-        error = caught
-    failures = world.allgather(error and f"rank {world.Get_rank()} raised {type(error).__name__}: {error}")
-    if error is not None:
-        raise error
-    for failure in failures:
-        if failure is not None:
-            raise RingError(f"rank {world.Get_rank()} failed to initialize: {failure}")
-    return cast(_Result, result)
-
-
-def _agree_on_tcp(rendezvous: HostsRendezvous) -> bool:
-    """Whether the ranks use TCP connections of our own. Collective; raises ValueError where their settings differ."""
-    asked = rendezvous.gather([config().transport, any(_RDMA.glob("*/ports/*"))])
-    settings = [setting for setting, _ in asked]
-    for rank, setting in enumerate(settings):
-        if setting != settings[0]:
-            raise ValueError(
-                f"rank {rank} has RING_TRANSPORT={setting} and rank 0 has {settings[0]}; all ranks need the same one"
-            )
-    if settings[0] == "auto":
-        return not all(has_rdma for _, has_rdma in asked)
-    return bool(settings[0] == "tcp")
-
-
-def _place_over_tcp(rendezvous: HostsRendezvous) -> Place:
-    """The place of a rank of several hosts that our own supervisor has started. It does without MPI."""
-    native = core()
-    order: dict[int, int] = {}
-    topology = Topology(rendezvous.rank, tuple(order.setdefault(host, len(order)) for host in rendezvous.hosts))
-    listener, address = None, None
-
-    def create() -> _core.Domain | None:
-        nonlocal listener, address
-        listener = listen()
-        address = listener.getsockname()[:2]
-        return native.Domain.create(0, topology.local_size, config().memory) if topology.local_rank == 0 else None
-
-    created, error = _try(create)
-    told = rendezvous.gather_or_raise([address, (os.getpid(), created.fd, created.token) if created else None], error)
-    domain, error = _try(
-        lambda: (
-            created or native.Domain.attach(topology.local_rank, topology.local_size, *told[topology.local_ranks[0]][1])
-        )
-    )
-    rendezvous.gather_or_raise(None, error)
-    rendezvous.close()
-    assert domain is not None
-    assert listener is not None
-    link = native.TcpLink(topology.size)
-    TcpConnections(link, topology.rank, listener, [(str(host), int(port)) for (host, port), _ in told], rendezvous.key)
-    at_exit(link.drain)
-    return Place(topology, domain, link, topology.hosts)
-
-
-def _try(step: Callable[[], _Result]) -> tuple[_Result | None, Exception | None]:
-    try:
-        return step(), None
-    except Exception as error:
-        return None, error
-
-
-def _place_without_mpi(rendezvous: Rendezvous | AgentRendezvous, elastic: bool) -> Place:
-    """The place of a rank that no MPI connects: of an elastic job, or of another launcher's agent."""
-    if config().algorithm == "ring":
-        job = "an elastic job" if elastic else "a job that an agent started"
-        raise ValueError(f"RING_ALGORITHM=ring makes a host of each rank, and {job} has one; leave one of them out")
-    native = core()
-    rank, size = rendezvous.rank, rendezvous.size
-    if rank == 0:
-        domain = native.Domain.create(0, size, config().memory)
-        rendezvous.send_card([os.getpid(), domain.fd, domain.token])
-    else:
-        domain = native.Domain.attach(rank, size, *rendezvous.receive_card())
-    rendezvous.wait_for_all()
-    for mate in range(size):
-        # From here on its process is known by a descriptor: another one that gets its number is not taken for it.
-        domain.dead(mate)
-    return Place(Topology(rank, (0,) * size), domain, None, (0,) * size, elastic)
-
-
-def make_place(rank: int, size: int) -> tuple[Place, list[int]]:
-    """The place of ``rank`` among ``size`` ranks of this host, in new ring memory, and the card of that memory.
-
-    Others join it with `join_place`. Raises OutOfRingMemoryError when the memory cannot be mapped.
-    """
-    domain = core().Domain.create(rank, size, config().memory)
-    return _place_on_one_host(rank, size, domain), [os.getpid(), domain.fd, domain.token]
-
-
-def join_place(rank: int, size: int, card: list[int]) -> Place:
-    """The place of ``rank`` in the ring memory of this card. Raises RingError when its process has ended."""
-    return _place_on_one_host(rank, size, core().Domain.attach(rank, size, *card))
-
-
-def _place_on_one_host(rank: int, size: int, domain: _core.Domain) -> Place:
-    return Place(Topology(rank, (0,) * size), domain, None, (0,) * size)
-
-
-def _mpi_link(mpi: Any) -> _core.Link:
-    """A link over a communicator of its own, so that no message of the program's can be taken for one of ours."""
+def _mpi_link(mpi: Any) -> tuple[_core.Link, Callable[[], None]]:
+    """A link over a communicator of its own, so that it takes no message of the program's, and how to leave it."""
     if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
         raise RingError(
             "ranks on several hosts need an MPI that several threads may call at once (MPI_THREAD_MULTIPLE), and this "
@@ -231,8 +262,7 @@ def _mpi_link(mpi: Any) -> _core.Link:
         mpi.ANY_TAG,
         tags,
     )
-    at_exit(_drain, comm, link)
-    return link
+    return link, partial(_drain, comm, link)
 
 
 def _drain(comm: Any, link: _core.Link) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ring_notebook import _core
+    from ring_notebook.rank.rendezvous import Rendezvous
 
 __all__ = ["Place", "Topology"]
 
@@ -68,7 +70,7 @@ class Topology:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where this process is for as long as it lives: the whole job's topology and this host's ring memory."""
+    """Where this process is among the ranks of a job: its whole topology, and this host's ring memory."""
 
     topology: Topology
     domain: _core.Domain
@@ -77,7 +79,13 @@ class Place:
     domains: tuple[int, ...] = ()
     """The ring memory that each rank of the job maps, as an index: its host, or under RING_ALGORITHM=ring itself."""
     elastic: bool = False
-    """Whether the job survives ranks that die: only ring memory connects the ranks, no MPI."""
+    """Whether the job survives ranks that die."""
+    shared: _core.Domain | None = None
+    """The memory that all ranks map where ``domain`` is of this rank alone, under RING_ALGORITHM=ring."""
+    rendezvous: Rendezvous | None = None
+    """Where its ranks have found each other; None for MPI, and where there are no others."""
+    leave: Callable[[], None] = lambda: None
+    """Gives up the link to other hosts, once no communicator uses it."""
 
     @property
     def mates(self) -> list[int]:

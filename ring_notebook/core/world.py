@@ -17,13 +17,14 @@ from ring_notebook.config import config
 from ring_notebook.core.communicator import Communicator
 from ring_notebook.core.membership import RanksOrComm, agree, living, ranks_of
 from ring_notebook.core.native import core, devices, options
-from ring_notebook.core.place import find_place, join_place, make_place
+from ring_notebook.core.place import find_place, form_again
 from ring_notebook.core.topology import Place, Topology
 from ring_notebook.error_text import error_text
 from ring_notebook.errors import CollectiveAborted, NotInitializedError, RingError
 from ring_notebook.rank.preload import unload_from_children
 from ring_notebook.rank.process_exit import at_exit, watch_exits
 from ring_notebook.rank.rank_status import exit_code_of, report_status
+from ring_notebook.rank.rendezvous import is_offered
 
 __all__ = [
     "World",
@@ -37,12 +38,11 @@ __all__ = [
     "current",
     "doubts",
     "fail",
-    "follow",
+    "form",
     "init",
     "is_aborted",
     "is_initialized",
     "is_open",
-    "lead",
     "lost",
     "narrow",
     "open_run",
@@ -119,36 +119,32 @@ def prepare_host() -> Place:
     return _place or _settle(find_place())
 
 
-def lead(rank: int, size: int) -> list[int]:
-    """Take rank ``rank`` of ``size`` on this host, in new ring memory; returns the card with which the others `follow`.
+def form(generation: int, members: Sequence[int]) -> None:
+    """Find ``members`` of the job again, all of which call this with the same ``generation``, greater than any before.
 
-    Also for a rank that has a place, when others of it have died: it leaves that. Its tensors there stay valid.
+    They use new ring memory then; tensors in the old one stay valid. Ranks keep their numbers, and those that are no
+    members count as absent. Needs a supervisor of ours. Raises RingError when a member dies meanwhile.
     """
-    place, card = make_place(rank, size)
-    _settle(place)
-    return card
-
-
-def follow(rank: int, size: int, card: list[int]) -> None:
-    """Take rank ``rank`` of ``size`` in the ring memory of the rank that called `lead`."""
-    _settle(join_place(rank, size, card))
+    _settle(form_again(_place, generation, members))
 
 
 def _settle(place: Place) -> Place:
-    global _place, _process, _doubts
+    global _place, _epoch, _process, _doubts
     left = _place
     if left is None:
         unload_from_children()
         _process = os.getpid()
         atexit.register(_leave_mpi_to_parent)
-        at_exit(_leave_job)  # before MPI ends, and before what `find_place` has registered
+        at_exit(_leave_job)  # before MPI ends
     else:
         close()
         _doubts += 1
+        _leave_run(left, _NO_RUN)  # its ranks may wait for this one
         left.domain.stop_serving_tensors()
         left.domain.drop_dead()
         left.domain.trim()
-    _place = place
+        left.leave()
+    _place, _epoch = place, 0
     if config().allocator == "ring":
         place.domain.serve_tensors()
     report_status("initialized")
@@ -176,7 +172,8 @@ def init(comm: RanksOrComm | None = None) -> None:
         raise RingError("this process was forked by a rank, which alone takes part in collectives; call init() there")
     close()
     begins = _place is None
-    place = prepare_host()
+    # Another job of a process that outlives its jobs: a worker, an actor.
+    place = _settle(find_place()) if not _run and is_offered() else prepare_host()
     if begins:  # an engine has its place before: what ends a cell ends no process
         watch_exits(fail)
     run, everyone = _run or (None, list(range(place.topology.size)))
@@ -368,20 +365,26 @@ def close_run() -> None:
     global _run, _run_number
     number, _run, _run_number = _run_number, None, _NO_RUN
     if number != _NO_RUN:
-        prepare_host().domain.leave_run(number)
+        _leave_run(prepare_host(), number)
     close()
+
+
+def _leave_run(place: Place, number: int) -> None:
+    (place.shared or place.domain).leave_run(number)
 
 
 def _leave_job() -> None:
     report_status("exiting")  # before the others can learn of it: what they raise then comes later
-    # This process may live on for long: MPI ends it together with the others, who may be waiting for it to begin.
-    prepare_host().domain.leave_run(_NO_RUN)
+    # This process may live on for long, in exit handlers of others, while ranks wait for it to begin.
+    place = prepare_host()
+    _leave_run(place, _NO_RUN)
     try:
         close()
     except CollectiveAborted as error:  # on a device, behind the last line of the script
         sys.excepthook(type(error), error, error.__traceback__)
         sys.stdout.flush()
         os._exit(1)  # an exit handler can say in no other way that the script has failed
+    place.leave()
 
 
 def _is_fork() -> bool:

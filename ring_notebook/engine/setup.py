@@ -28,7 +28,7 @@ from ring_notebook.frameworks import default
 from ring_notebook.gpus import VISIBLE, gpus, gpus_of_engine
 from ring_notebook.rank.rank_threads import threads_set
 
-__all__ = ["follow", "lead", "memory", "prepare", "rank", "wait_for_preload"]
+__all__ = ["form", "memory", "prepare", "rank", "wait_for_preload"]
 
 _preload: Thread | None = None
 _rank = (0, 1, 0, 1)  # rank and size, and both on this host
@@ -41,7 +41,7 @@ def prepare(directory: str, keep: bool, replaceable: bool) -> dict[str, Any]:
 
     Collective over all engines that start together. ``directory`` is the cluster's, where this host has it. With
     ``keep`` the cluster outlives its notebook, and this rank keeps the records of its run for the next one. With
-    ``replaceable`` it has yet to `lead` or `follow`; else the engines find each other here, through MPI. Raises
+    ``replaceable`` it has yet to `form`; else the engines find each other here. Raises
     CoreMissingError when the native core is not compiled here.
     """
     core()
@@ -90,14 +90,9 @@ def memory() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def lead() -> list[int]:
-    """Make ring memory for the living engines of the cluster; returns the card for those that `follow`."""
-    return world.lead(*_rank[:2])
-
-
-def follow(card: list[int]) -> None:
-    """Use the ring memory of the engine that leads, together with all others that follow it."""
-    world.follow(*_rank[:2], card)
+def form(generation: int, members: list[int]) -> None:
+    """Find the living engines of the cluster, all of which are called with the same, greater ``generation``."""
+    world.form(generation, members)
 
 
 def _find_rank(replaceable: bool) -> tuple[int, int, int, int]:

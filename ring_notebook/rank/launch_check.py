@@ -49,9 +49,9 @@ def check_alone(env: Mapping[str, str] = os.environ) -> None:
 
 
 def _check_hosts_of_torchrun(env: Mapping[str, str]) -> None:
-    """Refuse ranks that torchrun has started on several hosts.
+    """Refuse ranks that torchrun has started on several hosts, where nobody has said how they find each other.
 
-    What would have to connect them is torchrun's store, which anyone who reaches its port can read and write.
+    torchrun's store, which anyone who reaches its port can read and write, does not connect them.
     """
     hosts = env.get("GROUP_WORLD_SIZE", "1")
     if "TORCHELASTIC_RUN_ID" not in env or hosts == "1":
@@ -59,9 +59,10 @@ def _check_hosts_of_torchrun(env: Mapping[str, str]) -> None:
     n, each = env.get("WORLD_SIZE", "N"), env.get("LOCAL_WORLD_SIZE", "N")
     raise RingError(
         f"rank {env.get('RANK', '?')}: torchrun started {n} ranks on {hosts} hosts, and connects hosts by a store that "
-        "is open to anyone who reaches its port: expected ranks of one host. Start the script from one of the hosts "
-        f"with `ringrun -np {n} -H HOST:{each},HOST:{each} python SCRIPT`, which starts the others over ssh, or with "
-        f"`ringrun -np {n} python SCRIPT` in an allocation of Slurm, PBS or LSF; or use torchrun and backend 'gloo'"
+        "is open to anyone who reaches its port: expected RING_RENDEZVOUS=HOST:PORT, an address of rank 0's host, and "
+        "RING_RENDEZVOUS_SECRET in the environment of torchrun on every host. Or start the script from one host with "
+        f"`ringrun -np {n} -H HOST:{each},HOST:{each} python SCRIPT`, which starts the others over ssh, or with "
+        f"`ringrun -np {n} python SCRIPT` in an allocation of Slurm, PBS or LSF"
     )
 
 

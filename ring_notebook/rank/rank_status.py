@@ -46,8 +46,13 @@ class RankStatus:
 
     @property
     def is_leaving(self) -> bool:
-        """Whether it has reached the end of its program, and no failure ended that."""
-        return "exiting" in self.times and not self.times.keys() & {"raised", "aborted"}
+        """Whether its program has ended, and not for another rank's failure. Its exit handlers may take long."""
+        return bool(self.times.keys() & {"exiting", "raised"}) and not self.aborted
+
+    @property
+    def leaves_with(self) -> int:
+        """The exit code of a rank that is leaving."""
+        return self.code if "raised" in self.times else 0
 
     def failed_at(self, code: int) -> float:
         """When the failure that ended it with ``code`` happened; 0 when it has not reported that.

@@ -1,110 +1,363 @@
-"""The rendezvous of the ranks of an elastic job: how ranks of one host that no MPI connects find each other.
+"""The one rendezvous: every rank gives a value, and gets what all ranks have given, by rank.
 
-Each rank has a socket to its supervisor. Rank 0 sends ``{"card": ...}``, how to map its ring memory; every rank sends
-``{"arrived": true}``. The supervisor sends the card to the others, and ``{"complete": true}`` when every rank has
-arrived, or ``{"error": why}`` when one never will.
+A rank speaks to a server through one of two doors: a socket that it inherits from our supervisor, where MPI's PMI goes
+too, or an address and a secret (`RENDEZVOUS`, `SECRET`) that any process can be given. The third door is MPI's own
+allgather (`ring_notebook.core.place`). A line ``cmd=ring_gather value=JSON`` holds the request, a line
+``cmd=ring_gathered value=JSON`` the answer; `ring_notebook.rank.rendezvous_server` has the other side.
 """
 
 from __future__ import annotations
 
-import contextlib
+import hashlib
+import hmac
 import json
+import math
 import os
+import secrets
 import socket
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from ring_notebook.config import config
 from ring_notebook.errors import RingError
+from ring_notebook.rank.rendezvous_server import (
+    ACCEPTED,
+    DIGEST,
+    GATHER,
+    GATHERED,
+    GIVE_UP,
+    JOIN,
+    MAGIC,
+    RENDEZVOUS,
+    SECRET,
+    RendezvousServer,
+    prove,
+    resolve,
+    user_of,
+)
 
-__all__ = ["Rendezvous", "inherited_socket", "receive", "send", "variables"]
+__all__ = ["JOB", "Rendezvous", "is_offered", "variables"]
 
-_RANK, _SIZE, _SOCKET = "RING_RANK", "RING_SIZE", "RING_RENDEZVOUS"
-_LONGEST = 1 << 16  # bytes of a message
-
-
-def variables(rank: int, size: int, channel: socket.socket) -> dict[str, str]:
-    """The variables that make a process rank ``rank`` of ``size``; it must inherit ``channel``, of SOCK_SEQPACKET."""
-    return {_RANK: str(rank), _SIZE: str(size), _SOCKET: str(channel.fileno())}
-
-
-def send(channel: socket.socket, **message: Any) -> None:
-    """Send one message. Raises OSError when the other side has closed, or has read none of many."""
-    channel.send(json.dumps(message).encode(), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
-
-
-def receive(channel: socket.socket) -> dict[str, Any]:
-    """The next message; empty when the other side has closed, or has sent something else."""
-    try:
-        data = channel.recv(_LONGEST)
-    except OSError:  # it closed before it had read all messages, or this process has closed the descriptor
-        data = b""
-    try:
-        message = json.loads(data or b"{}")
-    except (RecursionError, ValueError):
-        message = {}
-    return message if isinstance(message, dict) else {}
+RANK, SIZE = "RING_RANK", "RING_SIZE"
+SECRET_FILE = f"{SECRET}_FILE"
+_TAKEN = f"{RENDEZVOUS}_TAKEN"
+"""Set to what a process has taken part in, so that its children do not."""
+JOB = (RANK, SIZE, RENDEZVOUS, SECRET, SECRET_FILE, _TAKEN)
+"""The variables that make a process a rank of a job."""
+_LIMIT = 120.0
+"""Seconds that a rank which no supervisor watches waits for the others, unless RING_START_TIMEOUT says how many."""
+_SECONDS_TO_ANSWER = 10.0
+_PAUSE = 0.05
+_CAPACITY = 1 << 16
+_SHORTEST = 16  # characters of a secret: who hears a handshake can try all shorter ones
 
 
-def inherited_socket(rank: int, descriptor: int, *, shared: bool = False) -> socket.socket:
-    """The socket to the supervisor of ``rank``; with ``shared`` another descriptor of it, because others use this one.
+def variables(rank: int, size: int, descriptor: int) -> dict[str, str]:
+    """The variables that make a process rank ``rank`` of ``size``; it must inherit the socket ``descriptor``."""
+    return {RANK: str(rank), SIZE: str(size), RENDEZVOUS: str(descriptor)}
 
-    Raises RingError when this process has not inherited it.
-    """
-    try:
-        return socket.socket(fileno=os.dup(descriptor) if shared else descriptor)
-    except OSError as error:
-        raise RingError(
-            f"rank {rank} failed to initialize: the socket to its supervisor, descriptor {descriptor}, is closed "
-            f"({error.strerror}); a program between ringrun and this one has closed it: start this one with "
-            "`exec`, or with close_fds=False"
-        ) from None
+
+def is_offered(env: Mapping[str, str] = os.environ) -> bool:
+    """Whether the variables name a rendezvous at an address that this process has not taken part in."""
+    where = env.get(RENDEZVOUS, "")
+    return bool(where) and not where.isdigit() and env.get(_TAKEN) != _mark(where, env)
 
 
 class Rendezvous:
-    """A rank's side."""
+    """A rank's side. ``rank`` and ``size`` are those of the job."""
 
-    def __init__(self, rank: int, size: int, channel: socket.socket) -> None:
+    def __init__(self, channel: socket.socket, rank: int, size: int, secret: bytes = b"", where: str = "") -> None:
         self.rank = rank
         self.size = size
+        self.host = _host()
+        """What the ranks of this host, and no others, have in common."""
+        self.members: tuple[int, ...] = tuple(range(size))
+        """The ranks that gather."""
+        self.key = b""
+        """A secret of these ranks, once they have gathered something."""
+        self.elastic = False
+        """Whether the job continues without ranks that die; known once they have gathered something."""
+        self.has_mpi = False
+        """Whether MPI.COMM_WORLD has the same ranks."""
         self._channel = channel
+        self._secret = secret
+        self._where = where  # the address of the server; empty where our supervisor serves
+        self._server: RendezvousServer | None = None  # where this process serves
+        self._generation = self._step = 0
+        self._unread = b""
+        self._limit = self._deadline = math.inf
 
     @classmethod
-    def take(cls) -> Rendezvous | None:
-        """The rendezvous that this process takes part in, once: its children do not. None when there is none.
+    def take(cls, env: Mapping[str, str] = os.environ) -> Rendezvous | None:
+        """The rendezvous that this process is to take part in; None when there is none.
 
-        Raises RingError when it has not inherited the socket.
+        After `formed` there is none for it and its children. Raises RingError when it has not inherited the socket,
+        when there is no such server, when that does not know the secret, and when the other ranks do not come.
         """
-        descriptor = os.environ.pop(_SOCKET, "")
-        if not descriptor:
-            return None
-        rank = int(os.environ[_RANK])
-        channel = inherited_socket(rank, int(descriptor))
-        channel.set_inheritable(False)
-        return cls(rank, int(os.environ[_SIZE]), channel)
+        where = env.get(RENDEZVOUS, "")
+        if where and not where.isdigit():
+            return cls._join(where, _secret(env), *_numbers(env), env) if is_offered(env) else None
+        if "TORCHELASTIC_RUN_ID" in env:  # started within a rank of ours, or without any
+            name = _name_of_torchrun(env)
+            if not name or env.get(_TAKEN) == _mark(name, env):
+                return None
+            return cls._join(name, name.encode(), int(env["RANK"]), int(env["WORLD_SIZE"]), env)
+        return cls._inherit(int(where), env) if where.isdigit() else None
 
-    def send_card(self, card: list[int]) -> None:
-        """Rank 0: send ``card`` to all other ranks."""
-        self._send(card=card)
+    @classmethod
+    def _inherit(cls, descriptor: int, env: Mapping[str, str]) -> Rendezvous:
+        rank = int(env[RANK])
+        try:
+            channel = socket.socket(fileno=os.dup(descriptor))  # MPI has the other one
+        except OSError as error:
+            raise RingError(
+                f"rank {rank} failed to initialize: the socket to its supervisor, descriptor {descriptor}, is closed "
+                f"({error.strerror}); a program between ringrun and this one has closed it: start this one with "
+                "`exec`, or with close_fds=False"
+            ) from None
+        made = cls(channel, rank, int(env[SIZE]))
+        made.has_mpi = "PMI_FD" in env
+        return made
 
-    def receive_card(self) -> list[int]:
-        """The card of rank 0. Raises RingError when a rank has exited instead."""
-        card = self._receive("card")
-        if not isinstance(card, list) or not all(type(number) is int for number in card):
-            raise RingError(f"rank {self.rank} failed to initialize: expected the card of rank 0, got {card!r:.100}")
-        return card
+    @classmethod
+    def _join(cls, where: str, secret: bytes, rank: int | None, size: int | None, env: Mapping[str, str]) -> Rendezvous:
+        limit = config().start_timeout
+        limit = limit if limit > 0 else _LIMIT if limit < 0 else math.inf
+        deadline = time.monotonic() + limit
+        server = _serve(where, secret, size) if rank == 0 and size else None
+        channel: socket.socket | None = None
+        try:
+            channel = _connect(where, secret, limit, deadline, _name(rank))
+            made = cls(channel, -1 if rank is None else rank, size or 0, secret, where)
+            made._limit, made._deadline, made._server = limit, deadline, server
+            found = made._ask(JOIN, {"rank": rank, "size": size, "host": made.host, "about": _name(None)})
+            number, count = found.get("rank"), found.get("size")
+            if not isinstance(number, int) or not isinstance(count, int):
+                raise made._error(f"expected a rank, got {found!r:.100}")
+            made.rank, made.size = number, count
+            made.members = tuple(range(made.size))
+            made._deadline = time.monotonic() + limit
+        except BaseException:
+            if channel is not None:
+                channel.close()
+            if server is not None:
+                server.close()
+            raise
+        return made
 
-    def wait_for_all(self) -> None:
-        """Arrive, and return when all ranks have. Raises RingError when one has exited instead."""
-        self._send(arrived=True)
-        self._receive("complete")
+    @property
+    def address(self) -> str:
+        """The address of this host on the way to the server; empty where nothing says it."""
+        return str(self._channel.getsockname()[0]) if self._channel.family != socket.AF_UNIX else ""
+
+    def begin(self, generation: int, members: Sequence[int]) -> None:
+        """Gather among ``members`` from now on, all of which begin with the same, greater ``generation``."""
+        self._generation, self._step, self.members = generation, 0, tuple(members)
+
+    def gather(self, value: Any, last: bool = False) -> list[Any]:
+        """What all `members` have given, by rank; None for others. JSON can hold each ``value``.
+
+        Collective over the members; ``last`` says that they form with it. Raises RingError when one of them has exited
+        instead. May be interrupted.
+        """
+        members = list(self.members) if len(self.members) < self.size else None
+        request = {"generation": self._generation, "step": self._step, "members": members, "last": last, "value": value}
+        answer = self._ask(GATHER, request)
+        values, key = answer.get("values"), answer.get("key")
+        if not isinstance(values, list) or len(values) != self.size or not isinstance(key, str):
+            raise self._error(f"expected what {self.size} ranks have given, got {values!r:.100}")
+        self._step += 1
+        # A server elsewhere does not say the secret of the connections: who listens on the way would know it.
+        self.key = hmac.digest(self._secret, key.encode(errors="replace"), "sha256")
+        self.elastic = answer.get("elastic") is True
+        return values
+
+    def formed(self) -> None:
+        """The ranks have found each other. A supervisor can be asked again, of any other server nothing is left."""
+        if self._where:
+            os.environ[_TAKEN] = _mark(self._where, os.environ)
+            self.close()
+        else:
+            os.environ.pop(RENDEZVOUS, None)
+
+    def close(self) -> None:
+        """Gather nothing more."""
         self._channel.close()
+        if self._server is not None:
+            self._server.close()
 
-    def _send(self, **message: Any) -> None:
-        with contextlib.suppress(OSError):  # `_receive` finds out what became of the supervisor
-            send(self._channel, **message)
+    def _ask(self, command: str, request: dict[str, Any]) -> dict[str, Any]:
+        answer: dict[str, Any] | None = None
+        try:
+            self._channel.settimeout(None)
+            self._channel.sendall(f"cmd={command} value={json.dumps(request)}\n".encode())
+            while answer is None:
+                found = self._read_answer()
+                echoed = {name: found[name] for name in ("generation", "step") if name in found}
+                if echoed.items() <= request.items():  # else it is to a gathering that was interrupted
+                    answer = found
+        except (OSError, RecursionError, ValueError):
+            gone = (
+                f"the rendezvous at {self._where} has ended"
+                if self._where
+                else "the supervisor of the ranks has exited"
+            )
+            answer = {"error": gone}
+        if "error" in answer:
+            raise self._error(str(answer["error"]))
+        return answer
 
-    def _receive(self, key: str) -> Any:
-        message = receive(self._channel)
-        if key not in message:
-            why = message.get("error", "the supervisor of the ranks has exited")
-            raise RingError(f"rank {self.rank} failed to initialize: {why}")
-        return message[key]
+    def _error(self, why: str) -> RingError:
+        return RingError(f"{_name(self.rank)} failed to initialize: {why}")
+
+    def _read_answer(self) -> dict[str, Any]:
+        line = self._read_line()
+        if not line.startswith(f"cmd={GATHERED} value=".encode()):
+            raise ValueError("no answer to a gathering")
+        answer = json.loads(line.partition(b" value=")[2])
+        if not isinstance(answer, dict):
+            raise ValueError("no answer to a gathering")
+        return answer
+
+    def _read_line(self) -> bytes:
+        while b"\n" not in self._unread:
+            left = self._deadline - time.monotonic()
+            if left <= 0:  # the server says who has not come
+                self._channel.sendall(f"cmd={GIVE_UP} value={json.dumps(self._limit)}\n".encode())
+                self._deadline = math.inf
+                left = _SECONDS_TO_ANSWER
+            self._channel.settimeout(None if left == math.inf else left)
+            try:
+                piece = self._channel.recv(_CAPACITY)
+            except TimeoutError:
+                if self._deadline == math.inf:
+                    raise
+                continue
+            if not piece:
+                raise ValueError("the server has closed the connection")
+            self._unread += piece
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line
+
+
+def _serve(where: str, secret: bytes, size: int) -> RendezvousServer | None:
+    """Rank 0 serves, unless the address is another host's or another process serves there."""
+    try:
+        return RendezvousServer(size, where, secret.decode())
+    except OSError:
+        return None
+
+
+def _connect(where: str, secret: bytes, limit: float, deadline: float, who: str) -> socket.socket:
+    """A connection to the server, which has proven that it knows the secret, as has this process."""
+    while True:
+        channel = None
+        try:
+            family, place = resolve(where)
+            channel = socket.socket(family, socket.SOCK_STREAM)
+            channel.settimeout(_SECONDS_TO_ANSWER)
+            channel.connect(place)
+            if family == socket.AF_UNIX and user_of(channel) != os.getuid():
+                raise RingError(f"{who} failed to initialize: a process of another user has taken the name of the job")
+            front = MAGIC + secrets.token_bytes(DIGEST)
+            channel.sendall(front)
+            challenge, proof = _read(channel, DIGEST), _read(channel, DIGEST)
+            if not hmac.compare_digest(proof, prove(secret, b"accept", front, challenge)):
+                raise RingError(
+                    f"{who} failed to initialize: the server at {where} does not know the secret of this process; "
+                    f"{SECRET} must be the same for the server and all ranks"
+                )
+            channel.sendall(prove(secret, b"connect", front, challenge))
+            if _read(channel, len(ACCEPTED)) == ACCEPTED:
+                return channel
+            why = "it answers no rendezvous"
+        except (OSError, EOFError) as error:  # nobody listens there yet, or not any more
+            why = getattr(error, "strerror", None) or str(error)
+        except BaseException:
+            if channel is not None:
+                channel.close()
+            raise
+        if channel is not None:
+            channel.close()
+        if time.monotonic() > deadline:
+            raise RingError(
+                f"{who} failed to initialize: expected a rendezvous at {where} within {limit:g} s, got none ({why}); "
+                "call init() on rank 0, which serves where no driver does, and in no process that a rank starts"
+            )
+        time.sleep(_PAUSE)
+
+
+def _name(rank: int | None) -> str:
+    """What errors call this process."""
+    return f"process {os.getpid()} on {socket.gethostname()}" if rank is None or rank < 0 else f"rank {rank}"
+
+
+def _read(channel: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        piece = channel.recv(size - len(data))
+        if not piece:
+            raise EOFError("it has closed the connection")
+        data += piece
+    return data
+
+
+def _numbers(env: Mapping[str, str]) -> tuple[int | None, int | None]:
+    """Rank and size where the variables give them, ours or else torchrun's."""
+    names = (RANK, SIZE) if RANK in env or SIZE in env else ("RANK", "WORLD_SIZE")
+    rank, size = (int(env[name]) if env.get(name, "").isdigit() else None for name in names)
+    return rank, size
+
+
+def _secret(env: Mapping[str, str]) -> bytes:
+    """The secret of the rendezvous. Raises RingError when there is none, or others can read it."""
+    secret = env.get(SECRET, "")
+    path = env.get(SECRET_FILE, "")
+    if not secret and path:
+        try:
+            with Path(path).open() as file:
+                mode = os.fstat(file.fileno()).st_mode & 0o777
+                secret = file.read().strip()
+        except (OSError, ValueError) as error:
+            raise RingError(f"{SECRET_FILE}={path}: the secret of the rendezvous cannot be read ({error})") from None
+        if mode & 0o077:
+            raise RingError(
+                f"{SECRET_FILE}={path}: expected a file that only its owner can read, got mode {mode:o}; `chmod 600` it"
+            )
+    if len(secret) < _SHORTEST:
+        raise RingError(
+            f"{RENDEZVOUS}={env[RENDEZVOUS]}: expected a secret of at least {_SHORTEST} characters in {SECRET}, or in "
+            f"the file that {SECRET_FILE} names, got {len(secret)}; "
+            "`python -c 'import secrets; print(secrets.token_hex())'` makes one"
+        )
+    return secret.encode()
+
+
+def _mark(where: str, env: Mapping[str, str]) -> str:
+    """What tells one rendezvous from another, and no secret."""
+    text = "\0".join((where, env.get(SECRET, ""), env.get(SECRET_FILE, "")))
+    return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=16).hexdigest()
+
+
+def _name_of_torchrun(env: Mapping[str, str]) -> str:
+    """Where ranks that torchrun has started on one host meet; empty for several hosts.
+
+    It is a name in Linux's abstract namespace, which no file and no port stands for; processes of other users are
+    refused there. Ranks of one start have one parent, and those of a restart another count.
+    """
+    if env.get("GROUP_WORLD_SIZE") != "1":
+        return ""
+    job = f"{os.getppid()}-{env['TORCHELASTIC_RUN_ID']}-{env.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    # Digested, because the name of a socket has 107 bytes, and a user chooses the id of the run.
+    name = hashlib.blake2b(job.encode(errors="surrogateescape"), digest_size=16).hexdigest()
+    return f"@ring-notebook-{os.getuid()}-{name}"
+
+
+def _host() -> str:
+    """What processes that can share memory have in common: the machine, and namespaces of processes and networks."""
+    facts = [socket.gethostname(), *(os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "net"))]
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    facts.append(boot.read_text() if boot.exists() else "")
+    return hashlib.blake2b("\0".join(facts).encode(), digest_size=16).hexdigest()

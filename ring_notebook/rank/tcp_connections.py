@@ -41,14 +41,14 @@ _PAUSE = 0.1  # seconds between attempts
 _SECONDS_TO_FLUSH = 0.005
 
 
-def listen() -> socket.socket:
+def listen(own: str = "") -> socket.socket:
     """A socket that listens on the interface to the other hosts, on a port that the kernel chooses.
 
     The interface is RING_INTERFACE, else the one that the job has found (GLOO_SOCKET_IFNAME, which may be a list), else
-    that of this host's name. Raises OSError when it has no address.
+    that of the address ``own``, else that of this host's name. Raises OSError when it has no address.
     """
     name = config().interface or os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
-    address = _address_of(name) if name else socket.gethostbyname(socket.gethostname())
+    address = _address_of(name) if name else own or socket.gethostbyname(socket.gethostname())
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:

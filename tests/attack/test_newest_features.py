@@ -1,11 +1,9 @@
-"""Hostile names, a full process table, a dead peer and a second user, against notices, sync and torchrun."""
+"""Hostile names, a full process table and a second user, against notices, sync and torchrun."""
 
 from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -20,31 +18,11 @@ from ring_notebook.errors import RingError
 from ring_notebook.notebook.cluster.workspace import Synced, Workspace
 from ring_notebook.notebook.notify.notices import Notice, Notices, notify
 from ring_notebook.notebook.record.run_log import RunLog
-from ring_notebook.rank.agent_rendezvous import AgentRendezvous
+from ring_notebook.rank import rendezvous, rendezvous_server
 
 LIMIT = 100.0
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs a second user")
-MEET = """
-from ring_notebook.rank.agent_rendezvous import AgentRendezvous
-found = AgentRendezvous.take()
-card = found.send_card([1]) if found.rank == 0 else found.receive_card()
-found.wait_for_all()
-"""
-
-
-@pytest.mark.parametrize("run", ["обучение" * 12, "x" * 500, "caf\udce9"], ids=["not ASCII", "long", "no UTF-8"])
-def test_any_id_of_a_run_of_torchrun(run: str) -> None:
-    job = {"WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": run}
-    ranks = [
-        subprocess.Popen([sys.executable, "-c", MEET], env={**os.environ, **job, "RANK": str(rank)}, text=True)
-        for rank in range(2)
-    ]
-    try:
-        assert [rank.wait(LIMIT) for rank in ranks] == [0, 0]
-    finally:
-        for rank in ranks:
-            rank.kill()
 
 
 def fork_as_nobody(body: Callable[[], Any]) -> int:
@@ -59,59 +37,49 @@ def fork_as_nobody(body: Callable[[], Any]) -> int:
     return child
 
 
-def knock(name: str) -> socket.socket:
-    """Connect as soon as somebody listens there."""
-    deadline = time.monotonic() + LIMIT
-    caller = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    while caller.connect_ex(f"\0{name}"):
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    return caller
-
-
-@pytest.mark.parametrize("said", [None, b"[" * 60_000], ids=["dies", "says nonsense"])
-def test_a_peer_that_dies_on_the_way(said: bytes | None) -> None:
-    name = f"ring-test-{os.getpid()}-{said is None}"
-
-    def be_a_rank() -> None:
-        with knock(name) as caller:
-            if said is not None:
-                caller.recv(100)
-                caller.send(said)
-
-    peer = threading.Thread(target=be_a_rank)
-    peer.start()
-    rank = AgentRendezvous(0, 2, name)
-
-    def meet() -> None:
-        rank.send_card([1])
-        rank.wait_for_all()
-
-    with pytest.raises(RingError, match="another rank that torchrun started has exited"):
-        meet()
-    peer.join()
-
-
 @as_root
-def test_a_second_user_who_takes_the_name_of_the_job() -> None:
-    name = f"ring-test-{os.getpid()}-squatted"
+def test_a_second_user_who_takes_the_name_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = {"WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "squatted"}
+    name = rendezvous._name_of_torchrun(job)
     ready, tell = os.pipe()
 
     def steal() -> None:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-            listener.bind(f"\0{name}")
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(f"\0{name[1:]}")
             listener.listen()
             os.write(tell, b".")
-            listener.accept()[0].send(b"[1, 2, 3]")
+            for _ in range(2):
+                listener.accept()[0].send(b"x" * 100)
 
     thief = fork_as_nobody(steal)
     os.read(ready, 1)
-    with pytest.raises(RingError, match="the name of the job is taken"):
-        AgentRendezvous(0, 2, name).send_card([1])
-    with pytest.raises(RingError, match="a process of another user has taken the name of the job"):
-        AgentRendezvous(1, 2, name).receive_card()
+    for rank in range(2):
+        with pytest.raises(RingError, match=f"rank {rank} .*a process of another user has taken the name of the job"):
+            rendezvous.Rendezvous.take({**job, "RANK": str(rank)})
     os.waitpid(thief, 0)
     os.close(ready)
+    os.close(tell)
+
+
+@as_root
+def test_a_second_user_who_knocks() -> None:
+    """It may know the name, which is no secret, and what is said there."""
+    heard, tell = os.pipe()
+    with rendezvous_server.RendezvousServer(2, f"@ring-test-{os.getpid()}", "s" * 32) as server:
+        name = server.variables["RING_RENDEZVOUS"][1:]
+
+        def knock() -> None:
+            with socket.socket(socket.AF_UNIX) as caller:
+                caller.connect(f"\0{name}")
+                try:
+                    caller.send(rendezvous_server.MAGIC + b"x" * 32)
+                    os.write(tell, b"heard %r" % caller.recv(100))
+                except ConnectionError:
+                    os.write(tell, b"heard b''")
+
+        os.waitpid(fork_as_nobody(knock), 0)
+    assert os.read(heard, 100) == b"heard b''"
+    os.close(heard)
     os.close(tell)
 
 

@@ -98,7 +98,7 @@ def in_namespace(hosts: TwoHosts, place: str, *command: str) -> str:
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        ("import os; os.environ['PMI_RANK'] == '3' and sys.exit(0); init()", "rank 3 exited .* before all ranks"),
+        ("import os; os.environ['RING_RANK'] == '3' and sys.exit(0); init()", "rank 3 exited .* before all ranks"),
         (
             "from ring_notebook.rank import tcp_connections; tcp_connections._SECONDS_TO_CONNECT = 1.0; init(); "
             "barrier()",

@@ -6,12 +6,9 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from typing import Any
 
 from ipyparallel.engine.app import IPEngine
-
-from ring_notebook.rank.rank_variables import STARTED_AGAIN
 
 __all__ = ["Engine", "main"]
 
@@ -58,9 +55,8 @@ def _safe_path() -> Iterator[None]:
 
 def main() -> None:
     """Entry point."""
-    # With --mpi an engine takes its number from MPI, which has no place for one that is started again.
-    without_mpi = os.environ.get(STARTED_AGAIN) or find_spec("mpi4py") is None
-    options = [f"--IPEngine.id={os.environ['RANK']}"] if without_mpi else ["--mpi"]
+    # With --mpi an engine takes its number from MPI.
+    options = [f"--IPEngine.id={os.environ['RING_RANK']}"] if "RING_RANK" in os.environ else ["--mpi"]
     sys.argv[1:] = [*options, *sys.argv[1:]]
     Engine.launch_instance()
 

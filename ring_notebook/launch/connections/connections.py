@@ -1,4 +1,4 @@
-"""The sockets between a supervisor and its ranks, through which the ranks find each other: by MPI, or without it."""
+"""The sockets between a supervisor and its ranks, through which the ranks find each other, and MPI its own."""
 
 from __future__ import annotations
 
@@ -6,59 +6,16 @@ import contextlib
 import os
 import secrets
 import socket
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
-from ring_notebook.launch.connections import pmi
 from ring_notebook.launch.connections.mpi_host import ALONE, MpiHost
+from ring_notebook.launch.connections.pmi import PmiServer
 from ring_notebook.rank import rendezvous
 from ring_notebook.rank.rank_status import RankStatus
 
-__all__ = ["Connections", "MpiConnections", "RendezvousConnections", "new_job_name"]
+__all__ = ["Connections", "new_job_name"]
 
 _CAPACITY = 1 << 16
-
-
-class Connections(ABC):
-    """One socket to each of ``size`` ranks."""
-
-    def __init__(self, size: int, kind: socket.SocketKind) -> None:
-        self.error = ""
-        """Why the ranks will never find each other."""
-        self._size = size
-        self._kind = kind
-        self._channels: dict[int, socket.socket] = {}
-
-    def pair(self, rank: int) -> tuple[socket.socket, socket.socket]:
-        """A new socket to ``rank``: our end, and the one that it has to inherit."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, self._kind)
-        self._channels[rank] = ours
-        return ours, theirs
-
-    def close(self) -> None:
-        """All ranks have exited."""
-        for channel in self._channels.values():
-            channel.close()
-
-    @abstractmethod
-    def variables(self, rank: int, channel: socket.socket) -> dict[str, str]:
-        """Those that tell ``rank`` of its socket."""
-
-    @abstractmethod
-    def receive(self, rank: int) -> bool:
-        """Read what ``rank`` has sent and answer. Returns False when it will send no more."""
-
-    def take_abort(self, rank: int) -> int | None:
-        """The exit code with which ``rank`` has asked to end the whole job, once; None when it has not."""
-        return None
-
-    @abstractmethod
-    def exited(self, rank: int, how: str) -> None:
-        """Rank ``rank`` has exited."""
-
-    @abstractmethod
-    def deserters(self, exited: Sequence[int], statuses: Sequence[RankStatus]) -> set[int]:
-        """Those of the ranks that ``exited`` with 0 which others still need; ``statuses`` are those of all ranks."""
 
 
 def new_job_name() -> str:
@@ -66,24 +23,53 @@ def new_job_name() -> str:
     return f"ring-{os.getpid()}-{secrets.token_hex(8)}"
 
 
-class MpiConnections(Connections):
-    """The ranks of MPICH, served by PMI-1; ``job`` is a name that no other job of their hosts has.
+class Connections:
+    """One socket to each rank; ``places`` is the number of each rank's host, by rank.
 
-    ``places`` is the number of each rank's host, by rank; ``network`` has variables for the ranks of this host.
+    MPICH is served too, unless the job is ``elastic``: MPI does not survive the death of a rank. ``network`` has
+    variables for its ranks on this host. ``job`` is a name that no other job of their hosts has.
     """
 
-    def __init__(self, job: str, places: Sequence[int], network: Mapping[str, str] = ALONE) -> None:
-        super().__init__(len(places), socket.SOCK_STREAM)
-        self._pmi = pmi.PmiServer(job, places)
-        self._host = MpiHost(job, network)
+    def __init__(
+        self, job: str, places: Sequence[int], network: Mapping[str, str] = ALONE, elastic: bool = False
+    ) -> None:
+        self._size = len(places)
+        self._elastic = elastic
+        self._channels: dict[int, socket.socket] = {}
+        self._pmi = PmiServer(job, places, elastic)
+        self._host = None if elastic else MpiHost(job, network)
+
+    @property
+    def error(self) -> str:
+        """Why the ranks will never find each other; empty while they may, and once they have."""
+        return self._pmi.gathering.error
+
+    def pair(self, rank: int) -> tuple[socket.socket, socket.socket]:
+        """A new socket to the process that is ``rank`` from now on: our end, and the one that it has to inherit."""
+        ours, theirs = socket.socketpair()
+        self._channels[rank] = ours
+        self._pmi.started(rank)
+        return ours, theirs
+
+    def close(self) -> None:
+        """All ranks have exited."""
+        for channel in self._channels.values():
+            channel.close()
+        if self._host is not None:
+            self._host.close()
 
     def variables(self, rank: int, channel: socket.socket) -> dict[str, str]:
-        return self._host.variables(self._size, rank, channel)
+        """Those that tell ``rank`` of its socket."""
+        if self._host is not None:
+            return self._host.variables(self._size, rank, channel)
+        return rendezvous.variables(rank, self._size, channel.fileno())
 
     def take_abort(self, rank: int) -> int | None:
+        """The exit code with which ``rank`` has asked to end the whole job, once; None when it has not."""
         return self._pmi.aborted.pop(rank, None)
 
     def receive(self, rank: int) -> bool:
+        """Read what ``rank`` has sent and answer. Returns False when it will send no more."""
         try:
             data = self._channels[rank].recv(_CAPACITY, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -102,9 +88,10 @@ class MpiConnections(Connections):
                 self._channels[to].sendall(reply, socket.MSG_DONTWAIT)
 
     def exited(self, rank: int, how: str) -> None:
+        """Rank ``rank`` has exited."""
         while rank in self._channels and self._has_data(rank) and self.receive(rank):
             pass  # whether it has finalized may still lie in the socket
-        self._reply({to: f"{line}\n".encode() for to, line in self._pmi.exited(rank, how).items()})
+        self._reply(self._pmi.exited(rank, how))
 
     def _has_data(self, rank: int) -> bool:
         try:
@@ -113,48 +100,9 @@ class MpiConnections(Connections):
             return False
 
     def deserters(self, exited: Sequence[int], statuses: Sequence[RankStatus]) -> set[int]:
+        """Those of the ranks that ``exited`` with 0 which others still need; ``statuses`` are those of all ranks."""
+        if self._elastic:
+            return set().union(*(status.lost for status in statuses))
         # Once one rank uses MPI, every other one has to: it waits for them when it starts and when it ends.
         used = self._pmi.initialized
         return {rank for rank in exited if statuses[rank].left_early or (used and rank not in self._pmi.finalized)}
-
-    def close(self) -> None:
-        super().close()
-        self._host.close()
-
-
-class RendezvousConnections(Connections):
-    """The ranks of an elastic job, which map one another's memory without MPI."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__(size, socket.SOCK_SEQPACKET)
-        self._arrived: set[int] = set()
-
-    def variables(self, rank: int, channel: socket.socket) -> dict[str, str]:
-        return rendezvous.variables(rank, self._size, channel)
-
-    def receive(self, rank: int) -> bool:
-        message = rendezvous.receive(self._channels[rank])
-        if not message:  # the rendezvous is complete, or the rank has exited
-            del self._channels[rank]
-            return False
-        if "card" in message:
-            self._send_all([other for other in self._channels if other != 0], card=message["card"])
-        elif "arrived" in message:
-            self._arrived.add(rank)
-            if len(self._arrived) == self._size:
-                self._send_all(self._channels, complete=True)
-        return True
-
-    def exited(self, rank: int, how: str) -> None:
-        if len(self._arrived) < self._size and not self.error:
-            # Ranks that wait for it in init() must not wait for ever.
-            self.error = f"rank {rank} exited ({how}) before all ranks had called init()"
-            self._send_all(self._channels, error=self.error)
-
-    def deserters(self, exited: Sequence[int], statuses: Sequence[RankStatus]) -> set[int]:
-        return set().union(*(status.lost for status in statuses))
-
-    def _send_all(self, ranks: Sequence[int] | dict[int, socket.socket], **message: object) -> None:
-        for rank in ranks:
-            with contextlib.suppress(OSError):
-                rendezvous.send(self._channels[rank], **message)

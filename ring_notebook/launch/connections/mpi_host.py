@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 from ring_notebook.launch.connections import pmi
 from ring_notebook.launch.connections.shared_memory import FOLDER, Cleaner, claim_folder, remove_abandoned
+from ring_notebook.rank import rendezvous
 
 __all__ = ["ALONE", "MpiHost"]
 
@@ -32,7 +33,8 @@ class MpiHost:
         """Those that make a process rank ``rank`` of ``size``; it must inherit ``channel``."""
         # What UCX names while it starts would outlive ranks that are killed then.
         ucx = {**self._network, "UCX_POSIX_DIR": str(self._folder)}
-        return {**pmi.variables(rank, size, channel.fileno()), **ucx}
+        descriptor = channel.fileno()  # one socket for our rendezvous and for MPI's
+        return {**rendezvous.variables(rank, size, descriptor), **pmi.variables(rank, size, descriptor), **ucx}
 
     def close(self) -> None:
         """All ranks have exited: remove what they have named."""

@@ -1,18 +1,16 @@
 """PMI-1, the protocol through which the ranks of MPICH find each other, as a server without sockets of its own.
 
 Each rank has an inherited socket, on which it sends lines such as ``cmd=get kvsname=ring key=K``. Nothing listens. One
-command is our own: ``ring_gather``, by which ranks of several hosts find each other without MPI.
+command is our own: ``ring_gather``, by which ranks find each other without MPI.
 """
 
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Any
 
-from ring_notebook.rank.hosts_rendezvous import GATHER, GATHERED
+from ring_notebook.rank.rendezvous_server import GATHER, GATHERED, Gathering, Replies
 
 __all__ = ["PmiServer", "process_mapping", "shared_memory_prefixes", "variables"]
 
@@ -54,7 +52,7 @@ def process_mapping(places: Sequence[int]) -> str:
 class PmiServer:
     """Answers the ranks of ``job``, a name that no other job of their hosts has; ``places`` as `process_mapping`."""
 
-    def __init__(self, job: str, places: Sequence[int]) -> None:
+    def __init__(self, job: str, places: Sequence[int], elastic: bool = False) -> None:
         size = len(places)
         self.initialized: set[int] = set()
         self.finalized: set[int] = set()
@@ -67,9 +65,8 @@ class PmiServer:
         self._at_barrier: set[int] = set()
         self._unread = [b""] * size
         self._in_spawn: set[int] = set()
-        self._gathered: dict[int, Any] = {}
-        self._gone = ""  # why a gathering that is not complete will never be
-        self._key = secrets.token_hex(32)
+        self.gathering = Gathering(size, elastic)
+        """What the ranks have told each other without MPI."""
 
     def receive(self, rank: int, data: bytes) -> dict[int, bytes]:
         """Take what ``rank`` has sent; returns what to send to which ranks.
@@ -101,7 +98,10 @@ class PmiServer:
             self._at_barrier.clear()
             return dict.fromkeys(range(self._size), "cmd=barrier_out rc=0")
         if command == GATHER:
-            return self._gather(rank, value)
+            try:
+                return _answers(self.gathering.take(rank, json.loads(value)))
+            except RecursionError as error:
+                raise ValueError(f"rank {rank}: nested too deeply") from error
         if command == "abort":
             self.aborted[rank] = _abort_code(fields.get("exitcode", ""))
             return {}
@@ -130,27 +130,14 @@ class PmiServer:
         }
         return constants.get(command, f"cmd={command or 'unknown'}_result rc=-1 msg=not_supported")
 
-    def _gather(self, rank: int, value: str) -> dict[int, str]:
-        """Rank ``rank`` tells the others ``value``; all of them are answered when all have. ValueError for no JSON."""
-        try:
-            self._gathered[rank] = json.loads(value)
-        except RecursionError as error:
-            raise ValueError(f"rank {rank}: nested too deeply") from error
-        if len(self._gathered) == self._size:
-            values, self._gathered = [self._gathered[one] for one in range(self._size)], {}
-            return dict.fromkeys(range(self._size), _gathered(values=values, key=self._key))
-        return self._give_up_gathering()
+    def started(self, rank: int) -> None:
+        """A process is ``rank`` from now on."""
+        self._unread[rank] = b""
+        self.gathering.started_again(rank)
 
-    def exited(self, rank: int, how: str) -> dict[int, str]:
+    def exited(self, rank: int, how: str) -> dict[int, bytes]:
         """Rank ``rank`` has exited; returns what to send to which ranks that wait for it."""
-        self._gone = self._gone or f"rank {rank} exited ({how}) before all ranks had called init()"
-        return self._give_up_gathering()
-
-    def _give_up_gathering(self) -> dict[int, str]:
-        if not self._gone:
-            return {}
-        waiting, self._gathered = self._gathered, {}
-        return dict.fromkeys(waiting, _gathered(error=self._gone))
+        return {to: f"{line}\n".encode() for to, line in _answers(self.gathering.exited(rank, how)).items()}
 
     def _refuse_spawn(self, rank: int, line: str) -> dict[int, str]:
         """MPI_Comm_spawn sends several lines up to ``endcmd``; the size of a job is fixed."""
@@ -161,8 +148,8 @@ class PmiServer:
         return {rank: "cmd=spawn_result rc=-1 status=1"}
 
 
-def _gathered(**fields: object) -> str:
-    return f"cmd={GATHERED} value={json.dumps(fields)}"
+def _answers(replies: Replies) -> dict[int, str]:
+    return {to: f"cmd={GATHERED} value={json.dumps(reply)}" for to, reply in replies.items()}
 
 
 def _abort_code(text: str) -> int:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from types import FrameType
 
-from ring_notebook.launch.connections.connections import MpiConnections, new_job_name
+from ring_notebook.launch.connections.connections import Connections, new_job_name
 from ring_notebook.launch.launchers.hosts import Host, is_local, parse_hosts
 from ring_notebook.launch.remote.network import network_variables
 from ring_notebook.launch.remote.remote_ranks import HostsLostError, RemoteRanks, connect
@@ -25,7 +25,6 @@ from ring_notebook.launch.supervisor.outer_job import without_outer_job
 from ring_notebook.launch.supervisor.rank_failure import report
 from ring_notebook.launch.supervisor.start_error import explain_start_error
 from ring_notebook.launch.supervisor.supervisor import Supervisor
-from ring_notebook.rank.hosts_rendezvous import HOSTS
 from ring_notebook.rank.rank_variables import MASTER, loopback
 from ring_notebook.verdict import RankFailure, Rules
 
@@ -76,9 +75,7 @@ def _supervise(program: list[str], n: int, placed: dict[str, list[int]]) -> Supe
     network = network_variables(name for name in placed if not is_local(name))
     number = {rank: index for index, ranks in enumerate(placed.values()) for rank in ranks}
     places = [number[rank] for rank in range(n)]
-    if len(placed) > 1:
-        environment[HOSTS] = ",".join(map(str, places))
-    connections = MpiConnections(job, places, network)
+    connections = Connections(job, places, network)
     hosts: list[HostRanks] = []
     for name, ranks in placed.items():
         assignment = Assignment(program, environment, ranks, n, master)

@@ -11,6 +11,7 @@ import os
 import re
 import selectors
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from ring_notebook.hardware import oom_kills
-from ring_notebook.launch.connections.connections import MpiConnections, new_job_name
+from ring_notebook.launch.connections.connections import Connections, new_job_name
 from ring_notebook.launch.supervisor.host_ranks import Assignment
 from ring_notebook.launch.supervisor.kept_folder import KeptFolder
 from ring_notebook.launch.supervisor.local_ranks import LocalRanks, raise_file_limit
@@ -27,6 +28,7 @@ from ring_notebook.launch.supervisor.output_lines import carry
 from ring_notebook.launch.supervisor.rank_process import end_children, send_signal
 from ring_notebook.launch.supervisor.start_error import report_start_error
 from ring_notebook.launch.supervisor.supervisor import Supervisor
+from ring_notebook.rank import rendezvous
 from ring_notebook.rank.rank_status import StatusFile
 from ring_notebook.rank.rank_variables import STARTED_AGAIN, loopback
 from ring_notebook.verdict import RankFailure, Rules
@@ -63,12 +65,16 @@ class EngineRanks(LocalRanks):
         super().check()
         self.also_check()
 
-    def start_again(self, rank: int) -> None:
-        """Start a rank that has exited; it cannot join the MPI of the others, and gets none. Raises as `start` does."""
+    def start(self, rank: int, channel: socket.socket) -> None:
+        if not self._carries:
+            super().start(rank, channel)
+            return
+        # One that has exited is started again: it cannot join the MPI of the others, and gets none.
         self._status_files[rank].close()
         self._status_files[rank] = StatusFile()
         self._oom_kills = oom_kills()
-        self._launch(rank, {STARTED_AGAIN: "1"}, subprocess.DEVNULL, [])
+        found = rendezvous.variables(rank, self._assignment.size, channel.fileno())
+        self._launch(rank, {STARTED_AGAIN: "1", **found}, subprocess.DEVNULL, [channel.fileno()])
         self._output = [output for output in self._output if output.is_alive()]
         self._output.append(carry(self._processes[rank]))
 
@@ -88,7 +94,7 @@ class EngineSupervisor(Supervisor):
 
     def __init__(self, program: list[str], n: int, requests: str) -> None:
         files = raise_file_limit()
-        connections = MpiConnections(new_job_name(), [0] * n)
+        connections = Connections(new_job_name(), [0] * n)
         assignment = Assignment(program, without_outer_job(os.environ), list(range(n)), n, loopback())
         self._program = program
         self._engines = EngineRanks(assignment, connections.variables, files)
@@ -142,8 +148,9 @@ class EngineSupervisor(Supervisor):
             self._engines.kill(rank)
 
     def _start_again(self, rank: int) -> None:
+        self._hang_up(rank)
         try:
-            self._engines.start_again(rank)
+            self._start(rank)
         except OSError as error:
             code = report_start_error(self._program, error)
             self._note("exited", self._engines.failure(rank, code))

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ring_notebook.rank.hosts_rendezvous import HOSTS
 from ring_notebook.rank.rank_variables import MASTER
+from ring_notebook.rank.rendezvous import JOB
 
 __all__ = ["ADDED", "with_variables_of_job", "without_outer_job"]
 
 ADDED = "RING_JOB_VARIABLES"
 """Names, with spaces between, that a job has added to the environment of its ranks."""
-_PREFIXES = ("PMI_", "PMIX_", "HYDI_", "OMPI_COMM_WORLD_", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
-_NAMES = frozenset(
-    {ADDED, MASTER, "RING_RANK", "RING_SIZE", "RING_RENDEZVOUS", HOSTS, "RING_MIN_NP", "RING_STATUS_FILE"}
-)
+_PREFIXES = ("PMI_", "PMIX_", "HYDI_", "OMPI_COMM_WORLD_", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "TORCHELASTIC_")
+_NAMES = frozenset({ADDED, MASTER, *JOB, "RING_MIN_NP", "RING_STATUS_FILE"})
 
 
 def without_outer_job(environment: Mapping[str, str]) -> dict[str, str]:

@@ -1,8 +1,7 @@
 """Starts the ranks of a job, connects them, feeds `verdict` with what becomes of them, and carries out what it says.
 
-``python -m ring_notebook.launch.supervisor.supervisor N MIN_NP PROGRAM ARGS...``. With a MIN_NP of 0 MPICH connects the
-ranks, and all end soon after one fails. Otherwise the job is elastic: it continues while MIN_NP ranks are left, which
-find each other without MPI.
+``python -m ring_notebook.launch.supervisor.supervisor N MIN_NP PROGRAM ARGS...``. With a MIN_NP of 0 all ranks
+end soon after one fails. Otherwise the job is elastic: it continues while MIN_NP ranks are left, which have no MPI.
 """
 
 from __future__ import annotations
@@ -15,14 +14,8 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from importlib.util import find_spec
 
-from ring_notebook.launch.connections.connections import (
-    Connections,
-    MpiConnections,
-    RendezvousConnections,
-    new_job_name,
-)
+from ring_notebook.launch.connections.connections import Connections, new_job_name
 from ring_notebook.launch.supervisor.host_ranks import Assignment, HostRanks
 from ring_notebook.launch.supervisor.local_ranks import LocalRanks, raise_file_limit
 from ring_notebook.launch.supervisor.outer_job import without_outer_job
@@ -49,6 +42,7 @@ class Supervisor:
         self._events: list[Event] = []
         self._verdict = judge(rules, (), 0.0)
         self._selector = selectors.DefaultSelector()
+        self._channels: dict[int, socket.socket] = {}
         self._running = set(self._host_of)
         # A signal waits until it can be passed on to all ranks.
         signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
@@ -87,15 +81,20 @@ class Supervisor:
         ours, theirs = self._connections.pair(rank)
         with theirs:
             self._host_of[rank].start(rank, theirs)
-        self._selector.register(ours, selectors.EVENT_READ, lambda: self._read_message(ours, rank))
+        self._channels[rank] = ours
+        self._selector.register(ours, selectors.EVENT_READ, lambda: self._read_message(rank))
 
-    def _read_message(self, channel: socket.socket, rank: int) -> None:
+    def _read_message(self, rank: int) -> None:
         if not self._connections.receive(rank):
-            self._selector.unregister(channel)
-            channel.close()
+            self._hang_up(rank)
         code = self._connections.take_abort(rank)
         if code is not None:
             self._note("aborts", self._host_of[rank].failure(rank, code))
+
+    def _hang_up(self, rank: int) -> None:
+        if channel := self._channels.pop(rank, None):
+            self._selector.unregister(channel)
+            channel.close()
 
     def _handle_exit(self, how: RankFailure) -> None:
         self._running.discard(how.rank)
@@ -119,8 +118,8 @@ class Supervisor:
                 verdict = judge(self._rules, self._events, now)
         if verdict.due:
             for rank in sorted(self._running):
-                if self._host_of[rank].status(rank).is_leaving:
-                    self._note("leaving", self._host_of[rank].failure(rank, 0))
+                if (status := self._host_of[rank].status(rank)).is_leaving:
+                    self._note("leaving", self._host_of[rank].failure(rank, status.leaves_with))
             self._note("looked")
             verdict = judge(self._rules, self._events, now)
         self._verdict = verdict
@@ -149,11 +148,9 @@ def main() -> None:
     """Run the program of ``sys.argv`` and exit with the exit code of the job."""
     n, min_np = int(sys.argv[1]), int(sys.argv[2])
     program = sys.argv[3:]
-    connections: Connections
     try:
         files = raise_file_limit()
-        without_mpi = min_np or find_spec("mpi4py") is None
-        connections = RendezvousConnections(n) if without_mpi else MpiConnections(new_job_name(), [0] * n)
+        connections = Connections(new_job_name(), [0] * n, elastic=bool(min_np))
         assignment = Assignment(program, without_outer_job(os.environ), list(range(n)), n, loopback(), min_np)
         supervisor = Supervisor([LocalRanks(assignment, connections.variables, files)], connections, Rules(n, min_np))
     except OSError as error:

@@ -68,6 +68,7 @@ class Cluster:
         self.directory = Path()  # of its files; its runs call the cluster after it
         self._workspace = Workspace(Path.cwd())
         self._met = True  # all living engines use the same ring memory
+        self._generation = 0  # of their formation
 
     @property
     def living(self) -> list[int]:
@@ -152,7 +153,7 @@ class Cluster:
                 cluster._engines.all = [Engine(**engine) for engine in about["engines"]]
                 if cluster._processes.lost is not None:
                     cluster._processes.lost.watch(cluster._engines.all)
-                cluster._met = about["met"]
+                cluster._met, cluster._generation = about["met"], about["generation"]
                 cluster._engines.wait_for(cluster.living, _ATTACH_TIMEOUT)
                 cluster._follow_runs(cluster._engines)
                 if not cluster.foreign:  # it is this kernel's from now on
@@ -222,7 +223,7 @@ class Cluster:
         """Start the engines that have died again, or those of ``ranks``, dead or alive; returns their ranks.
 
         All others keep their variables, and lose MPI.COMM_WORLD. Raises ClusterError when another rank runs a cell or
-        dies meanwhile, and where MPI connects the engines, on several hosts. After an interrupt another call heals.
+        dies meanwhile, and where all engines end with one, as on several hosts. After an interrupt another call heals.
         """
         engines, processes = self._connected(), self._processes
         if processes is None or processes.lost is None:
@@ -235,9 +236,8 @@ class Cluster:
         if wanted:
             check_ranks(self.n, wanted)
             self.runs.require_idle(engines, True, but=wanted)
-            self._met = False
-            self._describe(engines, processes)
-            heal(engines, processes.lost, processes.request, wanted, self.directory, self._keep)
+            self._begin_formation(engines, processes)
+            heal(engines, processes.lost, processes.request, wanted, self.directory, self._keep, self._generation)
             self._met = True
             self._describe(engines, processes)
         return wanted
@@ -301,8 +301,9 @@ class Cluster:
         check_ranks(self.n, ranks)
         engines = self._idle(ranks if self._met else None)
         require_living(engines, ranks)
-        if not self._met:  # since a heal that failed
-            meet(engines, self.living)
+        if not self._met and self._processes is not None:  # since a heal that failed
+            self._begin_formation(engines, self._processes)
+            meet(engines, self.living, self._generation)
             self._met = True
         sent = send(
             engines,
@@ -402,9 +403,15 @@ class Cluster:
         engines.all = prepare_engines(engines, self.n, self.directory, self._keep, processes.lost is not None)
         if processes.lost is not None:
             processes.lost.watch(engines.all)
-            meet(engines, range(self.n))
+            self._generation = 1
+            meet(engines, range(self.n), self._generation)
         self._met = True
         self._describe(engines, processes)
+
+    def _begin_formation(self, engines: Engines, processes: Processes) -> None:
+        self._met = False
+        self._generation += 1
+        self._describe(engines, processes)  # whoever heals it next begins a newer one
 
     def _describe(self, engines: Engines, processes: Processes) -> None:
         """Write down what another kernel needs to attach to this cluster."""
@@ -415,6 +422,7 @@ class Cluster:
                 "why": self.why,
                 "keep": self._keep,
                 "met": self._met,
+                "generation": self._generation,
                 "controller": processes.controller,
                 "engines": [asdict(engine) for engine in engines.all],
             },

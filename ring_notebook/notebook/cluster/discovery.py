@@ -72,6 +72,7 @@ def read(directory: Path) -> dict[str, Any]:
         "why": str,
         "keep": bool,
         "met": bool,
+        "generation": int,
         "controller": int,
         "kernel": int,
         "began": int,

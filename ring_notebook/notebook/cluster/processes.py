@@ -83,7 +83,7 @@ class ControllerLauncher(_PrivateLog, LocalControllerLauncher):  # type: ignore[
 
 
 class EngineLauncher(_PrivateLog, MPIEngineSetLauncher):  # type: ignore[misc]
-    """Starts the engines with the launcher of this Python's MPI, so that they end with the kernel."""
+    """Starts the engines with `find_launcher`, so that they end with the kernel."""
 
     keep = Bool(False, config=True, help="outlive the kernel")
     hosts: Any = List([], config=True, help="(name, slots) of the hosts, empty for this one")
@@ -156,7 +156,7 @@ class Processes:
         Raises MPIMissingError, and ClusterError for more than this host can start, before it starts anything.
         """
         requests = directory / _REQUESTS
-        # Where each rank is to act as a host of its own, only MPI connects them.
+        # Where each rank acts as a host of its own, the others do not notice its death.
         pipe = str(requests) if config().algorithm != "ring" else ""
         try:
             launcher = find_launcher(hosts, requests=pipe)

@@ -13,14 +13,19 @@ import pytest
 from attack.fuzz.fuzz import damaged, with_other_values
 from ring_notebook.errors import RingError
 from ring_notebook.rank.rank_status import RankStatus, StatusFile
-from ring_notebook.rank.rendezvous import Rendezvous, receive
+from ring_notebook.rank.rendezvous import Rendezvous
+from ring_notebook.rank.rendezvous_server import Gathering
 
 COUNT = 3000
 LINES = (
     b"12\tinitialized\t100.5\n12\tcontinued without\t101.5\t1\t3\n13\traised\t102.0\n"
     b"12\traised\t103.25\n12\texiting\t104.0\n"
 )
-MESSAGES = [{"card": [12, 3, 4096]}, {"arrived": True}, {"complete": True}, {"error": "rank 1 has exited"}]
+ANSWERS = [
+    {"values": [[1], [2]], "key": "00" * 32, "elastic": False, "generation": 0, "step": 0},
+    {"error": "rank 1 has exited", "generation": 0, "step": 0},
+]
+REQUEST = {"generation": 1, "step": 0, "members": [0, 1], "last": False, "value": ["a", 1]}
 
 
 @pytest.fixture
@@ -66,25 +71,26 @@ def test_a_rank_that_writes_without_end(status_file: tuple[StatusFile, int]) -> 
     assert status.read().times["initialized"] == 100.5
 
 
-def messages() -> Iterator[bytes]:
-    for number, message in enumerate(MESSAGES):
-        yield from damaged(json.dumps(message).encode(), COUNT // 4, seed=number)
-        yield from (json.dumps(other).encode() for other in with_other_values(message))
+def test_damaged_requests() -> None:
+    """A supervisor hangs up where it is asked nonsense, and answers ranks alone."""
+    for request in with_other_values(REQUEST):
+        gathering = Gathering(2)
+        with suppress(ValueError):
+            assert gathering.take(1, request).keys() <= {0, 1}
 
 
-def test_damaged_rendezvous_messages() -> None:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, theirs:
-        for data in messages():
-            theirs.send(data[:60000] or b" ")
-            assert isinstance(receive(ours), dict)
+def answers() -> Iterator[bytes]:
+    for number, message in enumerate(ANSWERS):
+        line = b"cmd=ring_gathered value=" + json.dumps(message).encode() + b"\n"
+        yield from damaged(line, COUNT // 20, seed=number)
+        yield from (line[:24] + json.dumps(other).encode() + b"\n" for other in with_other_values(message))
 
 
 def test_a_rank_that_hears_nonsense_does_not_begin() -> None:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, theirs:
-        rendezvous = Rendezvous(1, 2, ours)
-        for data in messages():
-            theirs.send(data[:60000] or b" ")
+    for data in answers():
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            ours.sendall(data[:60000])
+            ours.shutdown(socket.SHUT_WR)
             with suppress(RingError):
-                assert all(type(number) is int for number in rendezvous.receive_card())
+                assert isinstance(Rendezvous(theirs, 1, 2).gather(None), list)

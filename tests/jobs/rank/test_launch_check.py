@@ -32,7 +32,7 @@ ONE_OF_OURS = {"PMI_SIZE": "1", "PMI_RANK": "0"}
                 "WORLD_SIZE": "4",
                 "RANK": "3",
             },
-            "rank 3: torchrun started 4 ranks on 2 hosts.*`ringrun -np 4 -H HOST:2,HOST:2 python SCRIPT`.*'gloo'",
+            "rank 3: torchrun started 4 ranks on 2 hosts.*RING_RENDEZVOUS=HOST:PORT.*`ringrun -np 4 -H HOST:2,HOST:2",
         ),
         ({"PMI_SIZE": "2", "PMI_RANK": "1"}, "process 1 of 2 that mpiexec started .*the mpiexec that belongs to"),
         ({"OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": "2"}, "process 2 of 3 that mpirun of Open MPI started"),

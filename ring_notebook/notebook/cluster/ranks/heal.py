@@ -14,8 +14,8 @@ from ring_notebook.notebook.engines import Engines
 __all__ = ["NOT_HERE", "end", "heal"]
 
 NOT_HERE = (
-    "`%ring heal` needs all engines on one host, under our own supervisor: MPI connects these, and all end when one "
-    "dies; use `%ring restart --rerun`"
+    "`%ring heal` needs all engines on one host, under our own supervisor: all of these end when one dies; use "
+    "`%ring restart --rerun`"
 )
 """What to say where engines cannot be started one by one."""
 
@@ -30,8 +30,9 @@ def heal(
     ranks: Sequence[int],
     directory: Path,
     keep: bool,
+    generation: int,
 ) -> None:
-    """Start the engines of ``ranks`` again, ending those of them that live, and have them `meet` the others.
+    """Start the engines of ``ranks`` again, ending those of them that live, and have all `meet` in ``generation``.
 
     ``request`` asks the supervisor. Whatever fails, or interrupts it: ``ranks`` have died then as before, and another
     call may start them. Raises ClusterError, with the story of a rank that died meanwhile.
@@ -48,7 +49,7 @@ def heal(
         for engine in prepare_engines(engines, n, directory, keep, True, ranks):
             engines.all[engine.rank] = engine
             lost.watch([engine])
-        meet(engines, engines.living())
+        meet(engines, engines.living(), generation)
     except BaseException:
         for rank in ranks:
             end(lost, request, rank, "was ended and not started again", deaths.get(rank))

@@ -43,8 +43,9 @@ def prepare_engines(
     ]
 
 
-def meet(engines: Engines, ranks: Sequence[int]) -> None:
-    """Have these engines, all that live, use new ring memory together. Their variables stay."""
-    first, *others = ranks
-    (card,) = engines.call(f"{_SETUP}:lead", ranks=[first], timeout=_TIMEOUT)
-    engines.call(f"{_SETUP}:follow", card, ranks=others, timeout=_TIMEOUT)
+def meet(engines: Engines, ranks: Sequence[int], generation: int) -> None:
+    """Have these engines, all that live, form again, in new ring memory. Their variables stay.
+
+    ``generation`` is greater than that of any call before, whatever became of it.
+    """
+    engines.call(f"{_SETUP}:form", generation, list(ranks), ranks=ranks, timeout=_TIMEOUT)

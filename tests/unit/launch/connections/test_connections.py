@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -11,15 +12,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from ring_notebook.launch.connections.connections import MpiConnections, RendezvousConnections
+from ring_notebook.launch.connections.connections import Connections
 
 RINGRUN = [sys.executable, "-m", "ring_notebook.launch.cli"]
 
 
 @pytest.fixture
-def mpi() -> Iterator[tuple[MpiConnections, socket.socket]]:
+def mpi() -> Iterator[tuple[Connections, socket.socket]]:
     """The connections of one rank, and its end."""
-    connections = MpiConnections(f"ring-test-{os.getpid()}", [0])
+    connections = Connections(f"ring-test-{os.getpid()}", [0])
     _, theirs = connections.pair(0)
     with theirs:
         yield connections, theirs
@@ -36,7 +37,7 @@ def waits_for_none(call: Callable[[], bool]) -> bool:
     return result[0]
 
 
-def test_a_rank_that_has_sent_nothing_is_not_waited_for(mpi: tuple[MpiConnections, socket.socket]) -> None:
+def test_a_rank_that_has_sent_nothing_is_not_waited_for(mpi: tuple[Connections, socket.socket]) -> None:
     connections, theirs = mpi
     assert waits_for_none(lambda: connections.receive(0)), "more may come"
     theirs.sendall(b"cmd=get_appnum\n")
@@ -46,29 +47,32 @@ def test_a_rank_that_has_sent_nothing_is_not_waited_for(mpi: tuple[MpiConnection
     assert not connections.receive(0)
 
 
-def test_a_rank_that_reads_no_answer_does_not_stop_the_others(mpi: tuple[MpiConnections, socket.socket]) -> None:
+def test_a_rank_that_reads_no_answer_does_not_stop_the_others(mpi: tuple[Connections, socket.socket]) -> None:
     connections, theirs = mpi
     for _ in range(20):
         theirs.sendall(b"cmd=get_maxes\n" * 1000)
         assert waits_for_none(lambda: connections.receive(0))
 
 
-def test_ranks_of_an_elastic_job_that_read_nothing_do_not_stop_it() -> None:
-    connections = RendezvousConnections(2)
+def test_ranks_that_read_no_answer_of_the_others_do_not_stop_them() -> None:
+    connections = Connections("job", [0, 0], elastic=True)
     (_, first), (_, second) = connections.pair(0), connections.pair(1)
+    request = b'cmd=ring_gather value={"generation": 0, "step": 0, "value": "%s"}\n' % (b"x" * 3000)
     with first, second:
-        for _ in range(400):
-            first.send(b'{"card": [1, 2, 3]}')
-            assert waits_for_none(lambda: connections.receive(0))
+        for _ in range(200):
+            for rank, channel in enumerate((first, second)):
+                channel.send(request)
+                assert waits_for_none(lambda rank=rank: connections.receive(rank))
     connections.close()
 
 
+@pytest.mark.parametrize("elastic", [["--elastic"], []], ids=["elastic", "with MPI"])
 @pytest.mark.parametrize("close", ["import os; os.closerange(3, 100)", ""], ids=["closed", "not inherited"])
-def test_a_socket_that_a_program_in_between_has_closed_is_said(close: str) -> None:
+def test_a_socket_that_a_program_in_between_has_closed_is_said(close: str, elastic: list[str]) -> None:
     start = "from ring_notebook.core import world; world.init()"
     inherited = f"import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', {start!r}]).returncode)"
-    command = [*RINGRUN, "--elastic", "-np", "2", "python", "-c", f"{close}\n{start}" if close else inherited]
+    command = [*RINGRUN, *elastic, "-np", "2", "python", "-c", f"{close}\n{start}" if close else inherited]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
-    assert "RingError: rank 0 failed to initialize: the socket to its supervisor, descriptor " in done.stderr
+    assert re.search(r"RingError: rank \d failed to initialize: the socket to its supervisor, descriptor ", done.stderr)
     assert "start this one with `exec`, or with close_fds=False" in done.stderr

@@ -98,34 +98,27 @@ def test_which_ranks_share_a_host(places: list[int], mapping: str) -> None:
     assert process_mapping(places) == mapping
 
 
-def test_gathering_tells_all_what_each_has_told() -> None:
-    server = PmiServer("job", [0, 0, 1])
-    told: dict[int, dict[str, object]] = {}
-    for round in range(2):
-        assert answers(server, 2, f'cmd=ring_gather value=["two", {round}]') == {}
-        assert answers(server, 0, "cmd=ring_gather value=null") == {}
-        replies = answers(server, 1, 'cmd=ring_gather value={"a b": "c=d"}')
-        told = {rank: json.loads(line.removeprefix("cmd=ring_gathered value=")) for rank, (line,) in replies.items()}
-        assert [told[rank]["values"] for rank in range(3)] == [[None, {"a b": "c=d"}, ["two", round]]] * 3
-    keys = {str(one["key"]) for one in told.values()}
-    assert [len(bytes.fromhex(key)) for key in keys] == [32]
-    assert keys.isdisjoint([PmiServer("job", [0])._key]), "each job has a key of its own"
+def request(value: str, members: str = "null") -> str:
+    return f'cmd=ring_gather value={{"generation": 0, "step": 0, "members": {members}, "value": {value}}}'
 
 
-@pytest.mark.parametrize("before", [True, False])
-def test_a_rank_that_has_exited_gathers_nothing(before: bool) -> None:
-    server = PmiServer("job", [0, 0, 0])
-    why = 'cmd=ring_gathered value={"error": "rank 1 exited (exit code 3) before all ranks had called init()"}'
-    if before:
-        assert server.exited(1, "exit code 3") == {}
-        assert answers(server, 0, "cmd=ring_gather value=1") == {0: [why]}
-    else:
-        assert answers(server, 0, "cmd=ring_gather value=1") == {}
-        assert server.exited(1, "exit code 3") == {0: why}
-    assert answers(server, 2, "cmd=ring_gather value=1") == {2: [why]}
+def test_ranks_gather_beside_mpi() -> None:
+    """What they are answered otherwise stands in tests/unit/rank/test_gathering.py."""
+    server = PmiServer("job", [0, 1], elastic=True)
+    assert answers(server, 1, request('["a b", "c=d"]')) == {}
+    replies = answers(server, 0, "cmd=get_appnum", request("null"))
+    assert replies[0][0] == "cmd=appnum appnum=0 rc=0"
+    told = [json.loads(reply[-1].removeprefix("cmd=ring_gathered value=")) for reply in replies.values()]
+    assert [one["values"] for one in told] == [[None, ["a b", "c=d"]]] * 2
+    assert [one["elastic"] for one in told] == [True] * 2
+    assert answers(server, 0, request("1")) == {}
+    why = b"rank 1 exited (exit code 3) before all ranks had called init()"
+    (reply,) = server.exited(1, "exit code 3").values()
+    assert why in reply
+    assert reply.endswith(b"\n")
 
 
-@pytest.mark.parametrize("value", ["", "{", "[" * 50_000])
+@pytest.mark.parametrize("value", ["", "{", "[" * 50_000, '1, "step": {}'])
 def test_what_is_gathered_has_to_be_json(value: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - the supervisor hangs up, whatever it is
-        PmiServer("job", [0]).receive(0, f"cmd=ring_gather value={value}\n".encode())
+        PmiServer("job", [0]).receive(0, f"{request(value)}\n".encode())

@@ -1,0 +1,364 @@
+"""The server of the rendezvous: what ranks give goes to all, from a supervisor or at an address of its own.
+
+`Gathering` decides, without sockets. A supervisor feeds it from the sockets that its ranks inherit
+(`ring_notebook.launch.connections`), `RendezvousServer` from connections whose other ends prove that they know a
+secret.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+import os
+import secrets
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Gathering", "RendezvousServer"]
+
+RENDEZVOUS, SECRET = "RING_RENDEZVOUS", "RING_RENDEZVOUS_SECRET"
+GATHER, GATHERED, JOIN, GIVE_UP = "ring_gather", "ring_gathered", "ring_join", "ring_give_up"
+MAGIC = b"ring-rendezvous 1\n"
+DIGEST = 32
+ACCEPTED = b"+"
+_SECONDS_TO_PROVE = 10.0
+_MOST_STRANGERS = 128
+"""Connections that have proven nothing yet; more are closed at once."""
+_LONGEST_LINE = 1 << 16
+_CREDENTIALS = struct.Struct("3i")
+
+Replies = dict[int, dict[str, Any]]
+"""What to send to which ranks."""
+
+
+class Gathering:
+    """Who has given what, among ranks 0 to ``size`` - 1 of a job; ``elastic`` is what its ranks are told of it.
+
+    Ranks form once in each generation. A request of a newer generation ends what others still wait for.
+    """
+
+    def __init__(self, size: int, elastic: bool = False) -> None:
+        self._size = size
+        self._elastic = elastic
+        self._gone: dict[int, str] = {}
+        self._begin(0)
+
+    def _begin(self, generation: int) -> None:
+        self._generation = generation
+        self._key = secrets.token_hex(DIGEST)
+        self._values: dict[int, Any] = {}
+        self._awaited: tuple[int, tuple[int, ...], bool] | None = None  # step and members of those who wait, and `last`
+        self.has_formed = False
+        self.error = ""
+        """Why the ranks of this generation have not formed, and will not."""
+
+    def take(self, rank: int, request: object) -> Replies:
+        """Rank ``rank`` gives a value. Raises ValueError for what is no request."""
+        generation, step, members, last, value = self._read(rank, request)
+        replies: Replies = {}
+        if generation > self._generation:
+            replies = self.refuse(f"the ranks begin formation {generation}")
+            self._begin(generation)
+        elif generation < self._generation or self.has_formed:
+            why = f"formation {generation} is over; the ranks have formed without this one"
+            return {rank: {"error": why, "generation": generation, "step": step}}
+        if self._awaited not in (None, (step, members, last)):
+            return self.refuse(why := f"rank {rank} has begun again while others waited for it") | {
+                rank: {"error": why, "generation": generation, "step": step}
+            }
+        self._awaited = step, members, last
+        self._values[rank] = value
+        if gone := [self._gone[member] for member in members if member in self._gone]:
+            return replies | self.refuse(gone[0])
+        if len(self._values) < len(members):
+            return replies
+        values = [self._values.get(one) for one in range(self._size)]
+        answer = {"values": values, "key": self._key, "elastic": self._elastic}
+        replies |= {member: answer | self._echo() for member in members}
+        self._values, self._awaited, self.has_formed = {}, None, last
+        return replies
+
+    def _read(self, rank: int, request: object) -> tuple[int, int, tuple[int, ...], bool, Any]:
+        if not isinstance(request, dict):
+            raise ValueError(f"rank {rank}: expected a request, got {request!r:.100}")
+        generation, step = request.get("generation"), request.get("step")
+        members = request.get("members") or list(range(self._size))
+        if not (isinstance(generation, int) and isinstance(step, int) and isinstance(members, list)):
+            raise ValueError(f"rank {rank}: expected generation, step and members, got {request!r:.100}")
+        ranks = range(self._size)
+        if rank not in members or len(members) != len([one for one in ranks if one in members]):
+            raise ValueError(f"rank {rank}: expected it among ranks below {self._size}, got {members!r:.100}")
+        return generation, step, tuple(members), bool(request.get("last")), request.get("value")
+
+    def exited(self, rank: int, how: str) -> Replies:
+        """Rank ``rank`` has exited; returns what to send to those that wait for it."""
+        self._gone[rank] = f"rank {rank} exited ({how}) before all ranks had called init()"
+        if self.has_formed:
+            return {}
+        self.error = self.error or self._gone[rank]
+        return self.refuse(self._gone[rank]) if self._awaited and rank in self._awaited[1] else {}
+
+    def started_again(self, rank: int) -> None:
+        """Another process is rank ``rank`` now."""
+        self._gone.pop(rank, None)
+
+    @property
+    def waiting(self) -> set[int]:
+        """The ranks that wait for others."""
+        return set(self._values)
+
+    def refuse(self, why: str) -> Replies:
+        """End what ranks wait for."""
+        waiting, self._values = list(self._values), {}
+        replies = {rank: {"error": why} | self._echo() for rank in waiting}
+        self._awaited = None
+        return replies
+
+    def _echo(self) -> dict[str, Any]:
+        """Which request an answer is to: a rank that was interrupted has asked another one since."""
+        return {"generation": self._generation, "step": self._awaited[0] if self._awaited else None}
+
+
+@dataclass(slots=True, eq=False)
+class _Member:
+    """A process that has proven that it knows the secret; ``rank`` is -1 until one is assigned."""
+
+    writer: asyncio.StreamWriter
+    rank: int
+    host: str
+    about: str
+
+
+class RendezvousServer(threading.Thread):
+    """Lets ``size`` processes, which anything may have started, find each other as the ranks of a job.
+
+    It listens at ``address``, by default at a port of loopback that the system chooses; processes of other hosts need
+    an address that they reach. `variables` is what the environment of every rank has to hold. Ranks that do not say
+    which they are (RING_RANK) are numbered host by host as they come. Job after job of ``size`` ranks may form here,
+    until `close`. Raises OSError where it cannot listen.
+
+        with RendezvousServer(2) as server:
+            ranks = [Popen(["python", "train.py"], env=os.environ | server.variables) for _ in range(2)]
+            for rank in ranks:
+                rank.wait()
+    """
+
+    def __init__(self, size: int, address: str = "127.0.0.1:0", secret: str = "") -> None:
+        super().__init__(name="ring-rendezvous", daemon=True)
+        if size < 1:
+            raise ValueError(f"a rendezvous needs at least one rank, got size={size}")
+        self._size = size
+        self._secret = secret or secrets.token_hex(DIGEST)
+        self._listener = _listen(address)
+        host, port = (address, "") if address.startswith("@") else address.rsplit(":", 1)
+        self._address = f"{host}:{self._listener.getsockname()[1]}" if port else host
+        self._members: list[_Member] = []
+        self._gathering: Gathering | None = None  # once all have come
+        self._strangers = 0
+        self._loop = asyncio.new_event_loop()
+        self._serving = self._loop.create_task(self._serve())
+        self.start()
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables that make a process a rank: the address, and the secret, which belongs in no command line."""
+        return {RENDEZVOUS: self._address, SECRET: self._secret}
+
+    def close(self) -> None:
+        """Listen no more; ranks that wait for others raise."""
+        with contextlib.suppress(RuntimeError):  # closed before
+            self._loop.call_soon_threadsafe(self._serving.cancel)
+        self.join()
+
+    def __enter__(self) -> RendezvousServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run(self) -> None:
+        """Serve until `close`."""
+        try:
+            with contextlib.suppress(asyncio.CancelledError):
+                self._loop.run_until_complete(self._serving)
+            for task in (left := asyncio.all_tasks(self._loop)):
+                task.cancel()
+            if left:
+                self._loop.run_until_complete(asyncio.wait(left))
+            self._loop.run_until_complete(asyncio.sleep(0))  # what they have closed is closed in the next turn
+        finally:
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        start = asyncio.start_unix_server if self._listener.family == socket.AF_UNIX else asyncio.start_server
+        server = await start(self._meet, sock=self._listener, limit=_LONGEST_LINE)
+        try:
+            await self._loop.create_future()  # until `close`
+        finally:
+            self._refuse(f"the rendezvous at {self._address} has ended")
+            server.close()
+
+    async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """A process has connected: it proves who it is, joins, and gathers."""
+        member: _Member | None = None
+        try:
+            if await self._is_stranger(reader, writer):
+                return
+            member = self._join(writer, *_parse(await reader.readline()))
+            while line := await reader.readline():
+                self._take(member, *_parse(line))
+        except (OSError, EOFError, ValueError, asyncio.CancelledError):
+            pass
+        finally:
+            if member in self._members:
+                self._refuse(f"{_name(member)} exited before all ranks had called init()")
+            writer.close()
+
+    async def _is_stranger(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Whether the process at the other end cannot prove that it knows the secret."""
+        if self._strangers >= _MOST_STRANGERS:
+            return True
+        self._strangers += 1
+        try:
+            return not await asyncio.wait_for(self._know(reader, writer), _SECONDS_TO_PROVE)
+        except asyncio.TimeoutError:
+            return True
+        finally:
+            self._strangers -= 1
+
+    async def _know(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        if self._listener.family == socket.AF_UNIX and user_of(writer.get_extra_info("socket")) != os.getuid():
+            return False
+        front = await reader.readexactly(len(MAGIC) + DIGEST)
+        if not front.startswith(MAGIC):
+            return False
+        key, challenge = self._secret.encode(), secrets.token_bytes(DIGEST)
+        writer.write(challenge + prove(key, b"accept", front, challenge))
+        if not hmac.compare_digest(await reader.readexactly(DIGEST), prove(key, b"connect", front, challenge)):
+            return False
+        writer.write(ACCEPTED)
+        return True
+
+    def _join(self, writer: asyncio.StreamWriter, command: str, said: Any) -> _Member | None:
+        """A process is to be a rank; where that cannot be, nobody is, because the others would wait for ever."""
+        if command != JOIN or not isinstance(said, dict):
+            raise ValueError("no rank")
+        rank, size = said.get("rank"), said.get("size")
+        member = _Member(writer, rank if type(rank) is int else -1, str(said.get("host")), str(said.get("about")))
+        name = _name(member)
+        if self._gathering is not None:
+            _send(writer, {"error": f"all {self._size} ranks have come already; {name} is one more"})
+            return None
+        twin = next((one for one in self._members if one.rank == member.rank >= 0), None)
+        self._members.append(member)
+        if size not in (None, self._size):
+            self._refuse(f"the rendezvous is for {self._size} ranks, and {name} expects {size!r:.20}")
+        elif twin is not None:
+            self._refuse(f"rank {member.rank} has come twice: {twin.about} and {member.about}")
+        elif member.rank >= self._size:
+            self._refuse(f"the rendezvous is for {self._size} ranks, and {name} has come")
+        elif len(self._members) == self._size:
+            self._assign()
+        return member
+
+    def _assign(self) -> None:
+        """All have come: give ranks to those that have none, host by host as they came, and let them gather."""
+        hosts = list(dict.fromkeys(member.host for member in self._members))
+        free: Iterator[int] = iter(sorted(set(range(self._size)) - {member.rank for member in self._members}))
+        for member in sorted(self._members, key=lambda member: hosts.index(member.host)):
+            member.rank = member.rank if member.rank >= 0 else next(free)
+            _send(member.writer, {"rank": member.rank, "size": self._size})
+        self._gathering = Gathering(self._size)
+
+    def _take(self, member: _Member | None, command: str, request: Any) -> None:
+        if member not in self._members:
+            return
+        assert member is not None
+        if command == GIVE_UP:
+            heard = {one.rank for one in self._members} if self._gathering is None else self._gathering.waiting
+            missing = ", ".join(map(str, sorted(set(range(self._size)) - heard)))
+            names = "" if -1 in heard else f"; nothing was heard of {'ranks' if ',' in missing else 'rank'} {missing}"
+            self._refuse(
+                f"expected {self._size} ranks, got {len(heard)} within the {request!s:.9} s that {_name(member)} waits"
+                f"{names}. RING_START_TIMEOUT sets how long a rank waits"
+            )
+        elif command == GATHER and self._gathering is not None:
+            writers = {one.rank: one.writer for one in self._members}
+            for rank, reply in self._gathering.take(member.rank, request).items():
+                _send(writers[rank], reply)
+            if self._gathering.has_formed:
+                self._members, self._gathering = [], None
+
+    def _refuse(self, why: str) -> None:
+        """These ranks will not form; others may come."""
+        for member in self._members:
+            _send(member.writer, {"error": why})
+        self._members, self._gathering = [], None
+
+
+def split_address(address: str) -> tuple[str, int] | str:
+    """``host:port``, or a name in Linux's abstract namespace as ``@name``, as a socket takes it."""
+    if address.startswith("@"):
+        return f"\0{address[1:]}"
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"{RENDEZVOUS}={address}: expected HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def resolve(address: str) -> tuple[socket.AddressFamily, Any]:
+    """The family and the address of a socket. Raises OSError for a host that has no address."""
+    place = split_address(address)
+    if isinstance(place, str):
+        return socket.AF_UNIX, place
+    family, _, _, _, found = socket.getaddrinfo(*place, type=socket.SOCK_STREAM)[0]
+    return family, found
+
+
+def _listen(address: str) -> socket.socket:
+    family, place = resolve(address)
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if family != socket.AF_UNIX:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a job may follow another one at once
+        listener.bind(place)
+        listener.listen(_MOST_STRANGERS)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def user_of(channel: socket.socket) -> int:
+    """The user of the process at the other end, on this host."""
+    credentials = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    user: int = _CREDENTIALS.unpack(credentials)[1]
+    return user
+
+
+def prove(secret: bytes, direction: bytes, front: bytes, challenge: bytes) -> bytes:
+    """What only a process that knows ``secret`` can say."""
+    return hmac.digest(secret, direction + front + challenge, "sha256")
+
+
+def _name(member: _Member) -> str:
+    return f"rank {member.rank} ({member.about})" if member.rank >= 0 else member.about
+
+
+def _send(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
+    writer.write(f"cmd={GATHERED} value={json.dumps(message)}\n".encode())
+
+
+def _parse(line: bytes) -> tuple[str, Any]:
+    """A command and its value. Raises ValueError for anything else."""
+    head, _, value = line.partition(b" value=")
+    try:
+        return head.decode().removeprefix("cmd="), json.loads(value)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error

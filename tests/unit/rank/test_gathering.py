@@ -1,0 +1,119 @@
+"""What a server of the rendezvous answers, as a table: without sockets, whatever its ranks ask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from ring_notebook.rank.rendezvous_server import Gathering
+
+
+def asks(value: Any, step: int = 0, generation: int = 0, **more: Any) -> dict[str, Any]:
+    return {"value": value, "step": step, "generation": generation, **more}
+
+
+def values(replies: dict[int, dict[str, Any]]) -> dict[int, Any]:
+    """The values, or else the error, that each rank is sent."""
+    return {rank: reply.get("values", reply.get("error")) for rank, reply in replies.items()}
+
+
+def each(ranks: Iterable[int], value: Any) -> dict[int, Any]:
+    return dict.fromkeys(ranks, value)
+
+
+def test_all_get_what_each_has_given() -> None:
+    gathering = Gathering(3)
+    keys = set()
+    for step in range(2):
+        assert gathering.take(2, asks(["two", step], step)) == {}
+        assert gathering.take(0, asks(None, step)) == {}
+        replies = gathering.take(1, asks({"a b": "c=d"}, step))
+        assert values(replies) == each(range(3), [None, {"a b": "c=d"}, ["two", step]])
+        assert [(reply["generation"], reply["step"]) for reply in replies.values()] == [(0, step)] * 3
+        keys |= {reply["key"] for reply in replies.values()}
+    (key,) = keys
+    assert len(bytes.fromhex(key)) == 32
+    assert not gathering.has_formed
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_rank_that_has_exited_gives_nothing(before: bool) -> None:
+    gathering = Gathering(3)
+    why = "rank 1 exited (exit code 3) before all ranks had called init()"
+    if before:
+        assert gathering.exited(1, "exit code 3") == {}
+        assert values(gathering.take(0, asks(1))) == {0: why}
+    else:
+        assert gathering.take(0, asks(1)) == {}
+        assert values(gathering.exited(1, "exit code 3")) == {0: why}
+    assert values(gathering.take(2, asks(1))) == {2: why}
+    assert gathering.error == why
+
+
+def test_a_rank_that_exits_once_all_have_formed() -> None:
+    gathering = Gathering(2)
+    gathering.take(0, asks(0, last=True))
+    assert values(gathering.take(1, asks(1, last=True))) == {0: [0, 1], 1: [0, 1]}
+    assert gathering.has_formed
+    assert gathering.exited(1, "exit code 0") == {}
+    assert gathering.error == ""
+
+
+def test_those_that_live_form_again() -> None:
+    """First without the dead one, and then with the process that takes its place."""
+    gathering = Gathering(3)
+    for rank in range(3):
+        gathering.take(rank, asks(rank, last=True))
+    key = gathering._key
+    gathering.exited(1, "SIGKILL")
+    assert gathering.take(2, asks("c", generation=1, members=[0, 2])) == {}
+    replies = gathering.take(0, asks("a", generation=1, members=[0, 2], last=False))
+    assert values(replies) == each((0, 2), ["a", None, "c"])
+    assert replies[0]["key"] != key, "who has left knows no secret of those that stay"
+    gathering.started_again(1)
+    for rank in range(2):
+        assert gathering.take(rank, asks(rank, generation=2)) == {}
+    assert values(gathering.take(2, asks(2, generation=2))) == each(range(3), [0, 1, 2])
+
+
+def test_a_newer_formation_ends_an_older_one() -> None:
+    gathering = Gathering(2)
+    assert gathering.take(0, asks(0)) == {}
+    replies = gathering.take(1, asks(1, generation=3))
+    assert replies == {0: {"error": "the ranks begin formation 3", "generation": 0, "step": 0}}
+    assert values(gathering.take(0, asks(0))) == {0: "formation 0 is over; the ranks have formed without this one"}
+    assert values(gathering.take(0, asks(0, generation=3))) == each(range(2), [0, 1])
+
+
+def test_a_rank_that_was_interrupted_and_begins_again() -> None:
+    gathering = Gathering(3)
+    for rank in range(3):
+        gathering.take(rank, asks(rank))
+    assert gathering.take(1, asks(1, step=1)) == {}
+    replies = gathering.take(0, asks(0))
+    assert values(replies) == each((0, 1), "rank 0 has begun again while others waited for it")
+    assert [replies[rank]["step"] for rank in (0, 1)] == [0, 1], "each hears of its own request"
+    answers = [gathering.take(rank, asks(rank)) for rank in range(3)]
+    assert values(answers[2]) == each(range(3), [0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        None,
+        [],
+        asks(1, step="0"),
+        asks(1, generation=None),
+        asks(1, members=[1]),
+        asks(1, members=[0, 0]),
+        asks(1, members=[0, 2]),
+        asks(1, members=["0"]),
+        asks(1, members=7),
+    ],
+    ids=str,
+)
+def test_what_is_no_request(request_: object) -> None:
+    with pytest.raises(ValueError, match="rank 0: expected "):
+        Gathering(2).take(0, request_)
