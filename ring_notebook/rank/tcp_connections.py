@@ -162,13 +162,17 @@ class TcpConnections(threading.Thread):
         clock = asyncio.get_running_loop().time
         until, why = clock() + _SECONDS_TO_CONNECT, "no answer"
         while rank not in self._connected and clock() < until:
+            attempt = asyncio.create_task(self._try(rank))
             try:
-                if channel := await asyncio.wait_for(self._try(rank), until - clock()):
+                if channel := await asyncio.wait_for(attempt, until - clock()):
                     self._connected.add(rank)
                     self._hand_over(rank, channel)
                     break
             except asyncio.TimeoutError:
                 break
+            except asyncio.CancelledError:  # wait_for drops what the attempt has just brought
+                attempt.add_done_callback(_close_result)
+                raise
             except (OSError, EOFError) as error:
                 why = getattr(error, "strerror", None) or str(error)
             await asyncio.sleep(_PAUSE)
@@ -239,7 +243,8 @@ class TcpConnections(threading.Thread):
         return int(rank)
 
     def _hand_over(self, rank: int, channel: socket.socket) -> None:
-        channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with contextlib.suppress(OSError):  # the other side has gone already, which the link finds out
+            channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._link.connected(rank, channel.detach())
 
     def _proof(self, direction: bytes, front: bytes, challenge: bytes) -> bytes:
@@ -248,6 +253,11 @@ class TcpConnections(threading.Thread):
 
 def _close(channel: socket.socket, _: asyncio.Task[None]) -> None:
     channel.close()
+
+
+def _close_result(attempt: asyncio.Task[socket.socket | None]) -> None:
+    if not attempt.cancelled() and not attempt.exception() and (channel := attempt.result()) is not None:
+        channel.close()
 
 
 def _set_once(future: asyncio.Future[None]) -> None:
