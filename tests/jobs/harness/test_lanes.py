@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from harness.lanes import REPORTS
 from harness.leftovers import TOKEN
 
 TESTS = Path(__file__).parents[2]
@@ -88,7 +89,7 @@ def project(folder: Path, files: dict[str, str]) -> Path:
 
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    environment = {name: value for name, value in os.environ.items() if name != TOKEN}
+    environment = {name: value for name, value in os.environ.items() if name not in (TOKEN, REPORTS)}
     return subprocess.Popen(
         [sys.executable, "-m", "pytest", "-rA", "-p", "no:cacheprovider", *arguments],
         cwd=folder,
