@@ -1,4 +1,8 @@
-"""The environment of a new job: without what makes the process that starts it a rank of another job."""
+"""The environment of a new job: without what makes the process that starts it a rank of another job.
+
+A batch script, and a task of srun, have a rank of their own in their variables. A rank of ours that inherited it would
+be taken for that one: Lightning reads SLURM_PROCID before anything else.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,30 @@ __all__ = ["ADDED", "with_variables_of_job", "without_outer_job"]
 
 ADDED = "RING_JOB_VARIABLES"
 """Names, with spaces between, that a job has added to the environment of its ranks."""
-_PREFIXES = ("PMI_", "PMIX_", "HYDI_", "OMPI_COMM_WORLD_", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "TORCHELASTIC_")
-_NAMES = frozenset({ADDED, MASTER, *JOB, "RING_MIN_NP", "RING_STATUS_FILE"})
+_OURS = (ADDED, MASTER, *JOB, "RING_MIN_NP", "RING_STATUS_FILE")
+_PREFIXES = (
+    "ALPS_APP_",
+    "HYDI_",
+    "JSM_NAMESPACE_",
+    "MPI_LOCALNRANKS",
+    "MPI_LOCALRANKID",
+    "MV2_COMM_WORLD_",
+    "OMPI_COMM_WORLD_",
+    "PALS_",
+    "PMIX_",
+    "PMI_",
+    "SLURM_STEP",  # the step that a process belongs to; what says which job and hosts stays
+    "TORCHELASTIC_",
+)
+_OF_LAUNCHERS = (
+    *("OMPI_APP_CTX_NUM_PROCS", "OMPI_FIRST_RANKS", "OMPI_NUM_APP_CTX", "OMPI_UNIVERSE_SIZE"),
+    *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_GTIDS"),
+    *("SLURM_TASK_PID", "SLURMD_NODENAME"),
+    *("PBS_NODENUM", "PBS_TASKNUM", "PBS_VNODENUM"),
+    *("FLUX_TASK_LOCAL_ID", "FLUX_TASK_RANK"),
+    *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE"),
+)
+_NAMES = frozenset(_OURS + _OF_LAUNCHERS)
 
 
 def without_outer_job(environment: Mapping[str, str]) -> dict[str, str]:
