@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -57,13 +58,23 @@ def _slurm(env: Mapping[str, str]) -> list[Host]:
 
 
 def _pbs(env: Mapping[str, str]) -> list[Host]:
-    names = Path(env["PBS_NODEFILE"]).read_text().split()
+    path = env["PBS_NODEFILE"]
+    try:
+        names = Path(path).read_text().split()
+    except OSError as error:
+        raise OSError(
+            f"PBS_NODEFILE={path}, by which PBS names the hosts of this job: {error.strerror}; "
+            "unset it outside of a job, or name the hosts with -H"
+        ) from error
     return [Host(name, slots) for name, slots in Counter(names).items()]
 
 
 def _lsf(env: Mapping[str, str]) -> list[Host]:
     words = env["LSB_MCPU_HOSTS"].split()
-    return [Host(name, int(slots)) for name, slots in zip(words[::2], words[1::2], strict=True)]
+    hosts = [Host(name, int(slots)) for name, slots in zip(words[::2], words[1::2], strict=True)]
+    # Where jsrun starts ranks, the job's script runs on a batch node, which comes first with one slot and runs none.
+    has_batch_node = len(hosts) > 1 and hosts[0].slots == 1 and shutil.which("jsrun", path=env.get("PATH", ""))
+    return hosts[1:] if has_batch_node else hosts
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import os
 import shlex
 import shutil
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,10 +20,14 @@ from ring_notebook.horovod.as_horovod import variables
 from ring_notebook.launch.allocation import find_allocation
 from ring_notebook.launch.job import Job, print_message
 from ring_notebook.launch.launchers.hosts import Host, check_slots, named_hosts, only_here
+from ring_notebook.launch.supervisor.outer_job import ADDED
 from ring_notebook.launch.supervisor.start_error import explain_start
+from ring_notebook.rank.launch_check import started_several
 from ring_notebook.rank.rank_threads import threads_started
 
 __all__ = ["main"]
+
+_SECONDS_TO_SAY = 2.0  # that the first of several ringruns has to say what is wrong; srun may end all when one ends
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,10 +47,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(any(check.status == "fail" for check in checks))
     if options.command[:1] == ["--"]:
         del options.command[0]
-    if options.horovod and options.command:
-        options.command = _with_python(options.command)
     if not options.command:
-        parser.error("nothing to run; for example: ringrun -np 4 python train.py")
+        parser.error("nothing to run; for example: ringrun -np 4 train.py")
+    options.command = _with_python(options.command)
+    # Within a rank of ours its variables are ours. With -np 1 each is meant to be alone.
+    if options.np != 1 and ADDED not in os.environ and (several := started_several()):
+        launcher, number, n = several
+        if number:
+            time.sleep(_SECONDS_TO_SAY)
+            return 2
+        parser.error(
+            f"{launcher} has started ringrun {n} times, and each would start a job of its own; start it once, without "
+            f"{launcher}: it takes the hosts of the allocation and starts the ranks itself"
+        )
     try:
         named = named_hosts(options.hosts, options.hostfile)
         allocation = None if named else find_allocation()
@@ -69,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.reset_limit < 0:
             parser.error(f"--reset-limit must be at least 0, got {options.reset_limit}")
         starts = _Starts(options, hosts, n, min_np if elastic else 0)
-        if problem := starts.start_error(argv):
+        if problem := starts.start_error():
             print_message(problem[1])
             return problem[0]
         if said := threads_started(n, only_here(hosts)):
@@ -95,13 +110,11 @@ class _Starts:
         if self._restarts and not os.environ.get("RING_COMMIT_DIR"):
             self._environment["RING_COMMIT_DIR"] = str(Path(".ring/commits").absolute())
 
-    def start_error(self, argv: Sequence[str]) -> tuple[int, str] | None:
+    def start_error(self) -> tuple[int, str] | None:
         """Exit code and reason when the program cannot be started on this host; nothing is known of other hosts."""
         if not only_here(self._hosts):
             return None
-        command = self._options.command
-        before = shlex.join(["ringrun", *argv[: len(argv) - len(command)]])
-        return explain_start(command, self._environment["PATH"], f"{before} ")
+        return explain_start(self._options.command, self._environment["PATH"])
 
     def run(self) -> int:
         """The exit code of the last job."""
@@ -138,9 +151,14 @@ def _reserve_standard_streams() -> None:
 
 
 def _with_python(command: list[str]) -> list[str]:
-    """A Python script that cannot be executed itself, behind ``python``: only Python programs import Horovod."""
-    script = command[0].endswith(".py") and os.path.isfile(command[0]) and shutil.which(command[0]) is None
-    return ["python", *command] if script else command
+    """A Python script behind ``python``, unless it says itself, in its first line, what runs it."""
+    script = command[0]
+    if not script.endswith(".py") or not os.path.isfile(script):
+        return command
+    with contextlib.suppress(OSError), open(script, "rb") as file:
+        if shutil.which(script) and file.read(2) == b"#!":
+            return command
+    return ["python", *command]
 
 
 def _environment(options: argparse.Namespace) -> dict[str, str]:

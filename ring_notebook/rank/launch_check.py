@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ring_notebook.errors import RingError
 
-__all__ = ["check_alone"]
+__all__ = ["check_alone", "started_several"]
 
 
 class _Start(NamedTuple):
@@ -27,10 +27,19 @@ _MPI = (
     _Start("mpiexec of MVAPICH", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
 )
 # A batch script has SLURM_NTASKS and SLURM_PROCID too, and is one process; only srun sets the tasks of a step.
-_OTHERS = (
-    _Start("torchrun", "WORLD_SIZE", "RANK"),
-    _Start("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "`srun --mpi=pmi2 ...`, "),
-)
+_SRUN = _Start("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "`srun --mpi=pmi2 ...`, ")
+_OTHERS = (_Start("torchrun", "WORLD_SIZE", "RANK"), _SRUN)
+
+
+def started_several(env: Mapping[str, str] = os.environ) -> tuple[str, int, int] | None:
+    """The launcher that has started this process together with others, its number among them, and how many they are.
+
+    Launchers of ranks only: torchrun's variables are also set by hand. None for a process that was started alone.
+    """
+    for start in (*_MPI, _SRUN):
+        if _is_set(start, env) and int(env[start.size]) > 1 and env[start.rank].isdigit():
+            return start.launcher, int(env[start.rank]), int(env[start.size])
+    return None
 
 
 def check_alone(env: Mapping[str, str] = os.environ) -> None:

@@ -130,7 +130,7 @@ def exit_code_of(error: BaseException) -> int:
 
 def rank_of_process(env: Mapping[str, str] = os.environ) -> int:
     """The rank that a launcher gave to this process; 0 when none did."""
-    for name in ("RING_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"):
+    for name in ("RING_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "PALS_RANKID", "ALPS_APP_PE"):
         if env.get(name, "").isdigit():
             return int(env[name])
     return 0

@@ -82,8 +82,9 @@ def _variables(threads: int, env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _launched_here(env: Mapping[str, str]) -> int:
-    """The ranks of this job on this host, as MPICH, Open MPI or Slurm tell it; 0 where none does."""
-    told = _number(env, "MPI_LOCALNRANKS") or _number(env, "OMPI_COMM_WORLD_LOCAL_SIZE")
+    """The ranks of this job on this host, as MPICH, Open MPI, PALS or Slurm tell it; 0 where none does."""
+    names = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_LOCAL_SIZE")
+    told = next((count for name in names if (count := _number(env, name))), 0)
     if told:
         return told
     # Such as "2(x3),1" for four hosts.

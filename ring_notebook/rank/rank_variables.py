@@ -22,9 +22,10 @@ MASTER = "RING_MASTER"
 STARTED_AGAIN = "RING_STARTED_AGAIN"
 """Set for an engine that takes the place of one that has died. MPI cannot take it in, the ring can."""
 _LOOPBACK, _USUAL_PORT = "127.0.0.1", 29500
-# What MPICH, Open MPI and Slurm tell a rank: its rank, the size, and both on its host.
+# What MPICH, HPE Cray's PALS, Open MPI and Slurm tell a rank: its rank, the size, and both on its host.
 _LAUNCHERS = (
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    ("PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
 )

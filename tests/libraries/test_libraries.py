@@ -196,6 +196,20 @@ def test_in_a_script(name: str, starter: list[str], tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-5000:]
 
 
+@pytest.mark.parametrize("name", ["accelerate", "fabric", "trainer", "hugging_face"])
+def test_in_a_batch_script(name: str, tmp_path: Path) -> None:
+    """Slurm's batch script is task 0 of as many as the job has, and that is not what its ranks are."""
+    script = tmp_path / "train.py"
+    script.write_text(LIBRARIES[name].replace("FAIL", "pass"))
+    batch = {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "train", "SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2"}
+    task = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_NODELIST": "localhost"}
+    hosts = {"SLURM_JOB_NODELIST": "localhost", "SLURM_TASKS_PER_NODE": "2"}
+    command = [sys.executable, "-m", "ring_notebook.launch.cli", sys.executable, str(script)]
+    env = os.environ | batch | task | hosts
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False, env=env)
+    assert done.returncode == 0, done.stderr[-5000:]
+
+
 def test_accelerate_on_our_backend(cluster: Cluster) -> None:
     """Where there is a default group, accelerate takes that."""
     works = ACCELERATE.replace("FAIL", "pass").replace("accelerator = ", "ring.process_group()\naccelerator = ")

@@ -15,8 +15,10 @@ from pathlib import Path
 
 from ring_notebook.config import config
 from ring_notebook.errors import MPIMissingError
+from ring_notebook.launch.launchers.cray import Aprun, Pals
 from ring_notebook.launch.launchers.hosts import Host, only_here
 from ring_notebook.launch.launchers.hydra import Hydra
+from ring_notebook.launch.launchers.jsrun import Jsrun
 from ring_notebook.launch.launchers.launcher import Launcher
 from ring_notebook.launch.launchers.limits import check_file_size
 from ring_notebook.launch.launchers.local import Local
@@ -29,11 +31,14 @@ __all__ = ["find_launcher"]
 
 _MPICH = "HYDRA build details"
 """What the mpiexec of MPICH prints first with --version."""
+# Launchers that are known by the names of their programs.
+_NAMED: dict[str, type[Launcher]] = {"aprun": Aprun, "jsrun": Jsrun}
 _SECONDS_TO_ANSWER = 20.0
 # Launchers by what they print first with --version. Hydra, which many vendors build, comes last.
 _LAUNCHERS: tuple[tuple[str, type[Launcher]], ...] = (
     (r".*\((Open MPI|OpenRTE|PRRTE)\)", OpenMPI),
     (r"slurm\S* \d", Srun),
+    (r"(?is).*\bPALS\b|mpiexec version \d", Pals),
     (r"", Hydra),
 )
 
@@ -72,7 +77,8 @@ def find_launcher(
     # Other MPIs whose mpiexec is a Hydra, such as Intel's, need not be what our supervisor knows.
     if path == str(beside) and not config().mpiexec and said.startswith(_MPICH) and not mpi_args:
         return _supervisor(hosts, requests)
-    launcher = next(kind for pattern, kind in _LAUNCHERS if re.match(pattern, said))(path)
+    told = (kind for pattern, kind in _LAUNCHERS if re.match(pattern, said))
+    launcher = (_NAMED.get(Path(path).name) or next(told))(path)
     if path != str(beside) and (loaded := loaded_mpi()) not in launcher.mpis:
         mpis = " or ".join(launcher.mpis)
         raise MPIMissingError(

@@ -9,7 +9,17 @@ from pathlib import Path
 
 from ring_notebook.rank.rank_variables import free_port, loopback
 
-__all__ = ["Host", "check_slots", "is_local", "master_of", "named_hosts", "only_here", "parse_hostfile", "parse_hosts"]
+__all__ = [
+    "Host",
+    "check_slots",
+    "is_local",
+    "master_of",
+    "named_hosts",
+    "only_here",
+    "parse_hostfile",
+    "parse_hosts",
+    "with_equal_slots",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +68,25 @@ def check_slots(n: int, hosts: Sequence[Host]) -> None:
             f"{n} ranks need {n} slots, the hosts have {slots} slot{'s' * (slots != 1)}; "
             "give them more (HOST:SLOTS) or start fewer ranks"
         )
+
+
+def with_equal_slots(n: int, hosts: Sequence[Host], launcher: str) -> tuple[list[Host], int]:
+    """The hosts that ``n`` ranks fill in order, and the ranks of each; the last may have fewer.
+
+    For a ``launcher`` that takes one number of ranks for all hosts. Raises ValueError where they differ.
+    """
+    check_slots(n, hosts)
+    used: list[Host] = []
+    for host in hosts:
+        if sum(before.slots for before in used) < n:
+            used.append(host)
+    each = used[0].slots
+    if any(host.slots != each for host in used[:-1]) or n - each * (len(used) - 1) > each:
+        told = ", ".join(f"{host.name}:{host.slots}" for host in used)
+        raise ValueError(
+            f"{launcher} starts the same number of ranks on each host, got {told}; give all the same slots"
+        )
+    return used, each
 
 
 def only_here(hosts: Sequence[Host]) -> bool:

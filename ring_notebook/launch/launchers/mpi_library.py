@@ -11,7 +11,7 @@ from ring_notebook.own_python import code_command
 __all__ = ["MPI", "loaded_mpi"]
 
 MPI = Literal["MPICH", "Open MPI"]
-"""An MPI, or all that are built like it: Intel MPI and MVAPICH count as MPICH."""
+"""An MPI, or all that are built like it: Intel, Cray and MVAPICH count as MPICH, Spectrum as Open MPI."""
 
 
 def loaded_mpi() -> MPI:
@@ -27,4 +27,4 @@ def loaded_mpi() -> MPI:
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise MPIMissingError(f"mpi4py cannot load an MPI library ({reason}); `pip install 'ring-notebook[mpi]'`")
-    return "Open MPI" if "Open MPI" in done.stdout else "MPICH"
+    return "Open MPI" if "Open MPI" in done.stdout or "Spectrum" in done.stdout else "MPICH"

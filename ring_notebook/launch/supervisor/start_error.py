@@ -19,27 +19,25 @@ class NoProgramError(OSError):
 
 
 def explain_start(
-    command: Sequence[str], path: str | None = None, before: str = "", error: OSError | None = None
+    command: Sequence[str], path: str | None = None, error: OSError | None = None
 ) -> tuple[int, str] | None:
     """The exit code and the reason why ``command`` cannot be started on this host; None when nothing speaks against it.
 
-    Programs are looked up in ``path`` (default: PATH). ``before`` is what the user typed before ``command``. ``error``
-    is that of a start that has failed; then there always is a reason.
+    Programs are looked up in ``path`` (default: PATH). ``error`` is that of a start that has failed; then there always
+    is a reason.
     """
     program = command[0]
-    hint = ""
-    if program.endswith(".py") and os.path.isfile(program):
-        hint = f"; did you mean: {before}python {shlex.join(command)}"
     if shutil.which(program, path=path) is None:
         if not os.path.exists(program):
             return _NOT_FOUND, f"there is no program {program!r}"
         if os.path.isdir(program):
             return _NOT_EXECUTABLE, f"{program} is a directory"
         if not os.access(program, os.X_OK):
-            return _NOT_EXECUTABLE, f"{program} is not executable{hint}"
-        return _NOT_FOUND, f"there is no program {program!r} on the PATH{hint or f'; did you mean: ./{program}'}"
+            return _NOT_EXECUTABLE, f"{program} is not executable"
+        return _NOT_FOUND, f"there is no program {program!r} on the PATH; did you mean: ./{program}"
     if error is None:
         return None
+    hint = f"; did you mean: python {shlex.join(command)}" if program.endswith(".py") else ""
     if error.errno == errno.ENOENT:
         return _NOT_EXECUTABLE, f"the first line of {program} names an interpreter that does not exist{hint}"
     return _NOT_EXECUTABLE, f"{program} cannot be started: {error.strerror}{hint}"

@@ -33,6 +33,8 @@ def test_gloo_stays_on_a_single_host() -> None:
 def test_ranks_of_other_launchers() -> None:
     hydra = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2", MASTER: "a:1"}
     assert variables_of_rank(hydra) == rank_variables(3, 4, 1, 2, "a:1")
+    pals = {"PMI_RANK": "3", "PMI_SIZE": "4", "PMI_LOCAL_RANK": "1", "PMI_LOCAL_SIZE": "2", MASTER: "a:1"}
+    assert variables_of_rank(pals) == rank_variables(3, 4, 1, 2, "a:1")
     assert variables_of_rank({"PMI_RANK": "3"}) == {}
 
 

@@ -203,7 +203,7 @@ def test_variables_that_the_user_has_set_reach_a_job_within_a_job() -> None:
 @pytest.mark.parametrize(
     "says_who",
     [
-        "SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURM_NTASKS SLURM_NPROCS SLURM_STEP_ID SLURM_STEPID SLURM_STEP_NUM_TASKS",
+        "SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURM_NTASKS SLURM_NPROCS SLURM_STEP_ID SLURM_STEPID",
         "PMI_RANK PMI_SIZE PMIX_RANK PALS_RANKID PALS_LOCAL_RANKID PALS_LOCAL_SIZE ALPS_APP_PE",
         "OMPI_COMM_WORLD_RANK OMPI_UNIVERSE_SIZE JSM_NAMESPACE_RANK MV2_COMM_WORLD_RANK PBS_TASKNUM",
         "GROUP_RANK ROLE_RANK TORCHELASTIC_RUN_ID TORCHELASTIC_USE_AGENT_STORE",
@@ -225,7 +225,9 @@ def test_a_batch_script_does_not_say_who_a_rank_is(says_who: str) -> None:
 def test_ranks_of_a_batch_script_have_their_own_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "2", "SLURM_JOB_ID": "7"}.items():
         monkeypatch.setenv(name, value)
-    code = "import os; print(*(os.environ.get(name) for name in ('RANK', 'SLURM_PROCID', 'SLURM_NTASKS', 'SLURM_JOB_ID')))"
+    code = (
+        "import os; print(*(os.environ.get(name) for name in ('RANK', 'SLURM_PROCID', 'SLURM_NTASKS', 'SLURM_JOB_ID')))"
+    )
     done = subprocess.run(
         [*RINGRUN, "-np", "2", "python", "-c", code], capture_output=True, text=True, timeout=LIMIT, check=False
     )

@@ -58,9 +58,28 @@ def test_allocation_of_pbs(tmp_path: Path) -> None:
     nodefile.write_text("a\na\nb\n")
     env = {"PBS_NODEFILE": str(nodefile), "PBS_JOBID": "5.head"}
     assert find_allocation(env) == Allocation("PBS", "5.head", (Host("a", 2), Host("b", 1)))
+    with pytest.raises(OSError, match=r"PBS_NODEFILE=/no/such, by which PBS names .*: No such file.*; unset it"):
+        find_allocation({**env, "PBS_NODEFILE": "/no/such"})
     nodefile.write_text("\n")
     with pytest.raises(ValueError, match=r"PBS_NODEFILE='.*nodes' names no host"):
         find_allocation(env)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "with_jsrun", "kept"),
+    [
+        ("batch 1 a 42 b 42", True, ["a", "b"]),
+        ("a 42 b 42", True, ["a", "b"]),
+        ("a 1", True, ["a"]),
+        ("a 1 b 2", False, ["a", "b"]),
+    ],
+)
+def test_the_batch_node_of_lsf_runs_no_rank(hosts: str, with_jsrun: bool, kept: list[str], tmp_path: Path) -> None:
+    if with_jsrun:
+        (tmp_path / "jsrun").touch(mode=0o755)
+    allocation = find_allocation({"LSB_MCPU_HOSTS": hosts, "PATH": str(tmp_path)})
+    assert allocation is not None
+    assert [host.name for host in allocation.hosts] == kept
 
 
 @pytest.mark.parametrize(

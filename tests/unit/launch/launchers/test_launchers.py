@@ -11,9 +11,11 @@ import pytest
 from ring_notebook import config as settings
 from ring_notebook.errors import MPIMissingError
 from ring_notebook.launch.launchers import srun
+from ring_notebook.launch.launchers.cray import Aprun, Pals
 from ring_notebook.launch.launchers.find_launcher import find_launcher
 from ring_notebook.launch.launchers.hosts import Host
 from ring_notebook.launch.launchers.hydra import Hydra
+from ring_notebook.launch.launchers.jsrun import Jsrun
 from ring_notebook.launch.launchers.launcher import Launcher
 from ring_notebook.launch.launchers.local import Local
 from ring_notebook.launch.launchers.openmpi import OpenMPI
@@ -28,6 +30,27 @@ SRUN_FLAGS = ["--mpi=pmi2", "--kill-on-bad-exit=1", "--disable-status", "--input
 
 def placed(distribution: str, hosts: int, names: str) -> list[str]:
     return [f"--distribution={distribution}", f"--nodes={hosts}", f"--nodelist={names}"]
+
+
+NIDS = [Host("nid00012", 2), Host("7", 2)]
+
+
+def sets(hosts: int, each: int) -> list[str]:
+    """What jsrun is told of its resource sets."""
+    placed = ["--nrs", str(hosts), "--rs_per_host", "1", "--tasks_per_rs", str(each)]
+    return [
+        *placed,
+        "--cpu_per_rs",
+        "ALL_CPUS",
+        "--gpu_per_rs",
+        "ALL_GPUS",
+        "--bind",
+        "none",
+        "-E",
+        "OWN",
+        "-E",
+        "RING_TIMEOUT",
+    ]
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +75,12 @@ def _own_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         (Srun("s"), TWO, ["s", "--ntasks=3", *placed("plane=2", 2, "a,b"), *SRUN_FLAGS, "-v", "p"]),
         (Srun("s"), [*HERE, *TWO], ["s", "--ntasks=3", *placed("plane=3", 1, "localhost"), *SRUN_FLAGS, "-v", "p"]),
         (Srun("s"), [TWO[0], *HERE], ["s", "--ntasks=3", *placed("block", 2, "a,localhost"), *SRUN_FLAGS, "-v", "p"]),
+        (Pals("m"), [], ["m", "-n", "3", "-v", "p"]),
+        (Pals("m"), TWO, ["m", "-n", "3", "--ppn", "2", "--hosts", "a,b", "-v", "p"]),
+        (Aprun("r"), [], ["r", "-n", "3", "-v", "p"]),
+        (Aprun("r"), NIDS, ["r", "-n", "3", "-N", "2", "-L", "12,7", "-v", "p"]),
+        (Jsrun("j"), [], ["j", *sets(1, 3), "-v", "p"]),
+        (Jsrun("j"), [Host("a", 1), Host("b", 1), Host("c", 1)], ["j", *sets(3, 1), "-v", "p"]),
         (Local(min_np=2), [], [*SUPERVISOR, "3", "2", "p"]),
         (Local(min_np=2), HERE, [*SUPERVISOR, "3", "2", "p"]),
     ],
@@ -69,6 +98,20 @@ def test_command_lines(
 def test_too_few_slots_are_refused(launcher: Launcher) -> None:
     with pytest.raises(ValueError, match="5 ranks need 5 slots, the hosts have 4 slots; give them more"):
         launcher.command(["p"], 5, TWO)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "n", "hosts", "words"),
+    [
+        (Pals("m"), 4, [Host("a", 1), Host("b", 3)], "the mpiexec of PALS starts the same number .* got a:1, b:3"),
+        (Jsrun("j"), 3, TWO, "jsrun starts the same number .* got 3 ranks for 2 hosts of 2 slots; start 4 ranks"),
+        (Aprun("r"), 3, TWO, "aprun takes nodes by their numbers, such as 12 or nid00012, got 'a'"),
+    ],
+    ids=["PALS", "jsrun", "aprun"],
+)
+def test_what_a_launcher_cannot_place_is_refused(launcher: Launcher, n: int, hosts: list[Host], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        launcher.command(["p"], n, hosts)
 
 
 def test_the_local_launcher_refuses_other_hosts() -> None:
@@ -90,6 +133,7 @@ def test_open_mpi_runs_as_root_and_oversubscribes() -> None:
         ("slurm-wlm 22.05.8", Srun),
         ("HYDRA build details:\\n    Resource management kernels available: user slurm ll lsf pbs", Hydra),
         ("Intel(R) MPI Library for Linux* OS", Hydra),
+        ("mpiexec version 1.3.2, PALS", Pals),
     ],
 )
 def test_a_launcher_is_known_by_what_it_says_of_itself(
@@ -102,6 +146,17 @@ def test_a_launcher_is_known_by_what_it_says_of_itself(
     monkeypatch.setattr("ring_notebook.launch.launchers.find_launcher.loaded_mpi", lambda: kind.mpis[0])
     assert find_launcher() == kind(str(path))
     assert find_launcher(min_np=2) == Local(min_np=2), "elastic ranks need our supervisor"
+
+
+@pytest.mark.parametrize(("name", "kind"), [("aprun", Aprun), ("jsrun", Jsrun)])
+def test_a_launcher_is_known_by_its_name(
+    name: str, kind: type[Launcher], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text("#!/bin/sh\n")
+    (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("RING_MPIEXEC", str(tmp_path / name))
+    monkeypatch.setattr("ring_notebook.launch.launchers.find_launcher.loaded_mpi", lambda: kind.mpis[0])
+    assert find_launcher() == kind(str(tmp_path / name))
 
 
 def test_a_launcher_of_another_mpi_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
