@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["find_place", "form_again", "launched_by_mpi"]
 
-_LAUNCHERS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID")
+_LAUNCHERS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID", "ALPS_APP_PE")
 _RDMA = Path("/sys/class/infiniband")
 _SECONDS_TO_STOP = 2.0
 

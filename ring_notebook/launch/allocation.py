@@ -36,14 +36,22 @@ class Allocation:
         return f"{self.system} job{f' {self.job}' * bool(self.job)}: {slots} on {where}"
 
 
-def find_allocation(env: Mapping[str, str] = os.environ) -> Allocation | None:
+def find_allocation(env: Mapping[str, str] = os.environ, cpus_per_rank: int = 0) -> Allocation | None:
     """The allocation that this process is in; None outside of one.
+
+    Where each rank is to have ``cpus_per_rank`` cores, and the system tells the cores of each host, slots follow them.
 
     Raises ValueError when its variables cannot be read, OSError when its host file cannot.
     """
     for system in _SYSTEMS:
         if env.get(system.variable):
+            cores = _slurm_counts(env.get("SLURM_JOB_CPUS_PER_NODE", "")) if system.name == "Slurm" else []
             hosts = tuple(system.hosts(env))
+            if cpus_per_rank and cores:
+                cores += cores[-1:] * (len(hosts) - len(cores))
+                hosts = tuple(
+                    Host(host.name, max(1, n // cpus_per_rank)) for host, n in zip(hosts, cores, strict=False)
+                )
             if not hosts:
                 raise ValueError(f"{system.variable}={env[system.variable]!r} names no host")
             return Allocation(system.name, env.get(system.job, ""), hosts)

@@ -13,13 +13,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ring_notebook import __version__
 from ring_notebook.errors import RingError
 from ring_notebook.gpus import gpus, sharing
-from ring_notebook.horovod.as_horovod import variables
 from ring_notebook.launch.allocation import find_allocation
 from ring_notebook.launch.job import Job, print_message
-from ring_notebook.launch.launchers.hosts import Host, check_slots, named_hosts, only_here
+from ring_notebook.launch.launchers.hosts import Host, check_slots, only_here
+from ring_notebook.launch.rank_output import RankFiles
+from ring_notebook.launch.ringrun_options import check_values, environment, hosts_of, notes, parse
 from ring_notebook.launch.supervisor.outer_job import ADDED
 from ring_notebook.launch.supervisor.start_error import explain_start
 from ring_notebook.rank.launch_check import started_several
@@ -35,18 +35,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     126 and 127 for a program that cannot be started, as shells have it.
     """
-    argv = sys.argv[1:] if argv is None else argv
     _reserve_standard_streams()
-    parser = _parser()
-    options = parser.parse_args(argv)
+    parser, options = parse(sys.argv[1:] if argv is None else argv)
     if options.doctor or options.check_build:
         from ring_notebook.launch.doctor import diagnose, render
 
         checks = diagnose()
         print(render(checks))  # noqa: T201 - this is what the command is for
         return int(any(check.status == "fail" for check in checks))
-    if options.command[:1] == ["--"]:
-        del options.command[0]
     if not options.command:
         parser.error("nothing to run; for example: ringrun -np 4 train.py")
     options.command = _with_python(options.command)
@@ -61,33 +57,42 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"{launcher}: it takes the hosts of the allocation and starts the ranks itself"
         )
     try:
-        named = named_hosts(options.hosts, options.hostfile)
-        allocation = None if named else find_allocation()
+        check_values(options)
+        if options.jsrun:
+            os.environ.setdefault("RING_MPIEXEC", "jsrun")
+        named = hosts_of(options)
+        allocation = None if named else find_allocation(cpus_per_rank=options.cpus_per_rank or 0)
         hosts = list(allocation.hosts) if allocation else named
         if allocation and options.verbose:
             print_message(str(allocation))
-        n = sum(host.slots for host in hosts) if options.np is None else options.np
-        if options.np is not None and n < 1:
-            parser.error(f"-np must be at least 1, got {n}")
+        if options.ppn:
+            hosts = [Host(host.name, options.ppn) for host in hosts]
+        n = options.np or sum(host.slots for host in hosts) or options.ppn or 0
         if n < 1:
             parser.error("the number of ranks is missing: give -np N, -H or --hostfile, or run in an allocation")
-        if named:
-            check_slots(n, named)
-        if only_here(hosts) and (shared := sharing(n, gpus())):
+        if options.ppn and not hosts and n > options.ppn:
+            parser.error(f"-np {n} with --ppn {options.ppn} needs several hosts; name them with -H")
+        if named or (options.ppn and hosts):
+            check_slots(n, hosts)
+        here = only_here(hosts)
+        if here and (shared := sharing(n, gpus())):
             print_message(shared)
         min_np = 1 if options.min_np is None else options.min_np
         if not 1 <= min_np <= n:
             parser.error(f"--min-np must be between 1 and the {n} ranks of the job, got {min_np}")
-        elastic = options.elastic or options.min_np is not None  # as horovodrun takes it
-        if options.start_timeout is not None and not options.start_timeout >= 0:
-            parser.error(f"--start-timeout must be at least 0 seconds, got {options.start_timeout:g}")
-        if options.reset_limit < 0:
-            parser.error(f"--reset-limit must be at least 0, got {options.reset_limit}")
+        if options.min_np is not None and not here and min_np < n:
+            parser.error(
+                f"--min-np {min_np}: a job of several hosts cannot continue without a rank, and starts again with all "
+                f"{n}; leave it out, or give --elastic and --reset-limit"
+            )
+        for note in notes(options, here):
+            print_message(note)
+        elastic = options.elastic or options.min_np is not None or bool(options.host_discovery_script)  # as horovodrun
         starts = _Starts(options, hosts, n, min_np if elastic else 0)
         if problem := starts.start_error():
             print_message(problem[1])
             return problem[0]
-        if said := threads_started(n, only_here(hosts)):
+        if not options.cpus_per_rank and (said := threads_started(n, here)):
             print_message(said)
         return starts.run()
     except OSError as error:
@@ -106,7 +111,9 @@ class _Starts:
         self._n = n
         self._min_np = min_np if only_here(hosts) else 0
         self._restarts = options.reset_limit if min_np and not only_here(hosts) else 0
-        self._environment = _environment(options)
+        # `python` means the Python that ringrun belongs to, also when its environment is not activated.
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+        self._environment = {"PATH": path, **environment(options)}
         if self._restarts and not os.environ.get("RING_COMMIT_DIR"):
             self._environment["RING_COMMIT_DIR"] = str(Path(".ring/commits").absolute())
 
@@ -118,17 +125,23 @@ class _Starts:
 
     def run(self) -> int:
         """The exit code of the last job."""
+        options = self._options
+        files = RankFiles(Path(options.output_dir), self._n) if options.output_dir else None
+        mpi_args = shlex.split(f"{options.mpi_args} {options.binding_args}")
         for attempt in range(self._restarts + 1):
             job = Job(
-                self._options.command,
+                options.command,
                 self._n,
                 self._hosts,
                 self._environment,
-                shlex.split(self._options.mpi_args),
+                mpi_args,
                 min_np=self._min_np,
-                start_timeout=self._options.start_timeout,
+                start_timeout=options.start_timeout,
+                prefix=not options.no_prefix,
+                times=options.times,
+                files=files,
             )
-            if self._options.verbose:
+            if options.verbose:
                 print(shlex.join(job.command), file=sys.stderr, flush=True)  # noqa: T201
             with job.signals_passed_on():
                 code = job.wait()
@@ -138,6 +151,8 @@ class _Starts:
                 print_message(f"{job.describe_failure()}; restarting the job ({attempt + 1} of {self._restarts})")
             else:
                 print_message(job.describe_failure())
+        if files and files.error:
+            print_message(f"not all output is kept: {files.error}")
         return code
 
 
@@ -159,54 +174,6 @@ def _with_python(command: list[str]) -> list[str]:
         if shutil.which(script) and file.read(2) == b"#!":
             return command
     return ["python", *command]
-
-
-def _environment(options: argparse.Namespace) -> dict[str, str]:
-    # `python` means the Python that ringrun belongs to, also when its environment is not activated.
-    env = {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])}
-    if options.timeline_filename:
-        env["RING_TIMELINE"] = options.timeline_filename
-    if options.horovod:
-        env |= variables()
-    if options.fusion_threshold_mb is not None:
-        env["RING_FUSION_THRESHOLD"] = str(options.fusion_threshold_mb << 20)
-    return env
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="ringrun", description=__doc__, usage="ringrun -np N [options] command ...", allow_abbrev=False
-    )
-    parser.add_argument("-np", "--num-proc", dest="np", type=int, metavar="N", help="number of ranks")
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="the hosts, and how many ranks each may run")
-    where.add_argument("-hostfile", "--hostfile", metavar="FILE", help="the same, one host a line: 'a slots=2'")
-    parser.add_argument("--horovod", action="store_true", help="make `import horovod` mean Ring Notebook in the ranks")
-    parser.add_argument("--elastic", action="store_true", help="continue without ranks that die (see elastic.run)")
-    parser.add_argument("--min-np", type=int, metavar="K", help="the same, while so many ranks are left")
-    parser.add_argument(
-        "--reset-limit",
-        type=int,
-        default=3,
-        metavar="N",
-        help="how often --elastic restarts a job of several hosts",
-    )
-    parser.add_argument(
-        "--start-timeout", type=float, metavar="S", help="seconds that mpiexec or srun has to start all ranks"
-    )
-    parser.add_argument("--timeline-filename", metavar="FILE", help="write a Chrome trace of the collectives")
-    parser.add_argument("--fusion-threshold-mb", type=int, metavar="MIB", help="size of a gradient bucket")
-    parser.add_argument(
-        "--mpi-args", default="", metavar="ARGS", help="more options for mpiexec, quoted as for a shell"
-    )
-    parser.add_argument(
-        "--verbose", action="store_true", help="print the allocation and the command line of the launcher"
-    )
-    parser.add_argument("--version", action="version", version=f"ringrun {__version__}")
-    parser.add_argument("--doctor", action="store_true", help="check this machine and say what to repair")
-    parser.add_argument("-cb", "--check-build", action="store_true", help="the same (Horovod's name)")
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="program and arguments")
-    return parser
 
 
 if __name__ == "__main__":

@@ -16,15 +16,16 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
-from typing import TextIO
+from typing import Literal, TextIO
 
 from ring_notebook import verdict
 from ring_notebook.config import config
 from ring_notebook.launch.launchers.find_launcher import find_launcher
 from ring_notebook.launch.launchers.hosts import Host, master_of
 from ring_notebook.launch.merge_traces import Traces
+from ring_notebook.launch.rank_output import RankFiles, RankOutput, Style, is_colourful
 from ring_notebook.launch.supervisor.outer_job import without_outer_job
-from ring_notebook.launch.supervisor.output_lines import SOON, Carrier, pieces
+from ring_notebook.launch.supervisor.output_lines import SOON, TAGGED, Carrier, pieces
 from ring_notebook.launch.supervisor.parent_death import wrap
 from ring_notebook.launch.supervisor.rank_failure import RankMark, split_reports
 from ring_notebook.launch.supervisor.rank_process import end_session
@@ -44,7 +45,9 @@ class Job:
     What the ranks print goes to ``sys.stdout`` and ``sys.stderr`` as they are when the job starts, which in a
     notebook are the cell's. All of ``env`` reaches the ranks of all hosts. With ``min_np`` the job is elastic: it
     continues while so many ranks are left, all on this host. ``start_timeout`` is in seconds; None means that of
-    `config`. Raises MPIMissingError and ValueError as `find_launcher` and `Launcher.command` do.
+    `config`. With ``prefix`` lines begin with their rank, in colour on a terminal, with ``times`` also with the time,
+    and ``files`` take what each rank prints too; tracebacks then come in one piece each. Raises MPIMissingError and
+    ValueError as `find_launcher` and `Launcher.command` do.
     """
 
     def __init__(
@@ -57,13 +60,19 @@ class Job:
         stdin: int | None = None,
         min_np: int = 0,
         start_timeout: float | None = None,
+        prefix: bool = False,
+        times: bool = False,
+        files: RankFiles | None = None,
     ) -> None:
         launcher = find_launcher(hosts, min_np, mpi_args)
-        self.command = launcher.command(launcher.supervised(program), n, hosts, mpi_args, {MASTER, *(env or ())})
+        tagged = {TAGGED: "1"} if prefix or times or files else {}
+        exported = {MASTER, *tagged, *(env or ())}
+        self.command = launcher.command(launcher.supervised(program), n, hosts, mpi_args, exported)
         environment = {
             **without_outer_job(os.environ),
             MASTER: master_of(hosts),
             **launcher.environment(),
+            **tagged,
             **(env or {}),
         }
         self._traces = Traces(environment, n)
@@ -89,7 +98,17 @@ class Job:
         self._exited, self._wake = os.pidfd_open(self._process.pid), os.eventfd(0, os.EFD_CLOEXEC)
         for descriptor in (self._exited, self._wake):
             weakref.finalize(self, os.close, descriptor)
-        self._outputs = [_Output(sink, self._note) for sink in (sys.stdout, sys.stderr)]
+        self._causes: dict[int, str] = {}  # what ranks raised
+        named: tuple[tuple[TextIO | None, Literal["stdout", "stderr"]], ...]
+        named = ((sys.stdout, "stdout"), (sys.stderr, "stderr"))
+        self._outputs = [
+            _Output(
+                sink,
+                self._note,
+                RankOutput(Style(n, prefix, is_colourful(sink), times), name, files, self._causes) if tagged else None,
+            )
+            for sink, name in named
+        ]
         sources = (self._process.stdout, self._process.stderr)
         self._carriers = [  # a thread for each: the one flows while nobody reads the other
             Carrier(self._process, {source: output.take}, hold=SOON)
@@ -178,7 +197,8 @@ class Job:
         if self._process.returncode == 0 and self._output_error:
             return f"output of the ranks was lost: {self._output_error}"
         if first is not None:
-            return first.sentence
+            cause = self._causes.get(first.rank, "") if first.code == 1 and not first.reason else ""
+            return f"{first.sentence}{f', {cause}' * bool(cause)}"
         how = f"the launcher of the ranks failed ({describe_exit(self._process.returncode)})"
         return f"{self.verdict.problem or how}: {shlex.join(self.command)}"
 
@@ -213,8 +233,11 @@ class Job:
 class _Output:
     """Writes one output stream of the job to ``sink``, and has the reports in it noted."""
 
-    def __init__(self, sink: TextIO | None, note: Callable[[Kind, RankFailure | int], None]) -> None:
+    def __init__(
+        self, sink: TextIO | None, note: Callable[[Kind, RankFailure | int], None], lines: RankOutput | None
+    ) -> None:
         self._sink = sink
+        self._lines = lines
         self._note = note
         self._kept = b""
         self.is_writing = False
@@ -227,14 +250,14 @@ class _Output:
         text, failures, self._kept = split_reports(self._kept + data, self._take_mark)
         for failure in failures:
             self._note("exited", failure)
-        self._write(text)
+        self._write(self._lines.feed(text) if self._lines else text)
 
     def _take_mark(self, mark: RankMark) -> None:
         self._note("ended" if mark.ended else "started", mark.rank)
 
     def close(self) -> None:
         """The output has ended: an unfinished report is ordinary text."""
-        self._write(self._kept)
+        self._write(self._lines.feed(self._kept) + self._lines.close() if self._lines else self._kept)
 
     def _write(self, data: bytes) -> None:
         """Write ``data``. Raises BrokenPipeError when the reader has gone; ranks that write more then learn of it.

@@ -22,7 +22,7 @@ from ring_notebook.launch.connections.shared_memory import claim_folder, remove_
 from ring_notebook.launch.launchers.find_launcher import find_launcher
 
 LIMIT = 200.0
-RINGRUN = [sys.executable, "-m", "ring_notebook.launch.cli"]
+RINGRUN = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix"]
 JOB = "ring-{}-0123456789abcdef"
 
 

@@ -134,7 +134,18 @@ def test_a_planted_commit_is_not_loaded(tmp_path: Path) -> None:
     commit.write_bytes(pickle.dumps(Evil(mark)))
     os.chown(commit, NOBODY, NOBODY)
     done = subprocess.run(
-        [sys.executable, "-m", "ring_notebook.launch.cli", "-np", "2", "python", "-c", RESUME, str(commit)],
+        [
+            sys.executable,
+            "-m",
+            "ring_notebook.launch.cli",
+            "--no-prefix",
+            "-np",
+            "2",
+            "python",
+            "-c",
+            RESUME,
+            str(commit),
+        ],
         capture_output=True,
         text=True,
         timeout=60,

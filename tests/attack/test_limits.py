@@ -29,7 +29,7 @@ except ClusterError as error:
 """
 pytestmark = pytest.mark.usefixtures("without_torch")
 RANK = "from ring_notebook.api.basics import init, rank; init(); print('rank', rank())"
-RINGRUN = [sys.executable, "-m", "ring_notebook.launch.cli", "-np", "2"]
+RINGRUN = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", "-np", "2"]
 HOSTILE_NAMES = ["../../../x", "<script>alert(1)</script>", "\x1b[31m\x1b]0;t\x07", "a\nb\0c", "é" * 3000, "{x} $x %s"]
 
 

@@ -108,7 +108,7 @@ def test_a_cluster_that_starts(intruder: Stranger, records: Path, least: int) ->
 def test_a_ringrun_job(options: list[str], seconds: float, least: int, intruder: Stranger, tmp_path: Path) -> None:
     """From its start on."""
     stop = tmp_path / "stop"
-    command = [sys.executable, "-m", "ring_notebook.launch.cli", *options, "-np", "2", "python", "-c"]
+    command = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", *options, "-np", "2", "python", "-c"]
     with subprocess.Popen([*command, JOB.format(stop=str(stop))], stdout=subprocess.PIPE, text=True) as job:
         got, tries = attacked_for(seconds, intruder, tmp_path)
         stop.touch()

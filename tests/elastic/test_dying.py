@@ -23,7 +23,7 @@ LIMIT = 200.0
 
 
 def ringrun(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ring_notebook.launch.cli", *arguments]
+    command = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
 
 
@@ -179,7 +179,18 @@ def test_a_minimum_that_cannot_be(least: str) -> None:
 @pytest.mark.parametrize("signum", ["SIGTERM", "SIGKILL"])
 def test_a_signal_ends_every_rank(signum: str) -> None:
     code = f"import os; os.write(1, b'begun\\n')\n{SLEEPS}"  # in one piece, whatever Python's buffering
-    command = [sys.executable, "-m", "ring_notebook.launch.cli", "--elastic", "-np", "2", "python", "-c", code]
+    command = [
+        sys.executable,
+        "-m",
+        "ring_notebook.launch.cli",
+        "--no-prefix",
+        "--elastic",
+        "-np",
+        "2",
+        "python",
+        "-c",
+        code,
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
         for _ in range(2):

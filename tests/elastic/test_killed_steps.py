@@ -37,7 +37,19 @@ while True:
 )
 def test_a_rank_is_killed(place: str, seed: int) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "ring_notebook.launch.cli", "-np", "3", "python", "-c", PROGRAM, place, str(seed)],
+        [
+            sys.executable,
+            "-m",
+            "ring_notebook.launch.cli",
+            "--no-prefix",
+            "-np",
+            "3",
+            "python",
+            "-c",
+            PROGRAM,
+            place,
+            str(seed),
+        ],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
         capture_output=True,
         text=True,

@@ -17,7 +17,7 @@ PLACES = ["0 ring-a", "1 ring-a", "2 ring-b", "3 ring-b"]
 @pytest.mark.parametrize("own", [True, False], ids=["supervisor", "mpiexec"])
 def test_ringrun_fills_the_hosts_in_order(hosts: TwoHosts, own: bool) -> None:
     program = f"{WHERE}; os.write(1, f'{{rank}} {{socket.gethostname()}}\\n'.encode())"
-    ringrun = [sys.executable, "-m", "ring_notebook.launch.cli", "--verbose", "-np", "4", "-H", HOSTS]
+    ringrun = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", "--verbose", "-np", "4", "-H", HOSTS]
     flags = [] if own else ["--mpi-args", " ".join(hosts.launcher_flags)]
     command, *lines = hosts.on_first([*ringrun, *flags, "python", "-c", program]).splitlines()
     assert sorted(lines) == PLACES
@@ -26,7 +26,7 @@ def test_ringrun_fills_the_hosts_in_order(hosts: TwoHosts, own: bool) -> None:
 
 def test_ringrun_takes_the_allocation(hosts: TwoHosts) -> None:
     program = f"{WHERE}; os.write(1, f'{{rank}} {{socket.gethostname()}}\\n'.encode())"
-    ringrun = [sys.executable, "-m", "ring_notebook.launch.cli", "--verbose", "python", "-c", program]
+    ringrun = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", "--verbose", "python", "-c", program]
     lines = hosts.on_first(ringrun, environment=ALLOCATION).splitlines()
     assert sorted(line for line in lines if " ring-" in line and line[0].isdigit()) == PLACES
     assert "ringrun: Slurm job 17: 4 slots on ring-a, ring-b" in lines
@@ -46,7 +46,7 @@ print(run(place, {named}))
 
 def test_a_rank_that_dies_elsewhere_is_named(hosts: TwoHosts) -> None:
     program = f"{WHERE}; import time; rank == 2 and os._exit(7); time.sleep(30)"
-    ringrun = [sys.executable, "-m", "ring_notebook.launch.cli", "-np", "4", "-H", HOSTS]
+    ringrun = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", "-np", "4", "-H", HOSTS]
     said = hosts.on_first(["sh", "-c", '"$@"; echo "code $?"', "sh", *ringrun, "python", "-c", program])
     assert "ringrun: rank 2 on ring-b failed first: exit code 7" in said
     assert "code 7" in said
@@ -86,7 +86,7 @@ def test_an_elastic_job_of_several_hosts_is_started_again(
 ) -> None:
     """From the commit on disk, on the same hosts, so often and no more."""
     (tmp_path / "train.py").write_text(TRAINING.replace("DEATHS", str(deaths)))
-    ringrun = [sys.executable, "-m", "ring_notebook.launch.cli", "--elastic", "-np", "4", "-H", HOSTS]
+    ringrun = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", "--elastic", "-np", "4", "-H", HOSTS]
     flags = ["--reset-limit", str(limit)]
     script = f'cd {tmp_path}; "$@"; echo "code $?"'
     said = hosts.on_first(["sh", "-c", script, "sh", *ringrun, *flags, "python", "train.py"])

@@ -21,7 +21,7 @@ from harness.two_hosts import ADDRESSES, NAMES, TwoHosts
 from harness.waiting import SLEEPS
 from ring_notebook.launch.remote.frames import MAGIC, Kind, encode
 
-RINGRUN = [sys.executable, "-m", "ring_notebook.launch.cli"]
+RINGRUN = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix"]
 BOTH = ["-np", "4", "-H", f"{NAMES[0]}:2,{NAMES[1]}:2"]
 FAR_FIRST = ["-np", "2", "-H", f"{NAMES[1]}:1,{NAMES[0]}:1"]
 SETUP = "from ring_notebook import verdict; from ring_notebook.launch.remote import job_of_hosts; verdict."

@@ -161,7 +161,7 @@ LIBRARIES = {
     "hugging_face": HUGGING_FACE,
     "checkpoint": CHECKPOINT,
 }
-STARTS = [(name, ["ring_notebook.launch.cli", "-np", "2", sys.executable]) for name in LIBRARIES]
+STARTS = [(name, ["ring_notebook.launch.cli", "--no-prefix", "-np", "2", sys.executable]) for name in LIBRARIES]
 STARTS.append(("checkpoint", ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]))
 FAILS = "import os\n    if int(os.environ['RANK']) == 1: raise ValueError('boom')"
 
@@ -204,7 +204,7 @@ def test_in_a_batch_script(name: str, tmp_path: Path) -> None:
     batch = {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "train", "SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2"}
     task = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_NODELIST": "localhost"}
     hosts = {"SLURM_JOB_NODELIST": "localhost", "SLURM_TASKS_PER_NODE": "2"}
-    command = [sys.executable, "-m", "ring_notebook.launch.cli", sys.executable, str(script)]
+    command = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", sys.executable, str(script)]
     env = os.environ | batch | task | hosts
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False, env=env)
     assert done.returncode == 0, done.stderr[-5000:]

@@ -30,12 +30,12 @@ class Host:
     slots: int
 
 
-def parse_hosts(text: str) -> list[Host]:
-    """``"a:2,b"`` as hosts; slots default to 1. Raises ValueError that quotes the piece it cannot read."""
-    return [_host(piece.strip()) for piece in text.split(",") if piece.strip()]
+def parse_hosts(text: str, slots: int = 1) -> list[Host]:
+    """``"a:2,b"`` as hosts, with ``slots`` where no number is. Raises ValueError that quotes what it cannot read."""
+    return [_host(piece.strip(), slots) for piece in text.split(",") if piece.strip()]
 
 
-def parse_hostfile(text: str) -> list[Host]:
+def parse_hostfile(text: str, slots: int = 1) -> list[Host]:
     """A host file's text: one ``host``, ``host:2`` or ``host slots=2`` a line, ``#`` starts a comment.
 
     Raises ValueError with the line number.
@@ -46,18 +46,18 @@ def parse_hostfile(text: str) -> list[Host]:
         if not words:
             continue
         try:
-            slots = [word.removeprefix("slots=") for word in words[1:] if word.startswith("slots=")]
-            hosts.append(_host(f"{words[0]}:{slots[0]}" if slots else words[0]))
+            told = [word.removeprefix("slots=") for word in words[1:] if word.startswith("slots=")]
+            hosts.append(_host(f"{words[0]}:{told[0]}" if told else words[0], slots))
         except ValueError as error:
             raise ValueError(f"host file, line {number}: {error}") from None
     return hosts
 
 
-def named_hosts(hosts: str | None, hostfile: str | None) -> list[Host]:
+def named_hosts(hosts: str | None, hostfile: str | None, slots: int = 1) -> list[Host]:
     """The hosts that a user has named, in a list or in a file; empty when in neither."""
     if hosts:
-        return parse_hosts(hosts)
-    return parse_hostfile(Path(hostfile).read_text()) if hostfile else []
+        return parse_hosts(hosts, slots)
+    return parse_hostfile(Path(hostfile).read_text(), slots) if hostfile else []
 
 
 def check_slots(n: int, hosts: Sequence[Host]) -> None:
@@ -108,8 +108,8 @@ def is_local(name: str) -> bool:
     return name in {"localhost", "127.0.0.1", "::1", here, here.split(".")[0]}
 
 
-def _host(piece: str) -> Host:
+def _host(piece: str, default: int) -> Host:
     name, colon, slots = piece.partition(":")
     if not name or (colon and not (slots.isdigit() and int(slots) > 0)):
         raise ValueError(f"cannot read host {piece!r}; expected NAME or NAME:SLOTS, for example a:2")
-    return Host(name, int(slots) if colon else 1)
+    return Host(name, int(slots) if colon else default)

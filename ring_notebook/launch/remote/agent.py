@@ -26,7 +26,7 @@ from ring_notebook.launch.remote.frames import MAGIC, Channels, Frame, FrameStre
 from ring_notebook.launch.remote.network import network_variables
 from ring_notebook.launch.supervisor.host_ranks import Assignment
 from ring_notebook.launch.supervisor.local_ranks import LocalRanks, raise_file_limit
-from ring_notebook.launch.supervisor.output_lines import Carrier
+from ring_notebook.launch.supervisor.output_lines import Carrier, carry
 from ring_notebook.launch.supervisor.rank_process import FORWARDED, end_session
 from ring_notebook.launch.supervisor.start_error import explain_start_error
 from ring_notebook.verdict import SECONDS_TO_BE_ASSIGNED, RankFailure
@@ -167,11 +167,8 @@ class Agent:
                 functools.partial(os.close, ours),
             )
 
-    def _carry(self, process: subprocess.Popen[bytes]) -> Carrier:
-        sources = ((process.stdout, 1), (process.stderr, 2))
-        return Carrier(
-            process, {source: functools.partial(self._send_output, fd) for source, fd in sources if source is not None}
-        )
+    def _carry(self, process: subprocess.Popen[bytes], rank: int | None) -> Carrier:
+        return carry(process, rank, self._send_output)
 
     def _send_output(self, fd: int, data: bytes) -> None:
         for at in range(0, len(data), _CAPACITY):

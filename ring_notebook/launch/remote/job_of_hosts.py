@@ -22,6 +22,7 @@ from ring_notebook.launch.remote.remote_shell import agent_command
 from ring_notebook.launch.supervisor.host_ranks import Assignment, HostRanks
 from ring_notebook.launch.supervisor.local_ranks import LocalRanks, raise_file_limit
 from ring_notebook.launch.supervisor.outer_job import without_outer_job
+from ring_notebook.launch.supervisor.output_lines import TAGGED
 from ring_notebook.launch.supervisor.rank_failure import report
 from ring_notebook.launch.supervisor.start_error import explain_start_error
 from ring_notebook.launch.supervisor.supervisor import Supervisor
@@ -78,7 +79,7 @@ def _supervise(program: list[str], n: int, placed: dict[str, list[int]]) -> Supe
     connections = Connections(job, places, network)
     hosts: list[HostRanks] = []
     for name, ranks in placed.items():
-        assignment = Assignment(program, environment, ranks, n, master)
+        assignment = Assignment(program, environment, ranks, n, master, tagged=TAGGED in os.environ)
         if is_local(name):
             hosts.append(LocalRanks(assignment, connections.variables, files))
         else:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from ring_notebook.config import config
 from ring_notebook.own_python import module_command
 
-__all__ = ["agent_command"]
+__all__ = ["agent_command", "ssh_command"]
 
 # Without a terminal to ask for a password; a host that is down takes no longer than this, in seconds.
 _SSH = ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20"]
@@ -18,6 +18,11 @@ _SSH = ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20"]
 _SRUN = ["srun", "--nodes=1", "--ntasks=1", "--overlap", "--mpi=none", "--cpu-bind=none", "--disable-status"]
 _OF_BATCH_SYSTEMS = (("LSB_JOBID", "blaunch"), ("PBS_JOBID", "pbs_tmrsh"))
 """Variables that tell a batch system, and its program that takes the place of ssh within an allocation."""
+
+
+def ssh_command(port: int | None = None, identity: str | None = None) -> list[str]:
+    """The ssh that starts agents, with a port and a private key of the user's; the host follows it."""
+    return [*_SSH, *(["-p", str(port)] if port else []), *(["-i", identity] if identity else [])]
 
 
 def agent_command(host: str, env: Mapping[str, str] = os.environ) -> list[str]:
@@ -34,4 +39,4 @@ def agent_command(host: str, env: Mapping[str, str] = os.environ) -> list[str]:
     for variable, program in _OF_BATCH_SYSTEMS:
         if env.get(variable) and shutil.which(program):
             return [program, host, *quoted]
-    return [*_SSH, host, *quoted]
+    return [*ssh_command(), host, *quoted]

@@ -19,7 +19,7 @@ class Assignment:
     """What the ranks of one host have to run.
 
     ``environment`` is that of the job; each rank gets its own variables besides. ``master`` is what `rank_variables`
-    takes. ``min_np`` is not 0 in an elastic job.
+    takes. ``min_np`` is not 0 in an elastic job. ``tagged`` has what ranks print carry their numbers.
     """
 
     program: list[str]
@@ -28,6 +28,7 @@ class Assignment:
     size: int
     master: str
     min_np: int = 0
+    tagged: bool = False
 
 
 class HostRanks(ABC):

@@ -40,7 +40,7 @@ class LocalRanks(HostRanks):
         assignment: Assignment,
         variables: Callable[[int, socket.socket], dict[str, str]],
         files: tuple[int, int],
-        carrier: Callable[[subprocess.Popen[bytes]], Carrier] = carry,
+        carrier: Callable[[subprocess.Popen[bytes], int | None], Carrier] = carry,
         stdin: int | None = None,
     ) -> None:
         super().__init__(assignment.ranks)
@@ -87,7 +87,10 @@ class LocalRanks(HostRanks):
 
     def carry_output(self) -> None:
         # Threads only now: what Popen runs between fork and exec may need a lock that one of them holds.
-        self._output = [self._carrier(process) for process in self._processes.values()]
+        self._output = [
+            self._carrier(process, rank if self._assignment.tagged else None)
+            for rank, process in self._processes.items()
+        ]
         self._carries = True
         for rank in self._pidfds:  # one that has exited already has printed too
             self._watch_exit(rank)

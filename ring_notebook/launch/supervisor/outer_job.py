@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ring_notebook.launch.supervisor.output_lines import TAGGED
 from ring_notebook.rank.rank_variables import MASTER
 from ring_notebook.rank.rendezvous import JOB
 
@@ -15,7 +16,7 @@ __all__ = ["ADDED", "with_variables_of_job", "without_outer_job"]
 
 ADDED = "RING_JOB_VARIABLES"
 """Names, with spaces between, that a job has added to the environment of its ranks."""
-_OURS = (ADDED, MASTER, *JOB, "RING_MIN_NP", "RING_STATUS_FILE")
+_OURS = (ADDED, MASTER, *JOB, "RING_MIN_NP", "RING_STATUS_FILE", TAGGED)
 _PREFIXES = (
     "ALPS_APP_",
     "HYDI_",

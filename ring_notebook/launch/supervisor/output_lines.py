@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import select
 import selectors
 import subprocess
@@ -15,7 +16,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import IO
 
-__all__ = ["SOON", "Carrier", "carry", "outlet", "pieces", "put"]
+__all__ = ["SHARED", "SOON", "TAGGED", "Carrier", "carry", "outlet", "pieces", "put", "tagged", "untagged"]
+
+TAGGED = "RING_TAGGED_OUTPUT"
+"""Set where the job wants to know which rank has printed a line (`tagged`)."""
+SHARED = -1
+"""In place of a rank: what the job or its launcher has printed."""
+_TAG = b"\x1d"
+# A tag, if there is one, and what follows up to the next tag or the end of the line.
+_PIECE = re.compile(rb"(?:\x1d(\d{1,9}):)?((?:[^\x1d\n]+|\x1d(?!\d{1,9}:))*\n?)")
+_LINE = re.compile(rb"[^\n]*\n|[^\n]+")
+_UNFINISHED_TAG = re.compile(rb"\x1d\d{0,9}\Z")
+_LONGEST_TAG = 16
 
 HOLD = 0.1
 """Seconds that an unfinished line waits for its newline; a prompt or a progress bar has none."""
@@ -31,10 +43,54 @@ def outlet(fd: int) -> int | None:
     return None if os.isatty(fd) else subprocess.PIPE
 
 
-def carry(process: subprocess.Popen[bytes]) -> Carrier:
-    """Pass the output of ``process``, started with `outlet`, on to the stdout and stderr of this process."""
+def carry(
+    process: subprocess.Popen[bytes], rank: int | None = None, into: Callable[[int, bytes], object] | None = None
+) -> Carrier:
+    """Pass the output of ``process``, started with `outlet`, on to the stdout and stderr of this process.
+
+    With ``rank`` before each line, if that is given; ``into`` takes the place of a write to these streams.
+    """
+    write = into or put
+
+    def sink(fd: int, data: bytes) -> None:
+        write(fd, data if rank is None else tagged(rank, data))
+
     sources = ((process.stdout, 1), (process.stderr, 2))
-    return Carrier(process, {source: functools.partial(put, fd) for source, fd in sources if source is not None})
+    return Carrier(process, {source: functools.partial(sink, fd) for source, fd in sources if source is not None})
+
+
+def tagged(rank: int, data: bytes) -> bytes:
+    """``data`` with its rank before each line, and before each part of one that is longer than a pipe takes at once."""
+    tag, most = b"%b%d:" % (_TAG, rank), select.PIPE_BUF - _LONGEST_TAG
+    parts = []
+    for line in _LINE.findall(data.replace(_TAG, _TAG + b".")):
+        at = 0
+        while at < len(line):
+            end = at + most
+            if line[end - 1 : end] == _TAG:  # which means itself only with what follows
+                end -= 1
+            parts += [tag, line[at:end]]
+            at = end
+    return b"".join(parts)
+
+
+def untagged(data: bytes, writer: int, ranks: int) -> tuple[list[tuple[int, bytes]], int, bytes]:
+    """What `tagged` has made, in lines or parts of them with their ranks; the last writer; and an unfinished tag.
+
+    ``writer`` is the last one before ``data``. A line that begins without a tag is nobody's (`SHARED`), and so is one
+    whose tag names none of the ``ranks``.
+    """
+    rest = _UNFINISHED_TAG.search(data)
+    kept = rest[0] if rest else b""
+    found: list[tuple[int, bytes]] = []
+    for match in _PIECE.finditer(data, 0, len(data) - len(kept)):
+        if match[1] is not None:
+            writer = int(match[1]) if int(match[1]) < ranks else SHARED
+        if match[2]:
+            found.append((writer, match[2].replace(_TAG + b".", _TAG)))
+        if match[2].endswith(b"\n"):
+            writer = SHARED  # until a tag says another
+    return found, writer, kept
 
 
 class Carrier(threading.Thread):
@@ -150,7 +206,9 @@ def pieces(data: bytes) -> Iterator[bytes]:
     """``data`` in pieces that a pipe takes as one each; they end with a line where that is not longer."""
     at = 0
     while at < len(data):
-        end = data.rfind(b"\n", at, at + select.PIPE_BUF) + 1 or at + select.PIPE_BUF
+        window = at, at + select.PIPE_BUF
+        end = data.rfind(b"\n", *window) + 1 or data.rfind(_TAG, at + 1, window[1])
+        end = end if end > at else window[1]
         yield data[at:end]
         at = end
 

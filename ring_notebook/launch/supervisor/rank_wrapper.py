@@ -19,7 +19,7 @@ import time
 from ring_notebook.gpus import gpus, gpus_of_script
 from ring_notebook.hardware import oom_kills
 from ring_notebook.launch.supervisor.outer_job import with_variables_of_job
-from ring_notebook.launch.supervisor.output_lines import carry
+from ring_notebook.launch.supervisor.output_lines import TAGGED, carry
 from ring_notebook.launch.supervisor.rank_failure import RankMark, failure_of, report
 from ring_notebook.launch.supervisor.rank_process import FORWARDED, end_children, end_if_late, send_signal, start_rank
 from ring_notebook.launch.supervisor.start_error import report_start_error
@@ -97,7 +97,7 @@ def main() -> None:
         report(failure_of(rank_of_process(), code, status_file.read(), oom_before))
         sys.exit(code)
     report(RankMark(rank_of_process(), ended=False))
-    output = carry(child)
+    output = carry(child, rank_of_process() if TAGGED in os.environ else None)
     if stopping:  # a signal came before there was a child
         child.terminate()
     code = _wait(child, status_file)

@@ -19,6 +19,7 @@ from ring_notebook.launch.connections.connections import Connections, new_job_na
 from ring_notebook.launch.supervisor.host_ranks import Assignment, HostRanks
 from ring_notebook.launch.supervisor.local_ranks import LocalRanks, raise_file_limit
 from ring_notebook.launch.supervisor.outer_job import without_outer_job
+from ring_notebook.launch.supervisor.output_lines import TAGGED
 from ring_notebook.launch.supervisor.rank_failure import report
 from ring_notebook.launch.supervisor.rank_process import FORWARDED
 from ring_notebook.launch.supervisor.start_error import report_start_error
@@ -151,7 +152,9 @@ def main() -> None:
     try:
         files = raise_file_limit()
         connections = Connections(new_job_name(), [0] * n, elastic=bool(min_np))
-        assignment = Assignment(program, without_outer_job(os.environ), list(range(n)), n, loopback(), min_np)
+        assignment = Assignment(
+            program, without_outer_job(os.environ), list(range(n)), n, loopback(), min_np, TAGGED in os.environ
+        )
         supervisor = Supervisor([LocalRanks(assignment, connections.variables, files)], connections, Rules(n, min_np))
     except OSError as error:
         sys.exit(report_start_error(program, error))

@@ -19,7 +19,7 @@ from ring_notebook.verdict import RankFailure, exit_code
 SECONDS = 3.0
 """Bound of each test, however slow the machine."""
 COUNT = 3000
-RINGRUN = [sys.executable, "-m", "ring_notebook.launch.cli"]
+RINGRUN = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix"]
 TALK = b"""cmd=init pmi_version=1 pmi_subversion=1
 cmd=get_maxes
 cmd=get_my_kvsname

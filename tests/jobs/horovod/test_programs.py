@@ -36,7 +36,7 @@ def python(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProc
 
 def test_ringrun_gives_its_ranks_horovod_only_when_asked(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
-    ringrun = ("-m", "ring_notebook.launch.cli", "-np", "2")
+    ringrun = ("-m", "ring_notebook.launch.cli", "--no-prefix", "-np", "2")
     done = python(*ringrun, "--horovod", "train.py", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "2\n" * 2), done.stderr
     done = python(*ringrun, "python", "train.py", cwd=tmp_path)

@@ -79,7 +79,7 @@ else:
         assert sys.modules["mpi4py.MPI"].COMM_WORLD.allreduce(1) == 2
     os.write(1, b"rank %d is well\\n" % rank)
 """
-RINGRUN = [sys.executable, "-m", "ring_notebook.launch.cli", "-np", "2"]
+RINGRUN = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", "-np", "2"]
 
 
 @pytest.mark.parametrize(

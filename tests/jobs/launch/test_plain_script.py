@@ -37,7 +37,7 @@ def test_a_script_for_torchrun(tmp_path: Path) -> None:
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)
     done = subprocess.run(
-        [sys.executable, "-m", "ring_notebook.launch.cli", "-np", "2", "python", str(path)],
+        [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", "-np", "2", "python", str(path)],
         capture_output=True,
         text=True,
         timeout=200,

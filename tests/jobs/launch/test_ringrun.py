@@ -45,7 +45,7 @@ def program(tmp_path: Path) -> str:
 
 
 def ringrun(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ring_notebook.launch.cli", *arguments]
+    command = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
 
 
@@ -102,7 +102,7 @@ def test_the_others_learn_what_a_rank_raised(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
 def test_a_signal_ends_every_rank(program: str, signum: signal.Signals, code: int) -> None:
-    command = [sys.executable, "-m", "ring_notebook.launch.cli", "-np", "2", "python", program, "sleep"]
+    command = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", "-np", "2", "python", program, "sleep"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
         for _ in range(2):

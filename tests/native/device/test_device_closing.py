@@ -161,7 +161,7 @@ def test_a_script_whose_last_operation_fails(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     ended = subprocess.run(
-        [sys.executable, "-m", "ring_notebook.launch.cli", "-np", "2", sys.executable, str(script)],
+        [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", "-np", "2", sys.executable, str(script)],
         capture_output=True,
         text=True,
         timeout=100,

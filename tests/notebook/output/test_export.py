@@ -35,7 +35,7 @@ def test_ringrun_trains_the_same(cluster: Cluster, tmp_path: Path) -> None:
     run = cluster.run(CELL).wait()
     made = run.export(tmp_path / "train.py")
     assert made.missing == ()
-    command = [sys.executable, "-m", "ring_notebook.launch.cli", "-np", "2", "python", "train.py"]
+    command = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", "-np", "2", "python", "train.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     final = cluster.pull("final")

@@ -34,7 +34,7 @@ def test_ranks_have(tmp_path: Path, allocator: str, shell: bool, expected: bool)
     script.write_text(SCRIPT)
     program = [sys.executable, str(script)]
     done = subprocess.run(
-        [sys.executable, "-m", "ring_notebook.launch.cli", "-np", "2"]
+        [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", "-np", "2"]
         + (["bash", "-c", " ".join(program)] if shell else program),
         env=os.environ | {"RING_ALLOCATOR": allocator},
         capture_output=True,
@@ -65,7 +65,7 @@ def test_memory_at_its_limit(tmp_path: Path) -> None:
         "print('well')\n"
     )
     done = subprocess.run(
-        [sys.executable, "-m", "ring_notebook.launch.cli", "-np", "2", sys.executable, str(script)],
+        [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", "-np", "2", sys.executable, str(script)],
         env=os.environ | {"RING_MEMORY": str(32 << 20)},
         capture_output=True,
         text=True,

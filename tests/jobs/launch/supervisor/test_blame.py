@@ -57,7 +57,7 @@ SILENT = ["end", "shutdown", "sys.exit", "all flee", "child", "leave while it co
 
 
 def ringrun(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ring_notebook.launch.cli", *arguments]
+    command = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 

@@ -24,7 +24,7 @@ from ring_notebook.launch.supervisor.outer_job import ADDED, without_outer_job
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.cluster.processes import EngineLauncher
 
-RINGRUN = [sys.executable, "-m", "ring_notebook.launch.cli"]
+RINGRUN = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix"]
 LIMIT = 60.0
 
 

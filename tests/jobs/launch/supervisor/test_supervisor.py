@@ -18,7 +18,7 @@ from ring_notebook.launch.launchers import limits
 from ring_notebook.launch.launchers.limits import too_many_ranks
 from ring_notebook.notebook.cluster.cluster import Cluster
 
-RINGRUN = [sys.executable, "-m", "ring_notebook.launch.cli"]
+RINGRUN = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix"]
 LIMIT = 60.0
 
 

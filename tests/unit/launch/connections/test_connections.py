@@ -14,7 +14,7 @@ import pytest
 
 from ring_notebook.launch.connections.connections import Connections
 
-RINGRUN = [sys.executable, "-m", "ring_notebook.launch.cli"]
+RINGRUN = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix"]
 
 
 @pytest.fixture

@@ -1,0 +1,166 @@
+"""What the user reads of the ranks' output: whose line it is, each traceback in one piece, and a file for each rank.
+
+The processes that start ranks put the rank before each piece of a line (`output_lines.tagged`); here it is taken off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import sysconfig
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+from ring_notebook.launch.supervisor.output_lines import SHARED as _SHARED
+from ring_notebook.launch.supervisor.output_lines import untagged
+
+__all__ = ["RankFiles", "RankOutput", "Style", "cause_of", "is_colourful"]
+
+_COLOURS = (36, 33, 35, 32, 34, 31)  # of ANSI terminals, by rank
+_TRACEBACK = b"Traceback (most recent call last):"
+_LONGEST_HOLD = 1.0  # seconds that an unfinished traceback is held back for the rest of it
+_LINE = re.compile(rb"[^\n]*\n|[^\n]+")
+_FRAME = re.compile(rb'^ +File "([^"\n]+)", line (\d+)', re.MULTILINE)
+_NOT_OURS = (str(Path(__file__).parents[1]), *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How lines of one stream begin: with the rank, if there are several (``ranks``), in colour, with the time."""
+
+    ranks: int
+    prefix: bool = True
+    colour: bool = False
+    times: bool = False
+
+    def before(self, rank: int) -> bytes:
+        """What comes before a line of ``rank``."""
+        text = time.strftime("%H:%M:%S ") if self.times else ""
+        if self.prefix and self.ranks > 1 and rank != _SHARED:
+            name = f"[{rank:>{len(str(self.ranks - 1))}}]"
+            text += f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{name}\x1b[0m " if self.colour else f"{name} "
+        return text.encode()
+
+
+class RankFiles:
+    """The files ``folder/rank.N/stdout`` and ``stderr``, as horovodrun names them; N has leading zeros."""
+
+    def __init__(self, folder: Path, ranks: int) -> None:
+        self.error = ""
+        """Why they are not complete."""
+        self._files: dict[tuple[int, str], BinaryIO] = {}
+        for rank in range(ranks):
+            own = folder / f"rank.{rank:0{len(str(ranks - 1))}d}"
+            own.mkdir(parents=True, exist_ok=True)
+            for name in ("stdout", "stderr"):
+                self._files[rank, name] = (own / name).open("wb", buffering=0)
+
+    def write(self, rank: int, name: str, data: bytes) -> None:
+        """Add what ``rank`` has printed; what the disk does not take is told in ``error``."""
+        if (rank, name) in self._files:
+            try:
+                self._files[rank, name].write(data)
+            except OSError as error:
+                self.error = f"{self._files[rank, name].name}: {error.strerror}"
+
+    def close(self) -> None:
+        """Close all of them."""
+        for file in self._files.values():
+            file.close()
+
+
+@dataclass(slots=True)
+class RankOutput:
+    """One output stream of a job, which comes in pieces and leaves as the user reads it."""
+
+    style: Style
+    stream: Literal["stdout", "stderr"]
+    files: RankFiles | None = None
+    causes: dict[int, str] = field(default_factory=dict)
+    """What each rank raised last, and where (`cause_of`)."""
+    _kept: bytes = b""
+    _writer: int = _SHARED  # of the piece that comes next
+    _open: int | None = None  # whose unfinished line is the last that was shown
+    _began: dict[int, bool] = field(default_factory=dict)  # whether a rank's next piece continues a line
+    _held: dict[int, tuple[float, bytes]] = field(default_factory=dict)  # tracebacks, since when
+
+    def feed(self, data: bytes) -> bytes:
+        """The next piece of the stream, as the user reads it."""
+        pieces, self._writer, self._kept = untagged(self._kept + data, self._writer, self.style.ranks)
+        shown = b"".join(self._take(rank, line) for rank, line in pieces)
+        late = time.monotonic() - _LONGEST_HOLD
+        for rank in [rank for rank, (since, _) in self._held.items() if since < late]:
+            shown += self._release(rank)
+        return shown
+
+    def close(self) -> bytes:
+        """The stream has ended: what was held back."""
+        rest, self._kept = self._kept, b""
+        return b"".join(map(self._release, list(self._held))) + (self._show(_SHARED, rest) if rest else b"")
+
+    def _take(self, rank: int, line: bytes) -> bytes:
+        """Take a line or a part of one."""
+        if rank == _SHARED:
+            # Of the job itself, or the rest of a line that a launcher has cut.
+            return self._show(_SHARED if self._open is None else self._open, line)
+        if self.files:
+            self.files.write(rank, self.stream, line)
+        if rank in self._held:
+            since, text = self._held[rank]
+            self._held[rank] = since, text + line
+            last = _LINE.findall(text + line)[-1]
+            ended = last.endswith(b"\n") and not last.startswith((b" ", b"\t", b"\n", _TRACEBACK))
+            return self._release(rank) if ended else b""
+        continues, self._began[rank] = self._began.get(rank, False), not line.endswith(b"\n")
+        if self.stream == "stderr" and not continues and line.startswith(_TRACEBACK):
+            self._held[rank] = time.monotonic(), line
+            self._began[rank] = False
+            return b""
+        return self._show(rank, line)
+
+    def _release(self, rank: int) -> bytes:
+        _, text = self._held.pop(rank)
+        if cause := cause_of(text):
+            self.causes[rank] = cause
+        return b"".join(self._show(rank, line) for line in _LINE.findall(text))
+
+    def _show(self, rank: int, line: bytes) -> bytes:
+        before = self.style.before(rank)
+        # A progress bar writes over its line, and with it what stood before.
+        shown = re.sub(rb"\r(?!\n|\Z)", lambda _: b"\r" + before, line)
+        if self._open is None:
+            shown = shown if line.startswith(b"\r") and shown != line else before + shown
+        elif self._open != rank:
+            shown = b"\n" + before + shown
+        self._open = None if line.endswith(b"\n") else rank
+        return shown
+
+
+def cause_of(traceback: bytes) -> str:
+    """What a traceback says in one line, such as ``ValueError: no luck at train.py:14``; empty when it is not whole.
+
+    The place is the last one in the user's own files, relative to this folder where it is below.
+    """
+    lines = [line for line in traceback.splitlines() if line.strip()]
+    if len(lines) < 2 or lines[-1].startswith((b" ", b"\t")):
+        return ""
+    frames = [(path.decode(errors="replace"), line.decode()) for path, line in _FRAME.findall(traceback)]
+    own = [frame for frame in frames if not frame[0].startswith((*_NOT_OURS, "<frozen"))] or frames
+    what = lines[-1].decode(errors="replace").strip()
+    if not own:
+        return what
+    path, number = own[-1]
+    with contextlib.suppress(ValueError, OSError):
+        path = str(Path(path).relative_to(Path.cwd()))
+    return f"{what} at {path}:{number}"
+
+
+def is_colourful(stream: object) -> bool:
+    """Whether ``stream`` shows colours: a terminal whose user has not refused them (NO_COLOR)."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or stream is None:
+        return False
+    return stream in (sys.stdout, sys.stderr) and bool(getattr(stream, "isatty", bool)())

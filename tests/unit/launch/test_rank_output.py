@@ -1,0 +1,180 @@
+"""What the user reads of what ranks print: tags on the way, prefixes, tracebacks, files; and one real job of each."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from ring_notebook.launch.rank_output import RankFiles, RankOutput, Style, cause_of
+from ring_notebook.launch.supervisor.output_lines import SHARED, pieces, tagged, untagged
+
+RINGRUN = [sys.executable, "-m", "ring_notebook.launch.cli"]
+TRACEBACK = b"""\
+Traceback (most recent call last):
+  File "%s/train.py", line 14, in <module>
+    x()
+  File "%s/select.py", line 3, in x
+ValueError: no luck
+""" % (os.getcwd().encode(), str(Path(os.__file__).parent).encode())
+
+
+@pytest.mark.parametrize(
+    "printed",
+    [
+        b"",
+        b"one\n",
+        b"one\ntwo",
+        b"\n\n",
+        b"\x1d",
+        b"\x1d1:\n",
+        b"a\x1d.b\n\x1d",
+        b"\r 10%\r 20%",
+        b"x" * 10_000 + b"\n",
+    ],
+    ids=lambda printed: repr(printed[:9]),
+)
+@pytest.mark.parametrize("step", [1, 7, 1 << 20])
+def test_tags_go_on_and_come_off(printed: bytes, step: int) -> None:
+    """In whatever pieces a stream arrives, each byte has its rank."""
+    stream, kept, writer, got = tagged(3, printed), b"", SHARED, []
+    for at in range(0, len(stream), step):
+        found, writer, kept = untagged(kept + stream[at : at + step], writer, 4)
+        got += found
+    assert b"".join(text for _, text in got) + kept == printed
+    assert {rank for rank, _ in got} <= {3}
+
+
+def test_pieces_of_a_long_line_keep_their_tags() -> None:
+    """A pipe takes so many bytes as one; another rank may write between two such pieces."""
+    parts = list(pieces(tagged(3, b"x" * 10_000 + b"\n" + b"y\n")))
+    assert all(len(part) <= select.PIPE_BUF and part.startswith(b"\x1d3:") for part in parts)
+
+
+def test_what_no_rank_has_printed_is_nobodys() -> None:
+    stream = tagged(0, b"one\n") + b"ringrun: two\n" + tagged(9, b"three\n")
+    assert untagged(stream, SHARED, 2) == (
+        [(0, b"one\n"), (SHARED, b"ringrun: two\n"), (SHARED, b"three\n")],
+        SHARED,
+        b"",
+    )
+
+
+@pytest.mark.parametrize(
+    ("style", "shown"),
+    [
+        (Style(2), b"[0] a\n[1] b\n[0] c\nringrun: d\n"),
+        (Style(1), b"a\nb\nc\nringrun: d\n"),
+        (Style(2, prefix=False), b"a\nb\nc\nringrun: d\n"),
+        (Style(11), b"[ 0] a\n[ 1] b\n[ 0] c\nringrun: d\n"),
+        (Style(2, colour=True), b"\x1b[36m[0]\x1b[0m a\n\x1b[33m[1]\x1b[0m b\n\x1b[36m[0]\x1b[0m c\nringrun: d\n"),
+    ],
+    ids=["two", "one", "none", "eleven", "colours"],
+)
+def test_each_line_says_whose_it_is(style: Style, shown: bytes) -> None:
+    output = RankOutput(style, "stdout")
+    stream = [tagged(0, b"a\n"), tagged(min(1, style.ranks - 1), b"b\n"), tagged(0, b"c\n"), b"ringrun: d\n"]
+    assert b"".join(map(output.feed, stream)) + output.close() == shown
+
+
+@pytest.mark.parametrize(
+    ("printed", "shown"),
+    [
+        ([(0, b"what? "), (0, b"more\n")], b"[0] what? more\n"),
+        ([(0, b"what? "), (1, b"b\n"), (0, b"more\n")], b"[0] what? \n[1] b\n[0] more\n"),
+        ([(0, b"\r 10%"), (0, b"\r 20%\n")], b"\r[0]  10%\r[0]  20%\n"),
+        ([(0, b"a\r\n")], b"[0] a\r\n"),
+    ],
+)
+def test_unfinished_lines(printed: list[tuple[int, bytes]], shown: bytes) -> None:
+    output = RankOutput(Style(2), "stdout")
+    assert b"".join(output.feed(tagged(*piece)) for piece in printed) + output.close() == shown
+
+
+def test_a_traceback_comes_in_one_piece() -> None:
+    output = RankOutput(Style(2, prefix=False), "stderr")
+    lines = TRACEBACK.splitlines(keepends=True)
+    shown = b"".join(output.feed(tagged(0, line) + tagged(1, b"- " + line)) for line in lines)
+    assert TRACEBACK in shown
+    assert output.causes == {0: "ValueError: no luck at train.py:14"}
+    assert output.feed(tagged(0, lines[0])) == b""
+    assert output.close() == lines[0], "what ends in the middle is shown"
+
+
+@pytest.mark.parametrize(
+    ("traceback", "cause"),
+    [
+        (TRACEBACK, "ValueError: no luck at train.py:14"),
+        (
+            b"Traceback (most recent call last):\n  File \"/x/a.py\", line 2, in f\nKeyError: 'k'\n",
+            "KeyError: 'k' at /x/a.py:2",
+        ),
+        (b'Traceback (most recent call last):\n  File "/x/a.py", line 2, in f\n', ""),
+        (b"Traceback (most recent call last):\n", ""),
+    ],
+)
+def test_the_cause_in_one_line(traceback: bytes, cause: str) -> None:
+    assert cause_of(traceback) == cause
+
+
+def test_files_of_ranks(tmp_path: Path) -> None:
+    files = RankFiles(tmp_path, 11)
+    output = RankOutput(Style(11), "stdout", files)
+    output.feed(tagged(3, b"a\n") + b"ringrun: b\n" + tagged(10, b"c"))
+    files.close()
+    assert {
+        path.relative_to(tmp_path).as_posix(): path.read_bytes()
+        for path in tmp_path.rglob("std*")
+        if path.stat().st_size
+    } == {
+        "rank.03/stdout": b"a\n",
+        "rank.10/stdout": b"c",
+    }
+
+
+SCRIPT = """
+import sys, time
+from ring_notebook.api.basics import init, rank
+from ring_notebook.api.without_tensors import barrier
+init()
+print("out", rank(), flush=True)
+barrier()
+if rank() == 1:
+    raise ValueError("batch 7")
+barrier()
+"""
+
+
+@pytest.mark.parametrize(
+    "how", [[], ["--elastic", "--min-np", "2"], ["--mpi-args=-genv UNUSED 1"]], ids=["ours", "elastic", "mpiexec"]
+)
+def test_a_job_that_fails(how: list[str], tmp_path: Path) -> None:
+    """Lines have their ranks, tracebacks are whole, and the cause is the last thing said; each rank has its files."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    done = subprocess.run(
+        [*RINGRUN, "-np", "2", "--output-dir", "out", *how, "train.py"],
+        capture_output=True, text=True, timeout=200, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert sorted(done.stdout.splitlines()) == ["[0] out 0", "[1] out 1"]
+    said = done.stderr.splitlines()
+    assert said[-1].startswith("ringrun: rank 1 on ")
+    assert said[-1].endswith("failed first: exit code 1, ValueError: batch 7 at train.py:9")
+    whose = [line[:4] for line in said if line.startswith("[")]
+    assert len([1 for one, two in pairwise(whose) if one != two]) == 1, "tracebacks are mixed"
+    assert (tmp_path / "out/rank.1/stdout").read_text() == "out 1\n"
+    assert "ValueError: batch 7" in (tmp_path / "out/rank.1/stderr").read_text()
+    assert "stopped because rank 1 raised" in (tmp_path / "out/rank.0/stderr").read_text()
+
+
+def test_lines_without_prefix_and_with_times() -> None:
+    command = [*RINGRUN, "-np", "2", "--no-prefix", "-prefix-timestamp", "echo", "a"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    times, words = zip(*(line.split() for line in done.stdout.splitlines()), strict=True)
+    assert words == ("a", "a")
+    assert all(len(time.split(":")) == 3 for time in times)

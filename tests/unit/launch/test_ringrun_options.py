@@ -1,0 +1,160 @@
+"""The options of ringrun and horovodrun as tables: what each becomes, what is refused, and what is said."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ring_notebook.launch.allocation import find_allocation
+from ring_notebook.launch.launchers.hosts import Host
+from ring_notebook.launch.ringrun_options import config_words, environment, hosts_of, notes, parse
+
+# All options of horovodrun 0.28 with a value for each, in the order of its launch.py.
+HOROVODRUN = """
+-np 2 --disable-cache --start-timeout 5 --network-interfaces eth0 --network-interface eth1 --output-filename out
+--verbose -p 2222 -i key --fusion-threshold-mb 2 --cycle-time-ms 1.5 --cache-capacity 8 --hierarchical-allreduce
+--no-hierarchical-allreduce --hierarchical-allgather --no-hierarchical-allgather --autotune --no-autotune
+--autotune-log-file log --autotune-warmup-samples 1 --autotune-steps-per-sample 1 --autotune-bayes-opt-max-samples 1
+--autotune-gaussian-process-noise 0.1 --min-np 1 --min-num-proc 1 --max-np 4 --max-num-proc 4 --slots-per-host 2
+--elastic-timeout 9 --reset-limit 1 --blacklist-cooldown-range 1 2 --timeline-filename t.json --timeline-mark-cycles
+--no-timeline-mark-cycles --no-stall-check --stall-check --stall-check-warning-time-seconds 3
+--stall-check-shutdown-time-seconds 4 --mpi-threads-disable --no-mpi-threads-disable --mpi-args= --tcp --binding-args=
+--num-nccl-streams 1 --thread-affinity 1 --gloo-timeout-seconds 1 --log-level INFO --log-with-timestamp
+--log-without-timestamp -prefix-timestamp --prefix-output-with-timestamp --log-hide-timestamp --no-log-hide-timestamp
+-H a,b:3 --gloo --mpi --jsrun
+"""
+
+
+def test_all_options_of_horovodrun_are_taken() -> None:
+    _, options = parse([*HOROVODRUN.split(), "train.py", "--gloo"])
+    assert options.command == ["train.py", "--gloo"]
+    assert hosts_of(options) == [Host("a", 2), Host("b", 3)]
+    assert (options.output_dir, options.times, options.no_stall_check, options.min_np) == ("out", True, False, 1)
+    assert environment(options) == {
+        "RING_FUSION_THRESHOLD": str(2 << 20),
+        "RING_INTERFACE": "eth0",
+        "RING_REMOTE_SHELL": "ssh -T -o BatchMode=yes -o ConnectTimeout=20 -p 2222 -i key",
+        "RING_STALL_WARNING": "3.0",
+        "RING_TIMELINE": "t.json",
+        "RING_TIMEOUT": "4.0",
+        "RING_TRANSPORT": "tcp",
+    }
+    said = notes(options, here=False)
+    assert "--cycle-time-ms has no effect: there are no cycles" in said
+    assert "ranks connect through one network interface of each host: eth0 is taken" in said
+    assert len(said) == len(set(said)) == 33  # 32 of no effect, and the interface
+
+
+@pytest.mark.parametrize(
+    ("words", "variables"),
+    [
+        ("--no-stall-check", {"RING_STALL_WARNING": "0"}),
+        ("--cpus-per-rank 3", {"OMP_NUM_THREADS": "3"}),
+        ("", {}),
+    ],
+)
+def test_variables_of_options(words: str, variables: dict[str, str]) -> None:
+    assert environment(parse([*words.split(), "p"])[1]) == variables
+
+
+def test_options_between_hosts_say_where_there_are_none() -> None:
+    said = notes(parse(["--tcp", "-p", "2", "p"])[1], here=True)
+    assert said == [f"{flag} has no effect: all ranks are on this host" for flag in ("-p", "--tcp")]
+
+
+def test_a_configuration_file(tmp_path: Path) -> None:
+    """In the form of horovodrun's; options on the command line have the last word."""
+    path = tmp_path / "options.yaml"
+    path.write_text(
+        "timeline:\n  filename: a.json\nparams:\n  fusion_threshold_mb: 2\nstall_check:\n  enabled: false\n"
+    )
+    _, options = parse(["--config-file", str(path), "--timeline-filename", "b.json", "-np", "2", "p"])
+    assert environment(options) == {
+        "RING_TIMELINE": "b.json",
+        "RING_FUSION_THRESHOLD": str(2 << 20),
+        "RING_STALL_WARNING": "0",
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"controller": "gloo"}, ["--gloo"]),
+        (
+            {"params": {"hierarchical_allreduce": False, "cycle_time_ms": 2}},
+            ["--no-hierarchical-allreduce", "--cycle-time-ms", "2"],
+        ),
+        ({"autotune": {"enabled": True, "log_file": "l"}}, ["--autotune", "--autotune-log-file", "l"]),
+        (
+            {"stall_check": {"enabled": True, "warning_time_seconds": 9}},
+            ["--stall-check", "--stall-check-warning-time-seconds", "9"],
+        ),
+        (
+            {"library_options": {"mpi_threads_disable": True, "num_nccl_streams": 2}},
+            ["--mpi-threads-disable", "--num-nccl-streams", "2"],
+        ),
+        ({"logging": {"level": "INFO", "with_timestamp": False}}, ["--log-level", "INFO", "--log-without-timestamp"]),
+    ],
+    ids=lambda value: next(iter(value)),
+)
+def test_sections_of_a_configuration_file(given: dict[str, object], words: list[str]) -> None:
+    assert config_words(given) == words
+    parse([*words, "p"])
+
+
+def test_a_script_names_the_hosts(tmp_path: Path) -> None:
+    script = tmp_path / "hosts.sh"
+    script.write_text("#!/bin/sh\necho a:4\necho b\n")
+    script.chmod(0o755)
+    words = ["--host-discovery-script", str(script), "--slots-per-host", "2", "p"]
+    assert hosts_of(parse(words)[1]) == [Host("a", 4), Host("b", 2)]
+    script.write_text("#!/bin/sh\necho no queue >&2; exit 3\n")
+    with pytest.raises(ValueError, match="failed: exit code 3 no queue"):
+        hosts_of(parse(words)[1])
+
+
+def test_slots_follow_the_cores_of_each_rank() -> None:
+    env = {"SLURM_JOB_NODELIST": "n[1-3]", "SLURM_TASKS_PER_NODE": "16(x3)", "SLURM_JOB_CPUS_PER_NODE": "16(x2),2"}
+    allocation = find_allocation(env, cpus_per_rank=4)
+    assert allocation is not None
+    assert [host.slots for host in allocation.hosts] == [4, 4, 1]
+
+
+def ringrun(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ring_notebook.launch.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+
+
+def test_ranks_by_host_and_cores() -> None:
+    code = "import os; print(os.environ['WORLD_SIZE'], os.environ['OMP_NUM_THREADS'])"
+    done = ringrun("--ppn", "2", "-H", "localhost:7", "--cpus-per-rank", "1", "python", "-c", code)
+    assert sorted(done.stdout.splitlines()) == ["[0] 2 1", "[1] 2 1"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--doctor -H nowhere:2", "--doctor checks this host alone, and takes no -H; run it on each host"),
+        ("-cb -np 2", "--doctor checks this host alone, and takes no -np"),
+        (
+            "--min-np 2 -H a:2,b:2 true",
+            "--min-np 2: a job of several hosts cannot continue without a rank, and starts again",
+        ),
+        ("-np 2 --elastci true", "unrecognized arguments: --elastci; did you mean: --elastic"),
+        ("--ppn 2 -np 4 true", "-np 4 with --ppn 2 needs several hosts; name them with -H"),
+        ("--ppn 2 -np 5 -H a,b true", "5 ranks need 5 slots, the hosts have 4 slots"),
+        ("--ppn 0 true", "--ppn must be at least 1, got 0"),
+        ("-np 2 --stall-check-warning-time-seconds -1 true", "--stall-check-warning-time-seconds must be at least 0"),
+        ("-np 2 -H a,b -p 22 --mpi-args=-v true", "-p and -i: the mpiexec connects to the hosts itself"),
+        ("-np 2 --config-file /no/such true", "--config-file /no/such: .* No such file"),
+    ],
+)
+def test_nothing_is_taken_and_ignored(arguments: str, words: str) -> None:
+    done = ringrun(*arguments.split())
+    assert done.returncode == 2
+    error = done.stderr.splitlines()[-1]
+    assert words.split(".*")[0] in error
+    assert words.split(".*")[-1] in error
