@@ -65,7 +65,7 @@ def test_every_python_of_ours_is_started_so() -> None:
 @pytest.mark.parametrize("options", [[], ["--elastic"], ["--mpi-args=-genv UNUSED 1"]], ids=["", "elastic", "mpiexec"])
 def test_ringrun(options: list[str], folder: Path) -> None:
     said = call(folder, RINGRUN, *options, "-np", "2", "python", "-c", "import own")
-    assert sorted(said.splitlines()) == ["own module of 0", "own module of 1"]
+    assert sorted(said.splitlines()) == ["[0] own module of 0", "[1] own module of 1"]
 
 
 def test_a_function(folder: Path) -> None:

@@ -143,7 +143,7 @@ def share(ranks: int) -> str:
 
 @pytest.mark.parametrize("options", [[], ["--elastic"], ["--mpi-args=-genv UNUSED 1"]], ids=["", "elastic", "mpiexec"])
 def test_ringrun_divides_the_cores(options: list[str], nothing_set: pytest.MonkeyPatch) -> None:
-    command = [RINGRUN, *options, "-np", "2", *SHOW]
+    command = [RINGRUN, "--no-prefix", *options, "-np", "2", *SHOW]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
     assert done.stdout == 2 * f"{share(2)};"
     assert done.stderr == f"ringrun: {threads_started(2, here=True)}\n"
@@ -154,7 +154,11 @@ def test_ringrun_divides_the_cores(options: list[str], nothing_set: pytest.Monke
 
 def test_a_rank_that_starts_a_job_of_its_own_does_not_pass_its_share_on(nothing_set: pytest.MonkeyPatch) -> None:
     done = subprocess.run(
-        [RINGRUN, "-np", "2", RINGRUN, "-np", "1", *SHOW], capture_output=True, text=True, timeout=100, check=True
+        [RINGRUN, "--no-prefix", "-np", "2", RINGRUN, "-np", "1", *SHOW],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
     )
     assert done.stdout == 2 * f"{share(1)};"
 

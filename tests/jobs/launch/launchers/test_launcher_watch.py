@@ -20,7 +20,7 @@ STARTS_LATE = 'shift 2; while [ ! -e "$GO" ]; do sleep .1; done; for rank in 0 1
 NEVER_ENDS = 'shift 2; for rank in 0 1; do PMI_RANK=$rank "$@" & done; wait; sleep 600'
 RINGRUN = (
     "import sys; from ring_notebook import verdict; from ring_notebook.launch import cli; "
-    "verdict.{patience} = 1.0; sys.exit(cli.main(sys.argv[1:]))"
+    "verdict.{patience} = 1.0; sys.exit(cli.main(['--no-prefix', *sys.argv[1:]]))"
 )
 WARNS, ENDS = RINGRUN.format(patience="WARN_START"), RINGRUN.format(patience="OUTLIVING")
 """``ringrun`` that says after a second which ranks are missing, or ends a launcher that soon after its ranks."""

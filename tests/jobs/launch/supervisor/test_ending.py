@@ -26,7 +26,9 @@ both = pytest.mark.parametrize("elastic", [[], ["--elastic"]], ids=["mpi", "elas
 
 
 @contextlib.contextmanager
-def ringrun(*arguments: str, stopping: float = 10.0, same: float = 0.5) -> Iterator[subprocess.Popen[str]]:
+def ringrun(
+    *arguments: str, stopping: float = 10.0, same: float = 0.5, prefix: str = "--no-prefix"
+) -> Iterator[subprocess.Popen[str]]:
     """A job whose ranks have ``stopping`` seconds to end when they are asked to. Killed if it is still there.
 
     Signals within ``same`` seconds are one.
@@ -35,7 +37,7 @@ def ringrun(*arguments: str, stopping: float = 10.0, same: float = 0.5) -> Itera
         "import sys; from ring_notebook import verdict; from ring_notebook.launch import cli; "
         f"verdict.STOPPING = {stopping}; verdict.SAME_SIGNAL = {same}; sys.exit(cli.main(sys.argv[1:]))"
     )
-    command = [sys.executable, "-c", code, *arguments]
+    command = [sys.executable, "-c", code, *filter(None, [prefix]), *arguments]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, errors="replace") as process:
         try:
@@ -179,14 +181,14 @@ def test_lines_of_ranks_do_not_mix(elastic: list[str], stream: str, tmp_path: Pa
         f"with open(os.path.join({str(tmp_path)!r}, str(os.getpid())), 'w') as file: file.write(str(longest))"
     )
     for _ in range(10):
-        with ringrun(*elastic, "-np", "4", "python", "-c", code) as job:
+        with ringrun(*elastic, "-np", "4", "python", "-c", code, prefix="") as job:
             written = "".join(job.communicate(timeout=LIMIT))
         longest = [float(path.read_text()) for path in tmp_path.iterdir()]
         for path in tmp_path.iterdir():
             path.unlink()
         if len(longest) == 4 and max(longest) < HOLD / 2:
             break  # a rank that a busy machine stops in the middle of a line for longer has its line cut, by intent
-    assert Counter(written.splitlines()) == {f"text{'x' * n}": 4 for n in range(100)}
+    assert Counter(written.splitlines()) == {f"[{rank}] text{'x' * n}": 1 for n in range(100) for rank in range(4)}
 
 
 @both
