@@ -52,6 +52,22 @@ def test_a_rank_that_dies_elsewhere_is_named(hosts: TwoHosts) -> None:
     assert "code 7" in said
 
 
+def test_lines_and_causes_of_all_hosts(hosts: TwoHosts, tmp_path: Path) -> None:
+    """What a rank elsewhere prints has its number, its traceback is read, and its files are on the launching host."""
+    (tmp_path / "train.py").write_text(
+        f"{WHERE}\nimport time\nos.write(1, b'x' * 9000 + b'\\n')\ntime.sleep(1)\n"
+        "if rank == 3: raise ValueError('bad')\n"
+        "time.sleep(30)"
+    )
+    ringrun = [sys.executable, "-m", "ring_notebook.launch.cli", "--output-dir", str(tmp_path / "out"), "-np", "4"]
+    said = hosts.on_first(["sh", "-c", '"$@"; true', "sh", *ringrun, "-H", HOSTS, str(tmp_path / "train.py")])
+    lines = said.splitlines()
+    assert sorted(line for line in lines if line.endswith("xxx")) == [f"[{rank}] {'x' * 9000}" for rank in range(4)]
+    [last] = [line for line in lines if "failed first" in line]
+    assert last.endswith(f"rank 3 on ring-b failed first: exit code 1, ValueError: bad at {tmp_path}/train.py:5")
+    assert (tmp_path / "out/rank.3/stdout").read_text() == "x" * 9000 + "\n"
+
+
 TRAINING = """
 import os, pathlib, signal
 import torch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import signal
 import sys
 from collections.abc import Iterator
@@ -46,6 +47,23 @@ def test_ringrun_runs_on_all_hosts_of_the_allocation(system: Slurm) -> None:
     assert ranks(output) == ALL, output
     on_the_other = [above for _, host, _, above in LINE.findall(output) if host == "ring-b"]
     assert all("slurmstepd" in above for above in on_the_other), "srun has not started the agent"
+
+
+def test_a_batch_script_is_no_rank(system: Slurm, tmp_path: Path) -> None:
+    """It is task 0 of 4 itself, which is what no rank may take itself for."""
+    shows = "import os; print(os.environ['RANK'], *({'SLURM_PROCID', 'SLURM_NTASKS'} & os.environ.keys()))"
+    script, output = tmp_path / "job.sh", tmp_path / "output"
+    script.write_text(f"#!/bin/sh\nexec {shlex.join([*RINGRUN, '--no-prefix', sys.executable, '-c', shows])}\n")
+    code, said = system.run(["sbatch", "--wait", "--nodes=2", "--ntasks=4", f"--output={output}", str(script)])
+    assert code == 0, said
+    assert sorted(line for line in output.read_text().splitlines() if line[0].isdigit()) == ["0", "1", "2", "3"]
+
+
+def test_srun_of_ringrun_is_refused_once(system: Slurm) -> None:
+    code, output = system.run(system.python(*RANK, program=["srun", *RINGRUN]))
+    assert code != 0, output
+    assert output.count("srun has started ringrun 4 times") == 1, output
+    assert not LINE.findall(output)
 
 
 @pytest.mark.parametrize(("how", "code", "said"), [("fail", 1, "on purpose"), ("die", 137, "SIGKILL")])
