@@ -6,14 +6,14 @@ The processes that start ranks put the rank before each piece of a line (`output
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
-import sys
 import sysconfig
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import BinaryIO, Literal, TextIO
 
 from ring_notebook.launch.supervisor.output_lines import SHARED as _SHARED
 from ring_notebook.launch.supervisor.output_lines import untagged
@@ -24,6 +24,7 @@ _COLOURS = (36, 33, 35, 32, 34, 31)  # of ANSI terminals, by rank
 _TRACEBACK = b"Traceback (most recent call last):"
 _LONGEST_HOLD = 1.0  # seconds that an unfinished traceback is held back for the rest of it
 _LINE = re.compile(rb"[^\n]*\n|[^\n]+")
+_TAG = re.compile(rb"^\x1d(\d{1,9}):", re.MULTILINE)
 _FRAME = re.compile(rb'^ +File "([^"\n]+)", line (\d+)', re.MULTILINE)
 _NOT_OURS = (str(Path(__file__).parents[1]), *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
 
@@ -90,12 +91,27 @@ class RankOutput:
 
     def feed(self, data: bytes) -> bytes:
         """The next piece of the stream, as the user reads it."""
+        if self._is_plain(data):
+            before = functools.lru_cache(lambda rank: self.style.before(int(rank)))
+            return _TAG.sub(lambda tag: before(tag[1]), data)
         pieces, self._writer, self._kept = untagged(self._kept + data, self._writer, self.style.ranks)
         shown = b"".join(self._take(rank, line) for rank, line in pieces)
         late = time.monotonic() - _LONGEST_HOLD
         for rank in [rank for rank, (since, _) in self._held.items() if since < late]:
             shown += self._release(rank)
         return shown
+
+    def _is_plain(self, data: bytes) -> bool:
+        """Whether ``data`` is nothing but whole lines of ranks: most of what comes in masses is."""
+        lines = data.count(b"\n")
+        return (
+            not (self.files or self._kept or self._held or self._open is not None or any(self._began.values()))
+            and data.startswith(b"\x1d")
+            and data.endswith(b"\n")
+            and len(_TAG.findall(data)) == lines == data.count(b"\x1d")
+            and b"\r" not in data
+            and _TRACEBACK not in data
+        )
 
     def close(self) -> bytes:
         """The stream has ended: what was held back."""
@@ -159,8 +175,7 @@ def cause_of(traceback: bytes) -> str:
     return f"{what} at {path}:{number}"
 
 
-def is_colourful(stream: object) -> bool:
+def is_colourful(stream: TextIO | None) -> bool:
     """Whether ``stream`` shows colours: a terminal whose user has not refused them (NO_COLOR)."""
-    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or stream is None:
-        return False
-    return stream in (sys.stdout, sys.stderr) and bool(getattr(stream, "isatty", bool)())
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return not plain and stream is not None and stream.isatty()

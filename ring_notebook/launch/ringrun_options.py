@@ -283,7 +283,7 @@ def _parser() -> argparse.ArgumentParser:
 
     add = parser.add_argument_group("waits").add_argument
     add("--no-stall-check", action="store_true", help="never say which ranks others wait for")
-    add("--stall-check", action="store_false", dest="no_stall_check", help=argparse.SUPPRESS)
+    add("--stall-check", action="store_false", dest="no_stall_check", default=False, help=argparse.SUPPRESS)
     add(_STALL[0], type=float, dest="stall_warning", metavar="S", help="seconds until a wait is reported")
     add(_STALL[1], type=float, dest="stall_shutdown", metavar="S", help="seconds until a wait raises")
 

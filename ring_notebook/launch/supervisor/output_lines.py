@@ -62,6 +62,8 @@ def carry(
 def tagged(rank: int, data: bytes) -> bytes:
     """``data`` with its rank before each line, and before each part of one that is longer than a pipe takes at once."""
     tag, most = b"%b%d:" % (_TAG, rank), select.PIPE_BUF - _LONGEST_TAG
+    if data.endswith(b"\n") and _TAG not in data and max(map(len, data.split(b"\n"))) < most:
+        return tag + data[:-1].replace(b"\n", b"\n" + tag) + b"\n"
     parts = []
     for line in _LINE.findall(data.replace(_TAG, _TAG + b".")):
         at = 0
