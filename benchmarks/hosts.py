@@ -71,7 +71,16 @@ def main() -> None:
         flags = ["--rank", "--rate", arguments.rate, "--sizes", arguments.sizes, "--seconds", str(arguments.seconds)]
         print(f"2 hosts with {arguments.per_host} ranks each, a link of {arguments.rate}, over {arguments.transport}\n")
         where = ",".join(f"{name}:{arguments.per_host}" for name in NAMES)
-        ringrun = [sys.executable, "-m", "ring_notebook.launch.cli", "-np", str(2 * arguments.per_host), "-H", where]
+        ringrun = [
+            sys.executable,
+            "-m",
+            "ring_notebook.launch.cli",
+            "--no-prefix",
+            "-np",
+            str(2 * arguments.per_host),
+            "-H",
+            where,
+        ]
         program = [sys.executable, str(Path(__file__).resolve()), *flags]
         print(hosts.on_first([*ringrun, *program], environment={"RING_TRANSPORT": arguments.transport}))
 
