@@ -72,7 +72,17 @@ print("refused", refused)
 
 
 def job(program: str, *arguments: str, ranks: int = 2, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ring_notebook.launch.cli", "-np", str(ranks), "python", "-c", program]
+    command = [
+        sys.executable,
+        "-m",
+        "ring_notebook.launch.cli",
+        "--no-prefix",
+        "-np",
+        str(ranks),
+        "python",
+        "-c",
+        program,
+    ]
     environment = {**os.environ, **variables}
     return subprocess.run(
         [*command, *arguments], capture_output=True, text=True, timeout=100, check=False, env=environment

@@ -1,12 +1,9 @@
-"""What the user reads of what ranks print: tags on the way, prefixes, tracebacks, files; and one real job of each."""
+"""What the user reads of what ranks print, as tables: tags on the way, prefixes, tracebacks, files."""
 
 from __future__ import annotations
 
 import os
 import select
-import subprocess
-import sys
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,7 +11,6 @@ import pytest
 from ring_notebook.launch.rank_output import RankFiles, RankOutput, Style, cause_of
 from ring_notebook.launch.supervisor.output_lines import SHARED, pieces, tagged, untagged
 
-RINGRUN = [sys.executable, "-m", "ring_notebook.launch.cli"]
 TRACEBACK = b"""\
 Traceback (most recent call last):
   File "%s/train.py", line 14, in <module>
@@ -135,46 +131,3 @@ def test_files_of_ranks(tmp_path: Path) -> None:
         "rank.03/stdout": b"a\n",
         "rank.10/stdout": b"c",
     }
-
-
-SCRIPT = """
-import sys, time
-from ring_notebook.api.basics import init, rank
-from ring_notebook.api.without_tensors import barrier
-init()
-print("out", rank(), flush=True)
-barrier()
-if rank() == 1:
-    raise ValueError("batch 7")
-barrier()
-"""
-
-
-@pytest.mark.parametrize(
-    "how", [[], ["--elastic", "--min-np", "2"], ["--mpi-args=-genv UNUSED 1"]], ids=["ours", "elastic", "mpiexec"]
-)
-def test_a_job_that_fails(how: list[str], tmp_path: Path) -> None:
-    """Lines have their ranks, tracebacks are whole, and the cause is the last thing said; each rank has its files."""
-    (tmp_path / "train.py").write_text(SCRIPT)
-    done = subprocess.run(
-        [*RINGRUN, "-np", "2", "--output-dir", "out", *how, "train.py"],
-        capture_output=True, text=True, timeout=200, check=False, cwd=tmp_path,
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert sorted(done.stdout.splitlines()) == ["[0] out 0", "[1] out 1"]
-    said = done.stderr.splitlines()
-    assert said[-1].startswith("ringrun: rank 1 on ")
-    assert said[-1].endswith("failed first: exit code 1, ValueError: batch 7 at train.py:9")
-    whose = [line[:4] for line in said if line.startswith("[")]
-    assert len([1 for one, two in pairwise(whose) if one != two]) == 1, "tracebacks are mixed"
-    assert (tmp_path / "out/rank.1/stdout").read_text() == "out 1\n"
-    assert "ValueError: batch 7" in (tmp_path / "out/rank.1/stderr").read_text()
-    assert "stopped because rank 1 raised" in (tmp_path / "out/rank.0/stderr").read_text()
-
-
-def test_lines_without_prefix_and_with_times() -> None:
-    command = [*RINGRUN, "-np", "2", "--no-prefix", "-prefix-timestamp", "echo", "a"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
-    times, words = zip(*(line.split() for line in done.stdout.splitlines()), strict=True)
-    assert words == ("a", "a")
-    assert all(len(time.split(":")) == 3 for time in times)

@@ -128,12 +128,6 @@ def ringrun(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
 
 
-def test_ranks_by_host_and_cores() -> None:
-    code = "import os; print(os.environ['WORLD_SIZE'], os.environ['OMP_NUM_THREADS'])"
-    done = ringrun("--ppn", "2", "-H", "localhost:7", "--cpus-per-rank", "1", "python", "-c", code)
-    assert sorted(done.stdout.splitlines()) == ["[0] 2 1", "[1] 2 1"], done.stderr
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
