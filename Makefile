@@ -72,7 +72,7 @@ test-versions:
 	tests/versions/run.sh $(OLDEST_PYTHON) $(NEWEST_PYTHON) $(ARGS)
 
 bench: $(VENV)/installed
-	$(BIN)/ringrun -np 2 python benchmarks/allreduce.py $(ARGS)
+	$(BIN)/ringrun --no-prefix -np 2 python benchmarks/allreduce.py $(ARGS)
 
 lint: $(VENV)/installed
 	$(BIN)/pre-commit run --all-files $(ARGS)

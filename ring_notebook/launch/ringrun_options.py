@@ -223,7 +223,7 @@ _WITHOUT_TIMES = "--log-without-timestamp"
 
 def _read_yaml(path: str) -> Mapping[str, Any]:
     if find_spec("yaml") is None:
-        raise ValueError("reading it needs PyYAML; `pip install pyyaml`, or give the options themselves")
+        raise ValueError("reading it needs PyYAML; `pip install 'ring-notebook[yaml]'`, or give the options themselves")
     import yaml  # type: ignore[import-untyped]
 
     try:

@@ -143,4 +143,5 @@ def test_a_rank_that_is_killed_while_another_waits_for_it(hosts: TwoHosts) -> No
         assert two.stdout.readline() == "begun\n"
         two.send_signal(signal.SIGKILL)
         said = one.communicate(timeout=LIMIT)[0]
-    assert "link: rank 1 has closed its connection: its process has ended" in said
+    # Closed or reset, as the other host's kernel has it.
+    assert re.search("link: rank 1 has (closed its connection: its process has ended|gone)", said), said

@@ -63,7 +63,7 @@ def test_what_is_imported_at_once_comes_with_plain_pip() -> None:
 
 
 def test_what_is_imported_later_comes_with_an_extra() -> None:
-    allowed = declared() | declared("torch") | declared("mpi") | HANDED_OVER
+    allowed = declared() | declared("torch") | declared("mpi") | declared("yaml") | HANDED_OVER
     assert missing(PACKAGE.rglob("*.py"), False, allowed) == {}
 
 

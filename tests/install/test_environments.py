@@ -60,7 +60,7 @@ def notebook(python: Path, folder: Path, lines: str = "") -> str:
 
 def test_ringrun_needs_no_package(tmp_path: Path) -> None:
     python = environment(tmp_path / "alone", "ring-notebook", dependencies=False)
-    assert call(python, tmp_path, *RINGRUN, "-np", "2", "echo", "hello") == (0, "hello\nhello\n", "")
+    assert call(python, tmp_path, *RINGRUN, "--no-prefix", "-np", "2", "echo", "hello") == (0, "hello\nhello\n", "")
     for name, package in (("Cluster", "cloudpickle"), ("notify", "IPython")):
         code, _, err = call(python, tmp_path, "-c", f"import ring_notebook; ring_notebook.{name}")
         assert code
@@ -69,7 +69,7 @@ def test_ringrun_needs_no_package(tmp_path: Path) -> None:
 
 def test_ranks_need_neither_mpi_nor_a_framework(plain: Path, tmp_path: Path) -> None:
     (tmp_path / "rank.py").write_text(RANK)
-    code, out, err = call(plain, tmp_path, *RINGRUN, "-np", "2", "python", "rank.py")
+    code, out, err = call(plain, tmp_path, *RINGRUN, "--no-prefix", "-np", "2", "python", "rank.py")
     assert (code, out) == (0, "[0, 1] 2 []\n" * 2), err
     code, out, err = call(plain, tmp_path, *RINGRUN, "--mpi-args=-v", "-np", "2", "python", "rank.py")
     assert code == 2

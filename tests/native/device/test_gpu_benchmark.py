@@ -15,7 +15,7 @@ RINGRUN = Path(sys.executable).parent / "ringrun"
 
 
 def benchmark(*options: str) -> str:
-    command = [str(RINGRUN), "-np", "2", sys.executable, "benchmarks/gpu.py", *options]
+    command = [str(RINGRUN), "--no-prefix", "-np", "2", sys.executable, "benchmarks/gpu.py", *options]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
