@@ -31,13 +31,13 @@ from ring_notebook.engine.output import figures
 from ring_notebook.engine.output.capture import Capture
 from ring_notebook.engine.process_state import ProcessState
 from ring_notebook.engine.publisher import Publisher
-from ring_notebook.engine.reserve import held_back
+from ring_notebook.engine.reserve import HeldBack
 from ring_notebook.engine.startup import mpi_access
 from ring_notebook.errors import CollectiveAborted, NotInitializedError
 from ring_notebook.horovod.as_horovod import as_horovod
 from ring_notebook.horovod.names import NAME
 from ring_notebook.question import QUESTIONS, Question
-from ring_notebook.rank.process_exit import ending_forks
+from ring_notebook.rank.process_exit import EndingForks
 from ring_notebook.rank.rank_variables import master, rank_variables
 from ring_notebook.records import RECORDS, Ended, Failure, Load, Params, Record, Status, Trace, messages
 
@@ -152,7 +152,7 @@ class _Execution:
         if self.horovod:
             setup.wait_for_preload()
         try:
-            with as_horovod() if self.horovod else nullcontext(), dialogue.Listening(_ask), held_back(), ending_forks():
+            with as_horovod() if self.horovod else nullcontext(), dialogue.Listening(_ask), HeldBack(), EndingForks():
                 self.cell.execute()
         except ModuleNotFoundError as error:
             if error.name == NAME:

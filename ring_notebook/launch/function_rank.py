@@ -61,7 +61,7 @@ def _call(function: bytes) -> Outcome:
     rank = rank_of_process()
     try:
         fn, args, kwargs = pickle.loads(function)
-        with process_exit.ending_forks():
+        with process_exit.EndingForks():
             result = fn(*args, **kwargs)
         return Outcome(rank, cloudpickle.dumps(result))
     except BaseException as error:

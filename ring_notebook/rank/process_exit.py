@@ -14,14 +14,14 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, NoReturn
 
 from ring_notebook.rank.rank_status import exit_code_of, report_error
 
-__all__ = ["at_exit", "ending_forks", "watch_exits"]
+__all__ = ["EndingForks", "at_exit", "watch_exits"]
 
 _Tell = Callable[[BaseException], None]
 
@@ -37,21 +37,19 @@ def at_exit(handler: Callable[..., object], *arguments: object) -> None:
     atexit.register(handle)
 
 
-@contextmanager
-def ending_forks() -> Iterator[None]:
+class EndingForks:
     """What the block forks ends where it would leave the block: what follows is for the process that has entered it.
 
     It ends as a program does, with an exit code and, after an exception, a traceback; exit handlers are not called.
     """
-    process = os.getpid()
-    try:
-        yield
-    except BaseException as error:
-        if os.getpid() != process:
+
+    # No generator: contextlib sets an attribute of the exception that leaves the block, which a user's may refuse.
+    def __enter__(self) -> None:
+        self._process = os.getpid()
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if os.getpid() != self._process:
             _end(error)
-        raise
-    if os.getpid() != process:
-        _end(None)
 
 
 def _end(error: BaseException | None) -> NoReturn:
