@@ -106,6 +106,8 @@ class _Execution:
                 raise
             self.error = self._leave(error if self.error is None else self.error)
             self._report(perf_counter() - started)
+        finally:
+            self.error = None  # its frames hold what the cell had, such as the workers of a loader
         metrics.end()
 
     def _carry_out(self, interruptible: Interruptible, source: str, first_line: int) -> None:

@@ -11,7 +11,7 @@ from notebook.endurance.equal_steps import ENDS, TRAININGS, Training
 from ring_notebook.errors import DriftError
 from ring_notebook.notebook.cluster.cluster import Cluster
 
-AT_ONCE = ("sgd", "fused", "lbfgs", "ddp")
+AT_ONCE = ("sgd", "fused", "ddp")
 LIVING = [end for end in ENDS if end != "is killed"]
 
 

@@ -60,7 +60,7 @@ def said(run: Run) -> list[str]:
 
 
 def test_after_a_cell_that_raises(cluster: Cluster) -> None:
-    failed = ended(cluster.run(f"{LEAVES}raise ValueError('of the cell')"))
+    failed = ended(cluster.run(f"{LEAVES}ring.barrier()\nraise ValueError('of the cell')"))
     assert isinstance(failed.error, ValueError)
     before = cluster.pull("before")
     line = PUT_BACK.format(before)
