@@ -1,4 +1,4 @@
-"""What works where only a part is installed: nothing else, plain pip, with torch; and what is said elsewhere."""
+"""What works where only a part is installed: nothing else, plain pip, with torch; else the error names the package."""
 
 from __future__ import annotations
 

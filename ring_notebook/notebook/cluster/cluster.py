@@ -411,7 +411,7 @@ class Cluster:
     def _begin_formation(self, engines: Engines, processes: Processes) -> None:
         self._met = False
         self._generation += 1
-        self._describe(engines, processes)  # whoever heals it next begins a newer one
+        self._describe(engines, processes)  # the next heal begins a newer one
 
     def _describe(self, engines: Engines, processes: Processes) -> None:
         """Write down what another kernel needs to attach to this cluster."""

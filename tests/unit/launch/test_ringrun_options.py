@@ -1,4 +1,4 @@
-"""The options of ringrun and horovodrun as tables: what each becomes, what is refused, and what is said."""
+"""The options of ringrun and horovodrun as tables: what each becomes, and the errors and notes."""
 
 from __future__ import annotations
 
