@@ -150,7 +150,10 @@ bool HostGroup::decide(std::uint64_t sequence) noexcept {
 }
 
 bool HostGroup::rule_out(std::uint64_t sequence) noexcept {
-    return (block_->decided.fetch_or(kRuledOut, std::memory_order_seq_cst) & ~kRuledOut) >= sequence;
+    std::uint64_t last = block_->decided.load(std::memory_order_seq_cst);
+    while ((last & ~kRuledOut) < sequence)
+        if (block_->decided.compare_exchange_weak(last, last | kRuledOut, std::memory_order_seq_cst)) return false;
+    return true;
 }
 
 bool HostGroup::is_out_of_patience() const noexcept {

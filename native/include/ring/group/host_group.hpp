@@ -138,7 +138,7 @@ class HostGroup {
     // --- commits: operations that succeed for all members of this host or for none ---
     // Every member that has passed the gate of a commit calls `decide`, and every member that gives it up `rule_out`.
     // Whichever of the two is first counts for all, and both return whether the commit has succeeded. Ruled out are
-    // all later commits too.
+    // all later commits too; where it has succeeded nothing is, since the ranks now do what they have committed to.
     bool decide(std::uint64_t sequence) noexcept;
     bool rule_out(std::uint64_t sequence) noexcept;
     // For so long after an abort, what this rank carries out goes on: operations between two commits, and commits
