@@ -129,14 +129,15 @@ class Cluster:
         return self
 
     @classmethod
-    def attach(cls) -> Cluster:
-        """The newest running cluster that another kernel has started from this folder.
+    def attach(cls, which: str = "") -> Cluster:
+        """The running cluster that another kernel has started from this folder: that of this notebook, or a kept one.
 
-        `runs` are its runs in progress. Raises ClusterError when there is no such cluster, or another user
-        could change its files.
+        ``which``, its notebook's name or the beginning of its id, takes any, also one whose notebook is open.
+        `runs` are its runs in progress. Raises ClusterError when there is no such cluster, when several could be meant
+        (with a list), and when another user could change its files.
         """
         discovery.check_folder()
-        for directory in discovery.running():
+        for directory in discovery.to_attach_to(which):
             about = discovery.read(directory)
             if not about:  # removed meanwhile by the kernel that has ended it
                 continue

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import socket
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
@@ -18,8 +19,18 @@ from ring_notebook.errors import ClusterError
 from ring_notebook.files.private_files import changed_by_others, is_own, make_private_folder
 from ring_notebook.notebook.cluster.ranks.process_life import began, is_alive
 from ring_notebook.notebook.record.run_files import read_json, write_json
+from ring_notebook.notebook.style import plural
 
-__all__ = ["check_folder", "has_kernel", "left_behind", "new_directory", "read", "running", "write"]
+__all__ = [
+    "check_folder",
+    "has_kernel",
+    "left_behind",
+    "new_directory",
+    "read",
+    "running",
+    "to_attach_to",
+    "write",
+]
 
 _FILE = "cluster.json"
 _NAME = re.compile(r"\d+-[0-9a-f]{8}-")  # the kernel's process id first; other folders are not ours
@@ -54,10 +65,11 @@ def check_folder() -> None:
 def write(directory: Path, about: dict[str, Any]) -> None:
     """Describe the cluster in ``directory``; ``about`` holds at least the ``controller``'s process id.
 
-    The kernel, when its process began and its notebook are added.
+    The kernel, when its process began, its notebook, and when the cluster was first described are added.
     """
     make_private_folder(directory)  # somebody may have removed it
-    own = {"kernel": os.getpid(), "began": began(os.getpid()), "notebook": _notebook()}
+    started = read(directory).get("started", time.time())
+    own = {"kernel": os.getpid(), "began": began(os.getpid()), "notebook": _notebook(), "started": started}
     write_json(directory / _FILE, {**about, **own})
 
 
@@ -77,6 +89,7 @@ def read(directory: Path) -> dict[str, Any]:
         "kernel": int,
         "began": int,
         "notebook": str,
+        "started": float,
         "engines": list,
     }
     return about if all(isinstance(about.get(name), kind) for name, kind in kinds.items()) else {}
@@ -88,15 +101,62 @@ def has_kernel(about: dict[str, Any]) -> bool:
 
 
 def left_behind() -> dict[str, Any]:
-    """What `read` says of the newest cluster that a kernel of this notebook has left to the next; empty without one.
+    """What `read` says of the newest cluster that a kernel of this notebook has left to the next, and its ``id``.
 
-    Where the front end does not tell which notebook this is, it is one of this folder.
+    Empty without one. Where the front end does not tell which notebook this is, it is one of this folder.
     """
     for directory in running():
         about = read(directory)
         if about and about["keep"] and not has_kernel(about) and about["notebook"] in ("", _notebook()):
-            return about
+            return {**about, "id": _id(directory)}
     return {}
+
+
+def to_attach_to(which: str = "") -> list[Path]:
+    """The folders of the clusters that an attach may mean, in the order to try them.
+
+    With ``which``, the beginning of an id or the name of a notebook: those that it names. Without: what this kernel
+    runs or kernels of this notebook before it have left, newest first; else the one that another notebook has kept.
+    Raises ClusterError with a list where several are meant, and where only notebooks that are open have any.
+    """
+    found = [(directory, about) for directory in running() if (about := read(directory))]
+    found = [(directory, about) for directory, about in found if about["keep"] or has_kernel(about)]  # others end now
+    if which:
+        named = [directory for directory, about in found if _is_named(which, directory, about)]
+        if len(named) == 1:
+            return named
+        what = f"several running clusters are named {which}" if named else f"no running cluster is named {which}"
+        raise ClusterError(_listed(what, found))
+    own = [directory for directory, about in found if about["kernel"] == os.getpid() or _left_here(about)]
+    kept = [directory for directory, about in found if about["keep"] and not has_kernel(about)]
+    if own or len(kept) == 1:
+        return own or kept
+    if kept:
+        raise ClusterError(_listed("several notebooks have kept a cluster", found))
+    if found:
+        raise ClusterError(_listed("the clusters of this folder belong to notebooks that are open", found))
+    return []
+
+
+def _left_here(about: dict[str, Any]) -> bool:
+    return about["notebook"] != "" and about["notebook"] == _notebook() and not has_kernel(about)
+
+
+def _id(directory: Path) -> str:
+    return directory.name.split("-")[1]
+
+
+def _is_named(which: str, directory: Path, about: dict[str, Any]) -> bool:
+    return _id(directory).startswith(which) or which in (about["notebook"], Path(about["notebook"]).name)
+
+
+def _listed(what: str, found: list[tuple[Path, dict[str, Any]]]) -> str:
+    lines = [what + ("; `%ring attach ID` attaches to one:" if found else "")]
+    for directory, about in found:
+        began_at = time.strftime("%H:%M:%S", time.localtime(about["started"]))
+        whose = f"{about['notebook'] or 'a notebook'}, {'which is open' if has_kernel(about) else 'kept'}"
+        lines.append(f"  {_id(directory)}  {plural(about['n'], 'engine')}, started at {began_at} by {whose}")
+    return "\n".join(lines)
 
 
 def _notebook() -> str:

@@ -105,8 +105,8 @@ class RingMagics(Magics):
     def _default(self, state: str | None) -> None:
         print(self._session.set_default(None if state is None else state == "on"))  # noqa: T201
 
-    def _attach(self) -> None:
-        print(self._session.attach())  # noqa: T201
+    def _attach(self, cluster: str) -> None:
+        print(self._session.attach(cluster))  # noqa: T201
 
     def _interrupt(self) -> None:
         print(self._session.interrupt())  # noqa: T201

@@ -251,6 +251,13 @@ def _ring() -> LineParser:
         "--keep", action="store_true", help="keep the cluster when the kernel ends; `%%ring attach` finds it"
     )
     start.add_argument("--sync", action="store_true", help="before each cell do what `%%ring sync` does")
+    commands["attach"].add_argument(
+        "cluster",
+        nargs="?",
+        default="",
+        metavar="CLUSTER",
+        help="its notebook, or the beginning of its id; by default this notebook's, else the one that another has kept",
+    )
     commands["default"].add_argument(
         "state", nargs="?", choices=["on", "off"], help="without it: say where such cells run"
     )

@@ -63,7 +63,7 @@ class Session:
             self.cluster = None
         left = discovery.left_behind()
         if left and keep and n in (None, left["n"]) and not hosts:
-            return f"{self.attach()} This notebook had kept it; `%ring restart` gives a fresh one."
+            return f"{self.attach(left['id'])} This notebook had kept it; `%ring restart` gives a fresh one."
         cluster = Cluster(n, hosts, keep=keep)
         Thread(target=load_charts, name="ring-preload", daemon=True).start()  # while the engines start
         with ElapsedLine("Starting the engines:"):
@@ -95,15 +95,17 @@ class Session:
         where = f"the {_engines(self.cluster)}" if self.cluster is not None else "all engines; the first starts them"
         return f"Cells run on {where}. %%local runs one in this notebook, `%ring default off` all."
 
-    def attach(self) -> str:
-        """Attach to the cluster that another kernel has started from this folder, and show its newest run in progress.
+    def attach(self, which: str = "") -> str:
+        """Attach to a cluster that another kernel has started, and show its newest run; see `Cluster.attach`.
 
         In a notebook that has a cluster: show its last run again, with everything that the ranks have printed.
         """
         if self.cluster is not None and self.cluster.running:
             text = f"This notebook has a cluster of {_engines(self.cluster)}."
+            if which:
+                raise ClusterError(f"{text} `%ring stop` gives it up, then `%ring attach {which}` takes another.")
             return f"{text} {self._show_run() or 'No cell has run yet.'}"
-        self.cluster = Cluster.attach()
+        self.cluster = Cluster.attach(which)
         self.run = self.cluster.last_run
         self._setup = set_up_cells(set_up_runs(runs_directory(), self.cluster.directory.name))
         return f"Attached to {_engines(self.cluster)}. {self._show_run() or 'No run is in progress.'}"

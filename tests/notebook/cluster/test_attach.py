@@ -12,8 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ring_notebook.config import config
 from ring_notebook.errors import ClusterError
 from ring_notebook.notebook.cluster.cluster import Cluster, discovery
+from ring_notebook.notebook.cluster.ranks.process_life import began
+from ring_notebook.notebook.record.run_files import write_json
 
 pytestmark = pytest.mark.usefixtures("without_torch")
 # The notebook that starts the cluster and a run, in a process of its own.
@@ -81,13 +84,15 @@ def assert_complete(cluster: Cluster, since: float) -> None:
 @pytest.mark.parametrize("first", ["bound"], indirect=True)
 def test_from_another_notebook(first: subprocess.Popen[str]) -> None:
     begun = time.monotonic()
-    cluster = Cluster.attach()
+    with pytest.raises(ClusterError, match=f"notebooks that are open; `%ring attach ID`.*\\n  {only_id()}  2 engines"):
+        Cluster.attach()
+    cluster = Cluster.attach(only_id())
     left = cluster.last_run
     cluster.stop()
     assert left is not None
     with pytest.raises(ClusterError, match="the run continues"):
         left.wait()
-    cluster = Cluster.attach()
+    cluster = Cluster.attach(only_id())
     assert cluster.running
     assert [engine.run for engine in cluster.status()] == [cluster.last_run.log.run] * 2
     assert_complete(cluster, begun)
@@ -121,7 +126,7 @@ def test_after_the_notebook_is_gone(first: subprocess.Popen[str], how: str) -> N
 
 @pytest.mark.parametrize("first", ["keep"], indirect=True)
 def test_a_run_of_another_notebook_can_be_stopped(first: subprocess.Popen[str]) -> None:
-    cluster = Cluster.attach()
+    cluster = Cluster.attach(only_id())
     assert cluster.last_run is not None
     cluster.last_run.stop()
     with pytest.raises(KeyboardInterrupt):
@@ -136,6 +141,12 @@ def test_a_run_of_another_notebook_can_be_stopped(first: subprocess.Popen[str]) 
 def assert_nothing_to_attach_to() -> None:
     with pytest.raises(ClusterError, match="no cluster of this folder is running"):
         Cluster.attach()
+
+
+def only_id() -> str:
+    """That of the cluster of the first notebook, which is open."""
+    (directory,) = discovery.running()
+    return directory.name.split("-")[1]
 
 
 def held() -> tuple[int, int]:
@@ -154,13 +165,14 @@ def test_a_cluster_that_does_not_answer_costs_nothing(
         try:
             with monkeypatch.context() as patch:
                 patch.setattr("ring_notebook.notebook.cluster.cluster._ATTACH_TIMEOUT", 0.5)
-                assert_nothing_to_attach_to()
+                with pytest.raises(ClusterError, match="no cluster of this folder is running"):
+                    Cluster.attach(only_id())
         finally:
             controller.resume()
         if not attempt:
             time.sleep(2)  # until what is about to end has ended; the rest is made once and kept
             before = held()
-    Cluster.attach().stop()
+    Cluster.attach(only_id()).stop()
     deadline = time.monotonic() + 60
     while any(now > was for now, was in zip(held(), before, strict=True)) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -169,3 +181,85 @@ def test_a_cluster_that_does_not_answer_costs_nothing(
 
 def test_nothing_to_attach_to() -> None:
     assert_nothing_to_attach_to()
+    with pytest.raises(ClusterError, match=r"^no running cluster is named a\.ipynb$"):
+        Cluster.attach("a.ipynb")
+
+
+class Notebooks:
+    """Clusters of other notebooks of this folder, as their kernels describe them."""
+
+    def __init__(self) -> None:
+        self._open = subprocess.Popen(["sleep", "1000"])
+        self.ended = subprocess.Popen(["true"])
+        self.ended.wait()
+
+    def add(self, notebook: str, *, is_open: bool = False, keep: bool = True) -> str:
+        """Returns the cluster's id."""
+        directory = discovery.new_directory()
+        discovery.write(
+            directory,
+            {
+                "n": 2,
+                "why": "",
+                "keep": keep,
+                "met": True,
+                "generation": 0,
+                "controller": self._open.pid,
+                "engines": [],
+            },
+        )
+        kernel = self._open.pid if is_open else self.ended.pid
+        about = {**discovery.read(directory), "notebook": notebook, "kernel": kernel, "began": began(kernel)}
+        write_json(directory / "cluster.json", about)
+        return directory.name.split("-")[1]
+
+    def close(self) -> None:
+        self._open.kill()
+        self._open.wait()
+
+
+@pytest.fixture
+def notebooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Notebooks]:
+    monkeypatch.setenv("RING_RUNS_DIR", str(tmp_path / "runs"))
+    monkeypatch.setenv("JPY_SESSION_NAME", "/work/mine.ipynb")
+    config.cache_clear()
+    notebooks = Notebooks()
+    yield notebooks
+    notebooks.close()
+    config.cache_clear()
+
+
+def ids(which: str = "") -> list[str]:
+    return [directory.name.split("-")[1] for directory in discovery.to_attach_to(which)]
+
+
+def test_the_clusters_of_this_notebook_come_first(notebooks: Notebooks) -> None:
+    mine = notebooks.add("/work/mine.ipynb")
+    notebooks.add("/work/other.ipynb")
+    notebooks.add("/work/open.ipynb", is_open=True)
+    assert ids() == [mine]
+
+
+def test_of_others_only_one_that_is_kept_is_taken_unasked(notebooks: Notebooks) -> None:
+    is_open = notebooks.add("/work/open.ipynb", is_open=True)
+    with pytest.raises(ClusterError, match=f"(?s)notebooks that are open.*{is_open}  2 engines.*/work/open.ipynb"):
+        ids()
+    kept = notebooks.add("/work/other.ipynb")
+    notebooks.add("/work/ending.ipynb", keep=False)
+    assert ids() == [kept]
+    second = notebooks.add("/work/other.ipynb")
+    with pytest.raises(ClusterError, match="several notebooks have kept a cluster; `%ring attach ID`") as caught:
+        ids()
+    assert all(text in str(caught.value) for text in (kept, second, f"{is_open}  2 engines"))
+
+
+def test_any_cluster_can_be_named(notebooks: Notebooks) -> None:
+    notebooks.add("/work/mine.ipynb")
+    kept, is_open = notebooks.add("/work/other.ipynb"), notebooks.add("/work/open.ipynb", is_open=True)
+    assert ids(kept[:7]) == ids("other.ipynb") == ids("/work/other.ipynb") == [kept]
+    assert ids("open.ipynb") == [is_open]
+    with pytest.raises(ClusterError, match="no running cluster is named absent"):
+        ids("absent")
+    notebooks.add("/work/other.ipynb")
+    with pytest.raises(ClusterError, match=r"several running clusters are named other\.ipynb"):
+        ids("other.ipynb")
