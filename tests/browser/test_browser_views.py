@@ -26,7 +26,7 @@ for step in range(100_000):
     ring.log(loss=1 / (step + 1), samples=1)
     time.sleep(0.01)
 """
-ATTACH = "%load_ext ring_notebook\n%ring attach"
+ATTACH = "%load_ext ring_notebook\n%ring attach first.ipynb"
 BLOCKING = LONG.replace(" --background", "")
 
 
