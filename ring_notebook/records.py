@@ -17,7 +17,9 @@ from typing import Any, ClassVar, Literal
 from ring_notebook.field_types import check_fields
 
 __all__ = [
+    "PROGRAM",
     "RECORDS",
+    "TRAINING",
     "Cleared",
     "Display",
     "Ended",
@@ -36,6 +38,10 @@ __all__ = [
 
 RECORDS = "ring_records"
 """The key under which an engine publishes a message of records."""
+PROGRAM = 1 << 17
+"""The thread of a trace that shows what a rank's program waits for; the others are groups."""
+TRAINING = "training"
+"""The kind of the two events of that thread between which a rank trains: from its first row to the end of its cell."""
 
 
 TRANSPORTS = {"host": "GPU tensors through CPU memory", "nccl": "GPU tensors by NCCL"}

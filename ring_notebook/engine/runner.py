@@ -115,7 +115,7 @@ class _Execution:
         children = active_children()
         post_mortem.forget()
         shell = InteractiveShell.instance()
-        metrics.begin(self.loops.begin)
+        metrics.begin(self.loops.begin, self._training_begins)
         other_waits.begin()
         if setup.spool is not None:
             setup.spool.begin(self.run)
@@ -236,8 +236,6 @@ class _Execution:
         if rows:
             batches = metrics.drain(self.run, self.rank, limit)
             records += batches
-            if batches:
-                self.spent.begin_training()
             if given := metrics.drain_params():
                 records.append(Params(self.run, self.rank, given))
         line = self.cell.current_line() if self.cell else 0
@@ -245,6 +243,10 @@ class _Execution:
             self.entered = line > 0
             records += [self._now(line), *self._load()]
         return records
+
+    def _training_begins(self) -> None:
+        self.spent.begin_training()
+        trace.training_begins()
 
     def _load(self) -> list[Record]:
         """What this rank's machine does, where that can be read; in a run it is said once that it cannot."""

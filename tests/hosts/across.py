@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from harness.shares import agreed_shares
 from harness.two_hosts import NAMES
 from harness.waiting import until
 from notebook.endurance.endure import SECONDS_TO_END
@@ -106,6 +107,13 @@ def allocated() -> None:
     session.stop()
 
 
+def slow_link(cluster: Cluster) -> None:
+    """Moving takes most of the time, and the panel and the timeline say the same."""
+    source = "import torch\nfor step in range(150):\n    ring.allreduce(torch.ones(1 << 19))\n    ring.log(step=step)"
+    run = cluster.run(source, options={"timeline": True}).wait()
+    assert all(own["moving"] > 0.5 for own in agreed_shares(run))
+
+
 def everything() -> None:
     """Start, train, interrupt, fail, die, restart, train again, stop."""
     session = Session()
@@ -113,6 +121,7 @@ def everything() -> None:
     cluster = session.require()
     assert [engine.host for engine in cluster.status()] == [NAMES[0]] * 2 + [NAMES[1]] * 2
     trains(cluster)
+    slow_link(cluster)
     has_mpi(cluster)
     with TemporaryDirectory(dir="/dev/shm") as folder:  # each host has its own
         syncs(cluster, Path(folder))

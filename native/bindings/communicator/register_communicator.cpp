@@ -82,7 +82,7 @@ WorkHandle submit(const std::shared_ptr<Communicator>& self, Request request, bo
     if (request.device == ring::Device::Cuda) return {self, self->enqueue(std::move(request), timeout)};
     const ring::Spending spending(self->recorder());
     WorkHandle handle{self, self->run(std::move(request), timeout, signal_check())};
-    self->recorder().add_waited(handle.work->waited_since(spending.begin()));
+    self->note_caller(*handle.work, spending.begin());
     handle.work->get();
     return handle;
 }
@@ -296,7 +296,6 @@ void register_communicator(py::module_& module) {
                 std::exception_ptr set_aside;
                 {
                     const py::gil_scoped_release nogil;
-                    const ring::Spending spending(self.recorder());
                     set_aside = self.commit(std::move(name), timeout, signal_check());
                 }
                 // Before the interpreter looks for signals again.

@@ -16,12 +16,13 @@ struct WorkHandle {
     bool done() const { return !work || communicator->look(*work); }
     void wait(double timeout) const {
         if (!work) return;
+        if (work->done()) return work->get();
         const ring::Spending spending(communicator->recorder());
         if (!communicator->look_briefly(*work)) {
             const pybind11::gil_scoped_release nogil;
             communicator->wait(*work, timeout, signal_check());
         }
-        communicator->recorder().add_waited(work->waited_since(spending.begin()));
+        communicator->note_caller(*work, spending.begin());
         work->get();
     }
     // Waits until a device carries it out, and has `stream` wait for the results; else until it is done.
@@ -32,7 +33,7 @@ struct WorkHandle {
             const pybind11::gil_scoped_release nogil;
             communicator->wait_launched(*work, timeout, signal_check());
         }
-        communicator->recorder().add_waited(work->waited_since(spending.begin()));
+        communicator->note_caller(*work, spending.begin());
         work->get();
         work->hold_back(reinterpret_cast<void*>(stream));
     }

@@ -167,7 +167,7 @@ PyObject* allreduce(PyObject* self, PyObject* const* arguments, Py_ssize_t count
                 nogil.emplace();
                 const ring::Spending spending(communicator.recorder());
                 const auto work = communicator.run(std::move(request), given.timeout(), signal_check());
-                communicator.recorder().add_waited(work->waited_since(spending.begin()));
+                communicator.note_caller(*work, spending.begin());
                 work->get();
             }
         }

@@ -111,12 +111,14 @@ std::exception_ptr Communicator::commit(std::string name, double timeout, const 
     request.name = std::move(name);
     std::shared_ptr<Work> work = make_work(std::move(request), timeout);
     if (fabric_) work->patience_ = std::max(work->patience_, kCommitPatience);
+    const Spending spending(*epoch_.recorder);
     try {
         run(work, check);
     } catch (...) {
         if (work->has_succeeded()) return std::current_exception();
         throw;
     }
+    note_caller(*work, spending.begin());
     work->get();
     return work->set_aside_;
 }

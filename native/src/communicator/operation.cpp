@@ -198,9 +198,19 @@ Communicator::Served Communicator::complete(Work& work) {
 void Communicator::note(Work& work, Phase phase) {
     Recorder& recorder = *epoch_.recorder;
     const std::int64_t now = recorder.now();
-    recorder.record(phase, work.mark_, now, work.header_, number_,
-                    phase == Phase::Waiting ? group_->last_to_come() : -1);
+    const int last = phase == Phase::Waiting ? group_->last_to_come() : -1;
+    if (phase == Phase::Waiting && !fabric_) work.last_ = last;  // else another host may have come later
+    recorder.record(phase, work.mark_, now, work.header_, number_, last);
     work.mark_ = now;
+}
+
+void Communicator::note_caller(const Work& work, std::int64_t begin) const {
+    Recorder& recorder = *epoch_.recorder;
+    recorder.record(Phase::Held, begin, recorder.now(), work.header_, number_, -1);
+    const std::int64_t from = std::max(work.blocked_, begin);
+    if (work.blocked_ == 0 || work.released_ <= from) return;
+    recorder.add_waited(work.released_ - from);
+    recorder.record(Phase::HeldUp, from, work.released_, work.header_, number_, work.last_);
 }
 
 void Communicator::end(Work& work) {

@@ -133,7 +133,7 @@ bool Communicator::allreduce_small(const SmallAllreduce& call, double timeout, c
     carry_out(*work, check);
     end_turn();
     epoch_.recorder->spend(monotonic_ns() - arrival.begin);
-    epoch_.recorder->add_waited(work->waited_since(arrival.begin));
+    note_caller(*work, arrival.begin);
     work->get();
     return true;
 }

@@ -8,7 +8,8 @@
 namespace ring {
 
 const char* to_string(Phase phase) {
-    static constexpr const char* names[] = {"queued", "packing", "waiting", "moving", "sending", "negotiating"};
+    static constexpr const char* names[] = {"queued",  "packing",     "waiting", "moving",
+                                            "sending", "negotiating", "held",    "held up"};
     return names[static_cast<int>(phase)];
 }
 

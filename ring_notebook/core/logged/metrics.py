@@ -61,10 +61,14 @@ class _Recorder:
         self.flushed = 0.0
         self.progress = (0, 0)
         self.loops: Callable[[str, bool], Callable[[int], None]] | None = None
+        self.on_first_row: Callable[[], None] | None = None
 
     def add(self, now: float, step: int | None, values: dict[str, Any]) -> None:
         if step is None:
             step = self.logged if self.step is None else self.step
+        if self.on_first_row is not None:
+            self.on_first_row()
+            self.on_first_row = None
         self.logged += 1
         if self.carried:
             values = {**values, **{name: value for name, value in self.carried.items() if name not in values}}
@@ -250,14 +254,16 @@ def _samples(batch: Any) -> int:
     return 1
 
 
-def begin(loops: Callable[[str, bool], Callable[[int], None]] | None = None) -> None:
+def begin(
+    loops: Callable[[str, bool], Callable[[int], None]] | None = None, on_first_row: Callable[[], None] | None = None
+) -> None:
     """A run starts: drop all rows, then keep every row until it is drained.
 
-    ``loops`` is called with the place of each loop that `track` begins, and whether its total is that of all passes
-    over it; what it returns is called before each step.
+    ``on_first_row`` is called before the first. ``loops`` is called with the place of each loop that `track` begins, and
+    whether its total is that of all passes over it; what it returns is called before each step.
     """
     _recorder.reset()
-    _recorder.loops = loops
+    _recorder.loops, _recorder.on_first_row = loops, on_first_row
     _forget_params()
     _recorder.attached = True
 

@@ -8,8 +8,9 @@ host agree to about a microsecond and ranks of several hosts as well as their cl
 
 A rank is a process of the trace and a group is a thread of it: a group carries out one operation at a time, so its
 phases follow one another; what a group does by name is a thread of its own. Operations that are queued, or wait until
-all ranks have started their name, and messages on their way overlap: they are shown as asynchronous events. How long
-the main thread has waited for a message, or in a group of another backend, is an event of the first thread.
+all ranks have started their name, and messages on their way overlap: they are shown as asynchronous events. What holds
+the program is on a thread of its own: an operation ("held", and "held up" while other ranks have not come), a message,
+a group of another backend, data.
 """
 
 from __future__ import annotations
@@ -25,16 +26,17 @@ from ring_notebook.core.buffers import from_memoryview
 from ring_notebook.core.logged import metrics
 from ring_notebook.core.tracing.trace_file import GrowingTrace, report_unwritten
 from ring_notebook.core.waits import other_waits
-from ring_notebook.records import TRANSPORTS
+from ring_notebook.records import PROGRAM, TRAINING, TRANSPORTS
 
-__all__ = ["active", "finish", "record", "start", "stop", "take"]
+__all__ = ["active", "finish", "record", "start", "stop", "take", "training_begins"]
 
 # Of a run in a notebook: some megabytes per rank, which travel to the kernel.
-_CAPACITY = 1 << 14
+_CAPACITY = 3 << 13
 
 _path: Path | None = None
 _file: GrowingTrace | None = None  # this rank's own
 _kept: list[dict[str, Any]] | None = None  # events of epochs that have ended, while `record` is in effect
+_training = 0  # when the training began that `record` records, on the monotonic clock
 
 
 def active() -> bool:
@@ -110,12 +112,18 @@ def finish() -> Sequence[dict[str, Any]]:
 
 def record() -> None:
     """Begin to record in memory, for `take`. Raises NotInitializedError when no epoch is open."""
-    global _kept
+    global _kept, _training
     world.current().communicator.record(_CAPACITY)
     world.at_close(_keep)
     metrics.keep_data_waits()
     other_waits.keep()
-    _kept = []
+    _kept, _training = [], monotonic_ns()
+
+
+def training_begins() -> None:
+    """What was recorded before is set-up, and counts in no share of time."""
+    global _training
+    _training = monotonic_ns()
 
 
 def take() -> list[dict[str, Any]]:
@@ -132,21 +140,23 @@ def _keep() -> None:
         _kept.extend([*_head(current.rank), *_labels(current.rank, _transport(current))])
         _kept.extend(_trace(current.rank, current.communicator.recorded(), ahead))
         for begin, end in metrics.data_waits():
-            _kept.append(_of_main_thread(current.rank, begin + ahead, end - begin, "data", "waiting for data"))
+            _kept.append(_of_program(current.rank, begin + ahead, end - begin, "data", "waiting for data"))
         _kept.extend(_waits(current.rank, ahead))
+        for moment in (_training, monotonic_ns()):
+            _kept.append({**_of_program(current.rank, moment + ahead, 0, TRAINING, TRAINING), "ph": "i", "s": "t"})
 
 
 def _waits(rank: int, ahead: int) -> list[dict[str, Any]]:
     return [
-        _of_main_thread(rank, wait.begin + ahead, wait.end - wait.begin, wait.phase, wait.what)
+        _of_program(rank, wait.begin + ahead, wait.end - wait.begin, wait.phase, wait.what)
         for wait in other_waits.take()
     ]
 
 
-def _of_main_thread(rank: int, begin: int, duration: int, phase: str, what: str) -> dict[str, Any]:
-    """An event that is no operation of a group of ours; times are in nanoseconds."""
+def _of_program(rank: int, begin: int, duration: int, phase: str, what: str) -> dict[str, Any]:
+    """What the program waits for that is no operation of a group of ours; times are in nanoseconds."""
     times = {"ts": begin / 1000, "dur": duration / 1000}
-    return {"name": what, "cat": phase, "ph": "X", **times, "pid": rank, "tid": 0, "args": {}}
+    return {"name": what, "cat": phase, "ph": "X", **times, "pid": rank, "tid": PROGRAM, "args": {}}
 
 
 def _clock_offset() -> int:
@@ -164,7 +174,11 @@ def _transport(current: world.World) -> str:
 
 
 def _head(rank: int) -> list[dict[str, Any]]:
-    return [{"ph": "M", "name": "process_name", "cat": "", "pid": rank, "tid": 0, "args": {"name": f"rank {rank}"}}]
+    about = {"ph": "M", "cat": "", "pid": rank}
+    return [
+        {**about, "name": "process_name", "tid": 0, "args": {"name": f"rank {rank}"}},
+        {**about, "name": "thread_name", "tid": PROGRAM, "args": {"name": "what the program waits for"}},
+    ]
 
 
 def _labels(rank: int, text: str) -> list[dict[str, Any]]:
@@ -186,7 +200,7 @@ def _trace(
             "cat": phase,
             "ts": (begin + ahead) / 1000,  # microseconds, as the format has them
             "pid": rank,
-            "tid": group,
+            "tid": PROGRAM if phase in ("held", "held up") else group,
             "args": arguments,
         }
         if phase in ("queued", "negotiating") or operation in ("send", "receive"):

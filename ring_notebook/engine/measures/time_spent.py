@@ -19,9 +19,8 @@ class TimeSpent:
         self._before: dict[str, float] = {}
 
     def begin_training(self) -> None:
-        """The rank has logged: what came before its first row counts no more. Does nothing the second time."""
-        if self._begun is None:
-            self._before, self._begun = _counters(), monotonic()
+        """The rank logs its first row: what came before counts no more."""
+        self._before, self._begun = _counters(), monotonic()
 
     def now(self) -> dict[str, float]:
         """Seconds in collectives and messages, the part of them before other ranks had come, and waiting for data.

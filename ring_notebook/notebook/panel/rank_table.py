@@ -11,7 +11,7 @@ from html import escape
 from ring_notebook.notebook.panel import machine_load, slow_ranks
 from ring_notebook.notebook.panel.charts.chart import RATE
 from ring_notebook.notebook.record.run_view import RankView, RunView
-from ring_notebook.notebook.record.spent import Spent
+from ring_notebook.notebook.record.spent import SHARES, Spent
 from ring_notebook.notebook.style import (
     PHASE_COLORS,
     PHASE_WORDS,
@@ -35,7 +35,7 @@ SAID = 0.15  # a share of time that has room for its number in the bar
 
 
 # Columns, and what of `Spent` they show.
-_SHARES = {"moving": "moving", "waiting": "waiting", "bubble": "bubble", "loading": "data"}
+_SHARES = {word: part for word, part in SHARES.items() if word != "compute"}
 
 
 @dataclass(frozen=True)

@@ -6,17 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["NOTHING_SPENT", "Spent", "spent"]
+__all__ = ["NOTHING_SPENT", "SHARES", "Spent", "spent"]
+
+SHARES = {"compute": "compute", "loading": "data", "moving": "moving", "waiting": "waiting", "bubble": "bubble"}
+"""The words for the parts of a rank's time, which make up all of it, and the attributes of `Spent`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
     """Seconds of one rank. ``seconds`` is all of them: since its first step, or since the beginning of its cell.
 
-    ``moving`` is the time in collectives and messages in which data moved, ``waiting`` that in which other ranks had
-    not come yet, ``bubble`` that in which a message had not, as between the stages of a pipeline, ``data`` the time in
-    which `track` waited for a batch. Operations that go on beside the training count as far as the rank waited for
-    them.
+    ``moving`` is the time in collectives and messages in which data was packed, moved and reduced, ``waiting`` that in
+    which other ranks had not come yet, ``bubble`` that in which a message had not, as between the stages of a pipeline,
+    ``data`` the time in which `track` waited for a batch. Operations that go on beside the training count as far as the
+    rank waited for them.
     """
 
     seconds: float

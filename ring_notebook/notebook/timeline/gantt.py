@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ring_notebook.notebook.style import GREY, PHASE_COLORS
-from ring_notebook.notebook.timeline.spans import Span
+from ring_notebook.notebook.timeline.spans import HELD, Span
 
 __all__ = ["MIME", "spec"]
 
@@ -22,6 +22,7 @@ def spec(spans: Sequence[Span]) -> dict[str, Any]:
 
     Neighbours that are too close to be told apart are drawn as one bar when there are more than MOST_BARS.
     """
+    spans = [span for span in spans if span.phase not in HELD]  # what the program waited for is drawn already
     ranks = sorted({span.rank for span in spans})
     begin, end = min((s.begin for s in spans), default=0.0), max((s.end for s in spans), default=0.0)
     bars = [

@@ -61,10 +61,6 @@ class Work : public std::enable_shared_from_this<Work> {
     bool has_succeeded() const { return state_.load(std::memory_order_seq_cst) == State::Done; }
     Result& result() { return result_; }
     std::string describe() const { return ring::describe(header_); }
-    // Done: how much of the time since `begin` it waited for ranks that had not come, before any data moved.
-    std::int64_t waited_since(std::int64_t begin) const {
-        return blocked_ == 0 ? 0 : std::max<std::int64_t>(0, released_ - std::max(blocked_, begin));
-    }
 
    private:
     friend class Communicator;
@@ -94,6 +90,7 @@ class Work : public std::enable_shared_from_this<Work> {
     std::uint64_t gate_ = 0;     // to wait for
     std::uint64_t gates_ = 0;    // passed since the agreement or algorithm began
     std::int64_t mark_ = 0;      // when the phase began that a timeline shows next; 0 when nobody records
+    int last_ = -1;              // who came last to what it waited for first; only where somebody records
     bool polling_ = false;       // waits for the link and not for a gate
     bool moved_all_ = false;     // only notices that are on their way may still fail it
     std::int64_t deadline_ = 0;  // monotonic ns, 0 for none
@@ -215,6 +212,9 @@ class Communicator {
     Counts counts() const;
     // Shared by all groups of the epoch.
     Recorder& recorder() const { return *epoch_.recorder; }
+    // A caller has been in `work` since `begin`, or has waited for it, and it is done: counts how much of that it
+    // waited for ranks that had not come, before any data moved.
+    void note_caller(const Work& work, std::int64_t begin) const;
     std::vector<RankActivity> activity() const { return group_->activity(); }
     const NamedLane& named() const { return *named_; }
     // "nccl" or "host", and why host memory, once the ranks have agreed on what moves tensors on devices; else empty.

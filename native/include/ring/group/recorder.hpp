@@ -19,6 +19,9 @@ enum class Phase : std::uint32_t {
     Moving = 3,       // reducing or copying
     Sending = 4,      // the link was at work
     Negotiating = 5,  // until all ranks had posted the name and its turn came
+    // Of its callers:
+    Held = 6,    // they were in it, or waited for it
+    HeldUp = 7,  // the part of that in which other ranks had not come yet
 };
 const char* to_string(Phase phase);
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from ring_notebook.notebook.record.run_files import RunFiles
-from ring_notebook.notebook.timeline.spans import Span
+from ring_notebook.notebook.timeline.spans import HELD, Span
 from ring_notebook.notebook.timeline.timeline import Timeline, account, explain, gantt
-from ring_notebook.records import Trace
+from ring_notebook.records import PROGRAM, TRAINING, Trace
 
 
 def event(rank: int, begin: float, seconds: float, phase: str, last: int = -1, sequence: int = 1) -> dict[str, Any]:
@@ -24,9 +24,16 @@ def event(rank: int, begin: float, seconds: float, phase: str, last: int = -1, s
         "ts": 1.7e15 + begin * 1e6,
         "dur": seconds * 1e6,
         "pid": rank,
-        "tid": 0,
+        "tid": PROGRAM,
         "args": arguments,
     }
+
+
+def trained(begin: float, end: float, ranks: int = 2) -> list[dict[str, Any]]:
+    """From when to when each rank trained."""
+    return [
+        {**event(rank, moment, 0, TRAINING), "ph": "i", "s": "t"} for rank in range(ranks) for moment in (begin, end)
+    ]
 
 
 def timeline(directory: Path, *events: dict[str, Any]) -> Timeline:
@@ -42,24 +49,29 @@ def timeline(directory: Path, *events: dict[str, Any]) -> Timeline:
 def steps(size: int, waits: dict[int, float], last: int, moving: float = 0.01) -> list[dict[str, Any]]:
     """Three steps of a second each, at whose end ``waits`` says how long a rank waits for rank ``last``."""
     return [
-        one
-        for step in range(3)
-        for rank in range(size)
-        for one in (
-            event(rank, step + 1 - waits.get(rank, 0.0) - moving, waits.get(rank, 0.0), "waiting", last, step),
-            event(rank, step + 1 - moving, moving, "moving", sequence=step),
-        )
+        *trained(0, 3, size),
+        *(
+            one
+            for step in range(3)
+            for rank in range(size)
+            for one in (
+                event(rank, step + 1 - waits.get(rank, 0.0) - moving, waits.get(rank, 0.0) + moving, "held"),
+                event(rank, step + 1 - waits.get(rank, 0.0) - moving, waits.get(rank, 0.0), "held up", last, step),
+                {**event(rank, step + 1 - moving, moving, "moving", sequence=step), "tid": 0},
+            )
+        ),
     ]
 
 
 def test_a_rank_that_is_slow_is_named_with_what_it_costs(tmp_path: Path) -> None:
-    slow = timeline(tmp_path, event(0, 0, 0, "moving"), *steps(3, {0: 0.4, 1: 0.3}, last=2))
+    slow = timeline(tmp_path, event(0, 0, 0, "data"), *steps(3, {0: 0.4, 1: 0.3}, last=2))
     assert slow.seconds == pytest.approx(3.0)
     accounts = slow.accounts
-    assert [one.phases["waiting"] for one in accounts] == pytest.approx([1.2, 0.9, 0.0])
-    assert [one.compute for one in accounts] == pytest.approx([1.77, 2.07, 2.97])
-    assert [one.waited_for for one in accounts] == pytest.approx([0.0, 0.0, 1.2])  # the longest of each step
-    assert slow.why == "Rank 2 is 1.5x slower in compute; others wait for it 40% of the time."
+    assert [one.spent.waiting for one in accounts] == pytest.approx([1.2, 0.9, 0.0])
+    assert [one.spent.moving for one in accounts] == pytest.approx([0.03] * 3)
+    assert [one.spent.compute for one in accounts] == pytest.approx([1.77, 2.07, 2.97])
+    assert [one.waited_for for one in accounts] == pytest.approx([0.0, 0.0, 1.05])  # the usual one of those that wait
+    assert slow.why == "Rank 2 is 1.5x slower in compute; others wait for it 35% of the time."
 
 
 def test_a_rank_that_waits_for_its_data_is_told_from_a_slow_one(tmp_path: Path) -> None:
@@ -68,12 +80,17 @@ def test_a_rank_that_waits_for_its_data_is_told_from_a_slow_one(tmp_path: Path) 
 
 
 def test_ranks_that_take_turns_are_not_blamed(tmp_path: Path) -> None:
-    turns = [event(0, 0.5, 0.5, "waiting", 1, 1), event(1, 1.5, 0.5, "waiting", 0, 2), event(0, 0, 0, "moving")]
-    assert timeline(tmp_path, *turns).why.startswith("The ranks take turns in being late: others wait 50% of the time")
+    turns = [
+        *trained(0, 2),
+        event(0, 0, 0, "moving"),
+        *(event(0, 0.5, 0.5, phase, 1, 1) for phase in HELD),
+        *(event(1, 1.5, 0.5, phase, 0, 2) for phase in HELD),
+    ]
+    assert timeline(tmp_path, *turns).why.startswith("The ranks take turns in being late: each waits 25% of the time")
 
 
 def test_communication_that_takes_long_is_named(tmp_path: Path) -> None:
-    heavy = timeline(tmp_path, event(0, 0, 0, "moving"), *steps(2, {}, last=-1, moving=0.5))
+    heavy = timeline(tmp_path, event(0, 0, 0, "data"), *steps(2, {}, last=-1, moving=0.5))
     assert heavy.why.startswith(
         "Moving and reducing data takes 50% of the time, 100% of it in allreduce bucket 0 (4.0 MiB each)"
     )
@@ -82,18 +99,19 @@ def test_communication_that_takes_long_is_named(tmp_path: Path) -> None:
 def test_the_bubble_of_a_pipeline(tmp_path: Path) -> None:
     stages = timeline(
         tmp_path,
+        *trained(0, 3),
         event(0, 0, 0, "moving"),
         *(event(rank, step + 0.5, 0.2 + 0.1 * rank, "bubble") for rank in range(2) for step in range(3)),
         event(0, 3, 0, "moving"),
     )
-    assert [one.compute for one in stages.accounts] == pytest.approx([2.4, 2.1])
+    assert [one.spent.compute for one in stages.accounts] == pytest.approx([2.4, 2.1])
     assert stages.why.startswith("The stages wait for messages of one another 25% of the time, rank 1 longest (30%)")
     assert "bubble" in stages.table.columns
 
 
 def test_waits_of_backends_that_do_not_say_for_whom(tmp_path: Path) -> None:
-    waits = [event(0, 0, 1, "waiting"), event(1, 0.9, 0.1, "waiting"), event(1, 2, 0, "moving")]
-    assert timeline(tmp_path, *waits).why == "The ranks wait for one another 27% of the time, rank 1 least."
+    waits = [*trained(0, 2), event(0, 0, 1, "waiting"), event(1, 0.9, 0.1, "waiting"), event(1, 2, 0, "moving")]
+    assert timeline(tmp_path, *waits).why == "The ranks wait for one another 28% of the time, rank 1 least."
 
 
 def test_data_that_is_late_everywhere(tmp_path: Path) -> None:
@@ -102,20 +120,40 @@ def test_data_that_is_late_everywhere(tmp_path: Path) -> None:
 
 
 def test_nothing_to_blame(tmp_path: Path) -> None:
-    fine = timeline(tmp_path, event(0, 0, 0, "moving"), *steps(2, {}, last=-1))
+    fine = timeline(tmp_path, event(0, 0, 0, "data"), *steps(2, {}, last=-1))
     assert fine.why == "The ranks keep step: 99% of the time is compute."
-    assert explain([], [], 0.0).startswith("No collective was called")
+    assert explain([], []).startswith("No collective was called")
 
 
-def test_groups_that_work_at_the_same_time_count_once() -> None:
-    spans = [Span(0, 0.0, 1.0, "moving", "a", 0, 1, 0, -1), Span(0, 0.5, 1.5, "moving", "b", 1, 1, 0, -1)]
-    assert account(spans, 2.0)[0].compute == pytest.approx(0.5)
+def test_threads_that_wait_at_the_same_time_count_once() -> None:
+    spans = [Span(0, 0.0, 1.0, "held", "a", PROGRAM, 1, 0, -1), Span(0, 0.5, 1.5, "held", "b", PROGRAM, 1, 0, -1)]
+    (own,) = account(spans, {0: (0.0, 2.0)})
+    assert (own.spent.compute, own.spent.moving) == pytest.approx((0.5, 1.5))
+
+
+def test_what_goes_on_beside_the_program_takes_none_of_its_time() -> None:
+    spans = [Span(0, 0.0, 1.0, "moving", "a", 0, 1, 0, -1), Span(0, 0.9, 1.0, "held", "a", PROGRAM, 1, 0, -1)]
+    (own,) = account(spans, {0: (0.0, 2.0)})
+    assert (own.spent.compute, own.spent.moving) == pytest.approx((1.9, 0.1))
+
+
+def test_set_up_counts_in_no_share(tmp_path: Path) -> None:
+    whole = timeline(
+        tmp_path,
+        event(0, 0, 4, "held"),
+        event(0, 5, 1, "held"),
+        event(1, 5, 1, "data"),
+        *trained(4, 8),
+    )
+    assert whole.table.columns == ["rank", "compute", "loading", "moving", "others waited for it"]
+    assert [row[1:4] for row in whole.table.rows] == [["75.0%", "0.0%", "25.0%"], ["75.0%", "25.0%", "0.0%"]]
 
 
 def test_a_part_of_it(tmp_path: Path) -> None:
-    part = timeline(tmp_path, event(0, 0, 0, "moving"), *steps(2, {0: 0.4}, last=1)).between(1.5, 1.8)
+    part = timeline(tmp_path, event(0, 0, 0, "data"), *steps(2, {0: 0.4}, last=1)).between(1.5, 1.8)
     assert (part.begin, part.seconds) == pytest.approx((1.59, 0.21))
-    assert part.accounts[0].phases["waiting"] == pytest.approx(0.21)
+    assert part.accounts[0].spent.waiting == pytest.approx(0.21)
+    assert part.accounts[0].spent.seconds == pytest.approx(0.3)
 
 
 def test_a_run_that_was_not_recorded(tmp_path: Path) -> None:
@@ -143,6 +181,6 @@ def test_the_chart_holds_every_span_and_stays_small_when_there_are_many() -> Non
 
 def test_what_ranks_say_of_the_whole_run_stands_below_the_table(tmp_path: Path) -> None:
     label = {"ph": "M", "name": "process_labels", "pid": 0, "tid": 0, "args": {"labels": "GPU tensors by NCCL"}}
-    whole = timeline(tmp_path, label, event(0, 0, 1, "moving"), event(1, 0, 1, "moving"))
+    whole = timeline(tmp_path, label, event(0, 0, 1, "moving"), event(1, 0, 1, "moving"), *trained(0, 1))
     assert "1 s; GPU tensors by NCCL; the whole trace" in repr(whole)
     assert whole.between(0, 0.5).labels == ["GPU tensors by NCCL"]

@@ -1,0 +1,25 @@
+"""The panel and the timeline of one run say the same of where the time of each rank went."""
+
+from __future__ import annotations
+
+import pytest
+
+from ring_notebook.notebook.record.spent import SHARES
+from ring_notebook.notebook.run.run import Run
+
+__all__ = ["agreed_shares"]
+
+
+def agreed_shares(run: Run) -> list[dict[str, float]]:
+    """The shares of each rank's time, 0 to 1, of a run that was recorded and has ended; they make up all of it."""
+    shares = []
+    for rank, account in zip(run.log.view().ranks, run.timeline().accounts, strict=True):
+        panel, timeline = (
+            {word: spent.share(getattr(spent, part)) for word, part in SHARES.items()}
+            for spent in (rank.spent, account.spent)
+        )
+        assert panel == pytest.approx(timeline, abs=0.03), (rank.spent, account.spent)
+        assert sum(panel.values()) == pytest.approx(1.0, abs=0.01)
+        assert sum(timeline.values()) == pytest.approx(1.0, abs=0.01)
+        shares.append(timeline)
+    return shares
