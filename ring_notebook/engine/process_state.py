@@ -1,4 +1,4 @@
-"""State of the interpreter and of frameworks that a cell which ended badly may leave changed: put back, and said.
+"""What a cell may leave behind or use up: changed state and processes after a bad end, descriptors and memory.
 
 An interrupt may come between the line that changes such a state and the one that would have put it back, in a library
 as in a cell. What the user's own objects hold is left as it is.
@@ -6,17 +6,22 @@ as in a cell. What the user's own objects hold is left as it is.
 
 from __future__ import annotations
 
+import mmap
+import multiprocessing
 import os
 import signal
 import sys
 import warnings
+from collections.abc import Iterable
 from contextlib import suppress
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, cast
 
 from ring_notebook.engine import namespace
 
-__all__ = ["ProcessState"]
+__all__ = ["HeldBack", "ProcessState", "end_children"]
+
 
 # Libraries set this one once, and rely on it in later cells: loaders of batches learn of dead workers by it.
 _OF_LIBRARIES = {signal.SIGCHLD}
@@ -88,3 +93,55 @@ def _folder() -> str:
         return os.getcwd()
     except OSError:
         return ""
+
+
+_SECONDS_TO_TERMINATE = 0.5
+
+
+def end_children(kept: Iterable[BaseProcess]) -> None:
+    """End all multiprocessing children but ``kept``: a data loader would wait 5 s for a worker that is busy.
+
+    Returns when they are gone.
+    """
+    left = [child for child in multiprocessing.active_children() if child not in set(kept)]
+    if not left:
+        return
+    # A data loader's handler would raise here that its worker was killed.
+    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        for child in left:
+            child.terminate()
+        for child in left:
+            child.join(_SECONDS_TO_TERMINATE)
+            if child.is_alive():
+                child.kill()
+                child.join()
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+_DESCRIPTORS = 16  # libzmq ends its process when it cannot open a socket
+_BYTES = 32 << 20  # of an address space that may be limited: a thread takes 8 MiB. Nobody writes there
+
+
+class HeldBack:
+    """What an engine needs to record how a cell ended that has used up all descriptors or memory.
+
+    While the block runs it cannot have these; afterwards they are free.
+    """
+
+    # No generator: contextlib sets an attribute of the exception that leaves the block, which a user's may refuse.
+    def __enter__(self) -> None:
+        self._descriptors: list[int] = []
+        self._memory: list[mmap.mmap] = []
+        with suppress(OSError, MemoryError):  # earlier cells may hold all that is left
+            self._memory.append(mmap.mmap(-1, _BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ))
+            while len(self._descriptors) < _DESCRIPTORS:
+                self._descriptors.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+
+    def __exit__(self, *_: object) -> None:
+        for one in self._memory:
+            one.close()
+        for descriptor in self._descriptors:
+            with suppress(OSError):  # the cell has closed what is not its own
+                os.close(descriptor)

@@ -18,21 +18,14 @@ from ring_notebook.core import world
 from ring_notebook.core.logged import metrics
 from ring_notebook.core.tracing import trace
 from ring_notebook.core.waits import other_waits
-from ring_notebook.engine import namespace, setup
+from ring_notebook.engine import debuggers, dialogue, mpi_access, namespace, setup
+from ring_notebook.engine.capture import Capture, show_figures
 from ring_notebook.engine.cell import Cell
-from ring_notebook.engine.child_processes import end_children
-from ring_notebook.engine.debugging import dialogue, live_debugger, post_mortem
-from ring_notebook.engine.debugging.interrupt import Interruptible
 from ring_notebook.engine.failure_record import describe, from_cell
-from ring_notebook.engine.measures.loop_calls import LoopCalls
-from ring_notebook.engine.measures.machine import Machine
-from ring_notebook.engine.measures.time_spent import TimeSpent
-from ring_notebook.engine.output import figures
-from ring_notebook.engine.output.capture import Capture
-from ring_notebook.engine.process_state import ProcessState
+from ring_notebook.engine.interrupt import Interruptible
+from ring_notebook.engine.measures import LoopCalls, Machine, TimeSpent
+from ring_notebook.engine.process_state import HeldBack, ProcessState, end_children
 from ring_notebook.engine.publisher import Publisher
-from ring_notebook.engine.reserve import HeldBack
-from ring_notebook.engine.startup import mpi_access
 from ring_notebook.errors import CollectiveAborted, NotInitializedError
 from ring_notebook.horovod.as_horovod import as_horovod
 from ring_notebook.horovod.names import NAME
@@ -113,7 +106,7 @@ class _Execution:
     def _carry_out(self, interruptible: Interruptible, source: str, first_line: int) -> None:
         """Run the cell, and leave nothing of it behind; `error` is what has ended it."""
         children = active_children()
-        post_mortem.forget()
+        debuggers.forget_frames()
         shell = InteractiveShell.instance()
         metrics.begin(self.loops.begin, self._training_begins)
         other_waits.begin()
@@ -123,13 +116,13 @@ class _Execution:
             self.error = interruptible.call(lambda: self._run(shell, source, first_line))
             # First, because drawing figures takes time, and other ranks may wait for this one.
             self.error = self._leave(self.error)
-            unshown = interruptible.call(figures.show)
+            unshown = interruptible.call(show_figures)
             self.error = unshown if self.error is None else self.error  # an exception may be false
             if self.error is not None and not _is_exit(self.error):
                 self._put_back()
         if self.error is not None:
             end_children(kept=children)
-            post_mortem.keep(from_cell(self.error, self.cell.file if self.cell else ""))
+            debuggers.keep_frames(from_cell(self.error, self.cell.file if self.cell else ""))
 
     def _put_back(self) -> None:
         if self.state is not None and (changed := self.state.put_back()):
@@ -161,7 +154,7 @@ class _Execution:
                 error.msg = f"{error.msg}; `%%ringtrain --horovod` makes it mean Ring Notebook in the cell"
             raise
         finally:
-            live_debugger.stop()
+            debuggers.stop()
 
     def _leave(self, error: BaseException | None) -> BaseException | None:
         """End the epoch for all when this rank failed; leave it in any case. What has ended this rank, if anything.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import json
 import os
 import signal
 import socket
@@ -19,13 +20,12 @@ from IPython.core.page import as_hook, display_page
 
 from ring_notebook.core import world
 from ring_notebook.core.native import core
-from ring_notebook.engine import control
-from ring_notebook.engine.debugging import dialogue, live_debugger, own_stack
-from ring_notebook.engine.output import capture, figures, progress_bars, rich_bars
+from ring_notebook.engine import capture, debuggers, dialogue, mpi_access, own_stack, progress_bars
 from ring_notebook.engine.spool import Spool
-from ring_notebook.engine.startup import mpi_access
+from ring_notebook.error_text import error_text
 from ring_notebook.frameworks import default
 from ring_notebook.gpus import VISIBLE, gpus, gpus_of_engine
+from ring_notebook.question import CONTROL
 from ring_notebook.rank.rank_threads import threads_set
 
 __all__ = ["form", "memory", "prepare", "rank", "wait_for_preload"]
@@ -50,9 +50,8 @@ def prepare(directory: str, keep: bool, replaceable: bool) -> dict[str, Any]:
     number, size, local_number, _ = _rank
     _keep_log(Path(directory) / "log", number)
     _pin_gpu(local_number)
-    figures.prepare()
+    capture.prepare_figures()
     progress_bars.install()
-    rich_bars.install()
     # The help that `name?` asks for is shown as output: an engine has no pager.
     shell = InteractiveShell.instance()
     shell.set_hook("show_in_pager", as_hook(display_page), 0)
@@ -61,8 +60,8 @@ def prepare(directory: str, keep: bool, replaceable: bool) -> dict[str, Any]:
     # Before a framework is loaded, whose loggers keep the stream that they find.
     capture.redirect()
     dialogue.install()
-    live_debugger.install()
-    control.serve(Kernel.instance())
+    debuggers.install()
+    _serve_control(Kernel.instance())
     # ipyparallel's handler waits for the cell to end; stopping a cluster must not.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     global _preload, spool
@@ -131,3 +130,24 @@ def _load_face() -> None:
 def _pin_gpu(local_rank: int) -> None:
     if names := gpus():
         os.environ[VISIBLE] = gpus_of_engine(local_rank, names)
+
+
+def _serve_control(kernel: Any) -> None:
+    """Have the engine's ``kernel`` call the functions that `Engines.call_beside` names. They must not wait."""
+
+    def on_request(stream: Any, ident: Any, request: dict[str, Any]) -> None:
+        content = _answer(request["content"])
+        kernel.session.send(stream, CONTROL.replace("request", "reply"), content, request, ident)
+
+    kernel.control_handlers[CONTROL] = on_request
+
+
+def _answer(content: dict[str, Any]) -> dict[str, Any]:
+    """What the function returns, or why it failed, as JSON."""
+    try:
+        module, _, name = content["function"].partition(":")
+        result = getattr(import_module(module), name)(*content["args"])
+        json.dumps(result)  # what is none cannot be sent, and the caller would wait
+        return {"result": result}
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error_text(error)}"}

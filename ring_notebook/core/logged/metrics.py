@@ -259,8 +259,8 @@ def begin(
 ) -> None:
     """A run starts: drop all rows, then keep every row until it is drained.
 
-    ``on_first_row`` is called before the first. ``loops`` is called with the place of each loop that `track` begins, and
-    whether its total is that of all passes over it; what it returns is called before each step.
+    ``on_first_row`` is called before the first. ``loops`` is called with the place of each loop that `track` begins,
+    and whether its total is that of all passes over it; what it returns is called before each step.
     """
     _recorder.reset()
     _recorder.loops, _recorder.on_first_row = loops, on_first_row

@@ -381,7 +381,7 @@ class Cluster:
         engines = self._idle()
         check_ranks(self.n, [rank])
         try:
-            text, goes_on = engines.call("ring_notebook.engine.debugging.post_mortem:answer", command, ranks=[rank])[0]
+            text, goes_on = engines.call("ring_notebook.engine.debuggers:answer", command, ranks=[rank])[0]
         except KeyboardInterrupt:
             engines.signal(signal.SIGINT, [rank])
             raise

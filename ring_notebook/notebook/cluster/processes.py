@@ -91,7 +91,7 @@ class EngineLauncher(_PrivateLog, MPIEngineSetLauncher):  # type: ignore[misc]
 
     @property
     def program(self) -> list[str]:
-        return module_command("ring_notebook.engine.startup.engine_program")
+        return module_command("ring_notebook.engine.engine_program")
 
     def find_args(self) -> list[str]:
         hosts = [Host(*host) for host in self.hosts]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Answering"]
 
-_RANK_SIDE = "ring_notebook.engine.debugging.dialogue"
+_RANK_SIDE = "ring_notebook.engine.dialogue"
 # The rank that was answered last is asked before others: a user who steps through one rank stays with it.
 _SECONDS_TO_STAY = 0.5
 _SECONDS_TO_TAKE_BACK = 0.1

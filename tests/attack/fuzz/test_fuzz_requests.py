@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from attack.fuzz.fuzz import damaged, with_other_values
-from ring_notebook.engine import control
+from ring_notebook.engine import setup
 from ring_notebook.launch.supervisor.engine_supervisor import make_requests, request
 from ring_notebook.question import Question
 
@@ -90,7 +90,7 @@ def test_questions() -> None:
 def test_calls_beside_a_cell_are_answered_whatever_they_say() -> None:
     """The answer is JSON, with the result or the error: a caller never waits for one that cannot be sent."""
     valid = {"function": "ring_notebook.error_text:printable", "args": ["text"]}
-    assert control._answer(valid) == {"result": "text"}
+    assert setup._answer(valid) == {"result": "text"}
     for content in with_other_values(valid):
-        assert json.loads(json.dumps(control._answer(content))).keys() <= {"result", "error"}
-    assert "error" in control._answer({"function": "builtins:set", "args": []})
+        assert json.loads(json.dumps(setup._answer(content))).keys() <= {"result", "error"}
+    assert "error" in setup._answer({"function": "builtins:set", "args": []})

@@ -248,7 +248,7 @@ def when_it_starts(cluster: Cluster, act: Callable[[int], object]) -> Iterator[N
         while not done.is_set():
             for child in psutil.Process().children(recursive=True):
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    if child.pid not in before and "ring_notebook.engine.startup.engine_program" in child.cmdline():
+                    if child.pid not in before and "ring_notebook.engine.engine_program" in child.cmdline():
                         act(child.pid)
                         return
             time.sleep(0.002)

@@ -8,7 +8,7 @@ import time
 from _thread import interrupt_main
 from threading import Timer
 
-from ring_notebook.engine.debugging.interrupt import Interruptible
+from ring_notebook.engine.interrupt import Interruptible
 
 
 def interrupt_in_cpp() -> None:

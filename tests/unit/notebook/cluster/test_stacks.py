@@ -10,7 +10,7 @@ Stack (most recent call first):
   File "<cell of run r1>", line 4 in load
   File "<cell of run r1>", line 6 in <module>
   File "/engine/runner.py", line 70 in execute
-  File "/ring_notebook/engine/startup/engine_program.py", line 30 in <module>
+  File "/ring_notebook/engine/engine_program.py", line 30 in <module>
 """
 FRAMES = (
     Frame("<cell of run r1>", 6, "<module>"),

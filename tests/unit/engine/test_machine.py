@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from ring_notebook.engine.measures.machine import Machine
+from ring_notebook.engine.measures import Machine
 
 
 def test_a_reading_counts_what_happened_since_the_one_before() -> None:

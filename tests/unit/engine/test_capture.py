@@ -12,8 +12,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import HTML, clear_output, display
 
-from ring_notebook.engine.output.capture import Capture
-from ring_notebook.engine.output.mime_bundle import portable
+from ring_notebook.engine.capture import Capture, portable
 from ring_notebook.records import Cleared, Display, Output
 
 

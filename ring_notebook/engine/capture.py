@@ -1,10 +1,12 @@
-"""Captures what a rank prints and shows during a run, in order."""
+"""Captures what a rank prints, displays and draws during a run, in order."""
 
 from __future__ import annotations
 
 import io
+import json
 import os
 import sys
+from base64 import b64encode
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -14,16 +16,22 @@ from typing import Any, Literal, TextIO
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
 
-from ring_notebook.engine.output.mime_bundle import portable
 from ring_notebook.error_text import printable
 from ring_notebook.records import Cleared, Display, Output
 
-__all__ = ["Capture", "Piece", "redirect"]
+__all__ = ["Capture", "Piece", "portable", "prepare_figures", "redirect", "show_figures"]
+
 
 Piece = Output | Display | Cleared
+
+
 # Characters of one Output. The kernel holds several copies of a record while it takes it in, and of one record only.
 MOST_TEXT = 250_000
+
+
 _Stream = Literal["stdout", "stderr"]
+
+
 _current: Capture | None = None  # of the present run
 
 
@@ -206,3 +214,44 @@ _streams = _Writer("stdout"), _Writer("stderr")
 def redirect() -> None:
     """Send everything written to sys.stdout and sys.stderr to the run of that time."""
     sys.stdout, sys.stderr = _streams
+
+
+# Nothing here needs matplotlib. IPython brings the backend that draws for notebooks, loaded with a cell's first figure.
+_BACKEND = "matplotlib_inline.backend_inline"
+
+
+def prepare_figures() -> None:
+    """Choose the backend for notebooks, unless the user has chosen one. To be called before a cell is executed."""
+    os.environ.setdefault("MPLBACKEND", f"module://{_BACKEND}")
+
+
+def show_figures() -> None:
+    """Show the figures that the cell has drawn and not shown, and close them, as a notebook does after a cell."""
+    if _BACKEND in sys.modules:
+        sys.modules[_BACKEND].flush_figures()
+
+
+# A widget's model lives in this engine, where no page asks for it.
+_WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+_ADVICE = (
+    "{}: widgets work in the notebook's own process only; make it in a cell without %%ringtrain (or with %%local), and "
+    "`%ring push` its value to the ranks"
+)
+
+
+def portable(data: dict[str, Any], metadata: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """``data`` and ``metadata`` with strings and JSON for values. What has no JSON becomes its ``str``.
+
+    In place of a widget there is a line of text that says what to do.
+    """
+    if _WIDGET in data:
+        return {"text/plain": _ADVICE.format(str(data.get("text/plain", "a widget")).partition("(")[0])}, {}
+    return {mime: _value(value) for mime, value in data.items()}, _value(metadata)
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return b64encode(value).decode()
+    return value if isinstance(value, str) else json.loads(json.dumps(value, default=str))

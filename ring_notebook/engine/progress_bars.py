@@ -1,6 +1,7 @@
-"""rich on a rank draws progress as on a terminal, whose rows the panel shows as they change.
+"""Progress bars of tqdm and rich on a rank: drawn as text, which the panel shows as it changes.
 
-In what looks like a notebook rich draws into a widget, which a rank has not, and clears the output of the cell.
+`tqdm.auto`, which Hugging Face's libraries use, takes the widgets of `tqdm.notebook` in every ipykernel process,
+engines included. In what looks like a notebook rich draws into a widget, and clears the output of the cell.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from functools import wraps
+from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
@@ -15,10 +17,35 @@ from typing import Any
 
 __all__ = ["install"]
 
+_REPLACED = "tqdm.notebook"
+
+
+class _TextBars(MetaPathFinder, Loader):
+    """Finds a `tqdm.notebook` whose names are those of tqdm's text bars."""
+
+    def find_spec(
+        self, fullname: str, _path: Sequence[str] | None, _target: ModuleType | None = None, /
+    ) -> ModuleSpec | None:
+        return ModuleSpec(fullname, self) if fullname == _REPLACED else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        std: Any = import_module("tqdm.std")
+        module.__dict__.update(
+            __doc__="tqdm's text bars, under the names of tqdm.notebook: a rank has no widgets.",
+            tqdm=std.tqdm,
+            tqdm_notebook=std.tqdm,
+            trange=std.trange,
+            tnrange=std.trange,
+            # What tqdm.autonotebook looks for; it takes this module where the name is not None.
+            IProgress=std.tqdm,
+            WARN_NOIPYW="",
+        )
+
+
 _PATCHED = "rich.live"
 
 
-class _Patch(MetaPathFinder, Loader):
+class _RichOnATerminal(MetaPathFinder, Loader):
     """Finds rich's own `rich.live` and changes its Live when it is loaded."""
 
     def __init__(self) -> None:
@@ -54,6 +81,8 @@ def _on_a_terminal(initialize: Any, console: Any) -> Any:
 
 
 def install() -> None:
-    """Change rich in this process, once; rich itself is imported when a cell does."""
-    if not any(isinstance(finder, _Patch) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Patch())
+    """Change both in this process, once; they are imported when a cell does."""
+    for kind in (_TextBars, _RichOnATerminal):
+        if not any(isinstance(finder, kind) for finder in sys.meta_path):
+            sys.meta_path.insert(0, kind())
+    sys.modules.pop(_REPLACED, None)

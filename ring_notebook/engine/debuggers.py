@@ -1,0 +1,212 @@
+"""pdb on a rank: over a cell that runs (`breakpoint()`) and over the exception that ended the last one.
+
+The user types the commands in the notebook. While a cell is debugged the other ranks continue until they need this one,
+and wait for it then.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pdb
+import re
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from pdb import Pdb
+from types import FrameType, TracebackType
+from typing import Any
+
+from ring_notebook.core import world
+from ring_notebook.engine.dialogue import ask, release
+from ring_notebook.engine.interrupt import Interruptible
+from ring_notebook.error_text import printable
+
+__all__ = ["answer", "forget_frames", "install", "keep_frames", "stop"]
+
+
+_CELL = re.compile(r"<cell of run [^>]*>")
+
+
+def _begins_cell(frame: FrameType) -> bool:
+    """Whether the frame is that of a cell itself, and not of a function."""
+    return frame.f_code.co_name == "<module>" and _CELL.fullmatch(frame.f_code.co_filename) is not None
+
+
+class _CellPdb(Pdb):
+    """pdb whose stack says ``Cell(3)inner()`` for a line of a cell."""
+
+    def format_stack_entry(self, frame_lineno: Any, lprefix: str = ": ") -> str:
+        return _CELL.sub("Cell", super().format_stack_entry(frame_lineno, lprefix), count=1)
+
+
+# Stepping passes over these: a user's next line is meant to be one of the user's.
+_PASSED_OVER = ["ring_notebook", "ring_notebook.*", "IPython.*"]
+
+
+def install() -> None:
+    """Make `breakpoint()` and `pdb.set_trace()` open this debugger."""
+    sys.breakpointhook = _on_breakpoint
+    pdb.set_trace = _set_trace
+
+
+def _on_breakpoint(*args: Any, **kwargs: Any) -> Any:
+    if os.environ.get("PYTHONBREAKPOINT"):  # the user has chosen another debugger, or with 0 none
+        return sys.__breakpointhook__(*args, **kwargs)
+    return _LiveDebugger().set_trace(sys._getframe(1))
+
+
+def _set_trace(**_: Any) -> None:
+    _LiveDebugger().set_trace(sys._getframe(1))
+
+
+def stop() -> None:
+    """Stop to trace, if a debugger does: the cell has ended, and what follows is no code of the user."""
+    if _traces():
+        sys.settrace(None)
+        release()
+
+
+def _traces() -> bool:
+    return isinstance(getattr(sys.gettrace(), "__self__", None), _LiveDebugger)
+
+
+class _Terminal(io.StringIO):
+    """What pdb writes to and reads from: to read a line is to ask the user, after what was written since."""
+
+    prompt = ""
+
+    def readline(self, _size: int = -1, /) -> str:  # type: ignore[override]
+        text = self.getvalue()
+        self.seek(0)
+        self.truncate()
+        try:
+            return ask(self.prompt, text=text.removesuffix(self.prompt), kind="pdb") + "\n"
+        except EOFError:
+            return "q\n"
+
+
+class _LiveDebugger(_CellPdb):
+    """pdb over a cell that runs."""
+
+    def __init__(self) -> None:
+        terminal = _Terminal()
+        super().__init__(stdin=terminal, stdout=terminal, nosigint=True, readrc=False, skip=_PASSED_OVER)
+        terminal.prompt = self.prompt
+        self._quits = False
+
+    def set_trace(self, frame: FrameType | None = None, **more: Any) -> None:
+        super().set_trace(frame, **more)
+        # What called the cell is not the user's: neither shown by `where` nor traced.
+        while frame is not None and not _begins_cell(frame):
+            frame = frame.f_back
+        if frame is not None:
+            self.botframe = frame
+            while (frame := frame.f_back) is not None:
+                frame.f_trace = None
+
+    def stop_here(self, frame: FrameType) -> bool:
+        return super().stop_here(frame) and _in_cell(frame)
+
+    def user_call(self, frame: FrameType, argument_list: None) -> None:
+        if _begins_cell(frame):  # the last expression of a cell is called by itself
+            self.botframe = frame
+        else:
+            super().user_call(frame, argument_list)
+
+    def user_return(self, frame: FrameType, return_value: Any) -> None:
+        if not _begins_cell(frame):
+            super().user_return(frame, return_value)
+
+    def _cmdloop(self) -> None:
+        # pdb's own continues after an interrupt, which is to end the cell.
+        self.cmdloop()
+
+    def do_quit(self, arg: str) -> bool:
+        """q(uit): stop the cell on every rank, as an interrupt does."""
+        self.set_continue()
+        self._quits = True
+        return True
+
+    do_q = do_exit = do_quit
+
+    def interaction(self, *args: Any) -> None:
+        try:
+            super().interaction(*args)
+        finally:
+            if not _traces():
+                release()
+        if self._quits:
+            raise KeyboardInterrupt
+
+
+def _in_cell(frame: FrameType | None) -> bool:
+    while frame is not None and not _begins_cell(frame):
+        frame = frame.f_back
+    return frame is not None
+
+
+_MOST_TEXT = 100_000  # characters of one answer
+
+_traceback: TracebackType | None = None
+
+
+_debugger: _PostMortem | None = None
+
+
+def keep_frames(traceback: TracebackType | None) -> None:
+    """Keep the frames, and with them all that their variables hold, until `forget_frames`."""
+    global _traceback
+    _traceback = traceback
+
+
+def forget_frames() -> None:
+    """Let go of the frames: another cell begins."""
+    global _traceback, _debugger
+    _traceback = _debugger = None
+
+
+def answer(command: str) -> tuple[str, bool]:
+    """What pdb says to ``command``, and whether it takes another; the first one begins in the frame that raised.
+
+    An empty command shows the frame. Raises LookupError where no cell has left an exception. Interruptible.
+    """
+    global _debugger
+    if _traceback is None:
+        raise LookupError(f"rank {world.prepare_host().topology.rank}: its last cell has left no exception to debug")
+    if _debugger is None:
+        _debugger = _PostMortem(_traceback)
+    text, goes_on = _debugger.answer(command)
+    if not goes_on:
+        _debugger = None
+    return printable(text, _MOST_TEXT), goes_on
+
+
+class _PostMortem(_CellPdb):
+    """pdb over the frames of an exception, whose commands arrive one by one."""
+
+    def __init__(self, traceback: TracebackType) -> None:
+        self._text = io.StringIO()
+        super().__init__(stdin=io.StringIO(), stdout=self._text, nosigint=True, readrc=False)
+        self.reset()
+        self.setup(None, traceback)
+
+    def answer(self, command: str) -> tuple[str, bool]:
+        """The text of one command, and whether pdb continues after it."""
+        self._text.seek(0)
+        self._text.truncate()
+        ended = False
+
+        def carry_out() -> None:
+            nonlocal ended
+            if command.strip():
+                ended = bool(self.onecmd(self.precmd(command)))
+            else:
+                self.print_stack_entry(self.stack[self.curindex])
+
+        with redirect_stdout(self._text), redirect_stderr(self._text), Interruptible() as interruptible:
+            error = interruptible.call(carry_out)
+        if isinstance(error, KeyboardInterrupt):
+            self._text.write("interrupted\n")
+        elif error is not None:
+            ended = True  # pdb's own way to end: BdbQuit
+        return self._text.getvalue(), not ended

@@ -1,1 +1,0 @@
-"""Dialogue of a rank with its user: input, pdb over a cell that runs, pdb over one that has failed."""

@@ -1,1 +1,0 @@
-"""What a rank measures of itself while a cell runs."""

@@ -1,1 +1,0 @@
-"""What a rank prints, displays and draws, on its way to the notebook."""

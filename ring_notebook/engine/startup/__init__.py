@@ -1,1 +1,0 @@
-"""How an engine starts, and the MPI that it starts with."""
