@@ -1,4 +1,4 @@
-"""The collectives of one group of ranks."""
+"""The collectives of one group of ranks, messages between two of them, and what they are doing."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 from weakref import ref
 
 from ring_notebook.config import config
-from ring_notebook.core.activity import Activity
 from ring_notebook.core.buffers import Buffer, Device, device_of, targets_of
 from ring_notebook.core.native import core, knows_transport
 from ring_notebook.core.partition import layout_hash
+from ring_notebook.core.waits import other_waits
 from ring_notebook.core.work import Call, HeldWorks, Work
 
 if TYPE_CHECKING:
     from ring_notebook import _core
 
-__all__ = ["Communicator", "ReduceOp"]
+__all__ = ["ANY", "Communicator", "Message", "ReduceOp", "receive", "send"]
 
 
 class ReduceOp(enum.IntEnum):
@@ -38,7 +38,7 @@ class Guard(Protocol):
     held: bool
 
 
-class Communicator(Activity):
+class Communicator:
     """The collectives of one group.
 
     With ``blocking`` (the default) an operation has completed when the method returns; otherwise it is queued and
@@ -51,10 +51,7 @@ class Communicator(Activity):
     cannot be right, and KeyboardInterrupt when this process is interrupted while it waits.
     """
 
-    size: int
-
     def __init__(self, native: _core.Communicator, domain: _core.Domain) -> None:
-        super().__init__()
         self._native = native
         self._domain = domain
         self._timeout = config().timeout
@@ -62,9 +59,12 @@ class Communicator(Activity):
         self._reader: _core.TensorReader | None = None  # that of the functions that `_bind` gets
         self._knows_transport = False  # of tensors on devices
         self._process = os.getpid()
-        self.rank = native.index
-        self.size = native.size
-        self.ranks = tuple(native.ranks)
+        self._children: list[ref[Communicator]] = []
+        self.rank: int = native.index
+        """Index of this process in the group."""
+        self.size: int = native.size
+        self.ranks: tuple[int, ...] = tuple(native.ranks)
+        """Global ranks of the members, in group order."""
 
     def __del__(self) -> None:
         if self._process == os.getpid():  # a forked process has only copies
@@ -381,3 +381,159 @@ class Communicator(Activity):
         Raises OutOfRingMemoryError when the machine cannot spare the pages.
         """
         return self._domain.allocate(nbytes)
+
+    def snapshot(self) -> list[dict[str, Any]]:
+        """What every rank of the group is doing now; may be called from any thread at any time.
+
+        One dict per rank: ``rank``, ``state`` ("idle", "waiting", "moving", "left"), ``operation``, ``name``,
+        ``sequence``, ``seconds`` (in that state) and ``missing``, the ranks that it waits for. A rank that works in a
+        smaller group is shown with what it does there. Of operations that it has started by name, this rank is shown
+        with the one that has waited for longest; these have ``sequence`` 0.
+        """
+        entries = {entry["rank"]: entry for entry in _with_missing(self._native.activity())}
+        own = self._named_wait()
+        if own is not None and entries[own["rank"]]["state"] == "idle":
+            entries[own["rank"]] = own
+        for child in filter(None, [known() for known in self._children]):
+            for entry in child.snapshot():
+                if entry["state"] in ("waiting", "moving") and entry["rank"] in entries:
+                    entries[entry["rank"]] = entry
+        return list(entries.values())
+
+    def _named_wait(self) -> dict[str, Any] | None:
+        wait = self._native.named_wait()
+        if wait is None:
+            return None
+        fields = ("operation", "name", "seconds", "missing")
+        own = {"rank": self.ranks[self.rank], "state": "waiting", "sequence": 0}
+        return {**own, **dict(zip(fields, wait, strict=True))}
+
+    def named_counts(self) -> dict[str, int]:
+        """What has become of operations that were started with a name, so far.
+
+        ``names`` that all ranks had started, ``operations`` that carried them out (fewer where some were fused), and
+        ``rounds`` in which the ranks agreed on them; the ``gates``, and the ``messages`` and ``bytes`` to other hosts,
+        that this took.
+        """
+        fields = ("rounds", "names", "operations", "gates", "messages", "bytes")
+        return dict(zip(fields, self._native.named_counts(), strict=True))
+
+    def seconds_spent(self) -> tuple[float, float]:
+        """How long callers of this rank have been in operations of the epoch, and the part before all had come."""
+        return self._native.seconds_spent(), self._native.seconds_waited()
+
+    def counts(self) -> dict[str, Any]:
+        """What this rank has done so far in operations that match by order, since the group began.
+
+        ``operations``, ``gates`` (barriers within its host), and what it has ``sent`` to each host as (messages,
+        bytes), an empty list where all ranks share one.
+        """
+        return dict(zip(("operations", "gates", "sent"), self._native.counts(), strict=True))
+
+    def record(self, capacity: int = 1 << 16) -> None:
+        """Begin to note what operations of the epoch do; the newest ``capacity`` events are kept.
+
+        Does nothing while a recording is under way. Raises ValueError for a capacity of 0.
+        """
+        self._native.record(capacity)
+
+    def recorded(self, end: bool = True) -> list[tuple[int, int, str, str, str, int, int, int, int]]:
+        """The events of the recording that have not been returned yet; with ``end`` it ends.
+
+        Each is (begin, end, phase, operation, name, sequence, bytes, group, last): nanoseconds of the monotonic clock;
+        the phases are "queued", "negotiating" (until all ranks had started the name), "packing", "waiting", "moving"
+        (reducing too) and "sending"; ``group`` numbers the groups of the epoch, 0 being all ranks, with 65536 added for
+        their operations by name; ``last`` is the global rank that came last to what was waited for, -1
+        where nobody waited.
+        """
+        return self._native.recorded(end)
+
+
+def _with_missing(activity: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    counts = {entry["rank"]: entry.pop("arrivals") for entry in activity}
+    for entry in activity:
+        waits = entry["state"] == "waiting"
+        entry["missing"] = [rank for rank, count in counts.items() if waits and count < counts[entry["rank"]]]
+    return activity
+
+
+ANY = -1
+"""In the place of a source: whichever rank's message comes first."""
+_TAGS = 1 << 31
+
+
+class Message(Work):
+    """A message under way, matched by sender and tag.
+
+    `wait` raises CollectiveMismatch where the other side has another size or dtype.
+    """
+
+    __slots__ = ("_peer", "_ranks", "_sends", "_tag")
+    _native: Any
+
+    def __init__(self, native: Any, keep: Buffer, ranks: tuple[int, ...], peer: int, tag: int, sends: bool) -> None:
+        """To or from group rank ``peer``; ``ranks`` are those of the group's members."""
+        super().__init__(native, keep)
+        self._ranks, self._peer, self._tag, self._sends = ranks, peer, tag, sends
+
+    def wait(self, timeout: float | None = None, stream: int | None = None) -> None:
+        """As `Work.wait`. The time before the other side has come is this rank's bubble."""
+        try:
+            if self._native.done():
+                self._native.wait()
+            else:
+                other_waits.message(lambda: self._native.wait(timeout or 0.0), self.title)
+        finally:
+            self._keep = None
+            self.waited = True
+
+    def title(self) -> str:
+        """What a timeline calls it: "receive from rank 0, tag 3"."""
+        source = self.source()
+        peer = source if source >= 0 else self._peer
+        rank = "any rank" if peer == ANY else f"rank {self._ranks[peer]}"
+        return f"{'send to' if self._sends else 'receive from'} {rank}, tag {self._tag}"
+
+    def source(self) -> int:
+        """The group rank that a received message came from; -1 before it has arrived, and of one that was sent."""
+        return int(self._native.source())
+
+
+def send(communicator: Communicator, buffer: Buffer, to: int, *, tag: int = 0, blocking: bool = True) -> Message:
+    """Send ``buffer`` to group rank ``to``.
+
+    Messages to one rank with one tag arrive in the order in which they are sent. Up to 64 KiB are copied, and the
+    message is complete at once; a larger one is complete when it has been received. Where a receiver has refused a
+    small one for its size or dtype, a later call raises CollectiveMismatch, on one host the next one. Other errors are
+    those of `Communicator`.
+    """
+    _check_tag(communicator, tag)
+    native = core().send(
+        communicator._native, buffer.address, buffer.count, buffer.dtype, to, tag, communicator._timeout, blocking
+    )
+    return _started(communicator, Message(native, buffer, communicator.ranks, to, tag, True), blocking)
+
+
+def receive(
+    communicator: Communicator, buffer: Buffer, source: int = ANY, *, tag: int = 0, blocking: bool = True
+) -> Message:
+    """Receive into ``buffer`` what group rank ``source`` sends with this tag, or `ANY` rank."""
+    _check_tag(communicator, tag)
+    native = core().receive(
+        communicator._native, buffer.address, buffer.count, buffer.dtype, source, tag, communicator._timeout, blocking
+    )
+    return _started(communicator, Message(native, buffer, communicator.ranks, source, tag, False), blocking)
+
+
+def _check_tag(communicator: Communicator, tag: int) -> None:
+    if not 0 <= tag < _TAGS:
+        rank = communicator.ranks[communicator.rank]
+        raise ValueError(f"rank {rank}: the tag of a message must be between 0 and {_TAGS - 1}, got {tag}")
+
+
+def _started(communicator: Communicator, message: Message, blocking: bool) -> Message:
+    if blocking:
+        message.wait()
+    else:
+        communicator._held.hold(message)
+    return message

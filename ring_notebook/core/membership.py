@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from ring_notebook.config import config
 from ring_notebook.core.native import core
-from ring_notebook.core.topology import Place, Topology
+from ring_notebook.core.place import Place, Topology
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm

@@ -1,4 +1,7 @@
-"""Finds the place of this process: one path from what all ranks have told to hosts, ring memory and links."""
+"""The place of this process among the ranks of its job, and how it is found.
+
+One path leads from what all ranks have told to hosts, ring memory and links.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
@@ -13,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from ring_notebook.config import config
 from ring_notebook.core.native import core
-from ring_notebook.core.topology import Place, Topology
 from ring_notebook.errors import MPIMissingError, RingError
 from ring_notebook.rank.launch_check import check_alone
 from ring_notebook.rank.mpi_memory import unname_shared_memory
@@ -23,11 +26,91 @@ from ring_notebook.rank.tcp_connections import TcpConnections, listen
 if TYPE_CHECKING:
     from ring_notebook import _core
 
-__all__ = ["find_place", "form_again", "launched_by_mpi"]
+__all__ = ["Place", "Topology", "find_place", "form_again", "launched_by_mpi"]
 
 _LAUNCHERS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID", "ALPS_APP_PE")
 _RDMA = Path("/sys/class/infiniband")
 _SECONDS_TO_STOP = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """A set of ranks and where they run. ``hosts[r]`` is the index of the host of rank r, in order of appearance."""
+
+    rank: int
+    hosts: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.hosts)
+
+    @property
+    def local_ranks(self) -> list[int]:
+        """The ranks on this rank's host."""
+        return [rank for rank, host in enumerate(self.hosts) if host == self.hosts[self.rank]]
+
+    @property
+    def local_rank(self) -> int:
+        """Index of this rank among those of its host."""
+        return self.local_ranks.index(self.rank)
+
+    @property
+    def local_size(self) -> int:
+        """Number of ranks on this host."""
+        return len(self.local_ranks)
+
+    @property
+    def cross_ranks(self) -> list[int]:
+        """The ranks that have the same local rank on their host, by host."""
+        seen: dict[int, int] = {}
+        result = []
+        for rank, host in enumerate(self.hosts):
+            if seen.setdefault(host, 0) == self.local_rank:
+                result.append(rank)
+            seen[host] += 1
+        return result
+
+    @property
+    def cross_rank(self) -> int:
+        """Index of this rank among those that have its local rank (Horovod: ``cross_rank``)."""
+        return self.cross_ranks.index(self.rank)
+
+    @property
+    def cross_size(self) -> int:
+        """Number of hosts that have a rank with this local rank (Horovod: ``cross_size``)."""
+        return len(self.cross_ranks)
+
+    def part(self, ranks: list[int]) -> Topology:
+        """The topology of a subset: rank i of it is ``ranks[i]`` of this one."""
+        order: dict[int, int] = {}
+        hosts = tuple(order.setdefault(self.hosts[rank], len(order)) for rank in ranks)
+        return Topology(ranks.index(self.rank), hosts)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where this process is among the ranks of a job: its whole topology, and this host's ring memory."""
+
+    topology: Topology
+    domain: _core.Domain
+    link: _core.Link | None = None
+    """Moves bytes to ranks that do not share ``domain``; addressed by rank. None where there are none."""
+    domains: tuple[int, ...] = ()
+    """The ring memory that each rank of the job maps, as an index: its host, or under RING_ALGORITHM=ring itself."""
+    elastic: bool = False
+    """Whether the job survives ranks that die."""
+    shared: _core.Domain | None = None
+    """The memory that all ranks map where ``domain`` is of this rank alone, under RING_ALGORITHM=ring."""
+    rendezvous: Rendezvous | None = None
+    """Where its ranks have found each other; None for MPI, and where there are no others."""
+    leave: Callable[[], None] = lambda: None
+    """Gives up the link to other hosts, once no communicator uses it."""
+
+    @property
+    def mates(self) -> list[int]:
+        """The ranks that map the same ring memory, in the order of their local ranks in it."""
+        return [rank for rank, domain in enumerate(self.domains) if domain == self.domains[self.topology.rank]]
 
 
 def launched_by_mpi() -> bool:

@@ -10,15 +10,14 @@ import atexit
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ring_notebook.config import config
 from ring_notebook.core.communicator import Communicator
 from ring_notebook.core.membership import RanksOrComm, agree, living, ranks_of
 from ring_notebook.core.native import core, devices, options
-from ring_notebook.core.place import find_place, form_again
-from ring_notebook.core.topology import Place, Topology
+from ring_notebook.core.place import Place, Topology, find_place, form_again
 from ring_notebook.error_text import error_text
 from ring_notebook.errors import CollectiveAborted, NotInitializedError, RingError
 from ring_notebook.rank.preload import unload_from_children
@@ -102,21 +101,37 @@ class World:
 _NO_RUN = 1 << 63
 """The number by which ranks outside of runs, as those of a script, say that they have ended."""
 
-_place: Place | None = None
-_process = 0  # that has the place
-_world: World | None = None
-_narrowed: list[World] = []  # parts of it, each of the one before, whose ranks work without the others
-_epoch = 0
-_at_close: list[Callable[[], object]] = []
-_run: tuple[str, list[int]] | None = None  # id and ranks (in the job) of the run that this process is in
-_run_number = _NO_RUN  # its first epoch, which no other run has
-_communicated = _waited = 0.0  # seconds, in earlier epochs of the run
-_doubts = 0  # epochs that have not ended well, and changes of the ranks, as far as the ranks have told each other
+
+@dataclass
+class _State:
+    """What this process knows of itself as a rank, and has open."""
+
+    place: Place | None = None
+    process: int = 0
+    """The process that has the place: a fork of it has not."""
+    world: World | None = None
+    narrowed: list[World] = field(default_factory=list)
+    """Parts of the world, each of the one before, whose ranks work without the others."""
+    epoch: int = 0
+    at_close: list[Callable[[], object]] = field(default_factory=list)
+    run: tuple[str, list[int]] | None = None
+    """Id and ranks (in the job) of the run that this process is in."""
+    run_number: int = _NO_RUN
+    """The first epoch of the run, which no other run has."""
+    communicated: float = 0.0
+    """Seconds in collectives, in earlier epochs of the run."""
+    waited: float = 0.0
+    """The part of `communicated` in which this rank waited for others."""
+    doubts: int = 0
+    """Epochs that have not ended well, and changes of the ranks, as far as the ranks have told each other."""
+
+
+_state = _State()
 
 
 def prepare_host() -> Place:
     """Find this process's place once; collective over all ranks of the job. `init` and `open_run` need it."""
-    return _place or _settle(find_place())
+    return _state.place or _settle(find_place())
 
 
 def form(generation: int, members: Sequence[int]) -> None:
@@ -125,26 +140,25 @@ def form(generation: int, members: Sequence[int]) -> None:
     They use new ring memory then; tensors in the old one stay valid. Ranks keep their numbers, and those that are no
     members count as absent. Needs a supervisor of ours. Raises RingError when a member dies meanwhile.
     """
-    _settle(form_again(_place, generation, members))
+    _settle(form_again(_state.place, generation, members))
 
 
 def _settle(place: Place) -> Place:
-    global _place, _epoch, _process, _doubts
-    left = _place
+    left = _state.place
     if left is None:
         unload_from_children()
-        _process = os.getpid()
+        _state.process = os.getpid()
         atexit.register(_leave_mpi_to_parent)
         at_exit(_leave_job)  # before MPI ends
     else:
         close()
-        _doubts += 1
+        _state.doubts += 1
         _leave_run(left, _NO_RUN)  # its ranks may wait for this one
         left.domain.stop_serving_tensors()
         left.domain.drop_dead()
         left.domain.trim()
         left.leave()
-    _place, _epoch = place, 0
+    _state.place, _state.epoch = place, 0
     if config().allocator == "ring":
         place.domain.serve_tensors()
     report_status("initialized")
@@ -165,33 +179,31 @@ def init(comm: RanksOrComm | None = None) -> None:
     out, and those that live are numbered again. Raises ValueError for ranks that do not exist or leave this one out,
     RingError when fewer than ``RING_MIN_NP`` live, and CollectiveAborted when a rank of the new epoch has died or left.
     """
-    global _epoch
-    if _world is not None and not _world.communicator.aborted:
+    if _state.world is not None and not _state.world.communicator.aborted:
         return
     if _is_fork():
         raise RingError("this process was forked by a rank, which alone takes part in collectives; call init() there")
     close()
-    begins = _place is None
+    begins = _state.place is None
     # Another job of a process that outlives its jobs: a worker, an actor.
-    place = _settle(find_place()) if not _run and is_offered() else prepare_host()
+    place = _settle(find_place()) if not _state.run and is_offered() else prepare_host()
     if begins:  # an engine has its place before: what ends a cell ends no process
         watch_exits(fail)
-    run, everyone = _run or (None, list(range(place.topology.size)))
+    run, everyone = _state.run or (None, list(range(place.topology.size)))
     ranks = everyone if comm is None else ranks_of(comm, place.topology, everyone)
     if place.elastic:
         _open_with_the_living(place, ranks)
         return
     if ranks == everyone and place.link is not None:
-        _epoch += 1  # across hosts the ranks of a job, or run, have to call this equally often
+        _state.epoch += 1  # across hosts the ranks of a job, or run, have to call this equally often
     else:
-        _epoch, ranks = agree(place, ranks, _epoch, _run_number)
-    _open(place, ranks, _epoch, run)
+        _state.epoch, ranks = agree(place, ranks, _state.epoch, _state.run_number)
+    _open(place, ranks, _state.epoch, run)
 
 
 def _open_with_the_living(place: Place, ranks: list[int]) -> None:
-    global _epoch
     while True:
-        _epoch, members = agree(place, ranks, _epoch, 0)
+        _state.epoch, members = agree(place, ranks, _state.epoch, 0)
         if gone := set(ranks).difference(members):
             # Only this tells a rank that exited too early from one that had finished.
             report_status("continued without", *gone)
@@ -201,7 +213,7 @@ def _open_with_the_living(place: Place, ranks: list[int]) -> None:
                 "RING_MIN_NP (ringrun --min-np)"
             )
         try:
-            _open(place, members, _epoch, None)
+            _open(place, members, _state.epoch, None)
         except CollectiveAborted:
             continue  # one of them died before it joined the epoch
         return
@@ -214,18 +226,16 @@ def open_run(run: str, epoch: int, ranks: Sequence[int]) -> World:
     ``epoch`` grows from run to run, by more than a run calls `init` again. Until `close_run` that is for the ranks of
     the run. A rank that waits here for another one can be interrupted.
     """
-    global _epoch, _run, _run_number, _communicated, _waited
     close()
-    _communicated = _waited = 0.0
-    _run = (run, list(ranks))
+    _state.communicated = _state.waited = 0.0
+    _state.run = (run, list(ranks))
     place = prepare_host()
-    _epoch = max(_epoch, epoch)
-    _run_number = epoch
+    _state.epoch = max(_state.epoch, epoch)
+    _state.run_number = epoch
     return _open(place, list(ranks), epoch, run)
 
 
 def _open(place: Place, ranks: list[int], epoch: int, run: str | None) -> World:
-    global _world, _doubts
     topology = place.topology.part(ranks)
     domains = [place.domains[rank] for rank in ranks]
     own = place.domains[place.topology.rank]
@@ -241,14 +251,14 @@ def _open(place: Place, ranks: list[int], epoch: int, run: str | None) -> World:
         host_of=[order.setdefault(domain, len(order)) for domain in domains] if spans else [],
         addresses=ranks if spans else [],
         timeout=config().timeout,
-        run=_run_number,
-        doubts=_doubts,
+        run=_state.run_number,
+        doubts=_state.doubts,
         options=options(warns=run is None),  # a notebook's panel says it
         devices=devices(),
     )
-    _doubts = native.doubts
-    _world = World(topology, Communicator(native, place.domain), tuple(ranks), run)
-    return _world
+    _state.doubts = native.doubts
+    _state.world = World(topology, Communicator(native, place.domain), tuple(ranks), run)
+    return _state.world
 
 
 def doubts() -> int:
@@ -256,30 +266,30 @@ def doubts() -> int:
 
     A rank whose process is new counts those of the others.
     """
-    return _doubts
+    return _state.doubts
 
 
 def at_close(callback: Callable[[], object]) -> None:
     """Have ``callback`` called whenever this rank is about to leave an epoch."""
-    if callback not in _at_close:
-        _at_close.append(callback)
+    if callback not in _state.at_close:
+        _state.at_close.append(callback)
 
 
 def is_initialized() -> bool:
     """Whether an epoch is open."""
-    return _world is not None
+    return _state.world is not None
 
 
 def current() -> World:
     """The open epoch, or the part of it that `narrow` has made. Raises NotInitializedError when there is none."""
-    if _world is None:
+    if _state.world is None:
         raise NotInitializedError("Ring Notebook has not been initialized; call init() first.")
-    return _narrowed[-1] if _narrowed else _world
+    return _state.narrowed[-1] if _state.narrowed else _state.world
 
 
 def is_open(world: World | None) -> bool:
     """Whether it is the open epoch or a part of it."""
-    return world is not None and (world is _world or any(world is part for part in _narrowed))
+    return world is not None and (world is _state.world or any(world is part for part in _state.narrowed))
 
 
 def narrow(ranks: Sequence[int]) -> bool:
@@ -292,13 +302,13 @@ def narrow(ranks: Sequence[int]) -> bool:
     if communicator is None:
         return False
     members = tuple(whole.ranks[rank] for rank in ranks)
-    _narrowed.append(World(whole.topology.part(list(ranks)), communicator, members, whole.run))
+    _state.narrowed.append(World(whole.topology.part(list(ranks)), communicator, members, whole.run))
     return True
 
 
 def widen() -> None:
     """Undo the last `narrow` of this rank."""
-    _narrowed.pop().communicator.close()
+    _state.narrowed.pop().communicator.close()
 
 
 def alive() -> int:
@@ -309,13 +319,13 @@ def alive() -> int:
 
 def abort(reason: str) -> None:
     """End the epoch for all its ranks: what they wait for, and what they call later, raises CollectiveAborted."""
-    if _world is not None:
-        _world.communicator.abort(reason)
+    if _state.world is not None:
+        _state.world.communicator.abort(reason)
 
 
 def is_aborted() -> bool:
     """Whether a rank has ended the open epoch for all."""
-    return _world is not None and _world.communicator.aborted
+    return _state.world is not None and _state.world.communicator.aborted
 
 
 def fail(error: BaseException) -> None:
@@ -323,7 +333,7 @@ def fail(error: BaseException) -> None:
 
     Does nothing where another rank has ended it.
     """
-    if _world is None or isinstance(error, CollectiveAborted):
+    if _state.world is None or isinstance(error, CollectiveAborted):
         return
     text = " ".join(error_text(error).split())[:200]
     what = f"raised {type(error).__name__}" + (f": {text}" if text else "")
@@ -331,8 +341,8 @@ def fail(error: BaseException) -> None:
         what = "was interrupted"
     elif isinstance(error, SystemExit):
         what = f"exited with code {exit_code_of(error)}"
-    rank = _world.ranks[_world.rank]
-    abort(f"rank {_run[1].index(rank) if _run else rank} {what}")
+    rank = _state.world.ranks[_state.world.rank]
+    abort(f"rank {_state.run[1].index(rank) if _state.run else rank} {what}")
 
 
 def close() -> None:
@@ -340,30 +350,28 @@ def close() -> None:
 
     So does this one where an operation has failed on its device after its call had returned, and no call has raised.
     """
-    global _world, _communicated, _waited, _doubts
     if _is_fork():  # it has copies; what they stand for is its parent's
-        _world = None
-        _narrowed.clear()
+        _state.world = None
+        _state.narrowed.clear()
         return
-    if _world is not None:
-        for callback in _at_close:
+    if _state.world is not None:
+        for callback in _state.at_close:
             callback()
-    world, _world = _world, None
-    _narrowed.clear()
+    world, _state.world = _state.world, None
+    _state.narrowed.clear()
     if world is not None:
         try:
             world.communicator.close()
         finally:
-            _doubts += world.communicator.aborted
+            _state.doubts += world.communicator.aborted
             spent, waited = world.communicator.seconds_spent()
-            _communicated, _waited = _communicated + spent, _waited + waited
+            _state.communicated, _state.waited = _state.communicated + spent, _state.waited + waited
             prepare_host().domain.trim()
 
 
 def close_run() -> None:
     """Leave the run that `open_run` began, and its epoch. Ranks that call `init` in it later learn of that."""
-    global _run, _run_number
-    number, _run, _run_number = _run_number, None, _NO_RUN
+    number, _state.run, _state.run_number = _state.run_number, None, _NO_RUN
     if number != _NO_RUN:
         _leave_run(prepare_host(), number)
     close()
@@ -389,7 +397,7 @@ def _leave_job() -> None:
 
 def _is_fork() -> bool:
     """Whether a rank has forked this process."""
-    return _process not in (0, os.getpid())
+    return _state.process not in (0, os.getpid())
 
 
 def _leave_mpi_to_parent() -> None:
@@ -401,23 +409,23 @@ def _leave_mpi_to_parent() -> None:
 
 def communication() -> float:
     """Seconds that this rank has spent in collectives since its run began, waiting for other ranks included."""
-    world = _world
-    return _communicated + (0.0 if world is None else world.communicator.seconds_spent()[0])
+    world = _state.world
+    return _state.communicated + (0.0 if world is None else world.communicator.seconds_spent()[0])
 
 
 def waiting() -> float:
     """The part of `communication` in which other ranks had not called the operation yet, in seconds."""
-    world = _world
-    return _waited + (0.0 if world is None else world.communicator.seconds_spent()[1])
+    world = _state.world
+    return _state.waited + (0.0 if world is None else world.communicator.seconds_spent()[1])
 
 
 def calls() -> int:
     """How many operations of all ranks this one has begun in the epoch; 0 when none is open."""
-    world = _world
+    world = _state.world
     return 0 if world is None else world.communicator.counts()["operations"]
 
 
 def snapshot() -> list[dict[str, Any]]:
     """What every rank of the epoch is doing now; empty when none is open. Any thread may call it at any time."""
-    world = _world
+    world = _state.world
     return [] if world is None else world.communicator.snapshot()

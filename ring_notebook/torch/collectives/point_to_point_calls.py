@@ -7,8 +7,8 @@ from torch import Tensor
 from ring_notebook.api.arguments import check_process_set
 from ring_notebook.api.handles import Handle
 from ring_notebook.api.process_sets import ProcessSet, global_process_set
-from ring_notebook.core.messages import ANY, receive
-from ring_notebook.core.messages import send as send_buffer
+from ring_notebook.core.communicator import ANY, receive
+from ring_notebook.core.communicator import send as send_buffer
 from ring_notebook.torch.tensors import buffer_of, check_tensor, copy_back, on_host
 
 __all__ = ["irecv", "isend", "recv", "send"]

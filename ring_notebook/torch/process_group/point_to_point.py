@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ring_notebook.core.messages import ANY, receive, send
+from ring_notebook.core.communicator import ANY, receive, send
 from ring_notebook.torch.process_group.movements import MovingGroup
 from ring_notebook.torch.process_group.operands import Operand, check_on_host, moved_operand, operand
 from ring_notebook.torch.process_group.ring_work import RingWork

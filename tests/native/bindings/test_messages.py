@@ -11,8 +11,7 @@ import pytest
 from native.ranks import LAUNCHERS, Seat, as_threads
 from native.values import Tensor
 from ring_notebook.core.buffers import DType
-from ring_notebook.core.communicator import Communicator
-from ring_notebook.core.messages import ANY, receive, send
+from ring_notebook.core.communicator import ANY, Communicator, receive, send
 from ring_notebook.errors import CollectiveAborted, CollectiveMismatch, CollectiveTimeout
 
 COUNTS = [0, 1, 16 << 10, (16 << 10) + 1, 1_000_003]  # up to 64 KiB, just above, and many windows

@@ -11,8 +11,7 @@ import pytest
 from native.ranks import LAUNCHERS, Seat, as_hosts, as_threads
 from native.values import Tensor
 from ring_notebook.core.buffers import DType
-from ring_notebook.core.communicator import Communicator
-from ring_notebook.core.messages import receive, send
+from ring_notebook.core.communicator import Communicator, receive, send
 
 Event = tuple[int, int, str, str, str, int, int, int, int]
 PHASES = ["queued", "packing", "waiting", "moving"]
