@@ -25,10 +25,10 @@ from ring_notebook.files.claimed_folders import claimed_folder
 from ring_notebook.gpus import gpus
 from ring_notebook.hardware import cores
 from ring_notebook.launch.allocation import find_allocation
-from ring_notebook.launch.function_rank import ADDRESS, KEY, Outcome
 from ring_notebook.launch.job import Job
 from ring_notebook.launch.launchers.hosts import Host, check_slots, is_local, named_hosts, only_here
 from ring_notebook.own_python import code_command
+from ring_notebook.rank.function_rank import ADDRESS, KEY, Outcome
 
 __all__ = ["run", "run_on_ranks"]
 
@@ -96,7 +96,7 @@ def run_on_ranks(
         inbox = _Inbox(_address(where, folder), key.encode(), work)
         try:
             job = Job(
-                code_command("from ring_notebook.launch.function_rank import main; sys.exit(main())", python),
+                code_command("from ring_notebook.rank.function_rank import main; sys.exit(main())", python),
                 size,
                 where,
                 {**env, ADDRESS: inbox.address, KEY: key},

@@ -21,9 +21,10 @@ from typing import Any, NoReturn
 
 from ring_notebook.rank.rank_status import exit_code_of, report_error
 
-__all__ = ["EndingForks", "at_exit", "watch_exits"]
+__all__ = ["EndingForks", "at_exit", "tell", "watch_exits"]
 
 _Tell = Callable[[BaseException], None]
+_tell_others: _Tell | None = None  # what `watch_exits` was given
 
 
 def at_exit(handler: Callable[..., object], *arguments: object) -> None:
@@ -65,21 +66,29 @@ def _end(error: BaseException | None) -> NoReturn:
     os._exit(code)
 
 
-def watch_exits(tell: _Tell) -> None:
-    """Have ``tell`` called with the exception that ends this process: uncaught, or SystemExit unless it means success.
+def watch_exits(tell_others: _Tell) -> None:
+    """Have ``tell_others`` called with what ends this process: an uncaught exception, or an exit code but 0.
 
     A `SystemExit` that a program raises itself, without `sys.exit`, `exit` or `quit`, is not seen. The end of a process
     that this one forks is not told.
     """
+    global _tell_others
+    _tell_others = tell_others
     process = os.getpid()
 
     def report(error: BaseException) -> None:
         if os.getpid() == process:
-            report_error(error)
             tell(error)
 
     _watch_exceptions(report)
     _watch_exit_codes(report)
+
+
+def tell(error: BaseException) -> None:
+    """Tell the launcher, and the other ranks where this one has joined them, that ``error`` ends this rank."""
+    report_error(error)
+    if _tell_others is not None:
+        _tell_others(error)
 
 
 def _watch_exceptions(report: _Tell) -> None:

@@ -26,7 +26,7 @@ import ctypes, time
 from ring_notebook.config import config
 from ring_notebook.core import world
 from ring_notebook.core.buffers import DType
-from ring_notebook.launch.gpu_memory import GpuMemory
+from ring_notebook.core.gpu_check_rank import GpuMemory
 ring, memory = world.current().communicator, GpuMemory(config().cuda_library, 0)
 tensor = memory.buffer(bytes(4), DType.FLOAT32, (1,))
 ring.allreduce([tensor], [tensor]).wait_done()

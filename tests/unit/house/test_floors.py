@@ -132,8 +132,7 @@ MAY_IMPORT = {
         "ground",
     },
 }
-# Files that may import one room more: the face of a package shows what lies in the rooms above its own, and what `run`
-# starts inside ranks is rank side.
+# Files that may import one room more: the face of a package shows what lies in the rooms above its own.
 EXCEPTIONS = {
     "ring_notebook/torch/__init__.py": {
         "torch/collectives",
@@ -143,9 +142,6 @@ EXCEPTIONS = {
         "torch/elastic",
     },
     "ring_notebook/torch/mpi_ops.py": {"torch/collectives"},
-    "ring_notebook/launch/function_rank.py": {"core"},
-    "ring_notebook/launch/gpu_check_rank.py": {"core"},
-    "ring_notebook/launch/gpu_memory.py": {"core"},
 }
 # Frameworks and the only rooms that may import them, with the rooms in these.
 FRAMEWORKS = {

@@ -14,7 +14,7 @@ import cloudpickle
 
 from ring_notebook.errors import CollectiveAborted
 from ring_notebook.rank import process_exit
-from ring_notebook.rank.rank_status import rank_of_process, report_error
+from ring_notebook.rank.rank_status import rank_of_process
 
 __all__ = ["ADDRESS", "KEY", "Outcome", "main"]
 
@@ -77,8 +77,7 @@ def _failure(rank: int, error: BaseException) -> Outcome:
         value = cloudpickle.dumps(error)
     except Exception:
         value = b""
-    report_error(error)
-    _abort_others(error)
+    process_exit.tell(error)  # before the launcher has the outcome: no other rank is to wait for this one
     return Outcome(rank, value, text, isinstance(error, CollectiveAborted), ended)
 
 
@@ -89,11 +88,3 @@ def _hide_watch(error: SystemExit) -> None:
         if tb.tb_next.tb_frame.f_code.co_filename == process_exit.__file__:
             tb.tb_next = None
         tb = tb.tb_next
-
-
-def _abort_others(error: BaseException) -> None:
-    """Abort the epoch that the function opened, if any, so that no rank waits for this one."""
-    if "ring_notebook.core.world" in sys.modules:
-        from ring_notebook.core import world
-
-        world.fail(error)
