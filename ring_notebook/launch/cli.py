@@ -21,7 +21,7 @@ from ring_notebook.launch.launchers.hosts import Host, check_slots, only_here
 from ring_notebook.launch.rank_output import RankFiles
 from ring_notebook.launch.ringrun_options import check_values, environment, hosts_of, notes, parse
 from ring_notebook.launch.supervisor.outer_job import ADDED
-from ring_notebook.launch.supervisor.start_error import explain_start
+from ring_notebook.launch.supervisor.rank_failure import explain_start
 from ring_notebook.rank.launch_check import started_several
 from ring_notebook.rank.rank_threads import threads_started
 

@@ -20,7 +20,7 @@ from ring_notebook.gpus import gpus
 from ring_notebook.hardware import cores
 from ring_notebook.launch.gpu_check import check_gpus
 from ring_notebook.launch.launchers.find_launcher import find_launcher
-from ring_notebook.launch.launchers.mpi_library import loaded_mpi
+from ring_notebook.launch.launchers.launcher import loaded_mpi
 from ring_notebook.launch.supervisor.outer_job import without_outer_job
 from ring_notebook.own_python import code_command
 from ring_notebook.rank.preload import ineligible, preloaded

@@ -11,7 +11,7 @@ import pytest
 
 from harness.two_hosts import TwoHosts
 from ring_notebook.launch.launchers.find_launcher import find_launcher
-from ring_notebook.launch.launchers.hydra import Hydra
+from ring_notebook.launch.launchers.site_launchers import Hydra
 
 PROGRAM = Path(__file__).with_name("collectives.py")
 VOLUME = """

@@ -15,17 +15,10 @@ from pathlib import Path
 
 from ring_notebook.config import config
 from ring_notebook.errors import MPIMissingError
-from ring_notebook.launch.launchers.cray import Aprun, Pals
 from ring_notebook.launch.launchers.hosts import Host, only_here
-from ring_notebook.launch.launchers.hydra import Hydra
-from ring_notebook.launch.launchers.jsrun import Jsrun
-from ring_notebook.launch.launchers.launcher import Launcher
-from ring_notebook.launch.launchers.limits import check_file_size
-from ring_notebook.launch.launchers.local import Local
-from ring_notebook.launch.launchers.mpi_library import loaded_mpi
-from ring_notebook.launch.launchers.openmpi import OpenMPI
-from ring_notebook.launch.launchers.over_hosts import OverHosts
-from ring_notebook.launch.launchers.srun import Srun
+from ring_notebook.launch.launchers.launcher import Launcher, loaded_mpi
+from ring_notebook.launch.launchers.own_launchers import Local, OverHosts, check_file_size
+from ring_notebook.launch.launchers.site_launchers import Aprun, Hydra, Jsrun, OpenMPI, Pals, Srun
 
 __all__ = ["find_launcher"]
 

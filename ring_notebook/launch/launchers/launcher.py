@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
+from ring_notebook.errors import MPIMissingError
 from ring_notebook.launch.launchers.hosts import Host
-from ring_notebook.launch.launchers.mpi_library import MPI
-from ring_notebook.own_python import module_command
+from ring_notebook.own_python import code_command, module_command
 
-__all__ = ["Launcher", "exported_names"]
+__all__ = ["MPI", "Launcher", "exported_names", "loaded_mpi"]
+
+MPI = Literal["MPICH", "Open MPI"]
+"""An MPI, or all that are built like it: Intel, Cray and MVAPICH count as MPICH, Spectrum as Open MPI."""
 
 # Variables with these prefixes reach ranks on other hosts also where a launcher sends no others.
 _EXPORTED = (
@@ -50,7 +54,6 @@ class Launcher(ABC):
         """Whether ranks that have died can be started again, and those that live continue without them."""
         return False
 
-    @abstractmethod
     def command(
         self,
         program: Sequence[str],
@@ -65,6 +68,11 @@ class Launcher(ABC):
         launcher. ``exported`` names variables of its environment that ranks on all hosts get, besides those of this
         process. Raises ValueError when the hosts have too few slots.
         """
+        return [self.path, *self.options(n, hosts, exported), *extra, *program]
+
+    @abstractmethod
+    def options(self, n: int, hosts: Sequence[Host], exported: Iterable[str]) -> list[str]:
+        """What stands between its own path and the user's options for it."""
 
     def supervised(self, program: Sequence[str]) -> list[str]:
         """``program`` in a process that reports how it failed, where the launcher itself does not."""
@@ -79,3 +87,19 @@ class Launcher(ABC):
 def exported_names(extra: Iterable[str]) -> list[str]:
     """The variables of this process that ranks on other hosts need, and ``extra`` ones; sorted."""
     return sorted({name for name in os.environ if name.startswith(_EXPORTED)}.union(extra))
+
+
+def loaded_mpi() -> MPI:
+    """The MPI that mpi4py loads, asked in a process of its own because loading it here could not be undone.
+
+    Raises MPIMissingError when it cannot load one.
+    """
+    code = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.get_vendor()[0])"
+    try:
+        done = subprocess.run(code_command(code), capture_output=True, text=True, timeout=60, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise MPIMissingError(f"mpi4py does not load an MPI library within {error.timeout:g} s") from None
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise MPIMissingError(f"mpi4py cannot load an MPI library ({reason}); `pip install 'ring-notebook[mpi]'`")
+    return "Open MPI" if "Open MPI" in done.stdout or "Spectrum" in done.stdout else "MPICH"

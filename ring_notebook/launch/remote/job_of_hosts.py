@@ -19,12 +19,10 @@ from ring_notebook.launch.launchers.hosts import Host, is_local, parse_hosts
 from ring_notebook.launch.remote.network import network_variables
 from ring_notebook.launch.remote.remote_ranks import HostsLostError, RemoteRanks, connect
 from ring_notebook.launch.remote.remote_shell import agent_command
-from ring_notebook.launch.supervisor.host_ranks import Assignment, HostRanks
-from ring_notebook.launch.supervisor.local_ranks import LocalRanks, raise_file_limit
+from ring_notebook.launch.supervisor.local_ranks import Assignment, HostRanks, LocalRanks, raise_file_limit
 from ring_notebook.launch.supervisor.outer_job import without_outer_job
 from ring_notebook.launch.supervisor.output_lines import TAGGED
-from ring_notebook.launch.supervisor.rank_failure import report
-from ring_notebook.launch.supervisor.start_error import explain_start_error
+from ring_notebook.launch.supervisor.rank_failure import explain_start_error, report
 from ring_notebook.launch.supervisor.supervisor import Supervisor
 from ring_notebook.rank.rank_variables import MASTER, loopback
 from ring_notebook.verdict import RankFailure, Rules

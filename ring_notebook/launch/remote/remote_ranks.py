@@ -21,7 +21,7 @@ from ring_notebook import verdict
 from ring_notebook.launch.remote.agent import greeting
 from ring_notebook.launch.remote.flow import Inlet, Window
 from ring_notebook.launch.remote.frames import Channels, Frame, FrameStream, Kind, Parser
-from ring_notebook.launch.supervisor.host_ranks import Assignment, HostRanks
+from ring_notebook.launch.supervisor.local_ranks import Assignment, HostRanks
 from ring_notebook.launch.supervisor.output_lines import put
 from ring_notebook.launch.supervisor.parent_death import bind_to_parent
 from ring_notebook.launch.supervisor.rank_failure import parse_report

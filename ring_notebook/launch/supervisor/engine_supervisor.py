@@ -6,27 +6,27 @@ a folder that only its owner can enter; `request` writes to it, from whatever no
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import selectors
 import signal
 import socket
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
+from ring_notebook.files.private_files import make_private_folder, open_private
 from ring_notebook.hardware import oom_kills
 from ring_notebook.launch.connections.connections import Connections, new_job_name
-from ring_notebook.launch.supervisor.host_ranks import Assignment
-from ring_notebook.launch.supervisor.kept_folder import KeptFolder
-from ring_notebook.launch.supervisor.local_ranks import LocalRanks, raise_file_limit
+from ring_notebook.launch.supervisor.local_ranks import Assignment, LocalRanks, raise_file_limit
 from ring_notebook.launch.supervisor.outer_job import without_outer_job
 from ring_notebook.launch.supervisor.output_lines import carry
+from ring_notebook.launch.supervisor.rank_failure import report_start_error
 from ring_notebook.launch.supervisor.rank_process import end_children, send_signal
-from ring_notebook.launch.supervisor.start_error import report_start_error
 from ring_notebook.launch.supervisor.supervisor import Supervisor
 from ring_notebook.rank import rendezvous
 from ring_notebook.rank.rank_status import StatusFile
@@ -34,6 +34,7 @@ from ring_notebook.rank.rank_variables import STARTED_AGAIN, loopback
 from ring_notebook.verdict import RankFailure, Rules
 
 __all__ = ["EngineRanks", "EngineSupervisor", "main", "make_requests", "request"]
+
 
 _REQUEST = re.compile(rb"(start|end) (\d{1,9})")
 _CAPACITY = 1 << 12  # bytes
@@ -115,7 +116,7 @@ class EngineSupervisor(Supervisor):
         """Make the folder of the cluster again where it has been removed: a heal and other notebooks need it."""
         if not self._folder.look() or self._verdict.is_ending:
             return
-        with contextlib.suppress(OSError):  # it cannot be made, and the engines do without
+        with suppress(OSError):  # it cannot be made, and the engines do without
             self._folder.restore()
             make_requests(self._pipe)  # last: who waits for it finds all else
             self._folder.watch()
@@ -124,7 +125,7 @@ class EngineSupervisor(Supervisor):
             self._listen()
 
     def _read_requests(self) -> None:
-        with contextlib.suppress(BlockingIOError):
+        with suppress(BlockingIOError):
             *lines, rest = (self._unread + os.read(self._requests, _CAPACITY)).split(b"\n")
             self._unread = rest[-_CAPACITY:]
             for line in lines:
@@ -172,6 +173,79 @@ def main() -> None:
     except OSError as error:
         sys.exit(report_start_error(program, error))
     sys.exit(supervisor.run())
+
+
+_MOST_BYTES = 1 << 16  # of a file that is remembered: those by which processes find each other are small
+_GROWING, _RECORDS = ".log", "spool"  # how the names of other files end, and a folder of them
+
+
+class KeptFolder:
+    """The folder of a cluster, made again when somebody has removed it under it, as `git clean` does.
+
+    Remembers the small files of the folder at ``path``; ``last`` is the one by which it is known to be there."""
+
+    def __init__(self, path: Path, last: Path) -> None:
+        self._path = path
+        self._last = last
+        self._inode = last.stat().st_ino
+        self._files: dict[Path, tuple[float, bytes]] = {}  # when each was written, and what it holds
+        self._missing = False
+
+    def look(self) -> bool:
+        """Remember what there is. Returns whether the folder has gone, now and at the look before.
+
+        It may be going just now, with a folder around it that is to go too.
+        """
+        try:
+            there = self._last.stat().st_ino == self._inode
+        except OSError:
+            there = False
+        if there:
+            self._remember()
+        before, self._missing = self._missing, not there
+        return before and not there
+
+    def _remember(self) -> None:
+        before, self._files = self._files, {}
+        for folder, names, files in os.walk(self._path):
+            names[:] = [name for name in names if name != _RECORDS]
+            for file in (Path(folder, name) for name in files if not name.endswith(_GROWING)):
+                with suppress(OSError):  # it is being replaced
+                    about = file.lstat()
+                    known = before.get(file)
+                    if known and known[0] == about.st_mtime:
+                        self._files[file] = known
+                    elif stat.S_ISREG(about.st_mode) and about.st_size <= _MOST_BYTES:
+                        self._files[file] = about.st_mtime, file.read_bytes()
+
+    def restore(self) -> None:
+        """Make the folder again, with what was remembered, and with what this process has written to its log.
+
+        Raises OSError where the folder around the cluster's has gone too, which was removed on purpose.
+        """
+        os.stat(self._path.parents[2])
+        make_private_folder(self._path / "log")
+        for file, (_, content) in self._files.items():
+            if not file.exists():
+                make_private_folder(file.parent)
+                with open_private(file, "wb") as written:
+                    written.write(content)
+        self._restore_log()
+
+    def watch(self) -> None:
+        """``last`` is there again, another file than before."""
+        self._inode = self._last.stat().st_ino
+
+    def _restore_log(self) -> None:
+        name = os.readlink("/proc/self/fd/2")
+        path = Path(name.removesuffix(" (deleted)"))
+        if not name.endswith(" (deleted)") or not path.is_relative_to(self._path):
+            return
+        with open("/proc/self/fd/2", "rb") as before, open_private(path, "ab") as log:
+            log.write(before.read())
+            log.flush()
+            for descriptor in (1, 2):
+                os.dup2(log.fileno(), descriptor)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from ring_notebook.launch.supervisor.forked_rank import ForkedRank
 from ring_notebook.launch.supervisor.output_lines import outlet
 from ring_notebook.launch.supervisor.parent_death import bind_to_parent
-from ring_notebook.launch.supervisor.start_error import NoProgramError
+from ring_notebook.launch.supervisor.rank_failure import NoProgramError
 from ring_notebook.rank.rank_status import RankStatus
 from ring_notebook.verdict import judge_late_rank
 

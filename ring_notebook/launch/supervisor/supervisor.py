@@ -16,13 +16,11 @@ import time
 from collections.abc import Sequence
 
 from ring_notebook.launch.connections.connections import Connections, new_job_name
-from ring_notebook.launch.supervisor.host_ranks import Assignment, HostRanks
-from ring_notebook.launch.supervisor.local_ranks import LocalRanks, raise_file_limit
+from ring_notebook.launch.supervisor.local_ranks import Assignment, HostRanks, LocalRanks, raise_file_limit
 from ring_notebook.launch.supervisor.outer_job import without_outer_job
 from ring_notebook.launch.supervisor.output_lines import TAGGED
-from ring_notebook.launch.supervisor.rank_failure import report
+from ring_notebook.launch.supervisor.rank_failure import report, report_start_error
 from ring_notebook.launch.supervisor.rank_process import FORWARDED
-from ring_notebook.launch.supervisor.start_error import report_start_error
 from ring_notebook.rank.rank_variables import loopback
 from ring_notebook.verdict import Event, Kind, RankFailure, Rules, describe_exit, judge
 

@@ -18,7 +18,7 @@ from ring_notebook.errors import RunFailed
 from ring_notebook.launch import job as jobs
 from ring_notebook.launch.cli import main
 from ring_notebook.launch.launchers.hosts import Host
-from ring_notebook.launch.launchers.openmpi import OpenMPI
+from ring_notebook.launch.launchers.site_launchers import OpenMPI
 from ring_notebook.launch.run_function import run
 from ring_notebook.launch.supervisor.rank_failure import split_reports
 from ring_notebook.rank.rank_status import rank_of_process

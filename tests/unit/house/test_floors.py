@@ -263,7 +263,7 @@ def test_a_circle_is_noticed(last: str) -> None:
         ("ring_notebook/engine/runner.py", "from ring_notebook.api import basics"),
         ("ring_notebook/engine/runner.py", "import ring_notebook.torch"),
         ("ring_notebook/launch/cli.py", "from ring_notebook.core import world"),
-        ("ring_notebook/launch/launchers/hydra.py", "from ring_notebook.launch.job import Job"),
+        ("ring_notebook/launch/launchers/site_launchers.py", "from ring_notebook.launch.job import Job"),
         ("ring_notebook/records.py", "from ring_notebook.core.buffers import Buffer"),
         ("ring_notebook/launch/run_function.py", "import mpi4py"),
         ("ring_notebook/notebook/panel/panel.py", "from ring_notebook.notebook.run.run import Run"),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ring_notebook.launch.launchers.mpi_library import loaded_mpi
+from ring_notebook.launch.launchers.launcher import loaded_mpi
 
 RANK = """
 import os

@@ -18,7 +18,7 @@ import pytest
 from ring_notebook.config import config
 from ring_notebook.errors import ClusterError, MPIMissingError
 from ring_notebook.launch.launchers import find_launcher as finding
-from ring_notebook.launch.launchers import limits
+from ring_notebook.launch.launchers import own_launchers
 from ring_notebook.launch.launchers.find_launcher import find_launcher
 from ring_notebook.launch.supervisor.outer_job import ADDED, without_outer_job
 from ring_notebook.notebook.cluster.cluster import Cluster
@@ -136,7 +136,7 @@ def test_options_that_can_have_no_effect_are_refused(arguments: list[str], words
 
 
 def test_a_cluster_that_is_too_large_is_refused_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "_processes", lambda: 6)
+    monkeypatch.setattr(own_launchers, "_processes", lambda: 6)
     with pytest.raises(ClusterError, match="5 ranks are more than this host can start: at most 3"):
         Cluster(5).start()
 

@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from harness.waiting import SLEEPS, until
-from ring_notebook.launch.launchers import limits
-from ring_notebook.launch.launchers.limits import too_many_ranks
+from ring_notebook.launch.launchers import own_launchers
+from ring_notebook.launch.launchers.own_launchers import too_many_ranks
 from ring_notebook.notebook.cluster.cluster import Cluster
 
 RINGRUN = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix"]
@@ -174,8 +174,8 @@ def test_few_open_files_are_enough_for_few_ranks() -> None:
     ("files", "processes", "most"), [(20_000, 32_768, 2853), (1 << 20, 1000, 500), (10, 32_768, 0)]
 )
 def test_the_least_limit_counts(files: int, processes: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "_open_files", lambda: files)
-    monkeypatch.setattr(limits, "_processes", lambda: processes)
+    monkeypatch.setattr(own_launchers, "_open_files", lambda: files)
+    monkeypatch.setattr(own_launchers, "_processes", lambda: processes)
     assert too_many_ranks(most) == "" or most == 0
     assert f"at most {most}, limited by the " in too_many_ranks(most + 1)
 

@@ -10,16 +10,12 @@ import pytest
 
 from ring_notebook import config as settings
 from ring_notebook.errors import MPIMissingError
-from ring_notebook.launch.launchers import srun
-from ring_notebook.launch.launchers.cray import Aprun, Pals
+from ring_notebook.launch.launchers import site_launchers
 from ring_notebook.launch.launchers.find_launcher import find_launcher
 from ring_notebook.launch.launchers.hosts import Host
-from ring_notebook.launch.launchers.hydra import Hydra
-from ring_notebook.launch.launchers.jsrun import Jsrun
 from ring_notebook.launch.launchers.launcher import Launcher
-from ring_notebook.launch.launchers.local import Local
-from ring_notebook.launch.launchers.openmpi import OpenMPI
-from ring_notebook.launch.launchers.srun import Srun
+from ring_notebook.launch.launchers.own_launchers import Local
+from ring_notebook.launch.launchers.site_launchers import Aprun, Hydra, Jsrun, OpenMPI, Pals, Srun
 from ring_notebook.own_python import module_command
 
 HERE = [Host("localhost", 3)]
@@ -57,7 +53,7 @@ def sets(hosts: int, each: int) -> list[str]:
 def _own_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in list(os.environ):
         monkeypatch.delenv(name)
-    monkeypatch.setattr(srun, "loaded_mpi", lambda: "MPICH")
+    monkeypatch.setattr(site_launchers, "loaded_mpi", lambda: "MPICH")
     settings.config.cache_clear()
     yield
     settings.config.cache_clear()
@@ -81,8 +77,6 @@ def _own_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         (Aprun("r"), NIDS, ["r", "-n", "3", "-N", "2", "-L", "12,7", "-v", "p"]),
         (Jsrun("j"), [], ["j", *sets(1, 3), "-v", "p"]),
         (Jsrun("j"), [Host("a", 1), Host("b", 1), Host("c", 1)], ["j", *sets(3, 1), "-v", "p"]),
-        (Local(min_np=2), [], [*SUPERVISOR, "3", "2", "p"]),
-        (Local(min_np=2), HERE, [*SUPERVISOR, "3", "2", "p"]),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Launcher) else None,
 )
@@ -92,6 +86,11 @@ def test_command_lines(
     monkeypatch.setenv("RING_TIMEOUT", "1")
     monkeypatch.setenv("SECRET", "1")
     assert launcher.command(["p"], 3, hosts, ["-v"], {"OWN": "1"}) == command
+
+
+@pytest.mark.parametrize("hosts", [[], HERE])
+def test_command_line_of_our_supervisor(hosts: list[Host]) -> None:
+    assert Local(min_np=2).command(["p"], 3, hosts) == [*SUPERVISOR, "3", "2", "p"]
 
 
 @pytest.mark.parametrize("launcher", [Hydra("m"), OpenMPI("m"), Srun("s")], ids=lambda value: type(value).__name__)

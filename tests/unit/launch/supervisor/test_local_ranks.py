@@ -10,8 +10,7 @@ import sys
 import pytest
 
 from harness.waiting import until
-from ring_notebook.launch.supervisor.host_ranks import Assignment
-from ring_notebook.launch.supervisor.local_ranks import LocalRanks, raise_file_limit
+from ring_notebook.launch.supervisor.local_ranks import Assignment, LocalRanks, raise_file_limit
 
 
 def test_a_rank_that_exits_before_the_others_have_started_loses_no_output(capfd: pytest.CaptureFixture[str]) -> None:

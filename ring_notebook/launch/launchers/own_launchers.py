@@ -1,0 +1,119 @@
+"""Our own supervisor as a launcher, on this host and over several, and how many ranks this host can start."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ring_notebook.errors import RingError
+from ring_notebook.launch.launchers.hosts import Host, check_slots, only_here
+from ring_notebook.launch.launchers.launcher import Launcher
+from ring_notebook.own_python import module_command
+
+__all__ = ["Local", "OverHosts", "check_file_size", "too_many_ranks"]
+
+_FILES_PER_RANK = 7
+"""Open files of the supervisor: a socket, a status file, two pipes, two process descriptors and a selector."""
+_FILES_OF_SUPERVISOR = 24
+_THREADS_PER_RANK = 2
+"""The rank itself, and the thread that passes its output on."""
+_BYTES_PER_RANK = 1 << 20
+"""Memory of the smallest program."""
+_LEAST_FILE = 16 << 20
+"""Bytes of a file below which no MPI starts either."""
+_PIDS_OF_GROUP = Path("/sys/fs/cgroup/pids.max")
+
+
+@dataclass(frozen=True, slots=True)
+class _Own(Launcher):
+    mpis = ("MPICH",)
+    foreign = False
+
+    path: str = sys.executable
+
+    def __str__(self) -> str:
+        return "the supervisor of ring_notebook"
+
+
+@dataclass(frozen=True, slots=True)
+class Local(_Own):
+    """Ranks on this host: those of MPICH, or those of an elastic job without MPI.
+
+    With a ``min_np`` the job is elastic: it continues without ranks that fail while so many are left.
+
+    With a named pipe for ``requests`` the ranks are a notebook's engines: those that live continue, and others are
+    started again when `engine_supervisor.request` asks for it.
+    """
+
+    min_np: int = 0
+    requests: str = ""
+
+    @property
+    def starts_again(self) -> bool:
+        return bool(self.requests)
+
+    def options(self, n: int, hosts: Sequence[Host], exported: Iterable[str]) -> list[str]:
+        if not only_here(hosts):
+            raise ValueError(f"the local launcher starts ranks on this host only, got {hosts[-1].name}")
+        if problem := too_many_ranks(n):
+            raise ValueError(problem)
+        module, option = "supervisor", str(self.min_np)
+        if self.requests:
+            module, option = "engine_supervisor", self.requests
+        return module_command(f"ring_notebook.launch.supervisor.{module}", str(n), option)[1:]
+
+
+@dataclass(frozen=True, slots=True)
+class OverHosts(_Own):
+    """Over several hosts: an agent on each starts the ranks of MPICH, and nothing of ours listens.
+
+    It sends the whole environment to all hosts, over the streams of ssh or what a batch system has for it.
+    """
+
+    def options(self, n: int, hosts: Sequence[Host], exported: Iterable[str]) -> list[str]:
+        check_slots(n, hosts)
+        named = ",".join(f"{host.name}:{host.slots}" for host in hosts)
+        return module_command("ring_notebook.launch.remote.job_of_hosts", str(n), named)[1:]
+
+
+def too_many_ranks(n: int) -> str:
+    """Why this host cannot start ``n`` ranks, and how many it can; empty when nothing speaks against it."""
+    limits = {
+        "processes that this user may have": _processes() // _THREADS_PER_RANK,
+        "open files that a process may have": (_open_files() - _FILES_OF_SUPERVISOR) // _FILES_PER_RANK,
+        "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _BYTES_PER_RANK,
+    }
+    what, most = min(limits.items(), key=lambda limit: limit[1])
+    if n <= most:
+        return ""
+    return f"{n} ranks are more than this host can start: at most {max(most, 0)}, limited by the {what}"
+
+
+def check_file_size() -> None:
+    """Raise RingError where a limit on the size of files keeps ranks from sharing memory at all."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if soft != resource.RLIM_INFINITY and soft < _LEAST_FILE:
+        raise RingError(
+            f"this process may write files of {soft >> 10} KiB at most (`ulimit -f`), and ranks share memory that "
+            "counts as a file; start it after `ulimit -f unlimited`"
+        )
+
+
+def _open_files() -> int:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1 << 30 if hard == resource.RLIM_INFINITY else hard
+
+
+def _processes() -> int:
+    limits = [int(Path(f"/proc/sys/kernel/{name}").read_text()) for name in ("pid_max", "threads-max")]
+    soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    if soft != resource.RLIM_INFINITY:
+        limits.append(soft)
+    with contextlib.suppress(OSError, ValueError):  # no such limit
+        limits.append(int(_PIDS_OF_GROUP.read_text()))
+    return min(limits)
