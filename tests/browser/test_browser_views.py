@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import expect
 
 from browser.lab import Lab, NotebookPage
-from ring_notebook.notebook.timeline.gantt import MIME
+from ring_notebook.notebook.run.timeline import MIME
 
 START = "%load_ext ring_notebook\n%ring start -n 2"
 TIMELINE = """%%ringtrain --name slow --timeline

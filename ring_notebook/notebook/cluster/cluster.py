@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import pickle
 import shutil
 import signal
 import time
@@ -14,17 +15,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
+
 from ring_notebook.config import config
 from ring_notebook.errors import ClusterError
 from ring_notebook.launch.launchers.hosts import parse_hosts
-from ring_notebook.notebook.cluster import discovery, push_pull
+from ring_notebook.notebook.cluster import discovery
+from ring_notebook.notebook.cluster.death import Death
 from ring_notebook.notebook.cluster.default_size import choose_size
-from ring_notebook.notebook.cluster.descriptors import require_descriptors
-from ring_notebook.notebook.cluster.processes import Processes
-from ring_notebook.notebook.cluster.ranks.death import Death
-from ring_notebook.notebook.cluster.ranks.engine_status import EngineStatus, engine_statuses
-from ring_notebook.notebook.cluster.ranks.heal import NOT_HERE, end, heal
-from ring_notebook.notebook.cluster.ranks.prepare_engines import meet, prepare_engines
+from ring_notebook.notebook.cluster.engine_status import EngineStatus, engine_statuses
+from ring_notebook.notebook.cluster.heal import NOT_HERE, end, heal, meet, prepare_engines
+from ring_notebook.notebook.cluster.processes import Processes, require_descriptors
 from ring_notebook.notebook.cluster.readiness import UnfinishedRuns, check_ranks, require_living
 from ring_notebook.notebook.cluster.stacks import Stack, stacks
 from ring_notebook.notebook.cluster.workspace import Synced, Workspace
@@ -38,6 +39,8 @@ __all__ = ["Cluster"]
 _START_TIMEOUT = 120.0
 _SECONDS_TO_END = 10.0  # for a run, one of whose ranks was ended
 _ATTACH_TIMEOUT = 10.0
+_SECONDS_TO_NAME = 2.0  # the user has pressed Tab and waits
+_NAMESPACE = "ring_notebook.engine.namespace"  # on the ranks
 
 
 class Cluster:
@@ -328,26 +331,46 @@ class Cluster:
 
     def push(self, values: Mapping[str, Any]) -> None:
         """Copy variables to every rank. Raises ClusterError that names one which cannot be pickled."""
-        push_pull.push(self._idle(), values)
+        engines = self._idle()
+        try:
+            pickled = cloudpickle.dumps(dict(values))
+        except Exception as error:
+            raise ClusterError(f"{_culprit(values)} cannot be pickled for the ranks: {error}") from None
+        engines.call(f"{_NAMESPACE}:put", pickled)
 
     def pull(self, name: str, rank: int = 0) -> Any:
         """A copy of the variable ``name`` of ``rank``. Raises ClusterError when it is missing or cannot be pickled."""
-        return push_pull.pull(self._idle(), name, rank)
+        engines = self._idle()
+        if not 0 <= rank < self.n:
+            raise ClusterError(f"there is no rank {rank}; the cluster has ranks 0-{self.n - 1}")
+        (data,) = engines.call(f"{_NAMESPACE}:get", name, ranks=[rank])
+        return pickle.loads(data)
 
     def variables(self, name: str = "") -> list[dict[str, str]]:
-        """Descriptions of the variable ``name`` (of all variables without it) by name: one dict per rank."""
-        return push_pull.describe(self._idle(), name)
+        """Descriptions of the variable ``name`` (of all variables without it) by name: one dict per rank.
+
+        Empty for ranks that have died.
+        """
+        engines = self._idle()
+        living = engines.living()
+        found = dict(zip(living, engines.call(f"{_NAMESPACE}:describe", name, ranks=living), strict=True))
+        return [found.get(rank, {}) for rank in range(self.n)]
 
     def names(self, path: str = "") -> list[str]:
         """The names on the first living rank, or those after ``path`` and a dot; ClusterError when it is slow."""
-        return push_pull.names(self._idle(), path)
+        engines = self._idle()
+        first = engines.living()[:1]
+        found: list[str] = engines.call(f"{_NAMESPACE}:names", path, ranks=first, timeout=_SECONDS_TO_NAME)[0]
+        return found
 
     def help(self, path: str) -> str:
         """Signature and documentation of a name on rank 0, such as ``ring.allreduce``, also while a run is in progress.
 
         Empty where rank 0 has no such name, or is slow.
         """
-        return push_pull.help_on(self._connected(), path)
+        engines = self._connected()
+        first = engines.living()[:1]
+        return str(engines.call_beside(f"{_NAMESPACE}:help_on", path, ranks=first, timeout=_SECONDS_TO_NAME)[0] or "")
 
     def sync(self) -> Synced:
         """Bring the modules that have changed in this notebook's folder to all ranks, and reload them there.
@@ -444,3 +467,13 @@ class Cluster:
     def __repr__(self) -> str:
         state = "running" if self.running else "died" if self.death else "stopped"
         return f"<Cluster of {self.n} engines ({self.why}): {state}>"
+
+
+def _culprit(variables: Mapping[str, Any]) -> str:
+    """The first of ``variables`` that cannot be pickled."""
+    for name, value in variables.items():
+        try:
+            cloudpickle.dumps(value)
+        except Exception:
+            return f"{name} ({type(value).__name__})"
+    return ", ".join(variables)

@@ -17,7 +17,7 @@ from typing import Any
 from ring_notebook.config import config
 from ring_notebook.errors import ClusterError
 from ring_notebook.files.private_files import changed_by_others, is_own, make_private_folder
-from ring_notebook.notebook.cluster.ranks.process_life import began, is_alive
+from ring_notebook.notebook.cluster.process_life import began, is_alive
 from ring_notebook.notebook.record.run_files import read_json, write_json
 from ring_notebook.notebook.style import plural
 

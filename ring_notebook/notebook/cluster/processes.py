@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import resource
 import select
 import signal
 from collections.abc import Sequence
@@ -27,13 +28,14 @@ from ring_notebook.launch.supervisor.engine_supervisor import make_requests, req
 from ring_notebook.launch.supervisor.outer_job import without_outer_job
 from ring_notebook.launch.supervisor.parent_death import wrap
 from ring_notebook.launch.supervisor.rank_failure import split_reports
-from ring_notebook.notebook.cluster.ranks.death import Death, explain, explain_failure, not_started, tail
-from ring_notebook.notebook.cluster.ranks.lost_ranks import LostRanks
+from ring_notebook.notebook.cluster.death import Death, explain, explain_failure, not_started, tail
+from ring_notebook.notebook.cluster.lost_ranks import LostRanks
 from ring_notebook.notebook.record.run_files import read_json, read_text
 from ring_notebook.own_python import module_command
 from ring_notebook.rank.rank_variables import MASTER
 
-__all__ = ["ControllerLauncher", "EngineLauncher", "Processes"]
+__all__ = ["ControllerLauncher", "EngineLauncher", "Processes", "require_descriptors"]
+
 
 # A heartbeat registers an engine, so a short period starts a cluster sooner. Deaths are noticed at the processes
 # themselves; the many misses allow ranks to compute for minutes without an answer.
@@ -353,3 +355,27 @@ def _silent() -> logging.Logger:
     log.addHandler(logging.NullHandler())
     log.propagate = False
     return log
+
+
+_BASE, _PER_ENGINE = 128, 16  # the controller needs the most: about 100 for its ports, and 8 for each engine
+
+
+def require_descriptors(n: int) -> None:
+    """Let this process, and so its children, open the files that a cluster of ``n`` engines needs.
+
+    Raises ClusterError when the hard limit is lower: libzmq ends its process when it cannot open a socket.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = _BASE + _PER_ENGINE * n
+    if _allows(soft, needed):
+        return
+    if not _allows(hard, needed):
+        raise ClusterError(
+            f"a cluster of {n} engines needs {needed} file descriptors, this process may have {hard}; start Jupyter "
+            f"after `ulimit -n {max(1024, needed)}`, or ask for fewer engines"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def _allows(limit: int, needed: int) -> bool:
+    return limit == resource.RLIM_INFINITY or limit >= needed

@@ -13,7 +13,7 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 
 from ring_notebook.errors import RingError
 from ring_notebook.notebook.magics import options, rank_names
-from ring_notebook.notebook.magics.default_cells import DefaultCells
+from ring_notebook.notebook.magics.cells import DefaultCells
 from ring_notebook.notebook.magics.session import Session
 from ring_notebook.notebook.notify import notices
 from ring_notebook.notebook.record.cell_options import CellOptions

@@ -19,7 +19,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from ring_notebook.errors import RingError
 from ring_notebook.frameworks import default
 from ring_notebook.notebook.magics import options
-from ring_notebook.notebook.magics.default_cells import runs_on_ranks
+from ring_notebook.notebook.magics.cells import runs_on_ranks
 from ring_notebook.notebook.magics.session import Session
 from ring_notebook.notebook.run import catalogue
 

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from threading import Thread
+from threading import Event, Thread
+from time import monotonic
 from typing import Any
 
+from IPython.core.error import StdinNotImplementedError
 from IPython.display import display
 
 from ring_notebook.errors import ClusterError, RingError
 from ring_notebook.notebook.cluster import discovery
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.cluster.stacks import render
-from ring_notebook.notebook.magics.cell_check import check_syntax
-from ring_notebook.notebook.magics.debugging import debug_rank
-from ring_notebook.notebook.magics.elapsed_line import ElapsedLine
+from ring_notebook.notebook.magics.cells import check_syntax
 from ring_notebook.notebook.panel.chart_area import load_charts
 from ring_notebook.notebook.record.cell_options import CellOptions
 from ring_notebook.notebook.record.run_record import RunRecord
@@ -31,7 +32,8 @@ from ring_notebook.notebook.style import plural
 from ring_notebook.notebook.style import ranks as rank_text
 from ring_notebook.notebook.table import Listing
 
-__all__ = ["Session"]
+__all__ = ["ElapsedLine", "Session", "debug_rank"]
+
 
 # A cell that ends sooner than this shows its report only: widgets would cost more than the run.
 _LIVE_AFTER = 0.1
@@ -357,3 +359,66 @@ def _described(cluster: Cluster) -> str:
         return cluster.why
     each = plural(most, "thread") if fewest == most else f"{fewest} to {most} threads"
     return f"{cluster.why}; {each} each"
+
+
+def debug_rank(cluster: Cluster, engine: int, name: str, commands: Sequence[str] = ()) -> None:
+    """Let the user debug the exception on ``engine``, which is called ``name``, until pdb ends.
+
+    With ``commands`` these are carried out and nothing is asked. Raises ClusterError when the engine has no exception,
+    RingError when the front end cannot ask.
+    """
+    text, goes_on = cluster.debug(engine)
+    print(f"{name}:\n{text}", end="")  # noqa: T201
+    given = iter(commands)
+    while goes_on:
+        if commands:
+            command = next(given, "")
+            if not command:
+                return
+        else:
+            try:
+                command = input(f"{name} (Pdb) ") or "where"
+            except EOFError:
+                return
+            except StdinNotImplementedError:
+                raise RingError(
+                    "this front end cannot ask for commands; give them: `%ring debug -c 'p x' -c where`"
+                ) from None
+        text, goes_on = cluster.debug(engine, command)
+        print(text, end="")  # noqa: T201
+
+
+_PERIOD = 0.5  # seconds
+_FIRST = 0.3  # seconds until the line appears: what is quicker needs none
+
+
+class ElapsedLine:
+    """Shows ``text`` and the seconds on standard output while the block runs; nothing is left of it."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._ended = Event()
+        self._width = 0
+        self._thread = Thread(target=self._show, name="ring-elapsed", daemon=True)
+
+    def __enter__(self) -> None:
+        self._started = monotonic()
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        if self._width:
+            self._write(f"\r{' ' * self._width}\r")
+
+    def _show(self) -> None:
+        wait = _FIRST
+        while not self._ended.wait(wait):
+            line = f"{self._text} {monotonic() - self._started:.1f} s"
+            self._width = max(self._width, len(line))
+            self._write(f"\r{line}")
+            wait = _PERIOD
+
+    def _write(self, text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()

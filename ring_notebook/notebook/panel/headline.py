@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from ring_notebook.notebook.panel import machine_load, missed_calls, slow_ranks, stall_notice
+from ring_notebook.notebook.panel import machine_load, slow_ranks
 from ring_notebook.notebook.panel.progress import Progress, progress
+from ring_notebook.notebook.panel.waits import left_out, left_out_in_loop, stall_sentence
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.record.run_view import EPOCH, RankView, RunView
 from ring_notebook.notebook.style import RED, STATUS_COLORS, duration, plural, ranks, whole
@@ -47,10 +48,10 @@ def headline(log: RunRecord, view: RunView, stuck: Sequence[RankView] = ()) -> H
     if running and (epochs := [rank.last[EPOCH] for rank in view.ranks if EPOCH in rank.last]):
         facts.append(f"epoch {min(epochs):g}")
     if stuck:  # first of all
-        alarms = [stall_notice.sentence(stuck, log.source, log.first_line)]
+        alarms = [stall_sentence(stuck, log.source, log.first_line)]
     else:
-        alarms = [missed_calls.sentence(view, log.source, log.first_line) if running else ""]
-    alarms = [*filter(None, [*alarms, missed_calls.in_loop(view) if running else ""])]
+        alarms = [left_out(view, log.source, log.first_line) if running else ""]
+    alarms = [*filter(None, [*alarms, left_out_in_loop(view) if running else ""])]
     slow = None if stuck else slow_ranks.find(view)
     waits = any(rank.status and rank.status.waiting for rank in stuck)
     done = progress(view, log.source) if running else Progress(None, None)

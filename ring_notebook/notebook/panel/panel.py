@@ -12,10 +12,17 @@ from ipywidgets import HTML, Button, HBox, Layout, VBox
 
 from ring_notebook.config import config
 from ring_notebook.notebook import close_widgets
-from ring_notebook.notebook.panel import beginning, headline, hints, machine_load, rank_table, report, stall_notice
+from ring_notebook.notebook.panel import (
+    headline,
+    hints,
+    labelled_lines,
+    machine_load,
+    rank_table,
+    report,
+    waits,
+)
 from ring_notebook.notebook.panel.chart_area import ChartArea, answer_while_busy
-from ring_notebook.notebook.panel.output import labelled_lines
-from ring_notebook.notebook.panel.output.live_displays import Gallery
+from ring_notebook.notebook.panel.display_area import Gallery
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.record.run_view import RunView
 from ring_notebook.notebook.style import CSS
@@ -143,9 +150,9 @@ class Panel:
             self._table.value = rank_table.html(rank_table.table(view, loads=self._loads))
             self._table_due = monotonic() + len(self._table.value) / TEXT_BYTES
         trouble = report.alert(self._log.trouble) + report.question(self._asks())
-        waiting = stall_notice.html(stuck, self._log.source, self._log.first_line)
+        waiting = waits.stall_html(stuck, self._log.source, self._log.first_line)
         begun = bool(view.names or stuck)
-        self._beginning.value = "" if begun else beginning.html(view, self._log.source, self._log.first_line)
+        self._beginning.value = "" if begun else waits.beginning_html(view, self._log.source, self._log.first_line)
         self._beginning.layout.display = "none" if begun else None
         self._notices.value = trouble + waiting + hints.html(self._lint.hints(view))
         self._output.add(view)

@@ -9,11 +9,10 @@ from typing import Any
 
 from IPython.display import HTML
 
-from ring_notebook.notebook.panel import headline, hints, machine_load, rank_table
-from ring_notebook.notebook.panel.charts import still_charts
+from ring_notebook.notebook.panel import display_area, headline, hints, labelled_lines, machine_load, rank_table
+from ring_notebook.notebook.panel.charts import svg_chart
 from ring_notebook.notebook.panel.charts.chart import Chart, charts, titles
 from ring_notebook.notebook.panel.charts.curves import many
-from ring_notebook.notebook.panel.output import displays_html, labelled_lines
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.record.run_view import RunView
 from ring_notebook.notebook.style import CSS, first_names, number, plural, rank_list
@@ -37,8 +36,8 @@ def mime_bundle(log: RunRecord, plot: Sequence[str] = (), displays: bool = False
     view = log.view()
     page, text = _page(log, view, plot, error), _text(log, view, plot, error)
     if displays and view.displays:
-        page += f"<div>{displays_html.html(view.displays)}</div>{escape(_earlier(log, view))}"
-        text = "\n".join(filter(None, [text, displays_html.text(view.displays) + _earlier(log, view)]))
+        page += f"<div>{display_area.html(view.displays)}</div>{escape(_earlier(log, view))}"
+        text = "\n".join(filter(None, [text, display_area.text(view.displays) + _earlier(log, view)]))
     return {"text/html": page, "text/plain": text}
 
 
@@ -56,7 +55,7 @@ def outputs(log: RunRecord) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     view = log.view()
     bundles: list[tuple[dict[str, Any], dict[str, Any]]] = []
     for one in view.displays:
-        ranks = {"text/html": displays_html.label(one), "text/plain": f"[{rank_list(one.ranks)}]"}
+        ranks = {"text/html": display_area.label(one), "text/plain": f"[{rank_list(one.ranks)}]"}
         bundles += [(ranks, {}), (one.data, one.metadata)]
     return [({"text/plain": note}, {}) for note in [_earlier(log, view)] if note] + bundles
 
@@ -76,7 +75,7 @@ def figure(log: RunRecord, names: Sequence[str] = ()) -> HTML:
         if name not in view.curves:
             raise KeyError(f"run {log.run} has no metric {name!r}; it logged: {first_names(view.charted) or 'none'}")
     shown = charts(view, names or titles(view)[:MOST_CHARTS], log.look)
-    return HTML(CSS + still_charts.CSS + still_charts.grid(shown) + _uncharted(view, names))
+    return HTML(CSS + svg_chart.CSS + svg_chart.grid(shown) + _uncharted(view, names))
 
 
 def compare(logs: Sequence[RunRecord], names: Sequence[str] = ()) -> HTML:
@@ -91,7 +90,7 @@ def compare(logs: Sequence[RunRecord], names: Sequence[str] = ()) -> HTML:
     rates = {run: view.throughput for run, view in views.items() if view.throughput}
     if rates:
         made.append(Chart("samples/s per rank", "mean", "seconds", many(rates), from_zero=True))
-    return HTML(differences(logs, labels)._repr_html_() + CSS + still_charts.CSS + still_charts.grid(made))
+    return HTML(differences(logs, labels)._repr_html_() + CSS + svg_chart.CSS + svg_chart.grid(made))
 
 
 def differences(logs: Sequence[RunRecord], labels: Sequence[str]) -> Listing:
@@ -142,10 +141,10 @@ def _page(log: RunRecord, view: RunView, plot: Sequence[str], error: bool) -> st
     table = rank_table.html(rank_table.table(view, still=True)) if told else ""
     shown = charts(view, plot or titles(view)[:MOST_CHARTS], log.look)
     machine = _machine(log, view)
-    style = CSS + still_charts.CSS * bool(shown or machine)
+    style = CSS + svg_chart.CSS * bool(shown or machine)
     return (
         f"{style}<div class='ring-report'>{headline.html(headline.headline(log, view))}"
-        f"{_params(log)}{alert(_trouble(log))}{notice}{still_charts.grid(shown)}{_uncharted(view, plot)}"
+        f"{_params(log)}{alert(_trouble(log))}{notice}{svg_chart.grid(shown)}{_uncharted(view, plot)}"
         f"<div class='ring-rows'>{table}</div>{machine}"
         f"{hints.html(lint(log).hints(view))}{_output(log, view)}</div>"
     )
@@ -163,7 +162,7 @@ def _machine(log: RunRecord, view: RunView) -> str:
     """
     if not view.names and view.elapsed < MACHINE_SECONDS:
         return ""
-    shown = still_charts.grid(machine_load.charts(view, log.look))
+    shown = svg_chart.grid(machine_load.charts(view, log.look))
     return f"<details{' open' * log.look.machine}><summary>Machine</summary>{shown}</details>" if shown else ""
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from ring_notebook.config import config
 from ring_notebook.errors import RingError
 from ring_notebook.files.private_files import open_private
-from ring_notebook.notebook.panel.output import labelled_lines
+from ring_notebook.notebook.panel import labelled_lines
 from ring_notebook.notebook.panel.report import compare as compare_report
 from ring_notebook.notebook.record.choices import keep_labels, read_labels
 from ring_notebook.notebook.record.constants import constants

@@ -13,7 +13,7 @@ from IPython.core.error import UsageError
 from ring_notebook.error_text import printable
 from ring_notebook.errors import RunFailed
 from ring_notebook.notebook import style
-from ring_notebook.notebook.panel.missed_calls import counted
+from ring_notebook.notebook.panel.waits import count_calls
 from ring_notebook.records import Failure
 
 __all__ = ["as_exception", "brief", "describe", "describe_deaths"]
@@ -64,7 +64,7 @@ def describe(
         lines.append(f"{style.ranks(ranks)}: {f'the same, at line {_line(other)}' if same else _summary(other)}")
     lines += _stopped(failure for failure in failures if failure not in primary)
     if first.aborted and len(set((calls or {}).values())) > 1:
-        lines.append(f"{counted(calls or {})}; they part at line {_line(first)}")
+        lines.append(f"{count_calls(calls or {})}; they part at line {_line(first)}")
     return "\n".join([*lines, *_still_running(still_running)])
 
 

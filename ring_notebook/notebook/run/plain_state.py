@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from math import isfinite
 from typing import Any
 
-from ring_notebook.notebook.panel.output.labelled_lines import Lines
+from ring_notebook.notebook.panel.labelled_lines import Lines
 from ring_notebook.notebook.panel.progress import progress
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.record.run_view import RankView

@@ -25,9 +25,9 @@ from ring_notebook.notebook.run.export import Script, export
 from ring_notebook.notebook.run.failures import brief
 from ring_notebook.notebook.run.plain_state import plain_state
 from ring_notebook.notebook.run.takeover import FollowedLog
+from ring_notebook.notebook.run.timeline import Timeline
 from ring_notebook.notebook.run.watch import Watch
 from ring_notebook.notebook.style import ranks
-from ring_notebook.notebook.timeline.timeline import Timeline
 from ring_notebook.records import Status
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ring_notebook.notebook.panel.charts import still_charts
+from ring_notebook.notebook.panel.charts import svg_chart
 from ring_notebook.notebook.panel.charts.chart import Chart
 from ring_notebook.notebook.panel.charts.curves import many
 from ring_notebook.notebook.record.series import Points
@@ -75,4 +75,4 @@ class ScalingReport(Listing):
             "ideal": {0: Points(ranks, array("d", (rank / ranks[0] for rank in ranks)))},
         }
         chart = Chart("speedup", "", "ranks", many(lines), from_zero=True)
-        return f"{super()._repr_html_()}{still_charts.CSS}{still_charts.grid([chart])}"
+        return f"{super()._repr_html_()}{svg_chart.CSS}{svg_chart.grid([chart])}"

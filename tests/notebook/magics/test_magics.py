@@ -12,7 +12,7 @@ import pytest
 
 from harness.waiting import until
 from notebook.kernel import ANSI, Notebook
-from ring_notebook.notebook.timeline.gantt import MIME
+from ring_notebook.notebook.run.timeline import MIME
 
 
 @pytest.fixture(scope="module")

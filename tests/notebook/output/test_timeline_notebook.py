@@ -9,7 +9,7 @@ import nbformat
 from nbclient import NotebookClient
 
 from notebook.kernel import without_ports
-from ring_notebook.notebook.timeline.gantt import MIME
+from ring_notebook.notebook.run.timeline import MIME
 
 NOTEBOOK = Path(__file__).parents[3] / "notebooks" / "05_timeline.ipynb"
 

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from ring_notebook.notebook.cluster.ranks.death import explain, tail
+from ring_notebook.notebook.cluster.death import explain, tail
 from ring_notebook.verdict import RankFailure
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ring_notebook.notebook.cluster.native_frames import NativeFrame, parse_native
+from ring_notebook.notebook.cluster.stacks import NativeFrame, parse_native
 
 WRITTEN = """a line that the cell has printed
 Native stack (most recent call first):

@@ -1,6 +1,6 @@
 """Output of many ranks as labelled lines."""
 
-from ring_notebook.notebook.panel.output.labelled_lines import Line, Lines, count, html, split_last, text
+from ring_notebook.notebook.panel.labelled_lines import Line, Lines, count, html, split_last, text
 from ring_notebook.notebook.record.run_view import Printed
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ring_notebook.notebook.panel.output.terminal_rows import TerminalRows
+from ring_notebook.notebook.panel.labelled_lines import TerminalRows
 
 
 @pytest.mark.parametrize(

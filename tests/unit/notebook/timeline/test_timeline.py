@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from ring_notebook.notebook.record.run_files import RunFiles
-from ring_notebook.notebook.timeline.spans import HELD, Span
-from ring_notebook.notebook.timeline.timeline import Timeline, account, explain, gantt
+from ring_notebook.notebook.run.timeline import HELD, MOST_BARS, Span, Timeline, account, explain, vega_lite
 from ring_notebook.records import PROGRAM, TRAINING, Trace
 
 
@@ -163,7 +162,7 @@ def test_a_run_that_was_not_recorded(tmp_path: Path) -> None:
 
 def test_the_chart_holds_every_span_and_stays_small_when_there_are_many() -> None:
     few = [Span(rank, 0.1 * rank, 1.0, "waiting", "allreduce", 0, 1, 64, 1) for rank in range(2)]
-    bars = gantt.spec(few)["data"]["values"]
+    bars = vega_lite(few)["data"]["values"]
     assert [(bar["rank"], bar["phase"], bar["begin"], bar["end"]) for bar in bars] == [
         (0, "compute", 0.0, 1.0),
         (1, "compute", 0.0, 1.0),
@@ -173,10 +172,10 @@ def test_the_chart_holds_every_span_and_stays_small_when_there_are_many() -> Non
     assert bars[2]["for"] == 1
 
     many = [Span(0, i * 1e-3, i * 1e-3 + 5e-4, "moving", "allreduce", 0, i, 64, -1) for i in range(50_000)]
-    bars = gantt.spec(many)["data"]["values"]
-    assert len(bars) <= gantt.MOST_BARS + 1
+    bars = vega_lite(many)["data"]["values"]
+    assert len(bars) <= MOST_BARS + 1
     assert bars[-1]["end"] == pytest.approx(many[-1].end, abs=1e-6)
-    assert len(json.dumps(gantt.spec(many))) < 500_000
+    assert len(json.dumps(vega_lite(many))) < 500_000
 
 
 def test_what_ranks_say_of_the_whole_run_stands_below_the_table(tmp_path: Path) -> None:

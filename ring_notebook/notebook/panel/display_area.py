@@ -1,17 +1,21 @@
-"""What the ranks display, in the live panel; the page renders it as any output of a notebook."""
+"""What the ranks display: in the live panel, as outputs that the page renders, and elsewhere as HTML and text."""
 
 from __future__ import annotations
 
+import base64
+from collections.abc import Iterable
+from html import escape
 from time import monotonic
 
 from ipywidgets import HTML, Layout, Output, VBox
 
 from ring_notebook.notebook import close_widgets
-from ring_notebook.notebook.panel.output import displays_html
 from ring_notebook.notebook.record.displays import Displayed
 from ring_notebook.notebook.record.run_view import RunView
+from ring_notebook.notebook.style import GREY, rank_color, rank_list
 
-__all__ = ["Gallery"]
+__all__ = ["Gallery", "html", "label", "text"]
+
 
 # A server drops what a kernel sends beyond a megabyte a second, and the charts need some of it.
 BYTES_PER_SECOND = 400_000
@@ -56,7 +60,7 @@ class _Frame:
 
     def __init__(self, one: Displayed) -> None:
         self._shown = one
-        self._label = HTML(displays_html.label(one))
+        self._label = HTML(label(one))
         self._output = Output(outputs=(_output(one),))
         self.widget = VBox([self._label, self._output])
 
@@ -64,7 +68,7 @@ class _Frame:
         """Show a newer state; returns the number of bytes that this sends."""
         before, self._shown = self._shown, one
         if one.ranks != before.ranks:
-            self._label.value = displays_html.label(one)
+            self._label.value = label(one)
         if one.data is before.data:
             return 0
         self._output.outputs = (_output(one),)
@@ -73,3 +77,44 @@ class _Frame:
 
 def _output(one: Displayed) -> dict[str, object]:
     return {"output_type": "display_data", "data": one.data, "metadata": one.metadata}
+
+
+_PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+
+
+def label(one: Displayed) -> str:
+    """The label with the ranks that show it, for a page."""
+    color = rank_color(one.ranks[0]) if len(one.ranks) == 1 else GREY
+    return f"<span style='color:{color};font:12px monospace'>[{rank_list(one.ranks)}]</span>"
+
+
+def html(displays: Iterable[Displayed]) -> str:
+    """All of them for a page."""
+    return "".join(f"<div>{label(one)}<div>{_body(one)}</div></div>" for one in displays)
+
+
+def text(displays: Iterable[Displayed]) -> str:
+    """All of them for a terminal."""
+    return "".join(f"[{rank_list(one.ranks)}] {_plain(one)}\n" for one in displays)
+
+
+def _body(one: Displayed) -> str:
+    """The richest form that any page shows without a renderer."""
+    for mime in _PICTURES:
+        if mime in one.data:
+            return _image(one, mime, one.data[mime])
+    if "image/svg+xml" in one.data:
+        return _image(one, "image/svg+xml", base64.b64encode(one.data["image/svg+xml"].encode()).decode())
+    if "text/html" in one.data:
+        return str(one.data["text/html"])
+    return f"<pre>{escape(_plain(one))}</pre>"
+
+
+def _image(one: Displayed, mime: str, data: str) -> str:
+    about = one.metadata.get(mime, {})
+    size = "".join(f" {name}='{int(about[name])}'" for name in ("width", "height") if name in about)
+    return f"<img alt='{escape(_plain(one), quote=True)}'{size} src='data:{mime};base64,{data.strip()}'>"
+
+
+def _plain(one: Displayed) -> str:
+    return str(one.data.get("text/plain") or ", ".join(one.data))

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from threading import Lock, Thread
 
-from ring_notebook.notebook.cluster.ranks.death import Death, explain_rank, failures_of
-from ring_notebook.notebook.cluster.ranks.process_life import is_alive, is_ending
+from ring_notebook.notebook.cluster.death import Death, explain_rank, failures_of
+from ring_notebook.notebook.cluster.process_life import is_alive, is_ending
 from ring_notebook.notebook.engines import Engine
 from ring_notebook.verdict import SECONDS_TO_EXPLAIN
 

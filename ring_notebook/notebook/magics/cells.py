@@ -1,14 +1,24 @@
-"""`%ring default on`: cells without a magic run on the ranks, and `%%local` keeps one in the notebook's own process."""
+"""Which cells run on the ranks, also without a magic (`%ring default on`), and whether they can: their syntax.
+
+`%%local` keeps a cell in the notebook's own process.
+"""
 
 from __future__ import annotations
 
+import ast
 import re
+import traceback
 from collections.abc import Callable
 from typing import Any
 
+from IPython.core.inputtransformer2 import TransformerManager
 from IPython.core.interactiveshell import InteractiveShell
 
-__all__ = ["DefaultCells", "runs_on_ranks"]
+from ring_notebook.errors import CellSyntaxError
+from ring_notebook.notebook.run.failures import brief
+
+__all__ = ["DefaultCells", "check_syntax", "runs_on_ranks"]
+
 
 _LOCAL = re.compile(r"\s*%%local\s*$")
 _STAYS = re.compile(r"\s*(%ring\b|%(re)?load_ext\b|%autoreload\b|#|$)")  # lines that do not make a cell one of ranks
@@ -42,3 +52,24 @@ def runs_on_ranks(cell: str) -> bool:
     """Whether a cell has anything to run on ranks: no cell magic of its own, and not only `%ring` lines."""
     first = next((line for line in cell.splitlines() if line.strip()), "")
     return not first.lstrip().startswith("%%") and not all(_STAYS.match(line) for line in cell.splitlines())
+
+
+_OURS = re.compile(r"^\s*get_ipython\(\)\.run_(line|cell)_magic\('(ring\w*|local)'", re.MULTILINE)
+
+
+def check_syntax(source: str, first_line: int) -> None:
+    """Raise CellSyntaxError when the cell has a syntax error, with the line number that the notebook shows, or uses
+    one of our magics, which ranks do not have.
+    """
+    text = "\n" * (first_line - 1) + TransformerManager().transform_cell(source)
+    if ours := _OURS.search(text):
+        kind, name = ours.groups()
+        advice = "remove its line" if kind == "cell" else "give it a cell of its own"
+        said = f"{'%%' if kind == 'cell' else '%'}{name} within a cell that runs on the ranks; {advice}"
+        raise brief(CellSyntaxError(said), f"CellSyntaxError: {said}")
+    try:
+        ast.parse(text, "<cell>")
+    except SyntaxError as error:
+        lines = "".join(traceback.format_exception_only(error)).rstrip()
+        text = lines.replace('File "<cell>"', "Cell").strip()
+        raise brief(CellSyntaxError(text), text) from None

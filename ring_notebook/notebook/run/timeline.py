@@ -5,24 +5,44 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from operator import attrgetter
 from pathlib import Path
 from statistics import fmean, median
+from typing import Any, NamedTuple
 
 from IPython.display import HTML, display
 
 from ring_notebook.notebook.record.run_files import TIMELINE
 from ring_notebook.notebook.record.spent import SHARES, Spent
+from ring_notebook.notebook.style import GREY, PHASE_COLORS
 from ring_notebook.notebook.table import Listing
-from ring_notebook.notebook.timeline import gantt
-from ring_notebook.notebook.timeline.spans import Span, read_spans, read_training, spent_in
+from ring_notebook.records import PROGRAM, TRAINING
 
-__all__ = ["Account", "Timeline", "account", "explain"]
+__all__ = [
+    "HELD",
+    "MIME",
+    "MOST_BARS",
+    "Account",
+    "Span",
+    "Timeline",
+    "account",
+    "explain",
+    "read_spans",
+    "read_training",
+    "spent_in",
+    "vega_lite",
+]
+
 
 # Below this share of the time nothing is worth a sentence.
 NOTABLE = 0.05
+MIME = "application/vnd.vegalite.v5+json"
+MOST_BARS = 3000  # of some 100 bytes each in the saved notebook
+HELD = ("held", "held up")
+"""Phases in which an operation holds the program: the second is the part of the first in which others had not come."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +126,7 @@ class Timeline:
 
     def _ipython_display_(self) -> None:
         display(HTML(f"<p><b>{escape(self.why)}</b></p>{self.table._repr_html_()}"))
-        display({gantt.MIME: gantt.spec(self.spans), "text/plain": repr(self)}, raw=True)
+        display({MIME: vega_lite(self.spans), "text/plain": repr(self)}, raw=True)
 
 
 def account(spans: Sequence[Span], training: Mapping[int, tuple[float, float]]) -> list[Account]:
@@ -188,3 +208,179 @@ def _largest(spans: Sequence[Span]) -> str:
 
 def _size(nbytes: int) -> str:
     return f"{nbytes / 2**20:.1f} MiB" if nbytes >= 2**20 else f"{nbytes / 1024:.1f} KiB"
+
+
+class Span(NamedTuple):
+    """One thing that a rank did, in seconds since the first event of the run.
+
+    ``phase`` is "packing", "waiting", "moving" or "sending" of an operation of ``group``, with or without the program;
+    in the group PROGRAM one of HELD, or "data", "bubble", "moving" and, for operations of other backends, "waiting".
+    ``last`` is the rank that came last to what was waited for, -1 where nobody waited.
+    """
+
+    rank: int
+    begin: float
+    end: float
+    phase: str
+    what: str
+    group: int
+    sequence: int
+    nbytes: int
+    last: int
+
+
+def read_spans(events: Iterable[dict[str, Any]]) -> list[Span]:
+    """The spans among events in Chrome's format, by begin; what is merely queued takes nobody's time."""
+    first = _first(events)
+    spans = []
+    for event in events:
+        if event["ph"] != "X":
+            continue
+        args, begin = event["args"], event["ts"] * 1e-6 - first
+        spans.append(
+            Span(
+                event["pid"],
+                begin,
+                begin + event["dur"] * 1e-6,
+                event["cat"],
+                event["name"],
+                event["tid"],
+                args.get("sequence", 0),
+                args.get("bytes", 0),
+                args.get("last to arrive", -1),
+            )
+        )
+    return sorted(spans, key=attrgetter("begin"))
+
+
+def read_training(events: Iterable[dict[str, Any]]) -> dict[int, tuple[float, float]]:
+    """When the training of each rank began and ended, in seconds since the first event of the run."""
+    first = _first(events)
+    marks: dict[int, list[float]] = {}
+    for event in events:
+        if event.get("cat") == TRAINING:
+            marks.setdefault(event["pid"], []).append(event["ts"] * 1e-6 - first)
+    return {rank: (min(moments), max(moments)) for rank, moments in marks.items()}
+
+
+def _first(events: Iterable[dict[str, Any]]) -> float:
+    return min((event["ts"] * 1e-6 for event in events if event["ph"] == "X"), default=0.0)
+
+
+def spent_in(spans: Iterable[Span], begin: float, end: float) -> Spent:
+    """Where the time of one rank went from ``begin`` to ``end``: the same parts as ranks count themselves in a run."""
+    parts: dict[str, list[Span]] = {}
+    for span in spans:
+        if span.group == PROGRAM:
+            parts.setdefault(span.phase, []).append(span)
+
+    def seconds(*phases: str) -> float:
+        return _covered([span for phase in phases for span in parts.get(phase, ())], begin, end)
+
+    held_up = seconds("held up")
+    moving = seconds("held", "moving") - held_up
+    return Spent(end - begin, moving, held_up + seconds("waiting"), seconds("bubble"), seconds("data"))
+
+
+def _covered(spans: Iterable[Span], begin: float, end: float) -> float:
+    """Seconds in which at least one of them was, since several threads of a program may wait at the same time."""
+    total, reached = 0.0, begin
+    for span in sorted(spans, key=attrgetter("begin")):
+        until = min(span.end, end)
+        total += max(0.0, until - max(span.begin, reached))
+        reached = max(reached, until)
+    return total
+
+
+def vega_lite(spans: Sequence[Span]) -> dict[str, Any]:
+    """A Vega-Lite chart of the spans; dragging and the wheel move and zoom the time axis.
+
+    Neighbours that are too close to be told apart are drawn as one bar when there are more than MOST_BARS.
+    """
+    spans = [span for span in spans if span.phase not in HELD]  # what the program waited for is drawn already
+    ranks = sorted({span.rank for span in spans})
+    begin, end = min((s.begin for s in spans), default=0.0), max((s.end for s in spans), default=0.0)
+    bars = [
+        {
+            "rank": rank,
+            "phase": "compute",
+            "begin": round(begin, 6),
+            "end": round(end, 6),
+            "what": "outside collectives",
+        }
+        for rank in ranks
+    ]
+    bars += [_bar(group) for group in _joined(spans, end - begin)]
+    used = [phase for phase in PHASE_COLORS if any(bar["phase"] == phase for bar in bars)]
+    return {
+        "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
+        "width": 720,
+        "height": {"step": max(6, min(26, 400 // max(1, len(ranks))))},
+        "background": "transparent",
+        "config": {
+            "axis": {"labelColor": GREY, "titleColor": GREY, "gridOpacity": 0.3},
+            "legend": {"labelColor": GREY, "titleColor": GREY},
+            "view": {"stroke": None},
+        },
+        "data": {"values": bars},
+        "params": [{"name": "zoom", "select": {"type": "interval", "encodings": ["x"]}, "bind": "scales"}],
+        "mark": {"type": "bar", "clip": True},
+        "encoding": {
+            "y": {"field": "rank", "type": "ordinal", "title": "rank"},
+            "x": {
+                "field": "begin",
+                "type": "quantitative",
+                "title": "seconds",
+                "scale": {"nice": False, "zero": False},
+            },
+            "x2": {"field": "end"},
+            "color": {
+                "field": "phase",
+                "type": "nominal",
+                "title": None,
+                "scale": {"domain": used, "range": [PHASE_COLORS[phase] for phase in used]},
+            },
+            "tooltip": [
+                {"field": "rank"},
+                {"field": "phase"},
+                {"field": "what"},
+                {"field": "for", "title": "waited for rank"},
+                {"field": "begin", "format": ".6f", "title": "begin (s)"},
+                {"field": "ms", "format": ".3f", "title": "took (ms)"},
+            ],
+        },
+    }
+
+
+def _joined(spans: Sequence[Span], seconds: float) -> list[list[Span]]:
+    """The spans in groups that become one bar each."""
+    near = 0.0
+    while True:
+        groups: list[list[Span]] = []
+        open_groups: dict[tuple[int, str], list[Span]] = {}
+        for span in spans:
+            key = (span.rank, span.phase)
+            group = open_groups.get(key)
+            if group is not None and near and span.begin - group[-1].end < near:
+                group.append(span)
+            else:
+                open_groups[key] = [span]
+                groups.append(open_groups[key])
+        if len(groups) <= MOST_BARS:
+            return groups
+        near = near * 2 or seconds / 8000
+
+
+def _bar(group: Sequence[Span]) -> dict[str, Any]:
+    first, end = group[0], max(span.end for span in group)
+    bar: dict[str, Any] = {
+        "rank": first.rank,
+        "phase": first.phase,
+        "begin": round(first.begin, 6),
+        "end": round(end, 6),
+        "ms": round((end - first.begin) * 1000, 3),
+        "what": first.what if len(group) == 1 else f"{len(group)} operations",
+    }
+    if len(group) == 1 and first.last not in (-1, first.rank):
+        bar["for"] = first.last
+    return bar

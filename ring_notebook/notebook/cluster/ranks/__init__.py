@@ -1,1 +1,0 @@
-"""The engines of a running cluster, one by one: made ready, looked at, missed when they die, started again."""

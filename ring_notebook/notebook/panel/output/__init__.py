@@ -1,1 +1,0 @@
-"""What ranks print and display, as the panel and the report show it."""

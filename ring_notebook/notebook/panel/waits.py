@@ -1,0 +1,210 @@
+"""Where ranks are that make no step, in words: before the first one, stalled, or parted by a call that one left out.
+
+Statements of the top level of a cell are executed once and in order. So when one rank waits within a statement, for a
+rank that executes a later one and has called fewer collectives, the numbers of calls differ for good.
+
+Within a loop that `track` counts, ranks may go on for long after one of them has left out a call: the next call of that
+rank meets the one that the others made a step before. What each rank had called before the same steps shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from ring_notebook.notebook.record.run_view import RankView, RunView
+from ring_notebook.notebook.style import duration, rank_list, ranks
+
+__all__ = ["beginning_html", "count_calls", "left_out", "left_out_in_loop", "stall_html", "stall_sentence"]
+
+_MOST_PLACES = 4  # at which ranks are
+_MOST_ROWS = 8
+_MOST_CHARACTERS = 100
+_SECONDS = 1.0  # that a rank has waited, so that the states of both ranks are of the same moment
+
+
+def _source_line(source: str, first_line: int, line: int) -> str:
+    """The text of a line of the cell, by the number that the notebook shows; empty when there is none."""
+    listed = source.splitlines()
+    index = line - first_line
+    text = listed[index].strip() if 0 <= index < len(listed) else ""
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 1]}…"
+
+
+def _lines(view: RunView, source: str, first_line: int) -> list[str]:
+    """A line for each place of the cell at which ranks are, and since when."""
+    places: dict[int, list[int]] = {}
+    since: dict[int, float] = {}
+    for rank in view.ranks:
+        if rank.ended is None:
+            line = rank.status.line if rank.status else -1
+            places.setdefault(line, []).append(rank.rank)
+            since[line] = max(since.get(line, 0.0), rank.idle)
+    return [_at(line, places[line], since[line], source, first_line) for line in sorted(places)[:_MOST_PLACES]]
+
+
+def _at(line: int, who: list[int], seconds: float, source: str, first_line: int) -> str:
+    if line < 0:
+        return f"{ranks(who)}: the cell is on its way ({duration(seconds)})"
+    if line == 0:
+        return f"{ranks(who)}: opening the run ({duration(seconds)})"
+    return f"{ranks(who)} at line {line}: {_source_line(source, first_line, line)} ({duration(seconds)})"
+
+
+def beginning_html(view: RunView, source: str, first_line: int) -> str:
+    """The lines for a page; empty when all ranks have ended."""
+    listed = _lines(view, source, first_line)
+    if not listed:
+        return ""
+    return f"<div class='ring-begin'>{''.join(f'<div>{escape(one)}</div>' for one in listed)}</div>"
+
+
+def stall_sentence(stalled: Sequence[RankView], source: str = "", first_line: int = 1) -> str:
+    """How long and why: which ranks have not called the collective that others wait in, and where they are instead."""
+    waiting = {rank.rank: found for rank in stalled if (found := _waiting(rank))}
+    missing = {one for found in waiting.values() for one in found.get("missing", ())}
+    begin = f"{'stuck' if waiting else 'no progress'} for {duration(min(rank.idle for rank in stalled))}: "
+    waits = f"{ranks(waiting)} wait{'s' * (len(waiting) == 1)}"
+    if missing:
+        text = f"{waits} for {ranks(missing)} in {_operation(next(iter(waiting.values())))}"
+        absent = next((rank for rank in stalled if rank.rank in missing and not _waiting(rank)), None)
+        place = _place(absent, source, first_line) if absent else ""
+        return begin + text + (f"; {ranks([absent.rank])} is {place}" if absent and place else "") + _calls(stalled)
+    if waiting:
+        return f"{begin}{waits} in {_operation(next(iter(waiting.values())))}, which does not end{_calls(stalled)}"
+    places = {_place(rank, source, first_line) for rank in stalled}
+    where = f" {places.pop()}" if len(places) == 1 else ", outside of collectives"
+    return f"{begin}{ranks(rank.rank for rank in stalled)}{where}"
+
+
+def _operation(waiting: dict[str, Any]) -> str:
+    name = waiting.get("name")
+    return f"{waiting.get('operation')} '{name}'" if name else str(waiting.get("operation"))
+
+
+def _place(rank: RankView, source: str, first_line: int) -> str:
+    line = rank.status.line if rank.status else 0
+    text = _source_line(source, first_line, line)
+    return f"at line {line}{f': {text}' if text else ''}" if line else ""
+
+
+def _calls(stalled: Sequence[RankView]) -> str:
+    """Where the ranks have called different numbers of collectives: how many the most and the least, and where."""
+    calls = {rank.rank: int(found) for rank in stalled if (found := _fact(rank, "calls")) is not None}
+    if len(set(calls.values())) < 2:
+        return ""
+    most, least = max(calls, key=calls.__getitem__), min(calls, key=calls.__getitem__)
+    line = next((rank.status.line for rank in stalled if rank.rank == most and rank.status), 0)
+    where = f"; the last differs at line {line}" if line else ""
+    return f". {calls[most]:,} calls on rank {most}, {calls[least]:,} on rank {least}{where}"
+
+
+def _fact(rank: RankView, name: str) -> Any:
+    return rank.status.extra.get(name) if rank.status else None
+
+
+def stall_html(stalled: Sequence[RankView], source: str = "", first_line: int = 1) -> str:
+    """The notice for a page, with a row for the ranks that do the same, the first of them. Empty without ranks."""
+    if not stalled:
+        return ""
+    titles = ("rank", "is in", "calls", "for", "at line", "waits for")
+    head = "".join(f"<th>{title}</th>" for title in titles)
+    alike: dict[tuple[str, str, str, str], list[RankView]] = {}
+    for rank in stalled:
+        alike.setdefault(_cells(rank, source, first_line), []).append(rank)
+    rows = ""
+    for (what, call, line, missing), who in [*alike.items()][:_MOST_ROWS]:
+        since = duration(max(_waiting(rank).get("seconds", rank.idle) for rank in who))
+        cells = (rank_list(rank.rank for rank in who), what, call, since, line, missing)
+        rows += f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
+    return (
+        "<div class='ring-notice ring-stuck'>"
+        "Stop interrupts every rank; <code>%ring restart</code> ends ranks that do not stop."
+        f"<table class='ring-table'><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+    )
+
+
+def _waiting(rank: RankView) -> dict[str, Any]:
+    return (rank.status.waiting if rank.status else None) or {}
+
+
+def _cells(rank: RankView, source: str, first_line: int) -> tuple[str, str, str, str]:
+    """What a rank is in, how many collectives it has called, the line, and whom it waits for."""
+    waiting = _waiting(rank)
+    number = rank.status.line if rank.status else 0
+    line = f"{number}: {_source_line(source, first_line, number)}" if number else "?"
+    calls = _fact(rank, "calls")
+    called = "" if calls is None else f"{calls:,}"
+    if not waiting:
+        return "code outside of collectives", called, line, ""
+    return (
+        f"{waiting.get('operation')} {waiting.get('name', '')}".strip(),
+        called,
+        line,
+        rank_list(waiting.get("missing", ())),
+    )
+
+
+def left_out(view: RunView, source: str = "", first_line: int = 1) -> str:
+    """Which rank waits for which, with both numbers of calls; empty where no call has been left out."""
+    by_number = {rank.rank: rank for rank in view.ranks}
+    for rank in view.ranks:
+        waiting = (rank.status.waiting if rank.status and not rank.ended else None) or {}
+        if float(waiting.get("seconds", 0.0)) < _SECONDS:
+            continue
+        past = [one for one in waiting.get("missing", ()) if one in by_number and _has_left_out(by_number[one], rank)]
+        if past and rank.status is not None:
+            other = by_number[past[0]]
+            line = rank.status.line
+            text = _source_line(source, first_line, line)
+            own, theirs = _number(rank, "calls"), _number(other, "calls")
+            calls = f"{own:,} calls on {ranks([rank.rank])}, {theirs:,} on {ranks(past)}"
+            return (
+                f"{calls}; the last differs at line {line}{f': {text}' if text else ''}, which {ranks(past)} has left"
+            )
+    return ""
+
+
+def left_out_in_loop(view: RunView) -> str:
+    """Since when ranks in the same pass over a loop have called different numbers of collectives; empty if not."""
+    passes: dict[str, dict[int, dict[int, int]]] = {}
+    lines: dict[str, int] = {}
+    for rank in view.ranks:
+        loop = rank.status.extra.get("loop") if rank.status and not rank.ended else None
+        if loop:
+            passes.setdefault(loop["name"], {})[rank.rank] = {int(step): int(calls) for step, calls in loop["marks"]}
+            lines[loop["name"]] = int(loop["line"])
+    for name, by_rank in passes.items():
+        common = sorted(set.intersection(*(set(marks) for marks in by_rank.values())))
+        alike = [len({marks[step] for marks in by_rank.values()}) == 1 for step in common]
+        # Alike at first: loops that differ from their beginning on are of a program that means it.
+        if common and alike[0] and not alike[-1]:
+            said = count_calls({rank: marks[common[-1]] for rank, marks in by_rank.items()})
+            since = common[alike.index(False) - 1]
+            place = f" at line {lines[name]}" if lines[name] else ""
+            return f"{said} before step {common[-1]:,} of the loop{place}; they part after step {since:,}"
+    return ""
+
+
+def count_calls(calls: Mapping[int, int]) -> str:
+    """How many collectives the ranks have called: ``101 calls on rank 0, 100 on ranks 1-3``."""
+    by_count: dict[int, list[int]] = {}
+    for rank, count in sorted(calls.items()):
+        by_count.setdefault(count, []).append(rank)
+    (most, first), *others = by_count.items()
+    said = [f"{most:,} call{'s' * (most != 1)} on {ranks(first)}"]
+    return ", ".join([*said, *(f"{count:,} on {ranks(members)}" for count, members in others)])
+
+
+def _has_left_out(other: RankView, waiting: RankView) -> bool:
+    if other.ended or other.status is None or (other.status.waiting or {}):
+        return False
+    return _number(other, "statement") > _number(waiting, "statement") >= 0 and _number(other, "calls") < _number(
+        waiting, "calls"
+    )
+
+
+def _number(rank: RankView, name: str) -> int:
+    found = _fact(rank, name)
+    return -1 if found is None else int(found)

@@ -1,1 +1,0 @@
-"""A recorded run: read, summed up, explained, drawn."""
