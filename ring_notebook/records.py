@@ -1,15 +1,16 @@
 """The records that a rank sends to the kernel: metrics, output, displays, status, load, failure, end, trace.
 
-A message holds records one after another. Each is a JSON header and a body: the numbers of metrics as raw float64, or
-the events of a trace. Kernel side and rank side share this module and no other code of one another.
+A message is a line of JSON for each record. The numbers of metrics (float64) and the events of a trace are in base64:
+to write and read a float as text takes thirty times as long. A journal is a file of messages, each behind a line with
+its time (`stamped`). Kernel side and rank side share this module and no other code of one another.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import struct
 from array import array
+from base64 import b64decode, b64encode
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal
@@ -34,6 +35,7 @@ __all__ = [
     "decode",
     "encode",
     "messages",
+    "stamped",
 ]
 
 RECORDS = "ring_records"
@@ -207,25 +209,28 @@ _KINDS: dict[str, type[Any]] = {
     cls.kind: cls for cls in (MetricBatch, Output, Display, Cleared, Status, Load, Params, Failure, Ended, Trace)
 }
 _MOST_BYTES = 1 << 20
-_LENGTH = struct.Struct("<I")
 
 
 def encode(records: Sequence[Record]) -> bytes:
     """One message from several records, in order."""
-    parts: list[bytes] = []
-    for record in records:
-        body = b""
-        if isinstance(record, MetricBatch):
-            fields = {"run": record.run, "rank": record.rank, "names": record.names}
-            body = record.values.tobytes()
-        elif isinstance(record, Trace):
-            fields = {"run": record.run, "rank": record.rank}
-            body = record.events
-        else:
-            fields = asdict(record)
-        header = json.dumps({"kind": record.kind, **fields}).encode()
-        parts += [_LENGTH.pack(len(header)), header, _LENGTH.pack(len(body)), body]
-    return b"".join(parts)
+    return b"".join(map(_line, records))
+
+
+def _line(record: Record) -> bytes:
+    fields: dict[str, Any]
+    if isinstance(record, MetricBatch):
+        values = b64encode(record.values.tobytes()).decode()
+        fields = {"run": record.run, "rank": record.rank, "names": record.names, "values": values}
+    elif isinstance(record, Trace):
+        fields = {"run": record.run, "rank": record.rank, "events": b64encode(record.events).decode()}
+    else:
+        fields = asdict(record)
+    return json.dumps({"kind": record.kind, **fields}).encode() + b"\n"
+
+
+def stamped(message: bytes, now: float) -> bytes:
+    """A message as it stands in a journal; ``now`` is in seconds since the epoch."""
+    return b'{"time": %.6f}\n%b' % (now, message)
 
 
 def messages(records: Sequence[Record]) -> Iterator[bytes]:
@@ -233,7 +238,7 @@ def messages(records: Sequence[Record]) -> Iterator[bytes]:
     parts: list[bytes] = []
     size = 0
     for record in records:
-        part = encode([record])
+        part = _line(record)
         if parts and size + len(part) > _MOST_BYTES:
             yield b"".join(parts)
             parts, size = [], 0
@@ -245,40 +250,29 @@ def messages(records: Sequence[Record]) -> Iterator[bytes]:
 
 def decode(message: bytes | memoryview) -> list[Record]:
     """The records of one message. Raises ValueError when it is truncated or is not one of `encode`."""
-    data = bytes(message)
+    *lines, rest = bytes(message).split(b"\n")
+    if rest:
+        raise ValueError(f"record message of {len(message)} bytes is truncated")
     records: list[Record] = []
-    position = 0
-
-    def take() -> bytes:
-        nonlocal position
-        if position + _LENGTH.size > len(data):
-            raise ValueError(f"record message of {len(data)} bytes is truncated at byte {position}")
-        (length,) = _LENGTH.unpack_from(data, position)
-        position += _LENGTH.size + length
-        if position > len(data):
-            raise ValueError(f"record message of {len(data)} bytes is truncated: needs {position}")
-        return data[position - length : position]
-
-    while position < len(data):
-        header, body = take(), take()
+    for line in lines:
         try:
-            records.append(_record(json.loads(header), body))
+            records.append(_record(json.loads(line)))
         except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
             reason = f"{type(error).__name__}: {error}"
             raise ValueError(f"record {len(records)} of a message is invalid: {reason}") from None
     return records
 
 
-def _record(fields: dict[str, Any], body: bytes) -> Record:
-    """A record from its header and body. Raises various errors when they are none of `encode`'s."""
+def _record(fields: dict[str, Any]) -> Record:
+    """A record from its line. Raises various errors when it is none of `encode`'s."""
     cls = _KINDS[fields.pop("kind")]
     if cls is MetricBatch:
         values = array("d")
-        values.frombytes(body)
+        values.frombytes(b64decode(fields["values"]))
         fields["names"] = tuple(fields["names"])
         fields["values"] = values
     elif cls is Trace:
-        fields["events"] = body
+        fields["events"] = b64decode(fields["events"])
     elif cls is Failure:
         fields["frames"] = tuple(tuple(frame) for frame in fields["frames"])
     elif cls is Status:

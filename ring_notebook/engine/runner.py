@@ -300,7 +300,7 @@ def _transport() -> str:
 
 def _send(message: bytes) -> None:
     if setup.spool is not None and (trouble := setup.spool.add(message)):
-        print(f"{trouble}: a notebook that attaches later will miss records of this rank", file=sys.stderr)  # noqa: T201
+        print(f"{trouble}: until there is room, a notebook that attaches misses records of this rank", file=sys.stderr)  # noqa: T201
     publish_data({RECORDS: message})
 
 

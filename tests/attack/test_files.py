@@ -57,7 +57,7 @@ def test_records_are_private_whatever_the_umask(records: Path, monkeypatch: pyte
     with Cluster(2, keep=True) as cluster:
         run = cluster.run(f"folder = {str(records / 'commits')!r}\n{TRAINING}")
         run.wait()
-        said = (run.log.directory / "output.jsonl").read_text()
+        said = (run.log.directory / "journal.jsonl").read_text()
         assert "0o40700 0o100600" in said, "the commit and its folder"
         exposed = [path for path in (records, *records.rglob("*")) if path.stat().st_mode & 0o077]
         cluster.stop()

@@ -13,7 +13,7 @@ from typing import Any
 from ring_notebook.notebook.record.run_files import RUN, RunFiles, write_json
 from ring_notebook.notebook.record.run_record import RunRecord, RunStatus
 from ring_notebook.notebook.record.run_view import RunView
-from ring_notebook.records import decode
+from ring_notebook.records import Trace, decode, encode
 
 __all__ = ["RunLog"]
 
@@ -24,8 +24,8 @@ _CURVE = 24  # values of the main metric in the summary: as many as a list has r
 class RunLog(RunRecord):
     """The log of a run in progress.
 
-    `put` only enqueues. One thread decodes, appends to the files in ``directory`` and keeps a downsampled
-    state that `view` copies. The files hold every record; memory does not grow with the length of the run.
+    `put` only enqueues. One thread decodes, keeps a downsampled state that `view` copies, and appends to the journal in
+    ``directory``. The journal holds every record; memory does not grow with the length of the run.
     Where ``directory`` cannot be written, the run is recorded in a temporary folder, and ``trouble`` says so.
     """
 
@@ -59,14 +59,17 @@ class RunLog(RunRecord):
         super().__init__(directory, about)
         self._elsewhere = self.trouble = elsewhere
         self._unreadable = ""
-        self._queue: SimpleQueue[bytes | None] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[bytes, float | None] | None] = SimpleQueue()
         self._writer = Thread(target=self._write, name=f"ring-log-{run}", daemon=True)
         self._writer.start()
 
-    def put(self, message: bytes) -> None:
-        """Take in one message of a rank (`records.encode`) from any thread. Never waits."""
+    def put(self, message: bytes, now: float | None = None) -> None:
+        """Take in one message of a rank (`records.encode`) from any thread. Never waits.
+
+        ``now`` is its time where a journal has it, in seconds since the epoch.
+        """
         self.received += 1
-        self._queue.put(message)
+        self._queue.put((message, now))
 
     def finish(self, status: RunStatus, error: str = "") -> dict[str, Any]:
         """Write what is still queued and the summary, close the files. Messages after that are lost."""
@@ -119,10 +122,11 @@ class RunLog(RunRecord):
         return rest
 
     def _write(self) -> None:
-        while (message := self._next()) is not None:
+        while (one := self._next()) is not None:
+            message, now = one
             if message:
                 try:
-                    self._take_in(message)
+                    self._take_in(message, time.time() if now is None else now)
                 except Exception as error:  # of one message; the next one may be whole
                     self._unreadable = f"a message of a rank could not be read: {type(error).__name__}: {error}"
                 self.taken += 1
@@ -130,12 +134,12 @@ class RunLog(RunRecord):
                 self._files.flush()
             self._tell()
 
-    def _next(self) -> bytes | None:
+    def _next(self) -> tuple[bytes, float | None] | None:
         """The next message; an empty one when it is time to see whether a full disk has room again."""
         try:
             return self._queue.get(timeout=_SECONDS_TO_RETRY if self._files.trouble else None)
         except Empty:
-            return b""
+            return b"", None
 
     def _tell(self) -> None:
         if self._files.trouble:
@@ -152,13 +156,15 @@ class RunLog(RunRecord):
     def _lost(self) -> str:
         return f"; {self._files.lost} older ones are lost" if self._files.lost else ""
 
-    def _take_in(self, message: bytes) -> None:
-        now = time.time()
-        for record in decode(message):
-            with self._changed:
-                self._state.apply(record, now)
-                self._changed.notify_all()
-            self._files.write(record, now)
+    def _take_in(self, message: bytes, now: float) -> None:
+        records = decode(message)
+        for record in records:
+            self._apply(record, now)
+        if traces := [record for record in records if isinstance(record, Trace)]:  # they have a file of their own
+            for trace in traces:
+                self._files.add_trace(trace.events)
+            message = encode([record for record in records if not isinstance(record, Trace)])
+        self._files.add(message, now)
 
 
 def _main_curve(view: RunView, plotted: Sequence[str]) -> dict[str, Any]:

@@ -6,19 +6,18 @@ import time
 from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from itertools import chain
 from pathlib import Path
 from threading import Condition
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from ring_notebook.notebook.record.choices import Labels, Look, keep_look, read_labels, read_look
 from ring_notebook.notebook.record.constants import constants
 from ring_notebook.notebook.record.displays import Displayed, bundles
+from ring_notebook.notebook.record.journal import Journal
 from ring_notebook.notebook.record.logged_rows import Metrics
-from ring_notebook.notebook.record.run_files import RUN, SUMMARY, read_json
-from ring_notebook.notebook.record.run_reader import RunReader
+from ring_notebook.notebook.record.run_files import JOURNAL, RUN, SUMMARY, read_json
 from ring_notebook.notebook.record.run_view import Printed, RunState, RunView
-from ring_notebook.records import Ended, Failure, Load, MetricBatch, Status
+from ring_notebook.records import Display, Ended, Failure, Load, MetricBatch, Output, Record, Status
 
 __all__ = ["UNREADABLE", "RunRecord", "RunStatus", "first_line", "read_about", "read_summary"]
 
@@ -29,6 +28,7 @@ _MOST_RANKS = 1 << 20
 _TITLE = 48  # characters
 _LATEST = 1 << 35  # seconds since the epoch, in the year 3058
 
+T = TypeVar("T", bound=Record)
 RunStatus = Literal["running", "ok", "failed", "interrupted"]
 
 _FIELDS: dict[str, Any] = {
@@ -67,6 +67,7 @@ class RunRecord:
             self.summary, self.trouble = {}, str(error)
         self.received = self.taken = 0  # messages from ranks that have arrived, and that have been written and applied
         self._state = RunState(self.size, self.started)
+        self._newest = self.started  # when the newest record came
         self._changed = Condition()
 
     @classmethod
@@ -76,12 +77,25 @@ class RunRecord:
         Raises FileNotFoundError when there is none, and ValueError when its files are not those of a run.
         """
         record = RunRecord(directory, read_about(directory))
-        for reader in record._readers():
-            for one, now in reader.records():
-                record._state.apply(one, now)
-            if reader.skipped:
-                record.trouble = f"{reader.skipped} lines in {directory} are no records of a run and were skipped"
+        for journal in record._journals():
+            record._read(journal)
         return record
+
+    def _read(self, journal: Journal) -> None:
+        """Apply what is new in a journal."""
+        for one, now in journal.records():
+            try:
+                self._apply(one, now)
+            except ValueError:  # of a rank that the run has not got
+                journal.skipped += 1
+        if journal.skipped:
+            self.trouble = f"{journal.skipped} lines in {self.directory} are no records of a run and were skipped"
+
+    def _apply(self, record: Record, now: float) -> None:
+        with self._changed:
+            self._state.apply(record, now)
+            self._newest = now
+            self._changed.notify_all()
 
     @property
     def status(self) -> RunStatus:
@@ -127,30 +141,37 @@ class RunRecord:
             return self._state.view(now)
 
     def _now(self) -> float:
-        """The moment at which a run without a summary is shown, in seconds since the epoch."""
-        return time.time()
+        """The moment at which a run without a summary is shown: when its last rank ended, else now.
+
+        No kernel may have been there when it ended.
+        """
+        return self._newest if len(self.ended()) == self.size else time.time()
 
     def metrics(self) -> Metrics:
         """Every row that was logged, from disk."""
-        return Metrics(batch for reader in self._readers() for batch in reader.metrics())
+        return Metrics(self._all(MetricBatch))
 
     def loads(self) -> Metrics:
         """Every reading of the ranks' machines, from disk: rows as those of metrics, their step in whole seconds."""
-        return Metrics(_row(load, self.started) for reader in self._readers() for load in reader.loads())
+        return Metrics(_row(load, self.started) for load in self._all(Load))
 
     def displays(self) -> list[Displayed]:
         """Everything that the ranks have displayed, from disk, in the order in which the notebook received it."""
-        return bundles(display for reader in self._readers() for display in reader.displays())
+        return bundles(self._all(Display))
 
     def output(self) -> Iterator[Printed]:
         """Everything that the ranks have printed, from disk, in the order in which the notebook received it."""
-        pieces = chain.from_iterable(reader.output() for reader in self._readers())
-        return (Printed(at, one.rank, one.stream, one.text, one.block) for at, one in enumerate(pieces, 1))
+        pieces = enumerate(self._all(Output), 1)
+        return (Printed(at, one.rank, one.stream, one.text, one.block) for at, one in pieces)
 
-    def _readers(self) -> Iterator[RunReader]:
-        yield RunReader(self.directory, self.run)
+    def _all(self, kind: type[T]) -> Iterator[T]:
+        """Every record of a kind, from disk, in the order in which the notebook received them."""
+        return (one for journal in self._journals() for one, _ in journal.records(kind.kind) if isinstance(one, kind))
+
+    def _journals(self) -> Iterator[Journal]:
+        yield Journal(self.directory / JOURNAL)
         if rest := self.summary.get("rest"):  # what the disk did not take
-            yield RunReader(Path(rest), self.run)
+            yield Journal(Path(rest) / JOURNAL)
 
     def failures(self) -> list[Failure]:
         """The exceptions that ended ranks, in the order in which the notebook received them."""

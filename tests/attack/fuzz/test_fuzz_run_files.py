@@ -17,7 +17,7 @@ from ring_notebook.notebook.run.catalogue import listing
 from ring_notebook.records import encode
 
 COUNT = 150
-FILES = ["run.json", "summary.json", "metrics.jsonl", "output.jsonl", "events.jsonl"]
+FILES = ["run.json", "summary.json", "journal.jsonl"]
 
 
 @pytest.fixture

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from ring_notebook.notebook.cluster.ranks.process_life import began
 
+from harness.waiting import until
 from ring_notebook.config import config
 from ring_notebook.errors import ClusterError
 from ring_notebook.notebook.cluster.cluster import Cluster, discovery
-from ring_notebook.notebook.cluster.ranks.process_life import began
 from ring_notebook.notebook.record.run_files import write_json
 
 pytestmark = pytest.mark.usefixtures("without_torch")
@@ -94,7 +95,11 @@ def test_from_another_notebook(first: subprocess.Popen[str]) -> None:
         left.wait()
     cluster = Cluster.attach(only_id())
     assert cluster.running
-    assert [engine.run for engine in cluster.status()] == [cluster.last_run.log.run] * 2
+    run = cluster.last_run
+    assert run is not None
+    assert [engine.run for engine in cluster.status()] == [run.log.run] * 2
+    # Where it waits for a file.
+    until(lambda: {rank["line"] for rank in run.state()["ranks"]} <= {9, 10})
     assert_complete(cluster, begun)
     assert cluster.pull("kept") == 5
     cluster.stop()

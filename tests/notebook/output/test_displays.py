@@ -68,7 +68,7 @@ def test_updates_and_clear_output(notebook: Notebook) -> None:
     assert "taken back" not in report(outputs)
     assert "taken back" in notebook.text(
         "import os\nfrom pathlib import Path\n"
-        "print(max(Path(os.environ['RING_RUNS_DIR']).glob('*/output.jsonl')).read_text())"
+        "print(max(Path(os.environ['RING_RUNS_DIR']).glob('*/journal.jsonl')).read_text())"
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import resource
 
 from ring_notebook.notebook.cluster.cluster import Cluster
@@ -18,8 +17,7 @@ def test_a_hundred_megabytes(cluster: Cluster) -> None:
     cluster.run("print('x')").wait()
     before = peak()
     run = cluster.run(f"if ring.rank() == 0: print(('x' * 999_999 + chr(10)) * {MEGABYTES}, end='')").wait()
-    with (run.directory / "output.jsonl").open() as file:
-        assert sum(len(json.loads(line)["text"]) for line in file) == MEGABYTES * 1_000_000
+    assert sum(len(piece.text) for piece in run.log.output()) == MEGABYTES * 1_000_000
     assert peak() - before < 3 * MEGABYTES
 
 

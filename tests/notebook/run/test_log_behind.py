@@ -17,10 +17,10 @@ def _slow_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first message of each run takes the log longer than the run waits for a missing record."""
     read = RunLog._take_in
 
-    def slowly(log: RunLog, message: bytes) -> None:
+    def slowly(log: RunLog, message: bytes, now: float) -> None:
         if log.taken == 0:
             time.sleep(4)
-        read(log, message)
+        read(log, message, now)
 
     monkeypatch.setattr(RunLog, "_take_in", slowly)
 

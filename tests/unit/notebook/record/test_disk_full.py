@@ -15,6 +15,7 @@ from harness.waiting import until
 from ring_notebook.engine.spool import Spool
 from ring_notebook.notebook.panel.report import mime_bundle
 from ring_notebook.notebook.record import run_files
+from ring_notebook.notebook.record.journal import Journal
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.records import Ended, MetricBatch, Output, encode
@@ -122,11 +123,11 @@ def test_a_run_that_starts_on_a_full_disk_is_recorded_elsewhere(disk: Path) -> N
 def test_a_rank_that_keeps_its_records_survives_a_full_disk(disk: Path) -> None:
     spool = Spool(disk / "spool", 0)
     spool.begin("r1")
-    spool.add(b"first")
+    messages = [encode([Output("r1", 0, "stdout", text)]) for text in ("first", "x" * 100_000, "y" * 100_000, "last")]
+    assert spool.add(messages[0]) == ""
     ballast = fill(disk)
-    assert "No space left on device" in spool.add(b"x" * 100_000)
-    assert spool.add(b"y" * 100_000) == "", "once is enough"
+    assert "No space left on device" in spool.add(messages[1])
+    assert spool.add(messages[2]) == "", "once is enough"
     ballast.unlink()
-    assert spool.add(b"last") == ""
-    data = (disk / "spool" / "r1.0").read_bytes()
-    assert data == b"\x05\0\0\0first\x04\0\0\0last"
+    assert spool.add(messages[3]) == ""
+    assert [line for line, _ in Journal(disk / "spool" / "r1.0").lines()] == messages

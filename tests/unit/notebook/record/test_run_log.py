@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from array import array
 from pathlib import Path
@@ -13,15 +12,28 @@ from typing import Any
 import pandas
 import pytest
 
-from ring_notebook.engine.spool import Spool
+from harness.waiting import until
+from ring_notebook.notebook.record.journal import Journal
 from ring_notebook.notebook.record.logged_rows import MetricRow
 from ring_notebook.notebook.record.run_files import read_json, read_text, write_json
 from ring_notebook.notebook.record.run_log import RunLog
-from ring_notebook.notebook.record.run_reader import RunReader
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.record.run_view import OUTPUT_CHARACTERS
-from ring_notebook.notebook.run.takeover import TakenOverLog
-from ring_notebook.records import Cleared, Display, Ended, Failure, MetricBatch, Output, Record, Status, encode
+from ring_notebook.notebook.run.takeover import FollowedLog, TakenOverLog
+from ring_notebook.records import (
+    Cleared,
+    Display,
+    Ended,
+    Failure,
+    Load,
+    MetricBatch,
+    Output,
+    Params,
+    Record,
+    Status,
+    encode,
+    stamped,
+)
 
 
 def batch(rank: int, steps: range, /, **metrics: list[float]) -> MetricBatch:
@@ -104,15 +116,6 @@ def test_a_metric_may_be_called_as_a_field_of_the_record(log: RunLog) -> None:
         }
 
 
-def test_records_of_an_older_version_stay_readable(log: RunLog) -> None:
-    finish(log)
-    with (log.directory / "metrics.jsonl").open("a") as file:
-        file.write('{"rank": 1, "time": 1000.5, "step": 3, "loss": 0.5, "rows": 2.0}\n')
-    record = RunRecord.load(log.directory)
-    assert list(record.metrics()) == [MetricRow(1, 1000.5, 3, {"loss": 0.5, "rows": 2.0})]
-    assert record.view().ranks[1].last == {"loss": 0.5, "rows": 2.0}
-
-
 def test_metrics_are_a_data_frame(log: RunLog) -> None:
     feed(log, batch(0, range(3), loss=[3, 2, 1]), batch(1, range(2), accuracy=[0.5, 0.75]))
     finish(log)
@@ -173,7 +176,7 @@ def test_output_in_memory_is_bounded_and_whole_on_disk(log: RunLog) -> None:
     kept = log.view().output
     assert sum(len(piece.text) for piece in kept) <= OUTPUT_CHARACTERS
     assert kept[-1].number == 300
-    assert (log.directory / "output.jsonl").read_text().count("x" * 999) == 300
+    assert (log.directory / "journal.jsonl").read_text().count("x" * 999) == 300
 
 
 def test_a_finished_run_reads_back_the_same(log: RunLog) -> None:
@@ -209,8 +212,8 @@ def test_displays_and_what_was_taken_back_read_back_the_same(log: RunLog) -> Non
 def test_half_a_line_at_the_end_is_left_alone(log: RunLog) -> None:
     feed(log, batch(0, range(3), loss=[1, 2, 3]))
     finish(log)
-    with (log.directory / "metrics.jsonl").open("a") as file:
-        file.write('{"rank": 0, "ti')
+    with (log.directory / "journal.jsonl").open("a") as file:
+        file.write('{"kind": "metrics", "ru')
     assert len(log.metrics()) == 3
 
 
@@ -220,17 +223,40 @@ def test_a_run_that_is_taken_over_keeps_its_start_and_ended_with_its_last_record
     begun = log.started - 60
     write_json(log.directory / "run.json", read_json(log.directory / "run.json") | {"started": begun})
     spool = log.directory / "spool"
+    spool.mkdir()
     for rank in range(2):
-        kept = Spool(spool, rank)
-        kept.begin("r1")
-        kept.add(encode([batch(rank, range(3), loss=[3, 2, 1]), ended(rank)]))
-        os.utime(spool / f"r1.{rank}", (begun + 40, begun + 40))
+        rows, end = batch(rank, range(3), loss=[3, 2, 1]), ended(rank)
+        kept = stamped(encode([rows]), begun + 30) + stamped(encode([end]), begun + 40)
+        (spool / f"r1.{rank}").write_bytes(kept)
     taken = TakenOverLog(log.directory, spool)
     assert taken.wait_ended([0, 1], 45)
     summary = finish(taken)
     assert summary["started"] == read_json(log.directory / "run.json")["started"] == begun
     assert summary["seconds"] == pytest.approx(40)
     assert [rank["status"] for rank in summary["ranks"]] == ["ok", "ok"]
+    assert [row.step for row in taken.metrics()] == [0, 1, 2] * 2
+
+
+def test_a_run_looks_the_same_to_another_notebook_while_it_runs_and_later(log: RunLog) -> None:
+    waiting = {"operation": "allreduce", "name": "bucket 0", "sequence": 3, "seconds": 1.0, "missing": [1]}
+    feed(log, Status("r1", 0, 1.0, 4, waiting, (2, 40), {"training": 2.0}), Load("r1", 0, 1000.0, {"cpu": 50.0}))
+    feed(log, Params("r1", 0, {"lr": 0.1}), batch(0, range(3), loss=[3, 2, 1]), Output("r1", 1, "stdout", "so far\n"))
+    followed = FollowedLog(log.directory)
+    feed(log, batch(1, range(3), loss=[3, math.inf, 1]), Display("r1", 1, {"text/html": "x"}), Status("r1", 1, 1.0, 5))
+    until(lambda: log.taken == log.received)
+    until(lambda: 1 in followed.statuses())
+    live, other = log.view(), followed.view()
+    assert {rank: one.line for rank, one in followed.statuses().items()} == {0: 4, 1: 5}
+    for one in (other, RunRecord.load(log.directory).view()):
+        assert [rank.status for rank in one.ranks] == [rank.status for rank in live.ranks]
+        assert [rank.step for rank in one.ranks] == [2, 2]
+        assert (one.curves["loss"][0], one.loads, one.output) == (live.curves["loss"][0], live.loads, live.output)
+        assert (one.displays, list(one.broken["loss"])) == (live.displays, [1])
+    assert followed.params == log.params == {"lr": 0.1}
+    feed(log, ended(0), ended(1))
+    assert followed.wait_ended([0, 1], 45)
+    summary = finish(log)
+    assert followed.finish("ok") == summary
 
 
 def test_no_run_there(tmp_path: Path) -> None:
@@ -295,7 +321,7 @@ def test_40000_records_a_second_in_bounded_memory(tmp_path: Path) -> None:
 
 
 def test_what_another_kernel_removes_meanwhile_reads_as_empty(tmp_path: Path) -> None:
-    content = tmp_path / "a.json", tmp_path / "metrics.jsonl"
+    content = tmp_path / "a.json", tmp_path / "journal.jsonl"
 
     def come_and_go() -> None:
         for _ in range(1000):
@@ -309,5 +335,5 @@ def test_what_another_kernel_removes_meanwhile_reads_as_empty(tmp_path: Path) ->
     while other.is_alive():
         assert read_text(content[0]) in ("", '{"rank": 0}\n')
         assert read_json(content[0]) in ({}, {"rank": 0})
-        assert list(RunReader(tmp_path, "r1").metrics()) == []
+        assert list(Journal(tmp_path / "journal.jsonl").records()) == []
     other.join()

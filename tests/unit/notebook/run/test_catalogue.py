@@ -74,7 +74,7 @@ def test_a_spoiled_file(runs: Path, tmp_path: Path, file: str, spoiled: str) -> 
     [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)],
     ids=["a pipe", "a folder", "a link to a device"],
 )
-@pytest.mark.parametrize("file", ["run.json", "summary.json", "metrics.jsonl"])
+@pytest.mark.parametrize("file", ["run.json", "summary.json", "journal.jsonl"])
 def test_what_is_no_file(runs: Path, file: str, make: Callable[[Path], None]) -> None:
     """Who opens a named pipe waits for a writer, for ever."""
     good(runs)
@@ -84,20 +84,21 @@ def test_what_is_no_file(runs: Path, file: str, make: Callable[[Path], None]) ->
     make(path)
     listed = catalogue.listing(every=True)
     ids = [row[listed.columns.index("run")] for row in listed.rows]
-    assert ids == ["2-good"] + ["1-spoiled"] * (file == "metrics.jsonl")
-    assert ("skipped: " in listed.note) == (file != "metrics.jsonl")
-    if file == "metrics.jsonl":
+    assert ids == ["2-good"] + ["1-spoiled"] * (file == "journal.jsonl")
+    assert ("skipped: " in listed.note) == (file != "journal.jsonl")
+    if file == "journal.jsonl":
         with pytest.raises((OSError, ValueError)):
             RunRecord.load(other.directory).metrics()
 
 
 def test_lines_that_are_no_records_are_skipped_and_counted(runs: Path) -> None:
     log = good(runs)
-    for name in ("metrics.jsonl", "output.jsonl", "events.jsonl"):
-        with (log.directory / name).open("a") as file:
-            file.write('truncat\n{"other": 1}\n[]\n7\n{"rank": 0, "names": ["loss"], "rows": "AAAA"}\n')
+    with (log.directory / "journal.jsonl").open("a") as file:
+        file.write('truncat\n{"other": 1}\n[]\n7\n{"time": "now"}\n\n')
+        file.write('{"kind": "metrics", "run": "r", "rank": 0, "names": ["loss"], "values": "AAAA"}\n')
+        file.write('{"kind": "cleared", "run": "r", "rank": 7}\n')
     record = RunRecord.load(log.directory)
-    assert record.trouble == f"15 lines in {log.directory} are no records of a run and were skipped"
+    assert record.trouble == f"8 lines in {log.directory} are no records of a run and were skipped"
     assert len(record.metrics()) == 0
     assert record.displays() == []
 

@@ -10,7 +10,7 @@ import pytest
 
 from ring_notebook.notebook.record.run_files import RunFiles
 from ring_notebook.notebook.run.timeline import HELD, MOST_BARS, Span, Timeline, account, explain, vega_lite
-from ring_notebook.records import PROGRAM, TRAINING, Trace
+from ring_notebook.records import PROGRAM, TRAINING
 
 
 def event(rank: int, begin: float, seconds: float, phase: str, last: int = -1, sequence: int = 1) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def timeline(directory: Path, *events: dict[str, Any]) -> Timeline:
     files = RunFiles(directory, 2)
     for rank in sorted({one["pid"] for one in events}):
         own = [one for one in events if one["pid"] == rank]
-        files.write(Trace("r1", rank, json.dumps(own).encode()), 0.0)
+        files.add_trace(json.dumps(own).encode())
     files.close()
     return Timeline(directory)
 

@@ -6,24 +6,26 @@ import os
 from collections import deque
 from pathlib import Path
 
+from ring_notebook.files.private_files import make_private_folder
+
 __all__ = ["Appender"]
 
 
 class Appender:
-    """A file of one run that only grows, by whole chunks: a chunk that cannot be written leaves nothing behind.
+    """A new file that only grows, by whole chunks: a chunk that cannot be written leaves nothing behind.
 
     `add` keeps a chunk in memory, `flush` writes what is kept. Of chunks that could not be written the newest
-    ``limit`` bytes are kept; ``lost`` counts those that were dropped. Raises OSError when the file cannot be created.
+    ``limit`` bytes are kept; ``lost`` counts those that were dropped. The first `flush` creates the file.
     """
 
     def __init__(self, path: Path, limit: int) -> None:
-        self.name = path.name
+        self.path = path
         self.lost = 0
         self.kept_bytes = 0
         self._limit = limit
         self._kept: deque[bytes] = deque()
         self._size = 0
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        self._file = -1
 
     def add(self, chunk: bytes) -> None:
         """Take in a chunk for the next `flush`."""
@@ -33,6 +35,9 @@ class Appender:
     def flush(self) -> None:
         """Write what is kept. Raises OSError when the disk does not take it; it stays in memory then."""
         try:
+            if self._file < 0:
+                make_private_folder(self.path.parent)
+                self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             while self._kept:
                 self._write(self._kept[0])
                 self.kept_bytes -= len(self._kept.popleft())
@@ -51,7 +56,9 @@ class Appender:
 
     def close(self) -> None:
         """Close the file. What could not be written is still kept."""
-        os.close(self._file)
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
 
     def _write(self, chunk: bytes) -> None:
         view = memoryview(chunk)
