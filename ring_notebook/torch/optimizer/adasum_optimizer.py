@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ring_notebook.api.process_sets import ProcessSet
 from ring_notebook.api.reduction import Reduction
@@ -18,7 +17,7 @@ from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.torch.collectives.start_allreduce import start
 from ring_notebook.torch.compression import Compressor
 from ring_notebook.torch.optimizer.wrapper import Wrapper, once
-from ring_notebook.torch.steps.committed import committed
+from ring_notebook.torch.steps.committed import Undo, all_or_none
 from ring_notebook.torch.steps.known import count_step
 from ring_notebook.torch.steps.repair import Shared
 
@@ -46,34 +45,26 @@ class AdasumOptimizer(Wrapper):
         if self._mend(self._process_set, self._shared):
             self._mark_stepped()
             return None
-        parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
-        starts = [p.detach().clone() for p in parameters]
         with self._unscaled(self._process_set) as overflowed:
             if overflowed():
                 self._mark_stepped()
                 return None
-            # From the commit on no rank is left out: the others need its step.
-            with committed(self._process_set):
-                loss = super().step(closure)
-                try:
-                    if self._process_set.included() and self._process_set.size() > 1:
-                        self._combine(parameters, starts)
-                except BaseException:
-                    for parameter, begin in zip(parameters, starts, strict=True):
-                        parameter.copy_(begin)
-                    raise
-                count_step(self._wrapped)
-                self._mark_stepped()
-        return loss
+            with all_or_none(self, self._process_set, self._end_step, self._combine):
+                return super().step(closure)
+
+    def _end_step(self) -> None:
+        count_step(self._wrapped)
+        self._mark_stepped()
 
     def _shared(self) -> Shared:
         # Each rank's own gradients make its optimizer state.
         return Shared(self._wrapped, self._parameter_names, self._process_set, state=False)
 
-    def _combine(self, parameters: list[Tensor], starts: list[Tensor]) -> None:
+    def _combine(self, before: Undo) -> None:
         """Put the combination of all ranks' steps in the place of this rank's."""
-        pairs = [self._compression.compress(p - begin) for p, begin in zip(parameters, starts, strict=True)]
+        trained = [(p, begin) for p, begin in before.values if p.requires_grad]
+        pairs = [self._compression.compress(p - begin) for p, begin in trained]
         how = Reduction(ReduceOp.ADASUM, 1.0, 1.0, self._process_set)
         deltas = start([wire for wire, _ in pairs], how, "Adasum steps", blocking=True).wait()
-        for p, begin, delta, (_, ctx) in zip(parameters, starts, deltas, pairs, strict=True):
+        for (p, begin), delta, (_, ctx) in zip(trained, deltas, pairs, strict=True):
             p.copy_(begin + self._compression.decompress(delta, ctx))

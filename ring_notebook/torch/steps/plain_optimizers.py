@@ -23,17 +23,20 @@ from ring_notebook.api.process_sets import global_process_set
 from ring_notebook.core import world
 from ring_notebook.core.communicator import Communicator
 from ring_notebook.core.step_guard import step_guard
-from ring_notebook.torch.steps.committed import Undo
+from ring_notebook.torch.steps.committed import Undo, run_first
 from ring_notebook.torch.steps.known import count_step, note_models
 from ring_notebook.torch.steps.repair import Shared, may_have_parted, mend
 
 __all__ = ["guard_steps"]
 
 _TRAINING = "_ring_training"
+_COMMITS = "_ring_commits"
 _is_on = False
+_searching: list[_Training] = []
+"""Whose step with a closure has begun; also one that has raised."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Training:
     """What one optimizer trains in an epoch."""
 
@@ -55,6 +58,7 @@ def guard_steps() -> None:
     if not _is_on:
         register_optimizer_step_pre_hook(_before)
         register_optimizer_step_post_hook(_behind)
+        world.at_close(_take_back_all)
         _is_on = True
 
 
@@ -75,9 +79,25 @@ def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         training.set_aside = step_guard.begin(communicator, step)
         return None
     training.undo = Undo(optimizer)
+    commits = optimizer.__dict__.get(_COMMITS) or optimizer.register_step_post_hook(_commit)
+    optimizer.__dict__[_COMMITS] = run_first(commits)
+    _searching.append(training)
     step_guard.hold(step)
-    guarded = _guarded(closure, training.undo, step)
+    guarded = _guarded(closure, training, step)
     return ((args[0], guarded, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": guarded})
+
+
+def _commit(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+    """Behind a step with a closure, before the hooks of its user."""
+    training = _training_of(optimizer)
+    if training is None or training.undo is None:
+        return
+    try:
+        training.set_aside = step_guard.begin(training.group.communicator, sys._getframe(1))
+    except BaseException:
+        _take_back(training)
+        raise
+    training.undo = None
 
 
 def _behind(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
@@ -85,20 +105,14 @@ def _behind(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
     if training is None or not training.is_stepping:
         return
     training.is_stepping = False
-    undo, training.undo = training.undo, None
     set_aside, training.set_aside = training.set_aside, None
-    if undo is not None:
-        try:
-            set_aside = step_guard.begin(training.group.communicator, sys._getframe(1))
-        except BaseException:
-            with step_guard.holding():
-                undo()
-            raise
+    if training in _searching:
+        _searching.remove(training)
     count_step(optimizer)
     step_guard.release(set_aside)
 
 
-def _guarded(closure: Callable[[], Any], undo: Undo, step: FrameType) -> Callable[[], Any]:
+def _guarded(closure: Callable[[], Any], training: _Training, step: FrameType) -> Callable[[], Any]:
     """``closure``, in which alone a step that calls it several times may be interrupted: it is undone then."""
 
     def guarded() -> Any:
@@ -107,12 +121,25 @@ def _guarded(closure: Callable[[], Any], undo: Undo, step: FrameType) -> Callabl
             result = closure()
             step_guard.hold(step)
         except BaseException:
-            with step_guard.holding():
-                undo()
+            _take_back(training)
             raise
         return result
 
     return guarded
+
+
+def _take_back(training: _Training) -> None:
+    """Undo a step with a closure, unless the ranks have committed to it."""
+    undo, training.undo = training.undo, None
+    if undo is not None:
+        with step_guard.holding():
+            undo()
+
+
+def _take_back_all() -> None:
+    """Undo what has raised outside of its closure, of which no hook is told."""
+    while _searching:
+        _take_back(_searching.pop())
 
 
 def _mend(optimizer: torch.optim.Optimizer, training: _Training) -> None:

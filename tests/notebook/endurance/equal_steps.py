@@ -17,9 +17,9 @@ from notebook.endurance.endure import SECONDS_TO_END
 from ring_notebook.errors import ClusterError, CollectiveAborted, CollectiveMismatch
 from ring_notebook.notebook.cluster.cluster import Cluster
 
-__all__ = ["ENDS", "TRAININGS", "Training"]
+__all__ = ["ENDS", "MODEL", "TRAININGS", "Training"]
 
-_MODEL = """
+MODEL = """
 import os, random, threading, time
 import torch
 from torch import nn
@@ -190,7 +190,7 @@ class Training:
 
     def prepare(self) -> None:
         """Make what a rank lacks, on all ranks."""
-        self.cluster.run(_MODEL + TRAININGS[self.name][0], n=self.size).wait()
+        self.cluster.run(MODEL + TRAININGS[self.name][0], n=self.size).wait()
 
     def run(self, end: str = "", steps: int = 10**9) -> str:
         """Train until ``end`` happens at a moment drawn by the seed, or for so many steps; what the ranks printed."""
@@ -258,7 +258,7 @@ class Training:
             allgather_object = staticmethod(lambda value: [value])
 
         alone["ring"] = Ring
-        exec(_MODEL + TRAININGS[self.name][0], alone)
+        exec(MODEL + TRAININGS[self.name][0], alone)
         size = self.size
 
         def loss_of(number: int, _: int) -> Any:

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
-from notebook.endurance.equal_steps import ENDS, TRAININGS, Training
+from notebook.endurance.equal_steps import ENDS, MODEL, TRAININGS, Training
 from ring_notebook.errors import DriftError
 from ring_notebook.notebook.cluster.cluster import Cluster
 
-AT_ONCE = ("sgd", "fused", "ddp")
+AT_ONCE = ("sgd", "fused", "ddp", "lbfgs")
 LIVING = [end for end in ENDS if end != "is killed"]
 
 
@@ -90,6 +91,44 @@ def set_repair(repair, answer=None):
         cluster.run(step).wait()
         training.check()
     cluster.run("set_repair('broadcast')").wait()
+
+
+SEARCH = """
+class Search(torch.optim.Optimizer):
+    def step(self, closure):
+        with torch.enable_grad(): loss = closure()
+        with torch.no_grad():
+            for p in self.param_groups[0]["params"]: p -= 0.1 * p.grad
+        if rank == fails: raise ValueError("boom")
+        return loss
+def step():
+    def closure():
+        optimizer.zero_grad()
+        loss = loss_of(0, rank)
+        loss.backward()
+        return loss
+    optimizer.step(closure)
+model = make()
+optimizer = Search(model.parameters(), {})
+seen = []
+optimizer.register_step_post_hook(lambda *_: seen.append(next(iter(model.parameters())).detach().clone()))
+model, optimizer = ring.prepare(model, optimizer, OPTIONS)
+"""
+
+
+@pytest.mark.parametrize("options", ["", "strategy='ddp'", "op=ring.Adasum"])
+def test_hooks_behind_a_step_that_is_taken_back_do_not_run(cluster: Cluster, options: str) -> None:
+    """One rank raises in a step with a closure, when the others have come to its end."""
+    n = 2 if "Adasum" in options else 3
+    cell = MODEL + SEARCH.replace("OPTIONS", options)
+    with pytest.raises(ValueError, match="boom"):
+        cluster.run(f"{cell}\nfails = 1\nstep()", n=n).wait()
+    cluster.run("found = seen, torch.equal(make().weight, next(iter(model.parameters())))", n=n).wait()
+    assert [cluster.pull("found", rank) for rank in range(n)] == [([], True)] * n
+    cluster.run(f"{cell}\nfails = None\nstep()\nfound = *seen, next(iter(model.parameters())).detach()", n=n).wait()
+    weights = [tensor for rank in range(n) for tensor in cluster.pull("found", rank)]
+    assert len(weights) == 2 * n
+    assert all(torch.equal(tensor, weights[0]) for tensor in weights)
 
 
 @pytest.mark.slow
