@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +28,7 @@ __all__ = [
 _STEPS = "_ring_steps"
 _MODELS = "_ring_models"
 _SCHEDULERS = "_ring_schedulers"
-_tensors: dict[str, weakref.ref[Tensor]] = {}
+_tensors: dict[str, Callable[[], Tensor | None]] = {}
 
 
 def count_step(optimizer: torch.optim.Optimizer) -> None:
@@ -60,26 +63,58 @@ def schedulers_of(optimizer: torch.optim.Optimizer) -> list[Any]:
 
 
 def note_tensors(named: Iterable[tuple[str, Any]]) -> None:
-    """Note tensors that all ranks have been given, such as a moving average of weights.
+    """Note tensors that all ranks have been given, such as a moving average of weights, or buffers of a model.
 
-    Those that need gradients are known from their optimizer, or trained by each rank for itself.
+    Those that need gradients are known from their optimizer, or trained by each rank for itself. A tensor out of a
+    state_dict only shares the memory of one that a module keeps, which is the one to note.
     """
-    for name in [name for name, known in _tensors.items() if known() is None]:
+    given = [(name, one) for name, one in named if isinstance(one, Tensor) and not one.requires_grad]
+    keepers = _keepers([one for _, one in given])
+    for name in [name for name, find in _tensors.items() if find() is None]:
         del _tensors[name]
-    for name, tensor in named:
-        if isinstance(tensor, Tensor) and not tensor.requires_grad and is_shared(name):
-            _tensors[f"tensor {name} {tuple(tensor.shape)}"] = weakref.ref(tensor)
+    for name, tensor in given:
+        module, attribute, kept = keepers.get(_memory(tensor), (None, name, tensor))
+        if is_shared(attribute, module) and not kept.requires_grad:
+            find = weakref.ref(kept) if module is None else partial(_attribute, weakref.ref(module), attribute)
+            _tensors[f"tensor {name} {tuple(tensor.shape)}"] = find
+
+
+def _keepers(tensors: Sequence[Tensor]) -> dict[Any, tuple[nn.Module, str, Tensor]]:
+    """The modules that have parameters or buffers in the memory of ``tensors``, by that; their name and value."""
+    wanted = {_memory(tensor) for tensor in tensors} - {None}
+    found = {}
+    for one in gc.get_objects() if wanted else ():
+        if issubclass(type(one), nn.Module):
+            with suppress(AttributeError):  # one that has never been initialized
+                for name, kept in (*one.named_parameters(recurse=False), *one.named_buffers(recurse=False)):
+                    memory = _memory(kept)
+                    if memory in wanted:
+                        found[memory] = one, name, kept
+    return found
+
+
+def _memory(tensor: Tensor) -> tuple[int, tuple[int, ...]] | None:
+    """Where a tensor is, and its shape; None for one without memory of its own."""
+    try:
+        return (tensor.data_ptr(), tuple(tensor.shape)) if tensor.numel() else None
+    except (RuntimeError, ValueError):  # of a lazy module
+        return None
+
+
+def _attribute(module: weakref.ref[nn.Module], name: str) -> Tensor | None:
+    found = getattr(module(), name, None)
+    return found if isinstance(found, Tensor) else None
 
 
 def tensors_beside(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
     """Buffers of its models, and what `note_tensors` knows, each once."""
-    seen = set()
-    for model in _alive(optimizer.__dict__.get(_MODELS, ())):
+    seen = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    for number, model in enumerate(_alive(optimizer.__dict__.get(_MODELS, ()))):
         for name, buffer in shared_buffers(model):
             seen.add(id(buffer))
-            yield name, buffer
-    for name, known in sorted(_tensors.items()):
-        tensor = known()
+            yield f"{name} of model {number}" if number else name, buffer
+    for name, find in sorted(_tensors.items()):
+        tensor = find()
         if tensor is not None and id(tensor) not in seen:
             yield name, tensor
 

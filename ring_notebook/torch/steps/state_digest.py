@@ -69,14 +69,14 @@ def options_of(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:
 
 
 def shared_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The buffers that all ranks share: of a batch norm only where it synchronizes them."""
+    """The buffers that all ranks share."""
     for place, module in model.named_modules():
-        kinds = {kind.__name__ for kind in type(module).__mro__}
         for name, buffer in module.named_buffers(recurse=False):
-            if is_shared(name) or "SyncBatchNorm" in kinds:
+            if is_shared(name, module):
                 yield f"buffer {place}.{name}" if place else f"buffer {name}", buffer
 
 
-def is_shared(name: str) -> bool:
-    """Whether a buffer of this name is one that ranks share, and not a statistic of their own batches."""
-    return name.rpartition(".")[2] not in _LOCAL
+def is_shared(name: str, module: nn.Module | None = None) -> bool:
+    """Whether ranks share a buffer of this name: no statistics of their own batches, unless ``module`` adds them up."""
+    own = name.rpartition(".")[2] in _LOCAL
+    return not own or any(kind.__name__ == "SyncBatchNorm" for kind in type(module).__mro__)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from ring_notebook.torch.collectives.broadcast import broadcast_
 from ring_notebook.torch.collectives.tensor_arguments import check_optimizer
 from ring_notebook.torch.steps.known import note_tensors
 
-__all__ = ["broadcast_optimizer_state", "broadcast_parameters"]
+__all__ = ["broadcast_optimizer_state", "broadcast_parameters", "broadcast_tensors"]
 
 Parameters = Mapping[str, Any] | Iterable[Any]
 
@@ -34,6 +34,11 @@ def broadcast_parameters(params: Parameters, root_rank: int) -> None:
     else:
         raise ValueError(f"broadcast_parameters takes a dict or a list of tensors, got {type(params).__name__}")
     note_tensors(named)
+    broadcast_tensors(named, root_rank)
+
+
+def broadcast_tensors(named: Sequence[tuple[str, Any]], root_rank: int) -> None:
+    """As `broadcast_parameters`, for tensors that are known by a model."""
     for name, tensor in named:
         if tensor is None:
             continue

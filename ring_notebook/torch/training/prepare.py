@@ -22,11 +22,11 @@ from ring_notebook.torch.optimizer.reducing_optimizer import ReducingOptimizer
 from ring_notebook.torch.optimizer.wrapper import original_of
 from ring_notebook.torch.steps.known import note_models, note_schedulers
 from ring_notebook.torch.steps.repair import furthest
-from ring_notebook.torch.training.broadcast_state import broadcast_optimizer_state, broadcast_parameters
+from ring_notebook.torch.training.broadcast_state import broadcast_optimizer_state, broadcast_tensors
 from ring_notebook.torch.training.data import batch_size_of, shard
 from ring_notebook.torch.training.hyper_parameters import note_loader, note_optimizer
 from ring_notebook.torch.training.noise_scale import NOISE_EVERY, measure_noise
-from ring_notebook.torch.training.strategies import wrap
+from ring_notebook.torch.training.strategies import unwrapped, wrap
 from ring_notebook.torch.training.sync_batch_norm import SyncBatchNorm
 
 __all__ = ["prepare"]
@@ -162,15 +162,16 @@ def prepare(
     for loader in loaders:
         prepared[id(loader)] = shard(loader, pin_memory=device is not None)
         note_loader(loader)
-    names = _names_of_parameters([prepared[id(model)] for model in models])
+    # Another rank may have a new model where this one has a wrapper, from before that rank was started again.
+    inner = [unwrapped(prepared[id(model)]) for model in models]
+    names = _names_of_parameters(inner)
     batch = batch_size_of(loaders[0]) if loaders else None
     root = furthest([original_of(optimizer) for optimizer in optimizers])
-    for model in models:
-        own = prepared[id(model)]
-        broadcast_parameters([*own.named_parameters(), *own.named_buffers()], root_rank=root)
+    for own in inner:
+        broadcast_tensors([*own.named_parameters(), *own.named_buffers()], root_rank=root)
     for optimizer in optimizers:
         own_schedulers = [one for one in schedulers if original_of(one.optimizer) is original_of(optimizer)]
-        note_models(original_of(optimizer), [prepared[id(model)] for model in models])
+        note_models(original_of(optimizer), inner)
         note_schedulers(original_of(optimizer), own_schedulers)
         broadcast_optimizer_state(optimizer, root_rank=root)
         if scale_lr:

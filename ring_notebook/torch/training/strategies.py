@@ -11,7 +11,7 @@ from torch import nn
 from ring_notebook.core import world
 from ring_notebook.torch.process_group.run_groups.default_group import process_group
 
-__all__ = ["STRATEGIES", "wrap"]
+__all__ = ["STRATEGIES", "unwrapped", "wrap"]
 
 
 def wrap(model: nn.Module, optimizer: torch.optim.Optimizer, strategy: str) -> nn.Module:
@@ -26,11 +26,16 @@ def wrap(model: nn.Module, optimizer: torch.optim.Optimizer, strategy: str) -> n
     return STRATEGIES[strategy](model, optimizer)
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """What a DistributedDataParallel trains; any other model itself."""
+    inner: nn.Module = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+    return inner
+
+
 def _ddp(model: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Module:
-    if isinstance(model, nn.parallel.DistributedDataParallel):  # the cell runs again
-        if world.doubts() == 0:
-            return model
-        model = model.module  # a backward pass that has raised leaves the wrapper unusable
+    if model is not unwrapped(model) and world.doubts() == 0:  # the cell runs again
+        return model
+    model = unwrapped(model)  # a backward pass that has raised leaves the wrapper unusable
     # A view of the bucket saves the copy of each gradient.
     return nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
 

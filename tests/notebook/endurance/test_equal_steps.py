@@ -44,8 +44,9 @@ def test_all_ranks_have_made_the_same_steps(cluster: Cluster, name: str) -> None
     training.check_against_one_process()
 
 
-def test_a_rank_that_is_killed_and_healed_continues_with_the_others(cluster: Cluster) -> None:
-    training = Training(cluster, "adam")
+@pytest.mark.parametrize("name", ["adam", "ddp"])
+def test_a_rank_that_is_killed_and_healed_continues_with_the_others(cluster: Cluster, name: str) -> None:
+    training = Training(cluster, name)
     for _ in range(2):
         before = training.check()
         training.run("is killed")
@@ -66,6 +67,37 @@ def test_ranks_that_have_parted_are_named_and_made_equal(cluster: Cluster) -> No
     assert "parted" not in training.run(steps=1)
     cluster.run(changes).wait()  # a run that ends well raises no doubt
     assert "parted" not in training.run(steps=1)
+
+
+def test_buffers_and_averages_known_by_a_broadcast_alone(cluster: Cluster) -> None:
+    """Out of a state_dict, whose tensors are no buffers. A model that each rank trains for itself is left alone."""
+    begin = """
+model, alone = make(), make()
+model.register_buffer("mean", torch.zeros(4))
+average = {"weight": model.weight.detach().clone()}
+kept = alone.state_dict()
+for each in model.state_dict(), average, kept: ring.broadcast_parameters(each, root_rank=0)
+optimizer = ring.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+def step():
+    optimizer.zero_grad()
+    loss_of(0, rank).backward()
+    optimizer.step()
+step()
+if rank == 0: raise ValueError("boom")
+"""
+    with pytest.raises(ValueError, match="boom"):
+        cluster.run(MODEL + begin).wait()
+    cluster.run("""
+model.mean = torch.full((4,), rank == 1, dtype=torch.float32)  # another tensor
+average["weight"] += rank == 1
+with torch.no_grad(): alone.weight += rank
+""").wait()
+    said = "".join(piece.text for piece in cluster.run("step()").wait().log.view().output)
+    assert "ranks 1 have parted from rank 0" in said
+    assert "tensor mean (4,), tensor weight (4, 8)." in said
+    cluster.run("apart = (alone.weight - make().weight).mean().item()").wait()
+    cluster.run("found = model.mean.any().item(), torch.equal(average['weight'], make().weight), round(apart)").wait()
+    assert [cluster.pull("found", rank) for rank in range(3)] == [(False, True, rank) for rank in range(3)]
 
 
 def test_an_error_instead_of_a_repair_or_when_the_user_wants_none(cluster: Cluster) -> None:
