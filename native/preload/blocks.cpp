@@ -163,8 +163,14 @@ void keep_below(std::size_t most) {
     while (promoted_ages.oldest != 0 && used + cached > most) {
         Block& block = blocks[promoted_ages.oldest];
         if (most > 0) promote_later(block);
-        drop_pages(block);
+        if (!drop_pages(block)) return;  // the next tensor of its size gets it
     }
+}
+
+// Lets the program touch the block.
+bool open_block(Block& block) {
+    if (block.closed) block.closed = mprotect(block.data, size_of(block), PROT_READ | PROT_WRITE) != 0;
+    return !block.closed;
 }
 
 }  // namespace
@@ -210,6 +216,7 @@ void* take(std::size_t bytes) {
     // Where there are promoted ones, collectives have worked on tensors of this size.
     const std::uint32_t kept = all.cached_promoted.newest != 0 ? all.cached_promoted.newest : all.cached_private.newest;
     Block* block = kept != 0 ? &blocks[kept] : all.fresh.newest != 0 ? &blocks[all.fresh.newest] : cut(number);
+    if (block != nullptr && !open_block(*block)) block = nullptr;
     if (block != nullptr) {
         remove(*block);
         block->state = Block::State::Used;
@@ -229,7 +236,7 @@ void give(void* address) {
     block.state = Block::State::Cached;
     insert(block);
     if (block.ring != kPrivate) forget_snapshot();
-    if (block.ring == kOrphaned || block.retired) drop_pages(block);
+    if ((block.ring == kOrphaned || block.retired) && !drop_pages(block)) set_aside(block);
     note_use();
     keep_below(most_bytes());
     pthread_mutex_unlock(&lock);
@@ -249,18 +256,31 @@ Block& expect_block(const void* address) {
     return *block;
 }
 
-void drop_pages(Block& block) {
-    remove(block);
+bool drop_pages(Block& block) {
+    const bool was_stuck = block.state == Block::State::Stuck;
+    if (!was_stuck) remove(block);
+    bool dropped = true;
     if (block.ring == kPrivate) {
         madvise(block.data, size_of(block), MADV_DONTNEED);
     } else {
-        unmap_ring(block);
+        dropped = unmap_ring(block);
     }
-    block.state = Block::State::Fresh;
-    insert(block);
+    if (dropped) block.state = Block::State::Fresh;
+    if (dropped || !was_stuck) insert(block);
+    return dropped;
 }
 
-void drop_all_cached() { keep_below(0); }
+void set_aside(Block& block) {
+    remove(block);
+    block.state = Block::State::Stuck;
+}
+
+void drop_all_free() {
+    keep_below(0);
+    for_all([](Block& block) {
+        if (block.state == Block::State::Stuck) drop_pages(block);
+    });
+}
 
 void fail(const char* message) {
     constexpr char kWho[] = "ring_notebook's allocator: ";

@@ -2,7 +2,9 @@
 //
 // Fixed terms. A block is *fresh* while it has no pages, *used* while the program holds it, and *cached* when it is
 // free and keeps its pages. It is *private* memory, copied on write after a fork, or *promoted*: mapped from ring
-// memory.
+// memory. A fresh block that was promoted is *closed*: nobody may touch it until it is used again. A free block is
+// *stuck* while it is mapped from ring memory that others may write to, because the process has no mapping left to take
+// its place (`vm.max_map_count`).
 //
 // A block has the size of its class for good; classes are 1/16 apart, so at most 6 % of a block are wasted. Free blocks
 // keep their pages as long as all blocks together stay below the most that the program has used lately, 1/16 of that
@@ -32,8 +34,8 @@ struct Block {
     std::uint32_t previous, next;  // of the same class and kind, in the order of their release
     std::uint32_t older, newer;    // cached, of the same kind and all classes
     std::uint16_t size_class;
-    enum class State : std::uint8_t { Fresh, Used, Cached } state;
-    bool retired;
+    enum class State : std::uint8_t { Fresh, Used, Cached, Stuck } state;
+    bool retired, closed;
 };
 
 // Guards all that follows. Taken before a fork, so that the child finds everything in order.
@@ -59,8 +61,10 @@ Block& expect_block(const void* address);
 std::size_t size_of(const Block& block);
 // The block that the address lies in; null where it lies in none.
 Block* find_block(const void* address);
-// Gives the pages of a free block back.
-void drop_pages(Block& block);
+// Gives the pages of a cached or stuck block back. False where it stays what it is, as the system has no mapping left.
+bool drop_pages(Block& block);
+// For a cached block that nobody may use again before its pages are dropped: it is stuck.
+void set_aside(Block& block);
 template <class Visit>
 void for_all(Visit&& visit);
 
@@ -73,7 +77,7 @@ void for_all(Visit&& visit) {
 
 std::size_t used_bytes();
 std::size_t cached_bytes();
-void drop_all_cached();  // gives the pages of all of them back
+void drop_all_free();  // gives the pages of all of them back
 
 // Ends the process with a message; no memory is needed for that.
 [[noreturn]] void fail(const char* message);

@@ -74,7 +74,7 @@ void* move_block(void* address, std::size_t bytes) {
 
 void trim() {
     pthread_mutex_lock(&lock);
-    drop_all_cached();
+    drop_all_free();
     pthread_mutex_unlock(&lock);
 }
 

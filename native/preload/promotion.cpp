@@ -28,13 +28,46 @@ bool snapshot_failed = false;
 
 bool is_shared_with_others(const Block& block) { return block.ring != kPrivate; }
 
-void map_private(Block& block) {
-    if (mmap(block.data, size_of(block), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) ==
-        MAP_FAILED)
-        fail("the system has no memory left to map a tensor\n");
+void become_private(Block& block) {
     __atomic_store_n(&block.ring, kPrivate, __ATOMIC_RELEASE);
     block.retired = false;
     --promoted;
+}
+
+// The kernel unmaps nothing before it refuses a mapping, unless it has no memory for its own books.
+bool is_mapped(const Block& block) { return msync(block.data, size_of(block), MS_ASYNC) == 0; }
+
+// For one that the system has no mapping left for, with its content at `place`.
+void stay_private(Block& block, const void* place) {
+    if (!is_mapped(block)) {
+        if (mmap(block.data, size_of(block), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) ==
+            MAP_FAILED)
+            fail("the system has unmapped a tensor and has no memory to map it again\n");
+        memcpy(block.data, place, block.requested);
+    }
+    pthread_mutex_lock(&lock);
+    --promoted;
+    promote_later(block);
+    pthread_mutex_unlock(&lock);
+}
+
+// For a block whose ring memory is no more ours to give back.
+void orphan(Block& block) {
+    if (block.state != Block::State::Used && drop_pages(block)) return;
+    if (block.state == Block::State::Cached) set_aside(block);
+    __atomic_store_n(&block.ring, kOrphaned, __ATOMIC_RELEASE);
+}
+
+// Whether the process may have so many more mappings.
+bool can_map(std::size_t more) {
+    const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+    char* range =
+        static_cast<char*>(mmap(nullptr, more * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+    if (range == MAP_FAILED) return false;
+    bool granted = true;
+    for (std::size_t at = 1; granted && at < more; at += 2) granted = mprotect(range + at * page, page, PROT_READ) == 0;
+    munmap(range, more * page);
+    return granted;
 }
 
 bool write_all(const Block& block, std::size_t at) {
@@ -112,15 +145,13 @@ void in_child() {
         if (mmap(block.data, size_of(block), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, snapshot,
                  static_cast<off_t>(at)) == MAP_FAILED)
             fail("a forked process cannot map its copy of a tensor\n");
-        __atomic_store_n(&block.ring, kPrivate, __ATOMIC_RELEASE);
-        block.retired = false;
-        --promoted;
+        become_private(block);
         return true;
     });
     forget_snapshot();
     source = {-1, nullptr, nullptr, nullptr};  // ring memory stays the parent's
     for_all([](Block& block) {
-        if (block.state == Block::State::Cached && is_shared_with_others(block)) drop_pages(block);
+        if (is_shared_with_others(block)) orphan(block);
     });
     pthread_mutex_unlock(&lock);
     pthread_mutex_unlock(&promoting);
@@ -148,12 +179,7 @@ void detach(void* owner) {
     pthread_mutex_lock(&lock);
     if (source.owner == owner) {
         for_all([](Block& block) {
-            if (!is_shared_with_others(block)) return;
-            if (block.state == Block::State::Cached) {
-                drop_pages(block);
-            } else {
-                __atomic_store_n(&block.ring, kOrphaned, __ATOMIC_RELEASE);
-            }
+            if (is_shared_with_others(block)) orphan(block);
         });
         source = {-1, nullptr, nullptr, nullptr};
     }
@@ -194,20 +220,20 @@ bool promote(const void* address, std::uint64_t offset, void* place) {
                       block->ring == kPrivate;
     if (fits) ++promoted;
     pthread_mutex_unlock(&lock);
+    bool moved = false;
     if (fits) {
         // The caller's collective owns the block: nobody else writes to it, and those that read may go on.
         memcpy(place, block->data, block->requested);
-        if (mmap(block->data, size_of(*block), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd,
-                 static_cast<off_t>(offset)) == MAP_FAILED) {
-            map_private(*block);  // the addresses may have been unmapped already
-            memcpy(block->data, place, block->requested);
-            pthread_mutex_unlock(&promoting);
-            return false;
+        moved = mmap(block->data, size_of(*block), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd,
+                     static_cast<off_t>(offset)) != MAP_FAILED;
+        if (moved) {
+            __atomic_store_n(&block->ring, offset, __ATOMIC_RELEASE);
+        } else {
+            stay_private(*block, place);
         }
-        __atomic_store_n(&block->ring, offset, __ATOMIC_RELEASE);
     }
     pthread_mutex_unlock(&promoting);
-    return fits;
+    return moved;
 }
 
 void retire(std::uint64_t offset) {
@@ -232,19 +258,35 @@ bool can_fork() {
     const std::size_t bytes = promoted == 0 ? 0 : for_held([](Block&, std::size_t) { return true; });
     const std::size_t replaced = snapshot < 0 ? 0 : snapshot_bytes;
     const auto memory_left = source.memory_left;
+    std::size_t between = 0;  // free blocks, which part those that the child maps from one another
+    for_all(
+        [&](Block& block) { between += block.state != Block::State::Used && is_shared_with_others(block) ? 1 : 0; });
     pthread_mutex_unlock(&lock);
-    if (bytes <= replaced || memory_left == nullptr || bytes - replaced <= memory_left()) return true;
-    constexpr char kWhy[] =
+    constexpr char kMemory[] =
         "ring_notebook's allocator: this process cannot be forked, because there is no memory left for a copy of its "
         "tensors; fork before training begins, or set RING_ALLOCATOR=system\n";
-    if (write(2, kWhy, sizeof kWhy - 1) < 0) errno = 0;  // nobody is there to read it
-    return false;
+    constexpr char kMappings[] =
+        "ring_notebook's allocator: this process cannot be forked, because it has as many mappings as it may "
+        "(vm.max_map_count); raise that, or set RING_ALLOCATOR=system\n";
+    const auto refuse = [](const char* why, std::size_t length) {
+        if (write(2, why, length) < 0) errno = 0;  // nobody is there to read it
+        return false;
+    };
+    if (bytes > replaced && memory_left != nullptr && bytes - replaced > memory_left())
+        return refuse(kMemory, sizeof kMemory - 1);
+    return bytes == 0 || can_map(2 * between + 8) || refuse(kMappings, sizeof kMappings - 1);
 }
 
-void unmap_ring(Block& block) {
+bool unmap_ring(Block& block) {
     const std::uint64_t offset = block.ring;
-    map_private(block);
+    // Without access, the system need not promise memory for it: where it may not overcommit, that could fail.
+    if (mmap(block.data, size_of(block), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) ==
+        MAP_FAILED)
+        return false;
+    block.closed = true;
+    become_private(block);
     if (offset < kOrphaned && source.give_back != nullptr) source.give_back(source.owner, offset);
+    return true;
 }
 
 void promote_later(const Block& block) {

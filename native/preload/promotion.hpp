@@ -17,12 +17,15 @@ std::size_t claim(const void* address, std::size_t bytes);
 bool promote(const void* address, std::uint64_t offset, void* place);
 void retire(std::uint64_t offset);
 std::size_t promoted_bytes();
-// Whether there is memory for the snapshot that a fork takes now. Where there is none, says so on standard error.
+// Whether there are memory and mappings for the snapshot that a fork takes now. Where there are none, says so on
+// standard error.
 bool can_fork();
 
-// With the lock held: puts private memory in the place of ring memory, which goes back to its owner.
-void unmap_ring(Block& block);
-// With the lock held: memory is too short to keep the block, so others of its size are promoted after more collectives.
+// With the lock held: puts closed private memory in the place of ring memory, which goes back to its owner. False where
+// the process has no mapping left for that.
+bool unmap_ring(Block& block);
+// With the lock held: memory or mappings are too short for the block, so others of its size are promoted after more
+// collectives.
 void promote_later(const Block& block);
 // With the lock held: the program has gone on, and children that come later will see something else.
 void forget_snapshot();

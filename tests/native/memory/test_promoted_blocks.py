@@ -5,7 +5,7 @@ from __future__ import annotations
 from native.memory.test_preload import run
 
 TABLE = """
-import mmap
+import mmap, sys
 table = (ctypes.c_void_p * 9).in_dll(c, "ring_preload_v1")
 GIVE_BACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint64)
 LEFT = ctypes.CFUNCTYPE(ctypes.c_size_t)
@@ -157,3 +157,121 @@ assert fork() == 0, "it takes the place of the snapshot before"
 """
     )
     assert "cannot be forked, because there is no memory left for a copy of its tensors" in said
+
+
+# `fill` makes mappings until the process may have no more; what it returns, `empty` takes away.
+FULL = """
+c.mmap.restype = P
+c.mmap.argtypes = [P, N, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+c.munmap.argtypes, c.mprotect.argtypes = [P, N], [P, N, ctypes.c_int]
+def fill():
+    most = int(open("/proc/sys/vm/max_map_count").read())
+    if most > 1 << 20:
+        print("NOT TESTED: this system allows any number of mappings")
+        sys.exit()
+    range_ = c.mmap(None, most * 4096 * 2, 0, 0x4022, -1, 0)
+    made = [(range_, most * 4096 * 2)]
+    for page in range(0, most * 2, 2):
+        if c.mprotect(range_ + page * 4096, 4096, 1):
+            break
+    while (more := c.mmap(None, 4096, len(made) % 2, 0x22, -1, 0)) != NOWHERE:
+        made.append((more, 4096))
+    return made
+def empty(made):
+    for address, length in made:
+        assert c.munmap(address, length) == 0
+patterns = [bytes([value]) * MIB for value in range(8)]
+c.memcmp.argtypes = [P, ctypes.c_char_p, N]
+def holds(block, value):  # takes no memory for that
+    return c.memcmp(block, patterns[value], MIB) == 0
+def block_of(value, offset=None):
+    block = c.aligned_alloc(64, MIB)
+    ctypes.memset(block, value, MIB)
+    assert offset is None or move(block, MIB, offset)
+    return block
+"""
+
+
+def test_without_mappings_a_block_stays_where_it_is() -> None:
+    """It neither moves into ring memory nor out of it, and its tensors have what was written to them."""
+    run(
+        TABLE
+        + FULL
+        + """
+moved, again, private = block_of(3, 0), block_of(4, 2 * MIB), block_of(5)
+made = fill()
+assert move(private, MIB, 4 * MIB) is False and holds(private, 5) and offset_of(private, 1) == NOWHERE
+ctypes.memset(private, 6, MIB)
+assert ring[4 * MIB] == 5, "its memory is its own"
+c.free(again)
+trim()
+assert (returned, counts().cached, counts().promoted) == ([], MIB, 2 * MIB)
+assert c.aligned_alloc(64, MIB) == again and offset_of(again, 1) == 2 * MIB, "the next tensor has it"
+assert holds(moved, 3)
+ctypes.memset(again, 7, MIB)
+empty(made)
+assert move(private, MIB, 4 * MIB) and holds(private, 6) and holds(again, 7)
+for block in (moved, again, private):
+    c.free(block)
+trim()
+assert sorted(returned) == [0, 2 * MIB, 4 * MIB] and counts().promoted == counts().cached == 0
+later = [block_of(value) for value in range(5)]
+assert all(holds(block, value) for value, block in enumerate(later))
+"""
+    )
+
+
+def test_without_mappings_memory_that_others_may_write_to_is_given_to_nobody() -> None:
+    run(
+        TABLE
+        + FULL
+        + """
+retired, cached, held = block_of(1, 0), block_of(2, MIB), block_of(3, 2 * MIB)
+retire(0)
+c.free(cached)
+made = fill()
+c.free(retired)
+detach(1)
+assert returned == []
+others = [block_of(value) for value in range(4)]
+assert not {retired, cached} & set(others) and holds(held, 3)
+assert offset_of(held, 1) == NOWHERE
+ring[:MIB] = ring[MIB : 2 * MIB] = patterns[7]
+assert all(holds(block, value) for value, block in enumerate(others))
+empty(made)
+trim()
+assert (returned, counts().promoted) == ([], MIB)
+later = [block_of(value) for value in range(4)]
+assert {retired, cached} < set(later) and all(holds(block, value) for value, block in enumerate(later))
+"""
+    )
+
+
+def test_without_mappings_a_fork_is_an_error() -> None:
+    said = run(
+        TABLE
+        + FULL
+        + """
+def fork():
+    child = os.fork()
+    if child == 0:
+        ok = holds(block, 7)
+        ctypes.memset(block, 1, MIB)
+        trim()
+        os._exit(not ok)
+    return os.waitpid(child, 0)[1]
+block = block_of(7, 0)
+made = fill()
+os.dup2(1, 2)
+try:
+    fork()
+except OSError as error:
+    assert error.errno == 12
+else:
+    raise AssertionError
+assert holds(block, 7)
+empty(made)
+assert fork() == 0 and holds(block, 7)
+"""
+    )
+    assert "as many mappings as it may" in said
