@@ -160,9 +160,11 @@ class Rank:
         elif trouble == "raise":
             raise ZeroDivisionError("on purpose")
         elif trouble == "interrupt":
-            threading.Timer(self.dice.random() * 0.02, os.kill, (os.getpid(), signal.SIGINT)).start()
+            interrupt = threading.Timer(self.dice.random() * 0.02, os.kill, (os.getpid(), signal.SIGINT))
+            interrupt.start()
             with contextlib.suppress(CollectiveTimeout):
                 everybody.barrier(blocking=False).wait(10.0)
+            interrupt.join()  # or it would come in the next epoch
             raise KeyboardInterrupt  # the others came first
         elif trouble == "lonely":
             everybody.barrier(name="nobody else does this", blocking=False).wait(0.3)
