@@ -11,12 +11,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from ring_notebook.notebook.cluster.ranks.process_life import began
 
 from harness.waiting import until
 from ring_notebook.config import config
 from ring_notebook.errors import ClusterError
 from ring_notebook.notebook.cluster.cluster import Cluster, discovery
+from ring_notebook.notebook.cluster.process_life import began
 from ring_notebook.notebook.record.run_files import write_json
 
 pytestmark = pytest.mark.usefixtures("without_torch")
