@@ -19,8 +19,9 @@ from ring_notebook.notebook.cluster.cluster import Cluster
 pytestmark = pytest.mark.usefixtures("without_torch")
 
 ATTACHES = """
+import sys
 from ring_notebook.notebook.cluster.cluster import Cluster
-cluster = Cluster.attach()
+cluster = Cluster.attach(sys.argv[1])
 cluster.run("ring.barrier()").wait()
 print("attached", [cluster.pull("kept", rank) for rank in range(cluster.n)])
 cluster.foreign = False  # as where the first kernel has ended
@@ -82,7 +83,8 @@ def test_another_kernel_finds_a_cluster_whose_folder_was_removed(ring: Path) -> 
     time.sleep(1.0)  # its supervisor looks twice a second what there is
     shutil.rmtree(ring / "clusters")
     until(lambda: any((ring / "clusters").glob("*/requests")))
-    done = subprocess.run([sys.executable, "-c", ATTACHES], capture_output=True, text=True, timeout=100, check=False)
+    program = [sys.executable, "-c", ATTACHES, cluster.directory.name.split("-")[1]]  # this process is still there
+    done = subprocess.run(program, capture_output=True, text=True, timeout=100, check=False)
     if "stopped" not in done.stdout:
         os.kill(processes.controller, signal.SIGKILL)
     assert done.stdout.splitlines() == ["attached [0, 1]", "stopped"], done.stderr
