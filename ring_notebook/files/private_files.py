@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["changed_by_others", "is_own", "make_private_folder", "open_private", "open_regular"]
+__all__ = ["changed_by_others", "is_own", "make_private_folder", "open_own", "open_private", "open_regular"]
 
 
 def make_private_folder(path: Path) -> None:
@@ -23,13 +23,22 @@ def open_private(path: Path, mode: str) -> IO[Any]:
     return open(path, mode, encoding=encoding, opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
-def open_regular(path: Path) -> IO[bytes]:
+def open_regular(path: Path, flags: int = 0) -> IO[bytes]:
     """Open ``path`` to read it. Raises OSError, and ValueError for what is no file: a named pipe would never answer."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise ValueError(f"{path} is not a regular file")
     return os.fdopen(descriptor, "rb")
+
+
+def open_own(path: Path) -> IO[bytes]:
+    """`open_regular`, and no link. Raises PermissionError for a file of another user, who could have it run code."""
+    file = open_regular(path, os.O_NOFOLLOW)
+    if os.fstat(file.fileno()).st_uid in (os.geteuid(), 0):
+        return file
+    file.close()
+    raise PermissionError("it belongs to another user, whose code it could run")
 
 
 def changed_by_others(folder: Path) -> str:

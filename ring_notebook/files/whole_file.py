@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, whatever ends the process that writes them."""
+"""Files that appear whole or not at all, whatever ends the process that writes them, and that show later damage."""
 
 from __future__ import annotations
 
@@ -7,13 +7,20 @@ import fcntl
 import glob
 import os
 import secrets
+import struct
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 from ring_notebook.files.claimed_folders import remove_unclaimed
 
-__all__ = ["whole_file"]
+__all__ = ["is_whole", "whole_file"]
+
+_MARK = b"ring-notebook"
+_CHECKSUM = struct.Struct(f"<{len(_MARK)}sQI")
+"""Behind the content: its length in bytes and its CRC-32. Readers of zip files, such as torch's, ignore it."""
+_PIECE = 1 << 20
 
 
 @contextlib.contextmanager
@@ -21,7 +28,8 @@ def whole_file(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
     """A file to write, which takes the place of ``path`` at the end of the block, unless that raises.
 
     It is written beside ``path`` and synced to disk. First what processes of this user have left there goes that were
-    killed while they wrote the same file. With ``private`` it has mode 0600, whatever the umask.
+    killed while they wrote the same file. With ``private`` it has mode 0600, whatever the umask. A checksum follows
+    what the block writes.
     """
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
         remove_unclaimed(left, left.unlink)
@@ -29,6 +37,7 @@ def whole_file(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
     try:
         with _claimed(partial, 0o600 if private else 0o666) as file:
             yield file
+            file.write(_checksum(file, file.seek(0, os.SEEK_END)))
             file.flush()
             os.fsync(file.fileno())
             partial.replace(path)
@@ -36,10 +45,29 @@ def whole_file(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
         partial.unlink(missing_ok=True)
 
 
+def is_whole(file: IO[bytes]) -> bool | None:
+    """Whether ``file`` is what `whole_file` wrote; None where no checksum is at its end. It is read from its start."""
+    length = file.seek(0, os.SEEK_END) - _CHECKSUM.size
+    file.seek(max(length, 0))
+    found = file.read()
+    whole = found == _checksum(file, length) if found.startswith(_MARK) else None
+    file.seek(0)
+    return whole
+
+
+def _checksum(file: IO[bytes], length: int) -> bytes:
+    """That of the first ``length`` bytes, after which the file is left."""
+    file.seek(0)
+    crc, left = 0, length
+    while piece := file.read(min(left, _PIECE)):
+        crc, left = zlib.crc32(piece, crc), left - len(piece)
+    return _CHECKSUM.pack(_MARK, length, crc)
+
+
 def _claimed(path: Path, mode: int) -> IO[bytes]:
     """Make ``path``, which must not exist, not even as a link; its lock keeps it from `remove_unclaimed`."""
     while True:
-        file = open(path, "xb", opener=lambda name, flags: os.open(name, flags, mode))  # noqa: SIM115 - the caller's
+        file = open(path, "x+b", opener=lambda name, flags: os.open(name, flags, mode))  # noqa: SIM115 - the caller's
         with contextlib.suppress(OSError):  # no locks here: then nothing counts as abandoned
             fcntl.flock(file, fcntl.LOCK_SH)
         with contextlib.suppress(FileNotFoundError):  # removed before it was locked

@@ -152,7 +152,8 @@ def test_a_planted_commit_is_not_loaded(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode != 0
-    assert f"the commit {commit} belongs to another user" in done.stderr
+    assert f": the commit {commit} cannot be used: " in done.stderr
+    assert "it belongs to another user" in done.stderr
     assert not mark.exists()
 
 

@@ -13,7 +13,6 @@ from ring_notebook.api.elastic.state import State
 from ring_notebook.api.objects import broadcast_object
 from ring_notebook.error_text import error_text
 from ring_notebook.errors import HorovodInternalError, RingError
-from ring_notebook.files.private_files import is_own
 from ring_notebook.torch.elastic.elastic_sampler import ElasticSampler
 from ring_notebook.torch.training import checkpoint
 
@@ -82,21 +81,16 @@ class TorchState(State):
         loaded.
         """
         self._path = path
-        found, own = broadcast_object((path.exists(), path.exists() and is_own(path)), name="elastic resume")
-        if found and not own:
-            raise RingError(
-                f"rank {rank()}: the commit {path} belongs to another user, and to load it would run that user's code; "
-                "remove it, or set RING_COMMIT_DIR to a folder of your own"
-            )
+        found = broadcast_object(path.exists(), name="elastic resume")
         if found:
             try:
-                self._load(checkpoint.load(path, weights_only=False))
+                self._load(checkpoint.load(path, weights_only=False, private=True))
             except HorovodInternalError:  # of another rank
                 raise
             except Exception as error:
                 raise RingError(
-                    f"rank {rank()}: the commit {path} cannot be read: {type(error).__name__}: {error_text(error)}; "
-                    "remove it, and the training begins anew"
+                    f"rank {rank()}: the commit {path} cannot be used: {type(error).__name__}: {error_text(error)}; "
+                    "remove it, or set RING_COMMIT_DIR to another folder of your own, and the training begins anew"
                 ) from error
             self.save()
         return bool(found)
