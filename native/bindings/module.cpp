@@ -9,7 +9,5 @@ PYBIND11_MODULE(_core, module) {
     register_link(module);
     register_devices(module);
     register_communicator(module);
-    register_member_group(module);
-    register_messages(module);
-    register_tensor_calls(module);
+    register_tensors(module);
 }

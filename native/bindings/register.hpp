@@ -1,8 +1,12 @@
-// One function per category; module.cpp calls them.
+// One function per category, which module.cpp calls, and what they share.
 #pragma once
 
 #include <pybind11/pybind11.h>
 
+#include <string>
+
+#include "ring/base/errors.hpp"
+#include "ring/base/types.hpp"
 #include "ring/group/host_group.hpp"
 
 void register_errors(pybind11::module_& module);
@@ -12,12 +16,35 @@ void register_memory(pybind11::module_& module);
 void register_link(pybind11::module_& module);
 void register_communicator(pybind11::module_& module);
 void register_devices(pybind11::module_& module);
-void register_member_group(pybind11::module_& module);
-void register_messages(pybind11::module_& module);
-void register_tensor_calls(pybind11::module_& module);
+void register_tensors(pybind11::module_& module);
 
 // Thrown while Python's error indicator of this thread is set; not a std::exception, so nothing takes it for one.
 struct PythonSignal {};
 
 // Lets Python's signal handlers run. A waiting thread calls it every 50 ms, without the GIL.
 ring::Interruption signal_check();
+
+// The value of an enum whose values are 0 to `values` - 1. Throws InvalidArgument, which names the argument.
+template <class Enum>
+Enum enum_argument(const char* name, int number, int values) {
+    if (number < 0 || number >= values)
+        throw ring::InvalidArgument(std::string(name) + " must be between 0 and " + std::to_string(values - 1) +
+                                    ", got " + std::to_string(number));
+    return static_cast<Enum>(number);
+}
+
+inline ring::DType dtype_argument(int number) { return enum_argument<ring::DType>("dtype", number, ring::kDTypes); }
+
+// What C functions that Python calls without pybind11 throw is raised as pybind11 does.
+// What `body` returns; null with a Python error set when it throws.
+template <class Body>
+PyObject* guarded(Body&& body) {
+    try {
+        return body();
+    } catch (pybind11::error_already_set& error) {
+        error.restore();
+    } catch (...) {
+        pybind11::detail::try_translate_exceptions();
+    }
+    return nullptr;
+}

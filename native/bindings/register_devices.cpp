@@ -6,7 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include "arguments.hpp"
 #include "register.hpp"
 #include "ring/base/errors.hpp"
 #include "ring/collectives/device/device_card.hpp"

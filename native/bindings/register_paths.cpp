@@ -4,7 +4,6 @@
 #include <string>
 #include <utility>
 
-#include "arguments.hpp"
 #include "register.hpp"
 #include "ring/base/errors.hpp"
 #include "ring/collectives/costs.hpp"

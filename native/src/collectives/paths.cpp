@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <string>
 
-#include "collectives/device/device_parts.hpp"
+#include "collectives/device/launch.hpp"
 #include "collectives/host/algorithm_parts.hpp"
 #include "collectives/inter_host/fabric_parts.hpp"
 #include "ring/base/errors.hpp"

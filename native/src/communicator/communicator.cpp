@@ -57,14 +57,15 @@ Communicator::~Communicator() {
     if (!domain()->owned()) return;  // a forked process: its copy of the progress thread does not exist
     epoch_.progress->remove(this);
     post_.reset();
-    if (!queue_.empty() || (named_ && !named_->is_quiet())) {
+    const std::deque<std::shared_ptr<Work>> queued = queue_.entries();
+    if (!queued.empty() || (named_ && !named_->is_quiet())) {
         // Other ranks may be writing to the tensors of an operation that has begun.
         group_->abort(FixedText("rank %d dropped a communicator with operations under way", rank()));
         announce_abort();
     }
-    if (!queue_.empty()) keep_tensors_until_quiet(*queue_.front());  // the others have not begun
+    if (!queued.empty()) keep_tensors_until_quiet(*queued.front());  // the others have not begun
     // Those that still wait for a queued operation must learn that nobody will carry it out.
-    for (const auto& work : queue_) {
+    for (const auto& work : queued) {
         std::exception_ptr error;
         try {
             error = dropped(who(), *work);
@@ -92,11 +93,7 @@ void Communicator::leave() noexcept {
 
 // A group is left with its epoch, so that other hosts learn of it; where an operation is under way, behind that.
 void Communicator::leave_with_epoch() noexcept {
-    {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        if (!is_idle() || (named_ && !named_->is_quiet())) return;
-    }
-    leave();
+    if (queue_.is_idle() && (!named_ || named_->is_quiet())) leave();
 }
 
 std::shared_ptr<Work> Communicator::run(Request request, double timeout, const Interruption& check) {
@@ -131,28 +128,23 @@ void Communicator::run(const std::shared_ptr<Work>& work, const Interruption& ch
         joining.emplace(*named_);
         wait_for_names(work->request_, check);
     }
-    {
-        std::unique_lock<std::mutex> lock(mutex_);
+    const auto check_turn = [&](bool within) {
         check_open(work->request_);
-        if (is_inline_here())
+        if (within)
             throw invalid(work->request_,
                           "this thread is in another operation of this group (a signal handler runs "
                           "within it); call it when that has ended");
-        // NCCL wants one thread that launches; who has joined may have to.
-        if (!is_idle() || work->device_ || (device_ && joining)) {
-            epoch_.progress->begin();
-            queue_.push_back(work);
-            lock.unlock();
-            epoch_.progress->nudge();
-            wait_launched(*work, 0, check);
-            if (joining) joining->end(*work);
-            return;
-        }
-        inline_thread_ = std::this_thread::get_id();
+    };
+    // NCCL wants one thread that launches; who has joined may have to.
+    const bool queues = work->device_ || (device_ && joining);
+    if (queue_.enter(work, queues, check_turn, [&] { epoch_.progress->begin(); })) {
+        carry_out(*work, check);
+        end_turn();
+        if (fabric_ && epoch_.group->left()) leave_with_epoch();
+    } else {
+        epoch_.progress->nudge();
+        wait_launched(*work, 0, check);
     }
-    carry_out(*work, check);
-    end_turn();
-    if (fabric_ && epoch_.group->left()) leave_with_epoch();
     if (joining) joining->end(*work);
 }
 
@@ -195,11 +187,7 @@ std::shared_ptr<Work> Communicator::enqueue(Request request, double timeout, std
     std::shared_ptr<Work> work = make_work(std::move(request), timeout);
     work->first_ = std::move(first);
     epoch_.progress->begin();
-    {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        check_open(work->request_);
-        queue_.push_back(work);
-    }
+    queue_.enter(work, true, [&](bool) { check_open(work->request_); }, [] {});
     epoch_.progress->nudge();
     return work;
 }
@@ -210,11 +198,10 @@ std::shared_ptr<Work> Communicator::start(Request request, double timeout, std::
     std::shared_ptr<Work> work = make_work(std::move(request), timeout);
     work->first_ = std::move(first);
     epoch_.progress->begin();
-    {
-        const std::lock_guard<std::mutex> lock(mutex_);
+    queue_.exclusively([&] {
         check_open(work->request_);
         named_->post(work);
-    }
+    });
     epoch_.progress->nudge();
     return work;
 }
@@ -224,19 +211,10 @@ Communicator::Served Communicator::serve() {
 }
 
 Communicator::Served Communicator::serve_queue() {
-    std::shared_ptr<Work> work;
-    {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        if (inline_thread_ != std::thread::id{} || queue_.empty()) return Served::Idle;
-        work = queue_.front();
-        inline_thread_ = std::this_thread::get_id();
-    }
+    const std::shared_ptr<Work> work = queue_.take_front([](const Work&) { return true; });
+    if (!work) return Served::Idle;
     const Served served = advance(*work);
-    {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        if (served == Served::Done) queue_.pop_front();
-        inline_thread_ = {};
-    }
+    queue_.end_turn(served == Served::Done);
     if (served == Served::Done) {
         idle_.ring();
         if (fabric_ && epoch_.group->left()) leave_with_epoch();
@@ -310,8 +288,6 @@ void Communicator::check_open(const Request& request) const {
     if (closed() || epoch_.group->left()) throw invalid(request, "this communicator is closed");
 }
 
-bool Communicator::is_idle() const { return queue_.empty() && inline_thread_ == std::thread::id{}; }
-
 Communicator::Counts Communicator::counts() const {
     Counts counts{group_->operations(), group_->gates(), {}};
     for (int host = 0; fabric_ && host < fabric_->hosts(); ++host) counts.sent.push_back(fabric_->sent(host));
@@ -320,19 +296,14 @@ Communicator::Counts Communicator::counts() const {
 
 void Communicator::close(const Interruption& check) {
     if (!domain()->owned()) return;
-    bool within = false;
-    {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        closed_.store(true, std::memory_order_release);
-        within = is_inline_here();
-    }
+    const bool within = queue_.close();
     named_->begin_close();
     epoch_.progress->nudge();
     const bool ends_epoch = epoch_.devices && group_ == epoch_.group;
     const auto idle = [&] {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        if (ends_epoch && epoch_.devices->under_way() > 0) return false;  // of other groups, which nobody closes
-        return is_idle() && named_->is_quiet() && (!device_ || device_->is_quiet());
+        // In the order in which an operation passes through them.
+        return queue_.is_idle() && named_->is_quiet() && (!device_ || device_->is_quiet()) &&
+               (!ends_epoch || epoch_.devices->under_way() == 0);  // those of other groups, which nobody closes
     };
     if (within) {
         abort(FixedText("rank %d closed the communicator within an operation", rank()));
@@ -352,6 +323,69 @@ void Communicator::close(const Interruption& check) {
     leave();
     if (!epoch_.devices) return;
     if (const std::exception_ptr unknown = epoch_.devices->late_failure()->take()) std::rethrow_exception(unknown);
+}
+
+void Communicator::check_member(OpKind kind, int member) const {
+    Request request;
+    request.kind = kind;
+    if (!domain()->owned()) throw invalid(request, "a forked process cannot use its parent's communicator");
+    check_open(request);
+    if (kind == OpKind::Receive && member == PostOffice::kAny) return;
+    if (member < 0 || member >= size())
+        throw invalid(request, "rank " + std::to_string(member) + " is not in this group of " + std::to_string(size()));
+}
+
+std::shared_ptr<Message> Communicator::send(int to, int tag, const void* data, std::uint64_t count, DType dtype,
+                                            double timeout, bool attended) {
+    check_member(OpKind::Send, to);
+    if (!attended || post_->polls()) epoch_.progress->begin();
+    auto message = post_->send(to, tag, data, count, dtype, timeout, attended);
+    if (post_->unattended()) epoch_.progress->nudge();
+    return message;
+}
+
+std::shared_ptr<Message> Communicator::receive(int from, int tag, void* data, std::uint64_t count, DType dtype,
+                                               double timeout, bool attended) {
+    check_member(OpKind::Receive, from);
+    if (!attended || post_->polls()) epoch_.progress->begin();
+    auto message = post_->receive(from, tag, data, count, dtype, timeout, attended);
+    if (post_->unattended()) epoch_.progress->nudge();
+    return message;
+}
+
+void Communicator::wait(Message& message, double timeout, const Interruption& check) {
+    try {
+        post_->wait(message, timeout, [&] {
+            read_notices();
+            if (check) check();
+        });
+    } catch (...) {
+        announce_abort();
+        throw;
+    }
+}
+
+// Of aborts and departures on other hosts.
+void Communicator::read_notices() {
+    if (epoch_.fabric) epoch_.fabric->notices().read(*epoch_.group);
+    if (fabric_ && fabric_ != epoch_.fabric) fabric_->notices().read(*group_);
+}
+
+Communicator::Served Communicator::serve_messages() {
+    if (!post_ || !post_->unattended()) return Served::Idle;
+    if (post_->advance()) return Served::Moved;
+    const std::int64_t now = monotonic_ns();
+    if (now >= next_look_) {
+        next_look_ = now + kCheckEvery;
+        try {
+            read_notices();
+        } catch (const std::exception& error) {
+            group_->abort(error.what());
+        }
+        post_->look();
+        announce_abort();
+    }
+    return post_->polls() ? Served::Polling : Served::Blocked;
 }
 
 }  // namespace ring

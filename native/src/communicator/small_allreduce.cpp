@@ -49,20 +49,8 @@ struct Communicator::Arrival {
     std::int64_t begin = 0;
 };
 
-bool Communicator::try_turn() {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (closed() || epoch_.group->left() || !is_idle()) return false;
-    inline_thread_ = std::this_thread::get_id();
-    return true;
-}
-
-void Communicator::end_turn(bool front_has_arrived) {
-    std::size_t left = 0;
-    {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        inline_thread_ = {};
-        left = queue_.size();
-    }
+void Communicator::end_turn(bool drops_front, bool front_has_arrived) {
+    const std::size_t left = queue_.end_turn(drops_front);
     idle_.ring();
     if (left == 1 && front_has_arrived) {
         epoch_.progress->watch();
@@ -75,7 +63,7 @@ void Communicator::end_turn(bool front_has_arrived) {
 bool Communicator::post_small(const SmallAllreduce& call, Arrival& arrival) {
     if (fabric_ || size() > kMostRanks || call.count * item_size(call.dtype) > group_->inline_bytes() ||
         call.dims > kMaxDims || call.op == ReduceOp::Adasum || epoch_.recorder->on() || !domain()->owned() ||
-        group_->aborted() || !try_turn())
+        group_->aborted() || epoch_.group->left() || !queue_.try_turn())
         return false;
     arrival.begin = monotonic_ns();
     arrival.header = header_of(call, ++sequence_);
@@ -145,7 +133,7 @@ bool Communicator::start_small(const SmallAllreduce& call, double timeout, std::
     const bool done = complete_small(call, arrival);
     if (done) epoch_.recorder->spend(monotonic_ns() - arrival.begin);
     if (!done) work = arrived_work(call, arrival, timeout, true);
-    end_turn(!done);
+    end_turn(false, !done);
     return true;
 }
 
@@ -170,10 +158,7 @@ std::shared_ptr<Work> Communicator::arrived_work(const SmallAllreduce& call, con
         work->gate_ = arrival.gate;
         work->blocked_ = arrival.begin;
         work->started_ = true;
-        if (queued) {
-            const std::lock_guard<std::mutex> lock(mutex_);
-            queue_.push_front(work);
-        }
+        if (queued) queue_.push_front(work);
         return work;
     } catch (...) {  // the others have this rank's part, and it cannot take theirs
         group_->abort(FixedText("rank %d ran out of memory in %s", rank(), to_string(arrival.header.kind)));
@@ -203,15 +188,10 @@ bool Communicator::complete_started(Work& work) {
 bool Communicator::look(Work& work, int looks) {
     if (work.done()) return true;
     if (fabric_ || !domain()->owned()) return false;
-    std::shared_ptr<Work> front;
-    {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        if (inline_thread_ != std::thread::id{} || queue_.empty() || queue_.front().get() != &work || !work.started_ ||
-            work.header_.is_inline == 0 || work.device_)
-            return false;
-        front = queue_.front();
-        inline_thread_ = std::this_thread::get_id();
-    }
+    const auto front = queue_.take_front([&](const Work& one) {
+        return &one == &work && work.started_ && work.header_.is_inline != 0 && !work.device_;
+    });
+    if (!front) return false;
     bool ended = false;
     for (; !ended && looks > 0; --looks) {
         if (group_->ready(work.gate_)) {
@@ -222,11 +202,7 @@ bool Communicator::look(Work& work, int looks) {
             cpu_pause();
         }
     }
-    if (ended) {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        queue_.pop_front();
-    }
-    end_turn(!ended);
+    end_turn(ended, !ended);
     return ended;
 }
 

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "ring/base/errors.hpp"
-#include "ring/group/header_check.hpp"
+#include "ring/group/header_damage.hpp"
 
 namespace ring {
 namespace {

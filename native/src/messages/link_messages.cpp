@@ -8,7 +8,7 @@
 #include "messages/letter.hpp"
 #include "ring/base/errors.hpp"
 #include "ring/base/wait.hpp"
-#include "ring/group/header_check.hpp"
+#include "ring/group/header_damage.hpp"
 
 namespace ring {
 namespace {

@@ -5,10 +5,13 @@
 #include <cstdio>
 #include <cstring>
 #include <new>
+#include <string>
 #include <utility>
 
 #include "messages/letter.hpp"
 #include "ring/base/errors.hpp"
+#include "ring/base/text.hpp"
+#include "ring/group/header_damage.hpp"
 
 namespace ring {
 namespace {
@@ -353,6 +356,238 @@ void PostOffice::reap() {
         group_->domain().release(posted_.front().offset);
         posted_.pop_front();
     }
+}
+
+namespace {
+
+// A letter's memory is free when its receiver has taken it, or never will.
+class Delivered : public Arena::Condition {
+   public:
+    Delivered(std::shared_ptr<Letter> letter, int receiver) : letter_(std::move(letter)), receiver_(receiver) {}
+    bool holds(Domain& domain) noexcept override {
+        return letter_->state.load(std::memory_order_seq_cst) != LetterState::Sent || domain.dead(receiver_);
+    }
+
+   private:
+    std::shared_ptr<Letter> letter_;
+    int receiver_;  // local rank
+};
+
+}  // namespace
+
+int PostOffice::local(int member) const {
+    if (!place_.fabric) return member;
+    return place_.fabric->host_of(member) == place_.fabric->host() ? place_.fabric->local_index(member) : -1;
+}
+
+// Nobody rings for a rank of another host: it polls.
+void PostOffice::ring_bell_of(int member) const {
+    const int here = local(member);
+    if (here >= 0) group_->ring_bell_of(here);
+}
+
+bool PostOffice::is_gone(int member) const {
+    if (member == place_.index) return false;
+    const int here = local(member);
+    if (here >= 0) return group_->has_left(group_->local_rank(here)) || group_->domain().dead(group_->local_rank(here));
+    const int address = place_.fabric->address(member);
+    return place_.fabric->notices().has_left(address) || place_.epoch_fabric->notices().has_left(address);
+}
+
+std::string PostOffice::rank_of(int member) const {
+    return "rank " + std::to_string(place_.ranks[static_cast<std::size_t>(member)]);
+}
+
+std::string PostOffice::describe(const Message& message) const {
+    const bool sends = message.header_.kind == OpKind::Send;
+    const int peer = message.source_ >= 0 ? message.source_ : message.peer_;
+    return "rank " + std::to_string(group_->rank()) + ": " + to_string(message.header_.kind) +
+           (sends ? " to " : " from ") + (peer == kAny ? "any rank" : rank_of(peer)) + " (tag " +
+           std::to_string(message.tag_) + ")";
+}
+
+void PostOffice::wait(Message& message, double timeout, const Interruption& check) {
+    const std::int64_t deadline = deadline_after(timeout);
+    std::int64_t next_look = monotonic_ns() + kCheckEvery;
+    try {
+        wait_until(
+            group_->bell(), polls() ? group_->spin().polling() : group_->spin(),
+            [&] {
+                if (message.done()) return true;
+                advance();
+                return message.done();
+            },
+            [&] {
+                const std::int64_t now = monotonic_ns();
+                if (polls() && now < next_look) return;
+                next_look = now + kCheckEvery;
+                if (check) check();
+                look();
+                if (is_past(deadline))
+                    group_->abort(describe(message) + " was not done after " + seconds_text(timeout));
+            },
+            polls() ? kPoll : kSleep);
+    } catch (...) {
+        group_->abort(FixedText("rank %d was interrupted while it waited for a message", group_->rank()));
+        advance();  // fails all that is under way, this one too
+        throw;
+    }
+    message.get();
+}
+
+void PostOffice::look() noexcept {
+    const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+    if (!lock.owns_lock() || group_->aborted()) return;
+    const auto examine = [&](const Message& message) {
+        bool gone = message.peer_ != kAny && is_gone(message.peer_);
+        if (message.peer_ == kAny) {
+            gone = true;
+            for (int member = 0; member < static_cast<int>(place_.ranks.size()); ++member)
+                gone = gone && (member == place_.index || is_gone(member));
+        }
+        if (gone) {
+            // It may have sent just before.
+            if (link_ && link_->advance()) return;
+            take_arrivals();
+            if (match()) return;
+            group_->abort(describe(message) + " waits in vain: " +
+                          (message.peer_ == kAny ? "all other ranks have" : rank_of(message.peer_) + " has") +
+                          " left (the cell or script ended) or died");
+        } else if (is_past(message.deadline_)) {
+            group_->abort(describe(message) + " timed out. Call send and receive in pairs, or raise the timeout.");
+        }
+    };
+    try {
+        for (const auto* queue : {&wanted_, &receiving_, &sending_})
+            for (std::size_t i = 0; i < queue->size() && !group_->aborted(); ++i) {
+                const auto message = (*queue)[i];
+                if (!message->done()) examine(*message);
+            }
+    } catch (const std::exception& error) {
+        group_->abort(error.what());
+    }
+}
+
+// Nothing begins to read a tensor after an abort, and who reads one now ends soon: then they are their callers' again.
+void PostOffice::fail_all(const std::exception_ptr& error) noexcept {
+    group_->wait_quiet();
+    if (link_) link_->drop_streams();
+    for (auto* queue : {&wanted_, &receiving_, &sending_}) {
+        for (const auto& message : *queue) {
+            std::exception_ptr own = error;
+            try {
+                const std::string why = describe(*message) + " stopped because " + group_->abort_reason();
+                const bool late = is_past(message->deadline_);
+                if (!own) own = late ? std::make_exception_ptr(Timeout(why)) : std::make_exception_ptr(Aborted(why));
+            } catch (...) {
+                own = std::current_exception();
+            }
+            if (message->offset_ != kNowhere) give_up_letter(message->offset_, message->peer_);
+            if (!message->done()) finish(*message, own);
+        }
+        queue->clear();
+    }
+}
+
+void PostOffice::close(std::exception_ptr error) noexcept {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (wanted_.empty() && receiving_.empty() && sending_.empty()) return;
+    try {
+        if (!error)
+            error = std::make_exception_ptr(
+                InvalidArgument("rank " + std::to_string(group_->rank()) + ": its communicator was closed"));
+    } catch (...) {
+        error = std::current_exception();
+    }
+    // Who has matched a letter of ours must not find other data in it.
+    if (!sending_.empty() || !receiving_.empty())
+        group_->abort(FixedText("rank %d left with messages under way", group_->rank()));
+    fail_all(error);
+}
+
+void PostOffice::give_up_letter(std::uint64_t offset, int to) noexcept {
+    Domain& domain = group_->domain();
+    try {
+        // After an abort nobody begins to read it, and who reads it now is soon done.
+        if (group_->aborted()) {
+            domain.keep(offset, group_->quiet());
+        } else {
+            domain.keep(offset, std::make_shared<Delivered>(domain.hold<Letter>(offset), group_->local_rank(to)));
+        }
+    } catch (...) {
+        return;  // there is no memory to note it: the letter stays
+    }
+    domain.release(offset);
+}
+
+namespace {
+
+// More than a rank takes from its mailbox at once: each takes memory of its sender.
+constexpr std::size_t kMostLetters = std::size_t{1} << 20;
+
+Error damaged(const std::string& what) {
+    return Error("another rank of this host wrote what no rank writes (" + what +
+                 "): its memory is damaged; restart all ranks");
+}
+
+}  // namespace
+
+// What has come to this rank is read from the mailbox and the link, and matched with what it wants to receive.
+
+// Another process has written both the offset and the letter.
+Letter* PostOffice::letter_at(std::uint64_t offset) const {
+    const Domain& domain = group_->domain();
+    if (offset % alignof(Letter) != 0 || !domain.contains(offset, sizeof(Letter)))
+        throw damaged("a message beyond ring memory");
+    auto* const letter = domain.at<Letter>(offset);
+    if (letter->from < 0 || letter->from >= static_cast<int>(place_.ranks.size()) || local(letter->from) < 0)
+        throw damaged("a message of member " + std::to_string(letter->from));
+    if (static_cast<int>(letter->dtype) >= kDTypes || letter->count >= kNoTensor / sizeof(double))
+        throw damaged("a message of " + std::to_string(letter->count) + " elements of " + to_string(letter->dtype));
+    return letter;
+}
+
+// What has come since, oldest first.
+void PostOffice::take_arrivals() {
+    if (link_)
+        for (RemoteMessage remote; link_->take(remote);) {
+            const MessageHead& head = remote.head;
+            arrived_.push_back({head.from, head.tag, head.dtype, head.count, nullptr, std::move(remote)});
+        }
+    SharedAtomic<std::uint64_t>& letters = group_->letters(group_->index());
+    if (letters.load(std::memory_order_seq_cst) == kNowhere) return;
+    std::uint64_t newest = letters.exchange(kNowhere, std::memory_order_seq_cst);
+    const auto before = static_cast<std::ptrdiff_t>(arrived_.size());
+    while (newest != kNowhere) {
+        Letter* const letter = letter_at(newest);
+        if (arrived_.size() - static_cast<std::size_t>(before) > kMostLetters)
+            throw damaged("there is no end of its messages");
+        arrived_.push_back({letter->from, letter->tag, letter->dtype, letter->count, letter, {}});
+        newest = letter->next;
+    }
+    std::reverse(arrived_.begin() + before, arrived_.end());
+}
+
+bool PostOffice::match() {
+    bool moved = false;
+    for (std::size_t i = 0; i < wanted_.size();) {
+        const auto message = wanted_[i];
+        const auto found = std::find_if(arrived_.begin(), arrived_.end(), [&](const Arrival& arrival) {
+            return arrival.tag == message->tag_ && (message->peer_ == kAny || message->peer_ == arrival.from);
+        });
+        if (found == arrived_.end()) {
+            ++i;
+            continue;
+        }
+        Arrival arrival = std::move(*found);
+        arrived_.erase(found);
+        wanted_.erase(wanted_.begin() + static_cast<std::ptrdiff_t>(i));
+        receiving_.push_back(message);  // so that an abort finds it
+        accept(*message, arrival);
+        if (message->done()) receiving_.pop_back();
+        moved = true;
+    }
+    return moved;
 }
 
 }  // namespace ring

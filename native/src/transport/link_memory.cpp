@@ -16,7 +16,7 @@ namespace {
 constexpr std::size_t kStreamBytes = 256 << 10;
 
 // Bytes written and read so far; the difference lies in `data`, a circular buffer.
-struct Stream {
+struct MemoryStream {
     alignas(64) SharedAtomic<std::uint64_t> written{0};
     alignas(64) SharedAtomic<std::uint64_t> read{0};
     alignas(64) std::byte data[kStreamBytes];
@@ -149,13 +149,13 @@ class MemoryLink : public Link {
         return transfer;
     }
 
-    Stream& stream(int from, int to) const {
+    MemoryStream& stream(int from, int to) const {
         const auto n = static_cast<std::size_t>(domain_->local_size());
         const std::size_t index = static_cast<std::size_t>(from) * n + static_cast<std::size_t>(to);
-        return *domain_->at<Stream>(offset_ + index * sizeof(Stream));
+        return *domain_->at<MemoryStream>(offset_ + index * sizeof(MemoryStream));
     }
 
-    static std::size_t push(Stream& stream, const std::byte* data, std::size_t bytes) {
+    static std::size_t push(MemoryStream& stream, const std::byte* data, std::size_t bytes) {
         const std::uint64_t written = stream.written.load(std::memory_order_relaxed);
         const std::size_t room = kStreamBytes - (written - stream.read.load(std::memory_order_acquire));
         const std::size_t n = std::min(room, bytes);
@@ -174,7 +174,7 @@ class MemoryLink : public Link {
         return n;
     }
 
-    static std::size_t pop(Stream& stream, std::byte* data, std::size_t bytes) {
+    static std::size_t pop(MemoryStream& stream, std::byte* data, std::size_t bytes) {
         const std::uint64_t read = stream.read.load(std::memory_order_relaxed);
         const std::size_t there = stream.written.load(std::memory_order_acquire) - read;
         const std::size_t n = std::min(there, bytes);
@@ -198,7 +198,7 @@ class MemoryLink : public Link {
         match();
     }
 
-    void push_to(Stream& stream, std::deque<Outgoing>& queue) {
+    void push_to(MemoryStream& stream, std::deque<Outgoing>& queue) {
         while (!queue.empty()) {
             Outgoing& out = queue.front();
             if (out.head_sent < sizeof(MessageHead)) {
@@ -214,7 +214,7 @@ class MemoryLink : public Link {
         }
     }
 
-    static void pull_from(Stream& stream, Incoming& in) {
+    static void pull_from(MemoryStream& stream, Incoming& in) {
         for (;;) {
             if (in.head_read < sizeof(MessageHead)) {
                 in.head_read += pop(stream, reinterpret_cast<std::byte*>(&in.head) + in.head_read,
@@ -267,8 +267,8 @@ class MemoryLink : public Link {
 
 std::uint64_t reserve_memory_link(Domain& domain) {
     const auto n = static_cast<std::size_t>(domain.local_size());
-    const std::uint64_t offset = domain.allocate(n * n * sizeof(Stream));
-    for (std::size_t i = 0; i < n * n; ++i) new (domain.at(offset + i * sizeof(Stream))) Stream();
+    const std::uint64_t offset = domain.allocate(n * n * sizeof(MemoryStream));
+    for (std::size_t i = 0; i < n * n; ++i) new (domain.at(offset + i * sizeof(MemoryStream))) MemoryStream();
     return offset;
 }
 

@@ -7,7 +7,7 @@
 #include "fuzz/fuzz.hpp"
 #include "ring/communicator/fusion.hpp"
 #include "ring/group/block.hpp"
-#include "ring/group/header_check.hpp"
+#include "ring/group/header_damage.hpp"
 #include "ring/group/names.hpp"
 #include "ring/group/recorder.hpp"
 #include "support.hpp"

@@ -8,15 +8,12 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <exception>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -24,6 +21,7 @@
 #include "ring/collectives/host/algorithm.hpp"
 #include "ring/collectives/inter_host/fabric.hpp"
 #include "ring/collectives/paths.hpp"
+#include "ring/communicator/operation_queue.hpp"
 #include "ring/group/host_group.hpp"
 #include "ring/group/recorder.hpp"
 #include "ring/messages/post_office.hpp"
@@ -201,7 +199,7 @@ class Communicator {
     // cannot wait for it. Throws what an operation has failed with on its device if nobody has been told that the epoch
     // ended; where this is the first group of the epoch, an operation of any group.
     void close(const Interruption& check);
-    bool closed() const { return closed_.load(std::memory_order_acquire); }
+    bool closed() const { return queue_.closed(); }
     // The greatest of the numbers that the ranks have brought to `open`; 0 for a group in an epoch.
     std::int64_t doubts() const { return doubts_; }
     // What this rank has done so far in operations that match by order, since the group began.
@@ -254,10 +252,9 @@ class Communicator {
     std::unique_ptr<BlockReservation> reserve_part(const std::vector<int>& indices) const;
     std::unique_ptr<Algorithm> make_group(Work& work, const std::vector<Header>& headers) const;
 
-    // This thread carries an operation out from here on, unless another one does or some are queued.
-    bool try_turn();
-    // `front_has_arrived`: of a queue of one, the others wait for nothing that this rank has yet to do.
-    void end_turn(bool front_has_arrived = false);
+    // Ends this thread's turn; `drops_front` of the queue, which it has carried out. `front_has_arrived`: of a queue of
+    // one, the others wait for nothing that this rank has yet to do.
+    void end_turn(bool drops_front = false, bool front_has_arrived = false);
     static constexpr int kFewLooks = 50;
     static constexpr int kManyLooks = 1000;  // some 50 µs
     struct Arrival;
@@ -291,10 +288,8 @@ class Communicator {
     void announce_abort() noexcept;
     void leave() noexcept;
     void leave_with_epoch() noexcept;
-    // Under the mutex, before an operation is begun or queued.
+    // Before an operation is begun or queued, while nobody closes the queue.
     void check_open(const Request& request) const;
-    bool is_inline_here() const { return inline_thread_ == std::this_thread::get_id(); }
-    bool is_idle() const;
     void wait_until_ready(Work& work, bool (Work::*ready)() const, double timeout, const Interruption& check);
     Served serve();
     Served serve_queue();
@@ -320,10 +315,7 @@ class Communicator {
     std::unique_ptr<PostOffice> post_;  // null in the lane of named operations
     std::int64_t next_look_ = 0;        // at the messages' senders and receivers, by the progress thread
 
-    mutable std::mutex mutex_;
-    std::deque<std::shared_ptr<Work>> queue_;
-    std::thread::id inline_thread_;  // carries an operation out in its caller; none when there is none
-    std::atomic<bool> closed_{false};
+    OperationQueue queue_;
     std::atomic<bool> in_order_{false};      // whatever their names
     std::atomic<std::int64_t> patience_{0};  // ns, of operations that are called from now on
     Doorbell idle_;                          // rings when an operation has ended

@@ -7,9 +7,13 @@
 
 #include "ring/collectives/device/device_group.hpp"
 #include "ring/collectives/device/device_work.hpp"
+#include "ring/collectives/host/algorithm.hpp"
 #include "ring/collectives/inter_host/fabric.hpp"
 
 namespace ring {
+
+// The algorithms of tensors on devices, for the table of paths.
+MakeAlgorithm make_nccl, make_device_copy;
 
 // The steps that all such operations have; what exactly is enqueued, they say. It is done when the operation has been
 // launched.

@@ -2,7 +2,6 @@
 #include <optional>
 #include <string>
 
-#include "collectives/device/device_parts.hpp"
 #include "collectives/device/launch.hpp"
 #include "collectives/host/algorithm_parts.hpp"
 #include "collectives/inter_host/header_exchange.hpp"

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "collectives/host/algorithm_parts.hpp"
-#include "ring/group/header_check.hpp"
+#include "ring/group/header_damage.hpp"
 
 namespace ring {
 namespace {

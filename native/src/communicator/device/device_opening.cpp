@@ -73,7 +73,6 @@ void DeviceOpening::show_card() {
     request.shape = {static_cast<std::int64_t>(sizeof card_)};
     request.name = "devices";
     meeting_ = owner_.prepare(std::move(request), 0);
-    const std::lock_guard<std::mutex> lock(owner_.mutex_);
     owner_.queue_.push_front(meeting_);
 }
 
@@ -190,7 +189,6 @@ void DeviceOpening::begin_sum() {
     sum_->is_trial_ = true;
     owner_.device_->prepare(*sum_);
     sum_->device_->own = terms_;
-    const std::lock_guard<std::mutex> lock(owner_.mutex_);
     owner_.queue_.push_front(sum_);
 }
 

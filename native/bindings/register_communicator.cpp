@@ -1,20 +1,26 @@
 #include <pybind11/stl.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
+#include <memory>
 #include <optional>
+#include <tuple>
 #include <utility>
+#include <vector>
 
-#include "arguments.hpp"
-#include "communicator/released.hpp"
-#include "communicator/work_handle.hpp"
 #include "register.hpp"
 #include "ring/communicator/communicator.hpp"
+#include "ring/communicator/member_group.hpp"
 #include "ring/communicator/named_lane.hpp"
 #include "ring/device/devices.hpp"
+#include "work_handle.hpp"
 
 namespace py = pybind11;
 using ring::Communicator;
 using ring::Domain;
+using ring::MemberCard;
+using ring::MemberGroup;
 using ring::Request;
 
 namespace {
@@ -112,6 +118,77 @@ py::list activity(const Communicator& self) {
         all.append(entry);
     }
     return all;
+}
+
+// (offset of the block, id, number for tags)
+using MemberCardTuple = std::tuple<std::uint64_t, std::uint64_t, int>;
+
+void register_member_group(py::module_& module) {
+    py::class_<MemberGroup>(module, "MemberGroup", "A group that its members make without the other ranks.")
+        .def(py::init<std::shared_ptr<Communicator>, std::vector<int>>(), py::arg("parent"), py::arg("members"),
+             py::call_guard<py::gil_scoped_release>())
+        .def("card",
+             [](const MemberGroup& self) {
+                 const MemberCard card = self.card();
+                 return MemberCardTuple{card.block, card.id, card.number};
+             })
+        .def(
+            "enter",
+            [](MemberGroup& self, const std::vector<MemberCardTuple>& tuples) {
+                std::vector<MemberCard> cards;
+                for (const auto& [block, id, number] : tuples) cards.push_back({block, id, number});
+                const py::gil_scoped_release nogil;
+                return released_unlocked(self.enter(cards));
+            },
+            py::arg("cards"));
+}
+
+struct Mail {
+    std::shared_ptr<Communicator> communicator;
+    std::shared_ptr<ring::Message> message;
+
+    // Seconds of it before the other side had come.
+    double wait(double timeout) const {
+        std::int64_t waited = 0;
+        if (!message->done()) {
+            const ring::Spending spending(communicator->recorder());
+            const py::gil_scoped_release nogil;
+            communicator->wait(*message, timeout, signal_check());
+            waited = message->waited_since(spending.begin());
+            communicator->recorder().add_waited(waited);
+        }
+        message->get();
+        return 1e-9 * static_cast<double>(waited);
+    }
+};
+
+void register_messages(py::module_& module) {
+    py::class_<Mail>(module, "Message", "One message from a rank to another.")
+        .def("wait", &Mail::wait, py::arg("timeout") = 0.0)
+        .def("done", [](const Mail& self) { return self.message->done(); })
+        .def("source", [](const Mail& self) { return self.message->source(); });
+    module.def(
+        "send",
+        [](const std::shared_ptr<Communicator>& communicator, std::uintptr_t data, std::uint64_t count, int dtype,
+           int to, int tag, double timeout, bool attended) {
+            const ring::DType type = dtype_argument(dtype);
+            const py::gil_scoped_release nogil;
+            return Mail{communicator, communicator->send(to, tag, reinterpret_cast<const void*>(data), count, type,
+                                                         timeout, attended)};
+        },
+        py::arg("communicator"), py::arg("data"), py::arg("count"), py::arg("dtype"), py::arg("to"), py::arg("tag"),
+        py::arg("timeout"), py::arg("attended"));
+    module.def(
+        "receive",
+        [](const std::shared_ptr<Communicator>& communicator, std::uintptr_t data, std::uint64_t count, int dtype,
+           int source, int tag, double timeout, bool attended) {
+            const ring::DType type = dtype_argument(dtype);
+            const py::gil_scoped_release nogil;
+            return Mail{communicator, communicator->receive(source, tag, reinterpret_cast<void*>(data), count, type,
+                                                            timeout, attended)};
+        },
+        py::arg("communicator"), py::arg("data"), py::arg("count"), py::arg("dtype"), py::arg("source"), py::arg("tag"),
+        py::arg("timeout"), py::arg("attended"));
 }
 
 }  // namespace
@@ -359,4 +436,6 @@ void register_communicator(py::module_& module) {
             "record", [](const Communicator& self, std::size_t capacity) { self.recorder().start(capacity); },
             py::arg("capacity"))
         .def("recorded", &recorded, py::arg("end") = true);
+    register_member_group(module);
+    register_messages(module);
 }

@@ -1,4 +1,4 @@
-#include "ring/group/header_check.hpp"
+#include "ring/group/header_damage.hpp"
 
 #include <algorithm>
 

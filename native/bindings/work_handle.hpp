@@ -1,14 +1,27 @@
-// An operation under way, as Python holds it.
+// A communicator and an operation under way, as Python holds them.
 #pragma once
 
 #include <pybind11/pybind11.h>
 
 #include <memory>
+#include <utility>
 
 #include "register.hpp"
 #include "ring/base/errors.hpp"
 #include "ring/communicator/communicator.hpp"
 
+// Releasing a communicator waits for other ranks and threads, which may need the interpreter.
+inline std::shared_ptr<ring::Communicator> released_unlocked(std::shared_ptr<ring::Communicator> communicator) {
+    ring::Communicator* raw = communicator.get();
+    if (raw == nullptr) return nullptr;
+    return {raw, [communicator = std::move(communicator)](ring::Communicator*) mutable {
+                if (PyGILState_Check() == 0) return communicator.reset();
+                const pybind11::gil_scoped_release nogil;
+                communicator.reset();
+            }};
+}
+
+// An operation under way.
 struct WorkHandle {
     std::shared_ptr<ring::Communicator> communicator;
     std::shared_ptr<ring::Work> work;  // null where all had been done, with no result, before there was a handle

@@ -5,6 +5,7 @@
 
 #include "ring/base/text.hpp"
 #include "ring/communicator/device_side.hpp"
+#include "ring/communicator/fusion.hpp"
 
 namespace ring {
 namespace {
@@ -171,10 +172,7 @@ bool NamedLane::open(bool called) {
 }
 
 void NamedLane::push(UnderWay next) {
-    {
-        const std::lock_guard<std::mutex> lock(inner_->mutex_);
-        inner_->queue_.push_back(next.work);
-    }
+    inner_->queue_.push_back(next.work);
     const std::lock_guard<std::mutex> lock(mutex_);
     under_way_.push_back(std::move(next));
     ++begun_;
@@ -305,6 +303,257 @@ void NamedLane::fail_waiting() noexcept {
         work->finish(std::move(error));
         owner_.idle_.ring();
     }
+}
+
+// What the lane looks for while operations wait: ranks that have left or died, deadlines, names that some ranks have
+// not posted for long.
+
+bool NamedLane::in_round() const {
+    return !under_way_.empty() && under_way_.front().is_round &&
+           !inner_->group_->released(under_way_.front().work->gate_);
+}
+
+void NamedLane::check() {
+    const std::int64_t now = monotonic_ns();
+    if (now < next_check_) return;
+    next_check_ = now + kCheckEvery;
+    if (owner_.epoch_.fabric) owner_.epoch_.fabric->notices().read(*owner_.epoch_.group);
+    if (fabric_) fabric_->notices().read(*owner_.group_);
+    if (owner_.group_->aborted()) throw Aborted(owner_.group_->abort_reason());
+    if (in_round() || (under_way_.empty() && has_own())) check_members(in_round());
+    check_deadlines();
+    note_waits(now);
+}
+
+// A member that has left, or died, before it took part in the round that this rank waits for. Those that have never
+// posted a name are not in the lane's own group.
+void NamedLane::check_members(bool in_round) const {
+    HostGroup& group = *owner_.group_;
+    const auto blame = [&](const std::string& what) {
+        group.abort(what);
+        throw Aborted(group.abort_reason());
+    };
+    for (int member = 0; member < group.size(); ++member) {
+        if (member == group.index()) continue;
+        const int local = group.local_rank(member);
+        const bool left = group.has_left(local);
+        const bool dead = owner_.domain()->dead(local);
+        // After those: it may have come just before.
+        if (in_round && inner_->group_->has_arrived(member, under_way_.front().work->gate_)) continue;
+        const std::string rank = "rank " + std::to_string(group.ranks()[static_cast<std::size_t>(member)]);
+        if (left) blame(rank + " has left (its cell or script ended) while others wait for it");
+        if (dead) blame(rank + " has died");
+    }
+    if (!fabric_) return;
+    const std::uint64_t next = inner_ ? inner_->sequence_ + (in_round ? 0 : 1) : 1;
+    std::vector<int> gone;
+    for (int member : fabric_->notices().departed(next))
+        gone.push_back(owner_.ranks()[static_cast<std::size_t>(member)]);
+    if (!gone.empty()) blame(rank_list(gone) + " left (cells or scripts ended) while others wait for them");
+}
+
+void NamedLane::check_deadlines() {
+    std::vector<std::pair<NameKey, std::shared_ptr<Work>>> late;
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        for (const auto& one : own_)
+            if (!one.second->started_ && is_past(one.second->deadline_)) late.push_back(one);
+    }
+    for (const auto& [key, work] : late) {
+        const std::string text =
+            owner_.who() + ": " + title(work->header_) + " timed out: " + missing_text(missing(key));
+        owner_.group_->abort(text);
+        owner_.announce_abort();
+        finish(key, work,
+               std::make_exception_ptr(Timeout(text + ". Start it on every rank of the group, or raise the timeout.")));
+    }
+}
+
+// Keeps what this rank has waited for longest, for those who ask what it is doing. When ranks wait too long for a name,
+// the first of them reports it, once for each name.
+void NamedLane::note_waits(std::int64_t now) {
+    std::shared_ptr<Work> oldest;
+    std::vector<std::pair<NameKey, std::shared_ptr<Work>>> stalled;
+    NameKey oldest_key;
+    const double limit = owner_.group_->options().stall_warning;
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        for (const auto& [key, work] : own_) {
+            if (work->started_ || work->first_) continue;
+            if (!oldest || work->since_ < oldest->since_) {
+                oldest = work;
+                oldest_key = key;
+            }
+            if (limit > 0.0 && !work->warned_ && static_cast<double>(now - work->since_) * 1e-9 >= limit) {
+                work->warned_ = true;
+                stalled.emplace_back(key, work);
+            }
+        }
+    }
+    const auto seconds = [&](const Work& work) { return static_cast<double>(now - work.since_) * 1e-9; };
+    for (const auto& [key, work] : stalled) {
+        const std::vector<int> members = missing(key);
+        int first = 0;
+        while (std::count(members.begin(), members.end(), first) != 0) ++first;
+        if (first != owner_.index() || !reported_.insert(work->request_.name).second) continue;
+        warn(owner_.who() + ": " + title(work->header_) + " has waited " + seconds_text(seconds(*work)) + ": " +
+             missing_text(members));
+    }
+    std::optional<NamedWait> wait;
+    if (oldest) {
+        wait = NamedWait{oldest->header_, seconds(*oldest), {}};
+        for (int member : missing(oldest_key))
+            wait->missing.push_back(owner_.ranks()[static_cast<std::size_t>(member)]);
+    }
+    const std::lock_guard<std::mutex> lock(mutex_);
+    wait_ = std::move(wait);
+}
+
+// Members that have not posted it, as far as this rank knows: of the round that it waits in it sees what the ranks of
+// its host have brought.
+std::vector<int> NamedLane::missing(const NameKey& key) const {
+    std::set<int> members;
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        for (std::size_t member : table_.missing(key)) members.insert(static_cast<int>(member));
+    }
+    members.erase(owner_.index());
+    if (in_round()) {
+        const HostGroup& lane = *inner_->group_;
+        const Work& round = *under_way_.front().work;
+        for (int member = 0; member < lane.size(); ++member) {
+            if (!lane.has_arrived(member, round.gate_)) continue;
+            const Header header = lane.header(member, round.header_.sequence);
+            if (header.is_inline == 0) continue;
+            const News news = News::decode(lane.inline_slot(member, round.header_.sequence), header.count);
+            const bool posted = std::any_of(news.posts.begin(), news.posts.end(), [&](const Post& post) {
+                return !(post.key() < key) && !(key < post.key());
+            });
+            const int index = owner_.fabric_
+                                  ? owner_.fabric_->members(owner_.fabric_->host())[static_cast<std::size_t>(member)]
+                                  : member;
+            if (posted || news.joins > key.joins) members.erase(index);
+        }
+    }
+    return {members.begin(), members.end()};
+}
+
+std::string NamedLane::missing_text(const std::vector<int>& members) const {
+    std::vector<int> ranks;
+    for (int member : members) ranks.push_back(owner_.ranks()[static_cast<std::size_t>(member)]);
+    return rank_list(ranks) + " not started it";
+}
+
+// The rounds: what this rank tells the others in one, and what it learns from them.
+
+namespace {
+
+// Names that a rank tells in a round: as many as its mailbox holds, so that a round takes one gate.
+constexpr std::size_t kMostPosts = 60;
+static_assert(kMostPosts * sizeof(Post) < (16 << 10), "RING_INLINE is 16 KiB where nobody sets it");
+
+}  // namespace
+
+bool NamedLane::has_news() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!fresh_.empty()) return true;
+    // What others wait for, it must be told.
+    if (joins_called_ != told_joins_ && !(own_.empty() && table_.empty())) return true;
+    return closing_ && !told_closing_ && !own_.empty();
+}
+
+// A rank that has posted more names than another one of a call would wait for them for ever: the others are posted
+// where all ranks agree on the first, and thereby on how many there are.
+void NamedLane::tell_what_follows() {
+    std::vector<std::pair<NameKey, std::shared_ptr<Work>>> failed;
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        for (std::size_t left = following_.size(); left > 0; --left) {
+            const NameKey key = std::move(following_.front());
+            following_.pop_front();
+            const auto own = own_.find(key);
+            if (own == own_.end()) continue;  // it has failed meanwhile
+            const std::shared_ptr<Work>& work = own->second;
+            if (!work->first_->launched()) {
+                following_.push_back(key);
+            } else if (work->first_->state_.load(std::memory_order_seq_cst) == Work::State::Failed) {
+                failed.push_back(*own);
+            } else {
+                work->first_.reset();
+                fresh_.push_back(key);
+            }
+        }
+    }
+    for (const auto& [key, work] : failed) finish(key, work, work->first_->error_);
+}
+
+NamedLane::Served NamedLane::begin_round() {
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        News news{joins_called_, 0, owner_.group_->options().fusion_threshold, {}};
+        for (; !fresh_.empty() && news.posts.size() < kMostPosts; fresh_.pop_front()) {
+            const auto own = own_.find(fresh_.front());
+            if (own == own_.end()) continue;  // it has failed meanwhile
+            news.posts.push_back({own->second->header_, own->first.hash, own->first.joins});
+            show_place(own->second->request_, news.posts.back().header);
+        }
+        news.closing = closing_ && fresh_.empty() ? 1 : 0;
+        told_joins_ = joins_called_;
+        told_closing_ = news.closing != 0;
+        news_ = news.encode();
+        ++counts_.rounds;
+    }
+    Request request;
+    request.kind = OpKind::Allgather;
+    request.dtype = DType::UInt8;
+    request.pieces = {{news_.data(), nullptr, news_.size()}};
+    request.shape = {static_cast<std::int64_t>(news_.size())};
+    request.name = "names";
+    const bool begins = !inner_->group_->is_called();
+    push({inner_->prepare(std::move(request), 0), {}, true});
+    const Served served = inner_->serve_queue();
+    if (begins) inner_->group_->wake_all();
+    return served == Served::Done ? settle() : Served::Moved;
+}
+
+// Where one tensor lies now, for what is fused.
+void NamedLane::show_place(const Request& request, Header& header) const {
+    if (request.pieces.size() != 1 || !in_host_memory(request.device)) return;
+    const Piece& piece = request.pieces.front();
+    const std::size_t bytes = piece.count * item_size(request.dtype);
+    header.input = owner_.domain()->offset_of(piece.input, bytes);
+    header.output = owner_.domain()->offset_of(piece.output, bytes);
+}
+
+void NamedLane::read_round(const Work& round) {
+    std::uint64_t threshold = ~std::uint64_t{0};
+    std::vector<Ready> ready;
+    std::string hopeless;
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        const std::byte* at = round.result_.data.get();
+        for (std::size_t member = 0; member < round.result_.counts.size(); ++member) {
+            const auto bytes = static_cast<std::size_t>(round.result_.counts[member]);
+            const News news = News::decode(at, bytes);
+            table_.add(member, news);
+            threshold = std::min(threshold, news.threshold);
+            at += bytes;
+        }
+        ready = table_.take_ready();
+        std::size_t member = 0;
+        if (const Header* header = table_.hopeless(member))
+            hopeless = "rank " + std::to_string(owner_.ranks()[member]) +
+                       " has left (its cell or script ended) while others wait for it in " + title(*header);
+        counts_.names += ready.size();
+    }
+    for (const auto& operation : plan_fusion(ready, owner_.ranks(), threshold)) {
+        std::vector<const Ready*> parts;
+        for (std::size_t index : operation) parts.push_back(&ready[index]);
+        carry_out(parts);
+    }
+    if (hopeless.empty()) return;
+    owner_.group_->abort(hopeless);
+    throw Aborted(owner_.group_->abort_reason());
 }
 
 }  // namespace ring
