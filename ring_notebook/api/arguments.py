@@ -1,13 +1,25 @@
-"""Checks of arguments that no framework is needed for: each raises before anything is sent."""
+"""Checks of arguments that no framework is needed for, and the reduction that Horovod's arguments ask for.
+
+Each raises before anything is sent.
+"""
 
 from __future__ import annotations
 
 from operator import index
-from typing import Any
+from typing import Any, NamedTuple
 
-from ring_notebook.api.process_sets import ProcessSet
+from ring_notebook.api.process_sets import ProcessSet, global_process_set
+from ring_notebook.core.communicator import ReduceOp
 
-__all__ = ["check_integer", "check_passes", "check_process_set", "check_scale"]
+__all__ = [
+    "Reduction",
+    "check_integer",
+    "check_passes",
+    "check_process_set",
+    "check_scale",
+    "operation_of",
+    "reduction_of",
+]
 
 
 def check_process_set(value: Any) -> None:
@@ -38,3 +50,42 @@ def check_passes(value: int) -> int:
     if check_integer(value, "backward_passes_per_step") < 1:
         raise ValueError(f"backward_passes_per_step must be at least 1, got {value}")
     return value
+
+
+class Reduction(NamedTuple):
+    """What an allreduce or reducescatter does besides moving data."""
+
+    op: ReduceOp
+    prescale: float
+    postscale: float
+    process_set: ProcessSet
+
+
+def operation_of(average: bool | None, op: ReduceOp | None) -> ReduceOp:
+    """The operation that Horovod's arguments ask for: Average unless ``average`` or ``op`` says otherwise."""
+    if average is not None:
+        if op is not None:
+            raise ValueError("give either average or op, not both; average is Horovod's old form of op")
+        return ReduceOp.AVERAGE if average else ReduceOp.SUM
+    if op is None:
+        return ReduceOp.AVERAGE
+    if isinstance(op, ReduceOp):
+        return op
+    try:
+        return ReduceOp(op)
+    except ValueError:
+        names = ", ".join(known.name.capitalize() for known in ReduceOp)
+        raise ValueError(f"op must be one of {names}, got {op!r}") from None
+
+
+def reduction_of(
+    average: bool | None, op: ReduceOp | None, prescale: float, postscale: float, process_set: ProcessSet
+) -> Reduction:
+    """The reduction that Horovod's arguments ask for."""
+    if average is None and type(op) is ReduceOp and type(prescale) is type(postscale) is float:
+        if process_set is not global_process_set:
+            check_process_set(process_set)
+        return Reduction(op, prescale, postscale, process_set)
+    check_process_set(process_set)
+    factors = check_scale(prescale, "prescale_factor"), check_scale(postscale, "postscale_factor")
+    return Reduction(operation_of(average, op), *factors, process_set)

@@ -1,4 +1,4 @@
-"""init, shutdown, ranks and sizes, what was built: Horovod's functions without tensors, and its constants."""
+"""init, shutdown, ranks, sizes, barrier, join, what was built: Horovod's functions without tensors, and constants."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
-from ring_notebook.api.process_sets import ProcessSet, add_process_set
+from ring_notebook.api.arguments import check_process_set
+from ring_notebook.api.process_sets import ProcessSet, add_process_set, global_process_set
 from ring_notebook.config import config
 from ring_notebook.core import world
 from ring_notebook.core.communicator import ReduceOp
@@ -21,6 +22,7 @@ __all__ = [
     "Min",
     "Product",
     "Sum",
+    "barrier",
     "ccl_built",
     "cross_rank",
     "cross_size",
@@ -31,6 +33,7 @@ __all__ = [
     "init",
     "is_homogeneous",
     "is_initialized",
+    "join",
     "local_rank",
     "local_size",
     "mpi_built",
@@ -44,6 +47,7 @@ __all__ = [
     "start_timeline",
     "stop_timeline",
 ]
+
 
 Average = ReduceOp.AVERAGE
 Sum = ReduceOp.SUM
@@ -189,3 +193,34 @@ def stop_timeline() -> None:
     writes its own trace next to it, with ``.rank<N>`` before the suffix.
     """
     trace.stop()
+
+
+_joins = 0
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Return when all ranks of ``process_set`` have called it (Horovod: ``barrier``).
+
+    Raises CollectiveAborted when a rank failed or left, CollectiveTimeout after ``RING_TIMEOUT`` seconds.
+    """
+    check_process_set(process_set)
+    process_set.communicator.barrier().wait()
+
+
+def join(device: int = -1) -> int:
+    """Wait until all ranks have no more data; returns the rank that joined last, on all ranks (Horovod: ``join``).
+
+    Until all have joined, this rank contributes zeros to the others' allreduces (their Average still divides by the
+    full size). An allgather, a broadcast or the step of a fused optimizer raises CollectiveMismatch on the ranks that
+    call it; this rank stays joined. ``device`` is accepted for Horovod's sake and ignored.
+    """
+    global _joins
+    work = global_process_set.communicator.join()
+    work.wait()
+    _joins += 1
+    return work.last_rank()
+
+
+def joins() -> int:
+    """How often all ranks have joined: ranks that had joined know nothing of what the others agreed on meanwhile."""
+    return _joins

@@ -110,7 +110,7 @@ def together(handles: Sequence[Waitable]) -> Handle:
 @lru_cache(maxsize=1)
 def _kinds() -> tuple[type, ...]:
     """What the functions that start a collective return."""
-    return Handle, core().TensorWork
+    return Handle, core.TensorWork
 
 
 def _check_handle(handle: Any, function: str) -> None:

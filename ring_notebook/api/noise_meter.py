@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from ring_notebook.api.reduction import Reduction
-from ring_notebook.api.small_sums import allreduce_numbers
+from ring_notebook.api.arguments import Reduction
+from ring_notebook.api.objects import allreduce_numbers
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.core.logged import metrics
 

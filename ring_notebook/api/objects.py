@@ -1,11 +1,12 @@
-"""Python objects across ranks: pickled, with their tensors sent beside the pickle."""
+"""Python objects across ranks, pickled with their tensors sent beside the pickle; and sums of a few numbers."""
 
 from __future__ import annotations
 
 import io
 import pickle
 from array import array
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import cloudpickle
 
@@ -15,9 +16,11 @@ from ring_notebook.api.process_sets import ProcessSet, global_process_set
 from ring_notebook.api.tensor_adapter import adapter_of, adapters
 from ring_notebook.core import world
 from ring_notebook.core.buffers import Buffer, DType, from_memoryview
+from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.errors import RingError
 
-__all__ = ["allgather_object", "broadcast_object", "gather_objects"]
+__all__ = ["allgather_object", "allreduce_numbers", "broadcast_object", "gather_objects"]
+
 
 _FAILED = -1
 """In place of a size: the object could not be pickled, and nothing follows."""
@@ -130,3 +133,20 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
     raises, and the others RingError.
     """
     return gather_objects(obj, name or "allgather_object", global_process_set)
+
+
+N = TypeVar("N", int, float)
+
+
+def allreduce_numbers(
+    numbers: Sequence[N], op: ReduceOp, name: str, process_set: ProcessSet = global_process_set
+) -> list[N]:
+    """``numbers`` reduced over all ranks, element by element: as int64 where all are ints, else as float64.
+
+    Ranks that have joined contribute zeros. Raises CollectiveMismatch on every rank when the ranks give different
+    numbers of them.
+    """
+    values = array("q" if all(isinstance(number, int) for number in numbers) else "d", numbers)
+    buffer = from_memoryview(values)
+    process_set.communicator.allreduce([buffer], [buffer], op=op, name=name)
+    return values.tolist()

@@ -104,7 +104,7 @@ def from_memoryview(data: Any, shape: Sequence[int] | None = None) -> Buffer:
     """
     from ring_notebook.core.native import core
 
-    address, formatted_shape, fmt, readonly = core().buffer_info(data)
+    address, formatted_shape, fmt, readonly = core.buffer_info(data)
     dtype = _FORMATS.get(fmt.lstrip("@=<"))
     if dtype is None:
         raise TypeError(f"elements of format {fmt!r} cannot be reduced; use one of {sorted(_FORMATS)}")

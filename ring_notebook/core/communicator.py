@@ -319,7 +319,7 @@ class Communicator:
         ``exchange`` gives the members' values in group order for that of this rank, and raises when one is missing.
         Raises ValueError where this rank is not among ``ranks``.
         """
-        offer = core().MemberGroup(self._native, list(ranks))
+        offer = core.MemberGroup(self._native, list(ranks))
         child = self._adopt(offer.enter(exchange(offer.card())))
         child.limit_time(self._timeout)
         child.barrier()  # all have entered: none leaves before another has arrived
@@ -508,7 +508,7 @@ def send(communicator: Communicator, buffer: Buffer, to: int, *, tag: int = 0, b
     those of `Communicator`.
     """
     _check_tag(communicator, tag)
-    native = core().send(
+    native = core.send(
         communicator._native, buffer.address, buffer.count, buffer.dtype, to, tag, communicator._timeout, blocking
     )
     return _started(communicator, Message(native, buffer, communicator.ranks, to, tag, True), blocking)
@@ -519,7 +519,7 @@ def receive(
 ) -> Message:
     """Receive into ``buffer`` what group rank ``source`` sends with this tag, or `ANY` rank."""
     _check_tag(communicator, tag)
-    native = core().receive(
+    native = core.receive(
         communicator._native, buffer.address, buffer.count, buffer.dtype, source, tag, communicator._timeout, blocking
     )
     return _started(communicator, Message(native, buffer, communicator.ranks, source, tag, False), blocking)

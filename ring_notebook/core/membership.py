@@ -65,7 +65,7 @@ def agree(place: Place, ranks: list[int], last: int, run: int) -> tuple[int, lis
     if place.shared is not None:
         domain, mates = place.shared, list(range(place.topology.size))
     elif any(place.domains[rank] != place.domains[ranks[0]] for rank in ranks):
-        if isinstance(place.link, core().TcpLink):
+        if isinstance(place.link, core.TcpLink):
             return _agree_over_tcp(place.link, ranks, place.topology.rank, last), ranks
         return _agree_through_mpi(ranks, last), ranks
     candidates = sorted(mates.index(rank) for rank in ranks)

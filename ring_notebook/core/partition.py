@@ -24,17 +24,17 @@ def row_split(rows: int, size: int) -> list[int]:
 @lru_cache(maxsize=256)
 def layout_hash(shapes: tuple[tuple[int, ...], ...]) -> int:
     """64 bits that are equal on two ranks that fuse tensors of the same shapes in the same order."""
-    return core().layout_hash(shapes)
+    return core.layout_hash(shapes)
 
 
 def chunk_range(count: int, size: int, rank: int, itemsize: int) -> tuple[int, int]:
     """The elements [begin, end) of ``count`` that a rank reduces, and updates in a fused step."""
-    return core().chunk_range(count, size, rank, itemsize)
+    return core.chunk_range(count, size, rank, itemsize)
 
 
 def update_options(options: dict[str, Any]) -> tuple[_core.Update, int]:
     """A native Update with these fields, and 64 bits by which ranks see that they have the same."""
-    update = core().Update()
+    update = core.Update()
     for name, value in options.items():
         setattr(update, name, value)
     digest = hashlib.blake2b(repr(sorted(options.items())).encode(), digest_size=8)

@@ -157,7 +157,7 @@ def find_place() -> Place:
     if rendezvous is None or (isinstance(rendezvous, _MpiRendezvous) and rendezvous.size == 1):
         check_alone()
     if rendezvous is None:
-        return Place(Topology(0, (0,)), core().Domain.create(0, 1, config().memory), None, (0,))
+        return Place(Topology(0, (0,)), core.Domain.create(0, 1, config().memory), None, (0,))
     return _form(rendezvous)
 
 
@@ -232,18 +232,18 @@ class _Formation:
             address = self._listener.getsockname()[:2]
         if self._rendezvous.rank == self._maker:
             local_rank, local_size = self._topology.local_rank, self._topology.local_size
-            self._memory = core().Domain.create(local_rank, local_size, config().memory)
+            self._memory = core.Domain.create(local_rank, local_size, config().memory)
             memory = os.getpid(), self._memory.fd, self._memory.token
-            offset = core().reserve_memory_link(self._memory) if self._way == "ring" else 0
+            offset = core.reserve_memory_link(self._memory) if self._way == "ring" else 0
         return [address, memory, offset]
 
     def join(self, cards: list[Any]) -> None:
         """Map the memory of this host."""
         if self._memory is None:
             local_rank, local_size = self._topology.local_rank, self._topology.local_size
-            self._memory = core().Domain.attach(local_rank, local_size, *cards[self._maker][1])
+            self._memory = core.Domain.attach(local_rank, local_size, *cards[self._maker][1])
         if self._way == "ring":
-            self._own = core().Domain.create(0, 1, config().memory)
+            self._own = core.Domain.create(0, 1, config().memory)
         if self._way == "mpi":
             _load_mpi()
 
@@ -255,14 +255,14 @@ class _Formation:
             memory.dead(mate)  # from here on a descriptor stands for its process: another one may get its number
         rendezvous = found if isinstance(found, Rendezvous) else None
         if self._own is not None:
-            link = core().memory_link(memory, cards[self._maker][2])
+            link = core.memory_link(memory, cards[self._maker][2])
             own, domains = self._own, tuple(range(topology.size))
             return Place(topology, own, link, domains, shared=memory, rendezvous=rendezvous)
         if self._way == "mpi":
             link, leave = _mpi_link(_load_mpi())
             return Place(topology, memory, link, topology.hosts, rendezvous=rendezvous, leave=leave)
         if self._listener is not None:
-            tcp = core().TcpLink(topology.size)
+            tcp = core.TcpLink(topology.size)
             addresses = [(str(host), int(port)) for (host, port), *_ in cards]
             connections = TcpConnections(tcp, topology.rank, self._listener, addresses, found.key)
             leave = partial(_hang_up, tcp, connections)
@@ -336,7 +336,7 @@ def _mpi_link(mpi: Any) -> tuple[_core.Link, Callable[[], None]]:
     comm = mpi.COMM_WORLD.Dup()
     mask = (1 << 64) - 1
     tags = int(comm.Get_attr(mpi.TAG_UB) or 32767)
-    link = core().mpi_link(
+    link = core.mpi_link(
         mpi.__file__,
         mpi._handleof(comm) & mask,
         mpi._handleof(mpi.BYTE) & mask,

@@ -20,8 +20,8 @@ from ring_notebook.core.native import core, devices, options
 from ring_notebook.core.place import Place, Topology, find_place, form_again
 from ring_notebook.error_text import error_text
 from ring_notebook.errors import CollectiveAborted, NotInitializedError, RingError
+from ring_notebook.rank.exit_watch import at_exit, watch_exits
 from ring_notebook.rank.preload import unload_from_children
-from ring_notebook.rank.process_exit import at_exit, watch_exits
 from ring_notebook.rank.rank_status import exit_code_of, report_status
 from ring_notebook.rank.rendezvous import is_offered
 
@@ -241,7 +241,7 @@ def _open(place: Place, ranks: list[int], epoch: int, run: str | None) -> World:
     own = place.domains[place.topology.rank]
     spans = len(set(domains)) > 1
     order: dict[int, int] = {}
-    native = core().Communicator.open(
+    native = core.Communicator.open(
         place.domain,
         ranks=list(range(len(ranks))),
         local=[place.mates.index(rank) for rank, domain in zip(ranks, domains, strict=True) if domain == own],
@@ -404,7 +404,7 @@ def _leave_mpi_to_parent() -> None:
     """At the exit of a process that a rank has forked: it must not finalize MPI, which all ranks wait for."""
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is not None and _is_fork():
-        core().leave_mpi(str(mpi.__file__))
+        core.leave_mpi(str(mpi.__file__))
 
 
 def communication() -> float:

@@ -89,7 +89,7 @@ def state() -> str:
 
 def hold(held: bool) -> None:
     """Let no time limit of a collective count on this rank while the user of another one debugs it."""
-    core().hold_deadlines(held)
+    core.hold_deadlines(held)
 
 
 def answer(number: int, line: str | None, trouble: str) -> None:

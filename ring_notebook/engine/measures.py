@@ -103,7 +103,7 @@ class Machine:
         values = {
             "cpu": self._process.cpu_percent(None),
             "memory": float(self._process.memory_info().rss),
-            "memory_left": float(min(core().memory_left(), psutil.virtual_memory().available)),
+            "memory_left": float(min(core.memory_left(), psutil.virtual_memory().available)),
             "network": (self._network - network) / seconds,
         }
         if self.threads:

@@ -30,7 +30,7 @@ def register(log: bool) -> None:
         with tempfile.TemporaryFile() as own:
             _file = os.dup(own.fileno())
     faulthandler.register(signal.SIGUSR1, _file, all_threads=False)
-    core().report_native_stack(signal.SIGUSR1, _file)
+    core.report_native_stack(signal.SIGUSR1, _file)
 
 
 def tell() -> str:

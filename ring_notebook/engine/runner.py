@@ -30,7 +30,7 @@ from ring_notebook.errors import CollectiveAborted, NotInitializedError
 from ring_notebook.horovod.as_horovod import as_horovod
 from ring_notebook.horovod.names import NAME
 from ring_notebook.question import QUESTIONS, Question
-from ring_notebook.rank.process_exit import EndingForks
+from ring_notebook.rank.exit_watch import EndingForks
 from ring_notebook.rank.rank_variables import master, rank_variables
 from ring_notebook.records import RECORDS, Ended, Failure, Load, Params, Record, Status, Trace, messages
 

@@ -19,7 +19,6 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.page import as_hook, display_page
 
 from ring_notebook.core import world
-from ring_notebook.core.native import core
 from ring_notebook.engine import capture, debuggers, dialogue, mpi_access, own_stack, progress_bars
 from ring_notebook.engine.spool import Spool
 from ring_notebook.error_text import error_text
@@ -44,7 +43,6 @@ def prepare(directory: str, keep: bool, replaceable: bool) -> dict[str, Any]:
     ``replaceable`` it has yet to `form`; else the engines find each other here. Raises
     CoreMissingError when the native core is not compiled here.
     """
-    core()
     global _rank
     _rank = _find_rank(replaceable)
     number, size, local_number, _ = _rank

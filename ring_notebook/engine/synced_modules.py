@@ -19,7 +19,7 @@ from ring_notebook.error_text import error_text
 from ring_notebook.files.claimed_folders import claimed_folder
 from ring_notebook.files.file_digest import digest
 from ring_notebook.files.private_files import make_private_folder, open_private
-from ring_notebook.rank.process_exit import at_exit
+from ring_notebook.rank.exit_watch import at_exit
 
 __all__ = ["compare", "take", "use"]
 

@@ -92,7 +92,7 @@ def _settings() -> Check:
 
 
 def _core() -> Check:
-    done = _ask("from ring_notebook.core.native import core; print(core().isa())")
+    done = _ask("from ring_notebook.core.native import core; print(core.isa())")
     if done.returncode:
         return Check(
             "core", "fail", _last_line(done), "compile it: `pip install -e .` in a clone, or reinstall the wheel"

@@ -28,7 +28,7 @@ from ring_notebook.launch.supervisor.outer_job import without_outer_job
 from ring_notebook.launch.supervisor.output_lines import SOON, TAGGED, Carrier, pieces
 from ring_notebook.launch.supervisor.parent_death import wrap
 from ring_notebook.launch.supervisor.rank_failure import RankMark, split_reports
-from ring_notebook.launch.supervisor.rank_process import end_session
+from ring_notebook.launch.supervisor.start_and_signal import end_session
 from ring_notebook.rank.rank_variables import MASTER
 from ring_notebook.verdict import Event, Kind, RankFailure, Rules, describe_exit, first_failure, judge
 

@@ -13,7 +13,7 @@ from multiprocessing.connection import Client
 import cloudpickle
 
 from ring_notebook.errors import CollectiveAborted
-from ring_notebook.rank import process_exit
+from ring_notebook.rank import exit_watch
 from ring_notebook.rank.rank_status import rank_of_process
 
 __all__ = ["ADDRESS", "KEY", "Outcome", "main"]
@@ -61,7 +61,7 @@ def _call(function: bytes) -> Outcome:
     rank = rank_of_process()
     try:
         fn, args, kwargs = pickle.loads(function)
-        with process_exit.EndingForks():
+        with exit_watch.EndingForks():
             result = fn(*args, **kwargs)
         return Outcome(rank, cloudpickle.dumps(result))
     except BaseException as error:
@@ -77,14 +77,14 @@ def _failure(rank: int, error: BaseException) -> Outcome:
         value = cloudpickle.dumps(error)
     except Exception:
         value = b""
-    process_exit.tell(error)  # before the launcher has the outcome: no other rank is to wait for this one
+    exit_watch.tell(error)  # before the launcher has the outcome: no other rank is to wait for this one
     return Outcome(rank, value, text, isinstance(error, CollectiveAborted), ended)
 
 
 def _hide_watch(error: SystemExit) -> None:
-    """Take the last frame off the traceback where that is `process_exit`'s, in place of `sys.exit`."""
+    """Take the last frame off the traceback where that is `exit_watch`'s, in place of `sys.exit`."""
     tb = error.__traceback__
     while tb is not None and tb.tb_next is not None:
-        if tb.tb_next.tb_frame.f_code.co_filename == process_exit.__file__:
+        if tb.tb_next.tb_frame.f_code.co_filename == exit_watch.__file__:
             tb.tb_next = None
         tb = tb.tb_next

@@ -1,6 +1,7 @@
 """Tensors on a device, as the core takes them: their address, their device, and the stream that they are on.
 
-A kind of device is an entry here. What has none, or no driver on this machine, travels through CPU memory.
+A kind of device is an entry here. What has none, or no driver on this machine, travels through CPU memory. Logged
+tensors of one number are copied to the host in the background, and read once the copy is there.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from ring_notebook.core.work import Work
 
 __all__ = [
     "DeviceKind",
+    "LoggedTensor",
     "StreamWork",
     "accelerator",
     "address_of",
+    "begin_copy",
     "device_buffer",
     "has_streams",
     "kind_of",
@@ -151,3 +154,37 @@ class StreamWork:
         memory = self._work.device_output()
         received = self._kind.from_memory(memory, memory.nbytes, like.device)
         return received.view(like.dtype).view(tuple(shape))
+
+
+class LoggedTensor:
+    """The value that a tensor has where its stream is now; the host does not wait for it."""
+
+    __slots__ = ("_copy", "_event")
+
+    def __init__(self, tensor: Tensor) -> None:
+        module = getattr(torch, tensor.device.type)
+        # Torch takes pinned memory for what nobody waits for: from pageable memory a copy would wait.
+        self._copy = tensor.detach().to("cpu", non_blocking=True)
+        self._event = module.Event()
+        self._event.record(module.current_stream(tensor.device))
+
+    def has_arrived(self) -> bool:
+        """Whether the device has written the copy. Raises RuntimeError where the device has failed."""
+        done: bool = self._event.query()
+        return done
+
+    def number(self) -> float:
+        """The value, once it has arrived."""
+        return float(self._copy)
+
+
+def begin_copy(value: Any) -> LoggedTensor | None:
+    """Begin to copy ``value``, a tensor of one number; None for all but tensors of a device that has streams.
+
+    Raises RuntimeError while a CUDA graph is captured, whose replays would log nothing.
+    """
+    if not isinstance(value, Tensor) or not has_streams(value):
+        return None
+    if getattr(torch, value.device.type).is_current_stream_capturing():
+        raise RuntimeError("log: a CUDA graph is being captured; log the tensor after the graph's replay")
+    return LoggedTensor(value)

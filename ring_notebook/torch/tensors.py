@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ring_notebook.api.process_sets import global_process_set
 from ring_notebook.core.buffers import Buffer, DType
+from ring_notebook.core.communicator import Communicator
 from ring_notebook.core.native import core
 from ring_notebook.core.work import Work
 from ring_notebook.torch.devices import StreamWork, device_buffer, kind_of
@@ -28,6 +30,8 @@ __all__ = [
     "copy_back",
     "copy_each",
     "dtype_of",
+    "empty",
+    "empty_in",
     "equal_parts",
     "for_core",
     "from_bytes",
@@ -38,6 +42,7 @@ __all__ = [
     "reader",
     "received",
 ]
+
 
 _STRIDED = torch.strided
 _DTYPES = {
@@ -134,7 +139,7 @@ def reader(*, flat: bool = False) -> _core.TensorReader | None:
     ``flat``: tensors of as many elements match, whatever their shapes.
     """
     try:
-        return core().TensorReader((Tensor, torch.nn.Parameter), Tensor.is_neg, flat)
+        return core.TensorReader((Tensor, torch.nn.Parameter), Tensor.is_neg, flat)
     except ValueError:
         return None
 
@@ -239,3 +244,20 @@ def copy_each(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
         return
     for target, source in zip(targets, sources, strict=True):
         target.copy_(source)
+
+
+def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
+    """A tensor of ``size`` (as in `torch.empty`) in ring memory, not initialized; freed with its last view.
+
+    ``dtype`` is torch's default when left out. Raises ValueError for a negative dimension, and OutOfRingMemoryError
+    when the machine or its limit is full.
+    """
+    if any(isinstance(length, int) and length < 0 for length in size):
+        raise ValueError(f"empty: dimensions must not be negative, got {size}")
+    shape = size[0] if len(size) == 1 and isinstance(size[0], Sequence) else size
+    return empty_in(global_process_set.communicator, torch.Size(shape), dtype or torch.get_default_dtype())  # type: ignore[arg-type]
+
+
+def empty_in(communicator: Communicator, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """`empty` for the ranks of ``communicator``."""
+    return from_bytes(memoryview(communicator.empty(prod(shape) * dtype.itemsize)), dtype, shape)

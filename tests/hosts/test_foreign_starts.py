@@ -28,7 +28,7 @@ with RendezvousServer(4, sys.argv[1]) as server:
 SUM = """
 import os, sys
 from ring_notebook.api.basics import cross_rank, init, local_rank, rank, size
-from ring_notebook.api.small_sums import allreduce_numbers
+from ring_notebook.api.objects import allreduce_numbers
 from ring_notebook.core import world
 from ring_notebook.core.communicator import ReduceOp
 init()

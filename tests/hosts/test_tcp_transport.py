@@ -13,7 +13,7 @@ from harness.two_hosts import ADDRESSES, TwoHosts
 from hosts.test_over_ssh import BOTH, assert_nothing_is_left, job_that_waits, ringrun
 
 PROGRAM = Path(__file__).with_name("collectives.py")
-FACE = "import sys; from ring_notebook.api.basics import init; from ring_notebook.api.without_tensors import barrier"
+FACE = "import sys; from ring_notebook.api.basics import init; from ring_notebook.api.basics import barrier"
 BESIDE = """
 import os, sys, torch
 import ring_notebook.torch as ring

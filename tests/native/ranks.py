@@ -68,7 +68,7 @@ class Seat:
         hosts = hosts if len(set(hosts)) > 1 else []
         if devices is None and Seat.make_devices is not None:
             devices = self.devices = self.devices or Seat.make_devices()
-        native = core().Communicator.open(
+        native = core.Communicator.open(
             domain=self.domain,
             ranks=members,
             local=[rank for rank in members if not hosts or self.hosts[rank] == self.hosts[self.rank]],
@@ -78,7 +78,7 @@ class Seat:
             host_of=hosts,
             addresses=members if hosts else [],
             timeout=timeout,
-            options=core().Options(**settings) if settings else options(),
+            options=core.Options(**settings) if settings else options(),
             devices=devices,
         )
         self.opened.append(Communicator(native, self.domain))
@@ -107,11 +107,11 @@ def as_threads(
     size: int, body: Body, *, hosts: tuple[int, ...] = (), limit: float = LIMIT, arena: int = ARENA
 ) -> list[Any]:
     """What ``body`` returns on each rank. Raises the error of the rank that failed first of its own accord."""
-    domain = core().Domain.create(0, size, arena)
+    domain = core.Domain.create(0, size, arena)
     domains = [domain, *(domain.share(rank) for rank in range(1, size))]
     outcomes: list[tuple[Any, BaseException | None] | None] = [None] * size
-    offset = core().reserve_memory_link(domain) if hosts else 0
-    links = [core().memory_link(domain, offset) if hosts else None for domain in domains]
+    offset = core.reserve_memory_link(domain) if hosts else 0
+    links = [core.memory_link(domain, offset) if hosts else None for domain in domains]
     barrier = threading.Barrier(size)
     seats = [Seat(domains[rank], rank, size, hosts, links[rank], barrier) for rank in range(size)]
 
@@ -191,10 +191,10 @@ def _process(pipes: Sequence[tuple[Connection, Connection]], rank: int, size: in
         if theirs is not connection:
             theirs.close()
     if rank == 0:
-        domain = core().Domain.create(0, size, ARENA)
+        domain = core.Domain.create(0, size, ARENA)
         connection.send((os.getpid(), domain.fd, domain.token))
     else:
-        domain = core().Domain.attach(rank, size, *connection.recv())
+        domain = core.Domain.attach(rank, size, *connection.recv())
     result, error = _live(Seat(domain, rank, size, barrier=barrier), body)
     if error is not None:
         try:

@@ -12,7 +12,7 @@ PROGRAM = """
 import ctypes, json, sys
 from ring_notebook.core.native import core
 path, driver = sys.argv[1:]
-report = core().Devices(nccl_library=path, cuda_library=driver).report()
+report = core.Devices(nccl_library=path, cuda_library=driver).report()
 library = ctypes.CDLL(path)
 library.ncclGetErrorString.restype = ctypes.c_char_p
 names = [library.ncclGetErrorString(number).decode() for number in (0, 1, 7)]

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar
 
-from ring_notebook.api.basics import init, rank, shutdown
+from ring_notebook.api.basics import barrier, init, rank, shutdown
 from ring_notebook.api.elastic.commits import commit_path, name_of
 from ring_notebook.api.elastic.state import State
 from ring_notebook.api.process_sets import register_again, registered_sets
-from ring_notebook.api.without_tensors import barrier
 from ring_notebook.core import world
 from ring_notebook.errors import HorovodInternalError, HostsUpdatedInterrupt
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from ring_notebook.api.small_sums import allreduce_numbers
+from ring_notebook.api.objects import allreduce_numbers
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.errors import HostsUpdatedInterrupt
 

@@ -11,7 +11,7 @@ from time import monotonic, monotonic_ns, time
 from typing import Any, Generic, TypeVar
 
 from ring_notebook.core.logged.device_numbers import copy_from_device, has_arrived, read
-from ring_notebook.rank.process_exit import at_exit
+from ring_notebook.rank.exit_watch import at_exit
 from ring_notebook.records import MetricBatch
 
 __all__ = [

@@ -27,7 +27,7 @@ from ring_notebook.launch.remote.network import network_variables
 from ring_notebook.launch.supervisor.local_ranks import Assignment, LocalRanks, raise_file_limit
 from ring_notebook.launch.supervisor.output_lines import Carrier, carry
 from ring_notebook.launch.supervisor.rank_failure import explain_start_error
-from ring_notebook.launch.supervisor.rank_process import FORWARDED, end_session
+from ring_notebook.launch.supervisor.start_and_signal import FORWARDED, end_session
 from ring_notebook.verdict import SECONDS_TO_BE_ASSIGNED, RankFailure
 
 __all__ = ["Agent", "greeting", "main"]

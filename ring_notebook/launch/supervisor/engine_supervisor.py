@@ -26,7 +26,7 @@ from ring_notebook.launch.supervisor.local_ranks import Assignment, LocalRanks, 
 from ring_notebook.launch.supervisor.outer_job import without_outer_job
 from ring_notebook.launch.supervisor.output_lines import carry
 from ring_notebook.launch.supervisor.rank_failure import report_start_error
-from ring_notebook.launch.supervisor.rank_process import end_children, send_signal
+from ring_notebook.launch.supervisor.start_and_signal import end_children, send_signal
 from ring_notebook.launch.supervisor.supervisor import Supervisor
 from ring_notebook.rank import rendezvous
 from ring_notebook.rank.rank_status import StatusFile

@@ -16,7 +16,7 @@ from ring_notebook.hardware import oom_kills
 from ring_notebook.launch.supervisor.outer_job import with_variables_of_job
 from ring_notebook.launch.supervisor.output_lines import Carrier, carry
 from ring_notebook.launch.supervisor.rank_failure import failure_of
-from ring_notebook.launch.supervisor.rank_process import end_children, end_if_late, send_signal, start_rank
+from ring_notebook.launch.supervisor.start_and_signal import end_children, end_if_late, send_signal, start_rank
 from ring_notebook.rank.preload import preloaded
 from ring_notebook.rank.rank_status import RankStatus, StatusFile
 from ring_notebook.rank.rank_threads import thread_variables

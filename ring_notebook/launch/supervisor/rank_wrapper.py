@@ -21,7 +21,13 @@ from ring_notebook.hardware import oom_kills
 from ring_notebook.launch.supervisor.outer_job import with_variables_of_job
 from ring_notebook.launch.supervisor.output_lines import TAGGED, carry
 from ring_notebook.launch.supervisor.rank_failure import RankMark, failure_of, report, report_start_error
-from ring_notebook.launch.supervisor.rank_process import FORWARDED, end_children, end_if_late, send_signal, start_rank
+from ring_notebook.launch.supervisor.start_and_signal import (
+    FORWARDED,
+    end_children,
+    end_if_late,
+    send_signal,
+    start_rank,
+)
 from ring_notebook.rank.preload import preloaded
 from ring_notebook.rank.rank_status import StatusFile, rank_of_process
 from ring_notebook.rank.rank_threads import launched_thread_variables

@@ -20,7 +20,7 @@ from ring_notebook.launch.supervisor.local_ranks import Assignment, HostRanks, L
 from ring_notebook.launch.supervisor.outer_job import without_outer_job
 from ring_notebook.launch.supervisor.output_lines import TAGGED
 from ring_notebook.launch.supervisor.rank_failure import report, report_start_error
-from ring_notebook.launch.supervisor.rank_process import FORWARDED
+from ring_notebook.launch.supervisor.start_and_signal import FORWARDED
 from ring_notebook.rank.rank_variables import loopback
 from ring_notebook.verdict import Event, Kind, RankFailure, Rules, describe_exit, judge
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ring_notebook.api.arguments import Reduction, reduction_of
 from ring_notebook.api.handles import Handle, check_name, member_name, together
 from ring_notebook.api.process_sets import ProcessSet, global_process_set
-from ring_notebook.api.reduction import Reduction, reduction_of
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.core.partition import row_split
 from ring_notebook.core.work import Call

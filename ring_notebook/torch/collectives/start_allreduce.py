@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ring_notebook.api.arguments import check_process_set
+from ring_notebook.api.arguments import Reduction, check_process_set, reduction_of
 from ring_notebook.api.handles import Handle, Waitable, check_name
 from ring_notebook.api.process_sets import ProcessSet, global_process_set
-from ring_notebook.api.reduction import Reduction, reduction_of
 from ring_notebook.core.buffers import Buffer, Device, DType
 from ring_notebook.core.communicator import Communicator, ReduceOp
 from ring_notebook.core.work import Call, Work

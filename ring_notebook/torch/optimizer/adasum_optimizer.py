@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from ring_notebook.api.arguments import Reduction
 from ring_notebook.api.process_sets import ProcessSet
-from ring_notebook.api.reduction import Reduction
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.torch.collectives.start_allreduce import start
 from ring_notebook.torch.compression import Compressor

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ring_notebook.api.arguments import Reduction
 from ring_notebook.api.handles import Handle
-from ring_notebook.api.reduction import Reduction
 from ring_notebook.torch.collectives.start_allreduce import start
 from ring_notebook.torch.compression import Compression, Compressor
 from ring_notebook.torch.optimizer.packing import Packer

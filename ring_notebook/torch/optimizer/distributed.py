@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from ring_notebook.api.arguments import check_integer, check_passes, check_process_set, check_scale
+from ring_notebook.api.arguments import Reduction, check_integer, check_passes, check_process_set, check_scale
 from ring_notebook.api.process_sets import ProcessSet, global_process_set
-from ring_notebook.api.reduction import Reduction
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.torch.collectives.tensor_arguments import check_compression, check_optimizer
 from ring_notebook.torch.compression import Compression, Compressor

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ring_notebook.core.communicator import Communicator
 from ring_notebook.core.partition import chunk_range
-from ring_notebook.torch.collectives.ring_memory import empty_in
+from ring_notebook.torch.tensors import empty_in
 
 __all__ = ["FlatGroup"]
 

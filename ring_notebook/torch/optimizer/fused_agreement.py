@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
 
-from ring_notebook.api.objects import gather_objects
+from ring_notebook.api.objects import allreduce_numbers, gather_objects
 from ring_notebook.api.process_sets import ProcessSet
-from ring_notebook.api.small_sums import allreduce_numbers
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.errors import CollectiveMismatch
 

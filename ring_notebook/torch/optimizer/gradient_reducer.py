@@ -22,11 +22,10 @@ from dataclasses import dataclass, field
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from ring_notebook.api.buckets.bucket_plan import ParameterSpec, plan_buckets
-from ring_notebook.api.buckets.plan_agreement import agree_on_plan, agree_on_sparse
+from ring_notebook.api.arguments import Reduction
+from ring_notebook.api.basics import joins
+from ring_notebook.api.bucket_plan import ParameterSpec, agree_on_plan, agree_on_sparse, plan_buckets
 from ring_notebook.api.noise_meter import NoiseMeter
-from ring_notebook.api.reduction import Reduction
-from ring_notebook.api.without_tensors import joins
 from ring_notebook.config import config
 from ring_notebook.core.communicator import Communicator
 from ring_notebook.torch.collectives.sparse_allreduce import sparse_allreduce_async, sparse_gradient

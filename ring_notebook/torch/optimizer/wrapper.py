@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ring_notebook.api.arguments import check_passes
+from ring_notebook.api.basics import joins
 from ring_notebook.api.process_sets import ProcessSet
-from ring_notebook.api.without_tensors import joins
 from ring_notebook.core.communicator import Communicator, ReduceOp
 from ring_notebook.torch.collectives.allreduce import allreduce
 from ring_notebook.torch.steps.repair import Shared, may_have_parted, mend, trust

@@ -19,10 +19,9 @@ from ring_notebook.core import world
 from ring_notebook.core.communicator import Communicator
 from ring_notebook.core.work import Work
 from ring_notebook.errors import RingError
-from ring_notebook.torch.collectives.ring_memory import empty_in
 from ring_notebook.torch.process_group.group_binding import bind
 from ring_notebook.torch.process_group.ring_work import RingWork
-from ring_notebook.torch.tensors import reader
+from ring_notebook.torch.tensors import empty_in, reader
 
 __all__ = ["GroupIdentity"]
 

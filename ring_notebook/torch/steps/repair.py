@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ring_notebook.api.objects import broadcast_object, gather_objects
+from ring_notebook.api.objects import allreduce_numbers, broadcast_object, gather_objects
 from ring_notebook.api.process_sets import ProcessSet, global_process_set
-from ring_notebook.api.small_sums import allreduce_numbers
 from ring_notebook.config import config
 from ring_notebook.core import world
 from ring_notebook.core.communicator import ReduceOp

@@ -1,4 +1,4 @@
-"""prepare: a single-process training loop made data parallel in one line."""
+"""prepare: a single-process training loop made data parallel in one line, or wrapped by torch's own wrappers."""
 
 from __future__ import annotations
 
@@ -7,29 +7,31 @@ from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from ring_notebook.api.arguments import check_passes
 from ring_notebook.api.basics import local_rank, size
 from ring_notebook.core import world
+from ring_notebook.core.logged.metrics import note_params
 from ring_notebook.torch.devices import accelerator
 from ring_notebook.torch.optimizer.adasum_optimizer import AdasumOptimizer
 from ring_notebook.torch.optimizer.distributed import DistributedOptimizer
 from ring_notebook.torch.optimizer.fused import FusedOptimizer
 from ring_notebook.torch.optimizer.reducing_optimizer import ReducingOptimizer
 from ring_notebook.torch.optimizer.wrapper import original_of
+from ring_notebook.torch.process_group.run_groups.default_group import process_group
 from ring_notebook.torch.steps.known import note_models, note_schedulers
 from ring_notebook.torch.steps.repair import furthest
 from ring_notebook.torch.training.broadcast_state import broadcast_optimizer_state, broadcast_tensors
 from ring_notebook.torch.training.data import batch_size_of, shard
-from ring_notebook.torch.training.hyper_parameters import note_loader, note_optimizer
 from ring_notebook.torch.training.noise_scale import NOISE_EVERY, measure_noise
-from ring_notebook.torch.training.strategies import unwrapped, wrap
 from ring_notebook.torch.training.sync_batch_norm import SyncBatchNorm
 
-__all__ = ["prepare"]
+__all__ = ["STRATEGIES", "note_loader", "note_optimizer", "prepare", "wrap"]
+
 
 M = TypeVar("M", bound=torch.nn.Module)
 T = TypeVar("T")
@@ -285,3 +287,78 @@ def _scale_rates(optimizer: torch.optim.Optimizer, schedulers: Sequence[LRSchedu
         for one in (scheduler, *getattr(scheduler, "_schedulers", ())):
             if hasattr(one, "base_lrs"):
                 one.base_lrs = [group["initial_lr"] for group in optimizer.param_groups]
+
+
+# Of a parameter group; what a switch leaves off says nothing.
+_OPTIONS = ("lr", "momentum", "weight_decay", "betas", "eps", "nesterov", "alpha", "amsgrad")
+
+
+def note_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Record the class of an optimizer and the options of its first group."""
+    group = optimizer.param_groups[0] if optimizer.param_groups else {}
+    options = {name: group[name] for name in _OPTIONS if group.get(name)}
+    note_params(optimizer=_class_of(optimizer), **options)
+
+
+def note_loader(loader: Any) -> None:
+    """Record the batch of a rank, where the loader has a size of its own."""
+    if batch := getattr(loader, "batch_size", None):
+        note_params(batch_size=batch)
+
+
+def _class_of(optimizer: torch.optim.Optimizer) -> str:
+    """The name of the class that a user wrote, of a distributed optimizer too."""
+    return next((kind.__name__ for kind in type(optimizer).__mro__ if kind.__module__.startswith("torch.")), "")
+
+
+def wrap(model: nn.Module, optimizer: torch.optim.Optimizer, strategy: str) -> nn.Module:
+    """``model`` wrapped as ``strategy`` says; ``optimizer`` updates what the wrapped model trains.
+
+    Raises ValueError for an unknown strategy, and for an optimizer whose state would have to be sharded.
+    """
+    if strategy not in STRATEGIES:
+        raise ValueError(f"strategy must be {' or '.join(map(repr, STRATEGIES))}, got {strategy!r}")
+    backend = "nccl" if any(parameter.is_cuda for parameter in model.parameters()) else None
+    process_group(backend)
+    return STRATEGIES[strategy](model, optimizer)
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """What a DistributedDataParallel trains; any other model itself."""
+    inner: nn.Module = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+    return inner
+
+
+def _ddp(model: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Module:
+    if model is not unwrapped(model) and world.doubts() == 0:  # the cell runs again
+        return model
+    model = unwrapped(model)  # a backward pass that has raised leaves the wrapper unusable
+    # A view of the bucket saves the copy of each gradient.
+    return nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+
+
+def _fsdp(model: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Module:
+    from torch.distributed.fsdp import FSDPModule, fully_shard
+
+    if isinstance(model, FSDPModule):
+        return model
+    if optimizer.state:
+        raise ValueError(
+            "prepare(strategy='fsdp') shards the parameters, and the optimizer has state of whole ones already; make a "
+            "new optimizer, and load the state afterwards with torch.distributed.checkpoint"
+        )
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    for child in model.children():
+        if any(True for _ in child.parameters()):
+            fully_shard(child)
+    fully_shard(model)
+    for module in model.modules():
+        if isinstance(module, FSDPModule) and dist.get_backend() == "ring":
+            module.set_allocate_memory_from_process_group_for_comm(True)  # its buffers lie in ring memory
+    sharded: dict[str, Any] = dict(model.named_parameters())
+    for group in optimizer.param_groups:
+        group["params"] = [sharded[names[id(parameter)]] for parameter in group["params"]]
+    return model
+
+
+STRATEGIES = {"ddp": _ddp, "fsdp": _fsdp}

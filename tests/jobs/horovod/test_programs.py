@@ -104,8 +104,7 @@ def fails_on_rank_0(survivor: str) -> str:
     import pathlib
     import time
 
-    from ring_notebook.api.basics import init, rank
-    from ring_notebook.api.without_tensors import barrier
+    from ring_notebook.api.basics import barrier, init, rank
 
     init()
     barrier()

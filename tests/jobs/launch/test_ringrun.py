@@ -89,7 +89,7 @@ def test_the_others_learn_what_a_rank_raised(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "from ring_notebook.api.basics import init, rank\n"
-        "from ring_notebook.api.without_tensors import barrier\n"
+        "from ring_notebook.api.basics import barrier\n"
         "init()\n"
         "if rank() == 1: raise ValueError('batch 7\\nis bad')\n"
         "barrier()\n"
@@ -279,7 +279,7 @@ def test_separators_in_the_output_do_no_harm() -> None:
 TRACED = """
 import os, resource, sys
 from ring_notebook.api.basics import init, rank, stop_timeline
-from ring_notebook.api.without_tensors import barrier
+from ring_notebook.api.basics import barrier
 init()
 barrier()
 if sys.argv[1].startswith("full"): resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))

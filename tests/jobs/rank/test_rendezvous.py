@@ -25,7 +25,7 @@ LIMIT = 60.0
 SUM = """
 import os, sys
 from ring_notebook.api.basics import init, local_rank, rank, size
-from ring_notebook.api.small_sums import allreduce_numbers
+from ring_notebook.api.objects import allreduce_numbers
 from ring_notebook.core.communicator import ReduceOp
 def train():
     init()

@@ -53,4 +53,4 @@ def test_tensors_that_it_reads() -> None:
 
 def test_a_framework_without_such_functions() -> None:
     with pytest.raises(ValueError, match="cannot be read by DLPack's C functions"):
-        core().TensorReader((np.ndarray,), len)
+        core.TensorReader((np.ndarray,), len)

@@ -98,7 +98,7 @@ def test_what_is_counted_is_what_the_formulas_say(hosts: int, local: int, much: 
 
     host_of = tuple(rank // local for rank in range(size)) if hosts > 1 else ()
     ranks = as_threads(size, body, hosts=host_of, arena=2 << 30)
-    paths = {(path.operation, path.name): path for path in core().paths() if path.between_hosts == (hosts > 1)}
+    paths = {(path.operation, path.name): path for path in core.paths() if path.between_hosts == (hosts > 1)}
     names = {"p": size, "seg": SEGMENT, "ceil": ceil, "log2": log2}
     for at, (operation, name, nbytes, _) in enumerate(ranks[0][1:]):
         path = paths[operation, name]
@@ -110,7 +110,7 @@ def test_what_is_counted_is_what_the_formulas_say(hosts: int, local: int, much: 
             assert after["gates"] - before["gates"] == gates, (operation, name)
             messages += sum(one for one, _ in after["sent"]) - sum(one for one, _ in before["sent"])
             sent += sum(one for _, one in after["sent"]) - sum(one for _, one in before["sent"])
-        assert (messages, sent) == core().traffic(path, hosts=hosts, local=local, bytes=nbytes), (operation, name)
+        assert (messages, sent) == core.traffic(path, hosts=hosts, local=local, bytes=nbytes), (operation, name)
 
 
 # Messages and bytes that one host sends in an allreduce of 64 ranks a host.
@@ -125,8 +125,8 @@ SENT = [
 
 @pytest.mark.parametrize(("hosts", "nbytes", "name", "messages", "sent"), SENT)
 def test_what_a_thousand_hosts_would_take(hosts: int, nbytes: int, name: str, messages: int, sent: int) -> None:
-    header = core().Header("allreduce", dtype=DType.FLOAT32, count=nbytes // 4, is_inline=name == "eager")
-    path = core().choose([header] * (hosts * 64), hosts=hosts)
+    header = core.Header("allreduce", dtype=DType.FLOAT32, count=nbytes // 4, is_inline=name == "eager")
+    path = core.choose([header] * (hosts * 64), hosts=hosts)
     assert path.name == name
-    total = core().traffic(path, hosts=hosts, local=64, bytes=nbytes)
+    total = core.traffic(path, hosts=hosts, local=64, bytes=nbytes)
     assert (total[0] // hosts, total[1] // hosts) == (messages, sent)

@@ -78,14 +78,14 @@ TABLE: list[tuple[str, list[dict[str, Any]], str, str]] = [
 
 @pytest.mark.parametrize(("operation", "posted", "on_one_host", "between_hosts"), TABLE)
 def test_the_path_of(operation: str, posted: list[dict[str, Any]], on_one_host: str, between_hosts: str) -> None:
-    headers = [core().Header(**{"operation": operation, **one}) for one in posted]
-    assert core().choose(headers, hosts=1, devices="nccl").name == on_one_host
+    headers = [core.Header(**{"operation": operation, **one}) for one in posted]
+    assert core.choose(headers, hosts=1, devices="nccl").name == on_one_host
     if between_hosts:
-        assert core().choose(headers, hosts=2, devices="nccl").name == between_hosts
+        assert core.choose(headers, hosts=2, devices="nccl").name == between_hosts
 
 
 def test_the_table_takes_every_path() -> None:
-    paths = {(path.operation, path.between_hosts, path.name) for path in core().paths()}
+    paths = {(path.operation, path.between_hosts, path.name) for path in core.paths()}
     taken = {(operation, False, on_one) for operation, _, on_one, _ in TABLE}
     taken |= {(operation, True, between) for operation, _, _, between in TABLE if between}
     assert taken == paths
@@ -93,17 +93,17 @@ def test_the_table_takes_every_path() -> None:
 
 @pytest.mark.parametrize("device", set(Device) - {Device.CPU})
 def test_a_device_that_nothing_reaches(device: Device) -> None:
-    headers = [core().Header("allreduce", device=device, dtype=DType.FLOAT32)] * 2
+    headers = [core.Header("allreduce", device=device, dtype=DType.FLOAT32)] * 2
     said = f"no transport for {device.name.lower()} tensors of float32; copy them to host memory on every rank"
     for hosts in (1, 2):
         with pytest.raises(ValueError, match=said):
-            core().choose(headers, hosts=hosts)
+            core.choose(headers, hosts=hosts)
 
 
 def test_a_path_for_nobody() -> None:
     for hosts in (1, 2):
         with pytest.raises(ValueError, match="a path is chosen for at least one rank, got no headers"):
-            core().choose([], hosts=hosts)
+            core.choose([], hosts=hosts)
 
 
 SEGMENT = 64 << 10
@@ -155,7 +155,7 @@ def calls(ring: Communicator) -> dict[tuple[str, str], Callable[[], object]]:
 
 @pytest.mark.parametrize(("size", "hosts"), [(2, ()), (4, ()), (2, (0, 1)), (4, (0, 0, 1, 1))])
 def test_a_path_passes_the_gates_of_its_cost(size: int, hosts: tuple[int, ...]) -> None:
-    costs = {(path.operation, path.name): path.gates for path in core().paths() if path.between_hosts == bool(hosts)}
+    costs = {(path.operation, path.name): path.gates for path in core.paths() if path.between_hosts == bool(hosts)}
     names = {"p": size, "S": BYTES, "seg": SEGMENT, "ceil": ceil, "log2": log2}
 
     def body(seat: Seat) -> None:

@@ -29,7 +29,7 @@ CARDS: list[tuple[list[tuple[str, str, int, str, int]], str]] = [
 
 @pytest.mark.parametrize(("cards", "why"), CARDS)
 def test_what_ranks_conclude_from_their_cards(cards: list[tuple[str, str, int, str, int]], why: str) -> None:
-    assert core().why_not_nccl(cards, [5, 7]) == why
+    assert core.why_not_nccl(cards, [5, 7]) == why
 
 
 # operation, type, reduction, factors, whether NCCL carries it out
@@ -60,9 +60,9 @@ MOVES: list[tuple[str, DType, ReduceOp, tuple[float, float], bool]] = [
 def test_what_nccl_carries_out(
     operation: str, dtype: DType, op: ReduceOp, factors: tuple[float, float], by_nccl: bool, hosts: int
 ) -> None:
-    header = core().Header(operation, dtype=dtype, op=op, device=Device.CUDA, prescale=factors[0], postscale=factors[1])
-    assert (core().choose([header] * 3, hosts, "nccl").name == "nccl") == by_nccl
-    assert core().choose([header] * 3, hosts, "host").name != "nccl"
+    header = core.Header(operation, dtype=dtype, op=op, device=Device.CUDA, prescale=factors[0], postscale=factors[1])
+    assert (core.choose([header] * 3, hosts, "nccl").name == "nccl") == by_nccl
+    assert core.choose([header] * 3, hosts, "host").name != "nccl"
 
 
 def summed(seat: Seat, late: int = 3000, **settings: Any) -> tuple[str, str]:
@@ -150,7 +150,7 @@ def test_a_joined_rank_that_has_used_no_device() -> None:
 
 
 def test_what_a_process_without_libraries_reports() -> None:
-    report = core().Devices(cuda_library="/nowhere/libcuda.so.1", nccl_library="/nowhere/libnccl.so.2").report()
+    report = core.Devices(cuda_library="/nowhere/libcuda.so.1", nccl_library="/nowhere/libnccl.so.2").report()
     assert "/nowhere/libcuda.so.1" in report["driver_error"]
     assert "/nowhere/libnccl.so.2" in report["nccl_error"]
     found = devices().report()

@@ -91,7 +91,7 @@ def environment() -> dict[str, str]:
 
 def devices(**settings: Any) -> Any:
     """The devices of a rank, with these settings: arguments of the native ``Devices``."""
-    return core().Devices(cuda_library=str(CUDA()), nccl_library=str(NCCL()), **settings)
+    return core.Devices(cuda_library=str(CUDA()), nccl_library=str(NCCL()), **settings)
 
 
 @lru_cache(maxsize=1)

@@ -143,7 +143,7 @@ def test_groups_leave_nothing_behind() -> None:
 
 def test_ring_memory_is_given_back() -> None:
     """Blocks are reused, freed with their last view, and their pages go back to the machine."""
-    domain = core().Domain.create(0, 1, 64 << 20)
+    domain = core.Domain.create(0, 1, 64 << 20)
 
     def pages() -> int:
         return os.stat(f"/proc/self/fd/{domain.fd}").st_blocks * 512

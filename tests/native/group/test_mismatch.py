@@ -377,9 +377,9 @@ def test_a_number_that_is_no_dtype_or_reduction(number: int) -> None:
             ],
             "op": [
                 lambda: native.reduce(True, [piece], [0], 0, 0, host, number, 1.0, 1.0, "", True, 0.0, (1, None)),
-                lambda: native.step(piece, number, core().Update(), 0, 0, 0, "", 0.0),
+                lambda: native.step(piece, number, core.Update(), 0, 0, 0, "", 0.0),
             ],
-            "rule": [lambda: setattr(core().Update(), "rule", number)],
+            "rule": [lambda: setattr(core.Update(), "rule", number)],
         }
         most = {"dtype": 9, "device": 3, "op": 5, "rule": 1}
         for name, wrong in calls.items():

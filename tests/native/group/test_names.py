@@ -49,16 +49,16 @@ FUSION: dict[str, tuple[list[list[dict[str, Any]]], list[list[int]]]] = {
 def test_what_is_fused(case: str) -> None:
     """A pure function of what all ranks know, as a table."""
     posted, operations = FUSION[case]
-    headers = [[core().Header(**header) for header in headers] for headers in posted]
-    assert core().fuse(headers, 100) == operations
+    headers = [[core.Header(**header) for header in headers] for headers in posted]
+    assert core.fuse(headers, 100) == operations
 
 
 def test_what_is_large_and_in_ring_memory_is_not_fused() -> None:
     """Where the owner of a chunk reads and writes all tensors in place there is nothing to gain."""
-    header = core().Header(**IN_RING, count=1 << 14)
-    ordinary = core().Header("allreduce", count=1 << 14)
-    assert core().fuse([[header] * 2] * 2, 1 << 20) == [[0], [1]]
-    assert core().fuse([[header, ordinary]] * 2, 1 << 20) == [[0, 1]]
+    header = core.Header(**IN_RING, count=1 << 14)
+    ordinary = core.Header("allreduce", count=1 << 14)
+    assert core.fuse([[header] * 2] * 2, 1 << 20) == [[0], [1]]
+    assert core.fuse([[header, ordinary]] * 2, 1 << 20) == [[0, 1]]
 
 
 # What ranks 0, 1, ... say in each round (joins called, names posted with the joins before them), and what is ready.
@@ -81,7 +81,7 @@ ROUNDS: dict[str, tuple[list[list[tuple[int, list[tuple[str, int]]]]], list[list
 def test_what_is_ready_after_each_round(case: str) -> None:
     """Equal on all ranks, because all of them read the same news in the same order."""
     rounds, ready = ROUNDS[case]
-    assert core().ready_names(2, rounds) == ready
+    assert core.ready_names(2, rounds) == ready
 
 
 Started = tuple[Communicator, int, Tensor, Work]

@@ -32,7 +32,7 @@ def control_group(directory: Path, limit: str, used: int, **cached: int) -> None
 def test_cached_files_are_memory_that_is_left(tmp_path: Path) -> None:
     """A limit that reading a data set has filled leaves what the files take."""
     control_group(tmp_path, str(1000 * MIB), 1000 * MIB, inactive_file=500 * MIB, active_file=300 * MIB)
-    assert core().control_group_left(str(tmp_path), "/") == 800 * MIB
+    assert core.control_group_left(str(tmp_path), "/") == 800 * MIB
 
 
 def test_groups_of_the_memory_controller_alone(tmp_path: Path) -> None:
@@ -45,8 +45,8 @@ def test_groups_of_the_memory_controller_alone(tmp_path: Path) -> None:
         # Those without "total" leave out what the groups below it hold.
         statistics = f"inactive_file 0\ntotal_inactive_file {100 * MIB}\ntotal_active_file {50 * MIB}\n"
         (directory / "memory.stat").write_text(statistics)
-    assert core().control_group_left(str(tmp_path), "/slurm/job_1") == 250 * MIB
-    assert core().control_group_left(str(tmp_path), "/") > 1 << 60
+    assert core.control_group_left(str(tmp_path), "/slurm/job_1") == 250 * MIB
+    assert core.control_group_left(str(tmp_path), "/") > 1 << 60
 
 
 def test_the_tightest_group_counts(tmp_path: Path) -> None:
@@ -54,16 +54,16 @@ def test_the_tightest_group_counts(tmp_path: Path) -> None:
     control_group(tmp_path, "max", 0)
     job = tmp_path / "batch" / "job"
     control_group(job, "max", 50 * MIB)
-    assert core().control_group_left(str(tmp_path), "/batch/job") == NO_LIMIT
+    assert core.control_group_left(str(tmp_path), "/batch/job") == NO_LIMIT
     control_group(tmp_path / "batch", str(300 * MIB), 100 * MIB, inactive_file=30 * MIB)
-    assert core().control_group_left(str(tmp_path), "/batch/job") == 230 * MIB
+    assert core.control_group_left(str(tmp_path), "/batch/job") == 230 * MIB
     control_group(job, str(70 * MIB), 50 * MIB)
-    assert core().control_group_left(str(tmp_path), "/batch/job") == 20 * MIB
+    assert core.control_group_left(str(tmp_path), "/batch/job") == 20 * MIB
     control_group(job, str(70 * MIB), 90 * MIB)  # the limit was lowered
-    assert core().control_group_left(str(tmp_path), "/batch/job") == 0
-    assert core().control_group_left(str(tmp_path), "/batch") == 230 * MIB
-    assert core().control_group_left(str(tmp_path), "/nobody/knows") == NO_LIMIT
-    assert core().control_group_left(str(tmp_path / "nothing"), "") == NO_LIMIT
+    assert core.control_group_left(str(tmp_path), "/batch/job") == 0
+    assert core.control_group_left(str(tmp_path), "/batch") == 230 * MIB
+    assert core.control_group_left(str(tmp_path), "/nobody/knows") == NO_LIMIT
+    assert core.control_group_left(str(tmp_path / "nothing"), "") == NO_LIMIT
 
 
 def test_a_small_address_space_makes_small_arenas() -> None:
@@ -71,12 +71,11 @@ def test_a_small_address_space_makes_small_arenas() -> None:
     script = (
         "import os, resource, sys\n"
         "from ring_notebook.core.native import core\n"
-        "core()\n"
         "memory = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')\n"
         "resource.setrlimit(resource.RLIMIT_AS, (memory, memory))\n"
-        "domain = core().Domain.create(0, 2)\n"
+        "domain = core.Domain.create(0, 2)\n"
         "region = domain.allocate(1 << 20)\n"
-        "try: core().Domain.create(0, 2, memory)\n"
+        "try: core.Domain.create(0, 2, memory)\n"
         "except Exception as error: print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200, check=False)
@@ -109,8 +108,8 @@ def pages_of(domain: _core.Domain) -> int:
 
 def test_freed_memory_goes_back_to_the_machine() -> None:
     """A rank keeps a reserve, on a machine that has plenty; the rest is there for others at once."""
-    kept = 256 * MIB if core().memory_left() >= 1024 * MIB else MIB
-    domain = core().Domain.create(0, 1, 1024 * MIB)
+    kept = 256 * MIB if core.memory_left() >= 1024 * MIB else MIB
+    domain = core.Domain.create(0, 1, 1024 * MIB)
     empty = pages_of(domain)
     regions = [domain.allocate(64 * MIB) for _ in range(6)]
     assert pages_of(domain) == empty + 6 * 64 * MIB
@@ -125,7 +124,7 @@ def test_freed_memory_goes_back_to_the_machine() -> None:
 
 def test_small_blocks_go_back_with_their_page() -> None:
     """Blocks smaller than a page share one, which is the machine's again when the last one is freed."""
-    domain = core().Domain.create(0, 1, 64 * MIB)
+    domain = core.Domain.create(0, 1, 64 * MIB)
     empty = pages_of(domain)
     regions = [domain.allocate(100) for _ in range(1000)]
     del regions[::2]
@@ -138,7 +137,7 @@ def test_small_blocks_go_back_with_their_page() -> None:
 
 
 def test_a_forked_process_frees_nothing_of_its_parent() -> None:
-    domain = core().Domain.create(0, 1, 1024 * MIB)
+    domain = core.Domain.create(0, 1, 1024 * MIB)
     region = domain.allocate(300 * MIB)
     view = memoryview(region)
     view[:3] = b"abc"

@@ -22,7 +22,7 @@ for name in ("aligned_alloc", "realloc"):
     getattr(c, name).argtypes = [ctypes.c_void_p if name == "realloc" else ctypes.c_size_t, ctypes.c_size_t]
 c.malloc_usable_size.restype = ctypes.c_size_t
 c.malloc_usable_size.argtypes = c.free.argtypes = [ctypes.c_void_p]
-domain = core().Domain.create(0, 1, 1 << 30)
+domain = core.Domain.create(0, 1, 1 << 30)
 counts = domain.tensors
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096
@@ -55,9 +55,9 @@ for address in (before, block, small, odd):
     c.free(address)
 assert counts() == {"used": 0, "cached": 8 * MIB, "promoted": 0, "reserved": 8 * MIB}
 assert c.aligned_alloc(64, 8 * MIB) == block
-assert not core().Domain.create(0, 1, 1 << 30).serve_tensors(), "two domains share one allocator"
+assert not core.Domain.create(0, 1, 1 << 30).serve_tensors(), "two domains share one allocator"
 del counts, domain
-assert core().Domain.create(0, 1, 1 << 30).serve_tensors()
+assert core.Domain.create(0, 1, 1 << 30).serve_tensors()
 """
     )
 

@@ -24,12 +24,11 @@ MAY_IMPORT = {
     "core/logged": {"core", "rank", "ground"},
     "core/tracing": {"core", "core/logged", "core/waits", "rank", "ground"},
     "api": {"core", "core/logged", "core/tracing", "ground"},
-    "api/buckets": {"api", "core", "ground"},
     "api/elastic": {"api", "core", "ground"},
     "torch": {"api", "core", "core/logged", "ground"},
     "torch/collectives": {"torch", "api", "core", "ground"},
     "torch/steps": {"torch/collectives", "torch", "api", "core", "ground"},
-    "torch/optimizer": {"torch/steps", "torch/collectives", "torch", "api", "api/buckets", "core", "ground"},
+    "torch/optimizer": {"torch/steps", "torch/collectives", "torch", "api", "core", "ground"},
     "torch/process_group/stores": {"torch", "core", "rank", "ground"},
     "torch/process_group": {
         "torch/process_group/stores",

@@ -11,7 +11,7 @@ import pytest
 SETUP = """
 import argparse, atexit, builtins, os, sys, threading
 from sys import exit as bound
-from ring_notebook.rank.process_exit import watch_exits
+from ring_notebook.rank.exit_watch import watch_exits
 from ring_notebook.rank.rank_status import exit_code_of
 atexit.register(lambda: os.write(1, b"handlers"))
 watch_exits(lambda error: os.write(1, f"{type(error).__name__} {exit_code_of(error)}, ".encode()))

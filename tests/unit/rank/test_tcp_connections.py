@@ -15,7 +15,7 @@ from ring_notebook.core.native import core
 from ring_notebook.rank import tcp_connections
 from ring_notebook.rank.tcp_connections import TcpConnections, listen
 
-TAG = core().TcpLink.first_free_tag
+TAG = core.TcpLink.first_free_tag
 KEY = bytes(range(32))
 LIMIT = 60.0
 
@@ -33,7 +33,7 @@ class Ranks:
     def __init__(self, keys: list[bytes]) -> None:
         listeners = [listen() for _ in keys]
         self.addresses = [listener.getsockname()[:2] for listener in listeners]
-        self.links = [core().TcpLink(len(keys)) for _ in keys]
+        self.links = [core.TcpLink(len(keys)) for _ in keys]
         for rank, (link, listener, key) in enumerate(zip(self.links, listeners, keys, strict=True)):
             TcpConnections(link, rank, listener, self.addresses, key)
 
@@ -178,7 +178,7 @@ def test_stopped_while_one_connects(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = listen()
     listener = ListenerOfOneThatStops(fileno=plain.detach())
     address = listener.getsockname()[:2]
-    listener.serving = TcpConnections(core().TcpLink(1), 0, listener, [address], KEY)
+    listener.serving = TcpConnections(core.TcpLink(1), 0, listener, [address], KEY)
     with socket.create_connection(address):
         listener.serving.join(LIMIT)
     assert listener.accepted.fileno() == -1

@@ -158,7 +158,7 @@ def test_a_rank_that_raises_ends_the_job_while_the_others_call_nothing(elastic: 
     """Its exit handlers wait for all ranks, in MPI_Finalize, and this one sleeps."""
     code = (
         "import time; from ring_notebook.api.basics import init, rank; "
-        "from ring_notebook.api.without_tensors import barrier; init(); barrier(); assert rank() == 0; time.sleep(600)"
+        "from ring_notebook.api.basics import barrier; init(); barrier(); assert rank() == 0; time.sleep(600)"
     )
     keep_all = ["--min-np", "2"] if elastic else []
     with ringrun(*elastic, *keep_all, "-np", "2", "python", "-c", code) as job:

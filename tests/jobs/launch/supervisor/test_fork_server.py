@@ -17,7 +17,7 @@ import pytest
 from harness.waiting import SLEEPS, until
 from ring_notebook.launch.supervisor.fork_server import start_server
 from ring_notebook.launch.supervisor.forked_rank import ADDRESS, ForkedRank
-from ring_notebook.launch.supervisor.rank_process import start_rank
+from ring_notebook.launch.supervisor.start_and_signal import start_rank
 
 LOOKS = r"""
 import atexit, os, resource, signal, sys, threading
@@ -133,7 +133,7 @@ def test_a_process_id_is_kept_until_the_rank_is_waited_for(server: object) -> No
 def supervisor_of_a_rank() -> Iterator[tuple[subprocess.Popen[str], int]]:
     """A process that has had a rank forked, and the rank's process id."""
     code = (
-        "import subprocess, sys, os; from ring_notebook.launch.supervisor.rank_process import start_rank\n"
+        "import subprocess, sys, os; from ring_notebook.launch.supervisor.start_and_signal import start_rank\n"
         f"rank = start_rank([sys.executable, '-c', {SLEEPS!r}], os.environ, subprocess.DEVNULL, [])\n"
         f"print(type(rank).__name__, rank.pid, flush=True)\n{SLEEPS}"
     )

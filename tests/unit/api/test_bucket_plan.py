@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ring_notebook.api.buckets.bucket_plan import BucketPlan, ParameterSpec, plan_buckets
+from ring_notebook.api.bucket_plan import BucketPlan, ParameterSpec, plan_buckets
 
 F32, F16 = torch.float32, torch.float16
 
