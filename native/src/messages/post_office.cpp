@@ -435,6 +435,14 @@ void PostOffice::wait(Message& message, double timeout, const Interruption& chec
     message.get();
 }
 
+// Whether the other side has done its part, and `advance` has yet to see it.
+bool PostOffice::has_ended(const Message& message) {
+    if (message.stream_)
+        return message.stream_->state == Stream::State::Done || message.stream_->state == Stream::State::Refused;
+    const bool is_sent = message.letter_ != nullptr && message.header_.kind == OpKind::Send;
+    return is_sent && message.letter_->state.load(std::memory_order_seq_cst) != LetterState::Sent;
+}
+
 void PostOffice::look() noexcept {
     const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
     if (!lock.owns_lock() || group_->aborted()) return;
@@ -446,8 +454,9 @@ void PostOffice::look() noexcept {
                 gone = gone && (member == place_.index || is_gone(member));
         }
         if (gone) {
-            // It may have sent just before.
+            // It may have sent or received just before.
             if (link_ && link_->advance()) return;
+            if (has_ended(message)) return;
             take_arrivals();
             if (match()) return;
             group_->abort(describe(message) + " waits in vain: " +

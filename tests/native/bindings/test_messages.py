@@ -88,6 +88,26 @@ def test_many_small_ones_before_anyone_receives() -> None:
     as_threads(2, body)
 
 
+@pytest.mark.parametrize("hosts", [(0, 0), (0, 1)])
+def test_who_leaves_after_the_last_one_has_left_nobody_in_the_lurch(hosts: tuple[int, ...]) -> None:
+    """The sender learns that they were received, and not that their receiver has gone."""
+
+    def body(seat: Seat) -> None:
+        for number in range(1, 100):
+            ring = seat.open(number)
+            tensor = filled(ring, 20_000, 1).buffer
+            if ring.rank == 0:
+                for message in [send(ring, tensor, 1, blocking=False) for _ in range(40)]:
+                    message.wait()
+            else:
+                for _ in range(40):
+                    receive(ring, tensor, 0)
+            ring.close()
+            seat.opened.clear()
+
+    as_threads(2, body, hosts=hosts)
+
+
 def test_large_ones_beside_collectives() -> None:
     """One that nobody waits for moves on while its rank is in a collective."""
 

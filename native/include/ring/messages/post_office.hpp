@@ -127,6 +127,7 @@ class PostOffice {
     bool match();
     void accept(Message& message, Arrival& arrival);
     void refuse(Message& message, Arrival& arrival);
+    static bool has_ended(const Message& message);
     bool settle(Message& message);
     std::exception_ptr refused(const Message& message, std::uint64_t count, DType dtype) const;
     bool advance_locked();
