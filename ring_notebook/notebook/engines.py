@@ -37,6 +37,8 @@ class Engine:
     """When its process did, in clock ticks since its host did; 0 where that is not known."""
     threads: int = 0
     """With how many it computes, unless a cell sets another number; 0 where that is not known."""
+    replaced: float = 0.0
+    """When it took the place of one that had died or was ended, in seconds since the epoch; 0 for the first one."""
 
     @property
     def local(self) -> bool:

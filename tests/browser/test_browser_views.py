@@ -18,6 +18,7 @@ for step in range(30):
     ring.allreduce(torch.ones(100_000), name="gradient")
     time.sleep(0.01 + 0.02 * (ring.rank() == 1))
 """
+FAILS = "%%ringtrain --name checks --background\nimport time\ntime.sleep(1)\nassert ring.rank() == 0"
 KEPT = "%load_ext ring_notebook\n%ring start -n 2 --keep"
 LONG = """%%ringtrain --name long --background
 import time
@@ -58,6 +59,24 @@ def test_the_timeline_is_drawn_and_can_be_zoomed(
     (saved,) = [output for output in notebook.save().cells[1].outputs if MIME in output.get("data", {})]
     assert len(saved["data"][MIME]["data"]["values"]) > 60
     assert notebook.path.stat().st_size < 200_000
+
+
+def test_a_failure_in_the_background_is_told_in_its_panel_and_in_a_notice(
+    lab: Lab,
+    open_notebook: Callable[[str], NotebookPage],
+    picture: Callable[[NotebookPage, int, str], None],
+) -> None:
+    NotebookPage.write(lab.directory / "fails.ipynb", f"{START}\n%ring notify --after 0", FAILS)
+    notebook = open_notebook("fails.ipynb")
+    for cell in range(2):
+        notebook.run(cell)
+        notebook.wait_ended(cell)
+    notice = notebook.page.locator(".Toastify__toast", has_text="failed · checks")
+    notice.wait_for(timeout=60_000)
+    expect(notice).to_contain_text("AssertionError: assert ring.rank() == 0 (rank 1, line 4)")
+    for part in ("Traceback (most recent call last):", "Cell, line 4, in <module>", "raised on rank 1"):
+        expect(notebook.output(1)).to_contain_text(part, use_inner_text=True)
+    picture(notebook, 1, "background-failed")
 
 
 @pytest.mark.slow

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from time import time
 from typing import Literal
 
 from ring_notebook.errors import ClusterError
@@ -49,7 +51,7 @@ def heal(
             request("start", rank)
         engines.wait_for(ranks, _START_TIMEOUT, lambda: _failed(lost, ranks))
         for engine in prepare_engines(engines, n, directory, keep, True, ranks):
-            engines.all[engine.rank] = engine
+            engines.all[engine.rank] = replace(engine, replaced=time())
             lost.watch([engine])
         meet(engines, engines.living(), generation)
     except BaseException:

@@ -30,6 +30,7 @@ class Notice:
     """What has happened to a run: ``event`` is ``ok``, ``failed`` or ``NaN``; `str` gives the text for a person.
 
     ``run`` is the id of the run, ``directory`` holds its records. The text begins with the headline of its report.
+    ``error`` says in one line why it has failed.
     """
 
     event: str
@@ -37,6 +38,7 @@ class Notice:
     name: str
     text: str
     directory: Path
+    error: str = ""
 
     def __str__(self) -> str:
         return self.text
@@ -104,8 +106,9 @@ class Notices:
 
     def _give(self, event: str, error: str = "") -> None:
         log = self._log
-        lines = [text(headline(log, log.view())), *filter(None, [error])]
-        notice = Notice(event, log.run, log.title, "\n".join(lines), log.directory)
+        first, *more = text(headline(log, log.view())).split("\n")
+        said = "\n".join([first, *filter(None, [error]), *more])
+        notice = Notice(event, log.run, log.title, said, log.directory, error)
         for tell in filter(None, (_show_in_lab if _settings.lab else None, _settings.tell)):
             thread = Thread(target=_tell, args=(tell, notice), name=f"ring-notice-{log.run}", daemon=True)
             thread.start()
@@ -114,7 +117,9 @@ class Notices:
 
 
 def _show_in_lab(notice: Notice) -> None:
-    lab_notice.show(notice.text, _LAB[notice.event])
+    # A notification has few characters: why it has failed comes before how large it was.
+    message = f"{notice.event} · {notice.name}\n{notice.error}" if notice.error else notice.text
+    lab_notice.show(message, _LAB[notice.event])
 
 
 def _tell(tell: Callable[[Notice], Any], notice: Notice) -> None:

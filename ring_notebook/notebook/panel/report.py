@@ -136,7 +136,7 @@ def lint(log: RunRecord) -> hints.Lint:
 
 
 def _page(log: RunRecord, view: RunView, plot: Sequence[str], error: bool) -> str:
-    notice = "".join(f"<div class='ring-notice'>{escape(one)}</div>" for one in _notices(log, view, plot, error))
+    notice = "".join(_notice(one) for one in _notices(log, view, plot, error))
     told = view.names or view.died
     table = rank_table.html(rank_table.table(view, still=True)) if told else ""
     shown = charts(view, plot or titles(view)[:MOST_CHARTS], log.look)
@@ -171,8 +171,13 @@ def _notices(log: RunRecord, view: RunView, plot: Sequence[str], error: bool) ->
     missing = [name for name in plot if name not in view.names]
     logged = first_names(view.charted)
     note = f"--plot {', '.join(missing)}: not logged; the run logged {logged or 'no metrics'}."
-    reason = str(log.summary.get("error", "")) if error else ""
+    reason = str(log.summary.get("shown") or log.summary.get("error", "")) if error else ""
     return [*filter(None, [reason]), *([note] if missing and log.summary else [])]
+
+
+def _notice(text: str) -> str:
+    lines = " ring-lines" if "\n" in text else ""  # those of a traceback
+    return f"<div class='ring-notice{lines}'>{escape(text)}</div>"
 
 
 def _trouble(log: RunRecord) -> str:

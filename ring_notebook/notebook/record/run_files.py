@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from ring_notebook.error_text import printable
 from ring_notebook.files.appender import Appender
 from ring_notebook.files.private_files import make_private_folder, open_private, open_regular
 from ring_notebook.records import stamped
@@ -105,6 +106,7 @@ class RunFiles:
         shorter = {
             **summary,
             "error": summary["error"][:4096],
+            "shown": printable(summary["shown"], 4096),
             "ranks": [_without_values(one) for one in summary["ranks"]],
         }
         for content in (summary, shorter):

@@ -71,8 +71,11 @@ class RunLog(RunRecord):
         self.received += 1
         self._queue.put((message, now))
 
-    def finish(self, status: RunStatus, error: str = "") -> dict[str, Any]:
-        """Write what is still queued and the summary, close the files. Messages after that are lost."""
+    def finish(self, status: RunStatus, error: str = "", shown: str = "") -> dict[str, Any]:
+        """Write what is still queued and the summary, close the files. Messages after that are lost.
+
+        ``error`` says in one line why the run has failed, ``shown`` as its cell shows it.
+        """
         rest = self._close()
         view = self.view()
         self.summary = {
@@ -80,6 +83,7 @@ class RunLog(RunRecord):
             "name": self.name,
             "status": status,
             "error": error,
+            "shown": shown,
             "size": self.size,
             "started": self.started,
             "seconds": round(view.elapsed, 3),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import builtins
 import pickle
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from threading import Thread
 
@@ -16,7 +17,7 @@ from ring_notebook.notebook import style
 from ring_notebook.notebook.panel.waits import count_calls
 from ring_notebook.records import Failure
 
-__all__ = ["as_exception", "brief", "describe", "describe_deaths"]
+__all__ = ["as_exception", "brief", "describe", "describe_deaths", "in_a_line"]
 
 # IPython shows these by itself: with frames of this package, or as if the cell had not failed.
 _SHOWN_OTHERWISE = (SyntaxError, UsageError, SystemExit)
@@ -25,16 +26,12 @@ _STOPPED = " stopped because "
 _RED, _PLAIN = "\x1b[31m", "\x1b[0m"
 
 
-def as_exception(
-    failures: Sequence[Failure], still_running: Iterable[int] = (), calls: Mapping[int, int] | None = None
-) -> BaseException:
-    """The exception of the first failure; notebooks and plain Python show it with the text of `describe`.
+def as_exception(failures: Sequence[Failure], text: str) -> BaseException:
+    """The exception of the first failure; notebooks and plain Python show it with ``text``, which `describe` makes.
 
-    ``still_running`` are ranks that did not stop although another one failed, ``calls`` how many collectives ranks have
-    called. ``failures`` must not be empty.
+    ``failures`` must not be empty.
     """
     error = _original(_primary(failures)[0])
-    text = describe(failures, still_running, calls or {})
     brief(error, text)
     error.__cause__ = RunFailed(f"\n{text}")
     return error
@@ -47,9 +44,16 @@ def brief(error: BaseException, text: str) -> BaseException:
 
 
 def describe(
-    failures: Sequence[Failure], still_running: Iterable[int] = (), calls: Mapping[int, int] | None = None
+    failures: Sequence[Failure],
+    still_running: Iterable[int] = (),
+    calls: Mapping[int, int] | None = None,
+    replaced: Mapping[int, float] | None = None,
 ) -> str:
-    """One traceback into the cell, then a line for every group of ranks that ended in another way."""
+    """One traceback into the cell, then a line for every group of ranks that ended in another way.
+
+    ``still_running`` are ranks that did not stop although another one failed, ``calls`` how many collectives ranks have
+    called. ``replaced`` says when ranks have lost what cells before had defined, in seconds since the epoch.
+    """
     primary = _primary(failures)
     groups = _grouped(primary)
     first, ranks = groups[0]
@@ -63,9 +67,36 @@ def describe(
         same = _table(other) == _table(first) != ""
         lines.append(f"{style.ranks(ranks)}: {f'the same, at line {_line(other)}' if same else _summary(other)}")
     lines += _stopped(failure for failure in failures if failure not in primary)
+    lines += _replaced(groups, replaced or {})
     if first.aborted and len(set((calls or {}).values())) > 1:
         lines.append(f"{count_calls(calls or {})}; they part at line {_line(first)}")
     return "\n".join([*lines, *_still_running(still_running)])
+
+
+def in_a_line(failures: Sequence[Failure]) -> str:
+    """What the first failure is, on which ranks, and where. ``failures`` must not be empty."""
+    first, ranks = _grouped(_primary(failures))[0]
+    place = f", line {_line(first)}" if _line(first) else ""
+    text = _named(first.ename, _said(first)).split("\n")[0]
+    return f"{text} ({style.ranks(ranks)}{place})"
+
+
+def _said(failure: Failure) -> str:
+    """The message of an exception; the line that raised where it has none, as that of an `assert`."""
+    return failure.message or next((line for *_, line in reversed(failure.frames) if line), "")
+
+
+def _named(name: str, text: str) -> str:
+    return f"{name}: {text}" if text else name
+
+
+def _replaced(groups: Iterable[tuple[Failure, list[int]]], when: Mapping[int, float]) -> Iterator[str]:
+    """What to do on ranks that miss a name which others have, because they were started again after a death."""
+    for failure, ranks in groups:
+        if (failure.module, failure.ename) == ("builtins", "NameError") and when.keys() >= set(ranks):
+            at = time.strftime("%H:%M:%S", time.localtime(max(when[rank] for rank in ranks)))
+            were = "was" if len(ranks) == 1 else "were"
+            yield f"{style.ranks(ranks)} {were} replaced at {at}: run the cells with your imports there again"
 
 
 def _stopped(failures: Iterable[Failure]) -> list[str]:
@@ -109,7 +140,7 @@ def _table(failure: Failure) -> str:
 
 
 def _summary(failure: Failure) -> str:
-    return f"{failure.ename} at line {_line(failure)}: {failure.message}"
+    return _named(f"{failure.ename} at line {_line(failure)}", _said(failure))
 
 
 def _where_stopped(failure: Failure) -> str:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from IPython.display import display
 
 from ring_notebook.config import config
-from ring_notebook.error_text import error_text
 from ring_notebook.notebook.deferred_interrupt import DeferredInterrupt
 from ring_notebook.notebook.panel.panel import Panel
 from ring_notebook.notebook.panel.report import figure, mime_bundle, outputs
@@ -182,7 +181,7 @@ class Run:
 
     def state(self) -> dict[str, Any]:
         """The run at this moment as plain data for ``json.dumps``; docs/notebook.md lists its keys."""
-        return plain_state(self.log, "" if self.error is None else error_text(self.error), self.asking)
+        return plain_state(self.log, self._watch.verdict.text, self.asking)
 
     @property
     def summary(self) -> dict[str, Any]:

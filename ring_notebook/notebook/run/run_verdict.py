@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ring_notebook.error_text import error_text
 from ring_notebook.errors import ClusterError, RunTimeout
 from ring_notebook.notebook.record.run_record import RunStatus
-from ring_notebook.notebook.run.failures import as_exception, brief, describe_deaths
+from ring_notebook.notebook.run.failures import as_exception, brief, describe, describe_deaths, in_a_line
 from ring_notebook.notebook.style import ranks
 from ring_notebook.records import Ended, Failure
 
@@ -20,13 +19,10 @@ class Verdict(NamedTuple):
 
     status: RunStatus
     error: BaseException | None
-    reason: str = ""
-    """The message in one line, where it has more."""
-
-    @property
-    def text(self) -> str:
-        """The message of the exception, in one line where it tells a long story; empty without one."""
-        return self.reason or ("" if self.error is None else error_text(self.error))
+    text: str = ""
+    """The type of the exception and what it says, in one line."""
+    shown: str = ""
+    """What the cell shows of it."""
 
 
 def judge(
@@ -39,45 +35,44 @@ def judge(
     timed_out: float = 0.0,
     died: Mapping[int, object] | None = None,
     trouble: str = "",
+    replaced: Mapping[int, float] | None = None,
 ) -> Verdict:
     """The verdict on a run of ``size`` ranks.
 
     ``left``: this kernel stopped watching it. ``interrupted``: the user stopped it. ``timed_out``: its --timeout in
     seconds, when that stopped it. ``died``: why ranks have died. ``trouble``: why the cluster gives no answers any
-    more.
+    more. ``replaced``: when ranks were started again after a death.
     """
     missing = [rank for rank in range(size) if rank not in ended]
     own = own_failures(failures)
     if missing and left:
         message = "this notebook has left the cluster; the run continues there, and `%ring attach` shows it again"
-        return Verdict("running", _one_line(ClusterError(message)))
+        return _raised("running", ClusterError(message))
     if missing and trouble and not own:
-        return Verdict("failed", _one_line(ClusterError(trouble)), _first_line(trouble))
+        return _raised("failed", ClusterError(trouble))
     if died:
         text = describe_deaths(trouble or "\n".join(map(str, died.values())), failures, missing)
-        return Verdict(
-            "failed", _one_line(ClusterError(text)), " ".join(_first_line(str(one)) for one in died.values())
-        )
+        return _raised("failed", ClusterError(text), " ".join(_first_line(str(one)) for one in died.values()))
     if failures and (own or not interrupted):
         calls = {rank: int(end.summary.get("calls", 0)) for rank, end in ended.items()}
-        return Verdict("failed", as_exception(failures, missing, calls))
+        return _failed(failures, describe(failures, missing, calls, replaced))
     if timed_out:
-        return Verdict("failed", _one_line(RunTimeout(f"the run exceeded --timeout {timed_out:g} s and was stopped")))
+        return _raised("failed", RunTimeout(f"the run exceeded --timeout {timed_out:g} s and was stopped"))
     if missing:
         message = f"no record of how {ranks(missing)} ended; their engines gave no answer"
-        return Verdict("failed", _one_line(ClusterError(message)))
+        return _raised("failed", ClusterError(message))
     stopped = [end for end in ended.values() if end.status == "interrupted"]
     if stopped:
         lines = sorted({int(end.summary["line"]) for end in stopped} - {0})
         at = f"at line{'s' * (len(lines) > 1)} {', '.join(map(str, lines))} of the cell"
         place = at if lines else "before the first line of the cell, or after its last"
         message = f"stopped {place}; variables and cluster are kept"
-        return Verdict("interrupted", _one_line(KeyboardInterrupt(message)))
+        return _raised("interrupted", KeyboardInterrupt(message))
     if failures:  # of ranks that stopped with one whose cell went on after the interrupt
-        return Verdict("failed", as_exception(failures))
+        return _failed(failures, describe(failures))
     if broken := [rank for rank, end in ended.items() if end.status != "ok"]:
         message = f"{ranks(broken)} failed and sent no exception"
-        return Verdict("failed", _one_line(ClusterError(message)))
+        return _raised("failed", ClusterError(message))
     return Verdict("ok", None)
 
 
@@ -90,5 +85,12 @@ def _first_line(text: str) -> str:
     return text.partition("\n")[0]
 
 
-def _one_line(error: BaseException) -> BaseException:
-    return brief(error, f"{type(error).__name__}: {error}")
+def _failed(failures: Sequence[Failure], text: str) -> Verdict:
+    return Verdict("failed", as_exception(failures, text), in_a_line(failures), text)
+
+
+def _raised(status: RunStatus, error: BaseException, reason: str = "") -> Verdict:
+    """The verdict of an exception of our own; ``reason`` is what it says in one line, by default its first."""
+    shown = f"{type(error).__name__}: {error}"
+    text = f"{type(error).__name__}: {reason}" if reason else _first_line(shown)
+    return Verdict(status, brief(error, shown), text, shown)

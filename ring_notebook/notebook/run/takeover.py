@@ -67,7 +67,7 @@ class FollowedLog(RunRecord):
         self._read(journal)
         self._follower = _Follower(lambda: self._read(journal), self.run)
 
-    def finish(self, status: RunStatus, error: str = "") -> dict[str, Any]:
+    def finish(self, status: RunStatus, error: str = "", shown: str = "") -> dict[str, Any]:
         """Stop following. The summary is the writer's; without one it is made from what was read."""
         deadline = time.monotonic() + _SECONDS_TO_SUMMARY
         while not (self.directory / SUMMARY).exists() and time.monotonic() < deadline:
@@ -78,6 +78,7 @@ class FollowedLog(RunRecord):
         self.summary = self.summary or {
             "status": status,
             "error": error,
+            "shown": shown,
             "seconds": time.time() - self.started,
         }
         return self.summary

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["Watch"]
 
 _TICK = 0.05
+_MISSING = re.compile(r"name '(\w+)' is not defined")  # of a NameError
 
 
 class Watch:
@@ -118,7 +120,7 @@ class Watch:
             if self.verdict.status == "running":
                 self._log.close()
             else:
-                self._log.finish(self.verdict.status, self.verdict.text)
+                self._log.finish(self.verdict.status, self.verdict.text, self.verdict.shown)
         except BaseException as error:
             self.verdict = _no_verdict(error)
         try:
@@ -128,8 +130,7 @@ class Watch:
         finally:
             self.ended.set()
             self._questions.close()
-        cause = self.verdict.error
-        self._notices.end("" if cause is None else f"{type(cause).__name__}: {self.verdict.text}")
+        self._notices.end(self.verdict.text)
 
     def _wait(self) -> None:
         """Return when all ranks have ended, or nothing more can arrive from them."""
@@ -257,7 +258,20 @@ class Watch:
             timed_out=self._timeout if self._timed_out else 0.0,
             died=self._died,
             trouble=self._engines.trouble(),
+            replaced=self._replaced(),
         )
+
+    def _replaced(self) -> dict[int, float]:
+        """When ranks took the place of others; empty when they miss a name that no rank from before has either."""
+        when = {rank: engine.replaced for rank, engine in enumerate(self._engines.all) if engine.replaced}
+        said = (_MISSING.match(failure.message) for failure in self._log.failures() if failure.rank in when)
+        missing = {name[1] for name in said if name}
+        others = [rank for rank in self._engines.living() if rank not in when]
+        if missing and others:
+            with suppress(ClusterError):
+                found = self._engines.call_beside("ring_notebook.engine.namespace:names", ranks=others)
+                return when if missing & {name for names in found for name in names or ()} else {}
+        return when
 
 
 def _raised(future: Any) -> str:
@@ -279,4 +293,5 @@ def _failure_of_engine(run: str, rank: int, why: str, seconds: float) -> list[Re
 def _no_verdict(error: BaseException) -> Verdict:
     """The verdict on a run whose end could not be recorded or read."""
     message = f"the end of the run could not be read or recorded: {type(error).__name__}: {error_text(error)}"
-    return Verdict("failed", brief(ClusterError(message), f"ClusterError: {message}"))
+    shown = f"ClusterError: {message}"
+    return Verdict("failed", brief(ClusterError(message), shown), shown, shown)

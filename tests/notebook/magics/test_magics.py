@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from collections.abc import Iterator
@@ -254,6 +255,25 @@ def test_in_the_background_a_failure_is_raised_where_it_is_waited_for(notebook: 
     name, shown = notebook.error("run.wait()")
     assert name == "ZeroDivisionError"
     assert "Cell, line 4" in shown
+
+
+@pytest.mark.parametrize(
+    ("line", "said"), [("{}['missing_key']", "KeyError: 'missing_key'"), ("assert ring.rank() == 0", "AssertionError")]
+)
+def test_in_the_background_a_failure_is_shown_as_a_cell_shows_it(notebook: Notebook, line: str, said: str) -> None:
+    cell = "import pathlib, time\nwhile not pathlib.Path('fail').exists(): time.sleep(0.02)\n"
+    cell += f"if ring.rank() == 1:\n    {line}"
+    panel = notebook.run(f"%%ringtrain --background --name fails --out fails\n{cell}")[-1]
+    # In one cell, because what a kernel shows between two cells does not reach this notebook.
+    _, raised = notebook.error("import pathlib; pathlib.Path('fail').touch()\nfails.wait()")
+    notebook.run("pathlib.Path('fail').unlink()")
+    for shown in (panel["data"]["text/plain"], html.unescape(panel["data"]["text/html"])):
+        for part in ("Traceback (most recent call last)", "Cell, line 5", line, said, "raised on rank 1"):
+            assert part in shown
+            assert part in raised
+    in_a_line = notebook.text("print(fails.state()['error'])")
+    assert in_a_line == f"{said}{': ' + line if said == 'AssertionError' else ''} (rank 1, line 5)\n"
+    assert notebook.text("print(fails.summary['error'])") == in_a_line
 
 
 def test_a_run_in_the_background_can_be_stopped(notebook: Notebook) -> None:

@@ -30,6 +30,10 @@ def test_a_function_of_the_notebook_is_told(notebook: Notebook) -> None:
     notebook.error("%%ringtrain --name wrong\n1 / 0")
     assert "('failed', 'wrong')" in notebook.text(WAIT.format(count=3) + "print(told[-1])")
     assert "ZeroDivisionError: division by zero" in notebook.text("print(told[-1])")
+    notebook.error("%%ringtrain --name checks\nassert ring.rank() == 0")
+    assert "('failed', 'checks')" in notebook.text(WAIT.format(count=4))
+    said = "AssertionError: assert ring.rank() == 0 (rank 1, line 2)"
+    assert notebook.text("print(told[-1].error, str(told[-1]).split(chr(10))[1], sep='|')") == f"{said}|{said}\n"
     assert "No run gives a notice." in notebook.text("%ring notify off")
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pickle
+import time
 from dataclasses import replace
 
 from ring_notebook.errors import RunFailed
-from ring_notebook.notebook.run.failures import as_exception, brief, describe
+from ring_notebook.notebook.run.failures import as_exception, brief, describe, in_a_line
 from ring_notebook.records import Failure
 
 
@@ -25,27 +26,46 @@ def failure(rank: int, message: str = "boom", *, line: int = 3, aborted: bool = 
 
 
 def test_the_pickled_exception_comes_back_as_itself() -> None:
-    error = as_exception([failure(1, pickled=pickle.dumps(KeyError("name")).hex())])
+    error = as_exception([failure(1, pickled=pickle.dumps(KeyError("name")).hex())], "")
     assert type(error) is KeyError
     assert error.args == ("name",)
 
 
 def test_without_a_pickle_the_builtin_type_comes_back() -> None:
-    error = as_exception([failure(1)])
+    error = as_exception([failure(1)], "")
     assert type(error) is ValueError
     assert str(error) == "boom"
 
 
 def test_an_unknown_type_keeps_its_name() -> None:
-    error = as_exception([failure(0, ename="MyError", module="mine", pickled=b"no pickle".hex())])
+    error = as_exception([failure(0, ename="MyError", module="mine", pickled=b"no pickle".hex())], "")
     assert type(error).__name__ == "MyError"
     assert isinstance(error, RunFailed)
 
 
 def test_sys_exit_does_not_end_the_notebook() -> None:
-    error = as_exception([failure(2, "3", ename="SystemExit")])
+    error = as_exception([failure(2, "3", ename="SystemExit")], "")
     assert isinstance(error, RunFailed)
     assert "rank 2 called sys.exit(3)" in str(error)
+
+
+def test_in_a_line_no_failure_is_an_empty_word() -> None:
+    assert in_a_line([failure(1), failure(2)]) == "ValueError: boom (ranks 1-2, line 3)"
+    silent = replace(failure(0, "", ename="AssertionError"), frames=(("<cell>", 5, "<module>", "assert x == y"),))
+    assert in_a_line([silent]) == "AssertionError: assert x == y (rank 0, line 5)"
+    assert "rank 0: AssertionError at line 5: assert x == y" in describe([failure(1), silent])
+    assert in_a_line([replace(silent, frames=())]) == "AssertionError (rank 0)"
+    assert in_a_line([failure(3, "a table\n1 2")]) == "ValueError: a table (rank 3, line 3)"
+
+
+def test_ranks_that_lost_a_name_with_their_process_are_told_apart_from_a_mistake() -> None:
+    missing = [failure(rank, "name 'np' is not defined", ename="NameError") for rank in range(3)]
+    said = "run the cells with your imports there again"
+    assert f"ranks 0-1 were replaced at {time.strftime('%H:%M:%S', time.localtime(60))}: {said}" in describe(
+        missing[:2], replaced={0: 30.0, 1: 60.0}
+    )
+    assert said not in describe(missing, replaced={0: 30.0, 1: 60.0}), "a rank that was not replaced misses it too"
+    assert said not in describe([failure(1)], replaced={1: 30.0})
 
 
 def test_equal_failures_are_one_group() -> None:
@@ -67,7 +87,7 @@ def test_ranks_that_only_stopped_are_one_line_and_never_the_cause() -> None:
         for rank in (0, 2)
     ]
     failures = [*stopped, failure(1)]
-    assert type(as_exception(failures)) is ValueError
+    assert type(as_exception(failures, "")) is ValueError
     assert "ranks 0, 2: line 5: allreduce 'bucket 3' stopped because rank 1 raised" in describe(failures)
 
 
@@ -80,7 +100,7 @@ def test_a_rank_that_had_not_begun_says_so_and_names_no_barrier() -> None:
 
 
 def test_when_all_ranks_only_stopped_that_is_the_cause() -> None:
-    error = as_exception([failure(0, "rank 1 has left", aborted=True)])
+    error = as_exception([failure(0, "rank 1 has left", aborted=True)], "")
     assert type(error).__name__ == "CollectiveAborted"
 
 
