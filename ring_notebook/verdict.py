@@ -28,6 +28,7 @@ __all__ = [
     "judge_parting",
     "judge_run",
     "judge_silence",
+    "judge_stop",
     "signal_name",
 ]
 
@@ -52,6 +53,7 @@ SECONDS_TO_HANG_UP = 2.0  # for a remote shell that has closed its output to exi
 SECONDS_TO_EXPLAIN = 2.0  # for the supervisor to say how an engine has ended
 ABORTING = 0.3  # that the other ranks have to abort by themselves after the first failure, before they are interrupted
 ENDING = 0.8  # that they have to stop
+UNHEARD = 5.0  # instead, where a rank waits in code that looks at no signal: then it is ended, if it can start again
 DYING = 3.0  # instead, where all report that a rank has left: it may have died, which MPI reports a moment later
 REPORTING = 2.0  # that the record of how a rank ended may come after its engine has answered
 RAISING = 0.5  # instead, where the engine has answered with an error of its own: then it sends no record, as a rule
@@ -384,16 +386,29 @@ def judge_run(
     cause_known: bool = False,
     timeout: float = 0.0,
     held: float = 0.0,
+    heard: bool = True,
 ) -> tuple[Literal["", "timeout", "failure"], bool]:
     """Why the ranks of a notebook's run have to be interrupted by now, and whether no more is to be expected of them.
 
     ``failed_at`` is when the first rank failed or died, or when one that waited for its user since has its answer;
     ``cause_known``: one has failed by itself, or died. ``timeout`` is the run's own limit, without the seconds in
-    which ranks were ``held`` by their user.
+    which ranks were ``held`` by their user. ``heard``: no rank that still runs may have to be ended, see `judge_stop`.
     """
-    stopped = now - failed_at > (ENDING if cause_known else DYING)
+    stopped = now - failed_at > (UNHEARD + DYING if not heard else ENDING if cause_known else DYING)
     late = bool(timeout) and now - held > timeout
     return "timeout" if late else "failure" if now - failed_at > ABORTING else "", stopped
+
+
+def judge_stop(seconds: float, limit: float, unheard: float, where: str) -> str:
+    """Why a rank of a notebook is ended that runs on after an interrupt; empty while it has time.
+
+    ``seconds`` ago the user has stopped the run; ``limit`` is RING_STOP_LIMIT. For ``unheard`` seconds the rank has
+    waited in code that looks at no signal, as ``where`` says, if it is known.
+    """
+    if unheard > UNHEARD:
+        waits = where or "code of another library"
+        return f"was ended: {UNHEARD:g} s after an interrupt it still waited in {waits}, which looks at no signal"
+    return f"was ended: it had not stopped {limit:g} s after an interrupt (RING_STOP_LIMIT)" if seconds > limit else ""
 
 
 def judge_answer(now: float, answered_at: float, *, raised: bool, engine_known: bool) -> bool:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from weakref import ref
 
 from ring_notebook.config import config
+from ring_notebook.core import other_waits
 from ring_notebook.core.buffers import Buffer, Device, device_of, targets_of
 from ring_notebook.core.native import core, knows_transport
 from ring_notebook.core.partition import layout_hash
-from ring_notebook.core.waits import other_waits
 from ring_notebook.core.work import Call, HeldWorks, Work
 
 if TYPE_CHECKING:

@@ -9,11 +9,14 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from threading import Event, Thread, get_ident
+from time import clock_gettime, monotonic, pthread_getcpuclockid
 from types import FrameType, TracebackType
 
 __all__ = ["Interruptible"]
 
-_PATIENCE = 0.5  # seconds until code counts as blind to signals
+_BETWEEN_LOOKS = 0.5  # seconds
+_WAITING = 0.001  # seconds of processor time between two looks, below which a thread waits and does not compute
+_PROBE = signal.SIGURG  # which nobody sends: it wakes the main thread, and the handler says that it has looked
 # In a process that the cell forks: what signals it would else be told to the watcher of this one.
 os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
 
@@ -22,61 +25,76 @@ class Interruptible:
     """While the block runs, SIGINT raises KeyboardInterrupt in what `call` calls and nowhere else.
 
     A signal before the call is raised in it; a signal after it is ignored. Python handles a signal when its main thread
-    is back in the interpreter. Where it is not soon, because C++ waits there without looking at signals,
-    ``end_waits`` is called in another thread, and what the call raises then counts as the interrupt. A system call that
-    began just after Python had looked for signals, such as that of a long sleep, is interrupted again.
+    is back in the interpreter. C++ that waits there without looking at signals keeps it; `unheard` tells of that, and
+    what the call raises then counts as the interrupt. A system call that began just after Python had looked for
+    signals, such as that of a long sleep, is interrupted again.
     """
 
-    def __init__(self, end_waits: Callable[[], None] | None = None) -> None:
+    def __init__(self) -> None:
         self._armed = False
         self._pending = False
-        self._end_waits = end_waits
-        self._handled = Event()
-        self._cut_off = False
         self._raised = False
-        self._repeated = False
+        self._dropped = False
+        self._cut_off = False
+        self._looked = False  # the main thread has, at signals
+        self._ended = Event()
         self._thread = get_ident()
         self._process = os.getpid()
+        self.unheard: float | None = None
+        """How many seconds the main thread has waited in code that does not look at signals, since an interrupt.
+
+        None before the first one; 0.0 while the thread looks at signals, or computes.
+        """
 
     def __enter__(self) -> Interruptible:
-        self._before = signal.signal(signal.SIGINT, self._on_signal)
+        self._before = [(number, signal.getsignal(number)) for number in (signal.SIGINT, _PROBE)]
+        signal.signal(signal.SIGINT, self._on_signal)
+        signal.signal(_PROBE, self._on_probe)
         self._unraisable_before, sys.unraisablehook = sys.unraisablehook, self._on_unraisable
-        if self._end_waits is not None:
-            come, self._signals = socket.socketpair()
-            self._signals.setblocking(False)
-            self._descriptor_before = signal.set_wakeup_fd(self._signals.fileno(), warn_on_full_buffer=False)
-            Thread(target=self._watch, args=(come, self._end_waits), name="ring-interrupt", daemon=True).start()
+        come, self._signals = socket.socketpair()
+        self._signals.setblocking(False)
+        self._descriptor_before = signal.set_wakeup_fd(self._signals.fileno(), warn_on_full_buffer=False)
+        Thread(target=self._watch, args=(come,), name="ring-interrupt", daemon=True).start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if self._end_waits is not None:
-            signal.set_wakeup_fd(self._descriptor_before)
-            self._signals.close()
+        self._ended.set()
+        signal.set_wakeup_fd(self._descriptor_before)
+        self._signals.close()
         sys.unraisablehook = self._unraisable_before
-        signal.signal(signal.SIGINT, self._before)
+        for number, handler in self._before:
+            signal.signal(number, handler)
 
-    def _watch(self, come: socket.socket, end_waits: Callable[[], None]) -> None:
+    def _watch(self, come: socket.socket) -> None:
         """Look at each signal when it arrives, whatever the main thread does."""
         with come:
             while numbers := come.recv(64):
                 if self._descriptor_before >= 0:  # an event loop's, which runs no loop now
                     with suppress(OSError):
                         os.write(self._descriptor_before, numbers)
-                if signal.SIGINT in numbers and self._armed and not self._handled.wait(_PATIENCE):
-                    self._cut_off = True
-                    end_waits()
-                    self._repeat()
+                if signal.SIGINT in numbers and self._armed:
+                    self._follow()
 
-    def _repeat(self) -> None:
-        """Interrupt the system call that the main thread may be in, until it has handled the signal."""
-        while self._armed and not self._handled.wait(_PATIENCE):
-            self._repeated = True
-            signal.pthread_kill(self._thread, signal.SIGINT)
+    def _follow(self) -> None:
+        """Until the call has ended, see whether the main thread looks at signals."""
+        clock = pthread_getcpuclockid(self._thread)
+        looked, used = monotonic(), clock_gettime(clock)
+        while self._armed:
+            self._looked = False
+            signal.pthread_kill(self._thread, signal.SIGINT if self._dropped else _PROBE)
+            if self._ended.wait(_BETWEEN_LOOKS):
+                break
+            now, used_before, used = monotonic(), used, clock_gettime(clock)
+            if self._looked or used - used_before > _WAITING:
+                looked = now
+            self._cut_off |= looked < now
+            self.unheard = now - looked
 
     def call(self, body: Callable[[], None]) -> BaseException | None:
         """Call ``body`` and return what it raised."""
         try:
             try:
+                self._ended.clear()
                 self._armed = True
                 if self._pending:
                     raise KeyboardInterrupt
@@ -89,6 +107,8 @@ class Interruptible:
             if not isinstance(error, KeyboardInterrupt) and (self._cut_off or self._is_told_in(error)):
                 return KeyboardInterrupt().with_traceback(error.__traceback__)
             return error
+        finally:
+            self._ended.set()
         return None
 
     def _is_told_in(self, error: BaseException) -> bool:
@@ -96,14 +116,14 @@ class Interruptible:
         return self._raised and isinstance(error, RuntimeError) and KeyboardInterrupt.__name__ in str(error)
 
     def _on_signal(self, _signum: int, _frame: FrameType | None) -> None:
-        repeated, self._repeated = self._repeated, False
-        if repeated and self._handled.is_set():  # the first one was handled meanwhile
-            return
-        self._handled.set()
+        self._looked, self._dropped, self.unheard = True, False, 0.0
         if self._armed:
             self._raised = True
             raise KeyboardInterrupt
         self._pending = True
+
+    def _on_probe(self, _signum: int, _frame: FrameType | None) -> None:
+        self._looked = True
 
     def _on_unraisable(self, dropped: sys.UnraisableHookArgs) -> None:
         """Interrupt again where Python drops what is raised, such as around a fork and in ``__del__``."""
@@ -111,5 +131,4 @@ class Interruptible:
         if not ours or not isinstance(dropped.exc_value, KeyboardInterrupt):
             self._unraisable_before(dropped)
             return
-        self._handled.clear()
-        Thread(target=self._repeat, name="ring-interrupt-again", daemon=True).start()
+        self._dropped = True

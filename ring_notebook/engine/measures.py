@@ -10,10 +10,9 @@ from typing import Any
 
 import psutil
 
-from ring_notebook.core import world
+from ring_notebook.core import other_waits, world
 from ring_notebook.core.logged import metrics
 from ring_notebook.core.native import core
-from ring_notebook.core.waits import other_waits
 from ring_notebook.gpus import gpus
 
 __all__ = ["MOST", "LoopCalls", "Machine", "TimeSpent"]

@@ -21,8 +21,8 @@ from ring_notebook.frameworks import default, frameworks, named
 from ring_notebook.rank.rank_threads import threads_set
 
 __all__ = [
+    "count_waits",
     "describe",
-    "end_waits",
     "get",
     "help_on",
     "modes",
@@ -32,7 +32,6 @@ __all__ = [
     "put",
     "tells_of_lost_rank",
     "threads",
-    "watch_waits",
 ]
 
 _MOST_NAMES = 12  # in a message
@@ -64,12 +63,12 @@ def prepare_calls(tree: ast.AST) -> None:
             _call(function)
 
 
-def watch_waits() -> None:
-    """Have what this rank waits for in the C++ of frameworks count, and end when another rank fails."""
+def count_waits() -> None:
+    """Have what this rank waits for in the C++ of frameworks count."""
     for framework in frameworks():
-        if framework.watch_waits and framework.face in sys.modules:
+        if framework.count_waits and framework.face in sys.modules:
             setup.wait_for_preload()
-            _call(framework.watch_waits)
+            _call(framework.count_waits)
 
 
 def modes() -> list[Callable[[], list[str]]]:
@@ -78,13 +77,6 @@ def modes() -> list[Callable[[], list[str]]]:
     if loaded:
         setup.wait_for_preload()
     return [_call(known.modes) for known in loaded]
-
-
-def end_waits() -> None:
-    """Have what ranks wait for in the C++ of frameworks end with an error; any thread may call it."""
-    for framework in frameworks():
-        if framework.end_waits and framework.face in sys.modules:
-            _call(framework.end_waits)
 
 
 def tells_of_lost_rank(error: BaseException) -> bool:

@@ -14,10 +14,9 @@ from typing import Any, Literal
 from ipyparallel.engine.datapub import publish_data
 from IPython.core.interactiveshell import InteractiveShell
 
-from ring_notebook.core import world
+from ring_notebook.core import other_waits, world
 from ring_notebook.core.logged import metrics
 from ring_notebook.core.tracing import trace
-from ring_notebook.core.waits import other_waits
 from ring_notebook.engine import debuggers, dialogue, mpi_access, namespace, setup
 from ring_notebook.engine.capture import Capture, show_figures
 from ring_notebook.engine.cell import Cell
@@ -87,12 +86,13 @@ class _Execution:
         self.spent = TimeSpent()
         self.machine = _machine()
         self.capture = Capture(run, self.rank)
+        self.interruptible = Interruptible()
 
     def execute(self, source: str, first_line: int) -> None:
         started = perf_counter()
         try:
-            with Interruptible(namespace.end_waits) as interruptible:
-                self._carry_out(interruptible, source, first_line)
+            with self.interruptible:
+                self._carry_out(source, first_line)
                 self._report(perf_counter() - started)
         except BaseException as error:  # of this engine, and not of the cell
             if self.reported:
@@ -103,7 +103,7 @@ class _Execution:
             self.error = None  # its frames hold what the cell had, such as the workers of a loader
         metrics.end()
 
-    def _carry_out(self, interruptible: Interruptible, source: str, first_line: int) -> None:
+    def _carry_out(self, source: str, first_line: int) -> None:
         """Run the cell, and leave nothing of it behind; `error` is what has ended it."""
         children = active_children()
         debuggers.forget_frames()
@@ -113,10 +113,10 @@ class _Execution:
         if setup.spool is not None:
             setup.spool.begin(self.run)
         with Publisher(self._collect, _send), self.capture.active(shell):
-            self.error = interruptible.call(lambda: self._run(shell, source, first_line))
+            self.error = self.interruptible.call(lambda: self._run(shell, source, first_line))
             # First, because drawing figures takes time, and other ranks may wait for this one.
             self.error = self._leave(self.error)
-            unshown = interruptible.call(show_figures)
+            unshown = self.interruptible.call(show_figures)
             self.error = unshown if self.error is None else self.error  # an exception may be false
             if self.error is not None and not _is_exit(self.error):
                 self._put_back()
@@ -135,7 +135,7 @@ class _Execution:
         self.cell = Cell(shell, source, self.run, first_line)
         namespace.provide_ring(self.cell.names())
         namespace.prepare_calls(self.cell.tree)
-        namespace.watch_waits()
+        namespace.count_waits()
         if self.machine is not None:
             self.machine.threads = namespace.threads()
         self.state = ProcessState()
@@ -232,7 +232,7 @@ class _Execution:
             if given := metrics.drain_params():
                 records.append(Params(self.run, self.rank, given))
         line = self.cell.current_line() if self.cell else 0
-        if status or (line and not self.entered):
+        if status or (line and not self.entered) or self.interruptible.unheard is not None:
             self.entered = line > 0
             records += [self._now(line), *self._load()]
         return records
@@ -270,6 +270,7 @@ class _Execution:
                 "pass": self.loops.number,
                 "transport": self.transport,
                 "statement": self.cell.current_statement() if self.cell else -1,
+                "unheard": self.interruptible.unheard,
             },
         )
 

@@ -29,11 +29,9 @@ class Framework:
     """Lines by which a rank of a script chooses its GPU; in an engine the rank's own GPU is the first."""
     before: Mapping[str, str] = field(default_factory=dict)
     """What an engine calls before a cell that names the key, as ``module:function``."""
-    watch_waits: str = ""
-    """What has `core.waits` count the waits of the framework's own C++ for other ranks, and has those end that look at
-    nothing, as ``module:function``; an engine calls it before each cell."""
-    end_waits: str = ""
-    """What ends a rank's waits in C++ that look at no signal, as ``module:function``; any thread calls it."""
+    count_waits: str = ""
+    """What has `core.other_waits` count how long the framework's own C++ waits for other ranks, as ``module:function``;
+    an engine calls it before each cell."""
     threads: str = ""
     """How many threads a rank computes with, as ``module:function``; an engine calls it before each cell."""
     modes: str = ""

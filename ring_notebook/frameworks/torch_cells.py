@@ -177,15 +177,14 @@ if torch.cuda.is_available():
 """,
     # It raises where there is a group, and a cell runs again.
     before={
-        "init_process_group": "ring_notebook.torch.process_group.run_groups.default_group:end_groups",
-        "Accelerator": "ring_notebook.torch.process_group.run_groups.library_state:forget_accelerate",
-        "TrainingArguments": "ring_notebook.torch.process_group.run_groups.library_state:forget_accelerate",
+        "init_process_group": "ring_notebook.torch.process_group.default_group:end_groups",
+        "Accelerator": "ring_notebook.torch.process_group.default_group:forget_accelerate",
+        "TrainingArguments": "ring_notebook.torch.process_group.default_group:forget_accelerate",
     },
-    watch_waits="ring_notebook.torch.process_group.run_groups.watched_waits:watch_waits",
-    end_waits="ring_notebook.torch.process_group.run_groups.foreign_waits:end_foreign_waits",
+    count_waits="ring_notebook.torch.process_group.foreign_time:count_foreign_time",
     threads="torch:get_num_threads",
     modes="ring_notebook.torch.modes:remember",
-    lost_rank="ring_notebook.torch.process_group.run_groups.foreign_waits:tells_of_lost_rank",
+    lost_rank="ring_notebook.torch.process_group.default_group:tells_of_lost_rank",
     hints=_hints,
     loaders=_LOADERS,
 )

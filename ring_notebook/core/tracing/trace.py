@@ -21,11 +21,10 @@ from pathlib import Path
 from time import monotonic_ns, time_ns
 from typing import Any
 
-from ring_notebook.core import world
+from ring_notebook.core import other_waits, world
 from ring_notebook.core.buffers import from_memoryview
 from ring_notebook.core.logged import metrics
 from ring_notebook.core.tracing.trace_file import GrowingTrace, report_unwritten
-from ring_notebook.core.waits import other_waits
 from ring_notebook.records import PROGRAM, TRAINING, TRANSPORTS
 
 __all__ = ["active", "finish", "record", "start", "stop", "take", "training_begins"]

@@ -182,7 +182,8 @@ class Session:
         if not healed:
             return "No rank has died."
         print(  # noqa: T201
-            f"Started {rank_text(healed)} again in {time.monotonic() - started:.1f} s; the others keep their variables."
+            f"Started {rank_text(healed)} again in {time.monotonic() - started:.1f} s, without variables; "
+            "the others keep theirs."
         )
         ran = 0
         for cell in set_up_cells(self._setup):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from ring_notebook.errors import ClusterError, RunTimeout
@@ -34,14 +34,16 @@ def judge(
     interrupted: bool = False,
     timed_out: float = 0.0,
     died: Mapping[int, object] | None = None,
+    ended_by_us: Collection[int] = (),
     trouble: str = "",
     replaced: Mapping[int, float] | None = None,
 ) -> Verdict:
     """The verdict on a run of ``size`` ranks.
 
     ``left``: this kernel stopped watching it. ``interrupted``: the user stopped it. ``timed_out``: its --timeout in
-    seconds, when that stopped it. ``died``: why ranks have died. ``trouble``: why the cluster gives no answers any
-    more. ``replaced``: when ranks were started again after a death.
+    seconds, when that stopped it. ``died``: why ranks have died; the ranks ``ended_by_us`` among them did not stop, and
+    have not made others fail. ``trouble``: why the cluster gives no answers any more. ``replaced``: when ranks were
+    started again after a death.
     """
     missing = [rank for rank in range(size) if rank not in ended]
     own = own_failures(failures)
@@ -50,22 +52,28 @@ def judge(
         return _raised("running", ClusterError(message))
     if missing and trouble and not own:
         return _raised("failed", ClusterError(trouble))
-    if died:
-        text = describe_deaths(trouble or "\n".join(map(str, died.values())), failures, missing)
-        return _raised("failed", ClusterError(text), " ".join(_first_line(str(one)) for one in died.values()))
+    died = died or {}
+    lines = [_first_line(str(story)) for story in died.values()]
+    deaths = describe_deaths(trouble or "\n".join(map(str, died.values())), failures, missing)
+    dead = _raised("failed", ClusterError(deaths), " ".join(lines))
+    if not set(died) <= set(ended_by_us):
+        return dead
     if failures and (own or not interrupted):
         calls = {rank: int(end.summary.get("calls", 0)) for rank, end in ended.items()}
-        return _failed(failures, describe(failures, missing, calls, replaced))
+        return _failed(failures, "\n".join([describe(failures, missing, calls, replaced), *lines]))
     if timed_out:
-        return _raised("failed", RunTimeout(f"the run exceeded --timeout {timed_out:g} s and was stopped"))
+        text = "\n".join([f"the run exceeded --timeout {timed_out:g} s and was stopped", *lines])
+        return _raised("failed", RunTimeout(text))
+    if died:
+        return dead
     if missing:
         message = f"no record of how {ranks(missing)} ended; their engines gave no answer"
         return _raised("failed", ClusterError(message))
     stopped = [end for end in ended.values() if end.status == "interrupted"]
     if stopped:
-        lines = sorted({int(end.summary["line"]) for end in stopped} - {0})
-        at = f"at line{'s' * (len(lines) > 1)} {', '.join(map(str, lines))} of the cell"
-        place = at if lines else "before the first line of the cell, or after its last"
+        places = sorted({int(end.summary["line"]) for end in stopped} - {0})
+        at = f"at line{'s' * (len(places) > 1)} {', '.join(map(str, places))} of the cell"
+        place = at if places else "before the first line of the cell, or after its last"
         message = f"stopped {place}; variables and cluster are kept"
         return _raised("interrupted", KeyboardInterrupt(message))
     if failures:  # of ranks that stopped with one whose cell went on after the interrupt

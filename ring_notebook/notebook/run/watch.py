@@ -24,8 +24,8 @@ from ring_notebook.notebook.run.answering import Answering
 from ring_notebook.notebook.run.failures import brief
 from ring_notebook.notebook.run.run_verdict import Verdict, judge, own_failures
 from ring_notebook.notebook.run.takeover import FollowedLog
-from ring_notebook.records import Ended, Failure, Record, encode
-from ring_notebook.verdict import judge_answer, judge_run
+from ring_notebook.records import Ended, Failure, Record, Status, encode
+from ring_notebook.verdict import judge_answer, judge_run, judge_stop
 
 if TYPE_CHECKING:
     from ring_notebook.notebook.engines import Engines
@@ -69,7 +69,7 @@ class Watch:
         self._passed_on = 0  # how many of these requests were passed on
         self._interrupted = False  # by the user, not by a failure
         self._signalled: set[int] = set()
-        self._stops_since = 0.0  # when the user stopped it; later, where a rank has waited for its user meanwhile
+        self._stops_since = inf  # when the user stopped it; later, where a rank has waited for its user meanwhile
         self.ended_ranks: list[int] = []
         """The engines that were ended because they did not stop, by their ranks in the cluster."""
         self._failed_at = inf
@@ -154,6 +154,7 @@ class Watch:
                 cause_known=self._cause_known(),
                 timeout=self._timeout,
                 held=self._held,
+                heard=self._all_heard(),
             )
             if why == "timeout" and not self._timed_out:
                 self._timed_out = True
@@ -225,18 +226,32 @@ class Watch:
             self._engines.signal(signal.SIGINT, wanted)
 
     def _end_those_that_do_not_stop(self, now: float) -> None:
-        """End ranks that have run on for RING_STOP_LIMIT since the user stopped the run, where they can start again."""
+        """End ranks that run on for too long after an interrupt, where they can start again."""
         limit, end = config().stop_limit, self._engines.end
-        if not self._interrupted or not limit or end is None or self.ended_ranks:
-            return
-        if not self._stops_since or self.held:
+        if self._interrupted and (self._stops_since == inf or self.held):
             self._stops_since = now
-        if now - self._stops_since > limit:
-            how = f"was ended: it had not stopped {limit:g} s after an interrupt (RING_STOP_LIMIT)"
-            self.ended_ranks = [self._engines.all[rank].rank for rank in self._ranks if rank not in self._gone()]
-            with suppress(ClusterError):  # its supervisor has ended, and all ranks with it
-                for rank in self.ended_ranks:
-                    end(rank, how)
+        if not limit or end is None or self.held:
+            return
+        for rank, status in self._running().items():
+            waits = (status.waiting or {}) if status else {}
+            unheard = (status.extra.get("unheard") or 0.0) if status else 0.0
+            engine = self._engines.all[rank].rank
+            if how := judge_stop(now - self._stops_since, limit, unheard, waits.get("operation", "")):
+                self.ended_ranks.append(engine)
+                with suppress(ClusterError):  # its supervisor has ended, and all ranks with it
+                    end(engine, how)
+
+    def _all_heard(self) -> bool:
+        """Whether all ranks that still run have noticed their interrupt, or cannot be ended."""
+        if not config().stop_limit or self._engines.end is None:
+            return True
+        return all(status is not None and status.extra.get("unheard") == 0.0 for status in self._running().values())
+
+    def _running(self) -> dict[int, Status | None]:
+        """The ranks that have not ended, with what each said last."""
+        statuses, gone = self._log.statuses(), self._gone()
+        ranks = [rank for rank in self._ranks if rank not in gone]
+        return {rank: statuses.get(rank) for rank in ranks if self._engines.all[rank].rank not in self.ended_ranks}
 
     def _gone(self) -> set[int]:
         """The ranks that ask nothing any more."""
@@ -257,6 +272,7 @@ class Watch:
             interrupted=self._interrupted,
             timed_out=self._timeout if self._timed_out else 0.0,
             died=self._died,
+            ended_by_us={rank for rank in self._died if self._engines.all[rank].rank in self.ended_ranks},
             trouble=self._engines.trouble(),
             replaced=self._replaced(),
         )

@@ -12,7 +12,7 @@ import torch
 import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 
-from ring_notebook.core.waits import other_waits
+from ring_notebook.core import other_waits
 from ring_notebook.core.work import Work
 from ring_notebook.errors import RingError
 from ring_notebook.torch_private import private

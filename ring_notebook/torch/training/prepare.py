@@ -22,7 +22,7 @@ from ring_notebook.torch.optimizer.distributed import DistributedOptimizer
 from ring_notebook.torch.optimizer.fused import FusedOptimizer
 from ring_notebook.torch.optimizer.reducing_optimizer import ReducingOptimizer
 from ring_notebook.torch.optimizer.wrapper import original_of
-from ring_notebook.torch.process_group.run_groups.default_group import process_group
+from ring_notebook.torch.process_group.default_group import process_group
 from ring_notebook.torch.steps.known import note_models, note_schedulers
 from ring_notebook.torch.steps.repair import furthest
 from ring_notebook.torch.training.broadcast_state import broadcast_optimizer_state, broadcast_tensors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -26,3 +27,29 @@ def test_functions_of_torch_take_that_of_this_cell() -> None:
         [sys.executable, "-W", "ignore", "-c", TWICE], capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+WAIT_FOR_EACH_OTHER = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+dist.barrier()
+if rank == 2:
+    raise ValueError("boom")
+dist.recv(torch.ones(1), 1 - rank)
+"""
+
+
+def test_a_script_whose_ranks_stay_in_gloo() -> None:
+    """C++ that looks at no signal: the supervisor ends them, and the job fails as the rank did that raised."""
+    ringrun = [sys.executable, "-m", "ring_notebook.launch.cli", "-np", "3"]
+    done = subprocess.run(
+        [*ringrun, sys.executable, "-W", "ignore", "-c", WAIT_FOR_EACH_OTHER],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "ValueError: boom" in done.stderr
+    assert re.search(r"rank 2 on \S+ failed first: exit code 1", done.stderr.splitlines()[-1]), done.stderr

@@ -17,8 +17,8 @@ from torch.distributed.tensor import DTensor, Shard
 
 import ring_notebook.torch as hvd
 from harness.waiting import until
-from ring_notebook.core.waits import other_waits
-from ring_notebook.torch.process_group.run_groups.foreign_time import count_foreign_time
+from ring_notebook.core import other_waits
+from ring_notebook.torch.process_group.foreign_time import count_foreign_time
 
 pytestmark = [pytest.mark.sizes(2), pytest.mark.filterwarnings("ignore:`?torch.distributed:FutureWarning")]
 

@@ -25,6 +25,7 @@ from ring_notebook.verdict import (
     judge_parting,
     judge_run,
     judge_silence,
+    judge_stop,
 )
 
 SCRIPT, ELASTIC, ALL_OF_3, ENGINES = Rules(3), Rules(3, 1), Rules(3, 3), Rules(3, engines=True)
@@ -317,6 +318,8 @@ RUNS: list[tuple[str, dict[str, float], float, str, bool]] = [
     ("and given up", {"failed_at": 5.0, "cause_known": True}, 5.9, "failure", True),
     ("a rank that others miss may have died", {"failed_at": 5.0}, 7.9, "failure", False),
     ("or has left", {"failed_at": 5.0}, 8.1, "failure", True),
+    ("one does not hear of it", {"failed_at": 5.0, "cause_known": True, "heard": False}, 12.9, "failure", False),
+    ("and cannot be ended", {"failed_at": 5.0, "cause_known": True, "heard": False}, 13.1, "failure", True),
     ("--timeout", {"timeout": 10.0}, 10.1, "timeout", False),
     ("without the time of a debugger", {"timeout": 10.0, "held": 60.0}, 69.9, "", False),
     ("--timeout of a run that fails", {"timeout": 10.0, "failed_at": 10.0, "cause_known": True}, 11.0, "timeout", True),
@@ -336,6 +339,21 @@ RUNS: list[tuple[str, dict[str, float], float, str, bool]] = [
 )
 def test_an_answer_without_a_record(raised: bool, known: bool, now: float, failed: bool) -> None:
     assert judge_answer(now, 5.0, raised=raised, engine_known=known) is failed
+
+
+@pytest.mark.parametrize(
+    ("seconds", "unheard", "where", "words"),
+    [
+        (299.0, 4.9, "dist.recv", ""),
+        (-inf, 5.1, "dist.recv", "was ended: 5 s after an interrupt it still waited in dist.recv, which looks at no"),
+        (6.0, 5.1, "", "was ended: 5 s after an interrupt it still waited in code of another library, which looks"),
+        (301.0, 0.0, "dist.recv", "was ended: it had not stopped 300 s after an interrupt (RING_STOP_LIMIT)"),
+    ],
+)
+def test_a_rank_that_does_not_stop(seconds: float, unheard: float, where: str, words: str) -> None:
+    how = judge_stop(seconds, 300.0, unheard, where)
+    assert how.startswith(words)
+    assert bool(how) is bool(words)
 
 
 @pytest.mark.parametrize(("what", "known", "now", "why", "over"), RUNS)

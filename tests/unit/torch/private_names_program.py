@@ -16,9 +16,8 @@ from torch import Tensor, nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ring_notebook.torch as hvd  # noqa: E402
-from ring_notebook.core import world  # noqa: E402
-from ring_notebook.core.waits import other_waits  # noqa: E402
-from ring_notebook.torch.process_group.run_groups.watched_waits import watch_waits  # noqa: E402
+from ring_notebook.core import other_waits, world  # noqa: E402
+from ring_notebook.torch.process_group.foreign_time import count_foreign_time  # noqa: E402
 from ring_notebook.torch.tensors import copy_each, multiply_each  # noqa: E402
 
 warnings.simplefilter("ignore")  # torch's own, of what is on its way out
@@ -57,8 +56,8 @@ def check_backend_ring(rank: int) -> None:
 
 
 def check_other_backend(rank: int) -> None:
-    """Gloo, watched as in a cell."""
-    watch_waits()
+    """Gloo, whose waits count as in a cell."""
+    count_foreign_time()
     other_waits.begin()
     other_waits.keep()
     hvd.process_group("gloo")

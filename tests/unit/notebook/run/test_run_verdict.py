@@ -9,10 +9,11 @@ import pytest
 from ring_notebook.notebook.run.run_verdict import judge
 from ring_notebook.records import Ended, Failure
 
+LEFT = "rank 1 was ended: 5 s after an interrupt it still waited in dist.recv"
 STORY = "rank 1 on h was killed by SIGSEGV. The other ranks keep their variables"
 
 
-def ended(status: Literal["ok", "failed", "interrupted"], line: int = 0) -> Ended:
+def ended(status: Literal["ok", "failed", "interrupted", "died"], line: int = 0) -> Ended:
     return Ended("r", 0, status, 1.0, {"line": line})
 
 
@@ -20,7 +21,7 @@ def failure(rank: int, *, aborted: bool = False) -> Failure:
     return Failure("r", rank, "ValueError", "builtins", "bad", (("<cell>", 3, "<module>", ""),), "Traceback", aborted)
 
 
-WELL, STOPPED, BROKEN = ended("ok"), ended("interrupted", 4), ended("failed")
+WELL, STOPPED, BROKEN, DIED = ended("ok"), ended("interrupted", 4), ended("failed"), ended("died")
 OWN, OTHER = failure(0), failure(1, aborted=True)
 BAD = "ValueError: bad"
 ROWS: list[tuple[str, list[Ended | None], list[Failure], dict[str, Any], str, str]] = [
@@ -34,8 +35,16 @@ ROWS: list[tuple[str, list[Ended | None], list[Failure], dict[str, Any], str, st
     ("it is gone after a failure", [BROKEN, None], [OWN], {"trouble": "the controller died."}, "failed", BAD),
     ("a rank dies, another misses it", [None, BROKEN], [OTHER], {"died": {0: STORY}}, "failed",
      f"ClusterError: {STORY}"),
+    ("another stays in a library, and is ended", [BROKEN, DIED], [OWN], {"died": {1: LEFT}, "ended_by_us": {1}},
+     "failed", BAD),
+    ("one dies, another is ended", [DIED, DIED], [], {"died": {0: STORY, 1: LEFT}, "ended_by_us": {1}}, "failed",
+     f"ClusterError: {STORY}"),
+    ("the user stops, one is ended", [STOPPED, DIED], [], {"interrupted": True, "died": {1: LEFT}, "ended_by_us": {1}},
+     "failed", f"ClusterError: {LEFT}"),
     ("--timeout", [STOPPED, STOPPED], [], {"interrupted": True, "timed_out": 2.0}, "failed",
      "RunTimeout: the run exceeded --timeout 2 s and was stopped"),
+    ("--timeout of one that is ended", [STOPPED, DIED], [], {"interrupted": True, "timed_out": 2.0, "died": {1: LEFT},
+     "ended_by_us": {1}}, "failed", f"RunTimeout: the run exceeded --timeout 2 s and was stopped\n{LEFT}"),
     ("no record, no answer", [WELL, None], [], {}, "failed", "ClusterError: no record of how rank 1 ended; "),
     ("the user stops", [STOPPED, ended("interrupted", 7)], [], {"interrupted": True}, "interrupted",
      "KeyboardInterrupt: stopped at lines 4, 7 of the cell"),

@@ -1,11 +1,12 @@
-"""The default group of torch.distributed for the ranks of a run, and what becomes of its groups when a run ends."""
+"""The default group of torch.distributed for the ranks of a run, and what becomes of groups when a run ends."""
 
 from __future__ import annotations
 
-import ctypes
+import sys
 from contextlib import suppress
 from datetime import timedelta
 from importlib import import_module
+from threading import Thread
 
 import torch
 import torch.distributed as dist
@@ -14,18 +15,22 @@ import torch.distributed.distributed_c10d as c10d
 from ring_notebook.core import world
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.torch.process_group.identity import GroupIdentity
-from ring_notebook.torch.process_group.run_groups.foreign_waits import (
-    end_foreign_waits,
-    foreign_groups,
-    foreign_threads_rest,
-)
-from ring_notebook.torch.process_group.run_groups.gloo_connect import are_connecting
 from ring_notebook.torch.process_group.stores.run_store import run_store
 from ring_notebook.torch.tensors import buffer_of
 from ring_notebook.torch_backend import register
 from ring_notebook.torch_private import private
 
-__all__ = ["end_groups", "end_groups_of_failed_epoch", "process_group"]
+__all__ = [
+    "end_groups",
+    "end_groups_of_failed_epoch",
+    "foreign_groups",
+    "forget_accelerate",
+    "process_group",
+    "tells_of_lost_rank",
+]
+
+_GLOO = "gloo/transport/"  # in the file names with which its errors begin
+_PATIENCE = 1.0  # seconds that a group has to end
 
 
 def process_group(backend: str | None = None, timeout: timedelta | None = None) -> c10d.ProcessGroup:
@@ -61,16 +66,26 @@ def _fits(backend: str, current: world.World) -> bool:
     )
 
 
+def foreign_groups() -> list[c10d.ProcessGroup]:
+    """The groups of other backends in this process."""
+    registry = private("group_registry")
+    known = [dist.group.WORLD] if registry is None else list(registry.pg_map)
+    return [group for group in known if group is not None and not isinstance(group, GroupIdentity)]
+
+
+def tells_of_lost_rank(error: BaseException) -> bool:
+    """Whether ``error`` is what Gloo or NCCL raises when the connection to another rank has ended."""
+    return isinstance(error, dist.DistBackendError) or (isinstance(error, RuntimeError) and _GLOO in str(error))
+
+
 def end_groups_of_failed_epoch() -> None:
     """Called when this rank leaves an epoch: where a rank has failed, end the groups of other backends.
 
-    Their ranks may be out of step, or wait for one another: gone here, they raise on the others too. Groups of ours
-    have ended with the epoch, and restart with the next.
+    Their ranks may be out of step, or wait for one another: where this rank's connections close, they raise. Groups of
+    ours have ended with the epoch, and restart with the next.
     """
     if world.is_aborted() and foreign_groups():
-        _destroy(amid_operations=True)
-    elif are_connecting():
-        end_foreign_waits()
+        _destroy()
     _forget_attempts()
 
 
@@ -84,6 +99,16 @@ def end_groups() -> None:
     import_module("torch.distributed.nn.functional")
 
 
+def forget_accelerate() -> None:
+    """Have accelerate, which Hugging Face's Trainer stands on, find the ranks of this run again, and not its first."""
+    state = sys.modules.get("accelerate.state")
+    if state is None:
+        return
+    state.AcceleratorState._reset_state(reset_partial_state=True)
+    state.GradientState._reset_state()
+    end_groups()
+
+
 def _forget_attempts() -> None:
     """Without a default group, name the next one as a new process does.
 
@@ -95,16 +120,9 @@ def _forget_attempts() -> None:
         registry.group_count = 0
 
 
-def _destroy(amid_operations: bool = False) -> None:
+def _destroy() -> None:
     foreign = foreign_groups()
-    if amid_operations:
-        end_foreign_waits()
-    for group in foreign:
-        with suppress(RuntimeError):  # those that cannot be aborted end when nobody holds them
-            group.abort()
-    if amid_operations and not foreign_threads_rest():
-        for group in foreign:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))  # for ever: who drops it waits for its threads
+    _abort(foreign)
     try:
         dist.destroy_process_group()
     except Exception:  # of another backend's; its state in torch.distributed has to go all the same
@@ -112,3 +130,13 @@ def _destroy(amid_operations: bool = False) -> None:
         registry = private("group_registry")
         for known in ("pg_map", "pg_names", "pg_group_ranks", "tags_to_pg"):
             getattr(registry, known, {}).clear()
+    # Who drops a group waits for its operations, such as a sum that a rank which failed has not joined.
+    drops = Thread(target=foreign.clear, name="ring-end-groups", daemon=True)
+    drops.start()
+    drops.join(_PATIENCE)
+
+
+def _abort(groups: list[c10d.ProcessGroup]) -> None:
+    for group in groups:
+        with suppress(RuntimeError):  # those that cannot be aborted end when nobody holds them
+            group.abort()

@@ -12,9 +12,9 @@ import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from ring_notebook.core.waits.other_waits import ForeignWait
+from ring_notebook.core.other_waits import ForeignWait
+from ring_notebook.torch.process_group.default_group import foreign_groups
 from ring_notebook.torch.process_group.identity import GroupIdentity
-from ring_notebook.torch.process_group.run_groups.foreign_waits import foreign_groups
 from ring_notebook.torch_private import private
 
 __all__ = ["count_foreign_time"]

@@ -8,8 +8,8 @@ from threading import Thread
 
 import pytest
 
-from ring_notebook.core.waits import other_waits
-from ring_notebook.core.waits.other_waits import ForeignWait
+from ring_notebook.core import other_waits
+from ring_notebook.core.other_waits import ForeignWait
 
 
 @pytest.fixture(autouse=True)

@@ -1,1 +1,0 @@
-"""What a rank waits for beside the collectives of this core."""
