@@ -174,7 +174,7 @@ class Communicator:
         blocking: bool = True,
         call: Call | None = None,
     ) -> Work:
-        """Reduce ``input`` and leave the rows of this rank in ``output``: `plan.row_split` gives how many."""
+        """Reduce ``input`` and leave the rows of this rank in ``output``: `partition.row_split` gives how many."""
         pieces = [(input.address, output.address, input.count)]
         native = self._native.reduce(
             True,
@@ -268,8 +268,8 @@ class Communicator:
     ) -> None:
         """Sum ``gradients`` over all ranks, update this rank's chunk of ``parameters`` and write it to all ranks.
 
-        Both are flat float32 in ring memory. ``update`` and ``options`` come from `plan.update_options`; ``state``
-        holds the float32 tensors of `plan.chunk_range` elements that the rule has: two of Adam, one of SGD with
+        Both are flat float32 in ring memory. ``update`` and ``options`` come from `partition.update_options`; ``state``
+        holds the float32 tensors of `partition.chunk_range` elements that the rule has: two of Adam, one of SGD with
         momentum. ValueError where they are missing. Among the ranks of one host only.
         """
         addresses = [tensor.data_ptr() for tensor in state] + [0, 0]

@@ -1,14 +1,17 @@
-"""What the documents promise exists: make targets, files, settings."""
+"""What the documents name exists: make targets, links, files, settings, commands and their options."""
 
 from __future__ import annotations
 
 import re
 import runpy
+import subprocess
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from pathlib import Path
 
 from ring_notebook.config import Config
+from ring_notebook.launch import ringrun_options
+from ring_notebook.notebook.magics.options import RING, SCALE, TRAIN, LineParser
 from ring_notebook.rank.rendezvous import JOB
 
 ROOT = Path(__file__).parents[3]
@@ -16,6 +19,8 @@ DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benchm
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 # Read while the pictures of the package are taken, not by a process that uses it; and one of an earlier version.
 OTHERS = {"RING_PICTURES", "RING_SITE_MPI"}
+# The pages whose `name.py` is a file of ours; elsewhere it may be a user's.
+OF_THE_CODE = {"architecture.md", "core.md", "decisions.md", "CONTRIBUTING.md"}
 
 
 def offenders(documents: list[Path], unknown: Callable[[Path], Iterable[str]]) -> dict[str, list[str]]:
@@ -33,10 +38,19 @@ def test_make_targets_exist() -> None:
 
 def test_links_lead_somewhere() -> None:
     def unknown(path: Path) -> list[str]:
-        targets = re.findall(r"\]\((?!https?:|#)([^)#]+)", path.read_text())
-        return [target for target in targets if not (path.parent / target).exists()]
+        links = re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", path.read_text())
+        return [f"{target}#{anchor}" for target, anchor in links if not leads(path, target, anchor)]
 
     assert offenders(DOCUMENTS, unknown) == {}
+
+
+def leads(path: Path, target: str, anchor: str) -> bool:
+    """Whether a link in ``path`` leads to a file, and to a heading of it, as GitHub makes anchors of headings."""
+    page = path.parent / target if target else path
+    if not anchor:
+        return page.exists()
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return anchor in {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_settings_exist() -> None:
@@ -45,12 +59,59 @@ def test_settings_exist() -> None:
 
 
 def test_folders_and_files_in_code_font_exist() -> None:
-    def unknown(path: Path) -> list[str]:
-        named = re.findall(r"`((?:[a-z_0-9]+/)+[A-Za-z_0-9.]*)`", path.read_text())
-        places = (ROOT, ROOT / "ring_notebook", ROOT / "tests")
-        return [name for name in named if not any((place / name).exists() for place in places)]
+    """A path from the root, or one of the places below; a name alone is that of some file of ours."""
+    places = [ROOT / place for place in ("", "ring_notebook", "tests", "native", "native/include/ring", "native/src")]
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    names = {Path(name).name for name in tracked.split()}
 
-    assert offenders([ROOT / "README.md", ROOT / "CONTRIBUTING.md"], unknown) == {}
+    def unknown(path: Path) -> list[str]:
+        text = path.read_text()
+        paths = re.findall(r"`((?:[a-z_0-9]+/)+[A-Za-z_0-9.]*)`", text)
+        alone = re.findall(r"`([a-z_0-9]+\.(?:cpp|hpp))`", text)
+        if path.name in OF_THE_CODE:
+            alone += re.findall(r"`([a-z_0-9]+\.py)`", text)
+        lost = [name for name in paths if not any((place / name).exists() for place in (*places, path.parent))]
+        return [*lost, *(name for name in alone if name not in names)]
+
+    assert offenders(DOCUMENTS, unknown) == {}
+
+
+def test_commands_have_the_options_they_are_shown_with() -> None:
+    """Of ``ringrun``, ``%ring``, ``%%ringtrain`` and ``%%ringscale``, where a piece of code begins with them."""
+
+    def unknown(path: Path) -> list[str]:
+        text = path.read_text()
+        pieces = [*re.findall(r"`([^`\n]+(?:\n[^`\n]+)?)`", text), *re.findall(r"^ {4}(\S.*)$", text, re.MULTILINE)]
+        return [piece for piece in pieces if not is_a_command(re.sub(r"[][\\]", " ", piece).split())]
+
+    assert offenders(DOCUMENTS, unknown) == {}
+
+
+def is_a_command(words: list[str]) -> bool:
+    """Whether it has the options in ``words``, which may also be something else than one of our commands."""
+    command, *rest = words or [""]
+    if command == "ringrun":
+        known = set(ringrun_options._parser()._option_string_actions)
+        rest = rest[: next((at for at, word in enumerate(rest) if word in ("python", "train.py", "...")), len(rest))]
+    elif command in ("%%ringtrain", "%%ringscale"):
+        known = flags(TRAIN if command == "%%ringtrain" else SCALE)
+    elif command == "%ring" and rest:
+        if rest[0] not in RING.commands:
+            return False
+        known = flags(RING.commands[rest.pop(0)])
+    else:
+        return True
+    return {word.partition("=")[0] for word in rest if re.match(r"--?[a-z]", word)} <= known
+
+
+def flags(parser: LineParser) -> set[str]:
+    return {name for option in parser.options for name in option.option_strings}
+
+
+def test_an_option_that_does_not_exist_is_noticed() -> None:
+    wrong = ["%ring begin", "%ring heal --all", "%%ringtrain --size 3", "ringrun --ranks 3 train.py"]
+    assert [line for line in wrong if is_a_command(line.split())] == []
+    assert is_a_command(["ringrun", "-np", "2", "train.py", "--ranks", "3"])
 
 
 def test_every_target_is_explained_by_make() -> None:

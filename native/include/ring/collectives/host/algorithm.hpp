@@ -4,9 +4,9 @@
 // in flight through ring memory. On one host data moves in one of these ways:
 //
 //   one-shot  through the mailboxes, as far as they hold it
-//   push      the owner of a chunk reads it from all inputs and writes the result to all outputs; they lie in ring
-//   memory pull      each rank reads what it needs from the inputs, which lie in ring memory staged    segment by
-//   segment through ring memory
+//   push      in ring memory: the owner of a chunk reads it from all inputs and writes the result to all outputs
+//   pull      in ring memory: each rank reads what it needs from the inputs
+//   staged    segment by segment through ring memory
 //
 // An algorithm is a number of steps; between two steps lies a gate that all ranks of the group pass. A step touches
 // memory and never waits. collectives/paths.hpp chooses the algorithm.
