@@ -38,13 +38,14 @@ ended = (starts, state.batch)
 """
 
 
-def test_a_restarted_cluster_goes_on_from_the_last_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # where commits of a notebook lie, in .ring
+@pytest.mark.parametrize("again", ["heal", "restart"])
+def test_the_cell_resumes_from_the_last_commit(again: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # a notebook's commits are in .ring there
     with Cluster(2) as cluster:
         with pytest.raises(ClusterError, match=r"rank 1 on .*SIGKILL"):
             cluster.run(CELL).wait()
-        assert list((tmp_path / ".ring" / "commits").glob("train-*.pt")), "what the dead left"
-        cluster.restart()
+        assert list((tmp_path / ".ring" / "commits").glob("train-*.pt")), "what the dead rank left"
+        getattr(cluster, again)()
         cluster.run(CELL).wait()
         assert [cluster.pull("ended", rank) for rank in range(2)] == [([4], 8)] * 2
         assert not list((tmp_path / ".ring" / "commits").iterdir()), "the training has ended"
