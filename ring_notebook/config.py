@@ -23,41 +23,41 @@ class Config:
     """Settings of this process. `config` reads them from the environment once."""
 
     allocator: Literal["ring", "system"] = "ring"
-    """RING_ALLOCATOR: what serves large tensors in ranks that `ringrun`, `run` and notebooks start. ``ring`` keeps
-    their memory for later ones, and those that are reduced lie in ring memory; ``system`` is the C library."""
+    """RING_ALLOCATOR: what allocates large tensors in ranks that `ringrun`, `run` and notebooks start. ``ring`` keeps
+    freed memory for later tensors, and moves tensors that are reduced to ring memory; ``system`` is the C library."""
 
     algorithm: Literal["auto", "push", "ring"] = "auto"
-    """RING_ALGORITHM: how ranks of one host reduce. ``push`` is another name of ``auto``: in memory that they share.
-    ``ring``, for comparison and teaching, makes a host of each rank, so that tensors travel around a ring of them."""
+    """RING_ALGORITHM: how ranks of one host reduce. ``auto`` (or ``push``): in memory that they share. ``ring``, for
+    comparison and teaching: each rank acts as a host of its own, and tensors travel around a ring of ranks."""
 
     framework: str = ""
-    """RING_FRAMEWORK: the framework of cells that name none, whose face engines load when they start; empty: torch."""
+    """RING_FRAMEWORK: the framework of cells that use none by name; engines load it when they start. Empty: torch."""
 
     fusion_threshold: int = 64 * _MIB
-    """RING_FUSION_THRESHOLD (HOROVOD_FUSION_THRESHOLD): size of a gradient bucket, and of the operations with names
-    that are carried out as one, in bytes."""
+    """RING_FUSION_THRESHOLD (HOROVOD_FUSION_THRESHOLD): bytes of a gradient bucket, and of operations with names that
+    become one operation."""
 
     wire: Literal["", "float16", "bfloat16"] = ""
-    """RING_WIRE: what float32 tensors above 64 KiB are rounded to while a sum or average carries them between hosts.
-    They are added in float32, and all ranks get the same values; within a host nothing is rounded."""
+    """RING_WIRE: the type in which a sum or average of float32 tensors above 64 KiB travels between hosts. Values are
+    added in float32, and all ranks get the same result. Within a host nothing is rounded."""
 
     overlap: Literal["auto", "inline", "thread"] = "auto"
-    """RING_OVERLAP: reduce buckets on the progress thread during backward, or inline in ``step()``, which
-    DistributedDataParallel on backend "ring" does in backward."""
+    """RING_OVERLAP: ``thread`` reduces buckets on the progress thread during backward, ``inline`` in ``step()``
+    (DistributedDataParallel on backend "ring": in backward). ``auto`` takes ``thread`` if a core is free."""
 
     device: Literal["auto", "nccl", "host"] = "auto"
-    """RING_DEVICE: what moves tensors on GPUs. ``nccl`` raises where NCCL cannot be used, ``host`` copies them to host
-    memory and back; ``auto`` takes NCCL where all ranks can use it."""
+    """RING_DEVICE: what moves tensors on GPUs. ``nccl`` raises if NCCL cannot be used; ``host`` copies them to host
+    memory and back; ``auto`` takes NCCL if all ranks can use it."""
 
     abort_limit: float = 5.0
-    """RING_ABORT_LIMIT: seconds until an operation on a GPU that an abort does not end counts as never ending: its
-    memory is never freed then, and its engine has to be restarted."""
+    """RING_ABORT_LIMIT: seconds that an aborted operation on a GPU has to end. After that its memory is never freed,
+    and its engine has to be restarted."""
 
     cuda_library: str = ""
-    """RING_CUDA_LIBRARY: path of the CUDA driver, ``libcuda.so.1``; empty: the one that the system finds."""
+    """RING_CUDA_LIBRARY: path of the CUDA driver, ``libcuda.so.1``. Empty: the one that the system finds."""
 
     nccl_library: str = ""
-    """RING_NCCL_LIBRARY: path of NCCL, ``libnccl.so.2``; empty: the one that PyTorch has loaded, or that of the
+    """RING_NCCL_LIBRARY: path of NCCL, ``libnccl.so.2``. Empty: the one that PyTorch has loaded, or that of the
     packages nvidia-nccl-cu12 and nvidia-nccl-cu13."""
 
     timeout: float = 0.0
@@ -65,16 +65,16 @@ class Config:
 
     start_timeout: float = -1.0
     """RING_START_TIMEOUT (HOROVOD_START_TIMEOUT): seconds that an mpiexec or srun has to start all ranks before it is
-    killed, and that a rank waits for others at RING_RENDEZVOUS; 0 waits for ever. -1 means 600, and 0 where it has
-    options of its own, which may hide what ranks say; at RING_RENDEZVOUS 120."""
+    killed, and that a rank waits for others at RING_RENDEZVOUS. 0: for ever. -1: 600 (for ever if the mpiexec has
+    options of its own, which may hide the output of ranks), and 120 at RING_RENDEZVOUS."""
 
     stall_warning: float = 10.0
-    """RING_STALL_WARNING: seconds without progress after which a run says who waits for whom: a notebook's in its
-    panel, a script on standard error, once for an operation or name and never for 0."""
+    """RING_STALL_WARNING: seconds without progress until a run says which rank waits for which: in the panel, or for a
+    script on standard error, once for each operation. 0: never in a script."""
 
     stop_limit: float = 300.0
-    """RING_STOP_LIMIT: seconds that a rank of a notebook has to stop after an interrupt, before it is ended and started
-    again; the others keep their variables. 0 waits for ever, and so does a cluster whose ranks MPI connects."""
+    """RING_STOP_LIMIT: seconds that a rank of a notebook has to stop after an interrupt. Then it is ended and started
+    again; the others keep their variables. 0: for ever, as in a cluster that `%ring heal` cannot serve."""
 
     spin: float = -1.0
     """RING_SPIN: microseconds that a wait spins before it sleeps; -1 chooses by ranks and cores."""
@@ -83,8 +83,8 @@ class Config:
     """RING_INLINE: bytes up to which a tensor travels in its rank's mailbox, with one synchronization."""
 
     segment: int = 0
-    """RING_SEGMENT: bytes of an ordinary tensor that are on their way through ring memory at a time; 0 means 256 KiB,
-    and 512 KiB where ranks outnumber cores."""
+    """RING_SEGMENT: bytes of an ordinary tensor that are in flight through ring memory at a time; 0 means 256 KiB, and
+    512 KiB if ranks outnumber cores."""
 
     staging: Literal["auto", "cache", "memory"] = "auto"
     """RING_STAGING: whether segments are written into the cache that ranks may share, or past it into memory; ``auto``
@@ -94,13 +94,13 @@ class Config:
     """RING_MEMORY: most bytes of ring memory a rank may take; 0 means what the machine has."""
 
     isa: Literal["", "baseline", "avx2", "avx512"] = ""
-    """RING_ISA: instructions to reduce with instead of the best that the processor has. Where it lacks them, a warning
-    names those in use."""
+    """RING_ISA: the instruction set to reduce with. Empty: the best of the processor. If the processor lacks it, a
+    warning names the one in use."""
 
     repair: Literal["broadcast", "ask", "error"] = "broadcast"
-    """RING_REPAIR: what an optimizer's first step does after a run that did not end well, where ranks differ in
-    parameters, optimizer state or what else they share: ``broadcast`` those of a rank that is furthest on and say so,
-    ``ask`` the user before, or raise an ``error``."""
+    """RING_REPAIR: what the first step of an optimizer does after a run that did not end well, if ranks differ in
+    parameters, optimizer state or other shared values. ``broadcast`` sends those of the rank with the most steps and
+    says so, ``ask`` asks the user first, ``error`` raises."""
 
     runs_dir: str = ".ring/runs"
     """RING_RUNS_DIR: where the kernel keeps the records of runs."""
@@ -109,26 +109,27 @@ class Config:
     """RING_MPIEXEC: the mpiexec or srun to launch with, instead of the mpiexec beside the Python interpreter."""
 
     remote_shell: str = ""
-    """RING_REMOTE_SHELL: the command that starts a program on another host, such as ``ssh -p 2222``; the host and the
-    program follow it. Empty: ``srun``, ``blaunch`` or ``pbs_tmrsh`` in a job of Slurm, LSF or PBS, else ``ssh``."""
+    """RING_REMOTE_SHELL: the command that starts a program on another host, such as ``ssh -p 2222``. Host and program
+    are appended. Empty: ``srun``, ``blaunch`` or ``pbs_tmrsh`` in a job of Slurm, LSF or PBS, else ``ssh``."""
 
     interface: str = ""
-    """RING_INTERFACE: the network interface of each host that ranks on several hosts connect through, such as eth0;
-    empty: the one that leads to the other hosts."""
+    """RING_INTERFACE: the network interface through which ranks of several hosts connect, such as eth0. Empty: the one
+    that leads to the other hosts."""
 
     transport: Literal["auto", "tcp", "mpi"] = "auto"
-    """RING_TRANSPORT: what moves bytes between hosts. ``auto`` is TCP connections of our own, and MPI where all hosts
-    of ranks that `ringrun`, `run` or a notebook has started have RDMA devices. Ranks of a site's mpiexec use MPI."""
+    """RING_TRANSPORT: what moves bytes between hosts. ``auto``: MPI if all hosts have RDMA devices, else TCP, for ranks
+    that `ringrun`, `run` or a notebook starts. Ranks of a site's mpiexec always use MPI."""
 
     commit_dir: str = ""
-    """RING_COMMIT_DIR: folder where elastic states put their commits, to resume after a death; empty: memory
-    only, and ``.ring/commits`` in a notebook."""
+    """RING_COMMIT_DIR: folder for the commits of elastic states, to resume after a death. Empty: memory only, and
+    ``.ring/commits`` in a notebook."""
 
     min_np: int = 1
-    """RING_MIN_NP: fewest ranks that an elastic job continues with; ``ringrun --min-np`` sets it."""
+    """RING_MIN_NP: the smallest number of ranks with which an elastic job continues; ``ringrun --min-np`` sets
+    it."""
 
     timeline: str = ""
-    """RING_TIMELINE (HOROVOD_TIMELINE): file to write a Chrome trace to from the start."""
+    """RING_TIMELINE (HOROVOD_TIMELINE): file for a Chrome trace of the whole job."""
 
     status_file: str = ""
     """RING_STATUS_FILE: file to which this rank reports that it initialized, raised or exits; ``ringrun`` sets it."""
@@ -151,7 +152,7 @@ _CHOICES = {
     "wire": ("float16", "bfloat16"),
 }
 _LEAST = {"spin": -1, "start_timeout": -1, "min_np": 1}
-"""Of numbers whose least value is not 0."""
+"""For numbers whose minimum is not 0."""
 _MOST = {"inline": 1 << 30, "segment": 1 << 30, "memory": 1 << 62, "fusion_threshold": 1 << 62, "min_np": 1 << 30}
 _KINDS = {int: "an integer", float: "a number"}
 
@@ -166,7 +167,7 @@ def _parse(name: str, variable: str, text: str, default: object) -> object:
     except ValueError:
         raise ValueError(f"{variable}={text!r}: expected {_KINDS[type(default)]}") from None
     least, most = _LEAST.get(name, 0), _MOST.get(name, inf)
-    if not number >= least:  # so put, because no comparison holds for a NaN
+    if not number >= least:  # not `<`: a NaN must fail too
         raise ValueError(f"{variable}={text!r}: expected {least} or more")
     if number > most:
         raise ValueError(f"{variable}={text!r}: expected {most} or less")
@@ -175,7 +176,7 @@ def _parse(name: str, variable: str, text: str, default: object) -> object:
 
 @lru_cache(maxsize=1)
 def config() -> Config:
-    """The settings of this process. Raises ValueError that names the variable when one cannot be read."""
+    """The settings of this process. Raises ValueError with the name of a variable that cannot be read."""
     values: dict[str, object] = {}
     for field in fields(Config):
         variable = f"RING_{field.name.upper()}"

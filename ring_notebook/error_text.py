@@ -8,7 +8,7 @@ MOST = 10_000  # characters
 
 
 def error_text(error: BaseException, most: int = MOST) -> str:
-    """``str(error)``, shortened; what is wrong with it where that raises."""
+    """``str(error)``, shortened; if that raises, the type of what it raised."""
     try:
         return printable(str(error), most)
     except BaseException as trouble:
@@ -16,7 +16,7 @@ def error_text(error: BaseException, most: int = MOST) -> str:
 
 
 def printable(text: str, most: int = MOST) -> str:
-    """``text`` with escapes for what UTF-8 cannot encode; of a long one the beginning and the end."""
+    """``text`` with escapes for what UTF-8 cannot encode; a long text keeps its beginning and its end."""
     if len(text) > most:
         half = most // 2
         text = f"{text[:half]}\n[{len(text) - 2 * half:,} characters left out]\n{text[-half:]}"

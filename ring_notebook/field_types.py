@@ -1,4 +1,4 @@
-"""Whether values that another process has sent are of the types that a dataclass declares."""
+"""Checks that values from another process have the types that a dataclass declares."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PLAIN = (str, int, bool, bytes)
 
 
 def check_fields(cls: Any, values: dict[str, Any]) -> None:
-    """Raise ValueError that names a field of dataclass ``cls`` which is unknown or has another type than declared."""
+    """Raise ValueError with the name of a field that dataclass ``cls`` lacks or declares with another type."""
     hints = _hints(cls)
     for name, value in values.items():
         if name not in hints:

@@ -1,7 +1,7 @@
-"""The NVIDIA GPUs of this machine and their MIG instances, and which of them a rank uses; found without a framework.
+"""The NVIDIA GPUs of this machine and their MIG instances, and which of them a rank uses; needs no framework.
 
 Names are those of ``CUDA_VISIBLE_DEVICES``: numbers, or UUIDs that begin with ``GPU-`` or ``MIG-``. CUDA opens one MIG
-instance per process, the first that it finds, so a rank that is to use another one must not see the first.
+instance per process, the first that it sees. A rank that uses another instance must not see the first.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _MIG = "MIG-"
 
 
 def gpus() -> list[str]:
-    """The GPUs that this process may use: what ``CUDA_VISIBLE_DEVICES`` lists, else all of this machine.
+    """The GPUs that this process may use: those in ``CUDA_VISIBLE_DEVICES``, else all of this machine.
 
-    Of a GPU that is divided, its MIG instances, where the list does not name the GPU itself. They are found with the
-    package ``nvidia-ml-py``; without it a divided GPU counts as one.
+    A divided GPU counts as its MIG instances, unless the list names the GPU itself. The package ``nvidia-ml-py`` finds
+    them; without it a divided GPU counts as one.
     """
     visible = os.environ.get(VISIBLE)
     if visible is not None:
@@ -41,9 +41,9 @@ def gpus() -> list[str]:
 
 
 def gpus_of_engine(local_rank: int, names: Sequence[str]) -> str:
-    """The ``CUDA_VISIBLE_DEVICES`` of an engine, which begins with its own GPU, so that ``cuda`` means it.
+    """The ``CUDA_VISIBLE_DEVICES`` of an engine. Its own GPU comes first, so that ``cuda`` means it.
 
-    The others follow: ranks map each other's memory. A MIG instance stands alone.
+    The others follow, because ranks map each other's memory. A MIG instance is listed alone.
     """
     own = local_rank % len(names)
     if names[own].startswith(_MIG):
@@ -52,9 +52,9 @@ def gpus_of_engine(local_rank: int, names: Sequence[str]) -> str:
 
 
 def gpus_of_script(local_rank: int, names: Sequence[str]) -> dict[str, str]:
-    """The variable by which a rank of a script sees its own MIG instance.
+    """The variable that shows a rank of a script its own MIG instance.
 
-    Empty where no GPU is divided: scripts choose theirs with ``torch.cuda.set_device(local_rank())``.
+    Empty if no GPU is divided: scripts then call ``torch.cuda.set_device(local_rank())``.
     """
     if not any(name.startswith(_MIG) for name in names):
         return {}
@@ -62,16 +62,16 @@ def gpus_of_script(local_rank: int, names: Sequence[str]) -> dict[str, str]:
 
 
 def sharing(ranks: int, names: Sequence[str]) -> str:
-    """What it costs that ``ranks`` of one host have fewer GPUs than they are; empty where they have not."""
+    """What it costs if ``ranks`` of one host share GPUs; empty if they do not."""
     count = len(names)
     if not 0 < count < ranks:
         return ""
     what = "1 GPU" if count == 1 else f"{count} GPUs"
-    return f"{ranks} ranks share {what}, so sums of GPU tensors take the way through CPU memory"
+    return f"{ranks} ranks share {what}, so sums of GPU tensors go through CPU memory"
 
 
 def _valid(visible: str) -> Iterator[str]:
-    """The names before the first that is none, such as -1: CUDA ignores all that follow it."""
+    """The names before the first invalid one, such as -1: CUDA ignores all names after it."""
     for name in visible.split(","):
         if not _NAME.fullmatch(name.strip()):
             return
@@ -102,7 +102,7 @@ def _found(library: ModuleType) -> list[str]:
         instances = list(_instances(library, gpu))
         divided = divided or bool(instances)
         names += instances or [library.nvmlDeviceGetUUID(gpu)]
-    # Numbers are what users know. Beside MIG instances, which have none, only UUIDs say which GPU is meant.
+    # Users know GPUs by number. MIG instances have no number, so beside them only UUIDs are unambiguous.
     return names if divided else [str(number) for number in range(len(names))]
 
 

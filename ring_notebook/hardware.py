@@ -1,4 +1,4 @@
-"""What this machine has for ranks: cores, and how often its memory ran out."""
+"""Cores that ranks can use on this machine, and how often its memory ran out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def cores() -> int:
 
 
 def cores_of(processors: Iterable[int]) -> int:
-    """Cores that compute at full speed behind these processors, in this container: hyperthreads of one are one."""
+    """Physical cores of these processors, within the limit of this container. Hyperthreads of a core count once."""
     return min(len({_siblings(number) for number in processors}), _cores_of_container())
 
 
@@ -33,7 +33,7 @@ def _siblings(processor: int) -> str:
 
 
 def _cores_of_container() -> int:
-    # The unified hierarchy has quota and period in one file, that of the processor controller alone in two.
+    # The unified hierarchy (cgroup v2) has quota and period in one file, cgroup v1 in two.
     for names in (["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]):
         try:
             quota, period = " ".join((_CGROUPS / name).read_text() for name in names).split()
@@ -45,7 +45,7 @@ def _cores_of_container() -> int:
 
 
 def oom_kills() -> int:
-    """How often the Linux kernel has killed a process of this machine or container for want of memory."""
+    """How often the Linux kernel has killed a process of this machine or container because memory ran out."""
     counts = []
     for path in (_VMSTAT, _CGROUPS / "memory.events", _CGROUPS / "memory" / "memory.oom_control"):
         try:

@@ -1,8 +1,8 @@
-"""The command lines of Python processes of our own, which import nothing from the current folder.
+"""Command lines of our own Python processes, which import nothing from the current folder.
 
 ``python -m`` and ``python -c`` look for modules in the current folder first: a user's ``random.py`` would run in our
-supervisor, and in a clone our processes would import the sources, which are not compiled. Python has an option against
-that only since 3.11 (``-P``), and its environment variable would reach the user's programs too.
+supervisor, and in a clone our processes would import the sources, which are not compiled. The option
+against that (``-P``) exists since Python 3.11 only, and its environment variable would also reach the user's programs.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _RUN_MODULE = 'from runpy import run_module; run_module(sys.argv.pop(1), run_nam
 
 
 def module_command(module: str, *arguments: str, python: str = sys.executable) -> list[str]:
-    """How to run ``module`` with these arguments, as ``python -m`` does."""
+    """The command that runs ``module`` with these arguments, as ``python -m`` does."""
     return [*code_command(_RUN_MODULE, python), module, *arguments]
 
 
 def code_command(code: str, python: str = sys.executable) -> list[str]:
-    """How to execute ``code``, as ``python -c`` does."""
+    """The command that executes ``code``, as ``python -c`` does."""
     return [python, "-c", f"{_WITHOUT_CURRENT_FOLDER}{code}"]

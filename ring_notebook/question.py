@@ -14,16 +14,16 @@ QUESTIONS = "ring_question"
 """The key under which an engine publishes a question."""
 
 CONTROL = "ring_request"
-"""The type of the messages by which the kernel calls a function of an engine beside the cell that runs there."""
+"""The type of messages with which the kernel calls a function of an engine while a cell runs there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
     """``prompt``, with ``text`` to be shown before it.
 
-    ``number`` counts the questions of a rank. ``kind`` is what the answer is for: ``pdb`` takes commands, and of a
-    ``password`` nothing is shown. An empty kind takes the question back, which has been answered or interrupted.
-    With ``held`` no time limit of the run counts until the rank says something else: a debugger has stopped it.
+    ``number`` counts the questions of a rank. ``kind`` says what the answer is for: ``pdb`` takes commands, and a
+    ``password`` is not shown. An empty kind withdraws the question, which has been answered or interrupted. With
+    ``held`` a debugger has stopped the rank: no time limit of the run counts until the next message of the rank.
     """
 
     number: int

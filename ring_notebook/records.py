@@ -1,8 +1,8 @@
 """The records that a rank sends to the kernel: metrics, output, displays, status, load, failure, end, trace.
 
-A message is a line of JSON for each record. The numbers of metrics (float64) and the events of a trace are in base64:
-to write and read a float as text takes thirty times as long. A journal is a file of messages, each behind a line with
-its time (`stamped`). Kernel side and rank side share this module and no other code of one another.
+A message has a line of JSON for each record. The numbers of metrics (float64) and the events of a trace are in base64,
+because a float as text takes thirty times as long to write and read. A journal is a file of messages, each after a
+line with its time (`stamped`). Kernel side and rank side both use this module, and no code of each other.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ __all__ = [
 RECORDS = "ring_records"
 """The key under which an engine publishes a message of records."""
 PROGRAM = 1 << 17
-"""The thread of a trace that shows what a rank's program waits for; the others are groups."""
+"""The thread of a trace that shows what the program of a rank waits for; the other threads are groups."""
 TRAINING = "training"
-"""The kind of the two events of that thread between which a rank trains: from its first row to the end of its cell."""
+"""The kind of two events of that thread. A rank trains between them: from its first row to the end of its cell."""
 
 
 TRANSPORTS = {"host": "GPU tensors through CPU memory", "nccl": "GPU tensors by NCCL"}
-"""How tensors on GPUs go between the ranks of a run, by what the core says of it."""
+"""What moves tensors on GPUs between the ranks of a run, in words, by the name that the core gives it."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetricBatch:
     """Rows that one rank logged with the same metrics.
 
-    ``values`` holds the rows one after another, ``width`` float64 each: the time (seconds since the epoch), the step,
-    and the value of each metric in the order of ``names``. A metric may have any name, ``time`` included.
+    ``values`` holds the rows one after another, ``width`` float64 each: time (seconds since the epoch), step, and the
+    value of each metric in the order of ``names``. A metric may have any name, ``time`` included.
     """
 
     kind: ClassVar[str] = "metrics"
@@ -77,7 +77,7 @@ class MetricBatch:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What a rank printed since its last Output, or with ``block`` the lines that one call of print wrote."""
+    """What a rank printed since its last Output. With ``block``: the lines of one call of print."""
 
     kind: ClassVar[str] = "output"
     run: str
@@ -92,7 +92,7 @@ class Display:
     """A figure, a table or another object that a rank has displayed.
 
     ``data`` (by MIME type, pictures in base64) and ``metadata`` are those of a Jupyter message. With ``update`` it
-    replaces what the rank has displayed under the same ``id``.
+    replaces the display of the rank with the same ``id``.
     """
 
     kind: ClassVar[str] = "display"
@@ -136,9 +136,9 @@ class Status:
 class Failure:
     """An exception that ended a rank's cell.
 
-    ``ename`` and ``module`` name its type. ``pickled`` is the pickled exception in hex, empty when it cannot be
-    pickled. ``frames`` are (file, line, function, source line) from the cell inwards; frames of the cell itself have
-    the file ``<cell>``. ``aborted`` is true when this rank stopped because another one failed.
+    ``ename`` and ``module`` name its type. ``pickled`` is the pickled exception in hex, or empty if it cannot be
+    pickled. ``frames`` are (file, line, function, source line) from the cell inwards; frames of the cell have the file
+    ``<cell>``. ``aborted``: this rank stopped because another one failed.
     """
 
     kind: ClassVar[str] = "failure"
@@ -155,7 +155,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The last record of a rank in a run; the notebook itself writes that of a rank which has ``died``."""
+    """The last record of a rank in a run; for a rank that has ``died`` the notebook writes it."""
 
     kind: ClassVar[str] = "ended"
     run: str
@@ -171,7 +171,7 @@ class Load:
 
     ``values`` by name: ``cpu`` and ``gpu`` in percent (of one core, of the device), ``memory`` and ``gpu_memory`` in
     bytes in use, ``memory_left`` and ``gpu_memory_left`` in bytes, ``disk`` and ``network`` in bytes a second,
-    ``threads`` that the rank computes with. What is not known is left out.
+    ``threads`` that the rank computes with. Unknown values are left out.
     """
 
     kind: ClassVar[str] = "load"
@@ -183,7 +183,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Params:
-    """All hyper-parameters of a rank so far: numbers, texts and truths by name."""
+    """All hyper-parameters of a rank so far: numbers, strings and booleans by name."""
 
     kind: ClassVar[str] = "params"
     run: str
@@ -195,7 +195,7 @@ class Params:
 class Trace:
     """What a rank did during a run with ``--timeline``.
 
-    ``events`` is a JSON array of events in Chrome's trace format, as bytes, which the kernel stores unread.
+    ``events`` is a JSON array of events in Chrome's trace format, as bytes; the kernel stores it without reading it.
     """
 
     kind: ClassVar[str] = "trace"
@@ -229,12 +229,12 @@ def _line(record: Record) -> bytes:
 
 
 def stamped(message: bytes, now: float) -> bytes:
-    """A message as it stands in a journal; ``now`` is in seconds since the epoch."""
+    """A message with its time, for a journal; ``now`` is in seconds since the epoch."""
     return b'{"time": %.6f}\n%b' % (now, message)
 
 
 def messages(records: Sequence[Record]) -> Iterator[bytes]:
-    """Messages of about a megabyte at most, or of one larger record, that hold the records in order."""
+    """The records in order, in messages of at most about a megabyte, or of one larger record."""
     parts: list[bytes] = []
     size = 0
     for record in records:
@@ -249,7 +249,7 @@ def messages(records: Sequence[Record]) -> Iterator[bytes]:
 
 
 def decode(message: bytes | memoryview) -> list[Record]:
-    """The records of one message. Raises ValueError when it is truncated or is not one of `encode`."""
+    """The records of one message. Raises ValueError when it is truncated or does not come from `encode`."""
     *lines, rest = bytes(message).split(b"\n")
     if rest:
         raise ValueError(f"record message of {len(message)} bytes is truncated")
@@ -264,7 +264,7 @@ def decode(message: bytes | memoryview) -> list[Record]:
 
 
 def _record(fields: dict[str, Any]) -> Record:
-    """A record from its line. Raises various errors when it is none of `encode`'s."""
+    """A record from its line. Raises various errors when the line does not come from `encode`."""
     cls = _KINDS[fields.pop("kind")]
     if cls is MetricBatch:
         values = array("d")

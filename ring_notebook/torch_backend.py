@@ -1,6 +1,6 @@
-"""Makes ``backend="ring"`` known to torch.distributed; torch calls it when it is imported (entry point torch.backends).
+"""Registers ``backend="ring"`` with torch.distributed; torch calls it during its import (entry point torch.backends).
 
-It imports nothing but what torch has imported then, so that ``import torch`` takes no longer.
+It imports only what torch has imported already, so that ``import torch`` takes no longer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["register"]
 
 
 def register() -> None:
-    """Register the backend, and the way in which ranks of ours find each other. May be called again."""
+    """Register the backend, and the rendezvous of our ranks. May be called again."""
     distributed = import_module("torch.distributed")
     if not distributed.is_available() or "ring" in distributed.Backend.backend_list:
         return
@@ -30,7 +30,7 @@ def _create(opts: Any, options: Any) -> Any:
 
 
 def _rendezvous(otherwise: Any) -> Any:
-    """``env://`` for ranks of ours; ``otherwise`` is torch's own, which opens a port on all interfaces."""
+    """``env://`` for our ranks; ``otherwise`` is torch's own, which opens a port on all interfaces."""
 
     def rendezvous(url: str, **kwargs: Any) -> Any:
         return import_module("ring_notebook.torch.process_group.stores.rendezvous_env").rendezvous(

@@ -1,7 +1,7 @@
-"""The private names of torch that we use: each may be absent, and the comment says what goes on without it.
+"""The private names of torch that we use. Each may be absent; its comment says what happens without it.
 
-No other file of the package has one. It loads no more of torch than the name that is asked for, because torch asks
-`ring_notebook.torch_backend` while it is imported.
+No other file of the package uses a private name. This one loads only the name that is requested, because torch calls
+`ring_notebook.torch_backend` while torch itself is imported.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from typing import Any
 __all__ = ["PRIVATE_NAMES", "private"]
 
 PRIVATE_NAMES = {
-    # Without: env:// opens torch's own port also for ranks of ours.
+    # Without: env:// opens torch's own port for our ranks too.
     "rendezvous_handlers": "torch.distributed.rendezvous:_rendezvous_handlers",
-    # From torch 2.15: backends to which it attaches no flight recorder. Without: TORCH_FR_BUFFER_SIZE=0.
+    # From torch 2.15: backends that torch attaches no flight recorder to. Without: TORCH_FR_BUFFER_SIZE=0.
     "self_recording_backends": "torch.distributed.distributed_c10d:_FR_SELF_RECORDING_BACKENDS",
-    # All groups, and how many have been made. Without: the default group alone is known, and the groups of a rank on
-    # which init_process_group has failed may have other names than those of the others.
+    # All groups, and how many have been made. Without: only the default group is known, and after init_process_group
+    # has failed on a rank, its groups may have other names than on other ranks.
     "group_registry": "torch.distributed.distributed_c10d:_world",
     # Whether a backward pass runs on this thread. Without: DistributedDataParallel's operations always go to the
     # progress thread, and its futures complete before they are returned.
     "current_graph_task": "torch._C:_current_graph_task_id",
-    # The function that calls C++ in `backward`. Without: `torch.autograd.backward` is taken to do so itself.
+    # The function that calls C++ in `backward`. Without: we assume that `torch.autograd.backward` calls it itself.
     "run_backward": "torch.autograd.graph:_engine_run_backward",
-    # Runs a function at the end of a backward pass. Without: futures complete before they are returned, and what
-    # DistributedDataParallel waits for in other backends is not counted.
+    # Runs a function at the end of a backward pass. Without: futures complete before they are returned, and waits of
+    # DistributedDataParallel in other backends are not counted.
     "at_end_of_backward": "torch.autograd:Variable._execution_engine.queue_callback",
     # These three keep torch.compile out of process groups. Without: torch.compiler.disable, whose import takes seconds.
     "set_frame_strategy": "torch._C._dynamo:eval_frame.set_code_exec_strategy",
@@ -44,7 +44,7 @@ PRIVATE_NAMES = {
 
 
 def private(name: str) -> Any:
-    """The object that `PRIVATE_NAMES` calls ``name``; None where this torch has no such."""
+    """The object with the name ``name`` in `PRIVATE_NAMES`; None if this torch lacks it."""
     module, _, path = PRIVATE_NAMES[name].partition(":")
     try:
         found: Any = import_module(module)

@@ -1,9 +1,9 @@
-"""Who failed first, how long the others have, what is ended and how, with which exit code, and what the user reads.
+"""Which rank failed first, how long the others have, what is ended and how, the exit code, and the words for the user.
 
-All of it is pure. `judge` says from the events so far and the time what has to have happened to a job by now; the
+All functions are pure. From the events so far and the time, `judge` says what must have happened to a job by now. The
 functions below it do the same for one rank, one host and one run of a notebook. Supervisors, agents, wrappers and
-kernels feed them and carry out what they say. Seconds count from when the job began. A deadline counts when its owner
-looks, which is an event too (``looked``): what had arrived before that look has arrived in time.
+kernels note the events and carry out the verdict. Seconds count from the start of the job. A deadline passes when its
+owner looks, which is an event too (``looked``): whatever arrived before that look is in time.
 """
 
 from __future__ import annotations
@@ -33,41 +33,41 @@ __all__ = [
 ]
 
 # All in seconds. Those of a job:
-LINGER = 1.0  # that ranks have to end with errors of their own after one has failed; none after one was killed
-ABORTED = 3.0  # instead, after one that others have aborted: who did so has yet to exit, and is to be named
-GRACE = 5.0  # between SIGTERM and SIGKILL; before, where an elastic job cannot continue or a launcher's rank failed
-RAISED = 5.0  # that a failed rank has for its exit handlers; MPI's is one, which waits for all ranks
-STOPPING = 10.0  # that ranks have to end after a signal: for a checkpoint, or a timeline
-WARN_STOPPING = 1.0  # after which the user learns of that; most jobs end sooner and need no message
-SAME_SIGNAL = 0.5  # in which a second signal is the first one again: `timeout` signals us and our group
-# Of a launcher of somebody else's:
-WARN_START = 30.0  # after which the user learns that ranks are missing: a host that does not answer, a queue
+LINGER = 1.0  # for ranks to end with errors of their own after one has failed; none after one was killed
+ABORTED = 3.0  # instead, after a rank that another one has aborted: that one has yet to exit, and is to be named
+GRACE = 5.0  # between SIGTERM and SIGKILL; and before SIGTERM if an elastic job cannot continue, or under a launcher
+RAISED = 5.0  # for the exit handlers of a failed rank; MPI's waits for all ranks
+STOPPING = 10.0  # for ranks to end after a signal: for a checkpoint, or a timeline
+WARN_STOPPING = 1.0  # until the user learns of that wait; most jobs end sooner and need no message
+SAME_SIGNAL = 0.5  # within which a second signal counts as the first one: `timeout` signals us and our group
+# Of a site's launcher:
+WARN_START = 30.0  # until the user learns that ranks are missing: a host that does not answer, a queue
 START_LIMIT = 600.0  # to start all ranks
 OUTLIVING = 30.0  # to end after its last rank
 # Of another host:
 SECONDS_TO_CONNECT = 30.0  # for the remote shell to connect, and for the agent to answer
 SECONDS_TO_BE_ASSIGNED = 60.0  # for the supervisor to say what an agent has to run
-SILENCE = 30.0  # without a sign of life, until agent and supervisor give each other up; each gives six in that time
+SILENCE = 30.0  # without a sign of life until agent and supervisor give each other up; each sends six in that time
 SECONDS_TO_HANG_UP = 2.0  # for a remote shell that has closed its output to exit
 # Of a notebook's engines and runs:
 SECONDS_TO_EXPLAIN = 2.0  # for the supervisor to say how an engine has ended
-ABORTING = 0.3  # that the other ranks have to abort by themselves after the first failure, before they are interrupted
-ENDING = 0.8  # that they have to stop
-UNHEARD = 5.0  # instead, where a rank waits in code that looks at no signal: then it is ended, if it can start again
-DYING = 3.0  # instead, where all report that a rank has left: it may have died, which MPI reports a moment later
-REPORTING = 2.0  # that the record of how a rank ended may come after its engine has answered
-RAISING = 0.5  # instead, where the engine has answered with an error of its own: then it sends no record, as a rule
-TELLING = 20.0  # instead, where the controller has lost engines: a launcher of several hosts tells late which one died
+ABORTING = 0.3  # for the other ranks to abort after the first failure, before they are interrupted
+ENDING = 0.8  # for them to stop
+UNHEARD = 5.0  # instead, if a rank waits in code that ignores signals: then it is ended, if it can start again
+DYING = 3.0  # instead, if all ranks report that a rank has left: it may have died, which MPI reports a moment later
+REPORTING = 2.0  # from the answer of an engine to the record of how its rank ended
+RAISING = 0.5  # instead, if the engine has answered with an error of its own: usually no record follows
+TELLING = 20.0  # instead, if the controller has lost engines: over several hosts the death is reported late
 
 
 @dataclass(frozen=True, slots=True)
 class RankFailure:
     """How the program of one rank failed. ``code`` is negative for a signal, as in subprocess.
 
-    It is 0 for a rank that exited in the middle of the job. ``time`` is that of the host's clock. ``out_of_memory``
-    says that the Linux kernel of its host has killed a process for want of memory meanwhile, ``aborted`` that the rank
-    only ended because another one failed. ``reason`` says why, where the code does not: the rank could not be started,
-    or its host is lost.
+    ``code`` is 0 for a rank that exited in the middle of the job. ``time`` is the clock of its host. ``out_of_memory``:
+    the Linux kernel of the host has killed a process meanwhile because memory ran out. ``aborted``: the rank ended only
+    because another one failed. ``reason`` is set if the code does not say why: the rank could not be started, or its
+    host is lost.
     """
 
     rank: int
@@ -85,7 +85,7 @@ class RankFailure:
 
     @property
     def sentence(self) -> str:
-        """That it was the first, and how it ended."""
+        """Says that the rank failed first, and how it ended."""
         too_early = "" if self.code or self.reason else " in the middle of the job"
         return f"rank {self.rank} on {self.host} failed first: {self.how}{too_early}"
 
@@ -97,19 +97,19 @@ Kind = (
 
 
 class Event(NamedTuple):
-    """What has happened to a job.
+    """Something that has happened to a job.
 
-    - ``exited``: a rank has, as the value says; code 0 is a good end, as far as is known
-    - ``aborts``: a rank has called MPI_Abort, and waits to be killed
-    - ``leaving``: a rank's program has ended, with no other rank to blame, and its exit handlers still run
-    - ``missed``: others still need this rank, which has exited with 0
-    - ``apart``: why the ranks of an elastic job will never find each other
+    - ``exited``: a rank has exited, as the value says; code 0 is a good end until ``missed`` says otherwise
+    - ``aborts``: a rank has called MPI_Abort and waits to be killed
+    - ``leaving``: the program of a rank has ended, not because of another rank, and its exit handlers still run
+    - ``missed``: other ranks still need this rank, which has exited with 0
+    - ``apart``: the ranks of an elastic job will never find each other; the value says why
     - ``unwanted``: the user has asked to end this rank
-    - ``started``, ``ended``: this rank of somebody else's launcher has
+    - ``started``, ``ended``: a site's launcher has started this rank, or the rank has ended
     - ``launcher``: the launcher has exited with this code
-    - ``signal``: this one has come for the job
-    - ``stopped``: nobody waits for the job any more
-    - ``looked``: what was due has been carried out; the value is ``deaf`` of `judge`
+    - ``signal``: this signal has come for the job
+    - ``stopped``: no process waits for the job any more
+    - ``looked``: everything that was due has been carried out; the value is ``deaf`` of `judge`
     """
 
     at: float
@@ -118,11 +118,12 @@ class Event(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """What a job of ``n`` ranks is, to the one that judges it.
+    """The kind of a job of ``n`` ranks, for `judge`.
 
-    An elastic one continues with ``min_np`` ranks. ``engines`` live as long as they do, and never exit by themselves.
-    With ``launched`` a launcher starts and ends the ranks: the job's owner hears of ranks that fail, and signals the
-    launcher. One of somebody else's has ``start_limit`` seconds to start all ranks, 0 for any time.
+    ``min_np``: the job is elastic and continues with so many ranks. ``engines``: ranks of a notebook, which never exit
+    by themselves and live on when another one dies. ``launched``: a launcher starts and ends the ranks; the owner of
+    the job only hears of ranks that fail, and signals the launcher. ``start_limit``: seconds that a site's launcher has
+    to start all ranks; 0 for any time.
     """
 
     n: int
@@ -133,9 +134,9 @@ class Rules(NamedTuple):
 
 
 def judge(rules: Rules, events: Iterable[Event], now: float, deaf: float = 0.0) -> Verdict:
-    """What has to have happened to a job by ``now``.
+    """What must have happened to a job by ``now``.
 
-    ``deaf`` are the seconds in which no mark of a rank could be heard, such as behind output that nobody reads.
+    ``deaf``: seconds in which no report of a rank could arrive, for example behind output that nobody reads.
     """
     verdict = Verdict(rules)
     for event in events:
@@ -147,38 +148,38 @@ def judge(rules: Rules, events: Iterable[Event], now: float, deaf: float = 0.0) 
 
 
 class Verdict:
-    """On a job, as `judge` gives it. Lists only grow, from one verdict on a job to the next."""
+    """The verdict on a job, from `judge`. From one verdict to the next its lists only grow."""
 
     def __init__(self, rules: Rules) -> None:
-        self.signals: list[int] = []  # that all ranks, or their launcher, have to have been sent by now
-        self.words: list[str] = []  # that the user has to have been told
+        self.signals: list[int] = []  # that all ranks, or their launcher, must have been sent by now
+        self.words: list[str] = []  # for the user, who must have read them by now
         self.failures: list[RankFailure] = []
-        self.finished: dict[int, RankFailure] = {}  # ranks that have ended well, as far as is known
-        self.doomed: set[int] = set()  # ranks that are to be killed alone
+        self.finished: dict[int, RankFailure] = {}  # ranks that have ended well so far
+        self.doomed: set[int] = set()  # ranks to kill while the others live on
         self.problem = ""  # why a launcher was ended before all ranks had started
-        self.ended_by = 0  # the signal to the job that ends it, if one does
-        self.ends = False  # its end was decided here
-        self.due = False  # there is more to carry out than the events have brought; then an event `looked` joins them
+        self.ended_by = 0  # the signal that ends the job, if one does
+        self.ends = False  # this verdict ends the job
+        self.due = False  # this look has decided something new; its owner then adds an event `looked`
         self._rules = rules
         self._exited: set[int] = set()
         self._leaving: dict[int, RankFailure] = {}
         self._apart = ""
         self._started: set[int] = set()
-        self._through: set[int] = set()  # ranks that a launcher's marks say have ended
+        self._through: set[int] = set()  # ranks that have ended, as their wrappers report
         self._through_at = 0.0
         self._launcher_code: int | None = None
-        self._passed_on: dict[int, float] = {}  # signals, when each came first
+        self._passed_on: dict[int, float] = {}  # when each signal came first
         self._end_at = self._warn_at = self._launcher_at = inf
         self._start_warning = inf if rules.start_limit is None else min(WARN_START, rules.start_limit or inf)
 
     @property
     def is_ending(self) -> bool:
-        """Whether all ranks have been told to end. What they exit with says nothing then."""
+        """Whether all ranks have been told to end. Their exit codes then mean nothing."""
         return bool(self.ended_by or self.ends)
 
     @property
     def look_at(self) -> float:
-        """When to look again, unless something happens before."""
+        """When to look again, unless an event comes first."""
         return min(self._end_at, self._warn_at, self._launcher_at)
 
     @property
@@ -211,7 +212,7 @@ class Verdict:
             case Event(_, "unwanted", int(rank)):
                 self.doomed.add(rank)
             case Event(_, "exited", RankFailure(rank)) if rank in self.doomed:
-                self.doomed.discard(rank)  # why it ends is known
+                self.doomed.discard(rank)  # as requested
             case _ if self.is_ending:
                 pass
             case Event(at, "exited", RankFailure() as how):
@@ -223,7 +224,7 @@ class Verdict:
                     self.finished[how.rank] = how
             case Event(at, "aborts", RankFailure() as how):
                 self._fail(at, how, 0.0)
-                if self._rules.engines:  # MPI would end the others too, which may not use MPI at all
+                if self._rules.engines:  # MPI would end the others too, which may not use MPI
                     self.doomed.add(how.rank)
             case Event(at, "missed", int(rank)) if rank in self.finished:
                 self._fail(at, self.finished.pop(rank))
@@ -254,7 +255,7 @@ class Verdict:
             self._end_at = now + GRACE
 
     def _look_at_launcher(self, now: float, deaf: float) -> None:
-        """A launcher of somebody else's may not start all ranks, or outlive them."""
+        """A site's launcher may fail to start all ranks, or outlive them."""
         n, limit = self._rules.n, self._rules.start_limit
         self._launcher_at = inf
         if limit is None or self.is_ending:
@@ -280,7 +281,7 @@ class Verdict:
         if number in (signal.SIGUSR1, signal.SIGUSR2):
             self.signals.append(number)
             return
-        if self._rules.launched and number in self._passed_on:  # mpiexec takes a second one for an order to kill
+        if self._rules.launched and number in self._passed_on:  # mpiexec kills the ranks at a second one
             if number == signal.SIGINT and at - self._passed_on[number] > SAME_SIGNAL:
                 self.signals.append(signal.SIGKILL)
             return
@@ -292,14 +293,14 @@ class Verdict:
         self.ended_by = self.ended_by or number
 
     def _blame_who_has_left(self, now: float) -> None:
-        """Where all that failed only missed another rank, those that ended well, or are slow to, have failed."""
+        """If all failures are aborts, the ranks that have exited or are exiting have failed: the others needed them."""
         if self.failures and all(failure.aborted for failure in self.failures):
             for how in [*self.finished.values(), *self._leaving.values()]:
                 self._fail(now, how)
             self.finished.clear()
 
     def _fail(self, at: float, how: RankFailure, patience: float | None = None) -> None:
-        """A rank has failed: all end within ``patience``, by default as its end demands, unless the job continues."""
+        """A rank has failed. Unless the job continues, all end within ``patience``, by default as its exit demands."""
         rules, failed = self._rules, f"rank {how.rank} failed: {describe_exit(how.code)}"
         self.failures.append(how)
         left = rules.n - len(self.failures)
@@ -329,8 +330,8 @@ def _ranks(count: int) -> str:
 def first_failure(failures: Sequence[RankFailure], n: int = 0) -> RankFailure | None:
     """The rank of ``n`` that failed before all others; None when none has.
 
-    Ranks that others have aborted come after those, whatever the clocks of the hosts say. When all ``n`` ranks of a job
-    exit with 0 in the middle of it, none has failed: no rank waited for them.
+    Aborted ranks come after all others, because the clocks of hosts differ. If all ``n`` ranks exit with 0 in the
+    middle of the job, none has failed: no rank waited for them.
     """
     if len(failures) == n and not any(failure.code for failure in failures):
         return None
@@ -338,7 +339,7 @@ def first_failure(failures: Sequence[RankFailure], n: int = 0) -> RankFailure | 
 
 
 def exit_code(code: int) -> int:
-    """What a shell shows for a subprocess return code: 128 + signal for a signal."""
+    """The exit code that a shell shows for a subprocess return code: 128 + signal for a signal."""
     return code if code >= 0 else 128 - code
 
 
@@ -346,7 +347,7 @@ def signal_name(number: int) -> str:
     """SIGKILL for 9, and so on."""
     try:
         return signal.Signals(number).name
-    except ValueError:  # of the realtime signals only the first and the last have names
+    except ValueError:  # of realtime signals only the first and the last have names
         above = number - signal.SIGRTMIN
         return f"SIGRTMIN+{above}" if above > 0 else f"signal {number}"
 
@@ -361,17 +362,17 @@ def describe_exit(code: int) -> str:
 
 
 def judge_late_rank(failed_at: float | None, now: float) -> int:
-    """The signal for a rank that waits for others in its exit handlers since it failed; 0 while it has time."""
+    """The signal for a rank that has failed and still waits in its exit handlers; 0 while it has time."""
     late = 0.0 if failed_at is None else now - failed_at
     return 0 if late <= RAISED else signal.SIGTERM if late < 2 * RAISED else signal.SIGKILL
 
 
 def judge_parting(code: int, left_early: bool, aborted: bool, stopping: bool) -> tuple[bool, float, bool]:
-    """What the wrapper of a rank does that exited with ``code``, ``left_early`` or not, ``aborted`` by others or not.
+    """What the wrapper of a rank does when the rank has exited with ``code``, ``left_early`` or ``aborted`` by others.
 
-    Whether it reports a failure; the seconds for which it lingers, so that others report first, before its exit makes
-    MPI kill them; whether it closes its connection to MPI's launcher, which then ends the others. Nothing of this where
-    a signal is ``stopping`` the job.
+    Returns whether it reports a failure; the seconds it waits, so that other ranks report before its exit makes MPI
+    kill them; and whether it closes its connection to MPI's launcher, which then ends the others. It does none of this
+    while a signal is ``stopping`` the job.
     """
     left_early = left_early and not code
     if stopping:
@@ -388,11 +389,11 @@ def judge_run(
     held: float = 0.0,
     heard: bool = True,
 ) -> tuple[Literal["", "timeout", "failure"], bool]:
-    """Why the ranks of a notebook's run have to be interrupted by now, and whether no more is to be expected of them.
+    """Why the ranks of a notebook's run must be interrupted by now, and whether to stop waiting for their reports.
 
-    ``failed_at`` is when the first rank failed or died, or when one that waited for its user since has its answer;
-    ``cause_known``: one has failed by itself, or died. ``timeout`` is the run's own limit, without the seconds in
-    which ranks were ``held`` by their user. ``heard``: no rank that still runs may have to be ended, see `judge_stop`.
+    ``failed_at``: when the first rank failed or died, or later, when a rank that waited for its user has its answer.
+    ``cause_known``: a rank has failed by itself, or died. ``timeout``: the limit of the run, without the seconds in which the
+    user ``held`` ranks. ``heard``: no rank that still runs may have to be ended, see `judge_stop`.
     """
     stopped = now - failed_at > (UNHEARD + DYING if not heard else ENDING if cause_known else DYING)
     late = bool(timeout) and now - held > timeout
@@ -412,17 +413,17 @@ def judge_stop(seconds: float, limit: float, unheard: float, where: str) -> str:
 
 
 def judge_answer(now: float, answered_at: float, *, raised: bool, engine_known: bool) -> bool:
-    """Whether a rank of a notebook's run has failed, because its engine has answered and no record of its end came.
+    """Whether a rank of a notebook's run has failed because its engine has answered without a record of its end.
 
-    ``raised``: the engine's own code has. ``engine_known``: the controller has not lost it.
+    ``raised``: code of the engine itself raised. ``engine_known``: the controller has not lost the engine.
     """
     return now - answered_at > (TELLING if not engine_known else RAISING if raised else REPORTING)
 
 
 def judge_silence(heard: float, spoke: float, now: float, silence: float) -> tuple[str, bool]:
-    """Why the other side of a connection between hosts is lost, if it is, and whether to give a sign of life.
+    """Why the other side of a connection between hosts counts as lost, if it does, and whether to send a sign of life.
 
-    ``heard`` and ``spoke`` are when the last sign came and went.
+    ``heard`` and ``spoke``: when the last sign came and went.
     """
     lost = f"it has not answered for {silence:g} s" if now - heard > silence else ""
     return lost, now - spoke > silence / 6

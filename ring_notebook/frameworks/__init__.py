@@ -1,7 +1,7 @@
-"""The frameworks that cells train with: what the kernel and the engines know of each.
+"""The frameworks that cells train with: what kernel and engines know of each.
 
 A framework is an entry of `BUILT_IN`, or of the entry point group ``ring_notebook.frameworks`` of an installed package.
-Nothing here imports a framework. A face describes its tensors to `ring_notebook.api.tensor_adapter`.
+Nothing here imports a framework. A face registers its tensors with `ring_notebook.api.tensor_adapter`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def frameworks() -> tuple[Framework, ...]:
 
 
 def framework(name: str) -> Framework:
-    """The framework called ``name``. Raises RingError that lists the known ones where there is none."""
+    """The framework ``name``. Raises RingError with the known names if there is none."""
     for known in frameworks():
         if known.name == name:
             return known
@@ -62,11 +62,11 @@ def framework(name: str) -> Framework:
 
 
 def default() -> Framework:
-    """The framework of cells that name none: that of RING_FRAMEWORK, else the first of `BUILT_IN`."""
+    """The framework of cells that use none by name: RING_FRAMEWORK, else the first of `BUILT_IN`."""
     return framework(config().framework) if config().framework else BUILT_IN[0]
 
 
 def named(names: Iterable[str]) -> Framework | None:
-    """The framework that a cell with these names uses; the default one where it uses several, None where none."""
+    """The framework that a cell with these names uses. Of several, the default one; None if it uses none."""
     given = set(names)
     return next((known for known in (default(), *frameworks()) if known.named_in(given)), None)

@@ -12,9 +12,9 @@ __all__ = ["Call", "CellCalls", "Hint", "names_in"]
 
 
 class Hint(NamedTuple):
-    """A line of the cell as the notebook counts it (0: no single one), and what to change there.
+    """A line of the cell as the notebook counts it (0: no single line), and what to change there.
 
-    Code in ``text`` stands between backquotes.
+    Code in ``text`` is between backquotes.
     """
 
     line: int
@@ -31,10 +31,10 @@ class Call(NamedTuple):
     line: int
     node: ast.Call
     guarded: bool
-    """Whether it stands inside an ``if`` that asks for the rank."""
+    """Whether it is inside an ``if`` that checks the rank."""
 
     def has(self, *keywords: str) -> bool:
-        """Whether one of ``keywords`` is passed."""
+        """Whether the call passes one of ``keywords``."""
         return any(word.arg in keywords for word in self.node.keywords)
 
     def keyword(self, name: str) -> ast.expr | None:
@@ -72,12 +72,12 @@ class CellCalls:
         return next((call for call in self.calls if call.name in names), None)
 
     def result_of(self, call: Call | None) -> str:
-        """The variable that the result of ``call`` is assigned to; empty where there is none."""
+        """The variable that gets the result of ``call``; empty if none does."""
         return self._targets.get(id(call.node), "") if call is not None else ""
 
 
 def names_in(tree: ast.AST) -> set[str]:
-    """Every name that source uses, and every module it imports, as ``os.path``."""
+    """Every name that the source uses, and every module that it imports, such as ``os.path``."""
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):

@@ -16,35 +16,35 @@ def _no_hints(_cell: CellCalls) -> Iterable[Hint]:
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """One framework. An entry point gives an instance; ``name``, ``face`` and ``modules`` are enough to train."""
+    """One framework. An entry point is an instance; ``name``, ``face`` and ``modules`` are enough to train."""
 
     name: str
     face: str
-    """The module that ``ring`` is in its cells. An engine imports the default framework's face when it starts."""
+    """The module that its cells see as ``ring``. An engine imports the face of the default framework when it starts."""
     modules: tuple[str, ...]
-    """What the names of its modules, and of those that load it, begin with."""
+    """Prefixes of the names of its modules, and of modules that load it."""
     gpu_word: str = ""
     """A word in the source of every cell that uses a GPU."""
     gpu_setup: str = ""
-    """Lines by which a rank of a script chooses its GPU; in an engine the rank's own GPU is the first."""
+    """Lines with which a rank of a script chooses its GPU; in an engine the first GPU is the rank's own."""
     before: Mapping[str, str] = field(default_factory=dict)
-    """What an engine calls before a cell that names the key, as ``module:function``."""
+    """By name: the ``module:function`` that an engine calls before a cell that uses the name."""
     count_waits: str = ""
     """What has `core.other_waits` count how long the framework's own C++ waits for other ranks, as ``module:function``;
     an engine calls it before each cell."""
     threads: str = ""
     """How many threads a rank computes with, as ``module:function``; an engine calls it before each cell."""
     modes: str = ""
-    """What remembers the framework's modes of a thread, such as whether gradients are recorded, and returns a function
-    that puts back those that have changed since and returns their names, as ``module:function``; an engine calls it
-    before each cell, and the function after one that has failed or was interrupted."""
+    """The ``module:function`` that remembers the framework's modes of a thread, such as whether gradients are recorded.
+    An engine calls it before each cell. It returns a function, which an engine calls after a cell that failed or was
+    interrupted: that puts changed modes back and returns their names."""
     lost_rank: str = ""
-    """Whether an exception is what the framework's C++ raises when another rank has gone, as ``module:function``."""
+    """The ``module:function`` that says whether the framework raised an exception because another rank has gone."""
     hints: Callable[[CellCalls], Iterable[Hint]] = _no_hints
-    """What in a cell makes ranks train apart or do the same work twice, and the line to change; called in the kernel,
-    which does not import the framework."""
+    """Hints to a cell whose ranks would train apart or do the same work twice, with the line to change. The kernel
+    calls it, and does not import the framework."""
     loaders: frozenset[str] = frozenset()
-    """Calls that make a loader of batches, by the last part of their dotted names."""
+    """Calls that make a loader of batches: the last part of their dotted names."""
 
     def named_in(self, names: Iterable[str]) -> bool:
         """Whether one of ``names``, as `names_in` gives them, belongs to this framework or its face."""

@@ -1,4 +1,4 @@
-"""PyTorch as cells use it: its entry among the frameworks, and the hints to a cell that trains with it."""
+"""PyTorch in cells: its entry among the frameworks, and the hints to a cell that trains with it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ring_notebook.frameworks.framework import Framework
 
 __all__ = ["TORCH"]
 
-# torch's own ways to average gradients, and those of libraries over it, which also start the ranks alike.
+# Ways of torch and of libraries over it to average gradients, which also start all ranks with equal weights.
 _STRATEGIES = frozenset(
     {
         "DistributedDataParallel",
@@ -40,7 +40,7 @@ _LOADERS = frozenset({"DataLoader"})
 
 
 def _hints(cell: CellCalls) -> Iterator[Hint]:
-    """Hints only where the cell leaves no doubt: what an earlier cell may have set up is no ground for one."""
+    """Only certain hints: none for something that an earlier cell may have set up."""
     optimizer = next((call for call in cell.calls if ".optim." in f".{call.whole}"), None)
     trains, loader = "backward" in cell.names, cell.first(_LOADERS)
     wrapped = cell.first({"DistributedOptimizer"})
@@ -78,7 +78,7 @@ def _hints(cell: CellCalls) -> Iterator[Hint]:
 
 
 def _averaging(cell: CellCalls, optimizer: Call, loader: Call | None) -> Hint:
-    """What to add behind the last of model, optimizer and loader, in the names that the cell has for them."""
+    """What to add after the last of model, optimizer and loader, with the names that the cell gives them."""
     names = [_model_of(optimizer), cell.result_of(optimizer)]
     line = optimizer.line
     if loader is not None and cell.result_of(loader):
@@ -96,7 +96,7 @@ def _averaging(cell: CellCalls, optimizer: Call, loader: Call | None) -> Hint:
 
 
 def _model_of(optimizer: Call | None) -> str:
-    """The name of the model whose ``parameters()`` the optimizer gets; empty where it gets others."""
+    """The name of the model whose ``parameters()`` the optimizer gets; empty if it gets others."""
     first = optimizer.node.args[0] if optimizer is not None and optimizer.node.args else None
     if isinstance(first, ast.Call) and isinstance(first.func, ast.Attribute) and first.func.attr == "parameters":
         return ast.unparse(first.func.value) if isinstance(first.func.value, ast.Name) else ""
@@ -108,7 +108,7 @@ def _shards_by_hand(cell: CellCalls, loader: Call) -> bool:
 
 
 def _of_reduction(cell: CellCalls, wrapped: Call | None) -> Iterator[Hint]:
-    """What reads gradients, or averages over ranks, at another moment or by other means than our optimizer."""
+    """Code that reads gradients, or averages over ranks, at the wrong moment or not with our optimizer."""
     prepared = cell.first({"prepare"})
     ours = wrapped or (prepared if prepared and not prepared.has("strategy") else None)
     if ours is None or cell.names & _STRATEGIES:

@@ -1,1 +1,1 @@
-"""Horovod's names for what this package has: ``import horovod`` in scripts and libraries that nobody changes."""
+"""Horovod's names for this package: ``import horovod`` works in unchanged scripts and libraries."""

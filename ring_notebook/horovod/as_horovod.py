@@ -1,4 +1,4 @@
-"""Turns the hook on and off: what ``import horovod`` means in this process, and in those that it starts."""
+"""Turns the import hook on and off: ``import horovod`` in this process, and in processes that it starts."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ __all__ = ["as_horovod", "variables"]
 
 _finder = Finder()
 _made: dict[str, ModuleType] = {}
-"""The modules while the hook is off: those that a user has kept and those imported next are the same."""
+"""The modules while the hook is off, so that a later import gives the same modules that a user has kept."""
 
 
 def as_horovod() -> ExitStack:
-    """Make ``import horovod`` mean Ring Notebook in this process, in imports within libraries too.
+    """Make ``import horovod`` import Ring Notebook in this process, also in libraries.
 
-    An installed Horovod is left alone and not found meanwhile; modules of it that had been imported stay with who has
-    them. Takes effect at once. Used as a context manager, or by ``close()`` of the result, it ends: imports find what
-    they found before. Does nothing, also at the end, where it is in effect already.
+    It takes effect at once. An installed Horovod is not changed and cannot be imported meanwhile; modules that were
+    imported before stay valid. It ends with the ``with`` block, or with ``close()`` of the result: imports then find
+    what they found before. Does nothing, also at the end, if it is already in effect.
     """
     leaving = ExitStack()
     if _finder not in sys.meta_path:
@@ -36,7 +36,7 @@ def as_horovod() -> ExitStack:
 
 
 def variables(env: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variables that have the same effect in the Python programs that get them, and in those that they start."""
+    """Variables with the same effect in Python programs that get them, and in programs that those start."""
     paths = [str(Path(__file__).parent / "path"), *filter(None, [env.get("PYTHONPATH", "")])]
     return {"PYTHONPATH": os.pathsep.join(paths)}
 
@@ -48,5 +48,5 @@ def _turn_off(before: dict[str, ModuleType]) -> None:
 
 
 def _take() -> dict[str, ModuleType]:
-    """The modules of this name, which are imported no longer."""
+    """Remove the modules of this name from `sys.modules`; returns them."""
     return {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == NAME}

@@ -1,4 +1,4 @@
-"""What scripts and libraries take from ``horovod.common.util``: small functions without ranks."""
+"""The functions of ``horovod.common.util`` that scripts and libraries use; none needs ranks."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def is_iterable(x: Any) -> bool:
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:
-    """Whether so many ranks can run Adasum: a power of two."""
+    """Whether ``num_rank`` ranks can run Adasum: a power of two."""
     return num_rank > 0 and num_rank & (num_rank - 1) == 0
 
 
 def split_list(items: Sequence[T], n: int) -> list[Sequence[T]]:
-    """``n`` consecutive parts whose lengths differ by one at most, the longer ones first."""
+    """``n`` consecutive parts. Their lengths differ by at most one; the longer ones come first."""
     base, extra = divmod(len(items), n)
     ends = [(index + 1) * base + min(index + 1, extra) for index in range(n)]
     return [items[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
@@ -47,7 +47,7 @@ def split_list(items: Sequence[T], n: int) -> list[Sequence[T]]:
 
 @contextmanager
 def env(**variables: str | None) -> Iterator[None]:
-    """Within, these environment variables are set; those that are None are left as they are."""
+    """Set these environment variables in the block; None leaves a variable as it is."""
     wanted = {name: value for name, value in variables.items() if value is not None}
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)

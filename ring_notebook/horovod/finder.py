@@ -1,4 +1,4 @@
-"""The import hook that makes Horovod's modules from the table of their names."""
+"""The import hook that makes Horovod's modules from the table of names."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["Finder"]
 
 
 class Finder(MetaPathFinder, Loader):
-    """Finds and loads ``horovod`` and what is in it; no other finder is asked for these names."""
+    """Finds and loads ``horovod`` and its modules; no other finder is asked for them."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec of a module of Horovod's. Raises ModuleNotFoundError that says which there are."""
+        """The spec of a module of Horovod. Raises ModuleNotFoundError with a list of those that exist here."""
         if fullname.partition(".")[0] != NAME:
             return None
         if fullname not in MODULES:
@@ -28,11 +28,11 @@ class Finder(MetaPathFinder, Loader):
             raise ModuleNotFoundError(
                 f"No module named {fullname!r}: {NAME} is Ring Notebook {VERSION} here, which has {there} and their "
                 "submodules; leave out --horovod or as_horovod() to import an installed Horovod"
-            )  # without `name`: that of a missing one makes ``from horovod import NAME`` say less
+            )  # without `name`: with it ``from horovod import NAME`` would show a shorter message
         return ModuleSpec(fullname, self, origin="Ring Notebook", is_package=bool(below(fullname)))
 
     def exec_module(self, module: ModuleType) -> None:
-        """Bind the names of ``module``; a package below the top has its modules loaded, as Horovod's have."""
+        """Bind the names of ``module``. A package below the top also loads its modules, as in Horovod."""
         public: list[str] = []
         for theirs, ours, own in bindings(module.__name__):
             source = import_module(ours)

@@ -1,6 +1,6 @@
-"""Horovod's modules, as data: where each of their names comes from in this package.
+"""A table of Horovod's modules: where each of their names comes from in this package.
 
-The modules and names are those of Horovod 0.28.1 that PyTorch scripts and libraries import.
+It has the modules and names of Horovod 0.28.1 that PyTorch scripts and libraries import.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["MODULES", "NAME", "VERSION", "below", "bindings"]
 
 NAME = "horovod"
 VERSION = f"0.28.1+ring.notebook.{__version__}"
-"""Horovod's version, for comparisons, and whose code it is."""
+"""Horovod's version, for comparisons, and ours."""
 
 _TORCH = "ring_notebook.torch"
 _BASICS = "ring_notebook.api.basics"
@@ -59,7 +59,7 @@ MODULES: dict[str, dict[str, str]] = {
 
 
 def bindings(module: str) -> Iterator[tuple[str, str, str]]:
-    """What binds the names of a module: Horovod's name, our module, and our name there (dotted, or ``*`` for all)."""
+    """For each name of a module: Horovod's name, our module, and our name there (dotted, or ``*`` for all)."""
     for ours, names in MODULES[module].items():
         for name in names.split():
             theirs, _, own = name.partition("=")
@@ -67,5 +67,5 @@ def bindings(module: str) -> Iterator[tuple[str, str, str]]:
 
 
 def below(module: str) -> list[str]:
-    """The modules directly in a package; empty for a module that is none."""
+    """The modules directly in a package; empty for a module."""
     return [name for name in MODULES if name.rpartition(".")[0] == module]

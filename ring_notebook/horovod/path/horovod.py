@@ -1,6 +1,6 @@
-"""What programs that ``ringrun --horovod`` starts find first as ``horovod``: it turns the import hook on.
+"""The first ``horovod`` on the path of programs under ``ringrun --horovod``: importing it turns the import hook on.
 
-This folder is in their PYTHONPATH. The module that importers get is the one that the hook makes.
+This folder is in their PYTHONPATH. The program then gets the module that the hook makes.
 """
 
 from importlib import import_module

@@ -61,7 +61,7 @@ def test_each_rank_sees_an_instance_of_a_divided_gpu(mpi_args: str, monkeypatch:
     program = ["python", "-c", "import os; os.write(1, os.environ['CUDA_VISIBLE_DEVICES'].encode() + b';')"]
     done = ringrun("-np", "3", f"--mpi-args={mpi_args}", *program)
     assert sorted(done.stdout.split(";")) == ["", "MIG-a", "MIG-a", "MIG-b"], done.stderr
-    assert done.stderr == "ringrun: 3 ranks share 2 GPUs, so sums of GPU tensors take the way through CPU memory\n"
+    assert done.stderr == "ringrun: 3 ranks share 2 GPUs, so sums of GPU tensors go through CPU memory\n"
 
 
 def test_two_dashes_end_the_options(program: str) -> None:
