@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 
 __all__ = ["MOST_CHARTS", "ChartArea", "answer_while_busy", "load_charts"]
 
-MOST_CHARTS = 6  # of metrics, where --plot names none; a menu shows the others
-CHART_BYTES = 150_000  # a second: charts with many points are drawn less often
+MOST_CHARTS = 6  # of metrics, without --plot; a menu shows the others
+CHART_BYTES = 150_000  # per second; charts with many points are drawn less often
 _OTHERS = "more metrics…"
 
 
 def load_charts() -> type[LiveChart]:
-    """Import the charts, which takes a moment the first time; a cluster's start does it in the background."""
+    """Import the charts. The first import takes a moment; the start of a cluster does it in the background."""
     from ring_notebook.notebook.panel.charts.live_chart import LiveChart
 
     return LiveChart
 
 
 class ChartArea:
-    """The charts of one run. ``grid`` and ``buttons`` are widgets; ``look`` is what the reader has chosen.
+    """The charts of one run. ``grid`` and ``buttons`` are widgets; ``look`` is the choice of the reader.
 
-    ``plot`` names the metrics to chart, by default the first ones logged. ``on_look`` is called with each new choice.
+    ``plot``: the metrics to chart, by default the first ones logged. ``on_look`` is called with each new choice.
     """
 
     def __init__(self, plot: Sequence[str], look: Look, on_look: Callable[[Look], None]) -> None:
@@ -57,7 +57,7 @@ class ChartArea:
         self.grid = GridBox(layout=Layout(width="100%", grid_gap="8px 24px"))
 
     def draw(self, view: RunView) -> None:
-        """Show the run as it is now, unless the last drawing was so large that the page still has to rest."""
+        """Show the run as it is now, unless the last drawing was so large that the page needs more time."""
         if monotonic() < self._due:
             return
         every = charts(view, self._names(view), self.look)
@@ -124,8 +124,8 @@ def _toggle(word: str, tooltip: str, value: bool) -> ToggleButton:
 def answer_while_busy(widget: Widget) -> None:
     """Let clicks on ``widget`` reach the kernel while a cell blocks its main shell.
 
-    ipykernel 7 sends them to the shell that last used the widget, which is the blocked one; this sends them to the
-    front end's subshell. Where there are no subshells, only an interrupt of the kernel stops the run.
+    ipykernel 7 sends them to the shell that last used the widget, which is blocked. This sends them to the subshell of
+    the front end. Without subshells only an interrupt of the kernel stops the run.
     """
     if hasattr(widget.comm, "_reply_subshell_for"):
         widget.comm._reply_subshell_for = lambda _data, default: default

@@ -1,4 +1,4 @@
-"""What the ranks display: in the live panel, as outputs that the page renders, and elsewhere as HTML and text."""
+"""Displays of the ranks: in the live panel as outputs that the page renders, elsewhere as HTML and text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ring_notebook.notebook.style import GREY, rank_color, rank_list
 __all__ = ["Gallery", "html", "label", "text"]
 
 
-# A server drops what a kernel sends beyond a megabyte a second, and the charts need some of it.
+# A server drops messages of a kernel above a megabyte per second, and the charts need some of it.
 BYTES_PER_SECOND = 400_000
 
 
@@ -30,7 +30,7 @@ class Gallery:
         self.widget = VBox(layout=Layout(display="none", overflow="visible"))
 
     def draw(self, view: RunView) -> None:
-        """Show the displays of ``view``; a plot that changes faster than it can be sent skips states."""
+        """Show the displays of ``view``. A plot that changes faster than it can be sent skips states."""
         if monotonic() < self._due:
             return
         sent = 0
@@ -50,7 +50,7 @@ class Gallery:
         self._due = monotonic() + sent / BYTES_PER_SECOND
 
     def finish(self, view: RunView) -> None:
-        """Show the last state, whatever was sent just before."""
+        """Show the last state at once."""
         self._due = 0.0
         self.draw(view)
 
@@ -65,7 +65,7 @@ class _Frame:
         self.widget = VBox([self._label, self._output])
 
     def draw(self, one: Displayed) -> int:
-        """Show a newer state; returns the number of bytes that this sends."""
+        """Show a newer state; returns the number of bytes sent."""
         before, self._shown = self._shown, one
         if one.ranks != before.ranks:
             self._label.value = label(one)

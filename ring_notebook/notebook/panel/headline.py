@@ -1,4 +1,4 @@
-"""The first lines of a panel and a report: how the run goes, and what is wrong with it, in words."""
+"""The first lines of a panel and a report: progress of the run, and what is wrong with it, in words."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ring_notebook.records import TRANSPORTS
 __all__ = ["Headline", "alarms", "first_row", "headline", "html", "text"]
 
 _AMBER = STATUS_COLORS["interrupted"]
-MOST_BROKEN = 3  # metrics with values that are no numbers
+MOST_BROKEN = 3  # metrics with NaN or infinite values
 
 
 @dataclass(frozen=True)
 class Headline:
     """``status`` in a word, then ``name`` and ``facts``; ``progress`` is the share done, ``left`` the seconds to go.
 
-    Where ``part`` is not empty, both are of this part of the run. ``alarms`` are sentences about what is wrong,
+    If ``part`` is not empty, both are of this part of the run. ``alarms`` are sentences about what is wrong,
     ``warnings`` about what is slow.
     """
 
@@ -39,7 +39,7 @@ class Headline:
 
 
 def headline(log: RunRecord, view: RunView, stuck: Sequence[RankView] = ()) -> Headline:
-    """The headline of a run. ``stuck`` are ranks that have made no progress for long: then no time left is invented."""
+    """The headline of a run. With ``stuck``, ranks that have made no progress for long, it has no time left."""
     facts = [_on_ranks(log, view), duration(view.elapsed)]
     if view.samples_per_s:
         facts.append(f"{whole(view.samples_per_s)} samples/s")
@@ -68,7 +68,7 @@ def headline(log: RunRecord, view: RunView, stuck: Sequence[RankView] = ()) -> H
 
 
 def _on_ranks(log: RunRecord, view: RunView) -> str:
-    """How many ranks, and which of the cluster where the cell was for some."""
+    """How many ranks, and which of the cluster if the cell runs on some."""
     chosen = log.options.get("ranks")
     count = plural(view.size, "rank")
     if isinstance(chosen, list) and chosen and all(isinstance(rank, int) for rank in chosen):
@@ -77,7 +77,7 @@ def _on_ranks(log: RunRecord, view: RunView) -> str:
 
 
 def _speedup(log: RunRecord, view: RunView) -> list[str]:
-    """How much faster than one rank, where %%ringscale has measured one before."""
+    """How much faster than one rank, if %%ringscale has measured one before."""
     one = log.options.get("one_rank")
     if log.status != "ok" or not isinstance(one, int | float) or not one > 0 or not view.samples_per_s:
         return []
@@ -85,7 +85,7 @@ def _speedup(log: RunRecord, view: RunView) -> list[str]:
 
 
 def _transport(view: RunView) -> list[str]:
-    """How tensors on GPUs go between the ranks, once a rank has said it."""
+    """What moves tensors on GPUs between the ranks, once a rank has reported it."""
     said = [rank.status.extra.get("transport") for rank in view.ranks if rank.status]
     return next(([text] for way, text in TRANSPORTS.items() if way in said), [])
 
@@ -99,7 +99,7 @@ def _broken(view: RunView) -> list[str]:
 
 
 def html(content: Headline) -> str:
-    """The headline for a page; it can still be read where the page removes styles."""
+    """The headline for a page; readable even if the page removes styles."""
     return first_row(content) + alarms(content)
 
 
@@ -116,13 +116,13 @@ def first_row(content: Headline) -> str:
         parts.append(f"<b>{duration(content.left)} left</b>")
     parts += [f"<span>{escape(fact)}</span>" for fact in content.facts]
     first, *more = parts
-    # The dot belongs to what follows it: the style sheet hides the one with which a line would begin.
+    # Each dot belongs to the part after it: the style sheet hides a dot at the beginning of a line.
     rest = "".join(f"<span><span class=ring-dot> · </span>{part}</span>" for part in more)
     return f"<div class='ring-head'>{first}{rest}</div>"
 
 
 def alarms(content: Headline, live: bool = False) -> str:
-    """The sentences about what is wrong and what is slow, a line each; readers of a ``live`` page hear the first."""
+    """Sentences about what is wrong and what is slow, one per line. On a ``live`` page screen readers say alarms."""
     lines = []
     for sentence, shade in [*((one, RED) for one in content.alarms), *((one, _AMBER) for one in content.warnings)]:
         role = " role='alert'" if shade == RED and live else ""

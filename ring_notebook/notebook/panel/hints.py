@@ -1,6 +1,6 @@
-"""Data-parallel lint: what in a cell makes ranks train apart or do the same work twice, and the line to change.
+"""Data-parallel lint: why the ranks of a cell train apart or do the same work twice, and the line to change.
 
-Two sources: the framework's own hints to what a cell calls (`ring_notebook.frameworks`), and what the ranks really did.
+Hints come from two sources: the calls of the cell (`ring_notebook.frameworks`), and what the ranks really did.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ring_notebook.notebook.style import rank_list
 
 __all__ = ["Hint", "Lint", "html", "logs_metrics", "text"]
 
-_SAME_LINES = 5  # lines that all ranks print alike before it is worth a word
+_SAME_LINES = 5  # equal lines of all ranks before there is a hint
 
 
 class Lint:
@@ -31,16 +31,16 @@ class Lint:
     def __init__(self, source: str, first_line: int = 1, *, gpus: bool = False) -> None:
         try:
             tree = ast.parse("\n" * (first_line - 1) + TransformerManager().transform_cell(source))
-        except SyntaxError:  # the ranks say so themselves
+        except SyntaxError:  # the ranks report it
             tree = ast.Module([], [])
         self._framework = named(names_in(tree)) or default()
         self._cell = CellCalls(tree, gpus)
         self._static = tuple(self._framework.hints(self._cell))
 
     def hints(self, view: RunView) -> tuple[Hint, ...]:
-        """What is to be said of the run so far. One rank alone has nothing to get wrong.
+        """The hints for the run so far; none for a single rank.
 
-        A cell that failed before its first step has another fault, which its error names.
+        None for a cell that failed before its first step either: its error says what is wrong.
         """
         if view.size == 1 or (not view.names and any(rank.ended and rank.ended.status != "ok" for rank in view.ranks)):
             return ()
@@ -55,7 +55,7 @@ class Lint:
         yield Hint(
             loader.line if loader else 0,
             f"rank {least} ended at step {steps[least]} and rank {most} at step {steps[most]}: give every rank the "
-            "same number of batches, or some average gradients with nobody",
+            "same number of batches, or some ranks average gradients with no other rank",
         )
 
     def _of_output(self, view: RunView) -> Iterator[Hint]:
@@ -75,7 +75,7 @@ def text(hint: Hint) -> str:
 
 
 def html(hints: tuple[Hint, ...]) -> str:
-    """The hints for a page; what stands between backquotes is code."""
+    """The hints for a page; text between backquotes is code."""
     notices = []
     for hint in hints:
         pieces = escape(text(hint)).split("`")
@@ -85,5 +85,5 @@ def html(hints: tuple[Hint, ...]) -> str:
 
 
 def logs_metrics(source: str) -> bool:
-    """Whether the cell looks as if it would log metrics itself; functions that it calls may do so too."""
+    """Whether the cell seems to log metrics itself; functions that it calls may log too."""
     return re.search(r"\.(log|track)\(", source) is not None

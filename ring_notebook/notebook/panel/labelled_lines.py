@@ -15,11 +15,11 @@ from ring_notebook.notebook.style import GREY, rank_color, rank_list
 __all__ = ["Line", "Lines", "TerminalRows", "count", "html", "split_last", "text"]
 
 
-_Said = tuple[int, str, str]  # rank, stream and line
-# As `warnings` and tracebacks name a place.
+_RankLine = tuple[int, str, str]  # rank, stream and line
+# How `warnings` and tracebacks name a place in a cell.
 _CELL = re.compile(r'(?:File ")?<cell of run [^>]*>(?:", line |:)(\d+)')
 _BLOCK = "display:inline-block;vertical-align:top;max-width:calc(100% - 6ch);white-space:pre-wrap;word-break:break-all"
-_MOST_OF_A_ROUND = 3  # pieces of a rank: a message has several when it holds blocks
+_MOST_OF_A_ROUND = 3  # pieces of a rank; a message with blocks has several
 
 
 class Line(NamedTuple):
@@ -31,14 +31,14 @@ class Line(NamedTuple):
 
 
 class Lines:
-    """Splits pieces of output into lines. A row that may still change, as a progress bar does, is in `unfinished`."""
+    """Splits pieces of output into lines. Rows that may still change, such as progress bars, are in `unfinished`."""
 
     def __init__(self) -> None:
         self._seen = 0
         self._rows: dict[tuple[int, str], TerminalRows] = {}
 
     def take(self, pieces: Iterable[Printed], last: bool = False) -> list[Line]:
-        """The lines that these pieces complete, with ``last`` unfinished ones too; pieces seen before are skipped."""
+        """The lines that new pieces complete; with ``last`` also unfinished ones. Pieces seen before are skipped."""
         new = [piece for piece in pieces if piece.number > self._seen]
         self._seen = new[-1].number if new else self._seen
         lines = [line for arrived in _rounds(new) for line in _side_by_side([self._split(own) for own in arrived])]
@@ -47,13 +47,13 @@ class Lines:
                 lines.extend((rank, stream, line) for line in rows.settle(last))
         return _joined(lines)
 
-    def _split(self, pieces: Iterable[Printed]) -> list[_Said]:
-        """What the pieces of a rank complete, line by line; a block is one of them."""
-        lines: list[_Said] = []
+    def _split(self, pieces: Iterable[Printed]) -> list[_RankLine]:
+        """The lines that the pieces of a rank complete; a block counts as one line."""
+        lines: list[_RankLine] = []
         for piece in pieces:
             rows = self._rows.setdefault((piece.rank, piece.stream), TerminalRows())
             rows.write(piece.text)
-            if not rows.goes_up:  # those rows are complete when the cursor is below them for a while
+            if not rows.goes_up:  # else rows are complete when the cursor has been below them for a while
                 settled = rows.settle()
                 settled = ["\n".join(settled)] if piece.block else settled
                 lines += [(piece.rank, piece.stream, line) for line in settled]
@@ -65,7 +65,7 @@ class Lines:
 
 
 def _rounds(pieces: Iterable[Printed]) -> Iterator[list[list[Printed]]]:
-    """What ranks sent at about the same time, by rank in the order of the ranks."""
+    """The pieces that ranks sent at about the same time, a list per rank, in the order of the ranks."""
     arrived: dict[int, list[Printed]] = {}
     last = -1
     for piece in pieces:
@@ -78,15 +78,15 @@ def _rounds(pieces: Iterable[Printed]) -> Iterator[list[list[Printed]]]:
     yield [arrived[rank] for rank in sorted(arrived)]
 
 
-def _side_by_side(ranks: Sequence[list[_Said]]) -> Iterator[_Said]:
+def _side_by_side(ranks: Sequence[list[_RankLine]]) -> Iterator[_RankLine]:
     """The first line of every rank, the second of every rank, and so on."""
     for lines in zip_longest(*ranks):
         yield from filter(None, lines)
 
 
-def _joined(lines: list[_Said]) -> list[Line]:
+def _joined(lines: list[_RankLine]) -> list[Line]:
     # The n-th equal line of one rank joins the n-th of another, so that repeated lines stay repeated.
-    said: Counter[_Said] = Counter()
+    said: Counter[_RankLine] = Counter()
     joined: dict[tuple[str, str, int], list[int]] = {}
     for line in lines:
         rank, stream, content = line
@@ -96,7 +96,7 @@ def _joined(lines: list[_Said]) -> list[Line]:
 
 
 def count(lines: Iterable[Line]) -> int:
-    """How many lines they are, those of each print counted."""
+    """The number of lines, including those within one print."""
     return sum(line.text.count("\n") + 1 for line in lines)
 
 
@@ -109,7 +109,7 @@ def split_last(lines: Sequence[Line], wanted: int) -> tuple[Sequence[Line], Sequ
 
 
 def html(lines: Iterable[Line]) -> str:
-    """The lines for a page, each after its ranks."""
+    """The lines for a page, each after the numbers of its ranks."""
     parts = []
     for line in lines:
         color = rank_color(line.ranks[0]) if len(line.ranks) == 1 else GREY
@@ -135,7 +135,7 @@ def text(lines: Iterable[Line]) -> str:
 # A control sequence (its parameter and letter), a character that moves the cursor, or the beginning of a sequence.
 _CONTROL = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])|([\n\r\x08])|(\x1b(?:\[[0-9;?]*)?$)")
 
-# What one sequence may ask for: a page has no use for more, and a hostile one would fill the memory.
+# Limits of one sequence: a page needs no more, and a hostile sequence would fill the memory.
 _MOST_DOWN = 100
 _MOST_RIGHT = 1000
 
@@ -143,10 +143,10 @@ _MOST_RIGHT = 1000
 class TerminalRows:
     """The rows that one stream of text leaves on a terminal, as far as they may still change.
 
-    That is the row of the cursor and those below it: what progress bars overwrite is gone, as it is there.
+    These are the row of the cursor and the rows below it. Overwritten text is gone, as on a terminal.
 
-    Colors are dropped. Of the rest, what tqdm and rich use: the cursor up, down, right and to a column, erasing a row
-    or its end, backspace.
+    Colors are dropped. The control sequences of tqdm and rich work: cursor up, down, right and to a column; erase a
+    row or its end; backspace.
     """
 
     def __init__(self) -> None:
@@ -154,8 +154,8 @@ class TerminalRows:
         self._row = self._column = 0
         self._cut = ""  # the beginning of a control sequence whose end is in the next piece
         self.goes_up = False
-        """Whether the stream has moved the cursor up before, so that it may again."""
-        self._left = 0  # rows that the cursor has been below since the last `settle`
+        """Whether the stream has moved the cursor up before: it may do so again."""
+        self._left = 0  # rows that the cursor has stayed below since the last `settle`
 
     @property
     def open(self) -> list[str]:
@@ -181,9 +181,9 @@ class TerminalRows:
         self._put(text[end:])
 
     def settle(self, last: bool = False) -> list[str]:
-        """Take the rows above the cursor, which are complete; with ``last`` all.
+        """Take the rows above the cursor, which are complete; with ``last`` all rows.
 
-        Those of a stream that moves the cursor up are taken when the cursor has been below them for two calls.
+        If the stream moves the cursor up, a row is complete when the cursor has stayed below it for two calls.
         """
         if last:
             rows, self._rows, self._row = self.open, [""], 0

@@ -1,4 +1,4 @@
-"""What the machines of the ranks do: sparklines for the table, charts, and warnings before something runs out."""
+"""The load of the machines: sparklines for the table, charts, and warnings before something runs out."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ _TITLES = {
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _SPARKS = 8  # characters
 SOON = 300.0  # seconds until memory runs out
-_READINGS, _SPAN = 10, 8.0  # readings and seconds that a trend is taken from, at least
-_REACH = 5.0  # times as far as it has been seen a trend is believed: a training that starts takes memory for a while
-IDLE, STARVED = 60.0, 0.25  # percent that a GPU is busy, and the share of time that its rank waits for data
+_READINGS, _SPAN = 10, 8.0  # least number of readings, and of seconds, for a trend
+_REACH = 5.0  # a trend counts for this many times its length: a training takes more memory at its start
+IDLE, STARVED = 60.0, 0.25  # a GPU is less busy than so many percent; its rank waits for data that share of time
 
 
 def sparkline(values: Sequence[float], top: float) -> str:
-    """The newest values as a row of blocks from nothing to ``top``."""
+    """The newest values as a row of blocks, from 0 to ``top``."""
     if not len(values) or not top > 0:
         return ""
     return _blocks(_parts(values), top)
 
 
 def _parts(values: Sequence[float]) -> list[float]:
-    """The means of as many parts of the values as a sparkline has characters."""
+    """The means of consecutive parts of the values, one part per character of a sparkline."""
     count = min(_SPARKS, len(values))
     edges = [len(values) * index // count for index in range(count + 1)]
     return [sum(values[first:last]) / (last - first) for first, last in pairwise(edges)]  # plain Python: few numbers
@@ -54,9 +54,9 @@ def _blocks(means: Iterable[float], top: float) -> str:
 
 
 class Cells:
-    """The cells of each rank, one for each of COLUMNS that is known: a sparkline and the newest value.
+    """The cells of each rank, one for each known column of COLUMNS: a sparkline and the newest value.
 
-    What a rank's machine does is summed up again only when there is a new reading of it.
+    A load is summed up again only when there is a new reading of it.
     """
 
     def __init__(self) -> None:
@@ -97,17 +97,17 @@ class _Reading:
         self.points = points
         self.highest = max(points.y)
         self._means = _parts(points.y)
-        self._said = _said(name, points.y[-1])
-        self._drawn = (0.0, f" {self._said}")
+        self._newest = _value_text(name, points.y[-1])
+        self._drawn = (0.0, f" {self._newest}")
 
     def cell(self, top: float) -> str:
         """A sparkline up to ``top`` and the newest value."""
         if self._drawn[0] != top:
-            self._drawn = (top, f"{_blocks(self._means, top) if top > 0 else ''} {self._said}")
+            self._drawn = (top, f"{_blocks(self._means, top) if top > 0 else ''} {self._newest}")
         return self._drawn[1]
 
 
-def _said(name: str, value: float) -> str:
+def _value_text(name: str, value: float) -> str:
     return f"{value:.0f}%" if name in ("cpu", "gpu") else f"{value * 2**-30:.3g} GiB"
 
 
@@ -129,7 +129,7 @@ def _scaled(points: Points, factor: float) -> Points:
 
 
 def warnings(log: RunRecord, view: RunView) -> tuple[str, ...]:
-    """What will go wrong, or costs time, because of the machines."""
+    """Warnings about what will fail, or costs time, because of the machines."""
     return (*_running_out(view), *_shared_cores(log, view), *_starved(view))
 
 
@@ -153,7 +153,7 @@ def _seconds_left(points: Points) -> float | None:
     slope, start = np.polyfit(x, y, 1)
     noise = float(np.abs(y - (slope * x + start)).mean())
     fallen = -slope * (x[-1] - x[0])
-    # Steadily, not in one jump: what a model takes at its first step does not go on.
+    # It must fall steadily, not in one jump: a model takes memory at its first step only.
     if np.median(np.diff(y)) >= 0 or slope >= 0 or fallen < 4 * noise or fallen < 0.01 * y[-1]:
         return None
     left = float(y[-1] / -slope)

@@ -30,20 +30,19 @@ from ring_notebook.notebook.style import CSS
 __all__ = ["Panel"]
 
 PERIOD = 0.2  # seconds between redraws
-TEXT_BYTES = 60_000  # a second: the table of many ranks, and output after a clear_output, are drawn less often
-CHUNK = 2_000  # characters of output that may be sent again when a little more comes
+TEXT_BYTES = 60_000  # per second; a table of many ranks, and output after a clear_output, are drawn less often
+CHUNK = 2_000  # characters of output; a chunk is sent again when more output comes
 CHUNKS = 60
 
 
 class Panel:
     """The live view of a run in progress.
 
-    ``plot`` names the metrics to chart, by default the first ones logged. The Stop button calls ``stop``, also while
-    the cell blocks. ``asks`` says what ranks ask that nobody answers. At the end `close` replaces the panel by the
-    still report. With ``apart`` the report leaves out what the ranks have displayed and why the run has failed, which
-    the cell shows by itself.
+    ``plot``: the metrics to chart, by default the first ones logged. The Stop button calls ``stop``, also while the
+    cell blocks. ``asks`` returns the open questions of ranks. At the end `close` replaces the panel with the still
+    report. With ``apart`` the report leaves out displays and the error of the run, because the cell shows them.
 
-    A page that was reloaded during the run shows the panel but cannot replace it: for such pages the panel itself
+    A page that was reloaded during the run shows the panel but cannot replace it. For such pages the panel itself
     becomes the report, until the panel of another run is shown.
     """
 
@@ -76,7 +75,7 @@ class Panel:
         self._button = Button(description="Stop", icon="stop", tooltip="Interrupt every rank", layout=size)
         self._button.on_click(self._on_stop)
         answer_while_busy(self._button)
-        # In the place of charts and table until the first step, and as high, so that what is below does not jump.
+        # Shown until the first step instead of charts and table, with their height, so that the page does not jump.
         expected = bool(plot) or hints.logs_metrics(log.source)
         self._beginning = HTML(layout=Layout(min_height="300px" if expected else None))
         self._table = HTML(layout=Layout(max_height="230px", overflow="auto"))
@@ -107,13 +106,13 @@ class Panel:
             Panel._ended_panels.remove(panel)
             close_widgets.close(panel._box)
         self._draw_text(self._log.view())
-        # Shown where the widget is not alive: in a notebook that is saved during the run, or opened elsewhere.
+        # The text is for pages without a live widget: a notebook saved during the run, or opened elsewhere.
         bundle = {**self._box._repr_mimebundle_(), **report.under_way(self._log)}
         self._place = display(bundle, raw=True, display_id=True)
         self._redraw.start()
 
     def close(self, still: bool = True) -> None:
-        """Stop redrawing and close the widgets; with ``still`` the report replaces them."""
+        """Stop redrawing and close the widgets. With ``still`` the report replaces them."""
         self._ended.set()
         self._redraw.join()
         ended = still and self._log.status != "running"  # else this kernel has left the run
@@ -143,7 +142,7 @@ class Panel:
     def _draw_text(self, view: RunView) -> None:
         stuck = view.stuck(config().stall_warning)
         if not view.names and not any(rank.status and rank.status.waiting for rank in stuck):
-            stuck = ()  # it has not begun to train; what it is doing is shown
+            stuck = ()  # the run has not begun to train; the panel shows what it is doing
         content = headline.headline(self._log, view, stuck)
         self._head.value, self._alarms.value = headline.first_row(content), headline.alarms(content, live=True)
         if view.names and monotonic() >= self._table_due:
@@ -165,7 +164,7 @@ class Panel:
 
 
 class _OutputArea:
-    """What the ranks print, newest last, in chunks, so that only the newest chunk is sent again."""
+    """The output of the ranks, newest last, in chunks: only the newest chunk is sent again."""
 
     def __init__(self) -> None:
         self._lines = labelled_lines.Lines()
@@ -174,13 +173,13 @@ class _OutputArea:
         self._unfinished.layout.flex = "0 0 auto"
         self._cleared = 0
         self._due = 0.0
-        # Newest first in a reversed column, so that the page keeps the end visible: rows that may still change, which
-        # are drawn again each time, then the chunks.
+        # A reversed column, newest first, so that the page keeps the end visible. First come the rows that may still
+        # change, which are drawn again each time, then the chunks.
         layout = Layout(max_height="240px", overflow="auto", flex_flow="column-reverse", display="none")
         self._column = self.widget = VBox([self._unfinished], layout=layout)
 
     def add(self, view: RunView) -> None:
-        """Show what is new since the last call; draws everything again when a rank has called clear_output."""
+        """Show new output; draw everything again after a rank has called clear_output."""
         if monotonic() < self._due:
             return
         if view.cleared != self._cleared:

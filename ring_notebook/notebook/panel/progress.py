@@ -1,4 +1,4 @@
-"""How much of a run is done and how long it still takes, also where a tracked loop is passed over once per epoch."""
+"""How much of a run is done and how long it still takes, also if a tracked loop runs once per epoch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Progress", "passes", "progress"]
 
 @dataclass(frozen=True)
 class Progress:
-    """``share`` is what is done, ``left`` the seconds to go; of this ``part`` of the run where the whole is unknown."""
+    """``share`` is done, ``left`` are the seconds to go; of this ``part`` of the run if the whole is unknown."""
 
     share: float | None
     left: float | None
@@ -24,7 +24,7 @@ class Progress:
 
 
 def progress(view: RunView, source: str) -> Progress:
-    """The progress of a run of this cell: `track` says how far a pass over its loop is, the cell how many follow."""
+    """The progress of a run. `track` reports how far the current pass is, and the cell says how many passes follow."""
     number = max((_pass(rank) for rank in view.ranks), default=0)
     planned = passes(source)
     if view.progress is None or not number or (planned is None and number == 1):
@@ -38,7 +38,7 @@ def progress(view: RunView, source: str) -> Progress:
 
 
 def _pass(rank: RankView) -> int:
-    """Which pass over its loop the rank is in, from 1; 0 outside of loops, and where `track` knows the whole."""
+    """The number of the pass that the rank is in, from 1; 0 outside of loops, and if `track` knows the whole."""
     return int(rank.status.extra.get("pass", 0)) if rank.status else 0
 
 
@@ -49,7 +49,7 @@ def _seconds_of_a_pass(rank: RankView) -> float | None:
 
 @lru_cache(16)
 def passes(source: str) -> int | None:
-    """How often the cell passes over its one tracked loop, 0 if that is not known, None where no other is around it."""
+    """How often the cell runs its one tracked loop; 0 if that is unknown, None if no other loop is around it."""
     text = "\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in source.splitlines())
     try:
         tree = ast.parse(text)
@@ -74,7 +74,7 @@ def _around(node: ast.AST, loops: tuple[ast.stmt, ...]) -> Iterator[tuple[ast.st
 
 
 def _count(loop: ast.stmt, known: dict[str, object]) -> int:
-    """How often it is executed; 0 if its text does not say so."""
+    """How often the loop is executed; 0 if its text does not say."""
     if not isinstance(loop, ast.For):
         return 0
     over = loop.iter
@@ -84,6 +84,6 @@ def _count(loop: ast.stmt, known: dict[str, object]) -> int:
         return 0
     bounds = [known.get(one.id) if isinstance(one, ast.Name) else getattr(one, "value", None) for one in over.args]
     if any(isinstance(node, ast.Break) for node in ast.walk(loop)):
-        return 0  # it may end before
+        return 0  # it may end earlier
     numbers = [one for one in bounds if isinstance(one, int)]
     return len(range(*numbers)) if 1 <= len(numbers) == len(over.args) <= 3 and 0 not in numbers[2:] else 0

@@ -25,16 +25,16 @@ from ring_notebook.notebook.style import (
 
 __all__ = ["Table", "html", "status_of", "table", "text"]
 
-MOST_COLORS = 8  # ranks that are told apart by color
+MOST_COLORS = 8  # ranks with a color each
 TEXT_ROWS = 16
-SILENT = 5.0  # seconds without a record before it is said
+SILENT = 5.0  # seconds without a record until the table says so
 MOST_METRICS = 12  # columns,
-FIRST_METRICS = 2  # of which so many stand before what the machines do, where a narrow page shows them
+FIRST_METRICS = 2  # of which so many come before the load of the machines, where a narrow page shows them
 NARROW = 6  # columns of metrics and machines for which a narrow page has room
-SAID = 0.15  # a share of time that has room for its number in the bar
+SAID = 0.15  # the smallest share of time with room for its number in the bar
 
 
-# Columns, and what of `Spent` they show.
+# Columns, and the part of `Spent` that each shows.
 _SHARES = {word: part for word, part in SHARES.items() if word != "compute"}
 
 
@@ -42,8 +42,8 @@ _SHARES = {word: part for word, part in SHARES.items() if word != "compute"}
 class Table:
     """Column titles, the cells of each rank (first its number and status), and the ranks that the others wait for.
 
-    ``bars`` shows a page where the time of each rank went; empty when no rank has said so. ``aside`` are columns that a
-    narrow page leaves out, because a chart shows them too.
+    ``bars`` show on a page where the time of each rank went; empty if no rank has reported it. ``aside``: columns that
+    a narrow page leaves out, because a chart shows them too.
     """
 
     columns: tuple[str, ...]
@@ -66,7 +66,7 @@ def table(view: RunView, still: bool = False, loads: machine_load.Cells | None =
     columns += [*later, *[f"and {more:,} more metrics"] * (more > 0)]
     slow = slow_ranks.find(view)
     late = frozenset(slow.ranks if slow else ())
-    # Of very many ranks the page shows the first ones, so these should be the ones to look at.
+    # Of very many ranks the page shows the first ones, so slow ranks come first.
     shown_ranks = sorted(view.ranks, key=lambda rank: rank.rank not in late) if view.size > TEXT_ROWS else view.ranks
     rows = []
     died = view.died
@@ -99,7 +99,7 @@ def _last(rank: RankView, names: Sequence[str]) -> list[str]:
     return [number(rank.last[name]) if name in rank.last else "" for name in names]
 
 
-# Most rows and bars are as they were when the table is drawn again, a fifth of a second later: they are remembered.
+# When the table is drawn again, a fifth of a second later, most rows and bars are the same: they are cached.
 @lru_cache(maxsize=1024)
 def _bar(spent: Spent) -> str:
     """Where a rank's time went, as a bar in the colors of a timeline, with the larger shares in numbers."""
@@ -115,7 +115,7 @@ def _bar(spent: Spent) -> str:
 
 
 def status_of(rank: RankView, still: bool = False, died: bool = False) -> str:
-    """What a rank is doing, or how it ended, in a few words; ``died``: a rank of the run has."""
+    """What a rank is doing, or how it ended, in a few words; ``died``: a rank of the run has died."""
     if rank.ended:
         return "ended with it" if died and rank.ended.status == "aborted" else rank.ended.status
     if still:
@@ -124,7 +124,7 @@ def status_of(rank: RankView, still: bool = False, died: bool = False) -> str:
 
 
 def html(content: Table) -> str:
-    """The table for a page, each rank of a few marked with the color of its line; bars stand for the shares of time."""
+    """The table for a page; a few ranks are marked with the color of their lines. Bars show the shares of time."""
     columns, bars, colors = content.columns, content.bars, len(content.rows) <= MOST_COLORS
     rows = [
         _row(columns, content.aside, cells, bars[index] if bars else "", int(cells[0]) in content.stragglers, colors)
@@ -153,7 +153,7 @@ def _row(
 
 @lru_cache(maxsize=16)
 def _head(columns: tuple[str, ...], aside: frozenset[str], bars: bool) -> str:
-    """The titles; a narrow page has no room in them for what the colors of the bars mean, and says it above."""
+    """The titles. A narrow page has no room in them for the legend of the bars, and shows it above."""
     place, kept = _layout(columns)
     heads = [f"<th{_aside(columns[index], aside)}>{escape(columns[index])}</th>" for index in kept]
     if bars:
@@ -164,7 +164,7 @@ def _head(columns: tuple[str, ...], aside: frozenset[str], bars: bool) -> str:
 
 @lru_cache(maxsize=16)
 def _layout(columns: tuple[str, ...]) -> tuple[int, list[int]]:
-    """Where the bars stand on a page, and the columns that they do not show."""
+    """The position of the bars on a page, and the columns that they do not replace."""
     place = next((index for index, column in enumerate(columns) if column in _SHARES), len(columns))
     return place, [index for index, column in enumerate(columns) if column not in _SHARES]
 
@@ -174,7 +174,7 @@ def _aside(column: str, aside: frozenset[str]) -> str:
 
 
 def _cell(text: str, aside: str) -> str:
-    """A cell; what a machine did before lies behind the number that says what it does now."""
+    """A cell. The sparkline of a load is behind its newest number."""
     blocks = _BLOCKS.match(text)
     if not blocks:
         return f"<td{aside} style='color:{RED}'>{text}</td>" if text in _BROKEN else f"<td{aside}>{escape(text)}</td>"
@@ -186,7 +186,7 @@ _BROKEN = ("nan", "inf", "-inf")
 
 
 def _legend(columns: tuple[str, ...]) -> str:
-    """What the colors of the bars mean; the bubble, which few trainings have, only where there is one."""
+    """The legend of the bars; it has the bubble only if the run has one."""
     return " ".join(
         f"<span style='color:{PHASE_COLORS[phase]}' title='{PHASE_WORDS[phase]}'>■</span>&nbsp;<span>{word}</span>"
         for word, phase in (("compute", "compute"), *_SHARES.items())
@@ -195,7 +195,7 @@ def _legend(columns: tuple[str, ...]) -> str:
 
 
 def text(content: Table) -> str:
-    """The table for a terminal; a long one is cut in its middle."""
+    """The table for a terminal; the middle of a long one is left out."""
     lines = [content.columns, *content.rows]
     if len(lines) > TEXT_ROWS + 1:
         half = TEXT_ROWS // 2

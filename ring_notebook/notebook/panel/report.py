@@ -20,18 +20,18 @@ from ring_notebook.notebook.table import Listing
 
 __all__ = ["alert", "compare", "differences", "figure", "lint", "mime_bundle", "outputs", "question", "under_way"]
 
-MOST_CHARTS = 12  # of metrics, where --plot names none
-MACHINE_SECONDS = 10.0  # of a cell without metrics
-VISIBLE = 50  # of the last lines of output, those before them behind a click
+MOST_CHARTS = 12  # of metrics, without --plot
+MACHINE_SECONDS = 10.0  # a shorter cell without metrics shows no load of the machines
+VISIBLE = 50  # last lines of output; a click shows those before them
 MOST_PARAMS = 16
-MOST_PRINTED = 500  # lines of output in the page; the whole of it is on disk
+MOST_PRINTED = 500  # lines of output in the page; all of them are on disk
 
 
 def mime_bundle(log: RunRecord, plot: Sequence[str] = (), displays: bool = False, error: bool = True) -> dict[str, str]:
     """The report of a run as ``text/html`` and ``text/plain``. ``plot`` names the metrics to chart.
 
-    With ``displays`` it includes what the ranks have displayed; otherwise `outputs` shows that. Without ``error`` it
-    leaves out why the run has failed, which the cell itself raises below.
+    With ``displays`` it includes the displays of the ranks; otherwise `outputs` shows them. Without ``error`` it leaves
+    out why the run has failed, because the cell raises that itself.
     """
     view = log.view()
     page, text = _page(log, view, plot, error), _text(log, view, plot, error)
@@ -51,7 +51,7 @@ def under_way(log: RunRecord) -> dict[str, str]:
 
 
 def outputs(log: RunRecord) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """What the ranks have displayed as outputs of a notebook (data, metadata), each after a label with its ranks."""
+    """Displays of the ranks as outputs of a notebook (data, metadata), each after a label with its ranks."""
     view = log.view()
     bundles: list[tuple[dict[str, Any], dict[str, Any]]] = []
     for one in view.displays:
@@ -61,14 +61,14 @@ def outputs(log: RunRecord) -> list[tuple[dict[str, Any], dict[str, Any]]]:
 
 
 def _earlier(log: RunRecord, view: RunView) -> str:
-    """Where to find the displays that are too old to be shown; empty when all are shown."""
+    """Where to find displays that are too old to be shown; empty if all are shown."""
     return f"{view.dropped} earlier displays: see Run.displays, or {log.directory}" if view.dropped else ""
 
 
 def figure(log: RunRecord, names: Sequence[str] = ()) -> HTML:
-    """Charts of the named metrics, of all without names.
+    """Charts of the named metrics; without names, of all.
 
-    Raises KeyError that lists the metrics of the run when one is not among them.
+    Raises KeyError with the metrics of the run for a name that is not among them.
     """
     view = log.view()
     for name in names:
@@ -79,7 +79,7 @@ def figure(log: RunRecord, names: Sequence[str] = ()) -> HTML:
 
 
 def compare(logs: Sequence[RunRecord], names: Sequence[str] = ()) -> HTML:
-    """Runs side by side: what differs between them, and a chart per metric with the mean over ranks of each run."""
+    """Runs side by side: their differences, and a chart per metric with the mean over the ranks of each run."""
     labels = _labels(logs)
     views = {label: log.view() for label, log in zip(labels, logs, strict=True)}
     shared = names or tuple(dict.fromkeys(name for view in views.values() for name in view.charted))
@@ -94,26 +94,26 @@ def compare(logs: Sequence[RunRecord], names: Sequence[str] = ()) -> HTML:
 
 
 def differences(logs: Sequence[RunRecord], labels: Sequence[str]) -> Listing:
-    """A row for each thing in which the runs differ, a column for each run: hyper-parameters, ranks, how they ended."""
+    """A row for each difference and a column for each run: hyper-parameters, ranks, how they ended."""
     given = [log.params for log in logs]
     facts: dict[str, list[str]] = {
         "ranks": [str(log.size) for log in logs],
         "status": [str(log.status) for log in logs],
     }
     for name in dict.fromkeys(name for one in given for name in one):
-        facts[name] = [_said(one.get(name)) for one in given]
+        facts[name] = [_value_text(one.get(name)) for one in given]
     differ = [[name, *values] for name, values in facts.items() if len(set(values)) > 1]
     cells = " Their cells differ." if len({log.source for log in logs}) > 1 else " They ran the same cell."
     note = ("" if differ else "No hyper-parameter differs.") + cells
     return Listing(("differs", *labels), differ or [["", *("" for _ in logs)]], note.strip())
 
 
-def _said(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return "" if value is None else number(value) if isinstance(value, float) else str(value)
 
 
 def _labels(logs: Sequence[RunRecord]) -> list[str]:
-    """The label of each run in a legend: its name, with the time of day or a number where that is not unique."""
+    """The label of each run in a legend: its name, with the time of day or a number if names are equal."""
     times = [time.strftime("%H:%M:%S", time.localtime(log.started)) for log in logs]
     short = [log.title for log in logs]
     longer = [one if short.count(one) == 1 else f"{one} {now}" for one, now in zip(short, times, strict=True)]
@@ -126,7 +126,7 @@ def alert(trouble: str) -> str:
 
 
 def question(text: str) -> str:
-    """What ranks ask, which is no error; empty without ``text``."""
+    """A notice with the questions of ranks; empty without ``text``."""
     return f"<div class='ring-notice' role='status'>{escape(text)}</div>" if text else ""
 
 
@@ -151,14 +151,15 @@ def _page(log: RunRecord, view: RunView, plot: Sequence[str], error: bool) -> st
 
 
 def _params(log: RunRecord) -> str:
-    """The hyper-parameters in a line, the first of very many."""
-    listed = [f"{name} {_said(value)}" for name, value in list(log.params.items())[:MOST_PARAMS]]
+    """The first hyper-parameters, in a line."""
+    listed = [f"{name} {_value_text(value)}" for name, value in list(log.params.items())[:MOST_PARAMS]]
     return f"<div class='ring-params'>{escape(' · '.join(listed))}</div>" if listed else ""
 
 
 def _machine(log: RunRecord, view: RunView) -> str:
-    """What the machines did, to be opened; open where the reader had it in the live panel. Not of a short cell that
-    has logged nothing, whose report would be many times as long for it.
+    """The load of the machines, behind a click; open if it was open in the live panel.
+
+    Empty for a short cell without metrics: its report would become many times as long.
     """
     if not view.names and view.elapsed < MACHINE_SECONDS:
         return ""
@@ -181,7 +182,7 @@ def _notice(text: str) -> str:
 
 
 def _trouble(log: RunRecord) -> str:
-    """Why the records of the run are not complete, or not where they should be."""
+    """Why the records of the run are incomplete, or in another place."""
     return str(log.trouble or log.summary.get("trouble", ""))
 
 

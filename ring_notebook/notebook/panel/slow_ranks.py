@@ -1,4 +1,4 @@
-"""Which ranks the others wait for, and why; never said from noise."""
+"""Which ranks the others wait for, and why; noise never counts."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ring_notebook.notebook.style import ranks
 __all__ = ["SlowRanks", "find"]
 
 SLOWER = 1.15  # times the work of the usual rank
-WAITS = 0.10  # the share of time that the others wait, at least
-LEAST_SECONDS, LEAST_STEPS = 4.0, 20  # before anything is said
+WAITS = 0.10  # the least share of time that the others wait
+LEAST_SECONDS, LEAST_STEPS = 4.0, 20  # before a rank is called slow
 
 
 @dataclass(frozen=True)
 class SlowRanks:
-    """Ranks that do the same work more slowly than the usual one; ``for_data`` when their data comes late.
+    """Ranks that take longer than the usual rank for the same work; ``for_data``: their data comes late.
 
-    ``factor`` is how many times the usual rank's seconds they take, ``waits`` the share of time of the others.
+    ``factor``: how many times as long; ``waits``: the share of time that the others wait.
     """
 
     ranks: tuple[int, ...]
@@ -31,16 +31,16 @@ class SlowRanks:
 
     @property
     def sentence(self) -> str:
-        """Who, why, and what it costs the others."""
+        """Which ranks, why, and how long the others wait."""
         verb = "is" if len(self.ranks) == 1 else "are"
         cause = "in getting data" if self.for_data else "in compute"
         return f"{ranks(self.ranks)} {verb} {self.factor:.1f}x slower {cause}; the others wait {self.waits:.0%}"
 
 
 def find(view: RunView) -> SlowRanks | None:
-    """The slow ranks of a run whose ranks keep step by collectives; None while there are none or it is too early.
+    """The slow ranks of a run whose ranks keep step through collectives; None if there are none, or too early.
 
-    Ranks in lockstep all have the same samples/s: the slow one is the one that hardly waits.
+    Ranks in lockstep all have the same samples/s. The slow rank is the one that hardly waits.
     """
     spent = {rank.rank: rank.spent for rank in view.ranks}
     if len(spent) < 2 or not any(one.idle for one in spent.values()):

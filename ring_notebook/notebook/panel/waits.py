@@ -1,10 +1,10 @@
-"""Where ranks are that make no step, in words: before the first one, stalled, or parted by a call that one left out.
+"""Where ranks are that make no step, in words: before the first step, stalled, or after one rank has left out a call.
 
-Statements of the top level of a cell are executed once and in order. So when one rank waits within a statement, for a
-rank that executes a later one and has called fewer collectives, the numbers of calls differ for good.
+Statements at the top level of a cell are executed once and in order. So if a rank waits in a statement for a rank that
+is in a later one and has called fewer collectives, that rank has left out a call.
 
-Within a loop that `track` counts, ranks may go on for long after one of them has left out a call: the next call of that
-rank meets the one that the others made a step before. What each rank had called before the same steps shows it.
+In a loop that `track` counts, ranks may continue for long after one of them has left out a call: its next call meets
+the call that the others made a step before. The numbers of calls at the beginning of the same steps show it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ring_notebook.notebook.style import duration, rank_list, ranks
 
 __all__ = ["beginning_html", "count_calls", "left_out", "left_out_in_loop", "stall_html", "stall_sentence"]
 
-_MOST_PLACES = 4  # at which ranks are
+_MOST_PLACES = 4  # lines of the cell, with the ranks that are there
 _MOST_ROWS = 8
 _MOST_CHARACTERS = 100
-_SECONDS = 1.0  # that a rank has waited, so that the states of both ranks are of the same moment
+_SECONDS = 1.0  # of waiting, after which the states of both ranks are of the same moment
 
 
 def _source_line(source: str, first_line: int, line: int) -> str:
-    """The text of a line of the cell, by the number that the notebook shows; empty when there is none."""
+    """The text of a line of the cell, by its number in the notebook; empty if there is none."""
     listed = source.splitlines()
     index = line - first_line
     text = listed[index].strip() if 0 <= index < len(listed) else ""
@@ -33,7 +33,7 @@ def _source_line(source: str, first_line: int, line: int) -> str:
 
 
 def _lines(view: RunView, source: str, first_line: int) -> list[str]:
-    """A line for each place of the cell at which ranks are, and since when."""
+    """A line for each line of the cell at which ranks are, and for how long."""
     places: dict[int, list[int]] = {}
     since: dict[int, float] = {}
     for rank in view.ranks:
@@ -61,7 +61,7 @@ def beginning_html(view: RunView, source: str, first_line: int) -> str:
 
 
 def stall_sentence(stalled: Sequence[RankView], source: str = "", first_line: int = 1) -> str:
-    """How long and why: which ranks have not called the collective that others wait in, and where they are instead."""
+    """How long the run is stuck, and why: which ranks have not called the collective, and where they are."""
     waiting = {rank.rank: found for rank in stalled if (found := _waiting(rank))}
     missing = {one for found in waiting.values() for one in found.get("missing", ())}
     begin = f"{'stuck' if waiting else 'no progress'} for {duration(min(rank.idle for rank in stalled))}: "
@@ -90,7 +90,7 @@ def _place(rank: RankView, source: str, first_line: int) -> str:
 
 
 def _calls(stalled: Sequence[RankView]) -> str:
-    """Where the ranks have called different numbers of collectives: how many the most and the least, and where."""
+    """If the ranks have called different numbers of collectives: the most, the least, and the line."""
     calls = {rank.rank: int(found) for rank in stalled if (found := _fact(rank, "calls")) is not None}
     if len(set(calls.values())) < 2:
         return ""
@@ -105,7 +105,7 @@ def _fact(rank: RankView, name: str) -> Any:
 
 
 def stall_html(stalled: Sequence[RankView], source: str = "", first_line: int = 1) -> str:
-    """The notice for a page, with a row for the ranks that do the same, the first of them. Empty without ranks."""
+    """The notice for a page: a row for all ranks that do the same. Empty without ranks."""
     if not stalled:
         return ""
     titles = ("rank", "is in", "calls", "for", "at line", "waits for")
@@ -130,7 +130,7 @@ def _waiting(rank: RankView) -> dict[str, Any]:
 
 
 def _cells(rank: RankView, source: str, first_line: int) -> tuple[str, str, str, str]:
-    """What a rank is in, how many collectives it has called, the line, and whom it waits for."""
+    """The operation that a rank is in, how many it has called, the line, and the ranks it waits for."""
     waiting = _waiting(rank)
     number = rank.status.line if rank.status else 0
     line = f"{number}: {_source_line(source, first_line, number)}" if number else "?"
@@ -147,7 +147,7 @@ def _cells(rank: RankView, source: str, first_line: int) -> tuple[str, str, str,
 
 
 def left_out(view: RunView, source: str = "", first_line: int = 1) -> str:
-    """Which rank waits for which, with both numbers of calls; empty where no call has been left out."""
+    """Which rank waits for which, with both numbers of calls; empty if no call has been left out."""
     by_number = {rank.rank: rank for rank in view.ranks}
     for rank in view.ranks:
         waiting = (rank.status.waiting if rank.status and not rank.ended else None) or {}
@@ -167,7 +167,7 @@ def left_out(view: RunView, source: str = "", first_line: int = 1) -> str:
 
 
 def left_out_in_loop(view: RunView) -> str:
-    """Since when ranks in the same pass over a loop have called different numbers of collectives; empty if not."""
+    """The step since which ranks in the same loop have called different numbers of collectives; empty if none."""
     passes: dict[str, dict[int, dict[int, int]]] = {}
     lines: dict[str, int] = {}
     for rank in view.ranks:
@@ -178,7 +178,7 @@ def left_out_in_loop(view: RunView) -> str:
     for name, by_rank in passes.items():
         common = sorted(set.intersection(*(set(marks) for marks in by_rank.values())))
         alike = [len({marks[step] for marks in by_rank.values()}) == 1 for step in common]
-        # Alike at first: loops that differ from their beginning on are of a program that means it.
+        # Equal at first: if they differ from the beginning, the program means it.
         if common and alike[0] and not alike[-1]:
             said = count_calls({rank: marks[common[-1]] for rank, marks in by_rank.items()})
             since = common[alike.index(False) - 1]

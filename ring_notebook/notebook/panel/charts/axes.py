@@ -12,19 +12,19 @@ from ring_notebook.notebook.style import number, whole
 
 __all__ = ["Scale", "margin", "scales"]
 
-_CHARACTER, _GAP, _LEAST = 7.0, 6, 30  # pixels: of a label, between it and the axis, and for the name of the x axis
+_CHARACTER, _GAP, _LEAST = 7.0, 6, 30  # pixels: per character, from label to axis, for the name of the x axis
 
 
 @dataclass(frozen=True)
 class Scale:
-    """One axis from ``low`` to ``high``; ``log`` when equal distances are equal factors."""
+    """One axis from ``low`` to ``high``; ``log``: a logarithmic one."""
 
     low: float
     high: float
     log: bool = False
 
     def place(self, value: float) -> float:
-        """Where a value lies on the axis, 0 at its beginning and 1 at its end."""
+        """The position of a value on the axis: 0 at its beginning, 1 at its end."""
         if self.log:
             return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
@@ -39,7 +39,7 @@ class Scale:
 
     @property
     def finer_ticks(self) -> tuple[float, ...]:
-        """Round numbers between the ticks of a linear axis, for a wide picture: four or five times as many in all."""
+        """Round numbers between the ticks of a linear axis, for a wide picture: four or five times as many in total."""
         if self.log:
             return ()
         step = _step(self.step)
@@ -49,7 +49,7 @@ class Scale:
 
     @property
     def step(self) -> float:
-        """The way from one tick to the next on a linear axis."""
+        """The distance of two ticks on a linear axis."""
         return _step(self.high - self.low)
 
     def _powers(self) -> tuple[float, ...]:
@@ -71,7 +71,7 @@ def margin(y: Scale) -> int:
 
 
 def scales(curves: Curves, from_zero: bool, log: bool = False) -> tuple[Scale, Scale]:
-    """The x and y axes that contain all of ``curves`` that is drawn; ``from_zero`` starts y at 0."""
+    """The x and y axes that contain all drawn ``curves``; ``from_zero`` starts y at 0."""
     drawn = curves.drawn
     rows = [line.y for line in drawn]
     if curves.band is not None and drawn:

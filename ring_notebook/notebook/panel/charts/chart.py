@@ -15,11 +15,11 @@ from ring_notebook.notebook.style import VALIDATION, number, ranks, whole
 
 __all__ = ["RATE", "Chart", "Mark", "charts", "columns", "direction", "titles", "trend"]
 
-RATE = "samples/s"  # the chart that every run with samples has
+RATE = "samples/s"  # a chart of every run with samples
 _LOWER = re.compile(r"loss|err|mse|mae|ppl|perplex|nll|wer|fid|\bkl\b|entropy", re.IGNORECASE)
 _HIGHER = re.compile(r"acc|auc|f1|bleu|rouge|iou|\bmap\b|reward|return|precision|recall|r2|score|psnr", re.IGNORECASE)
 _VALIDATION = re.compile(r"^(?:val|valid|validation|test|eval)[_/. -](.+)$|^(.+)[_/. -](?:val|valid|test|eval)$")
-_CHANGES = 0.02  # a smaller change between two fifths of a curve is none
+_CHANGES = 0.02  # the least change between two fifths of a curve
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Chart:
-    """One chart. ``note`` stands beside the title; ``best`` is the best point so far, ``broken`` where no number is."""
+    """One chart. ``note`` is beside the title; ``best`` is the best point so far; ``broken`` marks NaN and infinity."""
 
     title: str
     note: str
@@ -46,22 +46,22 @@ class Chart:
 
     @property
     def unit(self) -> str:
-        """The name of the x axis, short enough for the corner below the labels of the y axis."""
+        """A short name of the x axis, for the corner below the labels of the y axis."""
         return "s" if self.xlabel == "seconds" else self.xlabel
 
     @property
     def some_epochs(self) -> tuple[Mark, ...]:
-        """A dozen of the epochs at most, without the first one, which begins where the chart does."""
+        """At most a dozen epochs, without the first one, which begins with the chart."""
         return self.epochs[1 :: 1 + len(self.epochs) // 12]
 
 
 def titles(view: RunView) -> tuple[str, ...]:
-    """The metrics that have a chart of their own: not the epoch, nor the validation of another one."""
+    """The metrics with a chart of their own: not the epoch, and not the validation of another metric."""
     return tuple(name for name in view.charted if _trained(name, view) is None)
 
 
 def charts(view: RunView, names: Collection[str], look: Look) -> list[Chart]:
-    """A chart for each of ``names`` that was logged, and the one of samples/s."""
+    """A chart for each logged metric of ``names``, and the chart of samples/s."""
     made = [_metric(view, name, look) for name in names if name in view.curves]
     if any(len(points.x) > 1 for points in view.throughput.values()):
         curves = per_rank(view.throughput, look.smooth, look.ranks)
@@ -119,12 +119,12 @@ def _note(name: str, curves: Curves, judged: Line | None, best: tuple[float, flo
 
 
 def direction(name: str) -> int:
-    """-1 where a lower value of this metric is better, 1 where a higher one is, 0 when its name does not say."""
+    """-1 if a lower value of this metric is better, 1 if a higher one is, 0 if its name does not say."""
     return -1 if _LOWER.search(name) else 1 if _HIGHER.search(name) else 0
 
 
 def trend(line: Line) -> str:
-    """Whether the newest fifth of a curve lies below or above the fifth before; empty when it is too short to say."""
+    """Whether the newest fifth of a curve is below or above the fifth before; empty if the curve is too short."""
     finite = line.y[np.isfinite(line.y)]
     fifth = len(finite) // 5
     if fifth < 4:
@@ -145,7 +145,7 @@ def _best(line: Line, toward: int) -> tuple[float, float] | None:
 
 
 def _trained(name: str, view: RunView) -> str | None:
-    """The metric that ``name`` is the validation of: ``loss`` for ``val_loss``; None where there is none."""
+    """The metric whose validation ``name`` is: ``loss`` for ``val_loss``; None if there is none."""
     found = _VALIDATION.match(name)
     if not found:
         return None
@@ -155,6 +155,6 @@ def _trained(name: str, view: RunView) -> str | None:
 
 
 def columns(count: int) -> str:
-    """The columns of a grid of ``count`` charts in CSS: rows of two or three, as many as the page has room for."""
+    """The columns of a grid of ``count`` charts in CSS: two or three per row, if the page has room."""
     least = 45 if count in (1, 2, 4) else 30
     return f"repeat(auto-fit,minmax(min(100%,max(260px,{least}%)),1fr))"

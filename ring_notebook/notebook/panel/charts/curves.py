@@ -27,20 +27,20 @@ __all__ = [
     "smoothed",
 ]
 
-MOST_LINES = 2  # ranks that are all drawn; of more the mean is, and the others on demand
+MOST_LINES = 2  # ranks that are all drawn; of more ranks the mean is drawn, and each one on demand
 GRID = 256  # points of a chart whose ranks logged at different steps
-SMOOTHING = 0.9  # the share of the value before, as TensorBoard's slider has it
+SMOOTHING = 0.9  # the share of the previous value, as in TensorBoard's slider
 BAND = "range"  # its label
-DIFFERS = 4.0  # times as far from the others as they are from one another
-_LEAST_POINTS = 12  # for a difference to be more than noise
+DIFFERS = 4.0  # times the typical distance of a rank from the others
+_LEAST_POINTS = 12  # with fewer points a difference may be noise
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line. A NaN in ``y`` is a gap. A line that is not ``shown`` is drawn when its label is clicked.
+    """One line. A NaN in ``y`` is a gap. A click on the label draws a line that is not ``shown``.
 
-    ``sparse`` marks each point, and joins them by a dashed line: values of a validation.
+    ``sparse``: values of a validation, with a mark for each point and a dashed line.
     """
 
     label: str
@@ -69,7 +69,7 @@ class Curves:
 
     @property
     def drawn(self) -> tuple[Line, ...]:
-        """The lines that are drawn unasked."""
+        """The lines that are drawn without a click."""
         return tuple(line for line in self.lines if line.shown)
 
     @property
@@ -79,9 +79,9 @@ class Curves:
 
 
 def per_rank(points: Mapping[int, Points], smooth: bool = False, chosen: Collection[int] = ()) -> Curves:
-    """A line per rank; of more than two their mean, a band from the lowest to the highest, and those that differ.
+    """A line per rank. Of more than two ranks: their mean, a band from lowest to highest, and ranks that differ.
 
-    ``chosen`` ranks are drawn in any case. With ``smooth`` every line is an exponential average.
+    ``chosen`` ranks are always drawn. With ``smooth`` every line is an exponential average.
     """
     points = {rank: line for rank, line in points.items() if len(line.x)}
     if len(points) <= MOST_LINES:
@@ -112,7 +112,7 @@ def mean_line(label: str, points: Mapping[int, Points], color: str, smooth: bool
 
 
 def differing(rows: Floats) -> tuple[int, ...]:
-    """The rows, two at most, whose second half lies clearly apart from that of the others."""
+    """At most two rows whose second half clearly differs from that of the others."""
     half = rows[:, rows.shape[1] // 2 :]
     whole = np.flatnonzero(np.isfinite(half).all(axis=1))
     half = half[whole]
@@ -127,7 +127,7 @@ def differing(rows: Floats) -> tuple[int, ...]:
 
 
 def smoothed(values: Floats) -> Floats:
-    """The exponential average of values, unbiased at its beginning; a NaN stays one and is left out of it."""
+    """The exponential average of values, unbiased at its beginning. A NaN stays NaN and does not count."""
     result, total, weight = np.full(len(values), np.nan), 0.0, 0.0
     for index, value in enumerate(values):
         if np.isfinite(value):
@@ -142,7 +142,7 @@ def _rank_line(rank: int, points: Points, smooth: bool) -> Line:
 
 
 def mean(rows: Floats) -> Floats:
-    """The mean of the rows, of those that have a number there; NaN where none has."""
+    """The mean of the rows that have a number there; NaN if none has."""
     known = np.isfinite(rows)
     count = known.sum(axis=0)
     total = np.where(known, rows, 0.0).sum(axis=0)
@@ -154,7 +154,7 @@ def _array(values: Any) -> Floats:
 
 
 def _aligned(lines: Sequence[tuple[Any, Any]]) -> tuple[Floats, Floats]:
-    """The lines on one x axis: their own where they share it, else a grid."""
+    """The lines on one x axis: their own if they share it, else a grid."""
     arrays = [(_array(x), _array(y)) for x, y in lines]
     arrays = [(x, y) for x, y in arrays if len(x)]
     if not arrays:

@@ -39,7 +39,7 @@ class LiveChart:
         self.widget.on("legendselectchanged", None, self._clicked)
 
     def draw(self, chart: Chart) -> int:
-        """Show ``chart``; sends nothing when it is the one already shown. Returns about how many bytes it has sent."""
+        """Show ``chart``, unless it is already shown. Returns about how many bytes were sent."""
         if chart.curves.points < 1 or _same(chart, self._drawn):
             return 0
         self._drawn = chart
@@ -54,7 +54,7 @@ class LiveChart:
 
     def _option(self, chart: Chart) -> dict[str, Any]:
         lines = chart.curves.lines
-        # What is drawn stands first: a narrow page shows the first labels, and the others behind an arrow.
+        # Drawn lines come first: a narrow page shows the first labels, and the others behind an arrow.
         ordered = sorted(lines, key=lambda line: not line.shown)
         labels: list[Any] = [_name(line) for line in ordered] if len(lines) > 1 else []
         series = {line.label: _line(line) for line in lines}
@@ -63,7 +63,7 @@ class LiveChart:
             swatch = {"name": BAND, "icon": _BOX, "itemStyle": {"opacity": 0.3}}
             labels.insert(sum(line.shown for line in lines), swatch)
         series["marks"] = _marks(chart)
-        # A series that is left out would stay as it was: the page merges what it gets into what it has.
+        # The page merges a new option into the old one: a series that is left out would stay.
         gone = {name: {**old, "data": []} for name, old in self._series.items() if name not in series}
         self._series = series | gone
         _, y = scales(chart.curves, chart.from_zero, chart.log)
@@ -93,8 +93,8 @@ class LiveChart:
                 "itemWidth": 10,
                 "itemHeight": 12,
                 "inactiveColor": "#8791a070",
-                "textStyle": {**small, "lineHeight": 15},  # higher than the text, which would be cut
-                # The arrows alone. ECharts takes an empty text for none, and leaves room for "xx/xx" in any case.
+                "textStyle": {**small, "lineHeight": 15},  # higher than the text, else it would be cut
+                # Only the arrows. ECharts ignores an empty text, and always leaves room for "xx/xx".
                 "pageFormatter": " ",
                 "pageTextStyle": {"fontSize": 1},
                 "pageIconSize": 9,
@@ -148,14 +148,14 @@ class LiveChart:
 
 
 def _bounds(y: Scale) -> dict[str, Any]:
-    """The same axis as in the report; a logarithmic one has powers of ten by itself."""
+    """The same axis as in the report; ECharts chooses powers of ten for a logarithmic one."""
     if y.log:
         return {"min": y.low, "max": y.high}
     return {"min": y.low, "max": y.high, "interval": y.step}
 
 
 def _name(line: Line) -> str:
-    """Its label; of a rank that waits for a click the number alone, because there may be many."""
+    """The label of a line; only the number for a rank that is drawn on a click, because there may be many."""
     return line.label if line.shown else line.label.removeprefix("rank ")
 
 
@@ -174,9 +174,9 @@ def _line(line: Line) -> dict[str, Any]:
 
 
 def _band(band: Band, color: str) -> dict[str, Any]:
-    """One line along the highest values and back along the lowest: what it encloses is filled, and the line not seen.
+    """An invisible line along the highest values and back along the lowest; its inside is filled.
 
-    Stacked areas, the usual way, stack the steps where the x axis has numbers too.
+    Stacked areas, the usual way, also stack the steps if the x axis has numbers.
     """
     there = np.isfinite(band.low) & np.isfinite(band.high)
     return {
@@ -192,7 +192,7 @@ def _band(band: Band, color: str) -> dict[str, Any]:
 
 
 def _marks(chart: Chart) -> dict[str, Any]:
-    """The best point, the epochs, and where no number is, on a series without a line."""
+    """The best point, the epochs, and NaN or infinity, on a series without a line."""
     epochs = [
         {
             "xAxis": mark.x,
@@ -229,7 +229,7 @@ def _marks(chart: Chart) -> dict[str, Any]:
 
 
 def _pairs(x: Floats, y: Floats) -> list[list[float | None]]:
-    """Points in five digits, which is more than a page can show; a value that is not finite is a gap."""
+    """Points in five digits, more than a page can show; a value that is not finite is a gap."""
     return [
         [_short(a, 7), _short(b) if math.isfinite(b) else None] for a, b in zip(x.tolist(), y.tolist(), strict=True)
     ]
@@ -240,7 +240,7 @@ def _short(value: float, digits: int = 5) -> float:
 
 
 def _same(one: Chart, other: Chart | None) -> bool:
-    """Whether drawing the other one would show the same."""
+    """Whether both charts look the same."""
     if other is None or _plain(one) != _plain(other) or len(one.curves.lines) != len(other.curves.lines):
         return False
     pairs = zip(one.curves.lines, other.curves.lines, strict=True)

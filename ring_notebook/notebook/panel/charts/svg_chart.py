@@ -1,13 +1,12 @@
-"""Still charts for saved notebooks, where no widget is alive: SVG that fills any width, whose text keeps its size.
+"""Still charts for saved notebooks without live widgets: SVG that fills any width, with text of constant size.
 
-Nothing but the curves is stretched: they lie in an inner picture whose lines are drawn after that, and everything else
-is placed in percent of the width. So a reader zooms by making the picture wider, which then shows more ticks. The
-labels of the y axis are a picture of their own, whose width is theirs, and which stays where it is meanwhile.
+Only the curves are stretched, in an inner picture with lines of constant width. Everything else is placed in percent of
+the width. To zoom is to make the picture wider, which then shows more ticks. The labels of the y axis are a picture of
+their own, which stays in place.
 
-On a page the pictures lie in frames that scroll, with values to hover over. Where the page keeps our style sheet, a
-click zooms, on an element that is open or closed. A page that removes the sheet, because it does not trust the
-notebook, keeps the styles of elements, so that a reader can drag the corner of a chart. Neither needs a script or a
-kernel.
+On a page the pictures are in frames that scroll, with values to hover over. If the page keeps our style sheet, a click
+zooms (a ``details`` element). A page that does not trust the notebook removes the sheet but keeps the styles of
+elements; there a reader drags the corner of a chart. Neither needs a script or a kernel.
 """
 
 from __future__ import annotations
@@ -30,19 +29,19 @@ __all__ = ["BOTTOM", "CSS", "HEIGHT", "RIGHT", "TOP", "ZOOM", "grid", "labels", 
 HEIGHT = 250  # pixels
 TOP, BOTTOM = 48, 32  # margins
 RIGHT = 1  # percent, so that a mark at the end is not cut
-_BEGIN, _END = 0.02, 0.97  # of the x axis; a label beyond begins or ends where the axis does
-TIPS = 60  # places of a chart that show their values
+_BEGIN, _END = 0.02, 0.97  # of the x axis; a label outside begins or ends with the axis
+TIPS = 60  # places of a chart with values to hover over
 MOST_LABELS = 24  # in the legend
 _LEGEND = 400  # its width; a narrow page cuts it
 _UNIT = 1000  # the curves' own coordinates,
 _ACROSS = 4000  # and those along the x axis, which may be drawn several times as wide
-_WIDE = 1400  # pixels from which on a picture shows more ticks, and again what its beginning says
-_AGAIN = range(20, 100, 20)  # percent of the width at which it does, for a page that has scrolled there
+_WIDE = 1400  # pixels; a wider picture shows more ticks, and repeats the text of its beginning
+_AGAIN = range(20, 100, 20)  # percent of the width where it repeats it, for a page that has scrolled there
 _FONT = "font-family='system-ui,-apple-system,Segoe UI,Helvetica,Arial,sans-serif'"
 
 
 def svg(chart: Chart) -> str:
-    """The chart as one SVG of no width of its own. Its colors suit light and dark pages."""
+    """The chart as one SVG without a width of its own. Its colors suit light and dark pages."""
     x, y = scales(chart.curves, chart.from_zero, chart.log)
     legend, more = _legend(chart.curves)
     top = TOP + more
@@ -71,7 +70,7 @@ def svg(chart: Chart) -> str:
 
 
 def labels(chart: Chart) -> tuple[str, int]:
-    """The labels of the y axis, and below them the name of the x axis, as one SVG; and its width in pixels."""
+    """The labels of the y axis and the name of the x axis as one SVG, and its width in pixels."""
     _, y = scales(chart.curves, chart.from_zero, chart.log)
     top, width = TOP + _legend(chart.curves)[1], margin(y)
     height = HEIGHT - top - BOTTOM
@@ -147,13 +146,13 @@ def _epochs(chart: Chart, x: Scale, height: int) -> list[str]:
 
 
 def _legend(curves: Curves) -> tuple[list[str], int]:
-    """The labels of what is drawn, in as many rows as they need, and the height of all rows but the first."""
+    """The labels of the drawn lines, in as many rows as needed, and the height of all rows but the first."""
     entries = [(line.label, line.color, line.sparse) for line in curves.drawn[:MOST_LABELS]]
     if len(entries) < 2 and curves.band is None:
         return [], 0
     parts: list[str] = []
     x, y = 1, 29
-    narrow = ""  # a label for which there is no room is left out and not cut
+    narrow = ""  # a label without room is left out, not cut
     for label, color, sparse in [*entries, *([(BAND, entries[0][1], False)] if curves.band and entries else [])]:
         width = 26 + round(5.8 * len(label))
         if x > 1 and x + width > _LEGEND:
@@ -171,7 +170,7 @@ def _legend(curves: Curves) -> tuple[list[str], int]:
 
 
 def tips(chart: Chart) -> str:
-    """An empty element for each of some places along the x axis, with the values there for the style sheet to show."""
+    """Empty elements for places along the x axis; the style sheet shows the values in their attributes."""
     x, _ = scales(chart.curves, chart.from_zero, chart.log)
     drawn = [line for line in chart.curves.drawn if np.isfinite(line.y).any()]
     longest = max((len(line.x) for line in drawn), default=0)
@@ -198,7 +197,7 @@ _ZOOM = (
     "<div>Drag the lower right corner of the chart, then scroll.</div></details>"
 )
 
-# The values lie in attributes of empty elements, so that nothing of them is seen where a page removes styles.
+# The values are in attributes of empty elements, so that a page without styles does not show them.
 CSS = f"""<style>
 .ring-charts {{ display: grid; gap: 8px 24px; margin: 6px 0; }}
 .ring-chart {{ position: relative; min-width: 0; }}
@@ -227,7 +226,7 @@ CSS = f"""<style>
 
 
 def grid(charts: Sequence[Chart]) -> str:
-    """The charts side by side, as many in a row as there is room for; empty without one."""
+    """The charts side by side, as many per row as there is room for; empty without charts."""
     if not charts:
         return ""
     shown = "".join(
