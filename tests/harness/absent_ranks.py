@@ -1,4 +1,4 @@
-"""A store of torch.distributed in which all other ranks have an address, and never connect."""
+"""A store of torch.distributed in which all other ranks have an address but never connect."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ __all__ = ["AbsentRanks"]
 
 
 class AbsentRanks(dist.Store):
-    """Their address is this rank's own, at a port above all: Gloo has the rank with the higher one connect."""
+    """Their address is this rank's own with the highest port: in Gloo the rank with the higher address connects."""
 
     def __init__(self, asked: Callable[[], object]) -> None:
-        """``asked`` is called when this rank looks for the last of the others: it waits for them next."""
+        """``asked`` is called when this rank looks for the last of the others, before it waits for them."""
         super().__init__()
         self._asked = asked
         self._own = b""
 
     def set(self, key: str, value: Any) -> None:
-        """What this rank says of itself."""
+        """Keep the address of this rank."""
         self._own = value
 
     def get(self, key: str) -> bytes:
-        """The same, but for the port."""
+        """That address with another port."""
         if key.endswith("1"):
             self._asked()
         return re.sub(rb"\x02\0..\x7f\0\0\x01", b"\x02\0\xff\xff\x7f\0\0\x01", self._own, flags=re.DOTALL)
 
     def wait(self, *_arguments: object) -> None:
-        """Everyone is there."""
+        """All ranks have come."""
 
     def has_extended_api(self) -> bool:
-        """Keys are asked for one by one."""
+        """False: keys are requested one by one."""
         return False

@@ -1,6 +1,6 @@
-"""Has the ranks of jobs and clusters forked from a process that has imported PyTorch, in folders that ask for it.
+"""Forks the ranks of jobs and clusters from a process that has imported PyTorch, for tests that request it.
 
-To import it takes a rank two to four seconds of a processor. Tests of how ranks start keep interpreters of their own.
+The import costs a rank two to four seconds of processor time. Tests of how ranks start do not use it.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _MODULES = (
     "ipykernel.ipkernel",
     "ipykernel.zmqshell",
 )
-"""What most ranks import, the second when they make an optimizer.
+"""Imports of most ranks; the second is needed to make an optimizer.
 
-None remembers the process or the folder in which it was imported. ipyparallel does: the folder is its engines' own.
+None remembers the process or folder of its import. ipyparallel is not here because it remembers the folder.
 """
 
 
 class ForkServer:
-    """The process, started when it is first used. It lives on between files of tests, whose leftovers it is none of."""
+    """The process, started at its first use. It lives on between test files and does not count as a leftover."""
 
     def __init__(self, folder: Path) -> None:
         self._address = folder / "socket"
@@ -44,7 +44,7 @@ class ForkServer:
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
-        """Within the block, supervisors that this process starts have it fork their ranks."""
+        """In the block, supervisors that this process starts fork their ranks from it."""
         if self._process is None:
             environment = {name: value for name, value in os.environ.items() if name != TOKEN}
             self._process = start_server(self._address, _MODULES, environment | preloaded(environment))

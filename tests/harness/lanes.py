@@ -1,7 +1,7 @@
-"""The pytest plugin that runs folders of tests that often wait beside the others, and reports all as one run.
+"""The pytest plugin that runs folders of tests in parallel lanes and reports all of them as one run.
 
-Each lane is a pytest of its own, which gets the tests of some folders. It writes its reports into a file. The first
-pytest, which a user started, repeats them: file by file, with one summary and one exit code at the end.
+A lane is a pytest of its own for some folders, whose tests often wait. It writes its reports to a file. The first
+pytest, which a user started, repeats them file by file, with one summary and one exit code at the end.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from ring_notebook.launch.supervisor.parent_death import wrap
 __all__ = ["LANES", "Lane", "Reporter"]
 
 LANES = (("elastic", "hosts", "jobs"), ("attack", "browser"), ("notebook",))
-"""The lanes, as folders of tests whose processes often sleep and wait for one another."""
+"""The folders of each lane: tests whose processes often sleep and wait for one another."""
 
 REPORTS = "TEST_LANE_REPORTS"
 """Environment: the file to which a lane writes its reports. Its presence means: this pytest is a lane."""
 
 SILENCE = 600.0
-"""Seconds without a report until a lane counts as stuck. Its own limits end a test long before."""
+"""Seconds without a report until a lane counts as stuck. The limit of a test is much shorter."""
 
 FAREWELL = 20.0
 """Seconds that an interrupted lane has for its fixtures to end what they started."""
 
 
 class Lane:
-    """A pytest beside the first one, as the first one sees it."""
+    """The first pytest's view of another pytest."""
 
     def __init__(self, config: pytest.Config, items: Sequence[pytest.Item]) -> None:
         self._config = config
@@ -53,7 +53,7 @@ class Lane:
         timeout = config.getoption("timeout", None)
         program = [
             *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
-            *("-o", "addopts=--strict-markers --strict-config --import-mode=importlib"),  # they have been chosen
+            *("-o", "addopts=--strict-markers --strict-config --import-mode=importlib"),  # the first pytest has chosen
             *([] if timeout is None else [f"--timeout={timeout}"]),
             *self._missing,
         ]
@@ -67,7 +67,7 @@ class Lane:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # an interrupt from the terminal comes once, from `close`
+                start_new_session=True,  # Ctrl-C comes only once, through `interrupt`
             )
 
     def repeat(self) -> None:
@@ -77,7 +77,7 @@ class Lane:
         self._say(next((at for at, file in enumerate(files) if file == files[-1]), 0))
 
     def more(self, session: pytest.Session) -> bool:
-        """Report what there is once the first pytest has run its own tests. Returns whether more is to come.
+        """Report what has come, after the first pytest has run its own tests. Returns whether more may come.
 
         A test that the lane did not finish has failed.
         """
@@ -94,16 +94,16 @@ class Lane:
         self._over = True
         self._say(len(self._lines))
         if self._missing:
-            self._lost(f"ended with code {self._process.returncode}" if ended else f"said nothing for {SILENCE:.0f} s")
+            self._lost(f"ended with code {self._process.returncode}" if ended else f"was silent for {SILENCE:.0f} s")
         return False
 
     def interrupt(self) -> None:
-        """Ask the lane to end, which by then it has unless the first pytest was interrupted."""
+        """Interrupt the lane, if it still runs: the first pytest was interrupted."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)
 
     def close(self) -> None:
-        """Wait for a lane that was asked to end, and end it by force if need be."""
+        """Wait for an interrupted lane; kill it if it does not end."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(FAREWELL)
         with contextlib.suppress(ProcessLookupError):
@@ -112,7 +112,7 @@ class Lane:
         shutil.rmtree(self._folder)
 
     def _take(self) -> int:
-        """Read what has been written since the last time; the number of new lines."""
+        """Read the lines that are new in the file; returns their number."""
         try:
             with (self._folder / "reports.jsonl").open("rb") as reports:
                 reports.seek(self._read)
@@ -141,16 +141,16 @@ class Lane:
         del self._lines[:count]
 
     def _lost(self, why: str) -> None:
-        """Fail the test at which the lane ended; those after it did not run."""
+        """Fail the test at which the lane ended; the tests after it did not run."""
         item = next(iter(self._missing.values()))
         output = (self._folder / "output.txt").read_text(errors="replace")[-8000:]
-        text = f"the pytest beside {why}; {len(self._missing)} of its tests did not finish, this one is the first\n"
+        text = f"this lane {why}; {len(self._missing)} of its tests did not finish, this one is the first\n"
         report = pytest.TestReport(item.nodeid, item.location, {}, "failed", f"{text}--- its output\n{output}", "call")
         self._config.hook.pytest_runtest_logreport(report=report)
 
 
 class Reporter:
-    """The plugin in a lane: writes down all that the first pytest is to repeat."""
+    """The plugin in a lane: writes reports to the file for the first pytest."""
 
     def __init__(self, config: pytest.Config, path: Path) -> None:
         self._config = config
@@ -210,7 +210,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 def _divided(session: pytest.Session) -> list[list[pytest.Item]]:
-    """The tests as they are run side by side: those of no lane, then those of each lane; no list is empty."""
+    """The tests that run in parallel: those of no lane, then those of each lane. No list is empty."""
     root = Path(session.config.rootpath, "tests")
     lane_of = {root / name: at for at, names in enumerate(LANES, 1) for name in names}
     divided: list[list[pytest.Item]] = [[] for _ in range(len(LANES) + 1)]

@@ -1,4 +1,4 @@
-"""Tests on P ranks: starts them, follows their reports, and ends those that get stuck."""
+"""Tests on P ranks: starts the ranks, follows their reports, and ends stuck ones."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ from ring_notebook.launch.supervisor.parent_death import wrap
 __all__ = ["TEST_LIMIT", "Launch", "Outcome"]
 
 START_LIMIT = 200.0
-"""Seconds until the first test must have started: imports of torch on a busy machine."""
+"""Seconds until the first test must have started: torch is imported on a busy machine."""
 
 TEST_LIMIT = 120.0
-"""Seconds until a test fails inside its rank, which names the line it was at."""
+"""Seconds until a test fails inside its rank; the failure shows its line."""
 
 NEARLY = 3
-"""Tests before the end of a launch at which the next one may begin: to import torch takes ranks seconds."""
+"""The next launch may begin when so many tests are left, because ranks import torch for seconds."""
 
 SECONDS_TO_WRITE = 10.0
-"""Seconds that stuck ranks have to write where they are."""
+"""Seconds that stuck ranks have to write their stacks."""
 
 KILL_AFTER = 5.0
-"""Seconds later its ranks are killed, in case the line is not one that Python can interrupt."""
+"""Seconds after the limit of a test until its ranks are killed, if Python could not interrupt the line."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A test on all ranks: ``failed`` when any rank failed, ``text`` holds what each such rank said."""
+    """A test on all ranks: ``failed`` if it failed on any rank; ``text`` is the output of these ranks."""
 
     outcome: str
     text: str
 
 
 class Launch:
-    """One mpiexec for a number of tests, and another one for the rest when a test has ended the first.
+    """One mpiexec for a number of tests; after a test that ends it, another one for the rest.
 
-    One rank is started without mpiexec and so without MPI, as a user's script is.
+    One rank starts without mpiexec and MPI, like a user's script.
     """
 
     def __init__(self, root: Path, nodeids: Sequence[str], size: int) -> None:
@@ -62,7 +62,7 @@ class Launch:
         self._broken = ""
 
     def begin(self) -> None:
-        """Start the ranks, unless they have been or no test waits for them: without one pytest would run all."""
+        """Start the ranks, unless they run already or no test is left: pytest without a test would run all."""
         if self._process is None and self._waiting and not self._broken:
             self._start()
 
@@ -72,7 +72,7 @@ class Launch:
         return len(self._waiting) <= NEARLY
 
     def result(self, nodeid: str, limit: float) -> Outcome:
-        """Wait for one test, which should take at most ``limit`` seconds. Tests are asked for in order."""
+        """Wait for one test, which may take ``limit`` seconds. Call it for tests in their order."""
         if self._broken:
             return Outcome("failed", self._broken)
         self.begin()
@@ -94,7 +94,7 @@ class Launch:
             time.sleep(0.005)
 
     def close(self) -> None:
-        """End the ranks and check that they are gone. Raises AssertionError that lists those that are not."""
+        """End the ranks. Raises AssertionError with those that are still there."""
         if self._process is None:
             return
         process, self._process = self._process, None
@@ -120,7 +120,7 @@ class Launch:
             "-p",
             "no:cacheprovider",
             "-m",
-            "",  # they have been chosen, slow ones too
+            "",  # the tests are chosen already, slow ones too
             f"--timeout={TEST_LIMIT}",
             "-q",
             *self._waiting,
@@ -143,7 +143,7 @@ class Launch:
             )
 
     def _events(self, rank: int, nodeid: str) -> dict[str, dict[str, Any]]:
-        """What ``rank`` has reported about a test: its start and its end."""
+        """The reports of ``rank`` about a test: its start and its end."""
         try:
             lines = report_file(self._folder, rank).read_text().splitlines(keepends=True)
         except FileNotFoundError:
@@ -152,7 +152,7 @@ class Launch:
         return {event["event"]: event for event in events if event["nodeid"] == nodeid}
 
     def _lost(self, nodeid: str, events: list[dict[str, Any]], started: bool, limit: float, ended: bool) -> Outcome:
-        """A test that will not end by itself: say all that is known, and free the way for the next."""
+        """A test that does not end: report all that is known, and make room for the next one."""
         unfinished = [rank for rank, event in enumerate(events) if "end" not in event]
         if ended:
             reason = f"the ranks ended before ranks {unfinished} had finished the test"
@@ -174,7 +174,7 @@ class Launch:
         return Outcome("failed", text)
 
     def _stacks(self, pids: Mapping[int, int]) -> str:
-        """Where the ranks are, whose processes ``pids`` has."""
+        """The stacks of the ranks with the processes ``pids``."""
         for pid in pids.values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGUSR1)
@@ -190,14 +190,14 @@ class Launch:
 
 
 def _both_ends(output: str, most: int = 4000) -> str:
-    """The beginning, where the first error is, and the end of a long output."""
+    """The beginning and the end of a long output; the first error is at the beginning."""
     if len(output) <= 2 * most:
         return output
     return f"{output[:most]}\n[... {len(output) - 2 * most} characters ...]\n{output[-most:]}"
 
 
 def _merged(ends: list[dict[str, Any]]) -> Outcome:
-    """One outcome from those of all ranks; those that failed by themselves come before those aborted."""
+    """One outcome from those of all ranks. Ranks that failed by themselves come before aborted ones."""
     bad = [(end.get("aborted", False), rank, end) for rank, end in enumerate(ends) if end["outcome"] == "failed"]
     if bad:
         bad.sort(key=lambda entry: entry[:2])

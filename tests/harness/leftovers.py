@@ -1,4 +1,4 @@
-"""Finds what tests left behind: processes, shared memory, and this process's own ring memory and ports."""
+"""Finds what tests left behind: processes, shared memory, and ring memory and ports of this process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import psutil
 
 __all__ = ["TOKEN", "Leftovers", "SharedProcesses", "own_shared_memory", "processes_with"]
 
-# Every process that a test starts, however remote a descendant, inherits this variable and is found by it.
+# Every process that a test starts, directly or not, inherits this variable and is found by it.
 TOKEN = "TEST_SESSION_TOKEN"
 GRACE = 15.0
 _CLONE_NEWNS, _MS_REC, _MS_PRIVATE = 0x20000, 0x4000, 0x40000
@@ -24,16 +24,16 @@ _OF_PYTHON = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
 
 class Leftovers:
-    """What there is now; `complaints` says what has come since and does not go away."""
+    """Remembers what exists now; `complaints` reports what is new and does not go away."""
 
     def __init__(self) -> None:
         self._token = os.environ.setdefault(TOKEN, uuid.uuid4().hex)
         self._before = {name: look() for name, look in self._looks().items()}
-        # What another's process has mapped now may be forgotten by it later: that is not ours.
+        # A file that another process has mapped now may be left behind by it later; that is not ours.
         self._before[_SHARED] |= _shared_memory()
 
     def complaints(self) -> list[str]:
-        """One line for each thing that is new now and still there after a grace time of 15 s."""
+        """One line for each new thing that is still there after 15 s."""
         deadline = time.monotonic() + GRACE
         found: dict[str, set[str]] = {}
         while True:
@@ -41,7 +41,7 @@ class Leftovers:
             found = {name: found.get(name, things) & things for name, things in now.items()}
             if not any(found.values()) or time.monotonic() > deadline:
                 return [f"{name} left behind: {thing}" for name, things in found.items() for thing in sorted(things)]
-            gc.collect()  # only now: with torch loaded it takes a quarter of a second
+            gc.collect()  # only if needed: with torch loaded it takes a quarter of a second
             time.sleep(0.1)
 
     def _looks(self) -> dict[str, Callable[[], set[str]]]:
@@ -54,9 +54,9 @@ class Leftovers:
 
 
 class SharedProcesses:
-    """Processes that several files of tests share: the `Leftovers` of one file do not see them.
+    """Processes that several test files share: the `Leftovers` of one file do not count them.
 
-    A context manager, at whose end none of them may be left.
+    A context manager; none of them may be left at its end.
     """
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class SharedProcesses:
 
     @contextlib.contextmanager
     def start(self) -> Iterator[None]:
-        """What is started within the block is shared, and so is all that it starts later."""
+        """Processes that start in the block are shared, and so are all that they start later."""
         before = os.environ.get(TOKEN)
         os.environ[TOKEN] = self._token
         try:
@@ -81,7 +81,7 @@ class SharedProcesses:
                 os.environ[TOKEN] = before
 
     def complaints(self) -> list[str]:
-        """One line for each process that still runs after a grace time of 15 s."""
+        """One line for each process that still runs after 15 s."""
         deadline = time.monotonic() + GRACE
         while (found := processes_with(TOKEN, self._token)) and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -89,7 +89,7 @@ class SharedProcesses:
 
 
 def own_shared_memory() -> None:
-    """Give this process and what it starts a /dev/shm of their own, where root may: others leave files there too."""
+    """Give this process and its children a /dev/shm of their own, if it is root: others leave files there too."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_CLONE_NEWNS) == 0:
         libc.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None)
@@ -119,7 +119,7 @@ def _shared_memory() -> set[str]:
 
 
 def _unmapped_shared_memory() -> set[str]:
-    """Files and folders in /dev/shm that no living process has mapped: what a dead one forgot."""
+    """Files and folders in /dev/shm that no living process has mapped: left by a dead one."""
     files = _shared_memory()
     for process in psutil.process_iter() if files else ():
         try:

@@ -1,4 +1,4 @@
-"""Engines that load a face for numpy and not PyTorch: half the time of their start, where tests use no tensors."""
+"""Engines that load a face for numpy instead of PyTorch, which halves their start, for tests without tensors."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _FACE = Path(__file__).parents[1] / "frameworks"
 
 @contextmanager
 def numpy_framework(site: Path) -> Iterator[None]:
-    """Within the block, numpy is the default framework here and in what is started.
+    """In the block, numpy is the default framework of this process and of those that it starts.
 
-    Its package is installed in the folder ``site``, as pip would.
+    The package of the framework is installed in the folder ``site``, as pip does.
     """
     about = site / "numpy_face-1.dist-info"
     about.mkdir()

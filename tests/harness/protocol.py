@@ -1,4 +1,4 @@
-"""What the pytest that a user starts and the pytests inside the ranks agree on."""
+"""Names that the pytest of a user and the pytests inside ranks share."""
 
 from __future__ import annotations
 

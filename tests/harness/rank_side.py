@@ -1,6 +1,6 @@
-"""The pytest plugin inside a rank: reports each test that starts and ends, and lets no rank run ahead.
+"""The pytest plugin inside a rank: reports the start and end of each test, and keeps ranks at the same test.
 
-A test that fails on one rank would leave the others waiting in a collective, so its failure ends the epoch.
+A failure on one rank ends the epoch: the others would wait for that rank in a collective.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class RankSide:
 
     @staticmethod
     def _meet() -> None:
-        """Wait until all ranks are between two tests, without burning a core as MPI's own barrier does."""
+        """Wait until all ranks are between two tests. MPI's own barrier would keep a core busy."""
         if int(os.environ[SIZE]) == 1:
             return
         from mpi4py import MPI

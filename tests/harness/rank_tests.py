@@ -1,6 +1,6 @@
-"""The pytest plugin that runs tests/ranks inside ranks: P processes for each P of a test's mark `sizes`.
+"""The pytest plugin that runs tests/ranks inside ranks: P processes for each P in the mark `sizes` of a test.
 
-All tests of a size share a launch, whatever their file: to start ranks and import torch in each takes seconds.
+All tests of a size share a launch, in whatever file they are: starting ranks and importing torch takes seconds.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ __all__ = ["RankItem"]
 
 
 class RankFailedError(Exception):
-    """A test failed on some rank; holds what the ranks said."""
+    """A test failed on a rank; it has the output of the ranks."""
 
 
 _APART = "devices"
-"""The folder whose tests have launches of their own: what they make torch believe would reach other tests."""
+"""The folder whose tests have launches of their own: they change torch for all tests of a process."""
 
 
 class RankItem(pytest.Item):
-    """Stands for a test that runs inside ranks, and waits there for its outcome."""
+    """Represents a test that runs inside ranks, and waits for its outcome."""
 
     def __init__(self, *, original: pytest.Function, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -61,7 +61,7 @@ def _limit(item: pytest.Item) -> float:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put RankItems in the place of tests with ranks, those of one launch in a row."""
+    """Replace tests with ranks by RankItems; those of one launch follow each other."""
     ranks = Path(config.rootpath, "tests", "ranks")
     by_launch: dict[tuple[bool, int], list[RankItem]] = {}
     others: list[pytest.Item] = []
@@ -88,6 +88,6 @@ _LAUNCHES = pytest.StashKey[list[Any]]()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """End ranks that nobody waits for any more, when a session was interrupted or stopped at a failure."""
+    """End the ranks when a session was interrupted or stopped at a failure."""
     for launch in session.config.stash.get(_LAUNCHES, []):
         launch.close()

@@ -1,4 +1,4 @@
-"""The panel and the timeline of one run say the same of where the time of each rank went."""
+"""Checks that panel and timeline of a run agree on where the time of each rank went."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["agreed_shares"]
 
 
 def agreed_shares(run: Run) -> list[dict[str, float]]:
-    """The shares of each rank's time, 0 to 1, of a run that was recorded and has ended; they make up all of it."""
+    """The shares of each rank's time, 0 to 1, in a recorded run that has ended; they add up to all of it."""
     shares = []
     for rank, account in zip(run.log.view().ranks, run.timeline().accounts, strict=True):
         panel, timeline = (

@@ -1,4 +1,4 @@
-"""A real Slurm over the two hosts of `two_hosts`: munged, slurmctld and a slurmd on each, all of them its own."""
+"""A real Slurm over the two hosts of `two_hosts`, with its own munged, slurmctld and a slurmd on each host."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Slurm", "missing", "slurm"]
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "salloc", "srun", "sinfo", "squeue", "scancel")
 _PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
 _SECONDS_TO_START = 60.0
-# Slurm's launch needs no plugin that a container would lack; jobs share the two cores that each host is said to have.
+# It uses no plugin that a container lacks. Each host claims two cores, which jobs share.
 _CONFIGURATION = """\
 ClusterName=ring
 SlurmctldHost=ring-a(10.77.0.1)
@@ -49,7 +49,7 @@ NodeName=ring-b NodeAddr=10.77.0.2 CPUs=2 RealMemory=4000 State=UNKNOWN
 PartitionName=all Nodes=ALL Default=YES MaxTime=60 State=UP
 """
 
-# As the hosts' own launcher does. /sys has to show this host's network, and the control groups, which slurmd wants.
+# Like the launcher of the hosts. /sys must show the network of the host, and the control groups that slurmd needs.
 _IN_NAMESPACE = (
     "hostname {host} && mount -t tmpfs shm /dev/shm && mount --bind {names} /etc/hosts && "
     "mount --rbind /sys/fs/cgroup {folder}/cgroup && mount -t sysfs sys /sys && "
@@ -97,18 +97,18 @@ class Slurm:
         return process.returncode, output
 
     def python(self, *arguments: str, tasks: int = 4, program: Sequence[str] = ()) -> list[str]:
-        """The command that runs ``program``, or this Python, in an allocation of both hosts."""
+        """The command that runs ``program``, by default this Python, in an allocation of both hosts."""
         return ["salloc", "--quiet", "--nodes=2", f"--ntasks={tasks}", *(program or [sys.executable]), *arguments]
 
     def left(self) -> list[str]:
-        """What runs on the hosts besides Slurm's own daemons, and the jobs that Slurm has not forgotten."""
+        """Processes on the hosts other than Slurm's daemons, and jobs that Slurm still lists."""
         jobs = self.run(["squeue", "--noheader"])[1].split("\n")
         daemons = ("munged", "slurmctld", "slurmd ", "slurmscriptd")
         running = [command for command in self.hosts.processes() if command.strip()]
         return [one for one in [*jobs, *running] if one.strip() and not any(name in one for name in daemons)]
 
     def wait_until_nothing_is_left(self, seconds: float = 60) -> None:
-        """Return when `left` is empty. Raises AssertionError with it after so many seconds."""
+        """Return when `left` is empty. Raises AssertionError with its content after ``seconds``."""
         deadline = time.monotonic() + seconds
         while left := self.left():
             assert time.monotonic() < deadline, left
@@ -117,7 +117,7 @@ class Slurm:
 
 @contextlib.contextmanager
 def slurm() -> Iterator[Slurm]:
-    """Start it, and end all of it whatever happens."""
+    """Start Slurm, and end all of it in any case."""
     folder = Path(tempfile.mkdtemp(prefix="slurm-"))
     daemons: list[subprocess.Popen[bytes]] = []
     with two_hosts() as hosts, (folder / "log").open("wb") as log:

@@ -31,9 +31,9 @@ __all__ = ["ALLOCATION", "NAMES", "TwoHosts", "missing", "two_hosts"]
 NAMES = ("ring-a", "ring-b")
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 ALLOCATION = {"SLURM_JOB_NODELIST": "ring-a,ring-b", "SLURM_TASKS_PER_NODE": "2(x2)", "SLURM_JOB_ID": "17"}
-"""What Slurm tells a job that has both hosts, with two slots each."""
-# What mpiexec calls in place of ssh: `-x HOST COMMAND...` becomes COMMAND in the namespace of HOST. The environment is
-# that of mpiexec already, and the hosts share the disk.
+"""The variables that Slurm gives to a job with both hosts and two slots on each."""
+# mpiexec calls this instead of ssh: `-x HOST COMMAND...` runs COMMAND in the namespace of HOST. The environment is
+# already that of mpiexec, and the hosts share the disk.
 _LAUNCHER = """\
     #!/bin/sh
     while [ "${1#-}" != "$1" ]; do shift; done
@@ -71,7 +71,7 @@ class TwoHosts:
 
     @property
     def launcher_flags(self) -> list[str]:
-        """Options for mpiexec that make it reach the hosts."""
+        """Options with which mpiexec reaches the hosts."""
         launcher = str(self.folder / "launcher")
         if "MPICH" in find_launcher().mpis:
             return ["-launcher", "ssh", "-launcher-exec", launcher]
@@ -84,7 +84,7 @@ class TwoHosts:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables that make any launcher reach the hosts, from any process."""
+        """Variables with which any launcher reaches the hosts, from any process."""
         launcher = str(self.folder / "launcher")
         if "MPICH" in find_launcher().mpis:
             mpiexec = {"HYDRA_LAUNCHER": "ssh", "HYDRA_LAUNCHER_EXEC": launcher}
@@ -93,7 +93,7 @@ class TwoHosts:
         return {**mpiexec, "RING_REMOTE_SHELL": self.remote_shell}
 
     def run(self, program: Sequence[str], per_host: int | tuple[int, int] = 1) -> str:
-        """Run a Python program (its arguments) on ``per_host`` ranks of each host, or of the two; what it printed."""
+        """Run a Python program (its arguments) on ``per_host`` ranks of each host; returns its output."""
         counts = (per_host, per_host) if isinstance(per_host, int) else per_host
         where = [Host(name, count) for name, count in zip(NAMES, counts, strict=True)]
         command = find_launcher(where).command([sys.executable, *program], sum(counts), where, self.launcher_flags)
@@ -108,7 +108,7 @@ class TwoHosts:
         """
         done = subprocess.run(
             [str(self.folder / "launcher"), NAMES[0], shlex.join(command)],
-            # Without it MPICH's UCX finds a way around the link, and the ranks are not on two hosts at all.
+            # Otherwise MPICH's UCX bypasses the link, and the ranks are not really on two hosts.
             env={**os.environ, **self.environment, **(environment or {}), "UCX_TLS": "tcp,self"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -121,7 +121,7 @@ class TwoHosts:
         return done.stdout
 
     def processes(self) -> list[str]:
-        """The command lines of all that runs on the hosts, besides their ssh servers."""
+        """The command lines of all processes on the hosts, except their ssh servers."""
         commands = []
         for pid in self.pids():
             with contextlib.suppress(OSError):
@@ -129,7 +129,7 @@ class TwoHosts:
         return [command for command in commands if not command.startswith("sshd: /")]
 
     def pids(self) -> list[int]:
-        """All that runs on the hosts."""
+        """All processes on the hosts."""
         return [pid for place in "ab" for pid in _pids(f"{self.prefix}-{place}")]
 
     def bytes_sent(self, host: int) -> int:
@@ -139,7 +139,7 @@ class TwoHosts:
 
 @contextlib.contextmanager
 def two_hosts(rate: str = "1gbit") -> Iterator[TwoHosts]:
-    """Make the hosts, joined by a link of ``rate`` (as ``tc`` writes it), and remove them whatever happens."""
+    """Make the hosts with a link of ``rate`` (in the notation of ``tc``), and remove them in any case."""
     prefix = f"ring-{uuid.uuid4().hex[:8]}"
     folder = Path(tempfile.mkdtemp(prefix="two-hosts-"))
     spaces = [f"{prefix}-a", f"{prefix}-b"]
@@ -181,7 +181,7 @@ def two_hosts(rate: str = "1gbit") -> Iterator[TwoHosts]:
         yield TwoHosts(prefix, folder)
     finally:
         for space in spaces:
-            _end_all(space)  # what a time limit has left behind
+            _end_all(space)  # processes left behind after a time limit
             subprocess.run(["ip", "netns", "del", space], stderr=subprocess.DEVNULL, check=False)
         shutil.rmtree(folder)
 
@@ -191,7 +191,7 @@ def _write_ssh_files(folder: Path) -> None:
     for key in ("host_key", "user_key"):
         keygen = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key)]
         subprocess.run(keygen, check=True)
-    Path("/run/sshd").mkdir(exist_ok=True)  # sshd insists on it
+    Path("/run/sshd").mkdir(exist_ok=True)  # sshd requires it
     (folder / "sshd_config").write_text(
         f"HostKey {folder}/host_key\nAuthorizedKeysFile {folder}/user_key.pub\nStrictModes no\nUsePAM no\n"
         "PermitRootLogin prohibit-password\nPidFile none\nMaxStartups 100\n"
@@ -203,7 +203,7 @@ def _write_ssh_files(folder: Path) -> None:
 
 
 def _end_all(space: str) -> None:
-    """Kill what still runs in a namespace of ours."""
+    """Kill all processes in a namespace of ours."""
     for pid in _pids(space):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

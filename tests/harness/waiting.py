@@ -1,4 +1,4 @@
-"""Waiting for a condition in a test, with an end, for text, and for a signal in a program of a test."""
+"""Waits in tests: for a condition, with a limit; for text; and in a program of a test for a signal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ One long sleep may miss it: Python only notes a signal that arrives just before 
 
 
 def until(condition: Callable[[], bool], limit: float = 45.0) -> None:
-    """Return when ``condition()`` is true; fail when it still is not after ``limit`` seconds."""
+    """Return when ``condition()`` is true; fail if it is not after ``limit`` seconds."""
     deadline = time.monotonic() + limit
     while not condition():
         assert time.monotonic() < deadline, f"still not so after {limit:g} s"
@@ -27,7 +27,7 @@ def until(condition: Callable[[], bool], limit: float = 45.0) -> None:
 
 @contextmanager
 def stderr_into(path: Path) -> Iterator[None]:
-    """Within the block standard error goes to ``path``, to be read meanwhile: capfd loses what comes while it reads."""
+    """In the block standard error goes to ``path``, where a test can read it; capfd loses text while it reads."""
     before = os.dup(2)
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(file, 2)

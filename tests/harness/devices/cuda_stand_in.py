@@ -1,4 +1,4 @@
-"""The fake CUDA driver as what executes the copies of the pretended device."""
+"""The fake CUDA driver, which executes the copies of the pretended device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 class CudaStandIn:
-    """The driver at ``path``, in whose memory addresses are those of the host; implements `Driver`."""
+    """The driver at ``path``; device addresses are host addresses. Implements `Driver`."""
 
     def __init__(self, path: Path) -> None:
         self._library = ctypes.CDLL(str(path))

@@ -1,4 +1,4 @@
-"""What a GPU does not do, and what makes its host wait, for the operations of torch on the pretended device."""
+"""Operations of torch that a GPU refuses, or that make the host wait, for the pretended device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["check", "host_waits"]
 
 aten = torch.ops.aten
 
-# Operations whose results, or the sizes of whose results, the host has to know.
+# Operations for which the host has to know the result or its size.
 _READING = {
     aten._local_scalar_dense.default,
     aten.is_nonzero.default,
@@ -22,7 +22,7 @@ _READING = {
     aten._to_sparse.default,
     aten._to_sparse.sparse_dim,
 }
-# Operations that take tensors of both memories, beside copies: indices may be the host's.
+# Operations that take tensors of both memories, besides copies: indices may be on the host.
 _MIXED = {
     aten.copy_.default,
     aten._to_copy.default,
@@ -51,7 +51,7 @@ def check(func: Any, args: Any, kwargs: Any, kind: type[Tensor]) -> None:
 
 
 def host_waits(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether the host waits for the device, which it does too for what is copied from or to its own memory."""
+    """Whether the host waits for the device, as it does for copies from and to its own memory."""
     if func is aten.copy_.default:
         asks = len(args) > 2 and args[2]
         return any(type(one) is Tensor for one in args[:2]) and not (asks or kwargs.get("non_blocking"))

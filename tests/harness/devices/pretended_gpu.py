@@ -1,10 +1,9 @@
-"""A pretended device of torch, "fakegpu": tensors whose values lie in host memory and whose work is done by streams.
+"""A pretended device of torch, "fakegpu": its tensors are in host memory, and streams do its work.
 
-Torch's backend PrivateUse1, in Python: a tensor of the device wraps one in host memory. Copies go through a stream of
-the `Driver`, in the background, as on a GPU; every other operation first waits until its stream is idle, as if it had
-been queued there. So work that was not ordered behind a stream reads what is not there yet. What would make the host
-wait for a GPU (``.item()``, ``.cpu()``, ``synchronize``) is noted in `waits`, and what torch refuses on one is refused
-(`gpu_rules`).
+It is torch's backend PrivateUse1 in Python: a tensor of the device wraps one in host memory. Copies go through a stream
+of the `Driver` in the background, as on a GPU. Every other operation first waits until its stream is idle, as if it
+were queued there. So work that is not ordered behind a stream reads old values. `waits` notes calls that make the host
+wait for a GPU (``.item()``, ``.cpu()``, ``synchronize``). Operations that torch refuses on a GPU raise (`gpu_rules`).
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ __all__ = ["NAME", "DeviceTensor", "Driver", "PretendedGpu", "PretendedKind", "p
 NAME = "fakegpu"
 aten = torch.ops.aten
 
-# Operations that leave memory as it is.
+# Operations that do not touch memory.
 _MAKING = {aten.empty_like.default, aten.new_empty.default, aten.new_empty_strided.default}
 _COPYING = {aten.copy_.default, aten._foreach_copy_.default}
 
 
 class Driver(Protocol):
-    """What executes the copies of one device; handles are those of the CUDA driver API."""
+    """Executes the copies of one device; handles are those of the CUDA driver API."""
 
     def stream(self) -> int:
         """A new stream."""
@@ -60,10 +59,10 @@ class Driver(Protocol):
         """Wait until the stream is idle."""
 
     def hold(self, stream: int) -> Callable[[], None]:
-        """Have what is queued next on the stream wait until the function returned is called."""
+        """Hold back everything queued next on the stream until the returned function is called."""
 
     def capture(self, stream: int, on: bool) -> None:
-        """Say that a graph is captured on the stream, or no longer."""
+        """Begin or end the capture of a graph on the stream."""
 
 
 class DeviceTensor(torch.Tensor):
@@ -77,7 +76,7 @@ class DeviceTensor(torch.Tensor):
     def __new__(cls, host: Tensor) -> DeviceTensor:
         if host.layout is torch.strided:
             layout: dict[str, Any] = {"strides": host.stride(), "storage_offset": host.storage_offset()}
-        else:  # torch asks for it, and has it in the keys by which it finds what executes an operation
+        else:  # torch needs the layout, also in the keys by which it dispatches an operation
             keys = torch._C.DispatchKeySet(torch._C.DispatchKey.Sparse)
             layout = {"layout": host.layout, "dispatch_layout": True, "_extra_dispatch_keys": keys}
         made: DeviceTensor = torch.Tensor._make_wrapper_subclass(
@@ -98,7 +97,7 @@ class DeviceTensor(torch.Tensor):
 
 
 class _Stream:
-    """As ``torch.cuda.Stream``."""
+    """Like ``torch.cuda.Stream``."""
 
     def __init__(self, gpu: PretendedGpu) -> None:
         self._gpu = gpu
@@ -113,7 +112,7 @@ class _Stream:
 
 
 class _Event:
-    """As ``torch.cuda.Event``: it exists once it is recorded."""
+    """Like ``torch.cuda.Event``: it exists once it is recorded."""
 
     def __init__(self, gpu: PretendedGpu) -> None:
         self._gpu = gpu
@@ -145,7 +144,7 @@ class PretendedGpu(ModuleType):
         self._kept: list[tuple[Any, _Event]] = []
 
     def note(self, what: str) -> None:
-        """The host waits for the device."""
+        """Note that the host waits for the device."""
         self.waits.append(what)
 
     # What torch calls.
@@ -188,7 +187,7 @@ class PretendedGpu(ModuleType):
 
     @contextmanager
     def held(self, stream: _Stream | None = None) -> Iterator[None]:
-        """Within, the stream (the current one) executes nothing that is queued on it."""
+        """In the block the stream (by default the current one) executes nothing."""
         release = self.driver.hold((stream or self.current_stream()).cuda_stream)
         try:
             yield
@@ -206,7 +205,7 @@ class PretendedGpu(ModuleType):
 
     @contextmanager
     def capture(self) -> Iterator[None]:
-        """Within, a graph is captured on the current stream."""
+        """Capture a graph on the current stream in the block."""
         self._captured = self.current_stream().cuda_stream
         self.driver.capture(self._captured, True)
         try:
@@ -249,7 +248,7 @@ class PretendedGpu(ModuleType):
         return tree_map(_on_device, out)
 
     def _copies_in_background(self, func: Any, args: Any) -> bool:
-        """Queue the copies that a GPU would make without the host; whether they could be."""
+        """Queue copies that a GPU makes without the host; returns whether it could."""
         targets, sources = args[:2] if func is aten._foreach_copy_.default else ([args[0]], [args[1]])
         pairs = list(zip(targets, sources, strict=True))
         if not all(_alike(target, source) for target, source in pairs):
@@ -261,7 +260,7 @@ class PretendedGpu(ModuleType):
     def _queue(self, target: Tensor, source: Tensor) -> None:
         stream = self.current_stream().cuda_stream
         self.driver.copy(target.data_ptr(), source.data_ptr(), target.numel() * target.element_size(), stream)
-        # As torch's allocator: memory that a stream still uses does not go to another tensor.
+        # Like torch's allocator: memory that a stream still uses does not go to another tensor.
         event = _Event(self)
         event.record()
         self._kept = [(tensors, used) for tensors, used in self._kept if not used.query()]
@@ -295,7 +294,7 @@ def _on_device(value: Any) -> Any:
 
 
 def pretend(driver: Callable[[], Driver]) -> PretendedGpu:
-    """Make the device known to torch, once per process; ``driver`` makes what executes its copies."""
+    """Register the device with torch, once per process; ``driver`` makes the driver that executes its copies."""
     known = sys.modules.get(f"torch.{NAME}")
     if isinstance(known, PretendedGpu):
         return known
@@ -303,7 +302,7 @@ def pretend(driver: Callable[[], Driver]) -> PretendedGpu:
     DeviceTensor.gpu = gpu
     _setup_privateuseone_for_python_backend(NAME, gpu)
     sys.modules[f"torch.{NAME}"] = gpu
-    # Module.to keeps its parameters, as on a GPU, and not new ones that no optimizer knows.
+    # Module.to keeps its parameter objects, as on a GPU: an optimizer would not know new ones.
     torch.__future__.set_swap_module_params_on_conversion(True)
     library = torch.library.Library("aten", "IMPL")
 
@@ -314,7 +313,7 @@ def pretend(driver: Callable[[], Driver]) -> PretendedGpu:
         return DeviceTensor(torch.empty_strided(size, stride, dtype=dtype, device="cpu"))
 
     def copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
-        # Torch asks here, and not the class, where it makes a tensor from Python's numbers.
+        # Torch calls this, not the class, to make a tensor from Python numbers.
         gpu.note("copy")
         _on_host(target).copy_(_on_host(source))
         return target
@@ -325,7 +324,7 @@ def pretend(driver: Callable[[], Driver]) -> PretendedGpu:
     def eye(*sizes: int, dtype: Any = None, **_: Any) -> DeviceTensor:
         return DeviceTensor(torch.eye(*sizes, dtype=dtype, device="cpu"))
 
-    # Torch's own would give the memory of a tensor its size when the tensor has been made.
+    # Torch's own versions would resize the memory of a tensor that has been made.
     for form, made in (("arange", arange), ("arange.start", arange), ("arange.start_step", arange), ("eye", eye)):
         library.impl(form, made, "PrivateUse1")
     library.impl("is_pinned", lambda tensor, device=None: False, "CPU")
@@ -338,7 +337,7 @@ def pretend(driver: Callable[[], Driver]) -> PretendedGpu:
 
 
 class PretendedKind:
-    """Its tensors, as the core takes them."""
+    """The tensors of the device, as the core takes them."""
 
     device = Device.CUDA
 

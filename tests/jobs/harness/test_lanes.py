@@ -132,7 +132,7 @@ def test_each_kind_looks_for_its_own_leftovers(report: str) -> None:
 
 
 def test_a_lane_that_dies_is_a_failure(report: str) -> None:
-    assert "FAILED tests/notebook/test_c.py::test_dies - the pytest beside ended with code 0; 2 of its tests" in report
+    assert "FAILED tests/notebook/test_c.py::test_dies - this lane ended with code 0; 2 of its tests" in report
 
 
 def test_the_first_failure_ends_both(tmp_path: Path) -> None:
