@@ -69,7 +69,7 @@ def explain_rank(failure: RankFailure, output: str, logs: Path, alone: bool) -> 
 
 
 def failures_of(output: str, rank: int) -> list[RankFailure]:
-    """Every report in the engines' common ``output`` that ``rank`` has failed, oldest first."""
+    """Every report of a failure of ``rank`` in the common ``output`` of the engines, oldest first."""
     return [failure for failure in split_reports(output.encode())[1] if failure.rank == rank]
 
 
@@ -79,7 +79,7 @@ def explain_failure(failure: RankFailure) -> str:
     if failure.code < 0:
         how = f"was killed by {signal_name(-failure.code)}"
         if -failure.code == signal.SIGKILL:
-            how += ", out of memory" if failure.out_of_memory else ", not by the Linux kernel for want of memory"
+            how += ", out of memory" if failure.out_of_memory else ", not out of memory"
     return f"rank {failure.rank} on {failure.host} {how}"
 
 

@@ -52,13 +52,13 @@ def new_directory() -> Path:
 
 
 def check_folder() -> None:
-    """Raise ClusterError where another user could put files of his own in the place of those of a cluster."""
+    """Raise ClusterError if another user could replace the files of a cluster."""
     root = _root()
     for folder in (root.parent, root) if root.parent.name == ".ring" else (root,):
         if how := changed_by_others(folder):
             raise ClusterError(
-                f"{how}, or set RING_RUNS_DIR to a folder of your own: whoever changes the files of a cluster runs "
-                "code as its owner"
+                f"{how}, or set RING_RUNS_DIR to a folder of your own: a user who can change the "
+                "files of a cluster can run code as its owner"
             )
 
 

@@ -16,10 +16,9 @@ SHARES = {"compute": "compute", "loading": "data", "moving": "moving", "waiting"
 class Spent:
     """Seconds of one rank. ``seconds`` is all of them: since its first step, or since the beginning of its cell.
 
-    ``moving`` is the time in collectives and messages in which data was packed, moved and reduced, ``waiting`` that in
-    which other ranks had not come yet, ``bubble`` that in which a message had not, as between the stages of a pipeline,
-    ``data`` the time in which `track` waited for a batch. Operations that go on beside the training count as far as the
-    rank waited for them.
+    ``moving``: in collectives and messages, while data was packed, moved and reduced. ``waiting``: until other ranks
+    called the operation. ``bubble``: until a message came, as between the stages of a pipeline. ``data``: until `track`
+    had a batch. An operation in the background counts only while the rank waited for it.
     """
 
     seconds: float
