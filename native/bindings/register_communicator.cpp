@@ -370,21 +370,27 @@ void register_communicator(py::module_& module) {
         .def(
             "commit",
             [](Communicator& self, std::string name, double timeout, const py::object& guard) -> py::object {
-                std::exception_ptr set_aside;
-                {
+                py::object interrupt;  // kept here, since Python cannot go on while it is raised
+                const ring::Interruption check = [&interrupt, look = signal_check()] {
+                    try {
+                        look();
+                    } catch (...) {
+                        const py::gil_scoped_acquire gil;
+                        interrupt = py::error_already_set().value();
+                        throw;
+                    }
+                };
+                try {
                     const py::gil_scoped_release nogil;
-                    set_aside = self.commit(std::move(name), timeout, signal_check());
+                    self.commit(std::move(name), timeout, check);
+                } catch (...) {
+                    if (interrupt)
+                        PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(interrupt.ptr())), interrupt.ptr());
+                    throw;
                 }
                 // Before the interpreter looks for signals again.
                 guard.attr("held") = true;
-                if (!set_aside) return py::none();
-                try {
-                    std::rethrow_exception(set_aside);
-                } catch (const py::error_already_set& error) {
-                    return error.value();
-                } catch (...) {  // the epoch has ended, which the next operation says
-                    return py::none();
-                }
+                return interrupt ? interrupt : py::none();
             },
             py::arg("name"), py::arg("timeout"), py::arg("guard"),
             "Sets guard.held where it has succeeded; returns the Python exception that ended this rank in it, if any.")

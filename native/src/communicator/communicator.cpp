@@ -102,22 +102,33 @@ std::shared_ptr<Work> Communicator::run(Request request, double timeout, const I
     return work;
 }
 
-std::exception_ptr Communicator::commit(std::string name, double timeout, const Interruption& check) {
+void Communicator::commit(std::string name, double timeout, const Interruption& check) {
     Request request;
     request.kind = OpKind::Commit;
     request.name = std::move(name);
     std::shared_ptr<Work> work = make_work(std::move(request), timeout);
     if (fabric_) work->patience_ = std::max(work->patience_, kCommitPatience);
     const Spending spending(*epoch_.recorder);
+    // What this host has sent may have another one commit. So an interrupt ends the epoch, and waits for the outcome
+    // too.
+    std::exception_ptr interrupt;
+    const Interruption patient = [&] {
+        try {
+            check();
+        } catch (...) {
+            if (interrupt) throw;
+            interrupt = std::current_exception();
+            abort(FixedText("rank %d was interrupted in %s", rank(), to_string(OpKind::Commit)));
+        }
+    };
     try {
-        run(work, check);
+        run(work, fabric_ && check ? patient : check);
     } catch (...) {
-        if (work->has_succeeded()) return std::current_exception();
-        throw;
+        if (!work->has_succeeded()) throw;
     }
+    if (interrupt && !work->has_succeeded()) std::rethrow_exception(interrupt);
     note_caller(*work, spending.begin());
     work->get();
-    return work->set_aside_;
 }
 
 void Communicator::run(const std::shared_ptr<Work>& work, const Interruption& check) {

@@ -104,7 +104,6 @@ void Communicator::fail(Work& work, std::exception_ptr error) noexcept {
     }
     group_->set_state(RankState::Idle);
     if (has_succeeded && work.header_.kind == OpKind::Commit) {
-        work.set_aside_ = std::move(error);
         work.finish(nullptr);
     } else if (!device_ || !device_->fail(work.shared_from_this(), error))
         work.finish(std::move(error));

@@ -43,7 +43,10 @@ void Work::finish(std::exception_ptr error) noexcept {
 
 void Communicator::begin(Work& work) {
     group_->be_patient(work.patience_);
-    if (group_->stops()) throw Aborted(group_->abort_reason());
+    const bool commits = work.request_.kind == OpKind::Commit;
+    if (commits) read_notices();
+    // What has been sent before an abort is waited for in a commit that has begun; none is begun behind it.
+    if (commits ? group_->aborted() : group_->stops()) throw Aborted(group_->abort_reason());
     if (work.first_) work.first_->get();  // all ranks leave out what follows it where it has failed
     work.first_.reset();
     Header& header = work.header_;

@@ -6,13 +6,14 @@ import os
 import random
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
 from native.calls import Guard
-from native.ranks import Seat, as_hosts, as_processes, as_threads
+from native.ranks import Body, Seat, as_hosts, as_processes, as_threads
 from native.values import Tensor
 from ring_notebook.core.buffers import DType
 from ring_notebook.core.communicator import Communicator
@@ -68,11 +69,12 @@ def idle(microseconds: int) -> None:
         pass
 
 
-def test_random_schedules_never_part_the_ranks() -> None:
+@pytest.mark.parametrize(("launch", "count"), [(as_threads, SCHEDULES), (as_hosts, 40)])
+def test_random_schedules_never_part_the_ranks(launch: Callable[[int, Body], object], count: int) -> None:
     """In each an abort strikes at some moment of a few commits."""
     size = 3
-    schedules = [Schedule.draw(seed, size) for seed in range(SCHEDULES)]
-    made = [[0] * SCHEDULES for _ in range(size)]
+    schedules = [Schedule.draw(seed, size) for seed in range(count)]
+    made = [[0] * count for _ in range(size)]
 
     def end(ring: Communicator, pause: int) -> None:
         idle(pause)
@@ -97,11 +99,11 @@ def test_random_schedules_never_part_the_ranks() -> None:
             ring.close()
             seat.opened.clear()
 
-    as_threads(size, body)
-    parted = [number for number in range(SCHEDULES) if len({counts[number] for counts in made}) > 1]
+    launch(size, body)
+    parted = [number for number in range(count) if len({counts[number] for counts in made}) > 1]
     assert not parted, [(schedules[number], [counts[number] for counts in made]) for number in parted[:3]]
-    ended = sum(made[0][number] < schedules[number].commits for number in range(SCHEDULES))
-    assert SCHEDULES / 50 < ended < SCHEDULES  # the aborts do strike, and not always first
+    ended = sum(made[0][number] < schedules[number].commits for number in range(count))
+    assert count / 50 < ended < count  # the aborts do strike, and not always first
 
 
 def test_a_rank_that_calls_something_else_is_a_mismatch_and_the_group_lives_on() -> None:

@@ -232,7 +232,8 @@ class Training:
         """All ranks have made the same steps, and end where one process ends with the same batches; how many steps."""
         states = self.states()
         first = states[0]
-        assert [state["made"] for state in states] == [first["made"]] * len(states)
+        counts = [len(state["made"]) for state in states]
+        assert counts == counts[:1] * len(counts), f"steps made, by rank: {counts}"
         for rank, state in enumerate(states[1:], 1):
             assert state["options"] == first["options"]
             for a, b in zip(state["weights"], first["weights"], strict=True):

@@ -164,6 +164,7 @@ def test_hooks_behind_a_step_that_is_taken_back_do_not_run(cluster: Cluster, opt
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.usefixtures("_own_records")
 @pytest.mark.parametrize("n", [2, 3, 4])
 @pytest.mark.parametrize("name", ["sgd", "adam", "ddp"])

@@ -110,7 +110,6 @@ class Work : public std::enable_shared_from_this<Work> {
 
     std::atomic<State> state_{State::Pending};
     std::exception_ptr error_;
-    std::exception_ptr set_aside_;  // what ended a commit on this rank when it had succeeded
     Doorbell bell_;
 };
 
@@ -146,11 +145,11 @@ class Communicator {
     // `timeout` in seconds, 0 for none; `check` is called while it waits and may throw.
     std::shared_ptr<Work> run(Request request, double timeout, const Interruption& check);
     // Returns when all ranks have called it, as a barrier. What makes it a commit: on one host it succeeds on all ranks
-    // or throws on all of them, whatever ends them meanwhile. Returns what has ended this rank when the commit had
-    // succeeded, null for nothing; the caller throws it later. Between hosts no exchange can decide for all at one
-    // moment: there a host gives the messages of the others some time after an abort, and what is left open is the
-    // death of a rank, or of a link, while they are on their way.
-    std::exception_ptr commit(std::string name, double timeout, const Interruption& check);
+    // or throws on all of them, whatever ends them meanwhile: it returns also when `check` has thrown and the others
+    // had committed. Between hosts no exchange can decide for all at one moment: there a host gives the messages of the
+    // others some time after an abort or an interrupt, and what is left open is the death of a rank, or of a link,
+    // while they are on their way.
+    void commit(std::string name, double timeout, const Interruption& check);
     // Operations that are called from now on go on for so many seconds after an abort, unless a rank that takes part
     // gives them up or dies; 0, the default, ends them at once. For what all ranks have committed to.
     void be_patient(double seconds) {
