@@ -23,7 +23,7 @@ from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.errors import DriftError
 from ring_notebook.torch.collectives.broadcast import broadcast_
 from ring_notebook.torch.steps.known import schedulers_of, set_steps, steps_of, tensors_beside
-from ring_notebook.torch.steps.state_digest import digest, options_of, state_of
+from ring_notebook.torch.steps.state_digest import digest, marks, options_of, state_of
 
 __all__ = ["Shared", "furthest", "may_have_parted", "mend", "trust"]
 
@@ -104,12 +104,11 @@ def mend(shared: Shared) -> bool:
 
     Raises DriftError on all of them where RING_REPAIR forbids it, or where each rank has a share that no other has.
     """
-    values = shared.values()
-    own = {name: digest(name, value) for name, value in values.items()}
+    own = marks(shared.values())
     shared.optimizer.__dict__[_SETTLED] = world.doubts()
     if _are_alike(own, shared.process_set):
         return False
-    rows: list[dict[str, int]] = gather_objects(own, "digests of ranks that may have parted", shared.process_set)
+    rows: list[dict[str, Any]] = gather_objects(own, "digests of ranks that may have parted", shared.process_set)
     if len({frozenset(name for name in row if name.startswith("parameter ")) for row in rows}) > 1:
         return False  # each rank has parameters of its own
     steps: list[int] = gather_objects(steps_of(shared.optimizer), "steps made", shared.process_set)
@@ -135,8 +134,8 @@ def mend(shared: Shared) -> bool:
     return True
 
 
-def _are_alike(own: Mapping[str, int], process_set: ProcessSet) -> bool:
-    whole = digest("all", sorted(own.items()))
+def _are_alike(own: Mapping[str, Any], process_set: ProcessSet) -> bool:
+    whole = digest(own)
     parts = [whole >> 39, whole >> 15 & 0xFFFFFF]  # small enough for int64 to hold the sum of their squares
     ranks, *sums = allreduce_numbers(
         [1, *parts, *(part * part for part in parts)], ReduceOp.SUM, "digest of what ranks share", process_set
@@ -145,7 +144,7 @@ def _are_alike(own: Mapping[str, int], process_set: ProcessSet) -> bool:
     return all(ranks * squares == total * total for total, squares in zip(sums[:2], sums[2:], strict=True))
 
 
-def _root(rows: list[dict[str, int]], steps: list[int]) -> int:
+def _root(rows: list[dict[str, Any]], steps: list[int]) -> int:
     """The index of a rank that is furthest on; of several, one that most of them are equal to."""
     leading = [index for index, made in enumerate(steps) if made == max(steps)]
     return max(leading, key=lambda index: (sum(rows[index] == rows[other] for other in leading), -index))

@@ -9,36 +9,47 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["digest", "is_shared", "options_of", "shared_buffers", "state_of"]
+__all__ = ["digest", "is_shared", "marks", "options_of", "shared_buffers", "state_of"]
 
 _LOCAL = ("running_mean", "running_var", "num_batches_tracked")
 """Buffers of a batch norm whose ranks keep to their own batches."""
 _WORD = 8  # bytes
 
 
-def digest(name: str, value: Any) -> int:
-    """63 bits that stand for a tensor, or another value, and its name.
+def marks(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What stands for each of ``values``: shape, dtype and a sum of a tensor, the text of another value.
 
-    Of a tensor they hold the sum of its memory as words of 64 bits: that is as fast as memory is read, and tensors
-    that differ by chance have equal sums once in 2**64 times. Elements that have changed places are not seen.
+    It is the sum of a tensor's memory as words of 64 bits: that is as fast as memory is read, and tensors that differ
+    by chance have equal sums once in 2**64 times. Elements that have changed places are not seen. What is on a device
+    is waited for once.
     """
-    if not isinstance(value, Tensor):
-        return _hash(f"{name} {value!r}")
-    tensor = value.detach()
+    sums = {name: _sum(value) for name, value in values.items() if isinstance(value, Tensor)}
+    found: dict[str, Any] = {name: repr(value) for name, value in values.items() if name not in sums}
+    for device in {one.device for one in sums.values()}:
+        names = [name for name, one in sums.items() if one.device == device]
+        totals: list[int] = torch.stack([sums[name] for name in names]).tolist()
+        found.update((n, (tuple(values[n].shape), values[n].dtype, t)) for n, t in zip(names, totals, strict=True))
+    return found
+
+
+def digest(marks: Mapping[str, Any]) -> int:
+    """63 bits that stand for all of them."""
+    text = repr(sorted(marks.items()))
+    return int.from_bytes(blake2b(text.encode(), digest_size=_WORD).digest(), "big") >> 1
+
+
+def _sum(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach()
     if tensor.layout is not torch.strided:
         tensor = tensor.to_dense()
-    words = tensor.contiguous().reshape(-1).view(torch.uint8)
+    memory = tensor.contiguous().reshape(-1)
+    if memory.storage_offset() * memory.element_size() % _WORD or memory.data_ptr() % _WORD:
+        memory = memory.clone()
+    if memory.numel() * memory.element_size() % _WORD == 0:
+        return memory.view(torch.int64).sum()
+    words = memory.view(torch.uint8)
     whole = words.numel() // _WORD * _WORD
-    sums = [words[whole:].sum(dtype=torch.int64)]
-    if words.storage_offset() % _WORD == 0 and words.data_ptr() % _WORD == 0:
-        sums.append(words[:whole].view(torch.int64).sum())
-    else:
-        sums.append(words[:whole].clone().view(torch.int64).sum())
-    return _hash(f"{name} {tuple(tensor.shape)} {tensor.dtype} {[int(one) for one in sums]}")
-
-
-def _hash(text: str) -> int:
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+    return words[:whole].view(torch.int64).sum() + words[whole:].sum(dtype=torch.int64)
 
 
 def state_of(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> Iterator[tuple[str, Tensor]]:

@@ -13,7 +13,7 @@ from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.errors import DriftError
 from ring_notebook.torch.collectives.allreduce import allreduce
 from ring_notebook.torch.collectives.tensor_arguments import check_module, check_optimizer
-from ring_notebook.torch.steps.state_digest import digest, state_of
+from ring_notebook.torch.steps.state_digest import digest, marks, state_of
 
 __all__ = ["check"]
 
@@ -29,7 +29,8 @@ def check(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None
     if optimizer is not None:
         check_optimizer(optimizer, "check")
     tensors = dict(_tensors(model, optimizer))
-    digests = torch.tensor([digest(name, tensor) for name, tensor in tensors.items()], dtype=torch.int64, device="cpu")
+    found = marks(tensors)
+    digests = torch.tensor([digest({name: found[name]}) for name in tensors], dtype=torch.int64, device="cpu")
     counts = allgather_object(len(tensors), name="drift check")
     if len(set(counts)) > 1:
         raise DriftError(
