@@ -124,6 +124,8 @@ class _Inbox:
         self._listener.listen()
         self._listener.setblocking(False)
         self._receivers: list[tuple[threading.Thread, Connection[Any, Any]]] = []
+        self._ranks: set[Connection[Any, Any]] = set()
+        """The callers that have the key."""
         self._closing = os.eventfd(0)
         self._acceptor = threading.Thread(target=self._accept, name="ring-run-inbox", daemon=True)
         self._acceptor.start()
@@ -141,9 +143,9 @@ class _Inbox:
         os.close(self._closing)
         self._listener.close()
         for receiver, caller in self._receivers:
-            receiver.join(_LAST_WORDS)
+            receiver.join(_LAST_WORDS if caller in self._ranks else 0.0)
             if receiver.is_alive():
-                # A process that the rank has forked holds the connection open and will send nothing.
+                # A stranger, or a process that the rank has forked: it holds the connection and sends nothing.
                 with contextlib.suppress(OSError), socket.socket(fileno=os.dup(caller.fileno())) as connection:
                     connection.shutdown(socket.SHUT_RDWR)
                 receiver.join()
@@ -165,6 +167,7 @@ class _Inbox:
             deliver_challenge(caller, self._key)
             answer_challenge(caller, self._key)
             rank = caller.recv()
+            self._ranks.add(caller)
             _with_timeout(socket.socket(fileno=os.dup(caller.fileno())), 0).close()
             caller.send(self._work)
             self.outcomes[rank] = caller.recv()

@@ -16,11 +16,12 @@ import secrets
 import socket
 import struct
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Gathering", "RendezvousServer"]
+__all__ = ["Gathering", "RendezvousServer", "Strangers"]
 
 RENDEZVOUS, SECRET = "RING_RENDEZVOUS", "RING_RENDEZVOUS_SECRET"
 GATHER, GATHERED, JOIN, GIVE_UP = "ring_gather", "ring_gathered", "ring_join", "ring_give_up"
@@ -28,8 +29,8 @@ MAGIC = b"ring-rendezvous 1\n"
 DIGEST = 32
 ACCEPTED = b"+"
 _SECONDS_TO_PROVE = 10.0
-_MOST_STRANGERS = 128
-"""Connections that have proven nothing yet; more are closed at once."""
+MOST_STRANGERS = 128
+"""Connections that have proven nothing yet."""
 _LONGEST_LINE = 1 << 16
 _CREDENTIALS = struct.Struct("3i")
 
@@ -125,6 +126,30 @@ class Gathering:
         return {"generation": self._generation, "step": self._awaited[0] if self._awaited else None}
 
 
+class Strangers:
+    """The tasks that find out who has connected: for one more than `MOST_STRANGERS` the oldest is cancelled.
+
+    That is the oldest of the address that has most of them: who floods a port displaces its own connections, and a
+    rank needs one round trip to be a stranger no more.
+    """
+
+    def __init__(self) -> None:
+        self._places: dict[asyncio.Task[Any], str] = {}
+
+    def add(self, task: asyncio.Task[Any], address: object) -> None:
+        """Add the task for a caller from ``address``, as a socket names it."""
+        if len(self._places) >= MOST_STRANGERS:
+            ((most, _),) = Counter(self._places.values()).most_common(1)
+            oldest = next(task for task, place in self._places.items() if place == most)
+            self.discard(oldest)
+            oldest.cancel()
+        self._places[task] = str(address[0]) if isinstance(address, tuple) else ""
+
+    def discard(self, task: asyncio.Task[Any]) -> None:
+        """It has found out, or has ended."""
+        self._places.pop(task, None)
+
+
 @dataclass(slots=True, eq=False)
 class _Member:
     """A process that has proven that it knows the secret; ``rank`` is -1 until one is assigned."""
@@ -160,7 +185,7 @@ class RendezvousServer(threading.Thread):
         self._address = f"{host}:{self._listener.getsockname()[1]}" if port else host
         self._members: list[_Member] = []
         self._gathering: Gathering | None = None  # once all have come
-        self._strangers = 0
+        self._strangers = Strangers()
         self._loop = asyncio.new_event_loop()
         self._serving = self._loop.create_task(self._serve())
         self.start()
@@ -222,15 +247,18 @@ class RendezvousServer(threading.Thread):
 
     async def _is_stranger(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Whether the process at the other end cannot prove that it knows the secret."""
-        if self._strangers >= _MOST_STRANGERS:
-            return True
-        self._strangers += 1
+        task = asyncio.current_task()
+        assert task is not None
+        self._strangers.add(task, writer.get_extra_info("peername"))
         try:
-            return not await asyncio.wait_for(self._know(reader, writer), _SECONDS_TO_PROVE)
+            known = await asyncio.wait_for(self._know(reader, writer), _SECONDS_TO_PROVE)
         except asyncio.TimeoutError:
             return True
         finally:
-            self._strangers -= 1
+            self._strangers.discard(task)
+        if known:
+            writer.write(ACCEPTED)  # only now: nobody cancels it any more
+        return not known
 
     async def _know(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         if self._listener.family == socket.AF_UNIX and user_of(writer.get_extra_info("socket")) != os.getuid():
@@ -240,10 +268,7 @@ class RendezvousServer(threading.Thread):
             return False
         key, challenge = self._secret.encode(), secrets.token_bytes(DIGEST)
         writer.write(challenge + prove(key, b"accept", front, challenge))
-        if not hmac.compare_digest(await reader.readexactly(DIGEST), prove(key, b"connect", front, challenge)):
-            return False
-        writer.write(ACCEPTED)
-        return True
+        return hmac.compare_digest(await reader.readexactly(DIGEST), prove(key, b"connect", front, challenge))
 
     def _join(self, writer: asyncio.StreamWriter, command: str, said: Any) -> _Member | None:
         """A process is to be a rank; where that cannot be, nobody is, because the others would wait for ever."""
@@ -328,7 +353,7 @@ def _listen(address: str) -> socket.socket:
         if family != socket.AF_UNIX:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a job may follow another one at once
         listener.bind(place)
-        listener.listen(_MOST_STRANGERS)
+        listener.listen(MOST_STRANGERS)
     except OSError:
         listener.close()
         raise

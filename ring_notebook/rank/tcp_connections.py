@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from ring_notebook.config import config
+from ring_notebook.rank.rendezvous_server import MOST_STRANGERS, Strangers
 
 if TYPE_CHECKING:
     from ring_notebook import _core
@@ -34,8 +35,6 @@ _DIGEST = 32
 _ACCEPTED, _REFUSED = b"+", b"-"
 _SECONDS_TO_PROVE = 10.0
 """For a caller to say who it is; others may connect meanwhile."""
-_MOST_STRANGERS = 128
-"""Connections that have proven nothing yet; more wait in the kernel."""
 _SECONDS_TO_CONNECT = 30.0
 _PAUSE = 0.1  # seconds between attempts
 _SECONDS_TO_FLUSH = 0.005
@@ -53,7 +52,7 @@ def listen(own: str = "") -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.bind((address, 0))
-        listener.listen(_MOST_STRANGERS)
+        listener.listen(MOST_STRANGERS)
         listener.setblocking(False)
     except OSError:
         listener.close()
@@ -93,6 +92,7 @@ class TcpConnections(threading.Thread):
         self._key = key
         self._connected: set[int] = set()
         self._calling: dict[int, asyncio.Task[None]] = {}
+        self._strangers = Strangers()
         self._flushing: asyncio.TimerHandle | None = None
         self._loop = asyncio.new_event_loop()
         self._serving = self._loop.create_task(self._serve())
@@ -116,28 +116,27 @@ class TcpConnections(threading.Thread):
     async def _serve(self) -> None:
         loop = asyncio.get_running_loop()
         loop.add_reader(self._link.attention_fd, self._attend)
-        strangers = asyncio.Semaphore(_MOST_STRANGERS)
         answers: set[asyncio.Task[None]] = set()
         while True:
-            await strangers.acquire()
             try:
-                channel = await self._accept()
+                channel, address = await self._accept()
             except OSError:  # out of descriptors, or the caller has gone
-                strangers.release()
                 await asyncio.sleep(_PAUSE)
                 continue
             answer = asyncio.create_task(self._answer(channel))
             answer.add_done_callback(functools.partial(_close, channel))  # also when it is cancelled before it begins
             answers.add(answer)
             answer.add_done_callback(answers.discard)
-            answer.add_done_callback(lambda _: strangers.release())
+            self._strangers.add(answer, address)
+            answer.add_done_callback(self._strangers.discard)
+            await asyncio.sleep(0)  # callers that never cease leave the others their turn
 
-    async def _accept(self) -> socket.socket:
+    async def _accept(self) -> tuple[socket.socket, object]:
         """The next connection. A cancelled `loop.sock_accept` may lose one, which then stays open."""
         loop = asyncio.get_running_loop()
         while True:
             with contextlib.suppress(BlockingIOError, InterruptedError):
-                return self._listener.accept()[0]
+                return self._listener.accept()
             readable = loop.create_future()
             loop.add_reader(self._listener, _set_once, readable)
             try:
@@ -217,6 +216,9 @@ class TcpConnections(threading.Thread):
             rank = await asyncio.wait_for(self._find_out(channel), _SECONDS_TO_PROVE)
         except (OSError, EOFError, asyncio.TimeoutError):
             return
+        task = asyncio.current_task()
+        assert task is not None
+        self._strangers.discard(task)
         # Of two calls that cross, that of the lower rank prevails. What is decided here holds for both sides.
         wins = rank not in self._connected and not (rank in self._calling and self._rank < rank)
         if wins:

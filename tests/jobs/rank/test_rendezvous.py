@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from ring_notebook import RendezvousServer
 from ring_notebook.config import config
 from ring_notebook.errors import RingError
 from ring_notebook.launch.connections.pmi import PmiServer
+from ring_notebook.rank import rendezvous_server
 from ring_notebook.rank.rendezvous import JOB, Rendezvous, is_offered
 
 LIMIT = 60.0
@@ -319,6 +321,17 @@ def test_strangers_are_told_nothing() -> None:
                 except ConnectionError:
                     pass
                 assert heard == b""
+        assert [rank for rank, *_ in join(server, 0, 1)] == [0, 1]
+
+
+def test_strangers_that_hold_on_keep_no_rank_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous_server, "_SECONDS_TO_PROVE", 10 * LIMIT)
+    front = rendezvous_server.MAGIC + os.urandom(rendezvous_server.DIGEST)
+    with RendezvousServer(2) as server, ExitStack() as stack:
+        host, _, port = server.variables["RING_RENDEZVOUS"].rpartition(":")
+        for number in range(3 * rendezvous_server.MOST_STRANGERS):
+            stranger = stack.enter_context(socket.create_connection((host, int(port)), LIMIT))
+            stranger.sendall(front[: number % (len(front) + 1)])
         assert [rank for rank, *_ in join(server, 0, 1)] == [0, 1]
 
 

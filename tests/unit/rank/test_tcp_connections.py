@@ -13,6 +13,7 @@ import pytest
 
 from ring_notebook.core.native import core
 from ring_notebook.rank import tcp_connections
+from ring_notebook.rank.rendezvous_server import MOST_STRANGERS
 from ring_notebook.rank.tcp_connections import TcpConnections, listen
 
 TAG = core.TcpLink.first_free_tag
@@ -147,15 +148,18 @@ def test_a_front_that_is_repeated_proves_nothing(ranks: Callable[[list[bytes]], 
     assert challenges[0][:32] != challenges[1][:32]
 
 
-def test_many_that_say_nothing_keep_no_rank_out(
+def test_strangers_that_hold_on_keep_no_rank_out(
     ranks: Callable[[list[bytes]], Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """They come from the address of the ranks, and may stay for as long as they like."""
     monkeypatch.setattr(tcp_connections, "_SECONDS_TO_CONNECT", LIMIT)
-    monkeypatch.setattr(tcp_connections, "_SECONDS_TO_PROVE", 0.2)
+    monkeypatch.setattr(tcp_connections, "_SECONDS_TO_PROVE", 10 * LIMIT)
+    front = tcp_connections._FRONT.pack(tcp_connections._MAGIC, 0, 1, bytes(32))
     two = ranks([KEY] * 2)
     with ExitStack() as stack:
-        for _ in range(2 * tcp_connections._MOST_STRANGERS):
-            stack.enter_context(socket.create_connection(two.addresses[1]))
+        for number in range(3 * MOST_STRANGERS):
+            stranger = stack.enter_context(socket.create_connection(two.addresses[1]))
+            stranger.sendall(front[: number % (len(front) + 1)])
         two.links[0].post(1, TAG, b"hello")
         assert two.receive(1) == (0, b"hello")
 

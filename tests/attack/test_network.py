@@ -1,0 +1,117 @@
+"""Another host of the network attacks the ports of a job, while it starts and while it runs: it goes on as if alone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.two_hosts import ADDRESSES, NAMES, TwoHosts, missing, two_hosts
+from ring_notebook.launch.run_function import _Inbox
+
+FLOOD = Path(__file__).with_name("flood.py")
+LIMIT = 100.0
+RINGRUN = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix"]
+BOTH = ["-np", "4", "-H", f"{NAMES[0]}:2,{NAMES[1]}:2"]
+SUMS = """
+import os, time
+from ring_notebook.api.basics import init, rank, shutdown
+from ring_notebook.api.small_sums import allreduce_numbers
+from ring_notebook.core.communicator import ReduceOp
+ends = time.monotonic() + {seconds}
+step, going = 0, 1
+while going:
+    init()
+    for _ in range(20):
+        step += 1
+        assert allreduce_numbers([step * (rank() + 1)], ReduceOp.SUM, "numbers") == [step * 10]
+        time.sleep(0.01)
+    going = allreduce_numbers([int(time.monotonic() < ends)], ReduceOp.MIN, "going")[0]
+    if {again}: shutdown()
+os.write(1, b"all is well\\n")
+"""
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[TwoHosts]:
+    if reason := missing():
+        pytest.skip(f"NOT TESTED on two hosts: {reason}")
+    with two_hosts("1gbit") as made:
+        yield made
+
+
+@contextlib.contextmanager
+def attacked(hosts: TwoHosts) -> Iterator[list[int]]:
+    """Each host attacks the other one for the length of the block; then how often each has connected."""
+    connected: list[int] = []
+    spaces = [f"{hosts.prefix}-{place}" for place in "ab"]
+    commands = [
+        ["ip", "netns", "exec", own, sys.executable, str(FLOOD), str(LIMIT), other]
+        for own, other in (spaces, spaces[::-1])
+    ]
+    with contextlib.ExitStack() as stack:
+        pipe = subprocess.PIPE
+        attackers = [
+            stack.enter_context(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)) for command in commands
+        ]
+        try:
+            yield connected
+        finally:
+            connected += [int(attacker.communicate(timeout=LIMIT)[0].split()[-1]) for attacker in attackers]
+
+
+@pytest.mark.parametrize("seconds", [2, pytest.param(40, marks=pytest.mark.slow)])
+def test_a_job_whose_ports_are_flooded(seconds: int, hosts: TwoHosts) -> None:
+    """Its ranks connect, reduce, and connect anew in every round."""
+    program = SUMS.format(seconds=seconds, again=True)
+    with attacked(hosts) as connected:
+        said = hosts.on_first([*RINGRUN, *BOTH, sys.executable, "-c", program], LIMIT)
+    assert said.count("all is well") == 4, said
+    assert min(connected) > 100 * seconds, "the attack did nothing"
+
+
+def test_strangers_do_not_keep_run_from_ending() -> None:
+    """`run` over several hosts listens for results; one that says nothing is not waited for."""
+    inbox = _Inbox(("127.0.0.1", 0), b"key", ([], b""))
+    host, _, port = inbox.address.rpartition(":")
+    with contextlib.ExitStack() as stack:
+        for _ in range(100):
+            stack.enter_context(socket.create_connection((host, int(port))))
+        began = time.monotonic()
+        inbox.close()
+        assert time.monotonic() - began < 50.0, "each was given a second"
+
+
+@pytest.mark.slow
+def test_a_rendezvous_that_is_flooded(hosts: TwoHosts) -> None:
+    """That of processes which anything has started, on the port that all know: from before its first rank comes."""
+    env = {"RING_RENDEZVOUS": f"{ADDRESSES[0]}:29450", "RING_SIZE": "4", "RING_RENDEZVOUS_SECRET": "s" * 32}
+    program = SUMS.format(seconds=10, again=False)
+    with attacked(hosts) as connected, contextlib.ExitStack() as stack:
+        ranks = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [str(hosts.folder / "launcher"), NAMES[rank // 2], shlex.join([sys.executable, "-c", program])],
+                    env={**os.environ, **env, "RING_RANK": str(rank)},
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
+            )
+            for rank in range(4)
+        ]
+        try:
+            said = [rank.communicate(timeout=LIMIT)[0] for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+    assert said == ["all is well\n"] * 4
+    assert max(connected) > 1000, "the attack did nothing"
