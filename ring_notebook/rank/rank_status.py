@@ -26,7 +26,7 @@ _LONGEST = 1 << 20  # bytes that are read of a file: more than any rank reports
 
 @dataclass(frozen=True, slots=True)
 class RankStatus:
-    """What a rank has reported so far: when each event happened, and the ranks of the job that it lost."""
+    """What a rank has reported so far: when each event happened (`time.monotonic`), and the ranks that it lost."""
 
     times: dict[str, float] = field(default_factory=dict)
     lost: frozenset[int] = frozenset()
@@ -107,7 +107,7 @@ def report_status(event: Event, *numbers: int) -> None:
     if not config().status_file:
         return
     with suppress(OSError), open(config().status_file, "a") as file:
-        file.write("\t".join(map(str, (os.getpid(), event, time.time(), *numbers))) + "\n")
+        file.write("\t".join(map(str, (os.getpid(), event, time.monotonic(), *numbers))) + "\n")
 
 
 def report_error(error: BaseException) -> None:

@@ -75,30 +75,30 @@ class _Recorder:
         if self.samples:
             values.setdefault("samples", self.samples)
             self.samples = 0.0
-            self.flushed = now
+            self.flushed = monotonic()
         self.rows.append((now, step, values))
         if not self.attached:
-            self.print_row(now)
+            self.print_row()
 
-    def print_row(self, now: float) -> None:
+    def print_row(self) -> None:
         """In a plain script rank 0 prints the latest row once a second; the other rows are dropped."""
         if not self.prints_last:
             self.prints_last = True
             at_exit(self.print_last)
-        if now - self.printed < _PRINT_PERIOD:
+        if monotonic() - self.printed < _PRINT_PERIOD:
             # Keep the latest row that can be printed: without a notebook nothing drains the rows.
             while len(self.rows) > 1 and _is_there(self.rows[1]):
                 self.rows.popleft()
             return
-        self.print_latest(now)
+        self.print_latest()
 
     def print_last(self) -> None:
         """At the end of a script: print the row that came less than a second after the last printed one."""
         if self.rows and not self.attached:
             _is_there(self.rows[-1], monotonic() + _LAST_WAIT)
-            self.print_latest(time())
+            self.print_latest()
 
-    def print_latest(self, now: float) -> None:
+    def print_latest(self) -> None:
         """Print the latest row whose numbers no device still has, on rank 0, and forget those before it."""
         from ring_notebook.core import world
 
@@ -111,7 +111,7 @@ class _Recorder:
         _, step, values = self.rows[-1]
         self.rows.clear()
         self.rows.extend(reversed(later))
-        self.printed = now
+        self.printed = monotonic()
         if world.is_initialized() and world.current().rank != 0:
             return
         numbers = "  ".join(f"{name} {read(value):.6g}" for name, value in values.items())
@@ -233,9 +233,8 @@ class track(Generic[T]):  # noqa: N801 - read as a verb: for batch in track(load
             recorder.step = 0 if recorder.step is None else recorder.step + 1
             yield batch
             done += 1
-            now = time()
-            if recorder.samples and now - recorder.flushed > _TRACK_PERIOD:
-                recorder.add(now, None, {})
+            if recorder.samples and monotonic() - recorder.flushed > _TRACK_PERIOD:
+                recorder.add(time(), None, {})
         if recorder.samples:
             recorder.add(time(), None, {})
 

@@ -41,6 +41,8 @@ __all__ = [
 _REPORT = re.compile(rb"\x1e(\{[^\x1e\n]{,4096}\})\x1e\r?\n")
 _UNFINISHED = re.compile(rb"\x1e(\{[^\x1e\n]{,4096}(\}\x1e\r?)?)?\Z")
 
+_BOOTED = time.time() - time.monotonic()
+
 
 @dataclass(frozen=True, slots=True)
 class RankMark:
@@ -52,7 +54,8 @@ class RankMark:
 
 def failure_of(rank: int, code: int, status: RankStatus, oom_kills_before: int) -> RankFailure:
     """The failure of a rank of this host that exits now with ``code`` and has reported ``status``."""
-    failed_at = status.failed_at(code) or time.time()
+    # Across hosts only the clocks agree. One that is set meanwhile must not change which rank of this host was first.
+    failed_at = _BOOTED + (status.failed_at(code) or time.monotonic())
     return RankFailure(rank, socket.gethostname(), code, failed_at, oom_kills() > oom_kills_before, status.aborted)
 
 

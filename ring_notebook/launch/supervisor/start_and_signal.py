@@ -88,7 +88,7 @@ def send_signal(process: subprocess.Popen[bytes], signum: int) -> None:
 
 def end_if_late(process: subprocess.Popen[bytes], status: RankStatus) -> bool:
     """End a rank that waits for the others in its exit handlers after a failure; whether it has been told to end."""
-    signum = judge_late_rank(status.times.get("raised", status.times.get("aborted")), time.time())
+    signum = judge_late_rank(status.times.get("raised", status.times.get("aborted")), time.monotonic())
     if signum:
         send_signal(process, signum)
     return signum != 0

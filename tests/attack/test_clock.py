@@ -1,0 +1,97 @@
+"""The clock of the machine is set while a job runs: nothing ends early or late, and a script still prints metrics."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DAY = 86_400
+SHIFT = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+int clock_gettime(clockid_t id, struct timespec* now) {
+    static int (*next)(clockid_t, struct timespec*);
+    if (!next) next = dlsym(RTLD_NEXT, "clock_gettime");
+    const int result = next(id, now);
+    FILE* file = id == CLOCK_REALTIME && getenv("CLOCK_SHIFT") ? fopen(getenv("CLOCK_SHIFT"), "r") : NULL;
+    long seconds;
+    if (file && fscanf(file, "%ld", &seconds) == 1) now->tv_sec += seconds;
+    if (file) fclose(file);
+    return result;
+}
+"""
+FAILS = """
+import atexit, os, sys, time
+from ring_notebook.api.basics import init, rank
+from ring_notebook.api.without_tensors import barrier
+def leave():
+    before = time.time()
+    with open(os.environ["CLOCK_SHIFT"] + ".new", "w") as file: file.write(sys.argv[1])
+    os.rename(file.name, os.environ["CLOCK_SHIFT"])
+    assert abs(time.time() - before) > 80_000
+    os.write(1, b"jumped\\n")
+    time.sleep(float(sys.argv[2]))
+    os.write(1, b"handled\\n")
+init()
+barrier()
+if rank() == 1:
+    atexit.register(leave)
+    raise ValueError("on purpose")
+barrier()
+"""
+LOGS = """
+import os, sys, time
+import ring_notebook.torch as ring
+ring.init()
+def batches():
+    for step in range(5):
+        if step == 1:
+            with open(os.environ["CLOCK_SHIFT"], "w") as file: file.write(sys.argv[1])
+        time.sleep(1.1)
+        yield [step]
+for batch in ring.track(batches()): ring.log(loss=batch[0])
+"""
+
+
+@pytest.fixture
+def clock(tmp_path: Path) -> dict[str, str]:
+    """Variables of processes whose clock a file sets."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("NOT TESTED with a clock that is set: no C compiler")
+    source, library = tmp_path / "shift.c", tmp_path / "shift.so"
+    source.write_text(SHIFT)
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+    return {**os.environ, "LD_PRELOAD": str(library), "CLOCK_SHIFT": str(tmp_path / "shift")}
+
+
+def ringrun(clock: dict[str, str], ranks: int, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", "-np", str(ranks), "python", "-c"]
+    return subprocess.run(
+        [*command, program, *arguments], env=clock, capture_output=True, text=True, timeout=100, check=False
+    )
+
+
+@pytest.mark.parametrize(("shift", "seconds", "handled"), [(DAY, 1, True), (-DAY, 600, False)], ids=["on", "back"])
+def test_a_failed_rank_has_its_seconds_and_no_more(
+    shift: int, seconds: int, handled: bool, clock: dict[str, str]
+) -> None:
+    """For its exit handlers, in the first of which the clock jumps."""
+    done = ringrun(clock, 2, FAILS, str(shift), str(seconds))
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.split() == ["jumped", *["handled"] * handled], done.stderr
+    assert "rank 1" in done.stderr.splitlines()[-1]
+
+
+def test_a_script_prints_its_metrics_behind_a_jump(clock: dict[str, str]) -> None:
+    done = ringrun(clock, 1, LOGS, str(-DAY))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("loss") >= 4, done.stdout
