@@ -392,8 +392,8 @@ def judge_run(
     """Why the ranks of a notebook's run must be interrupted by now, and whether to stop waiting for their reports.
 
     ``failed_at``: when the first rank failed or died, or later, when a rank that waited for its user has its answer.
-    ``cause_known``: a rank has failed by itself, or died. ``timeout``: the limit of the run, without the seconds in which the
-    user ``held`` ranks. ``heard``: no rank that still runs may have to be ended, see `judge_stop`.
+    ``cause_known``: a rank has failed by itself, or died. ``timeout``: the limit of the run, without the seconds in
+    which the user ``held`` ranks. ``heard``: no rank that still runs may have to be ended, see `judge_stop`.
     """
     stopped = now - failed_at > (UNHEARD + DYING if not heard else ENDING if cause_known else DYING)
     late = bool(timeout) and now - held > timeout

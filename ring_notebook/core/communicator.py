@@ -286,9 +286,9 @@ class Communicator:
         ``guard.held`` is true as soon as it has succeeded, before another signal can be handled. Returns what has
         ended this rank by then, such as the KeyboardInterrupt of a signal, for the caller to raise later.
 
-        Between hosts a host waits half a second after an abort or interrupt for the messages of the others. What remains
-        is a rank or connection that dies while they are on their way: then ranks of one host may succeed and those of
-        another raise.
+        Between hosts a host waits half a second after an abort or interrupt for the messages of the others. What
+        remains is a rank or connection that dies while they are on their way: then ranks of one host may succeed and
+        those of another raise.
         """
         return self._native.commit(name, self._timeout, guard)
 
