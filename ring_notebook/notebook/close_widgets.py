@@ -11,7 +11,7 @@ __all__ = ["close"]
 
 
 def close(widget: Widget) -> None:
-    """Close ``widget``, its children, their layouts and styles; of a figure also marks, axes and scales."""
+    """Close ``widget``, its children, and their layouts and styles; for a figure also marks, axes and scales."""
     parts = {id(part): part for part in _parts(widget, set())}
     for part in parts.values():
         part.close()

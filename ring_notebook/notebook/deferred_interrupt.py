@@ -1,4 +1,4 @@
-"""Holds an interrupt of this process back while something must not be left half done."""
+"""Holds an interrupt of this process back during work that must not stop halfway."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["DeferredInterrupt"]
 
 
 class DeferredInterrupt:
-    """While the block runs, SIGINT raises nothing; afterwards ``came`` says whether it came.
+    """In the block SIGINT raises nothing; ``came`` then says whether it came.
 
     In another thread than the main one, which no signal interrupts, and where SIGINT is ignored, it does nothing.
     """

@@ -25,13 +25,13 @@ __all__ = [
     "whole",
 ]
 
-# Distinct for any color vision, and readable on white and on black pages.
+# Distinct for all kinds of color vision, and readable on white and black pages.
 _COLORS = ("#3b82f6", "#f59e0b", "#10b981", "#ef4444", "#a855f7", "#06b6d4", "#ec4899", "#84cc16")
-MEAN = "#6366f1"  # of several ranks; no rank has it
+MEAN = "#6366f1"  # of several ranks; no single rank has this color
 VALIDATION = "#db2777"
 GREY = "#8791a0"
 RED = "#ef4444"
-# What a rank's time goes to, in its table and on the timeline.
+# Where the time of a rank goes, in the table of ranks and on the timeline.
 PHASE_COLORS = {
     "compute": "#64748b",
     "data": "#a855f7",
@@ -71,7 +71,7 @@ def number(value: float) -> str:
 
 
 def whole(value: float) -> str:
-    """A count or a rate without decimals, in groups of three; small ones keep two digits."""
+    """A count or a rate without decimals, with commas; a small one keeps two digits."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -99,7 +99,7 @@ def plural(count: int, thing: str) -> str:
 
 
 def first_names(names: Sequence[str], most: int = 8) -> str:
-    """The names with commas; of very many the first ones and a count: ``loss, accuracy and 98 more``."""
+    """The names with commas; of very many only the first, with a count: ``loss, accuracy and 98 more``."""
     more = len(names) - most
     return ", ".join(names) if more <= 0 else f"{', '.join(names[:most])} and {more:,} more"
 
@@ -121,7 +121,7 @@ def ranks(numbers: Iterable[int]) -> str:
     return f"rank{'s' * (len(listed) != 1)} {rank_list(listed)}"
 
 
-# For the panel and the report. The page's own colors come first, so that both follow its theme.
+# For panel and report. Colors of the page come first, so that both follow its theme.
 CSS = """<style>
 .ring-panel, .ring-report { border: 1px solid var(--jp-border-color2, #8885); border-radius: 8px;
   padding: 10px 14px; margin: 2px 0; color: var(--jp-ui-font-color1, inherit); font-size: 13px; }

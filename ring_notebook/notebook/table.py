@@ -1,4 +1,4 @@
-"""A table for notebooks, as HTML, and for terminals; a page sorts it and shows more columns without a script."""
+"""A table for notebooks (HTML) and terminals. A page can sort it and show more columns without a script."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ring_notebook.notebook.style import plural
 __all__ = ["Listing", "sort_key"]
 
 _HIDDEN = "position:absolute;opacity:0;width:0"
-# Rows of a table have no order of their own in CSS, and items of a grid do. Without this sheet there are no arrows.
-# GROUP is the class of one table, so that two in a notebook do not share their columns.
+# CSS can order items of a grid, but not rows of a table. Without this sheet there are no arrows.
+# GROUP is the class of one table, so that two tables in a notebook do not share their columns.
 _CSS = """<style>
 .GROUP { overflow-x: auto; }
 .GROUP table { display: grid; width: max-content; grid-template-columns: repeat(COLUMNS, auto); }
@@ -86,11 +86,11 @@ class Listing:
     def _cell(self, row: int, index: int) -> str:
         pictures = self.pictures.get(self.columns[index])
         text = escape(self.rows[row][index])
-        # The whole text for a cell that is cut.
+        # The title shows the whole text of a cell that is cut.
         return pictures[row] if pictures else f"<span title='{escape(text, quote=True)}'>{text}</span>"
 
     def _title(self, column: str, group: str) -> str:
-        """A column's title, with arrows for what it sorts by: largest first, and smallest first."""
+        """The title of a column, with an arrow for each order: largest first, and smallest first."""
         title = f"<span title='{escape(column, quote=True)}'>{escape(column)}</span>"
         if column not in self.keys:
             return title
@@ -112,7 +112,7 @@ class Listing:
         return f"<details><summary>{plural(len(self.folded), 'more column')}</summary>{boxes}</details>"
 
     def _orders(self) -> list[str]:
-        """For each row its place in every order, as variables of CSS; rows without a number are the last in all."""
+        """The place of each row in every order, as variables of CSS; rows without a number are always last."""
         places: list[list[str]] = [[] for _ in self.rows]
         for number, values in enumerate(self.keys.values()):
             for way in "ad":
@@ -145,7 +145,7 @@ class _Reversed:
 
 
 def sort_key(value: Any, largest_first: bool = False) -> tuple[int, Any]:
-    """What sorts numbers among themselves and texts behind them; what is missing or NaN is last either way."""
+    """A key that sorts numbers first, then texts; missing values and NaN are last in both directions."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return 2, 0
     number = isinstance(value, int | float)

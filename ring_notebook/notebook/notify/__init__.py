@@ -1,1 +1,1 @@
-"""Tells a person who looks elsewhere how a long run goes: in JupyterLab, and by a callable."""
+"""Notices about long runs, for a user who looks elsewhere: in JupyterLab, and through a callable."""

@@ -1,4 +1,4 @@
-"""A notice in JupyterLab's notification center, by its own command; `ipylab` carries it there."""
+"""A notice in JupyterLab's notification center, through its own command and `ipylab`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ring_notebook.notebook import close_widgets
 __all__ = ["available", "show"]
 
 _COMMAND = "apputils:notify"
-_MOST = 140  # characters that a notification shows
+_MOST = 140  # characters of a notification
 
 
 def available() -> bool:

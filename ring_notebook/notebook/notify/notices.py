@@ -1,4 +1,4 @@
-"""Which notices a run gives: when a long one has ended or failed, or has logged a value that is no number."""
+"""The notices of a run: a long run has ended or failed, or has logged NaN or infinity."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from ring_notebook.notebook.record.run_record import RunRecord
 
 __all__ = ["AFTER", "Notice", "Notices", "described", "notify"]
 
-AFTER = 60.0  # seconds: a user still looks at a shorter run
-_SECONDS_TO_TELL = 5.0  # that a kernel which exits waits for callables
+AFTER = 60.0  # seconds; the user still watches a shorter run
+_SECONDS_TO_TELL = 5.0  # for callables, when the kernel exits
 _LONGEST_NAME = 200
 _LAB = {"ok": "success", "failed": "error", "NaN": "warning"}
 
@@ -66,13 +66,13 @@ def notify(tell: Callable[[Notice], Any] | None = None, *, after: float = AFTER,
     """
     if tell is not None and not callable(tell):
         raise TypeError(f"expected a callable that takes a notice, got {type(tell).__name__}")
-    if not after >= 0:  # so put, because no comparison holds for a NaN
+    if not after >= 0:  # not `<`: a NaN must fail too
         raise ValueError(f"after: expected seconds, 0 or more, got {after}")
     _settings.tell, _settings.after, _settings.lab = tell, after, lab
 
 
 def described() -> str:
-    """Whom a long run notifies, in one line."""
+    """What a long run notifies, in one line."""
     told = ["JupyterLab"] * (_settings.lab and lab_notice.available())
     told += [_name(_settings.tell)] if _settings.tell else []
     if not told:
@@ -81,21 +81,21 @@ def described() -> str:
 
 
 class Notices:
-    """The notices of one run, each at most once. What a run does never depends on them."""
+    """The notices of one run, each at most once. They never change the run."""
 
     def __init__(self, log: RunRecord) -> None:
         self._log = log
         self._told_broken = False
 
     def look(self) -> None:
-        """Give notice of a value that is no number; called again and again while the run lasts."""
+        """Give notice of NaN or infinity; called repeatedly during the run."""
         with _contained(self._log.run):
             if not self._told_broken and self._long() and self._log.broken():
                 self._told_broken = True
                 self._give("NaN")
 
     def end(self, error: str) -> None:
-        """Give notice of the end of the run; ``error`` is why it has failed."""
+        """Give notice of the end of the run; ``error`` says why it failed."""
         with _contained(self._log.run):
             if self._log.status in ("ok", "failed") and self._long():
                 self._give(self._log.status, error)
@@ -132,7 +132,7 @@ def _tell(tell: Callable[[Notice], Any], notice: Notice) -> None:
 
 @contextmanager
 def _contained(run: str) -> Iterator[None]:
-    """Nothing raised in the block leaves it, such as that no thread can be started; it is printed as one line."""
+    """Print any exception of the block as one line, for example that no thread can be started."""
     try:
         yield
     except Exception as error:
@@ -141,7 +141,7 @@ def _contained(run: str) -> Iterator[None]:
 
 def _say(run: str, what: str) -> None:
     line = printable(what.partition("\n")[0])
-    with suppress(OSError, ValueError):  # nobody reads any more
+    with suppress(OSError, ValueError):  # the reader has gone
         print(f"notice of run {run}: {line}", file=sys.stderr)  # noqa: T201
 
 
@@ -161,7 +161,7 @@ def _under_way() -> Iterator[Thread]:
 
 @atexit.register
 def _wait_for_callables() -> None:
-    """A kernel that exits behind its last cell, as nbconvert's does, lets the notice of that cell get out."""
+    """Wait for the notice of the last cell when the kernel exits right after it, as in nbconvert."""
     deadline = time.monotonic() + _SECONDS_TO_TELL
     for thread in _under_way():
         thread.join(max(0.0, deadline - time.monotonic()))
