@@ -94,10 +94,13 @@ class RingMagics(Magics):
     @_explained_by(options.RING)
     def ring(self, line: str) -> Any:
         given = options.RING.parse(line)
-        return None if given is None else getattr(self, f"_{given.pop('command')}")(**given)
-
-    def _start(self, n: int | None, hosts: str, keep: bool, sync: bool) -> None:
-        print(self._session.start(n, hosts, keep, sync))  # noqa: T201
+        if given is None:
+            return None
+        command = given.pop("command")
+        if own := getattr(self, f"_{command}", None):
+            return own(**given)
+        print(getattr(self._session, command)(**given))  # noqa: T201 - what the session alone does, it says in a line
+        return None
 
     def _sync(self) -> None:
         print(self._session.require().sync())  # noqa: T201
@@ -105,25 +108,10 @@ class RingMagics(Magics):
     def _default(self, state: str | None) -> None:
         print(self._session.set_default(None if state is None else state == "on"))  # noqa: T201
 
-    def _attach(self, cluster: str) -> None:
-        print(self._session.attach(cluster))  # noqa: T201
-
-    def _interrupt(self) -> None:
-        print(self._session.interrupt())  # noqa: T201
-
-    def _stop(self) -> None:
-        print(self._session.stop())  # noqa: T201
-
     def _doctor(self) -> None:
         from ring_notebook.launch import doctor
 
         print(doctor.render(doctor.diagnose()))  # noqa: T201
-
-    def _restart(self, n: int | None, rerun: bool, ranks: list[int] | None) -> None:
-        print(self._session.restart(n, rerun, ranks))  # noqa: T201
-
-    def _heal(self, ranks: list[int] | None) -> None:
-        print(self._session.heal(ranks))  # noqa: T201
 
     def _status(self, json: bool) -> Any:
         if not json:
@@ -133,12 +121,6 @@ class RingMagics(Magics):
 
     def _debug(self, rank: int | None, commands: list[str]) -> None:
         self._session.debug(rank, commands)
-
-    def _answer(self) -> None:
-        print(self._session.answer())  # noqa: T201
-
-    def _stacks(self) -> None:
-        print(self._session.stacks())  # noqa: T201
 
     def _push(self, names: list[str]) -> None:
         missing = [name for name in names if name not in self.shell.user_ns]
@@ -152,9 +134,6 @@ class RingMagics(Magics):
         values, table = self._session.pull(names, rank)
         self.shell.user_ns.update(values)
         return table
-
-    def _export(self, path: str, name: str) -> None:
-        print(self._session.export(path, name))  # noqa: T201
 
     def _notify(self, function: str, after: float | None) -> None:
         if function and function != "off" and not callable(self.shell.user_ns.get(function)):

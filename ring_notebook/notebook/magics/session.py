@@ -97,17 +97,17 @@ class Session:
         where = f"the {_engines(self.cluster)}" if self.cluster is not None else "all engines; the first starts them"
         return f"Cells run on {where}. %%local runs one in this notebook, `%ring default off` all."
 
-    def attach(self, which: str = "") -> str:
+    def attach(self, cluster: str = "") -> str:
         """Attach to a cluster that another kernel has started, and show its newest run; see `Cluster.attach`.
 
         In a notebook that has a cluster: show its last run again, with everything that the ranks have printed.
         """
         if self.cluster is not None and self.cluster.running:
             text = f"This notebook has a cluster of {_engines(self.cluster)}."
-            if which:
-                raise ClusterError(f"{text} `%ring stop` gives it up, then `%ring attach {which}` takes another.")
+            if cluster:
+                raise ClusterError(f"{text} `%ring stop` gives it up, then `%ring attach {cluster}` takes another.")
             return f"{text} {self._show_run() or 'No cell has run yet.'}"
-        self.cluster = Cluster.attach(which)
+        self.cluster = Cluster.attach(cluster)
         self.run = self.cluster.last_run
         self._setup = set_up_cells(set_up_runs(runs_directory(), self.cluster.directory.name))
         return f"Attached to {_engines(self.cluster)}. {self._show_run() or 'No run is in progress.'}"
