@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -199,3 +200,45 @@ def test_a_temporary_folder_of_another_user_stays(place: Path) -> None:
     os.chown(foreign, 65534, 65534)
     with claimed_folder("run"):
         assert foreign.is_dir()
+
+
+@pytest.mark.parametrize("rounds", [40, pytest.param(300, marks=pytest.mark.slow)])
+def test_folders_that_turn_into_links_while_they_are_removed(
+    rounds: int, folder: Path, place: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """What the links lead to stays, however often another thread swaps them."""
+    target = tmp_path_factory.mktemp("target")
+    for path in (target / "kept", target / "sub" / "kept"):
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    before = sorted(target.rglob("*"))
+    swapped = [place / "ring-run-0123456789abcdef", folder / JOB.format(1), folder / JOB.format(2)]
+    over = threading.Event()
+    swaps = 0
+
+    def swap() -> None:
+        nonlocal swaps
+        while not over.is_set():
+            for path in swapped:
+                with contextlib.suppress(OSError):  # it has just been removed
+                    if path.is_symlink():
+                        path.unlink()
+                        (path / "sub").mkdir(parents=True)
+                        (path / "sub" / "kept").touch()
+                    else:
+                        path.rename(folder / f"away-{swaps}")
+                with contextlib.suppress(OSError):
+                    path.symlink_to(target)
+                swaps += 1
+
+    swapper = threading.Thread(target=swap)
+    swapper.start()
+    try:
+        for _ in range(rounds):
+            with claimed_folder("run"):
+                remove_abandoned()
+    finally:
+        over.set()
+        swapper.join()
+    assert sorted(target.rglob("*")) == before
+    assert swaps > 0
