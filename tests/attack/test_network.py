@@ -24,7 +24,7 @@ BOTH = ["-np", "4", "-H", f"{NAMES[0]}:2,{NAMES[1]}:2"]
 SUMS = """
 import os, time
 from ring_notebook.api.basics import init, rank, shutdown
-from ring_notebook.api.small_sums import allreduce_numbers
+from ring_notebook.api.objects import allreduce_numbers
 from ring_notebook.core.communicator import ReduceOp
 ends = time.monotonic() + {seconds}
 step, going = 0, 1
