@@ -57,7 +57,7 @@ Communicator::~Communicator() {
     if (!domain()->owned()) return;  // a forked process: its copy of the progress thread does not exist
     epoch_.progress->remove(this);
     post_.reset();
-    const std::deque<std::shared_ptr<Work>> queued = queue_.entries();
+    const std::deque<std::shared_ptr<Work>>& queued = queue_.entries();
     if (!queued.empty() || (named_ && !named_->is_quiet())) {
         // Other ranks may be writing to the tensors of an operation that has begun.
         group_->abort(FixedText("rank %d dropped a communicator with operations under way", rank()));
@@ -93,7 +93,7 @@ void Communicator::leave() noexcept {
 
 // A group is left with its epoch, so that other hosts learn of it; where an operation is under way, behind that.
 void Communicator::leave_with_epoch() noexcept {
-    if (queue_.is_idle() && (!named_ || named_->is_quiet())) leave();
+    if (queue_.is_idle([&] { return !named_ || named_->is_quiet(); })) leave();
 }
 
 std::shared_ptr<Work> Communicator::run(Request request, double timeout, const Interruption& check) {
@@ -312,9 +312,10 @@ void Communicator::close(const Interruption& check) {
     epoch_.progress->nudge();
     const bool ends_epoch = epoch_.devices && group_ == epoch_.group;
     const auto idle = [&] {
-        // In the order in which an operation passes through them.
-        return queue_.is_idle() && named_->is_quiet() && (!device_ || device_->is_quiet()) &&
-               (!ends_epoch || epoch_.devices->under_way() == 0);  // those of other groups, which nobody closes
+        return queue_.is_idle([&] {
+            return named_->is_quiet() && (!device_ || device_->is_quiet()) &&
+                   (!ends_epoch || epoch_.devices->under_way() == 0);  // those of other groups, which nobody closes
+        });
     };
     if (within) {
         abort(FixedText("rank %d closed the communicator within an operation", rank()));

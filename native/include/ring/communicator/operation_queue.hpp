@@ -70,15 +70,13 @@ class OperationQueue {
         const std::lock_guard<std::mutex> lock(mutex_);
         entries_.push_front(std::move(work));
     }
-    // All that are queued. They stay in the queue.
-    std::deque<Entry> entries() const {
+    // All that are queued, for an owner that ends: no other thread knows the queue any more.
+    const std::deque<Entry>& entries() const { return entries_; }
+    // Nothing is queued, nobody has the turn, and `also` holds, which is asked while nothing can be queued.
+    template <class Also>
+    bool is_idle(Also&& also) const {
         const std::lock_guard<std::mutex> lock(mutex_);
-        return entries_;
-    }
-    // Nothing is queued, and nobody has the turn.
-    bool is_idle() const {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        return idle();
+        return idle() && also();
     }
     // Returns whether this thread is in an operation.
     bool close() {
