@@ -42,7 +42,7 @@ void Work::finish(std::exception_ptr error) noexcept {
 }
 
 void Communicator::begin(Work& work) {
-    group_->be_patient(work.patience_);
+    group_->be_patient(work.patience_, sequence_ + 1);
     const bool commits = work.request_.kind == OpKind::Commit;
     if (commits) read_notices();
     // What has been sent before an abort is waited for in a commit that has begun; none is begun behind it.
@@ -91,7 +91,7 @@ void Communicator::move_to_ring(Work& work) {
 }
 
 Communicator::Served Communicator::attempt(Work& work) {
-    group_->be_patient(work.patience_);  // nothing else is carried out in the group meanwhile
+    group_->be_patient(work.patience_, work.header_.sequence);  // nothing else is carried out in the group meanwhile
     if (work.moved_all_) return complete(work);
     if (!work.polling_) {
         if (!group_->released(work.gate_)) {
@@ -202,7 +202,7 @@ void Communicator::note(Work& work, Phase phase) {
     Recorder& recorder = *epoch_.recorder;
     const std::int64_t now = recorder.now();
     const int last = phase == Phase::Waiting ? group_->last_to_come() : -1;
-    if (phase == Phase::Waiting && !fabric_) work.last_ = last;  // else another host may have come later
+    if (phase == Phase::Waiting && !fabric_ && work.last_ < 0) work.last_ = last;  // another host may have come later
     recorder.record(phase, work.mark_, now, work.header_, number_, last);
     work.mark_ = now;
 }

@@ -151,14 +151,21 @@ bool HostGroup::decide(std::uint64_t sequence) noexcept {
 
 bool HostGroup::rule_out(std::uint64_t sequence) noexcept {
     std::uint64_t last = block_->decided.load(std::memory_order_seq_cst);
-    while ((last & ~kRuledOut) < sequence)
-        if (block_->decided.compare_exchange_weak(last, last | kRuledOut, std::memory_order_seq_cst)) return false;
-    return true;
+    do {
+        if ((last & ~kRuledOut) >= sequence) return true;
+    } while (!block_->decided.compare_exchange_weak(last, last | kRuledOut, std::memory_order_seq_cst));
+    std::uint64_t first = block_->given_up.load(std::memory_order_seq_cst);
+    while ((first == 0 || first > sequence) &&
+           !block_->given_up.compare_exchange_weak(first, sequence, std::memory_order_seq_cst)) {
+    }
+    return false;
 }
 
 bool HostGroup::is_out_of_patience() const noexcept {
     const std::int64_t patience = patience_.load(std::memory_order_relaxed);
-    if (patience == 0 || (block_->decided.load(std::memory_order_seq_cst) & kRuledOut) != 0) return true;
+    if (patience == 0) return true;
+    const std::uint64_t given_up = block_->given_up.load(std::memory_order_seq_cst);
+    if (given_up != 0 && given_up <= carried_.load(std::memory_order_relaxed)) return true;
     const std::int64_t now = monotonic_ns();
     std::int64_t since = 0;
     if (aborted_at_.compare_exchange_strong(since, now, std::memory_order_relaxed)) since = now;

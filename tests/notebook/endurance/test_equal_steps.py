@@ -12,7 +12,7 @@ from notebook.endurance.equal_steps import ENDS, MODEL, TRAININGS, Training
 from ring_notebook.errors import DriftError
 from ring_notebook.notebook.cluster.cluster import Cluster
 
-AT_ONCE = ("sgd", "ddp", "lbfgs")
+AT_ONCE = ("sgd", "fused", "ddp", "lbfgs")
 LIVING = [end for end in ENDS if end != "is killed"]
 
 

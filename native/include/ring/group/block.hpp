@@ -61,6 +61,8 @@ struct GroupBlock {
     SharedAtomic<std::uint64_t> lane{kNowhere};
     // Sequence of the last commit that has succeeded, and kRuledOut once no later one can.
     SharedAtomic<std::uint64_t> decided{0};
+    // Then, the first operation that a member has given up; 0 until it has said so.
+    SharedAtomic<std::uint64_t> given_up{0};
     SharedAtomic<std::uint64_t> ticket{0};  // of the operation on devices whose gate was released last; see Tickets
     // Only the block of an epoch uses these; its groups share them.
     alignas(64) SharedAtomic<std::uint32_t> aborted{0};  // 1: someone writes the reason, 2: it can be read

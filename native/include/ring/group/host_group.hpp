@@ -143,7 +143,11 @@ class HostGroup {
     bool rule_out(std::uint64_t sequence) noexcept;
     // For so long after an abort, what this rank carries out goes on: operations between two commits, and commits
     // between hosts. A member that gives up meanwhile rules out commits first, which ends those of the others.
-    void be_patient(std::int64_t ns) noexcept { patience_.store(ns, std::memory_order_relaxed); }
+    // What comes before the operation that it gives up goes on: it has done all of that, so the others can.
+    void be_patient(std::int64_t ns, std::uint64_t sequence) noexcept {
+        patience_.store(ns, std::memory_order_relaxed);
+        carried_.store(sequence, std::memory_order_relaxed);
+    }
     // Whether the operation that this rank carries out has to end.
     bool stops() const noexcept { return aborted() && is_out_of_patience(); }
 
@@ -226,6 +230,7 @@ class HostGroup {
     std::uint64_t arrivals_ = 0;
     std::uint32_t departures_seen_ = 0;
     std::atomic<std::int64_t> patience_{0};            // ns
+    std::atomic<std::uint64_t> carried_{0};            // sequence of what this rank carries out
     mutable std::atomic<std::int64_t> aborted_at_{0};  // when this rank saw it first, while it was patient
     std::atomic<bool> left_{false};
     Staging staging_;
