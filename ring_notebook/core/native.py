@@ -1,6 +1,7 @@
-"""The compiled core ``ring_notebook._core``, which reduces with the instructions of ``RING_ISA``, and its settings.
+"""The compiled core ``ring_notebook._core``, and its settings.
 
-The import raises CoreMissingError when the core is not compiled, and warns where the processor lacks the instructions.
+The import raises CoreMissingError when the core is not compiled. It reads no setting: a script may set variables
+between its imports and `init`.
 """
 
 from __future__ import annotations
@@ -43,11 +44,17 @@ def select_instructions(select: Callable[[str], str], asked: str) -> None:
         warn(f"RING_ISA={asked}: this processor has no {asked}; {used} is used", RuntimeWarning, stacklevel=3)
 
 
-select_instructions(core.select_isa, config().isa)
+@lru_cache(maxsize=1)
+def _select_instructions() -> None:
+    select_instructions(core.select_isa, config().isa)
 
 
 def options(*, warns: bool = True) -> core.Options:
-    """The settings of an epoch. ``warns`` where standard error is to say which operations wait for long."""
+    """The settings of an epoch; it reduces with the instructions of ``RING_ISA``, or warns where there are none.
+
+    ``warns`` where standard error is to say which operations wait for long.
+    """
+    _select_instructions()
     settings = config()
     return core.Options(
         wire=settings.wire,
