@@ -159,10 +159,15 @@ class TimeSpent:
     def __init__(self) -> None:
         self._begun: float | None = None
         self._before: dict[str, float] = {}
+        self._ended: dict[str, float] | None = None
 
     def begin_training(self) -> None:
         """The rank logs its first row: what came before counts no more."""
         self._before, self._begun = _counters(), monotonic()
+
+    def end(self) -> None:
+        """The cell has ended: what comes now counts no more."""
+        self._ended = self.now()
 
     def now(self) -> dict[str, float]:
         """Seconds in collectives and messages, the part of them before other ranks had come, and waiting for data.
@@ -172,6 +177,8 @@ class TimeSpent:
         ``training`` is the time that these are part of; without a row it is left out, and they count from the
         beginning of the cell.
         """
+        if self._ended is not None:
+            return self._ended
         counted = {name: value - self._before.get(name, 0.0) for name, value in _counters().items()}
         return counted if self._begun is None else {**counted, "training": monotonic() - self._begun}
 

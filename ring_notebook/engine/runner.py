@@ -169,6 +169,7 @@ class _Execution:
             # Groups of other backends end behind the epoch: who reads of that there has another rank to blame.
             self.aborted = world.is_aborted() and namespace.tells_of_lost_rank(error)
             world.fail(error)
+        self.spent.end()
         try:
             world.close_run()
         except CollectiveAborted as late:
