@@ -96,7 +96,9 @@ class TwoHosts:
         """Run a Python program (its arguments) on ``per_host`` ranks of each host; returns its output."""
         counts = (per_host, per_host) if isinstance(per_host, int) else per_host
         where = [Host(name, count) for name, count in zip(NAMES, counts, strict=True)]
-        command = find_launcher(where).command([sys.executable, *program], sum(counts), where, self.launcher_flags)
+        launcher = find_launcher(where)
+        flags = self.launcher_flags if launcher.foreign else []
+        command = launcher.command([sys.executable, *program], sum(counts), where, flags)
         return self.on_first(command)
 
     def on_first(
