@@ -68,7 +68,7 @@ def test_a_wait_for_the_link_is_sending() -> None:
         ring.record()
         while not waited >= {0, 1}:  # the third one shares a host, whose first rank sends for both
             seat.meet()
-            allreduce(ring, "large", 300_000)
+            allreduce(ring, "large", 3_000_000)
             if "sending" in [event[2] for event in ring.recorded()]:
                 waited.add(seat.rank)
             seat.meet()
