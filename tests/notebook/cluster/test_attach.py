@@ -226,7 +226,7 @@ class Notebooks:
 @pytest.fixture
 def notebooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Notebooks]:
     monkeypatch.setenv("RING_RUNS_DIR", str(tmp_path / "runs"))
-    monkeypatch.setenv("JPY_SESSION_NAME", "/work/mine.ipynb")
+    monkeypatch.setenv("JPY_SESSION_NAME", "/home/ada/mine.ipynb")
     config.cache_clear()
     notebooks = Notebooks()
     yield notebooks
@@ -239,32 +239,32 @@ def ids(which: str = "") -> list[str]:
 
 
 def test_the_clusters_of_this_notebook_come_first(notebooks: Notebooks) -> None:
-    mine = notebooks.add("/work/mine.ipynb")
-    notebooks.add("/work/other.ipynb")
-    notebooks.add("/work/open.ipynb", is_open=True)
+    mine = notebooks.add("/home/ada/mine.ipynb")
+    notebooks.add("/home/ada/other.ipynb")
+    notebooks.add("/home/ada/open.ipynb", is_open=True)
     assert ids() == [mine]
 
 
 def test_of_others_only_one_that_is_kept_is_taken_unasked(notebooks: Notebooks) -> None:
-    is_open = notebooks.add("/work/open.ipynb", is_open=True)
-    with pytest.raises(ClusterError, match=f"(?s)notebooks that are open.*{is_open}  2 engines.*/work/open.ipynb"):
+    is_open = notebooks.add("/home/ada/open.ipynb", is_open=True)
+    with pytest.raises(ClusterError, match=f"(?s)notebooks that are open.*{is_open}  2 engines.*/home/ada/open.ipynb"):
         ids()
-    kept = notebooks.add("/work/other.ipynb")
-    notebooks.add("/work/ending.ipynb", keep=False)
+    kept = notebooks.add("/home/ada/other.ipynb")
+    notebooks.add("/home/ada/ending.ipynb", keep=False)
     assert ids() == [kept]
-    second = notebooks.add("/work/other.ipynb")
+    second = notebooks.add("/home/ada/other.ipynb")
     with pytest.raises(ClusterError, match="several notebooks have kept a cluster; `%ring attach ID`") as caught:
         ids()
     assert all(text in str(caught.value) for text in (kept, second, f"{is_open}  2 engines"))
 
 
 def test_any_cluster_can_be_named(notebooks: Notebooks) -> None:
-    notebooks.add("/work/mine.ipynb")
-    kept, is_open = notebooks.add("/work/other.ipynb"), notebooks.add("/work/open.ipynb", is_open=True)
-    assert ids(kept[:7]) == ids("other.ipynb") == ids("/work/other.ipynb") == [kept]
+    notebooks.add("/home/ada/mine.ipynb")
+    kept, is_open = notebooks.add("/home/ada/other.ipynb"), notebooks.add("/home/ada/open.ipynb", is_open=True)
+    assert ids(kept[:7]) == ids("other.ipynb") == ids("/home/ada/other.ipynb") == [kept]
     assert ids("open.ipynb") == [is_open]
     with pytest.raises(ClusterError, match="no running cluster is named absent"):
         ids("absent")
-    notebooks.add("/work/other.ipynb")
+    notebooks.add("/home/ada/other.ipynb")
     with pytest.raises(ClusterError, match=r"several running clusters are named other\.ipynb"):
         ids("other.ipynb")
