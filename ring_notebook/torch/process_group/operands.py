@@ -19,8 +19,8 @@ Operand = tuple[Buffer, CopyBack]
 
 
 def caller_waits(opts: Any) -> bool:
-    """Whether the caller of an operation waits for it, by its options; those of torch 2.7 do not tell."""
-    return not getattr(opts, "asyncOp", True)
+    """Whether the caller of an operation waits for it, by its options."""
+    return opts is not None and not opts.asyncOp
 
 
 def check_on_host(tensors: Sequence[Tensor], rank: int, operation: str) -> None:

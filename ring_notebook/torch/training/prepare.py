@@ -353,9 +353,8 @@ def _fsdp(model: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Module:
             fully_shard(child)
     fully_shard(model)
     for module in model.modules():
-        in_ring_memory = getattr(module, "set_allocate_memory_from_process_group_for_comm", None)  # not in torch 2.7
-        if in_ring_memory is not None and dist.get_backend() == "ring":
-            in_ring_memory(True)  # its buffers
+        if isinstance(module, FSDPModule) and dist.get_backend() == "ring":
+            module.set_allocate_memory_from_process_group_for_comm(True)  # its buffers lie in ring memory
     sharded: dict[str, Any] = dict(model.named_parameters())
     for group in optimizer.param_groups:
         group["params"] = [sharded[names[id(parameter)]] for parameter in group["params"]]

@@ -28,7 +28,6 @@ pytestmark = [
     pytest.mark.usefixtures("group"),
     pytest.mark.filterwarnings("ignore:`?torch.distributed:FutureWarning"),
     pytest.mark.filterwarnings("ignore:The TorchScript:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:TypedStorage:UserWarning"),
 ]
 ROWS = 12  # of all ranks: one to four ranks share them evenly
 
