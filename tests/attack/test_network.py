@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.two_hosts import ADDRESSES, NAMES, TwoHosts, missing, two_hosts
+from harness.two_hosts import ADDRESSES, NAMES, TwoHosts, hosts_or_skip
 from ring_notebook.launch.run_function import _Inbox
 
 FLOOD = Path(__file__).with_name("flood.py")
@@ -42,10 +42,7 @@ os.write(1, b"all is well\\n")
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[TwoHosts]:
-    if reason := missing():
-        pytest.skip(f"NOT TESTED on two hosts: {reason}")
-    with two_hosts("1gbit") as made:
-        yield made
+    yield from hosts_or_skip()
 
 
 @contextlib.contextmanager

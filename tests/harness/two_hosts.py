@@ -23,10 +23,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ring_notebook.launch.launchers.find_launcher import find_launcher
 from ring_notebook.launch.launchers.hosts import Host
 
-__all__ = ["ALLOCATION", "NAMES", "TwoHosts", "missing", "two_hosts"]
+__all__ = ["ALLOCATION", "NAMES", "TwoHosts", "hosts_or_skip", "missing", "two_hosts"]
 
 NAMES = ("ring-a", "ring-b")
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
@@ -137,6 +139,14 @@ class TwoHosts:
     def bytes_sent(self, host: int) -> int:
         """Bytes that have left ``host`` (0 or 1) over the link so far."""
         return int(_link(f"{self.prefix}-{'ab'[host]}")["stats64"]["tx"]["bytes"])
+
+
+def hosts_or_skip() -> Iterator[TwoHosts]:
+    """For fixtures: two hosts joined by a link of 1 Gbit/s. Skips, and says why, where a machine allows none."""
+    if reason := missing():
+        pytest.skip(f"NOT TESTED on two hosts: {reason}")
+    with two_hosts("1gbit") as made:
+        yield made
 
 
 @contextlib.contextmanager

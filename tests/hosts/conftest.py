@@ -6,13 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from harness.two_hosts import TwoHosts, missing, two_hosts
+from harness.two_hosts import TwoHosts, hosts_or_skip
 
 
 @pytest.fixture(scope="session")
 def hosts() -> Iterator[TwoHosts]:
     """Two hosts joined by a link of 1 Gbit/s."""
-    if reason := missing():
-        pytest.skip(f"NOT TESTED on two hosts: {reason}")
-    with two_hosts("1gbit") as made:
-        yield made
+    yield from hosts_or_skip()
