@@ -236,10 +236,9 @@ class Watch:
             waits = (status.waiting or {}) if status else {}
             unheard = (status.extra.get("unheard") or 0.0) if status else 0.0
             engine = self._engines.all[rank].rank
-            if self._engines.living() == [engine]:
-                unheard = (
-                    0.0  # the supervisor ends with its last rank; that the others have ended closes what it waits on
-                )
+            if self._engines.living() == [rank]:
+                # The supervisor ends with its last rank; what that waits on closed when the others ended.
+                unheard = 0.0
             if how := judge_stop(now - self._stops_since, limit, unheard, waits.get("operation", "")):
                 self.ended_ranks.append(engine)
                 with suppress(ClusterError):  # its supervisor has ended, and all ranks with it
