@@ -237,7 +237,7 @@ class Watch:
             unheard = (status.extra.get("unheard") or 0.0) if status else 0.0
             engine = self._engines.all[rank].rank
             if self._engines.living() == [rank]:
-                # The supervisor ends with its last rank; what that waits on closed when the others ended.
+                # The supervisor would end with its last rank. What that rank waits for closed when the others ended.
                 unheard = 0.0
             if how := judge_stop(now - self._stops_since, limit, unheard, waits.get("operation", "")):
                 self.ended_ranks.append(engine)

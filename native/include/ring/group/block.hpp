@@ -61,7 +61,7 @@ struct GroupBlock {
     SharedAtomic<std::uint64_t> lane{kNowhere};
     // Sequence of the last commit that has succeeded, and kRuledOut once no later one can.
     SharedAtomic<std::uint64_t> decided{0};
-    // Then, the first operation that a member has given up; 0 until it has said so.
+    // Sequence of the first operation that a member has given up after an abort; 0 while there is none.
     SharedAtomic<std::uint64_t> given_up{0};
     SharedAtomic<std::uint64_t> ticket{0};  // of the operation on devices whose gate was released last; see Tickets
     // Only the block of an epoch uses these; its groups share them.

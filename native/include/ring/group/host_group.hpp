@@ -136,14 +136,14 @@ class HostGroup {
     void check_members();
 
     // --- commits: operations that succeed for all members of this host or for none ---
-    // Every member that has passed the gate of a commit calls `decide`, and every member that gives it up `rule_out`.
-    // Whichever of the two is first counts for all, and both return whether the commit has succeeded. Ruled out are
-    // all later commits too; where it has succeeded nothing is, since the ranks now do what they have committed to.
+    // A member that has passed the gate of a commit calls `decide`; a member that gives the commit up calls `rule_out`.
+    // The first call decides for all members. Both return whether the commit has succeeded. `rule_out` also ends all
+    // later commits, unless this one has succeeded: then the ranks do what they have committed to.
     bool decide(std::uint64_t sequence) noexcept;
     bool rule_out(std::uint64_t sequence) noexcept;
-    // For so long after an abort, what this rank carries out goes on: operations between two commits, and commits
-    // between hosts. A member that gives up meanwhile rules out commits first, which ends those of the others.
-    // What comes before the operation that it gives up goes on: it has done all of that, so the others can.
+    // This rank carries out operation `sequence`, and continues it for `ns` after an abort: an operation between two
+    // commits, or a commit between hosts. A member that gives an operation up ends that one and all later ones for the
+    // others. Earlier operations continue: that member has completed them, so the others can too.
     void be_patient(std::int64_t ns, std::uint64_t sequence) noexcept {
         patience_.store(ns, std::memory_order_relaxed);
         carried_.store(sequence, std::memory_order_relaxed);
