@@ -114,6 +114,7 @@ def test_a_death_is_seen_without_process_descriptors() -> None:
             assert not seat.domain.dead(1)
         ring = seat.open()
         ring.barrier()
+        seat.meet()
         if seat.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         return str(until_it_fails(ring.barrier))
@@ -129,6 +130,7 @@ def test_killed_before_the_epoch() -> None:
 
     def body(seat: Seat) -> None:
         seat.open(1).barrier()
+        seat.meet()
         if seat.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         with pytest.raises(CollectiveAborted, match="has died"):

@@ -49,6 +49,7 @@ def test_all_come(size: int) -> None:
 def test_the_dead_are_left_out(victims: list[int]) -> None:
     def body(seat: Seat) -> Any:
         seat.open(1).barrier()
+        seat.meet()
         if seat.rank in victims:
             os.kill(os.getpid(), signal.SIGKILL)
         return open_with_the_living(seat, 1)
@@ -69,6 +70,7 @@ def test_deaths_at_any_moment(seed: int) -> None:
 
     def body(seat: Seat) -> Any:
         seat.open(1).barrier()
+        seat.meet()
         if seat.rank in ends:
             threading.Timer(ends[seat.rank], os.kill, (os.getpid(), signal.SIGKILL)).start()
         last, deadline = 1, time.monotonic() + 0.1
@@ -92,6 +94,7 @@ def test_deaths_at_any_moment(seed: int) -> None:
 def test_where_a_death_ends_the_job_it_is_told() -> None:
     def body(seat: Seat) -> None:
         seat.open(1).barrier()
+        seat.meet()
         if seat.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         words = rf"rank 1 has died while rank {seat.rank} waits for it to join the next epoch"
