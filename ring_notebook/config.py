@@ -13,8 +13,6 @@ from functools import lru_cache
 from math import inf
 from typing import Literal
 
-__all__ = ["Config", "config"]
-
 _MIB = 1 << 20
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["MOST", "error_text", "printable"]
-
 MOST = 10_000  # characters
 
 

@@ -2,25 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "CellSyntaxError",
-    "ClusterError",
-    "CollectiveAborted",
-    "CollectiveError",
-    "CollectiveMismatch",
-    "CollectiveTimeout",
-    "CoreMissingError",
-    "DriftError",
-    "HorovodInternalError",
-    "HostsUpdatedInterrupt",
-    "MPIMissingError",
-    "NotInitializedError",
-    "OutOfRingMemoryError",
-    "RingError",
-    "RunFailed",
-    "RunTimeout",
-]
-
 
 class RingError(RuntimeError):
     """Base of every error that Ring Notebook raises itself."""

@@ -8,8 +8,6 @@ from functools import lru_cache
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-__all__ = ["check_fields"]
-
 _PLAIN = (str, int, bool, bytes)
 
 

@@ -13,8 +13,6 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-__all__ = ["VISIBLE", "gpus", "gpus_of_engine", "gpus_of_script", "sharing"]
-
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 _PROC = Path("/proc/driver/nvidia/gpus")

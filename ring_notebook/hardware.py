@@ -8,8 +8,6 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["cores", "cores_of", "oom_kills"]
-
 _CGROUPS = Path("/sys/fs/cgroup")
 _VMSTAT = Path("/proc/vmstat")
 _PROCESSORS = Path("/sys/devices/system/cpu")

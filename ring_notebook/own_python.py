@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import sys
 
-__all__ = ["code_command", "module_command"]
-
 _WITHOUT_CURRENT_FOLDER = "import sys; sys.path[:] = filter(None, sys.path); "
 _RUN_MODULE = 'from runpy import run_module; run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)'
 

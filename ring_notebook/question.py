@@ -8,8 +8,6 @@ from typing import Any, Literal
 
 from ring_notebook.field_types import check_fields
 
-__all__ = ["CONTROL", "QUESTIONS", "Question"]
-
 QUESTIONS = "ring_question"
 """The key under which an engine publishes a question."""
 

@@ -17,27 +17,6 @@ from typing import Any, ClassVar, Literal
 
 from ring_notebook.field_types import check_fields
 
-__all__ = [
-    "PROGRAM",
-    "RECORDS",
-    "TRAINING",
-    "Cleared",
-    "Display",
-    "Ended",
-    "Failure",
-    "Load",
-    "MetricBatch",
-    "Output",
-    "Params",
-    "Record",
-    "Status",
-    "Trace",
-    "decode",
-    "encode",
-    "messages",
-    "stamped",
-]
-
 RECORDS = "ring_records"
 """The key under which an engine publishes a message of records."""
 PROGRAM = 1 << 17

@@ -10,8 +10,6 @@ from typing import Any
 
 from ring_notebook.torch_private import private
 
-__all__ = ["register"]
-
 
 def register() -> None:
     """Register the backend, and the rendezvous of our ranks. May be called again."""

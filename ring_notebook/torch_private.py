@@ -9,8 +9,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-__all__ = ["PRIVATE_NAMES", "private"]
-
 PRIVATE_NAMES = {
     # Without: env:// opens torch's own port for our ranks too.
     "rendezvous_handlers": "torch.distributed.rendezvous:_rendezvous_handlers",

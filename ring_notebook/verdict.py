@@ -14,24 +14,6 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal, NamedTuple
 
-__all__ = [
-    "Event",
-    "RankFailure",
-    "Rules",
-    "Verdict",
-    "describe_exit",
-    "exit_code",
-    "first_failure",
-    "judge",
-    "judge_answer",
-    "judge_late_rank",
-    "judge_parting",
-    "judge_run",
-    "judge_silence",
-    "judge_stop",
-    "signal_name",
-]
-
 # All in seconds. Those of a job:
 LINGER = 1.0  # for ranks to end with errors of their own after one has failed; none after one was killed
 ABORTED = 3.0  # instead, after a rank that another one has aborted: that one has yet to exit, and is to be named

@@ -11,16 +11,6 @@ from typing import Any, NamedTuple
 from ring_notebook.api.process_sets import ProcessSet, global_process_set
 from ring_notebook.core.communicator import ReduceOp
 
-__all__ = [
-    "Reduction",
-    "check_integer",
-    "check_passes",
-    "check_process_set",
-    "check_scale",
-    "operation_of",
-    "reduction_of",
-]
-
 
 def check_process_set(value: Any) -> None:
     """Raise TypeError unless ``value`` is a process set."""

@@ -17,8 +17,6 @@ from ring_notebook.core.buffers import DType
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.errors import CollectiveMismatch
 
-__all__ = ["BucketPlan", "ParameterSpec", "agree_on_plan", "agree_on_sparse", "plan_buckets"]
-
 
 @dataclass(frozen=True, slots=True)
 class ParameterSpec:

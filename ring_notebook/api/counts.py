@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from ring_notebook.api.arguments import check_process_set
 from ring_notebook.api.process_sets import ProcessSet, global_process_set
 
-__all__ = ["Counts", "counts"]
-
 
 @dataclass(frozen=True, slots=True)
 class Counts:

@@ -9,8 +9,6 @@ from typing import Any, Protocol
 from ring_notebook.core.communicator import Communicator
 from ring_notebook.core.native import core
 
-__all__ = ["Handle", "Waitable", "check_name", "member_name", "poll", "synchronize", "together"]
-
 
 class Waitable(Protocol):
     """What a handle waits for: an operation of the core, one on a device, or another handle."""

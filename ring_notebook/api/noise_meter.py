@@ -9,8 +9,6 @@ from ring_notebook.api.objects import allreduce_numbers
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.core.logged import metrics
 
-__all__ = ["NoiseMeter"]
-
 
 class NoiseMeter:
     """Measures in every ``every``-th round of a reducer; with ``carry`` all rows that are logged have the result.

@@ -19,9 +19,6 @@ from ring_notebook.core.buffers import Buffer, DType, from_memoryview
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.errors import RingError
 
-__all__ = ["allgather_object", "allreduce_numbers", "broadcast_object", "gather_objects"]
-
-
 _FAILED = -1
 """In place of a size: the object could not be pickled, and nothing follows."""
 _NO_PICKLE = b"\0"

@@ -9,8 +9,6 @@ from typing import Any
 
 from ring_notebook.core import world
 
-__all__ = ["only"]
-
 
 class _SkippedError(BaseException):
     """Raised at the beginning of the block on ranks that do not execute it."""

@@ -9,15 +9,6 @@ from ring_notebook.core import world
 from ring_notebook.core.buffers import from_memoryview
 from ring_notebook.core.communicator import Communicator
 
-__all__ = [
-    "ProcessSet",
-    "add_process_set",
-    "global_process_set",
-    "register_again",
-    "registered_sets",
-    "remove_process_set",
-]
-
 
 class ProcessSet:
     """A group of ranks that can run collectives of its own (Horovod: ``ProcessSet``).

@@ -9,8 +9,6 @@ from typing import Any, Protocol
 from ring_notebook.core.buffers import Buffer, DType
 from ring_notebook.frameworks import framework
 
-__all__ = ["TensorAdapter", "adapter_of", "adapters", "register_adapter"]
-
 
 class TensorAdapter(Protocol):
     """The tensors of one framework. A face registers its adapter when it is imported."""

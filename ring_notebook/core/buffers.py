@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-__all__ = ["Buffer", "DType", "Device", "device_of", "from_memoryview", "targets_of"]
-
 
 class DType(enum.IntEnum):
     """Element types that the core reduces. The values are the native core's."""

@@ -18,8 +18,6 @@ from ring_notebook.core.work import Call, HeldWorks, Work
 if TYPE_CHECKING:
     from ring_notebook import _core
 
-__all__ = ["ANY", "Communicator", "Message", "ReduceOp", "receive", "send"]
-
 
 class ReduceOp(enum.IntEnum):
     """How values of several ranks become one. The values are Horovod's own for its constants."""

@@ -24,9 +24,6 @@ from ring_notebook.core.partition import row_split
 from ring_notebook.core.work import Work
 from ring_notebook.errors import CollectiveAborted, RingError
 
-__all__ = ["GpuMemory", "main"]
-
-
 _HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 

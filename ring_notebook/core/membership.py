@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from ring_notebook import _core
 
-__all__ = ["RanksOrComm", "agree", "living", "ranks_of"]
-
 RanksOrComm: TypeAlias = "Sequence[int] | Comm"
 """Some ranks of a job: their numbers, or a communicator of mpi4py."""
 

@@ -12,8 +12,6 @@ from time import monotonic_ns
 from types import TracebackType
 from typing import NamedTuple
 
-__all__ = ["ForeignWait", "Seconds", "Wait", "begin", "keep", "message", "now", "ours", "seconds", "take"]
-
 _KEPT = 1 << 14
 
 

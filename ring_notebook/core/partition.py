@@ -11,8 +11,6 @@ from ring_notebook.core.native import core
 if TYPE_CHECKING:
     from ring_notebook import _core
 
-__all__ = ["chunk_range", "layout_hash", "row_split", "update_options"]
-
 
 def row_split(rows: int, size: int) -> list[int]:
     """Rows that each rank owns after a reducescatter: the first ``rows % size`` ranks get one more (Horovod)."""

@@ -26,8 +26,6 @@ from ring_notebook.rank.tcp_connections import TcpConnections, listen
 if TYPE_CHECKING:
     from ring_notebook import _core
 
-__all__ = ["Place", "Topology", "find_place", "form_again", "launched_by_mpi"]
-
 _LAUNCHERS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID", "ALPS_APP_PE")
 _RDMA = Path("/sys/class/infiniband")
 _SECONDS_TO_STOP = 2.0

@@ -15,8 +15,6 @@ from typing import Any
 from ring_notebook.core import world
 from ring_notebook.core.communicator import Communicator
 
-__all__ = ["COMMIT", "LONGEST_HOLD", "StepGuard", "step_guard"]
-
 COMMIT = "optimizer step"
 """The name of the operation, in errors and timelines."""
 LONGEST_HOLD = 1.0

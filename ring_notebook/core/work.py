@@ -10,8 +10,6 @@ from ring_notebook.errors import CollectiveError
 if TYPE_CHECKING:
     from ring_notebook import _core
 
-__all__ = ["Call", "HeldWork", "HeldWorks", "Work"]
-
 
 _FEW = 8
 _never_freed: list[object] = []

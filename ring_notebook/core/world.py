@@ -25,32 +25,6 @@ from ring_notebook.rank.preload import unload_from_children
 from ring_notebook.rank.rank_status import exit_code_of, report_status
 from ring_notebook.rank.rendezvous import is_offered
 
-__all__ = [
-    "World",
-    "abort",
-    "alive",
-    "at_close",
-    "calls",
-    "close",
-    "close_run",
-    "communication",
-    "current",
-    "doubts",
-    "fail",
-    "form",
-    "init",
-    "is_aborted",
-    "is_initialized",
-    "is_open",
-    "lost",
-    "narrow",
-    "open_run",
-    "prepare_host",
-    "snapshot",
-    "waiting",
-    "widen",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class World:

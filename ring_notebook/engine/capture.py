@@ -19,9 +19,6 @@ from IPython.core.interactiveshell import InteractiveShell
 from ring_notebook.error_text import printable
 from ring_notebook.records import Cleared, Display, Output
 
-__all__ = ["Capture", "Piece", "portable", "prepare_figures", "redirect", "show_figures"]
-
-
 Piece = Output | Display | Cleared
 
 

@@ -18,8 +18,6 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from ring_notebook.frameworks import names_in
 
-__all__ = ["Cell"]
-
 # Of so many cells the source is kept for tracebacks through functions that they defined.
 _KEPT = 100
 _files: deque[str] = deque()

@@ -21,9 +21,6 @@ from ring_notebook.engine.dialogue import ask, release
 from ring_notebook.engine.interrupt import Interruptible
 from ring_notebook.error_text import printable
 
-__all__ = ["answer", "forget_frames", "install", "keep_frames", "stop"]
-
-
 _CELL = re.compile(r"<cell of run [^>]*>")
 
 

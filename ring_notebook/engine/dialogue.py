@@ -18,8 +18,6 @@ from ring_notebook.core.native import core
 from ring_notebook.error_text import printable
 from ring_notebook.question import Question
 
-__all__ = ["Listening", "answer", "ask", "hold", "install", "release", "state"]
-
 _MOST_TEXT = 100_000  # characters shown before a prompt
 _numbers = itertools.count(1)
 _answers: SimpleQueue[tuple[int, str | None, str]] = SimpleQueue()

@@ -10,8 +10,6 @@ from typing import Any
 
 from ipyparallel.engine.app import IPEngine
 
-__all__ = ["Engine", "main"]
-
 
 class Engine(IPEngine):  # type: ignore[misc]
     """An engine whose start imports nothing from the current folder, and whose cells do, after Python's own modules.

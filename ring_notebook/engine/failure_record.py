@@ -12,8 +12,6 @@ from ring_notebook.error_text import MOST, error_text, printable
 from ring_notebook.errors import RingError
 from ring_notebook.records import Failure
 
-__all__ = ["describe", "from_cell"]
-
 # An exception may drag a whole tensor along; the message and the frames travel anyway.
 _PICKLE_LIMIT = 1 << 20
 _PACKAGE = str(Path(__file__).parents[1])

@@ -12,8 +12,6 @@ from threading import Event, Thread, get_ident
 from time import clock_gettime, monotonic, pthread_getcpuclockid
 from types import FrameType, TracebackType
 
-__all__ = ["Interruptible"]
-
 _BETWEEN_LOOKS = 0.5  # seconds
 _WAITING = 0.001  # seconds of processor time between two looks, below which a thread waits and does not compute
 _PROBE = signal.SIGURG  # which nobody sends: it wakes the main thread, and the handler says that it has looked

@@ -15,9 +15,6 @@ from ring_notebook.core.logged import metrics
 from ring_notebook.core.native import core
 from ring_notebook.gpus import gpus
 
-__all__ = ["MOST", "LoopCalls", "Machine", "TimeSpent"]
-
-
 MOST = 32  # steps of a loop that are noted
 
 

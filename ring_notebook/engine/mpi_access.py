@@ -24,8 +24,6 @@ from ring_notebook.errors import MPIMissingError
 from ring_notebook.rank.mpi_memory import unname_shared_memory
 from ring_notebook.rank.rank_variables import STARTED_AGAIN
 
-__all__ = ["begin", "withdraw", "withdraw_from_survivors"]
-
 _MODULE = "mpi4py.MPI"
 _ADVICE = (
     "MPI.COMM_WORLD needs all ranks that were started together; `%ring restart` gives it back. "

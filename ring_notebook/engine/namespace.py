@@ -20,20 +20,6 @@ from ring_notebook.error_text import printable
 from ring_notebook.frameworks import default, frameworks, named
 from ring_notebook.rank.rank_threads import threads_set
 
-__all__ = [
-    "count_waits",
-    "describe",
-    "get",
-    "help_on",
-    "modes",
-    "names",
-    "prepare_calls",
-    "provide_ring",
-    "put",
-    "tells_of_lost_rank",
-    "threads",
-]
-
 _MOST_NAMES = 12  # in a message
 _MOST_HELP = 20_000  # characters
 _NOTHING = object()

@@ -12,8 +12,6 @@ from time import monotonic, sleep
 
 from ring_notebook.core.native import core
 
-__all__ = ["register", "tell"]
-
 _SECONDS_TO_WRITE = 2.0
 _PERIOD = 0.01
 _END = b"End of native stack"

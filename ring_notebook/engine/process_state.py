@@ -20,9 +20,6 @@ from typing import Any, cast
 
 from ring_notebook.engine import namespace
 
-__all__ = ["HeldBack", "ProcessState", "end_children"]
-
-
 # Libraries set this one once, and rely on it in later cells: loaders of batches learn of dead workers by it.
 _OF_LIBRARIES = {signal.SIGCHLD}
 

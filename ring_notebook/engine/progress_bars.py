@@ -15,8 +15,6 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-__all__ = ["install"]
-
 _REPLACED = "tqdm.notebook"
 
 

@@ -8,8 +8,6 @@ from threading import Event
 
 from ring_notebook.records import Record, messages
 
-__all__ = ["Publisher"]
-
 PERIOD = 0.25
 """Seconds between two messages of a rank, where it prints that often."""
 

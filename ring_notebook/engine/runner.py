@@ -33,8 +33,6 @@ from ring_notebook.rank.exit_watch import EndingForks
 from ring_notebook.rank.rank_variables import master, rank_variables
 from ring_notebook.records import RECORDS, Ended, Failure, Load, Params, Record, Status, Trace, messages
 
-__all__ = ["execute"]
-
 _LAST_WAIT = 5.0
 """Seconds that a device has, when a run ends, to hand over the numbers that were logged."""
 

@@ -27,8 +27,6 @@ from ring_notebook.gpus import VISIBLE, gpus, gpus_of_engine
 from ring_notebook.question import CONTROL
 from ring_notebook.rank.rank_threads import threads_set
 
-__all__ = ["form", "memory", "prepare", "rank", "wait_for_preload"]
-
 _preload: Thread | None = None
 _rank = (0, 1, 0, 1)  # rank and size, and both on this host
 spool: Spool | None = None

@@ -10,8 +10,6 @@ from ring_notebook.files.appender import Appender
 from ring_notebook.files.private_files import make_private_folder
 from ring_notebook.records import stamped
 
-__all__ = ["Spool"]
-
 _MOST_KEPT = 4 << 20  # bytes that wait in memory while the disk is full
 
 

@@ -21,8 +21,6 @@ from ring_notebook.files.file_digest import digest
 from ring_notebook.files.private_files import make_private_folder, open_private
 from ring_notebook.rank.exit_watch import at_exit
 
-__all__ = ["compare", "take", "use"]
-
 _OWN = __name__.partition(".")[0]
 _copy: Path | None = None  # of the notebook's folder, where this host does not see that
 _at_exit = ExitStack()

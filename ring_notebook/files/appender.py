@@ -8,8 +8,6 @@ from pathlib import Path
 
 from ring_notebook.files.private_files import make_private_folder
 
-__all__ = ["Appender"]
-
 
 class Appender:
     """A new file that only grows, by whole chunks: a chunk that cannot be written leaves nothing behind.

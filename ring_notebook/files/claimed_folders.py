@@ -18,8 +18,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["claim", "claimed_folder", "remove_unclaimed"]
-
 _NAME = re.compile(r"ring-(?:run|code)-[0-9a-f]{16}")
 
 

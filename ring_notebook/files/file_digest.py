@@ -5,8 +5,6 @@ from __future__ import annotations
 from hashlib import blake2b
 from pathlib import Path
 
-__all__ = ["digest"]
-
 
 def digest(path: Path) -> str:
     """BLAKE2b of the contents, in hex; empty where there is no file that can be read."""

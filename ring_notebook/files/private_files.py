@@ -7,8 +7,6 @@ import stat
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["changed_by_others", "is_own", "make_private_folder", "open_own", "open_private", "open_regular"]
-
 
 def make_private_folder(path: Path) -> None:
     """Make ``path`` and those of its parents that are missing, with mode 0700; what is there keeps its mode."""

@@ -15,8 +15,6 @@ from typing import IO
 
 from ring_notebook.files.claimed_folders import remove_unclaimed
 
-__all__ = ["is_whole", "whole_file"]
-
 _MARK = b"ring-notebook"
 _CHECKSUM = struct.Struct(f"<{len(_MARK)}sQI")
 """Behind the content: its length in bytes and its CRC-32. Readers of zip files, such as torch's, ignore it."""

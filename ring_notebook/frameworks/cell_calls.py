@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-__all__ = ["Call", "CellCalls", "Hint", "names_in"]
-
 
 class Hint(NamedTuple):
     """A line of the cell as the notebook counts it (0: no single line), and what to change there.

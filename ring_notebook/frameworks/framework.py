@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 from ring_notebook.frameworks.cell_calls import CellCalls, Hint
 
-__all__ = ["Framework"]
-
 
 def _no_hints(_cell: CellCalls) -> Iterable[Hint]:
     return ()

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from ring_notebook.frameworks.cell_calls import Call, CellCalls, Hint
 from ring_notebook.frameworks.framework import Framework
 
-__all__ = ["TORCH"]
-
 # Ways of torch and of libraries over it to average gradients, which also start all ranks with equal weights.
 _STRATEGIES = frozenset(
     {

@@ -12,8 +12,6 @@ from types import ModuleType
 from ring_notebook.horovod.finder import Finder
 from ring_notebook.horovod.names import NAME
 
-__all__ = ["as_horovod", "variables"]
-
 _finder = Finder()
 _made: dict[str, ModuleType] = {}
 """The modules while the hook is off, so that a later import gives the same modules that a user has kept."""

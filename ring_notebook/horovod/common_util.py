@@ -9,8 +9,6 @@ from typing import Any, TypeVar
 
 from ring_notebook.gpus import gpus
 
-__all__ = ["env", "extension_available", "gpu_available", "is_iterable", "num_rank_is_power_2", "split_list"]
-
 T = TypeVar("T")
 
 

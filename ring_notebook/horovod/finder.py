@@ -11,8 +11,6 @@ from types import ModuleType
 
 from ring_notebook.horovod.names import MODULES, NAME, VERSION, below, bindings
 
-__all__ = ["Finder"]
-
 
 class Finder(MetaPathFinder, Loader):
     """Finds and loads ``horovod`` and its modules; no other finder is asked for them."""

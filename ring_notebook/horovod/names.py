@@ -9,8 +9,6 @@ from collections.abc import Iterator
 
 from ring_notebook import __version__
 
-__all__ = ["MODULES", "NAME", "VERSION", "below", "bindings"]
-
 NAME = "horovod"
 VERSION = f"0.28.1+ring.notebook.{__version__}"
 """Horovod's version, for comparisons, and ours."""

@@ -12,8 +12,6 @@ from pathlib import Path
 
 from ring_notebook.launch.launchers.hosts import Host
 
-__all__ = ["Allocation", "expand_slurm", "find_allocation"]
-
 
 @dataclass(frozen=True, slots=True)
 class Allocation:

@@ -25,8 +25,6 @@ from ring_notebook.launch.supervisor.rank_failure import explain_start
 from ring_notebook.rank.launch_check import started_several
 from ring_notebook.rank.rank_threads import threads_started
 
-__all__ = ["main"]
-
 _SECONDS_TO_SAY = 2.0  # that the first of several ringruns has to say what is wrong; srun may end all when one ends
 
 

@@ -26,8 +26,6 @@ from ring_notebook.own_python import code_command
 from ring_notebook.rank.preload import ineligible, preloaded
 from ring_notebook.rank.rank_threads import threads_set
 
-__all__ = ["Check", "diagnose", "render"]
-
 _GIB = 1 << 30
 _WIDGETS = ("@jupyter-widgets/jupyterlab-manager", "ipecharts")
 

@@ -13,8 +13,6 @@ from ring_notebook.gpus import gpus
 from ring_notebook.launch.supervisor.outer_job import without_outer_job
 from ring_notebook.own_python import module_command
 
-__all__ = ["LIMIT", "Finding", "check_gpus"]
-
 LIMIT = 30.0
 """Seconds that all steps together may take."""
 

@@ -14,8 +14,6 @@ from ring_notebook.launch.launchers.hosts import named_hosts, only_here
 from ring_notebook.launch.run_function import run_on_ranks
 from ring_notebook.rank.rank_status import rank_of_process
 
-__all__ = ["run"]
-
 
 def run(
     func: Callable[..., Any],

@@ -32,8 +32,6 @@ from ring_notebook.launch.supervisor.start_and_signal import end_session
 from ring_notebook.rank.rank_variables import MASTER
 from ring_notebook.verdict import Event, Kind, RankFailure, Rules, describe_exit, first_failure, judge
 
-__all__ = ["Job", "print_message"]
-
 _HIDING = ("SLURM_STDERRMODE", "SLURM_STDOUTMODE")  # by which srun keeps from us what the ranks say
 _LOOK = 0.5  # seconds after which a signal is handled that did not interrupt the wait for the job
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)

@@ -8,8 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Traces"]
-
 
 class Traces:
     """The file that ``RING_TIMELINE`` of ``env`` names, and its parts, as they are before a job of ``n`` ranks."""

@@ -18,8 +18,6 @@ from typing import BinaryIO, Literal, TextIO
 from ring_notebook.launch.supervisor.output_lines import SHARED as _SHARED
 from ring_notebook.launch.supervisor.output_lines import untagged
 
-__all__ = ["RankFiles", "RankOutput", "Style", "cause_of", "is_colourful"]
-
 _COLOURS = (36, 33, 35, 32, 34, 31)  # of ANSI terminals, by rank
 _TRACEBACK = b"Traceback (most recent call last):"
 _LONGEST_HOLD = 1.0  # seconds that an unfinished traceback is held back for the rest of it

@@ -18,8 +18,6 @@ from ring_notebook.launch.launchers.hosts import Host, named_hosts, parse_hostfi
 from ring_notebook.launch.remote.remote_shell import ssh_command
 from ring_notebook.rank.rank_threads import OMP
 
-__all__ = ["check_values", "config_words", "discovered_hosts", "environment", "hosts_of", "notes", "parse"]
-
 _SECONDS_TO_DISCOVER = 60.0
 _CYCLES, _FIRST_IN_HOSTS = "there are no cycles", "ranks of a host always reduce in memory that they share, first"
 _TUNING, _LOGS = "buckets are planned from the model, and nothing is tuned", "the core writes no log"

@@ -30,8 +30,6 @@ from ring_notebook.launch.launchers.hosts import Host, check_slots, is_local, na
 from ring_notebook.own_python import code_command
 from ring_notebook.rank.function_rank import ADDRESS, KEY, Outcome
 
-__all__ = ["run", "run_on_ranks"]
-
 _LAST_WORDS = 1.0
 """Seconds to read what a rank has sent before it ended."""
 _SECONDS_TO_GREET = 10

@@ -7,8 +7,6 @@ from typing import Any
 
 from ipywidgets import Widget
 
-__all__ = ["close"]
-
 
 def close(widget: Widget) -> None:
     """Close ``widget``, its children, and their layouts and styles; for a figure also marks, axes and scales."""

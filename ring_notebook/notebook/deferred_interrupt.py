@@ -6,8 +6,6 @@ import signal
 from threading import current_thread, main_thread
 from types import FrameType, TracebackType
 
-__all__ = ["DeferredInterrupt"]
-
 
 class DeferredInterrupt:
     """In the block SIGINT raises nothing; ``came`` then says whether it came.

@@ -19,8 +19,6 @@ from ring_notebook.notebook import style
 from ring_notebook.question import CONTROL, QUESTIONS
 from ring_notebook.records import RECORDS
 
-__all__ = ["Engine", "Engines", "died"]
-
 _POLL = 0.02
 _SECONDS_TO_HEAR = 1.0  # of engines that register, until the controller is asked for them
 

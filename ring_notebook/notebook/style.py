@@ -5,26 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-__all__ = [
-    "CSS",
-    "GREY",
-    "MEAN",
-    "PHASE_COLORS",
-    "PHASE_WORDS",
-    "RED",
-    "STATUS_COLORS",
-    "VALIDATION",
-    "ago",
-    "duration",
-    "first_names",
-    "number",
-    "plural",
-    "rank_color",
-    "rank_list",
-    "ranks",
-    "whole",
-]
-
 # Distinct for all kinds of color vision, and readable on white and black pages.
 _COLORS = ("#3b82f6", "#f59e0b", "#10b981", "#ef4444", "#a855f7", "#06b6d4", "#ec4899", "#84cc16")
 MEAN = "#6366f1"  # of several ranks; no single rank has this color

@@ -11,8 +11,6 @@ from typing import Any
 
 from ring_notebook.notebook.style import plural
 
-__all__ = ["Listing", "sort_key"]
-
 _HIDDEN = "position:absolute;opacity:0;width:0"
 # CSS can order items of a grid, but not rows of a table. Without this sheet there are no arrows.
 # GROUP is the class of one table, so that two tables in a notebook do not share their columns.

@@ -21,8 +21,6 @@ from typing import Any, NoReturn
 
 from ring_notebook.rank.rank_status import exit_code_of, report_error
 
-__all__ = ["EndingForks", "at_exit", "tell", "watch_exits"]
-
 _Tell = Callable[[BaseException], None]
 _tell_others: _Tell | None = None  # what `watch_exits` was given
 

@@ -16,8 +16,6 @@ from ring_notebook.errors import CollectiveAborted
 from ring_notebook.rank import exit_watch
 from ring_notebook.rank.rank_status import rank_of_process
 
-__all__ = ["ADDRESS", "KEY", "Outcome", "main"]
-
 ADDRESS = "RING_RUN_ADDRESS"
 KEY = "RING_RUN_KEY"
 

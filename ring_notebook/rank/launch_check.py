@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from ring_notebook.errors import RingError
 
-__all__ = ["check_alone", "started_several"]
-
 
 class _Start(NamedTuple):
     """A way to start processes: what it is called, its variables, and how to let them find each other."""

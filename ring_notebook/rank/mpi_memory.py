@@ -6,8 +6,6 @@ import contextlib
 import os
 from pathlib import Path
 
-__all__ = ["unname_shared_memory"]
-
 
 def unname_shared_memory() -> None:
     """Unlink the files in /dev/shm that MPICH has mapped into this process; the memory stays.

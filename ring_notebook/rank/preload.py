@@ -13,8 +13,6 @@ from pathlib import Path
 
 from ring_notebook.config import config
 
-__all__ = ["ineligible", "library", "preloaded", "unload_from_children"]
-
 _VARIABLE = "LD_PRELOAD"
 _SANITIZERS = ("libasan", "libtsan", "liblsan", "libubsan", "libclang_rt")
 """They have to come first, and watch an allocator of their own."""

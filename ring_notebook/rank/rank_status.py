@@ -17,8 +17,6 @@ from typing import Literal
 from ring_notebook.config import config
 from ring_notebook.errors import CollectiveAborted
 
-__all__ = ["RankStatus", "StatusFile", "exit_code_of", "rank_of_process", "report_error", "report_status"]
-
 Event = Literal["initialized", "raised", "aborted", "exiting", "continued without"]
 
 _LONGEST = 1 << 20  # bytes that are read of a file: more than any rank reports

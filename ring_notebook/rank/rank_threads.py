@@ -12,16 +12,6 @@ from collections.abc import Mapping
 
 from ring_notebook.hardware import cores_of
 
-__all__ = [
-    "MKL",
-    "OMP",
-    "launched_thread_variables",
-    "thread_share",
-    "thread_variables",
-    "threads_set",
-    "threads_started",
-]
-
 OMP, MKL = "OMP_NUM_THREADS", "MKL_NUM_THREADS"
 
 

@@ -6,17 +6,6 @@ import os
 import socket
 from collections.abc import Mapping
 
-__all__ = [
-    "MASTER",
-    "STARTED_AGAIN",
-    "free_port",
-    "is_of_this_job",
-    "loopback",
-    "master",
-    "rank_variables",
-    "variables_of_rank",
-]
-
 MASTER = "RING_MASTER"
 """The variable in which a launcher tells ranks the host of rank 0 and a port of it, as ``host:port``."""
 STARTED_AGAIN = "RING_STARTED_AGAIN"

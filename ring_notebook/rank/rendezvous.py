@@ -38,8 +38,6 @@ from ring_notebook.rank.rendezvous_server import (
     user_of,
 )
 
-__all__ = ["JOB", "Rendezvous", "is_offered", "variables"]
-
 RANK, SIZE = "RING_RANK", "RING_SIZE"
 SECRET_FILE = f"{SECRET}_FILE"
 _TAKEN = f"{RENDEZVOUS}_TAKEN"

@@ -21,8 +21,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Gathering", "RendezvousServer", "Strangers"]
-
 RENDEZVOUS, SECRET = "RING_RENDEZVOUS", "RING_RENDEZVOUS_SECRET"
 GATHER, GATHERED, JOIN, GIVE_UP = "ring_gather", "ring_gathered", "ring_join", "ring_give_up"
 MAGIC = b"ring-rendezvous 1\n"

@@ -27,8 +27,6 @@ from ring_notebook.rank.rendezvous_server import MOST_STRANGERS, Strangers
 if TYPE_CHECKING:
     from ring_notebook import _core
 
-__all__ = ["TcpConnections", "listen"]
-
 _MAGIC = b"ring-notebook 1\n"
 _FRONT = struct.Struct(f"!{len(_MAGIC)}sii32s")  # the rank that connects, the one that it means, its random number
 _DIGEST = 32

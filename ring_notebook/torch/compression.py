@@ -7,8 +7,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["Compression", "Compressor"]
-
 
 class Compressor(Protocol):
     """What `DistributedOptimizer` and the collectives take as ``compression``; users may pass a class of their own."""

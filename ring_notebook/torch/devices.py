@@ -17,19 +17,6 @@ from ring_notebook.core.buffers import Buffer, Device, DType
 from ring_notebook.core.native import has_devices
 from ring_notebook.core.work import Work
 
-__all__ = [
-    "DeviceKind",
-    "LoggedTensor",
-    "StreamWork",
-    "accelerator",
-    "address_of",
-    "begin_copy",
-    "device_buffer",
-    "has_streams",
-    "kind_of",
-    "register_device",
-]
-
 
 class DeviceKind(Protocol):
     """How tensors of one kind of device are described to the core, and made from its memory."""

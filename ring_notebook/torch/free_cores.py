@@ -11,8 +11,6 @@ from ring_notebook.config import config
 from ring_notebook.core import world
 from ring_notebook.hardware import cores_of
 
-__all__ = ["reduces_beside_backward"]
-
 
 def reduces_beside_backward(on_device: bool = False) -> bool:
     """Whether to reduce on the progress thread: as ``RING_OVERLAP`` says, else where the ranks leave a core free.

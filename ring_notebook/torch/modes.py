@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["remember"]
-
 _DEVICES = ("cpu", "cuda")
 _inference: list[Any] = []  # such a mode ends with the object that has set it
 

@@ -21,28 +21,6 @@ from ring_notebook.torch_private import private
 if TYPE_CHECKING:
     from ring_notebook import _core
 
-__all__ = [
-    "TorchAdapter",
-    "buffer_in_place",
-    "buffer_of",
-    "can_reduce",
-    "check_tensor",
-    "copy_back",
-    "copy_each",
-    "dtype_of",
-    "empty",
-    "empty_in",
-    "equal_parts",
-    "for_core",
-    "from_bytes",
-    "in_memory_order",
-    "multiply_each",
-    "on_host",
-    "ordered",
-    "reader",
-    "received",
-]
-
 
 _STRIDED = torch.strided
 _DTYPES = {

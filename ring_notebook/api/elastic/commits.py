@@ -14,8 +14,6 @@ from typing import Any
 from ring_notebook.config import config
 from ring_notebook.core import world
 
-__all__ = ["commit_path", "name_of"]
-
 _CONSTANTS = (bool, int, float, complex, str, bytes, type(None), type(...))
 
 

@@ -13,8 +13,6 @@ from ring_notebook.api.process_sets import register_again, registered_sets
 from ring_notebook.core import world
 from ring_notebook.errors import HorovodInternalError, HostsUpdatedInterrupt
 
-__all__ = ["run"]
-
 R = TypeVar("R")
 
 

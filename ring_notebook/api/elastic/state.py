@@ -9,8 +9,6 @@ from ring_notebook.api.objects import allreduce_numbers
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.errors import HostsUpdatedInterrupt
 
-__all__ = ["State"]
-
 
 class State:
     """Base of states (Horovod: ``State``): a subclass says what it is to `save`, `restore` and `sync`.

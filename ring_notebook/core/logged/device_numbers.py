@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-__all__ = ["DeviceNumber", "copy_from_device", "has_arrived", "read", "register_copier"]
-
 _PAUSE = 0.001  # seconds
 
 

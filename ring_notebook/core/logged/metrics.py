@@ -14,22 +14,6 @@ from ring_notebook.core.logged.device_numbers import copy_from_device, has_arriv
 from ring_notebook.rank.exit_watch import at_exit
 from ring_notebook.records import MetricBatch
 
-__all__ = [
-    "begin",
-    "carry",
-    "data_wait",
-    "data_waits",
-    "drain",
-    "drain_params",
-    "end",
-    "keep_data_waits",
-    "log",
-    "log_params",
-    "note_params",
-    "progress",
-    "track",
-]
-
 T = TypeVar("T")
 _Row = tuple[float, int, dict[str, Any]]
 

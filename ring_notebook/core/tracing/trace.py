@@ -27,8 +27,6 @@ from ring_notebook.core.logged import metrics
 from ring_notebook.core.tracing.trace_file import GrowingTrace, report_unwritten
 from ring_notebook.records import PROGRAM, TRAINING, TRANSPORTS
 
-__all__ = ["active", "finish", "record", "start", "stop", "take", "training_begins"]
-
 # Of a run in a notebook: some megabytes per rank, which travel to the kernel.
 _CAPACITY = 3 << 13
 

@@ -11,8 +11,6 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-__all__ = ["PERIOD", "GrowingTrace", "report_unwritten"]
-
 PERIOD = 1.0
 """Seconds between additions."""
 _BEGIN, _END = b'{"displayTimeUnit": "ms", "traceEvents": [', b"\n]}\n"

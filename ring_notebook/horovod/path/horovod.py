@@ -7,7 +7,5 @@ from importlib import import_module
 
 from ring_notebook.horovod.as_horovod import as_horovod
 
-__all__ = []  # imported for its effect
-
 as_horovod()
 import_module("horovod")

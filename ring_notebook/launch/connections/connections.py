@@ -13,8 +13,6 @@ from ring_notebook.launch.connections.pmi import PmiServer
 from ring_notebook.rank import rendezvous
 from ring_notebook.rank.rank_status import RankStatus
 
-__all__ = ["Connections", "new_job_name"]
-
 _CAPACITY = 1 << 16
 
 

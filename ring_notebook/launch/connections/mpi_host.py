@@ -10,8 +10,6 @@ from ring_notebook.launch.connections import pmi
 from ring_notebook.launch.connections.shared_memory import FOLDER, Cleaner, claim_folder, remove_abandoned
 from ring_notebook.rank import rendezvous
 
-__all__ = ["ALONE", "MpiHost"]
-
 ALONE: Mapping[str, str] = {"UCX_TLS": "self,sm"}
 """The transports of ranks on one host. UCX, MPICH's transport, listens on all interfaces unless it stays within one."""
 

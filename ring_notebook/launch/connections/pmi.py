@@ -12,8 +12,6 @@ from itertools import groupby
 
 from ring_notebook.rank.rendezvous_server import GATHER, GATHERED, Gathering, Replies
 
-__all__ = ["PmiServer", "process_mapping", "shared_memory_prefixes", "variables"]
-
 _LONGEST_LINE = 1 << 16  # bytes: keys and values have at most 64 and 1024
 _LONGEST_MAPPING = 900  # bytes: a client takes lines of 1024
 _MAXES = "kvsname_max=256 keylen_max=64 vallen_max=1024"

@@ -15,8 +15,6 @@ from pathlib import Path
 from ring_notebook.files.claimed_folders import claim, remove_unclaimed
 from ring_notebook.launch.connections.pmi import shared_memory_prefixes
 
-__all__ = ["FOLDER", "Cleaner", "claim_folder", "remove_abandoned"]
-
 FOLDER = Path("/dev/shm")
 _JOB = re.compile(r"ring-\d+-[0-9a-f]{16}")
 

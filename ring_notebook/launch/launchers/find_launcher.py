@@ -20,8 +20,6 @@ from ring_notebook.launch.launchers.launcher import Launcher, loaded_mpi
 from ring_notebook.launch.launchers.own_launchers import Local, OverHosts, check_file_size
 from ring_notebook.launch.launchers.site_launchers import Aprun, Hydra, Jsrun, OpenMPI, Pals, Srun
 
-__all__ = ["find_launcher"]
-
 _MPICH = "HYDRA build details"
 """What the mpiexec of MPICH prints first with --version."""
 # Launchers that are known by the names of their programs.

@@ -9,18 +9,6 @@ from pathlib import Path
 
 from ring_notebook.rank.rank_variables import free_port, loopback
 
-__all__ = [
-    "Host",
-    "check_slots",
-    "is_local",
-    "master_of",
-    "named_hosts",
-    "only_here",
-    "parse_hostfile",
-    "parse_hosts",
-    "with_equal_slots",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Host:

@@ -13,8 +13,6 @@ from ring_notebook.errors import MPIMissingError
 from ring_notebook.launch.launchers.hosts import Host
 from ring_notebook.own_python import code_command, module_command
 
-__all__ = ["MPI", "Launcher", "exported_names", "loaded_mpi"]
-
 MPI = Literal["MPICH", "Open MPI"]
 """An MPI, or all that are built like it: Intel, Cray and MVAPICH count as MPICH, Spectrum as Open MPI."""
 

@@ -15,8 +15,6 @@ from ring_notebook.launch.launchers.hosts import Host, check_slots, only_here
 from ring_notebook.launch.launchers.launcher import Launcher
 from ring_notebook.own_python import module_command
 
-__all__ = ["Local", "OverHosts", "check_file_size", "too_many_ranks"]
-
 _FILES_PER_RANK = 7
 """Open files of the supervisor: a socket, a status file, two pipes, two process descriptors and a selector."""
 _FILES_OF_SUPERVISOR = 24

@@ -10,8 +10,6 @@ from itertools import accumulate
 from ring_notebook.launch.launchers.hosts import Host, check_slots, only_here, with_equal_slots
 from ring_notebook.launch.launchers.launcher import Launcher, exported_names, loaded_mpi
 
-__all__ = ["Aprun", "Hydra", "Jsrun", "OpenMPI", "Pals", "Srun"]
-
 
 def _number_and_list(n: int, hosts: Sequence[Host], option: str) -> list[str]:
     if only_here(hosts):

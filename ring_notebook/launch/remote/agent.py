@@ -30,8 +30,6 @@ from ring_notebook.launch.supervisor.rank_failure import explain_start_error
 from ring_notebook.launch.supervisor.start_and_signal import FORWARDED, end_session
 from ring_notebook.verdict import SECONDS_TO_BE_ASSIGNED, RankFailure
 
-__all__ = ["Agent", "greeting", "main"]
-
 _CAPACITY = 1 << 16
 
 

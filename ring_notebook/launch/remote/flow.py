@@ -6,8 +6,6 @@ import queue
 import threading
 from collections.abc import Callable
 
-__all__ = ["WINDOW", "Inlet", "Window"]
-
 WINDOW = 1 << 20
 """Bytes of a stream on their way, besides the piece that fills the window."""
 

@@ -19,8 +19,6 @@ from typing import NamedTuple
 
 from ring_notebook.verdict import judge_silence
 
-__all__ = ["LONGEST", "MAGIC", "Channels", "Frame", "FrameStream", "Kind", "Parser", "encode"]
-
 MAGIC = b"\x00ring-agent\x00"
 LONGEST = 1 << 24
 """Bytes of a payload; the largest is the environment of the job."""

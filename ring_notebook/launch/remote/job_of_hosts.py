@@ -27,8 +27,6 @@ from ring_notebook.launch.supervisor.supervisor import Supervisor
 from ring_notebook.rank.rank_variables import MASTER, loopback
 from ring_notebook.verdict import RankFailure, Rules
 
-__all__ = ["main", "place"]
-
 
 def place(n: int, hosts: Sequence[Host]) -> dict[str, list[int]]:
     """The ranks of each host, in order, for ``n`` ranks; hosts that get none are left out.

@@ -12,8 +12,6 @@ from pathlib import Path
 
 from ring_notebook.config import config
 
-__all__ = ["interface_towards", "network_variables"]
-
 _SIOCGIFADDR = 0x8915
 _PORT = 9  # nothing is sent to it
 _RDMA = Path("/sys/class/infiniband")

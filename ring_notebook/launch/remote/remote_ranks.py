@@ -28,8 +28,6 @@ from ring_notebook.launch.supervisor.rank_failure import parse_report
 from ring_notebook.rank.rank_status import RankStatus
 from ring_notebook.verdict import RankFailure, describe_exit
 
-__all__ = ["HostsLostError", "RemoteRanks", "connect"]
-
 _CAPACITY = 1 << 16
 _LAST_WORDS = 4096  # bytes of what ssh says
 

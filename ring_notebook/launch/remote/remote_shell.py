@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from ring_notebook.config import config
 from ring_notebook.own_python import module_command
 
-__all__ = ["agent_command", "ssh_command"]
-
 # Without a terminal to ask for a password; a host that is down takes no longer than this, in seconds.
 _SSH = ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20"]
 # A step of its own that leaves all cores and GPUs of the host to the ranks. Its ranks are ours, not Slurm's.

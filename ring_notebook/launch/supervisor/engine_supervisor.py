@@ -33,9 +33,6 @@ from ring_notebook.rank.rank_status import StatusFile
 from ring_notebook.rank.rank_variables import STARTED_AGAIN, loopback
 from ring_notebook.verdict import RankFailure, Rules
 
-__all__ = ["EngineRanks", "EngineSupervisor", "main", "make_requests", "request"]
-
-
 _REQUEST = re.compile(rb"(start|end) (\d{1,9})")
 _CAPACITY = 1 << 12  # bytes
 

@@ -45,8 +45,6 @@ from ring_notebook.launch.supervisor.forked_rank import (
 from ring_notebook.launch.supervisor.parent_death import bind_to_parent, wrap
 from ring_notebook.own_python import module_command
 
-__all__ = ["main", "start_server"]
-
 _ROOM = 16 << 10
 """Bytes that a server keeps free in its command line and environment, which `ps` and others read there."""
 _LONGEST = 1 << 20

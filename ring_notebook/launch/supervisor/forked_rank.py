@@ -20,8 +20,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["ADDRESS", "HIGH", "NUMBER", "UNBUFFERED", "ForkedRank", "Request", "fixed", "prove_same_user"]
-
 ADDRESS = "RING_FORK_SERVER"
 """Environment: the socket of a server that forks the ranks of jobs, of this user."""
 

@@ -23,8 +23,6 @@ from ring_notebook.rank.rank_threads import thread_variables
 from ring_notebook.rank.rank_variables import rank_variables
 from ring_notebook.verdict import RankFailure
 
-__all__ = ["Assignment", "HostRanks", "LocalRanks", "raise_file_limit"]
-
 
 @dataclass(frozen=True, slots=True)
 class Assignment:

@@ -12,8 +12,6 @@ from ring_notebook.launch.supervisor.output_lines import TAGGED
 from ring_notebook.rank.rank_variables import MASTER
 from ring_notebook.rank.rendezvous import JOB
 
-__all__ = ["ADDED", "with_variables_of_job", "without_outer_job"]
-
 ADDED = "RING_JOB_VARIABLES"
 """Names, with spaces between, that a job has added to the environment of its ranks."""
 _OURS = (ADDED, MASTER, *JOB, "RING_MIN_NP", "RING_STATUS_FILE", TAGGED)

@@ -16,8 +16,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import IO
 
-__all__ = ["SHARED", "SOON", "TAGGED", "Carrier", "carry", "outlet", "pieces", "put", "tagged", "untagged"]
-
 TAGGED = "RING_TAGGED_OUTPUT"
 """Set where the job wants to know which rank has printed a line (`tagged`)."""
 SHARED = -1

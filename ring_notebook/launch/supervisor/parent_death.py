@@ -11,8 +11,6 @@ import os
 import signal
 import sys
 
-__all__ = ["bind_to_parent", "main", "wrap"]
-
 _PR_SET_PDEATHSIG = 1
 # Loaded here and not between fork and exec, where another thread may have held the loader's lock.
 _LIBC = ctypes.CDLL(None, use_errno=True)

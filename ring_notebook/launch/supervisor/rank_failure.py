@@ -24,19 +24,6 @@ from ring_notebook.hardware import oom_kills
 from ring_notebook.rank.rank_status import RankStatus
 from ring_notebook.verdict import RankFailure
 
-__all__ = [
-    "NoProgramError",
-    "RankMark",
-    "explain_start",
-    "explain_start_error",
-    "failure_of",
-    "parse_report",
-    "report",
-    "report_start_error",
-    "split_reports",
-]
-
-
 # A report is one line between two record separators, which programs may print too. A terminal adds the \r.
 _REPORT = re.compile(rb"\x1e(\{[^\x1e\n]{,4096}\})\x1e\r?\n")
 _UNFINISHED = re.compile(rb"\x1e(\{[^\x1e\n]{,4096}(\}\x1e\r?)?)?\Z")

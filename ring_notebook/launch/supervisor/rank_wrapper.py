@@ -34,8 +34,6 @@ from ring_notebook.rank.rank_threads import launched_thread_variables
 from ring_notebook.rank.rank_variables import variables_of_rank
 from ring_notebook.verdict import LINGER, judge_parting
 
-__all__ = ["main"]
-
 _SECONDS_TO_LOOK = 1.0
 
 

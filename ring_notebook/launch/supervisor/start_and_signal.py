@@ -17,8 +17,6 @@ from ring_notebook.launch.supervisor.rank_failure import NoProgramError
 from ring_notebook.rank.rank_status import RankStatus
 from ring_notebook.verdict import judge_late_rank
 
-__all__ = ["FORWARDED", "end_children", "end_if_late", "end_session", "send_signal", "start_rank"]
-
 FORWARDED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that are passed on to the program."""
 _TO_ALL = (signal.SIGINT, signal.SIGQUIT, signal.SIGKILL)

@@ -24,8 +24,6 @@ from ring_notebook.launch.supervisor.start_and_signal import FORWARDED
 from ring_notebook.rank.rank_variables import loopback
 from ring_notebook.verdict import Event, Kind, RankFailure, Rules, describe_exit, judge
 
-__all__ = ["Supervisor", "main"]
-
 _LOOK = 0.5  # seconds: hosts are checked so often
 
 

@@ -34,8 +34,6 @@ from ring_notebook.notebook.run.run import Run
 from ring_notebook.notebook.run.send import send
 from ring_notebook.notebook.run.takeover import logs_in_progress
 
-__all__ = ["Cluster"]
-
 _START_TIMEOUT = 120.0
 _SECONDS_TO_END = 10.0  # for a run, one of whose ranks was ended
 _ATTACH_TIMEOUT = 10.0

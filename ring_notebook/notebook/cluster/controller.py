@@ -9,8 +9,6 @@ from typing import Any
 
 from ipyparallel.controller.app import IPController
 
-__all__ = ["Controller"]
-
 
 class Controller(IPController):  # type: ignore[misc]
     """Encrypts and signs every message, keeps its files private, and forks before it has threads.

@@ -12,8 +12,6 @@ from ring_notebook.launch.supervisor.rank_failure import split_reports
 from ring_notebook.notebook.record.run_files import read_text
 from ring_notebook.verdict import RankFailure, first_failure, signal_name
 
-__all__ = ["Death", "explain", "explain_failure", "explain_rank", "failures_of", "not_started", "tail"]
-
 _TAIL = 30  # lines
 _NOISE = ("=", "Extension modules: ")
 # What faulthandler writes: the innermost call first.

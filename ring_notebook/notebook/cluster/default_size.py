@@ -10,8 +10,6 @@ from ring_notebook.hardware import cores
 from ring_notebook.launch.allocation import find_allocation
 from ring_notebook.launch.launchers.hosts import Host, check_slots, only_here
 
-__all__ = ["Size", "choose_size"]
-
 
 @dataclass(frozen=True, slots=True)
 class Size:

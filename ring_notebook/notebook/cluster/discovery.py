@@ -21,17 +21,6 @@ from ring_notebook.notebook.cluster.process_life import began, is_alive
 from ring_notebook.notebook.record.run_files import read_json, write_json
 from ring_notebook.notebook.style import plural
 
-__all__ = [
-    "check_folder",
-    "has_kernel",
-    "left_behind",
-    "new_directory",
-    "read",
-    "running",
-    "to_attach_to",
-    "write",
-]
-
 _FILE = "cluster.json"
 _NAME = re.compile(r"\d+-[0-9a-f]{8}-")  # the kernel's process id first; other folders are not ours
 

@@ -10,8 +10,6 @@ from ring_notebook.errors import ClusterError
 from ring_notebook.notebook.cluster.process_life import resident
 from ring_notebook.notebook.engines import Engine, Engines
 
-__all__ = ["EngineState", "EngineStatus", "engine_statuses"]
-
 EngineState = Literal["idle", "running", "died"]
 
 _MEMORY = "ring_notebook.engine.setup:memory"

@@ -14,9 +14,6 @@ from ring_notebook.notebook.cluster.lost_ranks import LostRanks
 from ring_notebook.notebook.cluster.process_life import began
 from ring_notebook.notebook.engines import Engine, Engines
 
-__all__ = ["NOT_HERE", "end", "heal", "meet", "prepare_engines"]
-
-
 NOT_HERE = (
     "`%ring heal` needs all engines on one host, under our own supervisor: all of these end when one dies; use "
     "`%ring restart --rerun`"

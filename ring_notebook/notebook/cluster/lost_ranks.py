@@ -14,8 +14,6 @@ from ring_notebook.notebook.cluster.process_life import is_alive, is_ending
 from ring_notebook.notebook.engines import Engine
 from ring_notebook.verdict import SECONDS_TO_EXPLAIN
 
-__all__ = ["LostRanks"]
-
 _SECONDS_TO_END = 5.0  # of a process that gives much memory back
 _POLL = 0.005
 

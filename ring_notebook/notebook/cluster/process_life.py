@@ -6,8 +6,6 @@ import os
 import signal
 from pathlib import Path
 
-__all__ = ["began", "is_alive", "is_ending", "is_stopped", "resident"]
-
 _EXITING = 0x4  # PF_EXITING of Linux
 _STATE, _FLAGS, _BEGAN, _RESIDENT = 0, 6, 19, 1  # words of /proc/PID/stat behind the name, and of /proc/PID/statm
 

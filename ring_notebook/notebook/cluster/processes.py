@@ -34,9 +34,6 @@ from ring_notebook.notebook.record.run_files import read_json, read_text
 from ring_notebook.own_python import module_command
 from ring_notebook.rank.rank_variables import MASTER
 
-__all__ = ["ControllerLauncher", "EngineLauncher", "Processes", "require_descriptors"]
-
-
 # A heartbeat registers an engine, so a short period starts a cluster sooner. Deaths are noticed at the processes
 # themselves; the many misses allow ranks to compute for minutes without an answer.
 _HEARTBEAT_MS = 100

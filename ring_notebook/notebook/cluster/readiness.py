@@ -9,8 +9,6 @@ from ring_notebook.notebook.engines import Engines, died
 from ring_notebook.notebook.run.run import Run
 from ring_notebook.notebook.style import rank_list, ranks
 
-__all__ = ["SECONDS_TO_SETTLE", "UnfinishedRuns", "check_ranks", "require_living"]
-
 SECONDS_TO_SETTLE = 2.0
 """A new run waits so long for ranks that are still ending the previous one."""
 

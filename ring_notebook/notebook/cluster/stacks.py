@@ -17,8 +17,6 @@ from ring_notebook.notebook.style import ranks
 if TYPE_CHECKING:
     from ring_notebook.notebook.engines import Engines
 
-__all__ = ["Frame", "Stack", "parse_native", "render", "stacks"]
-
 
 # A machine with far more to do than cores is late; a process that waits in the kernel for a dead disk never answers.
 _SECONDS_TO_WRITE = 10.0

@@ -17,8 +17,6 @@ from ring_notebook.notebook.style import plural, ranks
 if TYPE_CHECKING:
     from ring_notebook.notebook.engines import Engines
 
-__all__ = ["MOST_BYTES", "MOST_FILES", "Synced", "Workspace"]
-
 _SUFFIXES = (".py", ".json", ".toml", ".yaml", ".yml")
 MOST_BYTES = 1 << 20
 """Larger files are left out: they are data and not code."""

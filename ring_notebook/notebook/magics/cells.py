@@ -17,9 +17,6 @@ from IPython.core.interactiveshell import InteractiveShell
 from ring_notebook.errors import CellSyntaxError
 from ring_notebook.notebook.run.failures import brief
 
-__all__ = ["DefaultCells", "check_syntax", "runs_on_ranks"]
-
-
 _LOCAL = re.compile(r"\s*%%local\s*$")
 _STAYS = re.compile(r"\s*(%ring\b|%(re)?load_ext\b|%autoreload\b|#|$)")  # lines that do not make a cell one of ranks
 

@@ -21,8 +21,6 @@ from ring_notebook.notebook.run import catalogue
 from ring_notebook.notebook.run.failures import brief
 from ring_notebook.notebook.style import plural
 
-__all__ = ["RingMagics", "register"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 _ASKS_FOR_HELP = re.compile(r"%%ring(train|scale)\s(.*\s)?(-h|--help)\s*$")

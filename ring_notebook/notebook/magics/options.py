@@ -14,8 +14,6 @@ from IPython.core.magic_arguments import MagicArgumentParser
 
 from ring_notebook.launch.launchers.hosts import parse_hosts
 
-__all__ = ["RING", "SCALE", "TRAIN", "LineParser", "completions"]
-
 _COLUMN = 26  # where the explanations begin
 _MOST_RANKS = 1 << 16  # in one span, so that a typing error costs no memory
 

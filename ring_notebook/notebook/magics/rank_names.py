@@ -23,8 +23,6 @@ from ring_notebook.notebook.magics.cells import runs_on_ranks
 from ring_notebook.notebook.magics.session import Session
 from ring_notebook.notebook.run import catalogue
 
-__all__ = ["register"]
-
 _CELL = re.compile(r"\s*%%ring(train|scale)\b.*\n")  # the lines after it run on the ranks
 _PULL = re.compile(r"\s*%ring\s+pull\s")
 _RUN = re.compile(r"\s*%ring\s+(runs\s+(?:compare|output|tag|note|delete)\s|export\s+\S+\s+)")

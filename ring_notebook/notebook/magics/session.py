@@ -32,9 +32,6 @@ from ring_notebook.notebook.style import plural
 from ring_notebook.notebook.style import ranks as rank_text
 from ring_notebook.notebook.table import Listing
 
-__all__ = ["ElapsedLine", "Session", "debug_rank"]
-
-
 # A cell that ends sooner than this shows its report only: widgets would cost more than the run.
 _LIVE_AFTER = 0.1
 

@@ -9,8 +9,6 @@ from IPython.core.getipython import get_ipython
 
 from ring_notebook.notebook import close_widgets
 
-__all__ = ["available", "show"]
-
 _COMMAND = "apputils:notify"
 _MOST = 140  # characters of a notification
 

@@ -17,8 +17,6 @@ from ring_notebook.notebook.notify import lab_notice
 from ring_notebook.notebook.panel.headline import headline, text
 from ring_notebook.notebook.record.run_record import RunRecord
 
-__all__ = ["AFTER", "Notice", "Notices", "described", "notify"]
-
 AFTER = 60.0  # seconds; the user still watches a shorter run
 _SECONDS_TO_TELL = 5.0  # for callables, when the kernel exits
 _LONGEST_NAME = 200

@@ -17,8 +17,6 @@ from ring_notebook.notebook.record.run_view import RunView
 if TYPE_CHECKING:
     from ring_notebook.notebook.panel.charts.live_chart import LiveChart
 
-__all__ = ["MOST_CHARTS", "ChartArea", "answer_while_busy", "load_charts"]
-
 MOST_CHARTS = 6  # of metrics, without --plot; a menu shows the others
 CHART_BYTES = 150_000  # per second; charts with many points are drawn less often
 _OTHERS = "more metrics…"

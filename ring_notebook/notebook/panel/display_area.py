@@ -14,9 +14,6 @@ from ring_notebook.notebook.record.displays import Displayed
 from ring_notebook.notebook.record.run_view import RunView
 from ring_notebook.notebook.style import GREY, rank_color, rank_list
 
-__all__ = ["Gallery", "html", "label", "text"]
-
-
 # A server drops messages of a kernel above a megabyte per second, and the charts need some of it.
 BYTES_PER_SECOND = 400_000
 

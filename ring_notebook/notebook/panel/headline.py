@@ -14,8 +14,6 @@ from ring_notebook.notebook.record.run_view import EPOCH, RankView, RunView
 from ring_notebook.notebook.style import RED, STATUS_COLORS, duration, plural, ranks, whole
 from ring_notebook.records import TRANSPORTS
 
-__all__ = ["Headline", "alarms", "first_row", "headline", "html", "text"]
-
 _AMBER = STATUS_COLORS["interrupted"]
 MOST_BROKEN = 3  # metrics with NaN or infinite values
 

@@ -12,9 +12,6 @@ from typing import NamedTuple
 from ring_notebook.notebook.record.run_view import Printed
 from ring_notebook.notebook.style import GREY, rank_color, rank_list
 
-__all__ = ["Line", "Lines", "TerminalRows", "count", "html", "split_last", "text"]
-
-
 _RankLine = tuple[int, str, str]  # rank, stream and line
 # How `warnings` and tracebacks name a place in a cell.
 _CELL = re.compile(r'(?:File ")?<cell of run [^>]*>(?:", line |:)(\d+)')

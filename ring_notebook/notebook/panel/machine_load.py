@@ -15,8 +15,6 @@ from ring_notebook.notebook.record.run_view import RunView
 from ring_notebook.notebook.record.series import Points
 from ring_notebook.notebook.style import duration, number, plural, ranks
 
-__all__ = ["COLUMNS", "Cells", "charts", "sparkline", "warnings"]
-
 COLUMNS = {"cpu": "CPU", "memory": "memory", "gpu": "GPU", "gpu_memory": "GPU mem"}  # of the table
 _TITLES = {
     "cpu": ("CPU", "% of a core", 1.0),

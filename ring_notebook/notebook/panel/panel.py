@@ -27,8 +27,6 @@ from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.record.run_view import RunView
 from ring_notebook.notebook.style import CSS
 
-__all__ = ["Panel"]
-
 PERIOD = 0.2  # seconds between redraws
 TEXT_BYTES = 60_000  # per second; a table of many ranks, and output after a clear_output, are drawn less often
 CHUNK = 2_000  # characters of output; a chunk is sent again when more output comes

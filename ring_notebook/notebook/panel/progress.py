@@ -11,8 +11,6 @@ from math import prod
 from ring_notebook.notebook.record.constants import constants
 from ring_notebook.notebook.record.run_view import RankView, RunView
 
-__all__ = ["Progress", "passes", "progress"]
-
 
 @dataclass(frozen=True)
 class Progress:

@@ -23,8 +23,6 @@ from ring_notebook.notebook.style import (
     whole,
 )
 
-__all__ = ["Table", "html", "status_of", "table", "text"]
-
 MOST_COLORS = 8  # ranks with a color each
 TEXT_ROWS = 16
 SILENT = 5.0  # seconds without a record until the table says so

@@ -18,8 +18,6 @@ from ring_notebook.notebook.record.run_view import RunView
 from ring_notebook.notebook.style import CSS, first_names, number, plural, rank_list
 from ring_notebook.notebook.table import Listing
 
-__all__ = ["alert", "compare", "differences", "figure", "lint", "mime_bundle", "outputs", "question", "under_way"]
-
 MOST_CHARTS = 12  # of metrics, without --plot
 MACHINE_SECONDS = 10.0  # a shorter cell without metrics shows no load of the machines
 VISIBLE = 50  # last lines of output; a click shows those before them

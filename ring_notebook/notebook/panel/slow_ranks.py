@@ -10,8 +10,6 @@ from ring_notebook.notebook.record.run_view import RunView
 from ring_notebook.notebook.record.spent import Spent
 from ring_notebook.notebook.style import ranks
 
-__all__ = ["SlowRanks", "find"]
-
 SLOWER = 1.15  # times the work of the usual rank
 WAITS = 0.10  # the least share of time that the others wait
 LEAST_SECONDS, LEAST_STEPS = 4.0, 20  # before a rank is called slow

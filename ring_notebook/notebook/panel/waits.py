@@ -16,8 +16,6 @@ from typing import Any
 from ring_notebook.notebook.record.run_view import RankView, RunView
 from ring_notebook.notebook.style import duration, rank_list, ranks
 
-__all__ = ["beginning_html", "count_calls", "left_out", "left_out_in_loop", "stall_html", "stall_sentence"]
-
 _MOST_PLACES = 4  # lines of the cell, with the ranks that are there
 _MOST_ROWS = 8
 _MOST_CHARACTERS = 100

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-__all__ = ["CellOptions"]
-
 
 @dataclass(frozen=True, slots=True)
 class CellOptions:

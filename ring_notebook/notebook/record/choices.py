@@ -8,8 +8,6 @@ from pathlib import Path
 
 from ring_notebook.notebook.record.run_files import read_json, write_json
 
-__all__ = ["Labels", "Look", "keep_labels", "keep_look", "read_labels", "read_look"]
-
 _LABELS = "labels.json"
 _LOOK = "look.json"
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-__all__ = ["constants"]
-
 _MOST = 30
 
 

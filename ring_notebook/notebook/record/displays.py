@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 
 from ring_notebook.records import Display
 
-__all__ = ["Displayed", "Displays", "bundles"]
-
 MOST = 20
 _SLACK = 4  # times as much is kept as is shown
 MOST_BYTES = 600_000  # so that a saved notebook stays small; a single larger display is kept all the same

@@ -9,8 +9,6 @@ from pathlib import Path
 from ring_notebook.files.private_files import open_regular
 from ring_notebook.records import Record, decode
 
-__all__ = ["Journal"]
-
 
 class Journal:
     """The journal at ``path``. Each call of `lines` or `records` continues where the last one stopped.

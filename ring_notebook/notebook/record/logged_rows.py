@@ -13,8 +13,6 @@ import numpy as np
 from ring_notebook.notebook.style import first_names, plural, ranks
 from ring_notebook.records import MetricBatch
 
-__all__ = ["MetricRow", "Metrics"]
-
 _OWN_COLUMNS = ("rank", "time", "step")
 
 

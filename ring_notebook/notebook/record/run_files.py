@@ -15,18 +15,6 @@ from ring_notebook.files.appender import Appender
 from ring_notebook.files.private_files import make_private_folder, open_private, open_regular
 from ring_notebook.records import stamped
 
-__all__ = [
-    "JOURNAL",
-    "OUTPUT_TEXT",
-    "RUN",
-    "SUMMARY",
-    "TIMELINE",
-    "RunFiles",
-    "read_json",
-    "read_text",
-    "write_json",
-]
-
 RUN = "run.json"  # source, options, environment, size, start
 JOURNAL = "journal.jsonl"  # everything that the ranks have sent: a line for each record, between lines with the time
 OUTPUT_TEXT = "output.txt"  # what was printed as text, once a user has asked for it

@@ -19,8 +19,6 @@ from ring_notebook.notebook.record.run_files import JOURNAL, RUN, SUMMARY, read_
 from ring_notebook.notebook.record.run_view import Printed, RunState, RunView
 from ring_notebook.records import Display, Ended, Failure, Load, MetricBatch, Output, Record, Status
 
-__all__ = ["UNREADABLE", "RunRecord", "RunStatus", "first_line", "read_about", "read_summary"]
-
 # What reading the files of a run raises when somebody else has written or truncated them.
 UNREADABLE = (OSError, ValueError, TypeError, KeyError, AttributeError)
 

@@ -14,8 +14,6 @@ from ring_notebook.notebook.record.series import Points, Rate, Series
 from ring_notebook.notebook.record.spent import NOTHING_SPENT, Spent, spent
 from ring_notebook.records import Cleared, Display, Ended, Failure, Load, MetricBatch, Output, Params, Record, Status
 
-__all__ = ["EPOCH", "SAMPLES", "Printed", "RankView", "RunState", "RunView"]
-
 SAMPLES = "samples"  # the metric that is shown as throughput
 EPOCH = "epoch"  # the metric whose changes are marked in the charts
 _LOAD_POINTS = 120

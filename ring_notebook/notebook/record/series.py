@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["Points", "Rate", "Series"]
-
 
 class Points(NamedTuple):
     """A curve as two arrays of equal length, which nobody changes."""

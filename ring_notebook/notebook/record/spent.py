@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["NOTHING_SPENT", "SHARES", "Spent", "spent"]
-
 SHARES = {"compute": "compute", "loading": "data", "moving": "moving", "waiting": "waiting", "bubble": "bubble"}
 """The words for the parts of a rank's time, which make up all of it, and the attributes of `Spent`."""
 

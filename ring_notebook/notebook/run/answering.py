@@ -22,8 +22,6 @@ from ring_notebook.question import Question
 if TYPE_CHECKING:
     from ring_notebook.notebook.engines import Engines
 
-__all__ = ["Answering"]
-
 _RANK_SIDE = "ring_notebook.engine.dialogue"
 # The rank that was answered last is asked before others: a user who steps through one rank stays with it.
 _SECONDS_TO_STAY = 0.5

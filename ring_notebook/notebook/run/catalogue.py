@@ -27,8 +27,6 @@ from ring_notebook.notebook.record.run_view import SAMPLES
 from ring_notebook.notebook.style import plural
 from ring_notebook.notebook.table import Listing, sort_key
 
-__all__ = ["annotate", "compare", "delete", "find", "listing", "names", "runs_directory", "tag", "write_output"]
-
 _SHOWN = 6  # metrics and hyper-parameters that a list shows; the others are folded
 _TRIVIAL_SECONDS = 10.0  # a cell that ended well before and logged nothing is no experiment
 _DOTS = {"ok": "#22a06b", "failed": "#d64545", "interrupted": "#c9962b", "running": "#3b82f6"}

@@ -15,8 +15,6 @@ from ring_notebook.frameworks import default, named, names_in
 from ring_notebook.notebook.record.run_files import RUN
 from ring_notebook.notebook.record.run_record import UNREADABLE, RunRecord, read_about
 
-__all__ = ["Script", "export", "script", "set_up_cells", "set_up_runs"]
-
 _MARK = "Exported from a notebook by Ring Notebook"
 # What a cell finds without having made it. IPython's `get_ipython` stands behind ``!ls`` and ``%timeit``.
 _GIVEN = {"ring", "display", "get_ipython", "__name__", "__file__"}

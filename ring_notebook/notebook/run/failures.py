@@ -17,8 +17,6 @@ from ring_notebook.notebook import style
 from ring_notebook.notebook.panel.waits import count_calls
 from ring_notebook.records import Failure
 
-__all__ = ["as_exception", "brief", "describe", "describe_deaths", "in_a_line"]
-
 # IPython shows these by itself: with frames of this package, or as if the cell had not failed.
 _SHOWN_OTHERWISE = (SyntaxError, UsageError, SystemExit)
 _SECONDS_TO_UNPICKLE = 2.0

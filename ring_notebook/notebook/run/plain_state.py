@@ -11,8 +11,6 @@ from ring_notebook.notebook.panel.progress import progress
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.record.run_view import RankView
 
-__all__ = ["MOST_LINES", "plain_state"]
-
 MOST_LINES = 100  # of output, the newest
 
 

@@ -32,8 +32,6 @@ from ring_notebook.records import Status
 if TYPE_CHECKING:
     from ring_notebook.notebook.engines import Engines
 
-__all__ = ["Run"]
-
 _ASKS = ", waits for an answer (`%ring answer`)"
 _SECONDS_TO_LOOK = 0.05  # for questions of ranks
 # A kernel that exits does not wait longer for a page that no longer answers.

@@ -11,8 +11,6 @@ from ring_notebook.notebook.run.failures import as_exception, brief, describe, d
 from ring_notebook.notebook.style import ranks
 from ring_notebook.records import Ended, Failure
 
-__all__ = ["Verdict", "judge", "own_failures"]
-
 
 class Verdict(NamedTuple):
     """The status of a run that has ended or was left, and the exception for its cell; None for ``ok``."""

@@ -13,8 +13,6 @@ from ring_notebook.notebook.panel.charts.curves import many
 from ring_notebook.notebook.record.series import Points
 from ring_notebook.notebook.table import Listing
 
-__all__ = ["Scaling", "measure"]
-
 
 @dataclass(frozen=True, slots=True)
 class Scaling:

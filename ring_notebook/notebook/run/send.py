@@ -18,8 +18,6 @@ from ring_notebook.notebook.run.answering import Answering
 from ring_notebook.notebook.run.run import Run
 from ring_notebook.notebook.run.spoken_name import spoken_name
 
-__all__ = ["send"]
-
 _RANK_SIDE = "ring_notebook.engine.runner:execute"
 
 

@@ -6,8 +6,6 @@ import os
 import random
 from pathlib import Path
 
-__all__ = ["spoken_name"]
-
 _FIRST = (
     "amber bold brave bright brisk calm clear clever cool copper coral cosmic crisp curious daring deep dusty eager "
     "early easy fair fast fine fresh gentle glad golden grand green happy honest humble jolly keen kind late light "

@@ -14,8 +14,6 @@ from ring_notebook.notebook.record.run_files import JOURNAL, RUN, SUMMARY
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.record.run_record import UNREADABLE, RunRecord, RunStatus, read_about, read_summary
 
-__all__ = ["FollowedLog", "TakenOverLog", "logs_in_progress", "runs_in_progress"]
-
 _PERIOD = 0.1
 # The notebook that writes the run has this long to write its summary after the last rank has ended.
 _SECONDS_TO_SUMMARY = 2.0

@@ -21,22 +21,6 @@ from ring_notebook.notebook.style import GREY, PHASE_COLORS
 from ring_notebook.notebook.table import Listing
 from ring_notebook.records import PROGRAM, TRAINING
 
-__all__ = [
-    "HELD",
-    "MIME",
-    "MOST_BARS",
-    "Account",
-    "Span",
-    "Timeline",
-    "account",
-    "explain",
-    "read_spans",
-    "read_training",
-    "spent_in",
-    "vega_lite",
-]
-
-
 # Below this share of the time nothing is worth a sentence.
 NOTABLE = 0.05
 MIME = "application/vnd.vegalite.v5+json"

@@ -11,8 +11,6 @@ from typing import Any
 from ring_notebook.notebook.record.logged_rows import MetricRow
 from ring_notebook.notebook.record.run_record import RunRecord
 
-__all__ = ["to_csv", "to_mlflow", "to_tensorboard", "to_wandb"]
-
 
 def to_csv(record: RunRecord, path: str | Path) -> Path:
     """Write every logged row to ``path``: rank, time, step and a column for each metric. Raises OSError."""

@@ -30,8 +30,6 @@ from ring_notebook.verdict import judge_answer, judge_run, judge_stop
 if TYPE_CHECKING:
     from ring_notebook.notebook.engines import Engines
 
-__all__ = ["Watch"]
-
 _TICK = 0.05
 _MISSING = re.compile(r"name '(\w+)' is not defined")  # of a NameError
 

@@ -26,8 +26,6 @@ from ring_notebook.torch.tensors import (
     received,
 )
 
-__all__ = ["allgather", "allgather_async", "allgather_into", "gathered", "grouped_allgather", "grouped_allgather_async"]
-
 
 def _start(
     tensor: Tensor,

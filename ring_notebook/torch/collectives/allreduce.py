@@ -21,17 +21,6 @@ from ring_notebook.torch.collectives.tensor_arguments import check_compression, 
 from ring_notebook.torch.compression import Compression, Compressor
 from ring_notebook.torch.tensors import check_tensor
 
-__all__ = [
-    "allreduce",
-    "allreduce_",
-    "allreduce_async",
-    "allreduce_async_",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_allreduce_async",
-    "grouped_allreduce_async_",
-]
-
 
 def _differentiable(tensors: Sequence[Tensor], how: Reduction, name: str | None) -> list[Tensor]:
     if torch.is_grad_enabled() and any(isinstance(tensor, Tensor) and tensor.requires_grad for tensor in tensors):

@@ -15,8 +15,6 @@ from ring_notebook.api.handles import Handle, check_name
 from ring_notebook.api.process_sets import ProcessSet, global_process_set
 from ring_notebook.torch.tensors import buffer_of, check_tensor, for_core, from_bytes, ordered, received
 
-__all__ = ["alltoall", "alltoall_async"]
-
 Splits = Sequence[int] | Tensor | None
 
 

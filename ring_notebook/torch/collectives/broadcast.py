@@ -14,8 +14,6 @@ from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.torch.collectives.allreduce import allreduce
 from ring_notebook.torch.tensors import buffer_of, check_tensor, copy_back, for_core, ordered
 
-__all__ = ["broadcast", "broadcast_", "broadcast_async", "broadcast_async_"]
-
 
 def _start(
     tensor: Tensor, root_rank: int, name: str | None, process_set: ProcessSet, *, in_place: bool, blocking: bool

@@ -11,8 +11,6 @@ from ring_notebook.core.buffers import Buffer
 from ring_notebook.torch.collectives.tensor_arguments import check_output
 from ring_notebook.torch.tensors import buffer_of, check_tensor, copy_back, equal_parts, from_bytes, on_host
 
-__all__ = ["gather", "scatter"]
-
 
 def gather(
     tensor: Tensor,

@@ -11,8 +11,6 @@ from ring_notebook.core.communicator import ANY, receive
 from ring_notebook.core.communicator import send as send_buffer
 from ring_notebook.torch.tensors import buffer_of, check_tensor, copy_back, on_host
 
-__all__ = ["irecv", "isend", "recv", "send"]
-
 
 def send(tensor: Tensor, dst: int, tag: int = 0, process_set: ProcessSet = global_process_set) -> None:
     """Send ``tensor`` to the global rank ``dst``, which calls `recv` with a tensor of the same size and dtype.

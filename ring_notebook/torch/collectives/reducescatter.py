@@ -19,8 +19,6 @@ from ring_notebook.torch.collectives.tensor_arguments import check_compression, 
 from ring_notebook.torch.compression import Compression, Compressor
 from ring_notebook.torch.tensors import buffer_of, check_tensor, copy_back, for_core, ordered
 
-__all__ = ["grouped_reducescatter", "grouped_reducescatter_async", "reducescatter", "reducescatter_async"]
-
 
 def _start(tensor: Tensor, how: Reduction, name: str | None, *, blocking: bool, call: Call | None = None) -> Handle:
     check_tensor(tensor, "reducescatter")

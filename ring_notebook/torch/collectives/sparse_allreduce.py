@@ -12,8 +12,6 @@ from ring_notebook.api.process_sets import ProcessSet, global_process_set
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.torch.collectives.allgather import allgather_async
 
-__all__ = ["sparse_allreduce_async", "sparse_gradient"]
-
 
 def sparse_allreduce_async(
     tensor: Tensor, name: str, op: ReduceOp, process_set: ProcessSet = global_process_set

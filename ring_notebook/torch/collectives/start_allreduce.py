@@ -21,8 +21,6 @@ from ring_notebook.torch.tensors import buffer_in_place, buffer_of, check_tensor
 if TYPE_CHECKING:
     from ring_notebook import _core
 
-__all__ = ["reduce_now", "start", "start_in_place"]
-
 
 def start(
     tensors: Sequence[Tensor],

@@ -11,8 +11,6 @@ from torch import Tensor
 from ring_notebook.torch.compression import Compression
 from ring_notebook.torch.tensors import check_tensor
 
-__all__ = ["check_compression", "check_module", "check_optimizer", "check_output", "check_tensors", "checked_list"]
-
 
 def check_compression(value: Any) -> None:
     """Raise TypeError unless ``value`` can compress and decompress."""

@@ -11,8 +11,6 @@ from torch.utils.data import Sampler
 from ring_notebook.api.basics import size
 from ring_notebook.torch.training.data import share_of
 
-__all__ = ["ElasticSampler"]
-
 
 class ElasticSampler(Sampler[int]):
     """Splits a data set over the ranks, and what is left of an epoch over the ranks of a new group.

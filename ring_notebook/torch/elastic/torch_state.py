@@ -16,8 +16,6 @@ from ring_notebook.errors import HorovodInternalError, RingError
 from ring_notebook.torch.elastic.elastic_sampler import ElasticSampler
 from ring_notebook.torch.training import checkpoint
 
-__all__ = ["TorchState"]
-
 
 class TorchState(State):
     """The state of a training: ``model``, ``optimizer`` and whatever else is given, as attributes of those names.

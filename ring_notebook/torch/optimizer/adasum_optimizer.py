@@ -21,8 +21,6 @@ from ring_notebook.torch.steps.committed import Undo, all_or_none
 from ring_notebook.torch.steps.known import count_step
 from ring_notebook.torch.steps.repair import Shared
 
-__all__ = ["AdasumOptimizer"]
-
 
 class AdasumOptimizer(Wrapper):
     """Mixed into the class of the wrapped optimizer by `DistributedOptimizer` for ``op=Adasum``."""

@@ -15,8 +15,6 @@ from ring_notebook.torch.compression import Compression, Compressor
 from ring_notebook.torch.optimizer.packing import Packer
 from ring_notebook.torch.tensors import in_memory_order
 
-__all__ = ["Bucket"]
-
 
 class Bucket:
     """The gradients of ``parameters``, which all have one dtype.

@@ -13,8 +13,6 @@ from ring_notebook.core.communicator import Communicator
 from ring_notebook.core.partition import chunk_range
 from ring_notebook.torch.tensors import empty_in
 
-__all__ = ["FlatGroup"]
-
 _ITEMSIZE = 4  # of float32, in bytes
 _ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 

@@ -39,8 +39,6 @@ from ring_notebook.torch.steps.known import count_step
 from ring_notebook.torch.steps.repair import Shared
 from ring_notebook.torch.tensors import buffer_of, from_bytes
 
-__all__ = ["FusedOptimizer"]
-
 
 class FusedOptimizer(Wrapper):
     """Mixed into the class of the wrapped optimizer by ``DistributedOptimizer(..., fused=True)``."""

@@ -11,8 +11,6 @@ from ring_notebook.api.process_sets import ProcessSet
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.errors import CollectiveMismatch
 
-__all__ = ["check_same_options"]
-
 Options = dict[str, Any]
 
 

@@ -12,8 +12,6 @@ from torch import Tensor
 from ring_notebook.torch.devices import address_of
 from ring_notebook.torch.optimizer.wrapper import original_of
 
-__all__ = ["check_fusable", "check_options", "check_parameters", "state_keys", "states_needed", "update_fields"]
-
 _SUPPORTED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 
 

@@ -10,8 +10,6 @@ from torch import Tensor
 from ring_notebook.torch.optimizer.reducing_optimizer import ReducingOptimizer
 from ring_notebook.torch.optimizer.wrapper import owners_of
 
-__all__ = ["clip_grad_norm_"]
-
 
 def clip_grad_norm_(
     parameters: Tensor | Iterable[Tensor],

@@ -34,8 +34,6 @@ from ring_notebook.torch.free_cores import reduces_beside_backward
 from ring_notebook.torch.optimizer.bucket_runtime import Bucket
 from ring_notebook.torch.tensors import dtype_of, multiply_each
 
-__all__ = ["GradientReducer", "Named"]
-
 Named = Sequence[tuple[str, Tensor]]
 
 

@@ -10,8 +10,6 @@ from torch import Tensor
 from ring_notebook.torch.devices import kind_of
 from ring_notebook.torch.tensors import copy_each
 
-__all__ = ["Packer"]
-
 SMALL = 1 << 20
 """Bytes below which a tensor is packed. Copies this size take a GPU microseconds; not yet measured on one."""
 

@@ -17,8 +17,6 @@ from ring_notebook.torch.steps.committed import all_or_none, committed
 from ring_notebook.torch.steps.known import count_step
 from ring_notebook.torch.steps.repair import Shared
 
-__all__ = ["ReducingOptimizer"]
-
 
 class ReducingOptimizer(Wrapper):
     """Mixed into the class of the wrapped optimizer by `DistributedOptimizer`."""

@@ -18,8 +18,6 @@ from ring_notebook.core.communicator import Communicator, ReduceOp
 from ring_notebook.torch.collectives.allreduce import allreduce
 from ring_notebook.torch.steps.repair import Shared, may_have_parted, mend, trust
 
-__all__ = ["Wrapper", "average_loss", "claim", "once", "original_of", "owners_of", "wrap"]
-
 _SHARED = ("param_groups", "state")
 
 # The wrapper that has a parameter.

@@ -20,15 +20,6 @@ from ring_notebook.torch.tensors import buffer_of
 from ring_notebook.torch_backend import register
 from ring_notebook.torch_private import private
 
-__all__ = [
-    "end_groups",
-    "end_groups_of_failed_epoch",
-    "foreign_groups",
-    "forget_accelerate",
-    "process_group",
-    "tells_of_lost_rank",
-]
-
 _GLOO = "gloo/transport/"  # in the file names with which its errors begin
 _PATIENCE = 1.0  # seconds that a group has to end
 

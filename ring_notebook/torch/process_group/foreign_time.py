@@ -17,8 +17,6 @@ from ring_notebook.torch.process_group.default_group import foreign_groups
 from ring_notebook.torch.process_group.identity import GroupIdentity
 from ring_notebook.torch_private import private
 
-__all__ = ["count_foreign_time"]
-
 _MESSAGES = {"SEND", "RECV", "RECVANYSOURCE"}
 _NAMES = {
     "_ALLGATHER_BASE": "all_gather_single",

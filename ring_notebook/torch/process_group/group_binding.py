@@ -8,8 +8,6 @@ import torch.distributed.distributed_c10d as c10d
 
 from ring_notebook.core.communicator import Communicator
 
-__all__ = ["bind"]
-
 Card = tuple[int, int, int]
 
 

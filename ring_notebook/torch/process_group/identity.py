@@ -23,8 +23,6 @@ from ring_notebook.torch.process_group.group_binding import bind
 from ring_notebook.torch.process_group.ring_work import RingWork
 from ring_notebook.torch.tensors import empty_in, reader
 
-__all__ = ["GroupIdentity"]
-
 _CPU = torch.device("cpu")
 _KEPT = 256
 """Handles of small sums that live on when Python has dropped them. DistributedDataParallel's ``join`` starts such a sum

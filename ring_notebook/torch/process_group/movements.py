@@ -25,8 +25,6 @@ from ring_notebook.torch.process_group.reductions import ReducingGroup, all_of
 from ring_notebook.torch.process_group.ring_work import RingWork
 from ring_notebook.torch.tensors import from_bytes, moved_as
 
-__all__ = ["MovingGroup"]
-
 
 class MovingGroup(ReducingGroup):
     """A process group that also moves tensors as they are."""

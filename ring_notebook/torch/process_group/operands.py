@@ -11,8 +11,6 @@ from torch import Tensor
 from ring_notebook.core.buffers import Buffer
 from ring_notebook.torch.tensors import buffer_in_place, buffer_of, can_reduce, moved_as
 
-__all__ = ["Operand", "caller_waits", "check_on_host", "count", "moved_operand", "nbytes", "operand", "parts_in_place"]
-
 CopyBack = Callable[[], object] | None
 Operand = tuple[Buffer, CopyBack]
 """Memory that an operation reads or writes, and what brings its result back into the tensor, if anything has to."""

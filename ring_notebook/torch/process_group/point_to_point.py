@@ -13,8 +13,6 @@ from ring_notebook.torch.process_group.operands import Operand, check_on_host, m
 from ring_notebook.torch.process_group.ring_work import RingWork
 from ring_notebook.torch.tensors import can_reduce
 
-__all__ = ["SendingGroup"]
-
 
 class SendingGroup(MovingGroup):
     """A process group whose ranks also send to one another."""

@@ -20,8 +20,6 @@ from ring_notebook.torch.process_group.operands import caller_waits, check_on_ho
 from ring_notebook.torch.process_group.ring_work import CompletedWork, RingWork, in_backward
 from ring_notebook.torch.tensors import from_bytes
 
-__all__ = ["ReducingGroup", "all_of"]
-
 
 def _code(op: Any) -> int:
     """What `c10d.ReduceOp` says of itself in the least time: its hash is the number of the operation."""

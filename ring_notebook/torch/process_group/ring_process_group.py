@@ -24,8 +24,6 @@ from ring_notebook.torch.steps.plain_optimizers import guard_steps
 from ring_notebook.torch.tensors import buffer_of, from_bytes
 from ring_notebook.torch_private import private
 
-__all__ = ["RingProcessGroup", "create"]
-
 
 class RingProcessGroup(SendingGroup):
     """torch.distributed's operations on the native core, for tensors in CPU memory.

@@ -17,8 +17,6 @@ from ring_notebook.core.work import Work
 from ring_notebook.errors import RingError
 from ring_notebook.torch_private import private
 
-__all__ = ["CompletedWork", "RingWork", "in_backward"]
-
 _NO_TIMEOUT = timedelta(0)
 _RUN_BACKWARD = (private("run_backward") or torch.autograd.backward).__code__
 _at_end_of_backward = private("at_end_of_backward")

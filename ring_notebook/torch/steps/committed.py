@@ -16,8 +16,6 @@ from ring_notebook.api.process_sets import ProcessSet
 from ring_notebook.core.communicator import Communicator
 from ring_notebook.core.step_guard import step_guard
 
-__all__ = ["Undo", "all_or_none", "committed", "run_first"]
-
 
 def committed(process_set: ProcessSet, *others: Communicator) -> AbstractContextManager[None]:
     """The block makes a step whose reductions have succeeded: it is begun on all ranks or on none.

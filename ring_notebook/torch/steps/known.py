@@ -14,17 +14,6 @@ from torch import Tensor, nn
 
 from ring_notebook.torch.steps.state_digest import is_shared, shared_buffers
 
-__all__ = [
-    "count_step",
-    "note_models",
-    "note_schedulers",
-    "note_tensors",
-    "schedulers_of",
-    "set_steps",
-    "steps_of",
-    "tensors_beside",
-]
-
 _STEPS = "_ring_steps"
 _MODELS = "_ring_models"
 _SCHEDULERS = "_ring_schedulers"

@@ -27,8 +27,6 @@ from ring_notebook.torch.steps.committed import Undo, run_first
 from ring_notebook.torch.steps.known import count_step, note_models
 from ring_notebook.torch.steps.repair import Shared, may_have_parted, mend
 
-__all__ = ["guard_steps"]
-
 _TRAINING = "_ring_training"
 _COMMITS = "_ring_commits"
 _is_on = False

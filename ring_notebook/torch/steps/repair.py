@@ -25,8 +25,6 @@ from ring_notebook.torch.collectives.broadcast import broadcast_
 from ring_notebook.torch.steps.known import schedulers_of, set_steps, steps_of, tensors_beside
 from ring_notebook.torch.steps.state_digest import digest, marks, options_of, state_of
 
-__all__ = ["Shared", "furthest", "may_have_parted", "mend", "trust"]
-
 _SETTLED = "_ring_settled"
 _MOST_NAMES = 4  # in a message
 

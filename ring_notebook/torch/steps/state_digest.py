@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["digest", "is_shared", "marks", "options_of", "shared_buffers", "state_of"]
-
 _LOCAL = ("running_mean", "running_var", "num_batches_tracked")
 """Buffers of a batch norm whose ranks keep to their own batches."""
 _WORD = 8  # bytes

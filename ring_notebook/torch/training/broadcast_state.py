@@ -14,8 +14,6 @@ from ring_notebook.torch.collectives.broadcast import broadcast_
 from ring_notebook.torch.collectives.tensor_arguments import check_optimizer
 from ring_notebook.torch.steps.known import note_tensors
 
-__all__ = ["broadcast_optimizer_state", "broadcast_parameters", "broadcast_tensors"]
-
 Parameters = Mapping[str, Any] | Iterable[Any]
 
 

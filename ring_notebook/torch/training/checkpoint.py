@@ -14,8 +14,6 @@ from ring_notebook.errors import RingError
 from ring_notebook.files.private_files import make_private_folder, open_own
 from ring_notebook.files.whole_file import is_whole, whole_file
 
-__all__ = ["load", "save"]
-
 
 def save(obj: Any, path: str | os.PathLike[str], *, private: bool = False) -> None:
     """Write ``obj`` (as `torch.save`) to ``path`` on rank 0; the other ranks return at once.

@@ -15,8 +15,6 @@ from ring_notebook.torch.collectives.allreduce import allreduce
 from ring_notebook.torch.collectives.tensor_arguments import check_module, check_optimizer
 from ring_notebook.torch.steps.state_digest import digest, marks, state_of
 
-__all__ = ["check"]
-
 
 def check(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
     """Raise DriftError on every rank when parameters or optimizer state differ between ranks in any bit.

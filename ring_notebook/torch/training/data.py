@@ -15,8 +15,6 @@ from ring_notebook.api.basics import is_initialized, rank, size
 from ring_notebook.api.objects import broadcast_object
 from ring_notebook.core.world import communication
 
-__all__ = ["DistributedSampler", "ShardedIterable", "ShardedSampler", "batch_size_of", "shard", "share_of"]
-
 T = TypeVar("T")
 
 _DRAWN = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")

@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-__all__ = ["LAMB", "LARS"]
-
 
 def _checked(**values: float) -> None:
     for name, value in values.items():

@@ -9,8 +9,6 @@ import torch
 from ring_notebook.api.noise_meter import NoiseMeter
 from ring_notebook.torch.optimizer.reducing_optimizer import ReducingOptimizer
 
-__all__ = ["NOISE_EVERY", "measure_noise", "noise_scale"]
-
 NOISE_EVERY = 10
 """Steps between two measurements that `prepare` begins: they cost a pass over the gradients and one over their sum."""
 

@@ -30,9 +30,6 @@ from ring_notebook.torch.training.data import batch_size_of, shard
 from ring_notebook.torch.training.noise_scale import NOISE_EVERY, measure_noise
 from ring_notebook.torch.training.sync_batch_norm import SyncBatchNorm
 
-__all__ = ["STRATEGIES", "note_loader", "note_optimizer", "prepare", "wrap"]
-
-
 M = TypeVar("M", bound=torch.nn.Module)
 T = TypeVar("T")
 O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741

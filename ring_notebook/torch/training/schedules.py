@@ -8,8 +8,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from ring_notebook.api.basics import size
 from ring_notebook.torch.collectives.tensor_arguments import check_optimizer
 
-__all__ = ["LinearScalingLR"]
-
 _FACTOR = "linear_scaling"
 """Key of a group for the factor that is in its rate: where an older state is loaded, both are."""
 

@@ -11,8 +11,6 @@ from ring_notebook.api.basics import size
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.torch.collectives.allreduce import allreduce
 
-__all__ = ["SyncBatchNorm"]
-
 _BatchNorm: Any = torch.nn.BatchNorm1d.__base__  # of all layers of this kind
 
 

@@ -33,9 +33,7 @@ def test_all_names_what_exists() -> None:
             continue
         tree = ast.parse(path.read_text())
         exported = exported_by(tree)
-        if exported is None:
-            if path.name != "__init__.py":
-                offenders[name_of(path)] = ["__all__ is missing"]
+        if exported is None:  # faces alone have one; elsewhere an underscore says what is private
             continue
         unknown = set(exported) - names_bound(tree)
         if unknown or len(set(exported)) != len(exported):

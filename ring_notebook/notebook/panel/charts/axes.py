@@ -10,8 +10,6 @@ import numpy as np
 from ring_notebook.notebook.panel.charts.curves import Curves, Floats
 from ring_notebook.notebook.style import number, whole
 
-__all__ = ["Scale", "margin", "scales"]
-
 _CHARACTER, _GAP, _LEAST = 7.0, 6, 30  # pixels: per character, from label to axis, for the name of the x axis
 
 

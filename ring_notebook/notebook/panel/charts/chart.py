@@ -13,8 +13,6 @@ from ring_notebook.notebook.record.choices import Look
 from ring_notebook.notebook.record.run_view import RunView
 from ring_notebook.notebook.style import VALIDATION, number, ranks, whole
 
-__all__ = ["RATE", "Chart", "Mark", "charts", "columns", "direction", "titles", "trend"]
-
 RATE = "samples/s"  # a chart of every run with samples
 _LOWER = re.compile(r"loss|err|mse|mae|ppl|perplex|nll|wer|fid|\bkl\b|entropy", re.IGNORECASE)
 _HIGHER = re.compile(r"acc|auc|f1|bleu|rouge|iou|\bmap\b|reward|return|precision|recall|r2|score|psnr", re.IGNORECASE)

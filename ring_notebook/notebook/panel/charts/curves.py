@@ -12,21 +12,6 @@ import numpy.typing as npt
 from ring_notebook.notebook.record.series import Points
 from ring_notebook.notebook.style import MEAN, rank_color
 
-__all__ = [
-    "BAND",
-    "MOST_LINES",
-    "Band",
-    "Curves",
-    "Floats",
-    "Line",
-    "differing",
-    "many",
-    "mean",
-    "mean_line",
-    "per_rank",
-    "smoothed",
-]
-
 MOST_LINES = 2  # ranks that are all drawn; of more ranks the mean is drawn, and each one on demand
 GRID = 256  # points of a chart whose ranks logged at different steps
 SMOOTHING = 0.9  # the share of the previous value, as in TensorBoard's slider

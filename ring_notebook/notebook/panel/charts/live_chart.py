@@ -15,8 +15,6 @@ from ring_notebook.notebook.panel.charts.curves import BAND, Band, Floats, Line
 from ring_notebook.notebook.panel.charts.svg_chart import BOTTOM, HEIGHT, TOP
 from ring_notebook.notebook.style import GREY, RED
 
-__all__ = ["LiveChart"]
-
 _LEGEND = "88%"  # of the width, beside the labels of the y axis
 _RIGHT = 16  # pixels, so that neither a mark nor a label at the end is cut
 _BAR, _BOX = "path://M0 4H12V8H0Z M0 0 M12 12", "path://M0 2H12V10H0Z M0 0 M12 12"  # before a label

@@ -23,9 +23,6 @@ from ring_notebook.notebook.panel.charts.chart import Chart, columns
 from ring_notebook.notebook.panel.charts.curves import BAND, Curves, Floats
 from ring_notebook.notebook.style import GREY, RED, number
 
-__all__ = ["BOTTOM", "CSS", "HEIGHT", "RIGHT", "TOP", "ZOOM", "grid", "labels", "svg", "tips"]
-
-
 HEIGHT = 250  # pixels
 TOP, BOTTOM = 48, 32  # margins
 RIGHT = 1  # percent, so that a mark at the end is not cut

@@ -7,8 +7,6 @@ import time
 from ring_notebook.core import world
 from ring_notebook.errors import CollectiveAborted
 
-__all__ = ["EpochWatch"]
-
 _BETWEEN_LOOKS = 0.25  # seconds
 
 

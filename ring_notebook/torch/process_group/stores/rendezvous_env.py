@@ -14,8 +14,6 @@ from ring_notebook.core import world
 from ring_notebook.rank.rank_variables import is_of_this_job
 from ring_notebook.torch.process_group.stores.run_store import run_store
 
-__all__ = ["rendezvous"]
-
 Found = Iterator[tuple[c10d.Store, int, int]]
 
 

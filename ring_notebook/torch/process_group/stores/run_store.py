@@ -19,8 +19,6 @@ from ring_notebook.torch.process_group.stores.epoch_watch import EpochWatch
 from ring_notebook.torch.process_group.stores.store_server import connect, serve
 from ring_notebook.torch.tensors import buffer_of
 
-__all__ = ["RunStore", "run_store"]
-
 _SHORTEST, _LONGEST = 0.0005, 0.01  # seconds between two looks for a key
 _CARD = 512  # bytes
 # torch.distributed holds the C++ side of a store alone, and that calls its Python side.

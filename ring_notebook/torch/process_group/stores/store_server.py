@@ -11,8 +11,6 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Listener
 from typing import Any
 
-__all__ = ["ServedStore", "connect", "serve"]
-
 _KEY_BYTES = 32
 
 
