@@ -14,7 +14,7 @@ import torch.distributed.distributed_c10d as c10d
 
 from ring_notebook.core import world
 from ring_notebook.core.communicator import ReduceOp
-from ring_notebook.torch.process_group.identity import GroupIdentity
+from ring_notebook.torch.process_group.ring_process_group import RingProcessGroup
 from ring_notebook.torch.process_group.stores.run_store import run_store
 from ring_notebook.torch.tensors import buffer_of
 from ring_notebook.torch_backend import register
@@ -44,7 +44,7 @@ def process_group(backend: str | None = None, timeout: timedelta | None = None) 
         dist.init_process_group(wanted, store=store, rank=current.rank, world_size=current.size, timeout=timeout)
     group = dist.group.WORLD
     assert group is not None
-    if isinstance(group, GroupIdentity):
+    if isinstance(group, RingProcessGroup):
         group.communicator  # noqa: B018  all ranks are here: what comes next may be a message between two of them
     return group
 
@@ -61,7 +61,7 @@ def foreign_groups() -> list[c10d.ProcessGroup]:
     """The groups of other backends in this process."""
     registry = private("group_registry")
     known = [dist.group.WORLD] if registry is None else list(registry.pg_map)
-    return [group for group in known if group is not None and not isinstance(group, GroupIdentity)]
+    return [group for group in known if group is not None and not isinstance(group, RingProcessGroup)]
 
 
 def tells_of_lost_rank(error: BaseException) -> bool:

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ring_notebook.core.other_waits import ForeignWait
 from ring_notebook.torch.process_group.default_group import foreign_groups
-from ring_notebook.torch.process_group.identity import GroupIdentity
+from ring_notebook.torch.process_group.ring_process_group import RingProcessGroup
 from ring_notebook.torch_private import private
 
 _MESSAGES = {"SEND", "RECV", "RECVANYSOURCE"}
@@ -100,7 +100,7 @@ def _with_hook(original: Any) -> Any:
     @wraps(original)
     def init(self: DistributedDataParallel, *args: Any, **options: Any) -> None:
         original(self, *args, **options)
-        if not isinstance(self.process_group, GroupIdentity):
+        if not isinstance(self.process_group, RingProcessGroup):
             self.register_forward_hook(_watch_backward)
 
     return init
@@ -109,7 +109,7 @@ def _with_hook(original: Any) -> Any:
 def _counted_sync(original: Any) -> Any:
     @wraps(original)
     def sync_buffers(self: DistributedDataParallel) -> None:
-        if torch.compiler.is_compiling() or isinstance(self.process_group, GroupIdentity):
+        if torch.compiler.is_compiling() or isinstance(self.process_group, RingProcessGroup):
             original(self)
             return
         with ForeignWait("dist.broadcast"):
