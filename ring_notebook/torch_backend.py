@@ -31,8 +31,6 @@ def _rendezvous(otherwise: Any) -> Any:
     """``env://`` for our ranks; ``otherwise`` is torch's own, which opens a port on all interfaces."""
 
     def rendezvous(url: str, **kwargs: Any) -> Any:
-        return import_module("ring_notebook.torch.process_group.stores.rendezvous_env").rendezvous(
-            url, otherwise, **kwargs
-        )
+        return import_module("ring_notebook.torch.process_group.run_store").rendezvous(url, otherwise, **kwargs)
 
     return rendezvous

@@ -15,7 +15,7 @@ import torch.distributed.distributed_c10d as c10d
 from ring_notebook.core import world
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.torch.process_group.ring_process_group import RingProcessGroup
-from ring_notebook.torch.process_group.stores.run_store import run_store
+from ring_notebook.torch.process_group.run_store import run_store
 from ring_notebook.torch.tensors import buffer_of
 from ring_notebook.torch_backend import register
 from ring_notebook.torch_private import private

@@ -28,16 +28,7 @@ MAY_IMPORT = {
     "torch/collectives": {"torch", "api", "core", "ground"},
     "torch/steps": {"torch/collectives", "torch", "api", "core", "ground"},
     "torch/optimizer": {"torch/steps", "torch/collectives", "torch", "api", "core", "ground"},
-    "torch/process_group/stores": {"torch", "core", "rank", "ground"},
-    "torch/process_group": {
-        "torch/process_group/stores",
-        "torch/steps",
-        "torch/collectives",
-        "torch",
-        "api",
-        "core",
-        "ground",
-    },
+    "torch/process_group": {"torch/steps", "torch/collectives", "torch", "api", "core", "rank", "ground"},
     "torch/training": {
         "files",
         "torch/process_group",

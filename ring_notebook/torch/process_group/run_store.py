@@ -1,0 +1,308 @@
+"""The key-value store in which ranks of one run find each other: no port where one host is all, and never stuck.
+
+Between hosts rank 0 serves it to ranks that prove that they know its key. ``init_method="env://"``, the default of
+torch.distributed, finds it for ranks that we started.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import struct
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Listener, answer_challenge, deliver_challenge
+from typing import Any
+from urllib.parse import parse_qsl, urlparse
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+from ring_notebook.core import world
+from ring_notebook.errors import CollectiveAborted, CollectiveTimeout
+from ring_notebook.rank.rank_variables import is_of_this_job
+from ring_notebook.torch.tensors import buffer_of
+
+_SHORTEST, _LONGEST = 0.0005, 0.01  # seconds between two looks for a key
+_BETWEEN_LOOKS = 0.25  # seconds between two looks at the other ranks
+_CARD = 512  # bytes
+_KEY_BYTES = 32
+_SECONDS_TO_PROVE = 10
+"""For a caller of a served store to show that it has the key; others may connect meanwhile."""
+# torch.distributed holds the C++ side of a store alone, and that calls its Python side.
+_in_use: RunStore | None = None
+
+
+class RunStore(c10d.Store):
+    """A store whose waits end with the epoch: by an interrupt, a rank that failed or left, and after the timeout.
+
+    C++ calls it too: Gloo finds its ranks through it. ``inner`` is what holds the keys.
+    """
+
+    def __init__(self, inner: Any, timeout: timedelta) -> None:
+        super().__init__()
+        self._inner = inner
+        self._timeout = timeout
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Set ``key``, whether it was set before or not."""
+        self._inner.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        """The value of ``key``, once it is set."""
+        self.wait([key])
+        value: bytes = self._inner.get(key)
+        return value
+
+    def add(self, key: str, value: int) -> int:
+        """Add to the number that ``key`` holds, 0 before; returns the sum."""
+        total: int = self._inner.add(key, value)
+        return total
+
+    def compare_set(self, key: str, expected_value: str, desired_value: str) -> bytes:
+        """Set ``key`` if it is ``expected_value``; returns what it is then."""
+        value: bytes = self._inner.compare_set(key, expected_value, desired_value)
+        return value
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all ``keys`` are set."""
+        return bool(self._inner.check(list(keys)))
+
+    def delete_key(self, key: str) -> bool:
+        """Forget ``key``; whether it was set."""
+        return bool(self._inner.delete_key(key))
+
+    deleteKey = delete_key  # noqa: N815  C++ asks for it by this name
+
+    def num_keys(self) -> int:
+        """How many keys are set."""
+        count: int = self._inner.num_keys()
+        return count
+
+    getNumKeys = num_keys  # noqa: N815
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """How long `get` and `wait` wait."""
+        self._timeout = timeout
+
+    def clone(self) -> RunStore:
+        """This store: any thread may use it."""
+        return self
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Return when all ``keys`` are set.
+
+        Raises CollectiveTimeout after ``timeout``, CollectiveAborted when a rank of the epoch failed or left, or the
+        epoch ended, and KeyboardInterrupt.
+        """
+        limit = self._timeout if timeout is None else timeout
+        begin = time.monotonic()
+        epoch, look, pause = world.current() if world.is_initialized() else None, begin, _SHORTEST
+        while not self.check(keys):
+            if time.monotonic() - look > _BETWEEN_LOOKS:
+                look = time.monotonic()
+                _check_epoch(epoch, f"{', '.join(keys)} in torch.distributed's store")
+            if time.monotonic() - begin > limit.total_seconds():
+                raise CollectiveTimeout(
+                    f"rank {_rank()}: waited {limit.total_seconds():g} s for {', '.join(keys)} of another rank in "
+                    "torch.distributed's store; call init_process_group and new_group on every rank of the group"
+                )
+            time.sleep(pause)
+            pause = min(_LONGEST, 2 * pause)
+
+
+def _check_epoch(epoch: world.World | None, waits_for: str) -> None:
+    """Raise CollectiveAborted where a rank of ``epoch``, in which a wait began, failed or left, or it has ended.
+
+    ``waits_for`` completes "rank 0 waits for".
+    """
+    if epoch is None or not world.is_open(epoch):
+        raise CollectiveAborted(f"the run ended while this process waited for {waits_for}")
+    communicator = epoch.communicator
+    if not communicator.aborted:
+        gone = [entry["rank"] for entry in communicator.snapshot() if entry["state"] == "left"]
+        if gone:
+            communicator.abort(
+                f"rank {gone[0]} has left (its cell or script ended) while rank {epoch.rank} waits for {waits_for}"
+            )
+    if communicator.aborted:
+        communicator.barrier()  # raises with the reason
+
+
+class _MemoryStore(dist.FileStore):  # type: ignore[misc, name-defined]  # torch's stubs leave it out
+    """A file store over a descriptor of this process, which it closes."""
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        # The store opens the path again for every look.
+        super().__init__(f"/proc/{os.getpid()}/fd/{descriptor}", size)
+        weakref.finalize(self, os.close, descriptor)
+
+
+def _rank() -> int:
+    return world.current().rank if world.is_initialized() else 0
+
+
+def run_store(timeout: timedelta) -> RunStore:
+    """A new store for all ranks of the open epoch, every one of which calls this.
+
+    On one host it is a file in memory that has no name: nobody else can open it, and nothing is left when the ranks
+    have ended. Between hosts rank 0 serves it to processes that know a key, which only the ranks get.
+    """
+    global _in_use
+    _in_use = RunStore(_keys_of_ranks(), timeout)
+    return _in_use
+
+
+def _keys_of_ranks() -> Any:
+    current = world.current()
+    if len(set(current.hosts)) > 1 or len(set(current.communicator._native.host_of)) > 1:
+        return _served_store()
+    own = os.memfd_create("torch-store") if current.rank == 0 else -1
+    pid, descriptor = map(int, _from_rank_0(f"{os.getpid()} {own}").split())
+    if own < 0:
+        own = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+    current.communicator.barrier()  # rank 0 may close its own now
+    return _MemoryStore(own, current.size)
+
+
+def _served_store() -> Any:
+    current = world.current()
+    address, key = _from_rank_0(serve() if current.rank == 0 else "").split()
+    return connect(address, bytes.fromhex(key))
+
+
+def _from_rank_0(text: str) -> str:
+    """What rank 0 passes, a few words."""
+    card = torch.zeros(_CARD, dtype=torch.uint8, device="cpu")
+    card[: len(text)] = torch.frombuffer(bytearray(text.encode() or b"\0"), dtype=torch.uint8)[: len(text)]
+    memory = buffer_of(card)
+    world.current().communicator.broadcast(memory, memory, 0)
+    return bytes(card.tolist()).rstrip(b"\0").decode()
+
+
+class _Keys:
+    """The keys of a store that is served, each request on them at once."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+        self._lock = threading.Lock()
+
+    def answer(self, request: tuple[Any, ...]) -> Any:
+        """The result of one request: the name of a method of `RunStore` and its arguments."""
+        operation, *arguments = request
+        with self._lock:
+            return getattr(self, f"_{operation}")(*arguments)
+
+    def _set(self, key: str, value: str | bytes) -> None:
+        self._values[key] = _bytes(value)
+
+    def _get(self, key: str) -> bytes:
+        return self._values[key]
+
+    def _add(self, key: str, value: int) -> int:
+        total = int(self._values.get(key, b"0")) + value
+        self._values[key] = str(total).encode()
+        return total
+
+    def _check(self, keys: Sequence[str]) -> bool:
+        return all(key in self._values for key in keys)
+
+    def _compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        if self._values.get(key, b"") == _bytes(expected):
+            self._values[key] = _bytes(desired)
+        return self._values.get(key, _bytes(expected))
+
+    def _delete_key(self, key: str) -> bool:
+        return self._values.pop(key, None) is not None
+
+    def _num_keys(self) -> int:
+        return len(self._values)
+
+
+def _bytes(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)
+
+
+def serve() -> str:
+    """Serve a new store from this process until it ends; returns ``"host:port key"``, the key in hexadecimal."""
+    key = secrets.token_bytes(_KEY_BYTES)
+    listener = Listener(("", 0), backlog=1024)
+    keys = _Keys()
+
+    def accept() -> None:
+        while True:
+            with suppress(OSError):
+                caller = listener.accept()
+                threading.Thread(target=_answer, args=(caller, key, keys), name="ring-store", daemon=True).start()
+
+    threading.Thread(target=accept, name="ring-store", daemon=True).start()
+    assert isinstance(listener.address, tuple)
+    return f"{socket.gethostname()}:{listener.address[1]} {key.hex()}"
+
+
+def _answer(caller: Any, key: bytes, keys: _Keys) -> None:
+    with caller, suppress(AuthenticationError, EOFError, OSError):
+        _limit_reads(caller, _SECONDS_TO_PROVE)
+        deliver_challenge(caller, key)
+        answer_challenge(caller, key)
+        _limit_reads(caller, 0)
+        while True:
+            caller.send(keys.answer(caller.recv()))
+
+
+def _limit_reads(caller: Any, seconds: int) -> None:
+    """Have reads of ``caller`` fail after so many ``seconds``; 0: never."""
+    with socket.socket(fileno=os.dup(caller.fileno())) as channel:
+        channel.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, 0))
+
+
+class ServedStore:
+    """The client: what `RunStore` needs of a store, over one connection."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+
+    def __getattr__(self, operation: str) -> Callable[..., Any]:
+        return partial(self._ask, operation)
+
+    def _ask(self, *request: Any) -> Any:
+        with self._lock:
+            self._connection.send(request)
+            return self._connection.recv()
+
+
+def connect(address: str, key: bytes) -> ServedStore:
+    """The store that ``address`` serves. Raises AuthenticationError where that has another key."""
+    host, _, port = address.rpartition(":")
+    return ServedStore(Client((host, int(port)), authkey=key))
+
+
+Found = Iterator[tuple[c10d.Store, int, int]]
+
+
+def rendezvous(
+    url: str, otherwise: Callable[..., Found], timeout: timedelta = c10d.default_pg_timeout, **kwargs: Any
+) -> Found:
+    """The store, the rank and the size of this process, as torch's handlers of rendezvous give them.
+
+    Ranks of our job or run meet in a `RunStore`; others, as those of torchrun, as ``otherwise`` has it.
+    """
+    query = dict(parse_qsl(urlparse(url).query))
+    rank = int(query.get("rank", os.environ.get("RANK", -1)))
+    size = int(query.get("world_size", os.environ.get("WORLD_SIZE", -1)))
+    if not is_of_this_job(rank, size):
+        yield from otherwise(url, timeout=timeout, **kwargs)
+        return
+    if not world.is_initialized() or world.is_aborted():
+        world.init()
+    yield run_store(timeout), rank, size
+    raise RuntimeError("a second rendezvous needs a new init_process_group")
