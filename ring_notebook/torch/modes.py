@@ -44,14 +44,7 @@ def _autocast() -> list[Any]:
     """How deep its blocks are nested, then for each kind of device whether it is on, and its dtype."""
     depth = torch.autocast_increment_nesting() - 1
     torch.autocast_decrement_nesting()
-    if hasattr(torch, "get_autocast_dtype"):
-        return [depth, *((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _DEVICES)]
-    # Before torch 2.4 each kind has functions of its own.
-    return [
-        depth,
-        (torch.is_autocast_cpu_enabled(), torch.get_autocast_cpu_dtype()),
-        (torch.is_autocast_enabled(), torch.get_autocast_gpu_dtype()),
-    ]
+    return [depth, *((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _DEVICES)]
 
 
 def _set_autocast(value: list[Any]) -> None:
@@ -62,21 +55,14 @@ def _set_autocast(value: list[Any]) -> None:
     torch.autocast_decrement_nesting()
     torch.clear_autocast_cache()  # as the end of the outermost block does
     for kind, (enabled, dtype) in zip(_DEVICES, kinds, strict=True):
-        if hasattr(torch, "set_autocast_dtype"):
-            torch.set_autocast_enabled(kind, enabled)
-            torch.set_autocast_dtype(kind, dtype)
-        elif kind == "cpu":
-            torch.set_autocast_cpu_enabled(enabled)
-            torch.set_autocast_cpu_dtype(dtype)
-        else:
-            torch.set_autocast_enabled(enabled)
-            torch.set_autocast_gpu_dtype(dtype)
+        torch.set_autocast_enabled(kind, enabled)
+        torch.set_autocast_dtype(kind, dtype)
 
 
 def _device() -> torch.device | None:
-    """The default device; None for the CPU, and before torch 2.3, which does not tell."""
-    known = torch.get_default_device() if hasattr(torch, "get_default_device") else None
-    return None if known is None or known.type == "cpu" else known
+    """The default device; None for the CPU."""
+    known = torch.get_default_device()
+    return None if known.type == "cpu" else known
 
 
 def _deterministic() -> tuple[bool, bool]:

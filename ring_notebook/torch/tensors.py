@@ -111,22 +111,14 @@ def copy_back(host: Tensor, tensor: Tensor) -> None:
 
 
 @lru_cache(maxsize=2)
-def reader(*, flat: bool = False) -> _core.TensorReader | None:
-    """What reads plain tensors in nanoseconds; None under a torch without DLPack's C functions (before 2.10).
-
-    ``flat``: tensors of as many elements match, whatever their shapes.
-    """
-    try:
-        return core.TensorReader((Tensor, torch.nn.Parameter), Tensor.is_neg, flat)
-    except ValueError:
-        return None
+def reader(*, flat: bool = False) -> _core.TensorReader:
+    """What reads plain tensors in nanoseconds. ``flat``: tensors of as many elements match, whatever their shapes."""
+    return core.TensorReader((Tensor, torch.nn.Parameter), Tensor.is_neg, flat)
 
 
 def buffer_in_place(tensor: Any) -> Buffer | None:
     """Buffer over a tensor that passes `check_tensor` and needs no copy, found out in one look; None for all others."""
-    known = reader()
-    found = None if known is None else known.read(tensor)
-    if found is not None:
+    if (found := reader().read(tensor)) is not None:
         return Buffer(found[0], found[1], _NUMBERED[found[2]], tensor)
     if not isinstance(tensor, Tensor) or tensor.layout is not _STRIDED:
         return None

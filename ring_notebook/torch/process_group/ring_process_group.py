@@ -273,7 +273,7 @@ class RingProcessGroup(c10d.ProcessGroup):
         code = hash(opts.reduceOp)
         kind = _UNSCALED.get(code)
         at_once = _at_once(opts)
-        if at_once and len(tensors) == 1 and kind is not None and self._reader is not None:
+        if at_once and len(tensors) == 1 and kind is not None:
             tensor = tensors[0]  # the short way, where every call of a function counts
             if self.communicator.allreduce_tensors(self._reader, tensor, tensor, kind, 1.0, 1.0, "dist.all_reduce"):
                 return _DONE if caller_waits(opts) else RingWork(result=tensors)
