@@ -27,49 +27,13 @@ from ring_notebook.rank.rendezvous import is_offered
 
 
 @dataclass(frozen=True, slots=True)
-class World:
-    """The ranks that work together now, and their communicator."""
+class World(Topology):
+    """The ranks that work together now, their hosts, and their communicator."""
 
-    topology: Topology
     communicator: Communicator
     ranks: tuple[int, ...]
     """The rank in the job of each of its ranks."""
     run: str | None = None
-
-    @property
-    def rank(self) -> int:
-        """Index of this process among the ranks of the epoch."""
-        return self.topology.rank
-
-    @property
-    def size(self) -> int:
-        """Number of ranks."""
-        return self.topology.size
-
-    @property
-    def local_rank(self) -> int:
-        """Index of this rank on its host."""
-        return self.topology.local_rank
-
-    @property
-    def local_size(self) -> int:
-        """Number of ranks on this host."""
-        return self.topology.local_size
-
-    @property
-    def cross_rank(self) -> int:
-        """Index of this rank's host among those that have this local rank."""
-        return self.topology.cross_rank
-
-    @property
-    def cross_size(self) -> int:
-        """Number of hosts that have this local rank."""
-        return self.topology.cross_size
-
-    @property
-    def hosts(self) -> tuple[int, ...]:
-        """The host of each rank, as an index."""
-        return self.topology.hosts
 
 
 _NO_RUN = 1 << 63
@@ -231,7 +195,7 @@ def _open(place: Place, ranks: list[int], epoch: int, run: str | None) -> World:
         devices=devices(),
     )
     _state.doubts = native.doubts
-    _state.world = World(topology, Communicator(native, place.domain), tuple(ranks), run)
+    _state.world = World(topology.rank, topology.hosts, Communicator(native, place.domain), tuple(ranks), run)
     return _state.world
 
 
@@ -275,8 +239,8 @@ def narrow(ranks: Sequence[int]) -> bool:
     communicator = whole.communicator.group(ranks)
     if communicator is None:
         return False
-    members = tuple(whole.ranks[rank] for rank in ranks)
-    _state.narrowed.append(World(whole.topology.part(list(ranks)), communicator, members, whole.run))
+    members, part = tuple(whole.ranks[rank] for rank in ranks), whole.part(list(ranks))
+    _state.narrowed.append(World(part.rank, part.hosts, communicator, members, whole.run))
     return True
 
 
