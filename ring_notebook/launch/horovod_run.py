@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +11,6 @@ from typing import Any
 from ring_notebook.horovod.as_horovod import variables
 from ring_notebook.launch.launchers.hosts import named_hosts, only_here
 from ring_notebook.launch.run_function import run_on_ranks
-from ring_notebook.rank.rank_status import rank_of_process
 
 
 def run(
@@ -51,7 +49,7 @@ def run(
     reset_limit: 0 makes the job one that ends with its first failure; other limits are not counted.
     hosts, hostfile: ``"a:2,b:2"``, or a file of such lines; one of them. Default: the allocation of a batch system, or
         this host.
-    output_filename: a folder for what the ranks print, in files ``rank.<N>/stdout`` and ``stderr``.
+    output_filename: a folder for what the ranks print, also in files ``rank.<N>/stdout`` and ``stderr``.
     mpi_args: more options for mpiexec, quoted as for a shell.
     executable: the Python of the ranks, which must have Ring Notebook.
     max_num_proc, slots, cooldown_range: without effect: no rank joins a running job, and no host is discovered.
@@ -74,7 +72,7 @@ def run(
         raise ValueError(f"num_proc must be at least 1, got {n}")
     least = min_np if min_num_proc is None else min_num_proc
     return run_on_ranks(
-        func if output_filename is None else _Printing(func, Path(output_filename).absolute(), len(str(n - 1))),
+        func,
         args,
         kwargs or {},
         n,
@@ -84,27 +82,10 @@ def run(
         shlex.split(mpi_args or ""),
         None if reset_limit == 0 else least,
         executable or sys.executable,
+        None if output_filename is None else Path(output_filename),
     )
 
 
 def _refuse(value: Any, name: str, instead: str) -> None:
     if value is not None:
         raise ValueError(f"horovod.run cannot set {name} for other hosts; {instead}")
-
-
-class _Printing:
-    """A function whose rank prints into files of its own."""
-
-    def __init__(self, func: Callable[..., Any], folder: Path, digits: int) -> None:
-        self._func = func
-        self._folder = folder
-        self._digits = digits
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        folder = self._folder / f"rank.{rank_of_process():0{self._digits}d}"
-        folder.mkdir(parents=True, exist_ok=True)
-        for number, name in ((1, "stdout"), (2, "stderr")):
-            file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-            os.dup2(file, number)
-            os.close(file)
-        return self._func(*args, **kwargs)

@@ -27,6 +27,7 @@ from ring_notebook.hardware import cores
 from ring_notebook.launch.allocation import find_allocation
 from ring_notebook.launch.job import Job
 from ring_notebook.launch.launchers.hosts import Host, check_slots, is_local, named_hosts, only_here
+from ring_notebook.launch.rank_output import RankFiles
 from ring_notebook.own_python import code_command
 from ring_notebook.rank.function_rank import ADDRESS, KEY, Outcome
 
@@ -76,8 +77,9 @@ def run_on_ranks(
     mpi_args: Sequence[str],
     min_np: int | None,
     python: str = sys.executable,
+    output: Path | None = None,
 ) -> list[Any]:
-    """What `run` does, in ranks of the interpreter ``python``."""
+    """What `run` does, in ranks of the interpreter ``python``; what they print also goes to files in ``output``."""
     named = named_hosts(hosts, hostfile)
     allocation = None if named else find_allocation()
     where = allocation.hosts if allocation else named
@@ -90,6 +92,7 @@ def run_on_ranks(
         check_slots(size, named)
     work = (sys.path, cloudpickle.dumps((fn, tuple(args), dict(kwargs))))
     key = secrets.token_hex(32)  # text, because an environment variable carries it to the ranks
+    files = RankFiles(output, size) if output else None
     with claimed_folder("run") as folder:
         inbox = _Inbox(_address(where, folder), key.encode(), work)
         try:
@@ -101,10 +104,13 @@ def run_on_ranks(
                 mpi_args,
                 subprocess.DEVNULL,
                 min_np or 0,
+                files=files,
             )
             code = job.wait()
         finally:
             inbox.close()
+            if files:
+                files.close()
     if min_np is not None and code == 0:
         return [pickle.loads(outcome.value) for _, outcome in sorted(inbox.outcomes.items()) if not outcome.traceback]
     return _results(inbox.outcomes, size, code, job)
