@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ring_notebook.horovod.as_horovod import as_horovod
     from ring_notebook.launch.run_function import run
     from ring_notebook.notebook.cluster.cluster import Cluster
-    from ring_notebook.notebook.notify.notices import notify
+    from ring_notebook.notebook.run.notices import notify
     from ring_notebook.notebook.run.run import Run
     from ring_notebook.rank.rendezvous_server import RendezvousServer
 
@@ -58,7 +58,7 @@ _LAZY = {
     "RunFailed": "ring_notebook.errors",
     "RunTimeout": "ring_notebook.errors",
     "as_horovod": "ring_notebook.horovod.as_horovod",
-    "notify": "ring_notebook.notebook.notify.notices",
+    "notify": "ring_notebook.notebook.run.notices",
     "run": "ring_notebook.launch.run_function",
 }
 

@@ -10,10 +10,9 @@ from typing import Literal
 from ring_notebook.api.arguments import check_process_set
 from ring_notebook.api.process_sets import ProcessSet, add_process_set, global_process_set
 from ring_notebook.config import config
-from ring_notebook.core import world
+from ring_notebook.core import trace, world
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.core.membership import RanksOrComm
-from ring_notebook.core.tracing import trace
 
 __all__ = [
     "Adasum",

@@ -6,8 +6,8 @@ import math
 
 from ring_notebook.api.arguments import Reduction
 from ring_notebook.api.objects import allreduce_numbers
+from ring_notebook.core import metrics
 from ring_notebook.core.communicator import ReduceOp
-from ring_notebook.core.logged import metrics
 
 
 class NoiseMeter:

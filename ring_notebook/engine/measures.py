@@ -10,8 +10,7 @@ from typing import Any
 
 import psutil
 
-from ring_notebook.core import other_waits, world
-from ring_notebook.core.logged import metrics
+from ring_notebook.core import metrics, other_waits, world
 from ring_notebook.core.native import core
 from ring_notebook.gpus import gpus
 

@@ -14,9 +14,7 @@ from typing import Any, Literal
 from ipyparallel.engine.datapub import publish_data
 from IPython.core.interactiveshell import InteractiveShell
 
-from ring_notebook.core import other_waits, world
-from ring_notebook.core.logged import metrics
-from ring_notebook.core.tracing import trace
+from ring_notebook.core import metrics, other_waits, trace, world
 from ring_notebook.engine import debuggers, dialogue, mpi_access, namespace, setup
 from ring_notebook.engine.capture import Capture, show_figures
 from ring_notebook.engine.cell import Cell

@@ -54,7 +54,7 @@ class Traces:
         path = self._path
         if path is None:
             return {}
-        # The names that core.tracing.trace gives to them.
+        # The names that core.trace gives to them.
         parts = [path.with_suffix(f".rank{rank}{path.suffix}") for rank in range(self._n)]
         stamps = {one: one.stat().st_mtime_ns for one in (path, *parts) if one.exists()}
         if {path, parts[0]} <= stamps.keys() and path.samefile(parts[0]):

@@ -16,8 +16,7 @@ from ring_notebook.api.objects import allgather_object, broadcast_object
 from ring_notebook.api.only import only
 from ring_notebook.api.tensor_adapter import register_adapter
 from ring_notebook.core import world
-from ring_notebook.core.logged.device_numbers import register_copier
-from ring_notebook.core.logged.metrics import log, log_params, track
+from ring_notebook.core.metrics import log, log_params, register_copier, track
 from ring_notebook.errors import (
     CollectiveAborted,
     CollectiveError,

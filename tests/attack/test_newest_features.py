@@ -16,8 +16,8 @@ import pytest
 from harness.waiting import until
 from ring_notebook.errors import RingError
 from ring_notebook.notebook.cluster.workspace import Synced, Workspace
-from ring_notebook.notebook.notify.notices import Notice, Notices, notify
 from ring_notebook.notebook.record.run_log import RunLog
+from ring_notebook.notebook.run.notices import Notice, Notices, notify
 from ring_notebook.rank import rendezvous, rendezvous_server
 
 LIMIT = 100.0

@@ -17,7 +17,7 @@ from ring_notebook.api.objects import allgather_object, broadcast_object
 from ring_notebook.api.process_sets import ProcessSet, add_process_set, global_process_set
 from ring_notebook.api.tensor_adapter import register_adapter
 from ring_notebook.core.buffers import Buffer, DType, from_memoryview
-from ring_notebook.core.logged.metrics import log, track
+from ring_notebook.core.metrics import log, track
 
 __all__ = [
     "ArrayState",

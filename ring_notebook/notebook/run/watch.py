@@ -18,7 +18,7 @@ from ipyparallel import RemoteError
 from ring_notebook.config import config
 from ring_notebook.error_text import error_text, printable
 from ring_notebook.errors import ClusterError
-from ring_notebook.notebook.notify.notices import Notices
+from ring_notebook.notebook.run.notices import Notices
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.run.answering import Answering
 from ring_notebook.notebook.run.failures import brief

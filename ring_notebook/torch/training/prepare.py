@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from ring_notebook.api.arguments import check_passes
 from ring_notebook.api.basics import local_rank, size
 from ring_notebook.core import world
-from ring_notebook.core.logged.metrics import note_params
+from ring_notebook.core.metrics import note_params
 from ring_notebook.torch.devices import accelerator
 from ring_notebook.torch.optimizer.adasum_optimizer import AdasumOptimizer
 from ring_notebook.torch.optimizer.distributed import DistributedOptimizer

@@ -16,7 +16,7 @@ import atexit, contextlib, multiprocessing, os, subprocess, sys, time, warnings
 warnings.simplefilter("ignore")  # Python's, of forks beside threads
 MPI
 from ring_notebook.core import world
-from ring_notebook.core.logged import metrics
+from ring_notebook.core import metrics
 from ring_notebook.errors import RingError
 
 world.init()

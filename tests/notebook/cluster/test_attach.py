@@ -29,7 +29,7 @@ cluster = Cluster(2, keep=sys.argv[1] == "keep").start()
 run = cluster.run('''
 import pathlib, time
 from ring_notebook.core import world
-from ring_notebook.core.logged import metrics
+from ring_notebook.core import metrics
 print("from the start")
 kept = 5
 for step in range(40):

@@ -58,8 +58,7 @@ def test_a_rank_that_is_stuck_elsewhere_says_in_which_line(cluster: Cluster) -> 
 
 def test_progress_of_a_tracked_loop(cluster: Cluster) -> None:
     run = cluster.run(
-        "import time\nfrom ring_notebook.core.logged.metrics import track\n"
-        "for _ in track(range(1000)): time.sleep(0.01)"
+        "import time\nfrom ring_notebook.core.metrics import track\nfor _ in track(range(1000)): time.sleep(0.01)"
     )
     statuses = wait_for(run, lambda found: found[0].progress[0] > 5)
     assert statuses[0].progress[1] == 1000

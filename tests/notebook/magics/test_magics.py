@@ -140,13 +140,13 @@ def test_a_cell_on_some_ranks(notebook: Notebook) -> None:
 
 
 def test_a_metric_that_is_no_number_is_named(notebook: Notebook) -> None:
-    name, shown = notebook.error("%%ringtrain\nfrom ring_notebook.core.logged.metrics import log\nlog(loss='low')")
+    name, shown = notebook.error("%%ringtrain\nfrom ring_notebook.core.metrics import log\nlog(loss='low')")
     assert name == "TypeError"
     assert "metric 'loss' is not a number: got str" in shown
 
 
 def test_a_metric_that_never_came_is_named(notebook: Notebook) -> None:
-    cell = "from ring_notebook.core.logged.metrics import log\nlog(loss=1)"
+    cell = "from ring_notebook.core.metrics import log\nlog(loss=1)"
     assert "--plot los: not logged; the run logged loss." in notebook.text(f"%%ringtrain --plot los,loss\n{cell}")
 
 
@@ -161,7 +161,7 @@ def test_a_failure_shows_the_line_of_the_cell(notebook: Notebook) -> None:
 
 def test_out_holds_the_run(notebook: Notebook) -> None:
     notebook.run(
-        "%%ringtrain --name first --out run\nfrom ring_notebook.core.logged.metrics import log\n"
+        "%%ringtrain --name first --out run\nfrom ring_notebook.core.metrics import log\n"
         "for i in range(5): log(loss=1 / (i + 1), samples=8)"
     )
     assert "ok" in notebook.text("run.status")
@@ -287,7 +287,7 @@ def test_a_run_in_the_background_can_be_stopped(notebook: Notebook) -> None:
 
 
 def test_runs_are_listed_and_compared(notebook: Notebook) -> None:
-    cell = "from ring_notebook.core.logged.metrics import log\nfor i in range(9): log(loss=1 / (i + 1))"
+    cell = "from ring_notebook.core.metrics import log\nfor i in range(9): log(loss=1 / (i + 1))"
     notebook.run(f"%%ringtrain --name slow\n{cell}")
     notebook.run(f"%%ringtrain --name fast\n{cell}")
     listed = notebook.text("%ring runs")
@@ -312,7 +312,7 @@ def test_export_writes_the_last_cell_or_a_named_one(notebook: Notebook) -> None:
 
 def test_the_same_cell_at_several_sizes(notebook: Notebook) -> None:
     outputs = notebook.run(
-        "%%ringscale 1,2\nimport time\nfrom ring_notebook.core.logged.metrics import log\n"
+        "%%ringscale 1,2\nimport time\nfrom ring_notebook.core.metrics import log\n"
         "for _ in range(4): time.sleep(0.2); log(samples=100)"
     )
     table = outputs[-1]["data"]["text/plain"].splitlines()

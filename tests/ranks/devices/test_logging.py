@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from harness.devices.pretended_gpu import PretendedGpu
-from ring_notebook.core.logged import metrics
+from ring_notebook.core import metrics
 
 pytestmark = pytest.mark.sizes(1)
 

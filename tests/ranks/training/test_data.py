@@ -24,7 +24,7 @@ from torch.utils.data import (
 
 from ranks.joint_training import make_model, momentum
 from ranks.values import randn
-from ring_notebook.core.logged import metrics
+from ring_notebook.core import metrics
 from ring_notebook.torch.training.data import shard
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from ring_notebook.core.logged import metrics
+from ring_notebook.core import metrics
 from ring_notebook.records import MetricBatch
 
 
@@ -242,6 +242,6 @@ def test_a_script_prints_one_line_a_second(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_a_script_prints_its_last_row() -> None:
-    script = "from ring_notebook.core.logged.metrics import log\nfor i in range(5): log(loss=i)"
+    script = "from ring_notebook.core.metrics import log\nfor i in range(5): log(loss=i)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200, check=True)
     assert done.stdout.splitlines()[-1] == "step 4  loss 4"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import count
 
-from ring_notebook.core.logged import metrics
+from ring_notebook.core import metrics
 from ring_notebook.engine.measures import MOST, LoopCalls
 
 

@@ -10,10 +10,10 @@ from threading import Event
 
 import pytest
 
-from ring_notebook.notebook.notify import notices
-from ring_notebook.notebook.notify.notices import Notice, Notices, described, notify
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.record.run_record import RunStatus
+from ring_notebook.notebook.run import notices
+from ring_notebook.notebook.run.notices import Notice, Notices, described, notify
 from ring_notebook.records import MetricBatch, encode
 
 

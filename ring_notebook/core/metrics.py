@@ -1,16 +1,19 @@
-"""log, log_params and track: what this rank has recorded of its training and not drained yet."""
+"""log, log_params and track: what this rank has recorded of its training and not drained yet.
+
+Numbers on a device are copied in the background, and read when they have arrived.
+"""
 
 from __future__ import annotations
 
+import math
 import sys
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from numbers import Number
-from time import monotonic, monotonic_ns, time
-from typing import Any, Generic, TypeVar
+from time import monotonic, monotonic_ns, sleep, time
+from typing import Any, Generic, Protocol, TypeVar
 
-from ring_notebook.core.logged.device_numbers import copy_from_device, has_arrived, read
 from ring_notebook.rank.exit_watch import at_exit
 from ring_notebook.records import MetricBatch
 
@@ -347,3 +350,62 @@ def _plain(value: Any) -> Any:
     if isinstance(value, bool | int | float | str):
         return value if not isinstance(value, str) else value[:_LONGEST]
     return str(value)[:_LONGEST]
+
+
+_PAUSE = 0.001  # seconds
+
+
+class DeviceNumber(Protocol):
+    """A number that is being copied from a device."""
+
+    def has_arrived(self) -> bool:
+        """Whether `number` would not wait."""
+
+    def number(self) -> float:
+        """The number, once it has arrived."""
+
+
+_copiers: list[Callable[[Any], DeviceNumber | None]] = []
+
+
+def register_copier(copier: Callable[[Any], DeviceNumber | None]) -> None:
+    """Have ``copier`` asked for every number on a device: it begins to copy those of its framework, None for others."""
+    _copiers.append(copier)
+
+
+def copy_from_device(value: Any) -> Any:
+    """``value``, an array of one number on a device, as it is now: on its way, or as a copy on its device."""
+    for copier in _copiers:
+        if (number := copier(value)) is not None:
+            return number
+    return value.detach().clone()
+
+
+def has_arrived(value: Any, deadline: float = 0.0) -> bool:
+    """Whether `read` gives what the device had; ``deadline``, of the monotonic clock, is waited for first."""
+    if type(value) is float or not hasattr(value, "has_arrived"):
+        return True
+    while not _arrived(value):
+        if monotonic() >= deadline:
+            return False
+        sleep(_PAUSE)
+    return True
+
+
+def _arrived(value: DeviceNumber) -> bool:
+    try:
+        return value.has_arrived()
+    except RuntimeError:  # the device has failed; its next use says so
+        return True
+
+
+def read(value: Any) -> float:
+    """The number; NaN for one that has not arrived, or that a device which has failed keeps."""
+    if type(value) is float:
+        return value
+    if not hasattr(value, "has_arrived"):
+        return float(value)
+    try:
+        return float(value.number()) if value.has_arrived() else math.nan
+    except RuntimeError:
+        return math.nan

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from ring_notebook.core.tracing import trace_file
-from ring_notebook.core.tracing.trace_file import GrowingTrace
+from ring_notebook.core import trace
+from ring_notebook.core.trace import GrowingTrace
 
 
 def numbers(path: Path) -> list[int]:
@@ -27,7 +27,7 @@ def numbers(path: Path) -> list[int]:
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace_file, "PERIOD", 0.001)
+    monkeypatch.setattr(trace, "PERIOD", 0.001)
 
 
 def test_what_is_there_can_be_read_at_any_time(tmp_path: Path, often: None) -> None:
@@ -62,10 +62,10 @@ def test_a_device_is_left_alone(tmp_path: Path) -> None:
 FULL = """
 import resource, sys
 from pathlib import Path
-from ring_notebook.core.tracing import trace_file
-trace_file.PERIOD = 0.01
+from ring_notebook.core import trace
+trace.PERIOD = 0.01
 events = [[], [{"text": "x" * 1000}], [{}]]
-file = trace_file.GrowingTrace(Path("own"), Path("shown"), [{}], lambda: events.pop(0) if events else [])
+file = trace.GrowingTrace(Path("own"), Path("shown"), [{}], lambda: events.pop(0) if events else [])
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
 while events: pass
 print(file.close())

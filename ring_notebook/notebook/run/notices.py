@@ -1,4 +1,7 @@
-"""The notices of a run: a long run has ended or failed, or has logged NaN or infinity."""
+"""The notices of a run, for a user who looks elsewhere: a long run has ended or failed, or has logged NaN or infinity.
+
+They are shown in JupyterLab, through its own command and `ipylab`, and told to a callable.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,23 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock, Thread
 from typing import Any
 
+from IPython.core.getipython import get_ipython
+
 from ring_notebook.error_text import error_text, printable
-from ring_notebook.notebook.notify import lab_notice
+from ring_notebook.notebook import close_widgets
 from ring_notebook.notebook.panel.headline import headline, text
 from ring_notebook.notebook.record.run_record import RunRecord
 
 AFTER = 60.0  # seconds; the user still watches a shorter run
 _SECONDS_TO_TELL = 5.0  # for callables, when the kernel exits
 _LONGEST_NAME = 200
+_COMMAND = "apputils:notify"
+_MOST = 140  # characters of a notification
 _LAB = {"ok": "success", "failed": "error", "NaN": "warning"}
 
 
@@ -71,7 +79,7 @@ def notify(tell: Callable[[Notice], Any] | None = None, *, after: float = AFTER,
 
 def described() -> str:
     """What a long run notifies, in one line."""
-    told = ["JupyterLab"] * (_settings.lab and lab_notice.available())
+    told = ["JupyterLab"] * (_settings.lab and _in_lab())
     told += [_name(_settings.tell)] if _settings.tell else []
     if not told:
         return "No run gives a notice."
@@ -83,13 +91,13 @@ class Notices:
 
     def __init__(self, log: RunRecord) -> None:
         self._log = log
-        self._told_broken = False
+        self._noticed_broken = False
 
     def look(self) -> None:
         """Give notice of NaN or infinity; called repeatedly during the run."""
         with _contained(self._log.run):
-            if not self._told_broken and self._long() and self._log.broken():
-                self._told_broken = True
+            if not self._noticed_broken and self._long() and self._log.broken():
+                self._noticed_broken = True
                 self._give("NaN")
 
     def end(self, error: str) -> None:
@@ -105,8 +113,8 @@ class Notices:
     def _give(self, event: str, error: str = "") -> None:
         log = self._log
         first, *more = text(headline(log, log.view())).split("\n")
-        said = "\n".join([first, *filter(None, [error]), *more])
-        notice = Notice(event, log.run, log.title, said, log.directory, error)
+        message = "\n".join([first, *filter(None, [error]), *more])
+        notice = Notice(event, log.run, log.title, message, log.directory, error)
         for tell in filter(None, (_show_in_lab if _settings.lab else None, _settings.tell)):
             thread = Thread(target=_tell, args=(tell, notice), name=f"ring-notice-{log.run}", daemon=True)
             thread.start()
@@ -114,10 +122,23 @@ class Notices:
                 _telling.add(thread)
 
 
+def _in_lab() -> bool:
+    """Whether this process is the kernel of a front end that may be JupyterLab."""
+    return hasattr(get_ipython(), "kernel") and find_spec("ipylab") is not None
+
+
 def _show_in_lab(notice: Notice) -> None:
+    """Show a notice until somebody dismisses it. A front end that does not know the command ignores it."""
+    if not _in_lab():
+        return
+    from ipylab import JupyterFrontEnd
+
     # A notification has few characters: why it has failed comes before how large it was.
-    message = f"{notice.event} · {notice.name}\n{notice.error}" if notice.error else notice.text
-    lab_notice.show(message, _LAB[notice.event])
+    text = f"{notice.event} · {notice.name}\n{notice.error}" if notice.error else notice.text
+    message = text if len(text) <= _MOST else f"{text[: _MOST - 1]}…"
+    app: Any = JupyterFrontEnd()
+    app.commands.execute(_COMMAND, {"message": message, "type": _LAB[notice.event], "options": {"autoClose": False}})
+    close_widgets.close(app)
 
 
 def _tell(tell: Callable[[Notice], Any], notice: Notice) -> None:

@@ -1,1 +1,0 @@
-"""What ranks log: numbers of a local batch, also those that come from a device."""

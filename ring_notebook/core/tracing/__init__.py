@@ -1,1 +1,0 @@
-"""What happened on this rank: native events as a Chrome trace."""

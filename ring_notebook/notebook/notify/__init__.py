@@ -1,1 +1,0 @@
-"""Notices about long runs, for a user who looks elsewhere: in JupyterLab, and through a callable."""
