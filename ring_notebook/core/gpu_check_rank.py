@@ -136,17 +136,17 @@ def main() -> None:
 
 def _step(name: str, rank: int, step: Callable[[], str]) -> bool:
     try:
-        said, fine = step(), True
+        found, fine = step(), True
     except (RingError, ValueError) as error:
-        said, fine = str(error), False
+        found, fine = str(error), False
     if rank == 0:
-        _say(name, fine, said)
+        _say(name, fine, found)
     return fine
 
 
-def _say(name: str, fine: bool, said: str) -> None:
+def _say(name: str, fine: bool, found: str) -> None:
     if os.environ.get("RANK") == "0":
-        os.write(1, json.dumps({"step": name, "fine": fine, "said": said}).encode() + b"\n")
+        os.write(1, json.dumps({"step": name, "fine": fine, "found": found}).encode() + b"\n")
 
 
 def _connect(communicator: Communicator, memory: GpuMemory) -> str:

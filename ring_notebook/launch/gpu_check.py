@@ -103,22 +103,22 @@ def _run() -> tuple[str, str, bool]:
             return *job.communicate(), False
 
 
-def _advice(step: str, said: str) -> str:
-    known = next((advice for words, advice in _BY_WORDS if re.search(words, said)), "")
+def _advice(step: str, found: str) -> str:
+    known = next((advice for words, advice in _BY_WORDS if re.search(words, found)), "")
     return f"{known}; {_SLOWLY}" if known else _ADVICE[step]
 
 
 def _judge(printed: str, errors: str, in_time: bool) -> Finding:
-    said: dict[str, str] = {}
+    found: dict[str, str] = {}
     for line in printed.splitlines():
         step = json.loads(line)
-        said[step["step"]] = step["said"]
+        found[step["step"]] = step["found"]
         if not step["fine"]:
-            before = "".join(f"{found}; " for found in list(said.values())[:-1])
+            before = "".join(f"{text}; " for text in list(found.values())[:-1])
             status: Literal["warn", "fail"] = "warn" if step["step"] in ("libraries", "connect") else "fail"
-            return status, f"{before}{step['said']}", _advice(step["step"], step["said"])
-    missing = [step for step in _STEPS if step not in said]
+            return status, f"{before}{step['found']}", _advice(step["step"], step["found"])
+    missing = [step for step in _STEPS if step not in found]
     if not missing:
-        return "ok", "; ".join(said.values()), ""
+        return "ok", "; ".join(found.values()), ""
     why = (errors.strip().splitlines() or ["the ranks ended"])[-1] if in_time else f"no answer within {LIMIT:g} s"
-    return "fail", f"{''.join(f'{found}; ' for found in said.values())}{missing[0]}: {why}", _ADVICE[missing[0]]
+    return "fail", f"{''.join(f'{text}; ' for text in found.values())}{missing[0]}: {why}", _ADVICE[missing[0]]

@@ -62,8 +62,8 @@ def check_syntax(source: str, first_line: int) -> None:
     if ours := _OURS.search(text):
         kind, name = ours.groups()
         advice = "remove its line" if kind == "cell" else "give it a cell of its own"
-        said = f"{'%%' if kind == 'cell' else '%'}{name} within a cell that runs on the ranks; {advice}"
-        raise brief(CellSyntaxError(said), f"CellSyntaxError: {said}")
+        message = f"{'%%' if kind == 'cell' else '%'}{name} within a cell that runs on the ranks; {advice}"
+        raise brief(CellSyntaxError(message), f"CellSyntaxError: {message}")
     try:
         ast.parse(text, "<cell>")
     except SyntaxError as error:

@@ -84,8 +84,8 @@ def _speedup(log: RunRecord, view: RunView) -> list[str]:
 
 def _transport(view: RunView) -> list[str]:
     """What moves tensors on GPUs between the ranks, once a rank has reported it."""
-    said = [rank.status.extra.get("transport") for rank in view.ranks if rank.status]
-    return next(([text] for way, text in TRANSPORTS.items() if way in said), [])
+    ways = [rank.status.extra.get("transport") for rank in view.ranks if rank.status]
+    return next(([text] for way, text in TRANSPORTS.items() if way in ways), [])
 
 
 def _broken(view: RunView) -> list[str]:

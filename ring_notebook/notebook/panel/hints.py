@@ -59,9 +59,9 @@ class Lint:
         )
 
     def _of_output(self, view: RunView) -> Iterator[Hint]:
-        said = Counter((piece.rank, line) for piece in view.output for line in piece.text.splitlines() if line.strip())
+        count = Counter((piece.rank, line) for piece in view.output for line in piece.text.splitlines() if line.strip())
         alike = sum(
-            min(said[rank, line] for rank in range(view.size)) for line in {line for rank, line in said if rank == 0}
+            min(count[rank, line] for rank in range(view.size)) for line in {line for rank, line in count if rank == 0}
         )
         call = next((call for call in self._cell.calls if call.name == "print" and not call.guarded), None)
         if alike >= _SAME_LINES and call:
@@ -79,8 +79,8 @@ def html(hints: tuple[Hint, ...]) -> str:
     notices = []
     for hint in hints:
         pieces = escape(text(hint)).split("`")
-        said = "".join(f"<code>{piece}</code>" if index % 2 else piece for index, piece in enumerate(pieces))
-        notices.append(f"<div class='ring-notice ring-hint'>{said}</div>")
+        shown = "".join(f"<code>{piece}</code>" if index % 2 else piece for index, piece in enumerate(pieces))
+        notices.append(f"<div class='ring-notice ring-hint'>{shown}</div>")
     return "".join(notices)
 
 

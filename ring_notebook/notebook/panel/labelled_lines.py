@@ -83,12 +83,12 @@ def _side_by_side(ranks: Sequence[list[_RankLine]]) -> Iterator[_RankLine]:
 
 def _joined(lines: list[_RankLine]) -> list[Line]:
     # The n-th equal line of one rank joins the n-th of another, so that repeated lines stay repeated.
-    said: Counter[_RankLine] = Counter()
+    times: Counter[_RankLine] = Counter()
     joined: dict[tuple[str, str, int], list[int]] = {}
     for line in lines:
         rank, stream, content = line
-        said[line] += 1
-        joined.setdefault((stream, content, said[line]), []).append(rank)
+        times[line] += 1
+        joined.setdefault((stream, content, times[line]), []).append(rank)
     return [Line(tuple(ranks), stream, content) for (stream, content, _), ranks in joined.items()]
 
 
@@ -124,8 +124,8 @@ def text(lines: Iterable[Line]) -> str:
     for line in lines:
         label = f"[{rank_list(line.ranks)}] "
         below = "\n" + " " * len(label)
-        said = _CELL.sub(r"Cell, line \1", line.text)
-        shown.append(f"{label}{said.replace(chr(10), below)}\n")
+        text = _CELL.sub(r"Cell, line \1", line.text)
+        shown.append(f"{label}{text.replace(chr(10), below)}\n")
     return "".join(shown)
 
 

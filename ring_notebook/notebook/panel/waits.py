@@ -178,10 +178,10 @@ def left_out_in_loop(view: RunView) -> str:
         alike = [len({marks[step] for marks in by_rank.values()}) == 1 for step in common]
         # Equal at first: if they differ from the beginning, the program means it.
         if common and alike[0] and not alike[-1]:
-            said = count_calls({rank: marks[common[-1]] for rank, marks in by_rank.items()})
+            calls = count_calls({rank: marks[common[-1]] for rank, marks in by_rank.items()})
             since = common[alike.index(False) - 1]
             place = f" at line {lines[name]}" if lines[name] else ""
-            return f"{said} before step {common[-1]:,} of the loop{place}; they part after step {since:,}"
+            return f"{calls} before step {common[-1]:,} of the loop{place}; they part after step {since:,}"
     return ""
 
 
@@ -191,8 +191,8 @@ def count_calls(calls: Mapping[int, int]) -> str:
     for rank, count in sorted(calls.items()):
         by_count.setdefault(count, []).append(rank)
     (most, first), *others = by_count.items()
-    said = [f"{most:,} call{'s' * (most != 1)} on {ranks(first)}"]
-    return ", ".join([*said, *(f"{count:,} on {ranks(members)}" for count, members in others)])
+    parts = [f"{most:,} call{'s' * (most != 1)} on {ranks(first)}"]
+    return ", ".join([*parts, *(f"{count:,} on {ranks(members)}" for count, members in others)])
 
 
 def _has_left_out(other: RankView, waiting: RankView) -> bool:

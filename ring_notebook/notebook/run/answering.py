@@ -48,7 +48,7 @@ class Answering:
         self._taken_back = False
         self._answered: dict[int, int] = {}  # by rank, the number of the question
         self._attended = False  # the user is at a prompt, or where the next one appears
-        self._told = False  # what the ranks know of time limits: whether they are held
+        self._held_there = False  # what the ranks know of time limits: whether they are held
         self._polls: dict[int, Future[Any]] = {}
         self._polled = 0.0
 
@@ -88,8 +88,8 @@ class Answering:
         """What ranks ask whom nobody answers, and what to do; empty without."""
         with self._lock:
             asking = [] if self._attended else list(self._open.items())
-        said = "; ".join(f"{rank_text([rank])} asks {_shortened(question)}" for rank, question in asking)
-        return f"{said}: `%ring answer` answers." if said else ""
+        text = "; ".join(f"{rank_text([rank])} asks {_shortened(question)}" for rank, question in asking)
+        return f"{text}: `%ring answer` answers." if text else ""
 
     def poll(self) -> None:
         """Ask the ranks now and then for their questions, where these do not arrive by themselves; returns at once."""
@@ -113,8 +113,8 @@ class Answering:
 
     def pass_on_hold(self, ended: Collection[int]) -> None:
         """Tell the ranks that no time limit of a collective counts while one that is none of ``ended`` is held."""
-        if (held := self.held(ended)) != self._told:
-            self._told = held
+        if (held := self.held(ended)) != self._held_there:
+            self._held_there = held
             living = [] if self._engines.trouble() else self._engines.living()
             self._engines.submit_beside(f"{_RANK_SIDE}:hold", (held,), living)
 

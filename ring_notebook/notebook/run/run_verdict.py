@@ -13,7 +13,7 @@ from ring_notebook.records import Ended, Failure
 
 
 class Verdict(NamedTuple):
-    """The status of a run that has ended or was left, and the exception for its cell; None for ``ok``."""
+    """The status of a run that has ended or was detached from, and the exception for its cell; None for ``ok``."""
 
     status: RunStatus
     error: BaseException | None
@@ -28,7 +28,7 @@ def judge(
     ended: Mapping[int, Ended],
     failures: Sequence[Failure],
     *,
-    left: bool = False,
+    detached: bool = False,
     interrupted: bool = False,
     timed_out: float = 0.0,
     died: Mapping[int, object] | None = None,
@@ -38,14 +38,14 @@ def judge(
 ) -> Verdict:
     """The verdict on a run of ``size`` ranks.
 
-    ``left``: this kernel stopped watching it. ``interrupted``: the user stopped it. ``timed_out``: its --timeout in
+    ``detached``: this kernel stopped watching it. ``interrupted``: the user stopped it. ``timed_out``: its --timeout in
     seconds, when that stopped it. ``died``: why ranks have died; the ranks ``ended_by_us`` among them did not stop, and
     have not made others fail. ``trouble``: why the cluster gives no answers any more. ``replaced``: when ranks were
     started again after a death.
     """
     missing = [rank for rank in range(size) if rank not in ended]
     own = own_failures(failures)
-    if missing and left:
+    if missing and detached:
         message = "this notebook has left the cluster; the run continues there, and `%ring attach` shows it again"
         return _raised("running", ClusterError(message))
     if missing and trouble and not own:

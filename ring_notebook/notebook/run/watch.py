@@ -18,10 +18,10 @@ from ipyparallel import RemoteError
 from ring_notebook.config import config
 from ring_notebook.error_text import error_text, printable
 from ring_notebook.errors import ClusterError
-from ring_notebook.notebook.run.notices import Notices
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.run.answering import Answering
 from ring_notebook.notebook.run.failures import brief
+from ring_notebook.notebook.run.notices import Notices
 from ring_notebook.notebook.run.run_verdict import Verdict, judge, own_failures
 from ring_notebook.notebook.run.takeover import FollowedLog
 from ring_notebook.records import Ended, Failure, Record, Status, encode
@@ -63,26 +63,23 @@ class Watch:
         self._ranks = range(log.size)
         self._started = monotonic()
         self._left = False
-        self._asked = 0  # how often the ranks were to be stopped
-        self._passed_on = 0  # how many of these requests were passed on
+        self._signalled: set[int] | None = None  # ranks that the last interrupt was passed on to; None before the first
         self._interrupted = False  # by the user, not by a failure
-        self._signalled: set[int] = set()
         self._stops_since = inf  # when the user stopped it; later, where a rank has waited for its user meanwhile
         self.ended_ranks: list[int] = []
         """The engines that were ended because they did not stop, by their ranks in the cluster."""
         self._failed_at = inf
         self._timed_out = False
         self._died: dict[int, object] = {}  # by rank of the run, with the story
-        self._overdue: int | None = None  # messages that had arrived when patience ended
+        self._overdue: dict[int, int] = {}  # by rank, -1 for all: messages that had arrived when patience ended
         self._answered: dict[int, float] = {}  # when the engines of ranks that have not ended answered
-        self._overdue_of: dict[int, int] = {}  # messages that had arrived when patience with one of them ended
         self._silent: set[int] = set()  # ranks that are recorded as failed because of that
         Thread(target=self._run, name=f"ring-run-{log.run}", daemon=True).start()
 
     def interrupt(self) -> None:
         """Interrupt every rank; returns at once. Callable from any thread."""
         self._interrupted = True
-        self._asked += 1
+        self._signalled = set()
 
     def leave(self) -> None:
         """Stop watching; the run continues."""
@@ -157,9 +154,9 @@ class Watch:
             if why == "timeout" and not self._timed_out:
                 self._timed_out = True
                 self.interrupt()
-            elif why and not self._asked:
-                self._asked += 1
-            if self._left or ((over or self._engines.trouble()) and self._caught_up()):
+            elif why and self._signalled is None:
+                self._signalled = set()
+            if self._left or ((over or self._engines.trouble()) and self._caught_up(-1)):
                 break
             self._pass_on_interrupt()
             self._end_those_that_do_not_stop(now)
@@ -192,15 +189,13 @@ class Watch:
             known = self._engines.known_to_controller() and not why.startswith("EngineError")
             if not judge_answer(now, at, raised=bool(why), engine_known=known):
                 continue
-            if self._log.taken >= self._overdue_of.setdefault(rank, self._log.received):
+            if self._caught_up(rank):
                 self._silent.add(rank)
                 self._log.put(encode(_failure_of_engine(self._log.run, rank, why, time.time() - self._log.started)))
 
-    def _caught_up(self) -> bool:
+    def _caught_up(self, rank: int) -> bool:
         """Whether the log has read everything that had arrived at the first call: what is queued is not missing."""
-        if self._overdue is None:
-            self._overdue = self._log.received
-        return self._log.taken >= self._overdue
+        return self._log.taken >= self._overdue.setdefault(rank, self._log.received)
 
     def _failures(self) -> list[Failure]:
         """The ranks' failures. Ranks that stopped together with an interrupted one have not failed."""
@@ -212,16 +207,15 @@ class Watch:
 
     def _pass_on_interrupt(self) -> None:
         """Interrupt the ranks that execute the cell. One that has not begun is interrupted when it does."""
-        if self._asked > self._passed_on:
-            self._passed_on = self._asked
-            self._signalled.clear()
-        if self._passed_on:
-            ended = self._log.ended()
-            # A run of another kernel began before it was followed.
-            begun = self._log.statuses() if self._futures else self._ranks
-            wanted = [rank for rank in begun if rank not in ended and rank not in self._signalled]
-            self._signalled.update(wanted)
-            self._engines.signal(signal.SIGINT, wanted)
+        signalled = self._signalled
+        if signalled is None:
+            return
+        ended = self._log.ended()
+        # A run of another kernel began before it was followed.
+        begun = self._log.statuses() if self._futures else self._ranks
+        wanted = [rank for rank in begun if rank not in ended and rank not in signalled]
+        signalled.update(wanted)
+        self._engines.signal(signal.SIGINT, wanted)
 
     def _end_those_that_do_not_stop(self, now: float) -> None:
         """End ranks that run on for too long after an interrupt, where they can start again."""
@@ -260,7 +254,7 @@ class Watch:
 
     def _stop_with_one_that_was_interrupted(self) -> None:
         """A rank whose debugger was quit stops all, as an interrupt of the kernel does."""
-        if not self._asked and any(end.status == "interrupted" for end in self._log.ended().values()):
+        if self._signalled is None and any(end.status == "interrupted" for end in self._log.ended().values()):
             self.interrupt()
 
     def _judge(self) -> Verdict:
@@ -269,7 +263,7 @@ class Watch:
             len(self._ranks),
             self._log.ended(),
             self._log.failures(),
-            left=self._left,
+            detached=self._left,
             interrupted=self._interrupted,
             timed_out=self._timeout if self._timed_out else 0.0,
             died=self._died,
@@ -281,13 +275,13 @@ class Watch:
     def _replaced(self) -> dict[int, float]:
         """When ranks took the place of others; empty when they miss a name that no rank from before has either."""
         when = {rank: engine.replaced for rank, engine in enumerate(self._engines.all) if engine.replaced}
-        said = (_MISSING.match(failure.message) for failure in self._log.failures() if failure.rank in when)
-        missing = {name[1] for name in said if name}
+        names = (_MISSING.match(failure.message) for failure in self._log.failures() if failure.rank in when)
+        missing = {name[1] for name in names if name}
         others = [rank for rank in self._engines.living() if rank not in when]
         if missing and others:
             with suppress(ClusterError):
                 found = self._engines.call_beside("ring_notebook.engine.namespace:names", ranks=others)
-                return when if missing & {name for names in found for name in names or ()} else {}
+                return when if missing & {name for known in found for name in known or ()} else {}
         return when
 
 

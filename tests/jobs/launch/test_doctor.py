@@ -144,8 +144,8 @@ def test_where_there_is_nothing_to_try(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "as RING_DEVICE=host says" in check_gpus()[1]
 
 
-LIBRARIES = '{"step": "libraries", "fine": true, "said": "NCCL 2.27"}\n'
-WRONG = '{"step": "results", "fine": false, "said": "sum of float32 differs"}\n'
+LIBRARIES = '{"step": "libraries", "fine": true, "found": "NCCL 2.27"}\n'
+WRONG = '{"step": "results", "fine": false, "found": "sum of float32 differs"}\n'
 
 
 @pytest.mark.parametrize(

@@ -71,9 +71,9 @@ def labels(chart: Chart) -> tuple[str, int]:
     _, y = scales(chart.curves, chart.from_zero, chart.log)
     top, width = TOP + _legend(chart.curves)[1], margin(y)
     height = HEIGHT - top - BOTTOM
-    said = [(top + height * (1 - y.place(tick)) + 4, y.label(tick)) for tick in y.ticks]
-    said.append((top + height + 17, escape(chart.unit)))
-    texts = "".join(f"<text x='{width - 6}' y='{at:.1f}' text-anchor='end'>{text}</text>" for at, text in said)
+    labels = [(top + height * (1 - y.place(tick)) + 4, y.label(tick)) for tick in y.ticks]
+    labels.append((top + height + 17, escape(chart.unit)))
+    texts = "".join(f"<text x='{width - 6}' y='{at:.1f}' text-anchor='end'>{text}</text>" for at, text in labels)
     size = f"width='{width}' height='{HEIGHT}'"
     return f"<svg xmlns='http://www.w3.org/2000/svg' {size} {_FONT} font-size='11' fill='{GREY}'>{texts}</svg>", width
 

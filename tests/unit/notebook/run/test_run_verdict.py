@@ -26,8 +26,8 @@ OWN, OTHER = failure(0), failure(1, aborted=True)
 BAD = "ValueError: bad"
 ROWS: list[tuple[str, list[Ended | None], list[Failure], dict[str, Any], str, str]] = [
     ("all end well", [WELL, WELL], [], {}, "ok", ""),
-    ("this notebook has left", [WELL, None], [], {"left": True}, "running", "ClusterError: this notebook has left"),
-    ("all had ended before", [WELL, WELL], [], {"left": True}, "ok", ""),
+    ("this notebook has left", [WELL, None], [], {"detached": True}, "running", "ClusterError: this notebook has left"),
+    ("all had ended before", [WELL, WELL], [], {"detached": True}, "ok", ""),
     ("a rank raises, another stops", [BROKEN, BROKEN], [OWN, OTHER], {}, "failed", BAD),
     ("a rank raises while the user stops", [BROKEN, STOPPED], [OWN], {"interrupted": True}, "failed", BAD),
     ("the cluster is gone", [WELL, None], [], {"trouble": "the controller died.\nlog"}, "failed",
