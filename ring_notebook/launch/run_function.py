@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
@@ -185,7 +186,8 @@ def _with_timeout(connection: socket.socket, seconds: int) -> socket.socket:
 
 
 def _results(outcomes: Mapping[int, Outcome], size: int, code: int, job: Job) -> list[Any]:
-    failed = sorted((o for o in outcomes.values() if o.traceback), key=lambda o: (o.aborted, o.time))
+    when = {failure.rank: failure.time for failure in job.verdict.failures}
+    failed = sorted((o for o in outcomes.values() if o.traceback), key=lambda o: (o.aborted, when.get(o.rank, inf)))
     if failed:
         first = failed[0]
         cause = RunFailed(f"rank {first.rank} of {size} raised:\n{first.traceback}")

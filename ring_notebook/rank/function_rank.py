@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import sys
-import time
 import traceback
 from dataclasses import dataclass
 from multiprocessing.connection import Client
@@ -32,7 +31,6 @@ class Outcome:
     value: bytes
     traceback: str = ""
     aborted: bool = False
-    time: float = 0.0
 
 
 def main() -> int:
@@ -67,7 +65,6 @@ def _call(function: bytes) -> Outcome:
 
 
 def _failure(rank: int, error: BaseException) -> Outcome:
-    ended = time.time()
     if isinstance(error, SystemExit):
         _hide_watch(error)
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
@@ -76,7 +73,7 @@ def _failure(rank: int, error: BaseException) -> Outcome:
     except Exception:
         value = b""
     exit_watch.tell(error)  # before the launcher has the outcome: no other rank is to wait for this one
-    return Outcome(rank, value, text, isinstance(error, CollectiveAborted), ended)
+    return Outcome(rank, value, text, isinstance(error, CollectiveAborted))
 
 
 def _hide_watch(error: SystemExit) -> None:

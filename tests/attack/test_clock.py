@@ -58,6 +58,55 @@ def batches():
         yield [step]
 for batch in ring.track(batches()): ring.log(loss=batch[0])
 """
+CALLS = """
+import os, sys, time
+from ring_notebook.launch.run_function import run
+def fail(by):
+    import atexit
+    from ring_notebook.rank.rank_status import rank_of_process
+    shift = os.environ["CLOCK_SHIFT"]
+    def leave():
+        with open(shift + ".new", "w") as file: file.write(by)
+        os.rename(file.name, shift)
+    if rank_of_process() == 1:
+        atexit.register(leave)
+        raise ValueError("first")
+    while not os.path.exists(shift): time.sleep(0.001)
+    raise LookupError("second")
+try: run(fail, (sys.argv[1],), n=2)
+except Exception as error: print(repr(error))
+"""
+CELLS = """
+import os, sys, time
+from ring_notebook.notebook.cluster.cluster import Cluster
+from ring_notebook.notebook.notify.notices import notify
+told = []
+notify(told.append, after=1000.0, lab=False)
+def until(condition):
+    ends = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < ends, stopped.describe()
+        time.sleep(0.01)
+def set_clock():
+    before = time.time()
+    with open(os.environ["CLOCK_SHIFT"], "w") as file: file.write(sys.argv[1])
+    assert abs(time.time() - before) > 80_000
+with Cluster(2) as cluster:
+    cell = "import time\\nring.log(loss=float('nan'))\\nrank = ring.rank(); ring.shutdown()\\n"
+    stopped = cluster.run(cell + "ring.init() if rank == 0 else time.sleep(600)")
+    until(lambda: len(stopped.log.statuses()) == 2)
+    set_clock()
+    until(lambda: stopped.log.broken() and [status.line for status in stopped.log.statuses().values()] == [4, 4])
+    stopped.interrupt()
+    until(lambda: stopped.done)
+    assert stopped.status == "interrupted", stopped.error
+    assert 0 < stopped.log.summary["seconds"] < 1000
+    assert 0 < stopped.log.view().elapsed < 1000
+    after = cluster.run("print(ring.allgather_object(ring.rank()))").wait()
+    assert [piece.text for piece in after.log.view().output] == ["[0, 1]\\n"] * 2
+assert not told
+print("all is well")
+"""
 
 
 @pytest.fixture
@@ -94,3 +143,25 @@ def test_a_script_prints_its_metrics_behind_a_jump(clock: dict[str, str]) -> Non
     done = ringrun(clock, 1, LOGS, str(-DAY))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("loss") >= 4, done.stdout
+
+
+def test_run_raises_what_came_first_and_not_what_the_clock_says(clock: dict[str, str]) -> None:
+    """Both ranks fail by themselves; between their failures the clock is set back."""
+    done = subprocess.run(
+        [sys.executable, "-c", CALLS, str(-DAY)], env=clock, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.stdout == "ValueError('first')\n", done.stderr
+
+
+@pytest.mark.parametrize("shift", [DAY, -DAY], ids=["on", "back"])
+def test_a_cell_that_is_stopped_and_the_next_one(shift: int, clock: dict[str, str], tmp_path: Path) -> None:
+    """One rank is stopped before it joins an epoch. The run has its seconds, gives no notice; the next one is well."""
+    done = subprocess.run(
+        [sys.executable, "-c", CELLS, str(shift)],
+        env={**clock, "RING_RUNS_DIR": str(tmp_path / "runs")},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.stdout == "all is well\n", done.stderr

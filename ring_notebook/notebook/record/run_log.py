@@ -128,7 +128,7 @@ class RunLog(RunRecord):
             message, now = one
             if message:
                 try:
-                    self._take_in(message, time.time() if now is None else now)
+                    self._take_in(message, self.now() if now is None else now)
                 except Exception as error:  # of one message; the next one may be whole
                     self._unreadable = f"a message of a rank could not be read: {type(error).__name__}: {error}"
                 self.taken += 1

@@ -57,6 +57,7 @@ class RunRecord:
         self.options: dict[str, Any] = about["options"]
         self.environment: dict[str, Any] = about["environment"]
         self.started: float = about["started"]
+        self._began: float = time.monotonic() - max(0.0, time.time() - self.started)
         self.trouble = ""
         self.look = read_look(directory)
         try:
@@ -132,18 +133,22 @@ class RunRecord:
         with suppress(OSError):  # a full disk; the report of this notebook still has it
             keep_look(self.directory, look)
 
+    def now(self) -> float:
+        """This moment, in seconds since the epoch, if nobody had set the clock since this object was made."""
+        return self.started + time.monotonic() - self._began
+
     def view(self) -> RunView:
         """The run at this moment (after its end: at its end), bounded however long it is."""
-        now = self.started + self.summary["seconds"] if self.summary else self._now()
+        now = self.started + self.summary["seconds"] if self.summary else self._shown_at()
         with self._changed:
             return self._state.view(now)
 
-    def _now(self) -> float:
+    def _shown_at(self) -> float:
         """The moment at which a run without a summary is shown: when its last rank ended, else now.
 
         No kernel may have been there when it ended.
         """
-        return self._newest if len(self.ended()) == self.size else time.time()
+        return self._newest if len(self.ended()) == self.size else self.now()
 
     def metrics(self) -> Metrics:
         """Every row that was logged, from disk."""

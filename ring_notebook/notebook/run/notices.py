@@ -107,7 +107,7 @@ class Notices:
                 self._give(self._log.status, error)
 
     def _long(self) -> bool:
-        seconds = self._log.summary.get("seconds", time.time() - self._log.started)
+        seconds = self._log.summary.get("seconds", self._log.now() - self._log.started)
         return bool(seconds >= _settings.after and (_settings.tell or _settings.lab))
 
     def _give(self, event: str, error: str = "") -> None:

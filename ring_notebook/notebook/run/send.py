@@ -57,8 +57,8 @@ def send(
             "directory": os.getcwd(),
         },
     )
-    # From the clock, so that epochs also increase from one kernel to the next that attaches.
-    epoch = time.time_ns() // 1_000_000
+    # From a clock that nobody sets, so that epochs also increase to the next kernel of this host that attaches.
+    epoch = time.monotonic_ns() // 1_000_000
     flags = bool(options.get("timeline")), bool(options.get("horovod"))
     args = (run, epoch, list(ranks), source, first_line, *flags, list(only))
     questions = Answering(chosen)

@@ -77,7 +77,7 @@ class FollowedLog(RunRecord):
             "status": status,
             "error": error,
             "shown": shown,
-            "seconds": time.time() - self.started,
+            "seconds": self.now() - self.started,
         }
         return self.summary
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import re
 import signal
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import inf
@@ -169,7 +168,7 @@ class Watch:
             if engine in deaths and rank not in ended and rank not in self._died:
                 self._died[rank] = deaths[engine]
                 if isinstance(self._log, RunLog):
-                    seconds = time.time() - self._log.started
+                    seconds = self._log.now() - self._log.started
                     self._log.put(encode([Ended(self._log.run, rank, "died", seconds)]))
 
     def _note_silent_engines(self, now: float) -> None:
@@ -191,7 +190,8 @@ class Watch:
                 continue
             if self._caught_up(rank):
                 self._silent.add(rank)
-                self._log.put(encode(_failure_of_engine(self._log.run, rank, why, time.time() - self._log.started)))
+                seconds = self._log.now() - self._log.started
+                self._log.put(encode(_failure_of_engine(self._log.run, rank, why, seconds)))
 
     def _caught_up(self, rank: int) -> bool:
         """Whether the log has read everything that had arrived at the first call: what is queued is not missing."""
