@@ -31,6 +31,8 @@ SECONDS_TO_CONNECT = 30.0  # for the remote shell to connect, and for the agent 
 SECONDS_TO_BE_ASSIGNED = 60.0  # for the supervisor to say what an agent has to run
 SILENCE = 30.0  # without a sign of life until agent and supervisor give each other up; each sends six in that time
 SECONDS_TO_HANG_UP = 2.0  # for a remote shell that has closed its output to exit
+# Of a batch job:
+WALLTIME_WARNING = 300.0  # before its end, until which users can still save
 # Of a notebook's engines and runs:
 SECONDS_TO_EXPLAIN = 2.0  # for the supervisor to say how an engine has ended
 ABORTING = 0.3  # for the other ranks to abort after the first failure, before they are interrupted
@@ -409,3 +411,34 @@ def judge_silence(heard: float, spoke: float, now: float, silence: float) -> tup
     """
     lost = f"it has not answered for {silence:g} s" if now - heard > silence else ""
     return lost, now - spoke > silence / 6
+
+
+_ENDED_BY_BATCH_SYSTEM = {
+    "TIMEOUT": "reached its time limit; ask for more (--time), and resume from a checkpoint",
+    "DEADLINE": "reached its deadline; resume from a checkpoint in a new job",
+    "PREEMPTED": "was preempted by another job; submit it again, and resume from a checkpoint",
+    "OUT_OF_MEMORY": "ran out of memory; ask for more (--mem)",
+    "CANCELLED": "was cancelled (scancel)",
+    "PENDING": "was put back into the queue",
+    "GONE": "has ended: the batch system does not know it any more",
+}
+
+
+def judge_batch_job(job: str, state: str, reason: str, lost: Sequence[str]) -> str:
+    """Who or what has ended a batch job, as a sentence; empty while it runs, and where its state says nothing.
+
+    ``state`` and ``reason`` are Slurm's words, and ``lost`` the hosts that it has lost. A job is ``COMPLETING`` from
+    the moment of its end until all of its processes have ended, whatever has ended it.
+    """
+    if state in ("", "RUNNING", "CONFIGURING", "SUSPENDED", "STAGE_OUT", "STOPPED", "RESIZING", "SIGNALING"):
+        return ""
+    if reason == "TimeLimit":
+        state = "TIMEOUT"
+    elif lost and state in ("COMPLETING", "PENDING", "REQUEUED", "CANCELLED"):
+        state = "NODE_FAIL"
+    elif state == "COMPLETING":
+        state = "CANCELLED"
+    if state == "NODE_FAIL":
+        where = f"host{'s' * (len(lost) > 1)} {', '.join(lost)}" if lost else "a host"
+        return f"{job} was ended because it has lost {where}; submit it again, and resume from a checkpoint"
+    return f"{job} {_ENDED_BY_BATCH_SYSTEM.get(state, f'has ended ({state})')}"

@@ -16,6 +16,7 @@ from pathlib import Path
 from ring_notebook.errors import RingError
 from ring_notebook.gpus import gpus, sharing
 from ring_notebook.launch.allocation import find_allocation
+from ring_notebook.launch.batch_job import walltime, who_ended_it
 from ring_notebook.launch.job import Job, print_message
 from ring_notebook.launch.launchers.hosts import Host, check_slots, only_here
 from ring_notebook.launch.rank_output import RankFiles
@@ -141,8 +142,14 @@ class _Starts:
             )
             if options.verbose:
                 print(shlex.join(job.command), file=sys.stderr, flush=True)  # noqa: T201
+            walltime().warn = print_message
             with job.signals_passed_on():
                 code = job.wait()
+            walltime().close()
+            # Before its ranks: they have failed because of it.
+            if code and (ended := who_ended_it()):
+                print_message(ended)
+                break
             if not code or job.verdict.ended_by:
                 break
             if attempt < self._restarts:

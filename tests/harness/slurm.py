@@ -44,6 +44,7 @@ SlurmdPidFile={folder}/slurmd-%n.pid
 ReturnToService=2
 SlurmdParameters=config_overrides
 KillWait=2
+SlurmdTimeout=20
 NodeName=ring-a NodeAddr=10.77.0.1 CPUs=2 RealMemory=4000 State=UNKNOWN
 NodeName=ring-b NodeAddr=10.77.0.2 CPUs=2 RealMemory=4000 State=UNKNOWN
 PartitionName=all Nodes=ALL Default=YES MaxTime=60 State=UP
@@ -100,6 +101,17 @@ class Slurm:
         """The command that runs ``program``, by default this Python, in an allocation of both hosts."""
         return ["salloc", "--quiet", "--nodes=2", f"--ntasks={tasks}", *(program or [sys.executable]), *arguments]
 
+    def submit(self, script: Path, output: Path, *options: str) -> str:
+        """Submit a job on both hosts whose output goes to a file; its number."""
+        where = ["--nodes=2", "--ntasks=4", f"--output={output}", *options]
+        code, said = self.run(["sbatch", "--parsable", *where, str(script)])
+        assert code == 0, said
+        return said.strip()
+
+    def is_up(self) -> bool:
+        """Whether both hosts wait for jobs."""
+        return self.run(["sinfo", "--noheader", "--format=%T %D"])[1].split() == ["idle", "2"]
+
     def left(self) -> list[str]:
         """Processes on the hosts other than Slurm's daemons, and jobs that Slurm still lists."""
         jobs = self.run(["squeue", "--noheader"])[1].split("\n")
@@ -152,7 +164,7 @@ def slurm() -> Iterator[Slurm]:
             for name in NAMES:
                 start(name, "slurmd", "-D", "-f", str(configuration), "-N", name)
             deadline = time.monotonic() + _SECONDS_TO_START
-            while system.run(["sinfo", "--noheader", "--format=%T %D"])[1].split() != ["idle", "2"]:
+            while not system.is_up():
                 assert time.monotonic() < deadline, (folder / "log").read_text()[-4000:]
                 time.sleep(0.3)
             yield system

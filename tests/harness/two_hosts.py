@@ -21,7 +21,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -135,6 +135,10 @@ class TwoHosts:
     def pids(self) -> list[int]:
         """All processes on the hosts."""
         return [pid for place in "ab" for pid in _pids(f"{self.prefix}-{place}")]
+
+    def set_link(self, host: int, state: Literal["up", "down"]) -> None:
+        """Take the link of ``host`` (0 or 1) away, or bring it back."""
+        _ip("-n", f"{self.prefix}-{'ab'[host]}", "link", "set", "link0", state)
 
     def bytes_sent(self, host: int) -> int:
         """Bytes that have left ``host`` (0 or 1) over the link so far."""

@@ -6,6 +6,7 @@ import re
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -87,8 +88,63 @@ def test_a_job_that_is_stopped_leaves_nothing(system: Slurm, how: str) -> None:
             assert system.run(["scancel", "--me"])[0] == 0
         else:
             process.send_signal(signal.SIGINT)
-        process.stdout.read()
+        rest = process.stdout.read()
         assert process.wait(60) != 0
+    if how == "scancel":
+        assert re.search(r"ringrun: Slurm job \d+ was cancelled \(scancel\)\n", rest), rest
+        assert "failed first" not in rest
+
+
+def wait_for(output: Path, pattern: str, times: int = 1, seconds: float = 90) -> str:
+    """What a job has written, once ``pattern`` is in it."""
+    deadline = time.monotonic() + seconds
+    while len(re.findall(pattern, said := output.read_text() if output.exists() else "")) < times:
+        assert time.monotonic() < deadline, said
+        time.sleep(0.1)
+    return said
+
+
+def sleeping(tmp_path: Path) -> tuple[Path, Path]:
+    """A script whose ranks sleep, and a file for its output."""
+    script = tmp_path / "job.sh"
+    script.write_text(f"#!/bin/sh\nexec {shlex.join([*RINGRUN, *RANK, 'sleep'])}\n")
+    return script, tmp_path / "output"
+
+
+def test_the_time_limit_is_announced_and_told(system: Slurm, tmp_path: Path) -> None:
+    script, output = sleeping(tmp_path)
+    job = system.submit(script, output, "--time=1")
+    assert f"ringrun: Slurm job {job} reaches its time limit in " in wait_for(output, "above", 4)
+    said = wait_for(output, f"ringrun: Slurm job {job} reached its time limit; ask for more", seconds=180)
+    assert "failed first" not in said
+
+
+def test_a_notebook_says_who_ended_its_job_and_how_long_it_has(system: Slurm) -> None:
+    command = ["env", f"PYTHONPATH={HERE.parent}", *system.python(str(HERE / "notebook_in_cancelled_job.py"))]
+    code, output = system.run(command)
+    assert code == 0, output
+    assert re.search(r"status: .*Slurm job \d+ reaches its time limit in \d+:\d\d\n", output, re.DOTALL), output
+    assert re.search(r"died: .*Slurm job \d+ was cancelled \(scancel\)\. `%ring start` in a new job", output), output
+    assert "stopped: All 4 engines had died already." in output, output
+    assert "slurmstepd" not in output
+
+
+def test_a_host_that_is_lost_is_named_and_no_survivor(system: Slurm, tmp_path: Path) -> None:
+    script, output = sleeping(tmp_path)
+    system.submit(script, output, "--no-requeue")
+    wait_for(output, "above", 4)
+    system.hosts.set_link(1, "down")
+    try:
+        # Slurm and our supervisor both give a silent host up; whichever comes first says so.
+        told = r"ringrun: (Slurm job \d+ was ended because it has lost host|rank 2 on) ring-b"
+        said = wait_for(output, told, seconds=120)
+        assert not re.search("rank [01] .*failed first", said), said
+    finally:
+        system.hosts.set_link(1, "up")
+    deadline = time.monotonic() + 120
+    while not system.is_up():
+        assert time.monotonic() < deadline, system.run(["sinfo", "--Node", "--long"])
+        time.sleep(0.3)
 
 
 def test_a_notebook_starts_its_cluster_over_the_allocation(system: Slurm) -> None:

@@ -19,6 +19,7 @@ import cloudpickle
 
 from ring_notebook.config import config
 from ring_notebook.errors import ClusterError
+from ring_notebook.launch.batch_job import job_name, walltime
 from ring_notebook.launch.launchers.hosts import parse_hosts
 from ring_notebook.notebook.cluster import discovery
 from ring_notebook.notebook.cluster.death import Death
@@ -317,6 +318,7 @@ class Cluster:
             first_line=first_line,
             options=options or {},
             only=only,
+            batch={"job": job_name(), "end": walltime().end} if walltime().end else {},
         )
         return self.runs.add(sent)
 

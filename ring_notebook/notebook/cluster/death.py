@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 
+from ring_notebook.launch.batch_job import who_ended_it
 from ring_notebook.launch.supervisor.rank_failure import split_reports
 from ring_notebook.notebook.record.run_files import read_text
 from ring_notebook.verdict import RankFailure, first_failure, signal_name
 
 _TAIL = 30  # lines
-_NOISE = ("=", "Extension modules: ")
+# Of MPICH's launcher, of faulthandler, and of what a batch system starts ranks with.
+_NOISE = ("=", "Extension modules: ", "srun: ", "slurmstepd")
 # What faulthandler writes: the innermost call first.
 _STACK = "Stack (most recent call first):"
 _CALL = "  File "
@@ -23,6 +25,7 @@ _IN_CELL = f'{_CALL}"<cell of run '
 _CELL = re.compile(r'File "<cell of run [^>"]*>"')
 _HEAL = "The other ranks keep their variables; `%ring heal` starts this one again"
 _RESTART = "`%ring restart` brings the cluster back"
+_NEW_JOB = "`%ring start` in a new job starts a cluster"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,12 @@ def explain_rank(failure: RankFailure, output: str, logs: Path, alone: bool) -> 
     if alone:
         return Death(f"{explain_failure(failure)}, and no other rank is left", failure.rank, log)
     return Death(explain_failure(failure), failure.rank, log, _HEAL)
+
+
+def by_batch_system(death: Death) -> Death:
+    """The same death, or what has ended the batch job of all ranks; asks the batch system."""
+    ended = who_ended_it()
+    return replace(death, reason=ended, log="", advice=_NEW_JOB) if ended else death
 
 
 def failures_of(output: str, rank: int) -> list[RankFailure]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from threading import Lock, Thread
 
-from ring_notebook.notebook.cluster.death import Death, explain_rank, failures_of
+from ring_notebook.notebook.cluster.death import Death, by_batch_system, explain_rank, failures_of
 from ring_notebook.notebook.cluster.process_life import is_alive, is_ending
 from ring_notebook.notebook.engines import Engine
 from ring_notebook.verdict import SECONDS_TO_EXPLAIN
@@ -128,10 +128,11 @@ class LostRanks:
         while death is None and not self._closed and time.monotonic() < deadline and self._is_present(rank, start):
             time.sleep(_POLL)
             death = self.ended(rank)
+        # Without a report it has ended together with its supervisor.
+        death = by_batch_system(death or Death(f"the process of rank {rank} has ended", rank))
         with self._lock:
             if self._is_present(rank, start):  # nobody has started it again meanwhile
-                # Without a report it has ended together with its supervisor.
-                self._deaths[rank] = death or Death(f"the process of rank {rank} has ended", rank)
+                self._deaths[rank] = death
 
     def _is_present(self, rank: int, start: int) -> bool:
         return self._starts.get(rank, 0) == start

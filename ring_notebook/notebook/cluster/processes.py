@@ -28,7 +28,7 @@ from ring_notebook.launch.supervisor.engine_supervisor import make_requests, req
 from ring_notebook.launch.supervisor.outer_job import without_outer_job
 from ring_notebook.launch.supervisor.parent_death import wrap
 from ring_notebook.launch.supervisor.rank_failure import split_reports
-from ring_notebook.notebook.cluster.death import Death, explain, explain_failure, not_started, tail
+from ring_notebook.notebook.cluster.death import Death, by_batch_system, explain, explain_failure, not_started, tail
 from ring_notebook.notebook.cluster.lost_ranks import LostRanks
 from ring_notebook.notebook.record.run_files import read_json, read_text
 from ring_notebook.own_python import module_command
@@ -285,7 +285,8 @@ class Processes:
                 launcher.state = "after"
         if ended:
             lost, logs = self.lost, Path(self._cluster.profile_dir) / "log"
-            self.death = (lost.last() if lost and ended == "engines" else None) or explain(ended, output, logs)
+            last = lost.last() if lost and ended == "engines" else None
+            self.death = by_batch_system(last or explain(ended, output, logs))
 
     def _wait(self) -> str:
         """Return when one of both has ended (its name), or `stop` or `leave` was called (nothing)."""

@@ -16,10 +16,12 @@ from IPython.core.error import StdinNotImplementedError
 from IPython.display import display
 
 from ring_notebook.errors import ClusterError, RingError
+from ring_notebook.launch.batch_job import job_name, walltime
 from ring_notebook.notebook.cluster import discovery
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.cluster.stacks import render
 from ring_notebook.notebook.magics.cells import check_syntax
+from ring_notebook.notebook.notify import lab_notice
 from ring_notebook.notebook.panel.chart_area import load_charts
 from ring_notebook.notebook.record.cell_options import CellOptions
 from ring_notebook.notebook.record.run_record import RunRecord
@@ -28,7 +30,7 @@ from ring_notebook.notebook.run.export import Script, export, set_up_cells, set_
 from ring_notebook.notebook.run.run import Run
 from ring_notebook.notebook.run.run_verdict import own_failures
 from ring_notebook.notebook.run.scaling import ScalingReport, measure
-from ring_notebook.notebook.style import plural
+from ring_notebook.notebook.style import duration, plural
 from ring_notebook.notebook.style import ranks as rank_text
 from ring_notebook.notebook.table import Listing
 
@@ -64,6 +66,7 @@ class Session:
         if left and keep and n in (None, left["n"]) and not hosts:
             return f"{self.attach(left['id'])} This notebook had kept it; `%ring restart` gives a fresh one."
         cluster = Cluster(n, hosts, keep=keep)
+        walltime().warn = lambda said: lab_notice.show(said, "warning")
         Thread(target=load_charts, name="ring-preload", daemon=True).start()  # while the engines start
         with ElapsedLine("Starting the engines:"):
             self.cluster = cluster.start()
@@ -144,9 +147,15 @@ class Session:
         self.default = False
         if cluster is None:
             return f"There is no cluster.{back}"
+        dead = _dead(cluster)
         cluster.stop()
         if cluster.foreign:
             return f"Left the cluster of {_engines(cluster)}; the notebook that has started it keeps it.{back}"
+        stopped = [rank for rank in range(cluster.n) if rank not in dead]
+        if not stopped:
+            return f"All {_engines(cluster)} had died already.{back}"
+        if dead:
+            return f"Stopped {plural(len(stopped), 'engine')}; {rank_text(dead)} had died already.{back}"
         return f"Stopped {_engines(cluster)}.{back}"
 
     def restart(self, n: int | None = None, rerun: bool = False, ranks: Sequence[int] | None = None) -> str:
@@ -285,7 +294,9 @@ class Session:
             for one in cluster.status()
         ]
         columns = ["rank", "host", "pid", "device", "state", "memory"]
-        return Listing(columns, rows, f"{_engines(cluster)}: {_described(cluster)}")
+        left = walltime().left
+        until = "" if left is None else f"\n{job_name()} reaches its time limit in {duration(left)}"
+        return Listing(columns, rows, f"{_engines(cluster)}: {_described(cluster)}{until}")
 
     def status_json(self) -> str:
         """The cluster, the newest run and all ranks as JSON; docs/clusters.md describes it."""
@@ -294,6 +305,7 @@ class Session:
         about = {
             "engines": cluster.n,
             "why": cluster.why,
+            "walltime_left": walltime().left,
             "ranks": [asdict(one) for one in cluster.status()],
             "run": None if run is None else {"id": run.log.run, "name": run.log.name, "status": run.status},
         }
@@ -348,6 +360,16 @@ class Session:
 
 def _engines(cluster: Cluster) -> str:
     return plural(cluster.n, "engine")
+
+
+def _dead(cluster: Cluster) -> list[int]:
+    """The ranks of a cluster that have died."""
+    if cluster.death is not None:
+        return list(range(cluster.n))
+    try:
+        return sorted(set(range(cluster.n)).difference(cluster.living))
+    except ClusterError:  # it has not started
+        return []
 
 
 def _described(cluster: Cluster) -> str:

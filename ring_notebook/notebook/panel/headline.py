@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import NamedTuple
 
 from ring_notebook.notebook.panel import machine_load, slow_ranks
 from ring_notebook.notebook.panel.progress import Progress, progress
@@ -13,6 +14,7 @@ from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.record.run_view import EPOCH, RankView, RunView
 from ring_notebook.notebook.style import RED, STATUS_COLORS, duration, plural, ranks, whole
 from ring_notebook.records import TRANSPORTS
+from ring_notebook.verdict import WALLTIME_WARNING
 
 _AMBER = STATUS_COLORS["interrupted"]
 MOST_BROKEN = 3  # metrics with NaN or infinite values
@@ -43,6 +45,9 @@ def headline(log: RunRecord, view: RunView, stuck: Sequence[RankView] = ()) -> H
         facts.append(f"{whole(view.samples_per_s)} samples/s")
     facts += [*_speedup(log, view), *_transport(view)]
     running = log.status == "running"
+    batch = _batch_job(log, view) if running else None
+    if batch:
+        facts.append(f"{duration(batch.left)} until the time limit of {batch.job}")
     if running and (epochs := [rank.last[EPOCH] for rank in view.ranks if EPOCH in rank.last]):
         facts.append(f"epoch {min(epochs):g}")
     if stuck:  # first of all
@@ -60,7 +65,11 @@ def headline(log: RunRecord, view: RunView, stuck: Sequence[RankView] = ()) -> H
         done.share,
         None if stuck else done.left,
         (*alarms, *_broken(view)),
-        (*((slow.sentence,) if slow else ()), *machine_load.warnings(log, view)),
+        (
+            *((slow.sentence,) if slow else ()),
+            *_too_long(batch, None if stuck else done.left),
+            *machine_load.warnings(log, view),
+        ),
         done.part,
     )
 
@@ -86,6 +95,27 @@ def _transport(view: RunView) -> list[str]:
     """What moves tensors on GPUs between the ranks, once a rank has reported it."""
     ways = [rank.status.extra.get("transport") for rank in view.ranks if rank.status]
     return next(([text] for way, text in TRANSPORTS.items() if way in ways), [])
+
+
+class _BatchJob(NamedTuple):
+    job: str
+    left: float
+
+
+def _batch_job(log: RunRecord, view: RunView) -> _BatchJob | None:
+    """The batch job that the ranks run in and the seconds it has left, where the batch system limits them."""
+    batch = log.environment.get("batch")
+    if not isinstance(batch, dict) or not isinstance(batch.get("end"), int | float):
+        return None
+    return _BatchJob(str(batch.get("job")), max(0.0, batch["end"] - log.started - view.elapsed))
+
+
+def _too_long(batch: _BatchJob | None, left: float | None) -> list[str]:
+    """A warning where the run, with ``left`` seconds to go, may not end before its batch job."""
+    if batch is None or (batch.left > WALLTIME_WARNING and (left is None or left <= batch.left)):
+        return []
+    needs = f", and this run takes {duration(left)} more" if left is not None and left > batch.left else ""
+    return [f"{batch.job} reaches its time limit in {duration(batch.left)}{needs}; save a checkpoint before"]
 
 
 def _broken(view: RunView) -> list[str]:

@@ -32,11 +32,12 @@ def send(
     first_line: int,
     options: Mapping[str, Any],
     only: Sequence[int] = (),
+    batch: Mapping[str, Any] | None = None,
 ) -> Run:
     """Send ``source`` to engines of the cluster of this name; ``ranks[i]`` is rank i of the run. Returns at once.
 
-    With ``only`` just these engines execute it; the others take part in the run and do nothing. An interrupt of this
-    process meanwhile stops the run as soon as it has been sent.
+    With ``only`` just these engines execute it; the others take part in the run and do nothing. ``batch`` is the batch
+    job of the engines, and its end. An interrupt of this process meanwhile stops the run as soon as it has been sent.
     """
     run, folder = _run_id(), Path(config().runs_dir).absolute()
     chosen = engines.part(ranks)
@@ -55,6 +56,7 @@ def send(
             "cores": cores(),
             "gpus": [engine.gpu for engine in chosen.all if engine.gpu],
             "directory": os.getcwd(),
+            **({"batch": dict(batch)} if batch else {}),
         },
     )
     # From a clock that nobody sets, so that epochs also increase to the next kernel of this host that attaches.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import html
 import json
+import os
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -400,7 +402,11 @@ def test_restart_runs_the_setup_cells_again(notebook: Notebook) -> None:
 
 
 def test_stop(notebook: Notebook) -> None:
-    assert "Stopped" in notebook.text("%ring stop")
+    ranks = json.loads(notebook.text("%ring status --json"))["ranks"]
+    os.kill(ranks[1]["pid"], signal.SIGKILL)
+    while "died" not in notebook.text("%ring status"):
+        pass
+    assert notebook.text("%ring stop").startswith("Stopped 1 engine; rank 1 had died already.")
     starts = psutil.Process(notebook.pid).children
     assert notebook.error("%ring start", interrupt_when=lambda: bool(starts()))[1] == "KeyboardInterrupt: interrupted"
     assert "There is no cluster" in notebook.text("%ring stop")

@@ -21,6 +21,7 @@ from ring_notebook.verdict import (
     first_failure,
     judge,
     judge_answer,
+    judge_batch_job,
     judge_late_rank,
     judge_parting,
     judge_run,
@@ -359,6 +360,31 @@ def test_a_rank_that_does_not_stop(seconds: float, unheard: float, where: str, w
 @pytest.mark.parametrize(("what", "known", "now", "why", "over"), RUNS)
 def test_the_end_of_a_run(what: str, known: dict[str, Any], now: float, why: str, over: bool) -> None:
     assert judge_run(now, **known) == (why, over), what
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "lost", "words"),
+    [
+        ("RUNNING", "None", [], ""),
+        ("RUNNING", "None", ["n2"], ""),
+        ("", "", [], ""),
+        ("COMPLETING", "None", [], "Slurm job 7 was cancelled (scancel)"),
+        ("CANCELLED", "None", [], "Slurm job 7 was cancelled (scancel)"),
+        ("COMPLETING", "TimeLimit", [], "Slurm job 7 reached its time limit; ask for more (--time), and resume from a"),
+        ("TIMEOUT", "TimeLimit", ["n2"], "Slurm job 7 reached its time limit; "),
+        ("COMPLETING", "None", ["n2"], "Slurm job 7 was ended because it has lost host n2; submit it again"),
+        ("NODE_FAIL", "NodeDown", ["n2", "n3"], "Slurm job 7 was ended because it has lost hosts n2, n3; "),
+        ("NODE_FAIL", "NodeDown", [], "Slurm job 7 was ended because it has lost a host; "),
+        ("PENDING", "BeginTime", ["n2"], "Slurm job 7 was ended because it has lost host n2; "),
+        ("PREEMPTED", "None", [], "Slurm job 7 was preempted by another job; "),
+        ("GONE", "", [], "Slurm job 7 has ended: the batch system does not know it any more"),
+        ("BOOT_FAIL", "None", [], "Slurm job 7 has ended (BOOT_FAIL)"),
+    ],
+)
+def test_who_ended_a_batch_job(state: str, reason: str, lost: list[str], words: str) -> None:
+    said = judge_batch_job("Slurm job 7", state, reason, lost)
+    assert said.startswith(words)
+    assert bool(said) is bool(words)
 
 
 @pytest.mark.parametrize(

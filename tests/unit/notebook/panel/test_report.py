@@ -6,6 +6,7 @@ import base64
 import re
 import time
 from array import array
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -219,6 +220,23 @@ def test_a_speedup_is_said_when_it_was_measured(tmp_path: Path) -> None:
     assert "1.9x one rank, measured by %%ringscale" in report.mime_bundle(log)["text/plain"]
     log.summary["status"] = "failed"
     assert "one rank" not in report.mime_bundle(log)["text/plain"]
+
+
+@pytest.mark.parametrize(
+    ("left", "warning"),
+    [(3600, ""), (200, "Slurm job 7 reaches its time limit in 3:20; save a checkpoint before")],
+)
+def test_the_time_limit_of_a_batch_job_is_told(tmp_path: Path, left: int, warning: str) -> None:
+    ends = {"batch": {"job": "Slurm job 7", "end": 1000.0 + left + 0.4}}
+    log = RunLog(tmp_path / "r1", "r1", "digits", 1, "", {}, ends, started=1000.0)
+    try:
+        view = replace(log.view(), elapsed=0.4)
+        said = headline.text(headline.headline(log, view))
+        assert f"{duration(left)} until the time limit of Slurm job 7" in said
+        assert said.partition("\n")[2] == warning
+    finally:
+        log.finish("ok")
+    assert "time limit" not in headline.text(headline.headline(log, log.view()))
 
 
 def test_a_run_without_a_name_is_called_by_its_cell(tmp_path: Path) -> None:

@@ -1,0 +1,123 @@
+"""What the batch system says of the job that this process runs in: until when it may run, and who has ended it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from threading import Event, Thread
+
+from ring_notebook.launch.allocation import expand_slurm
+from ring_notebook.verdict import WALLTIME_WARNING, judge_batch_job
+
+_SECONDS_TO_ANSWER = 5.0
+_LOST = ("down", "fail", "unknown", "error", "not_responding")
+_ended: dict[str, str] = {}  # what has ended a job: it cannot begin again
+
+
+def job_name(env: Mapping[str, str] = os.environ) -> str:
+    """Such as ``Slurm job 17``; empty outside of a job of Slurm, which alone is asked."""
+    return f"Slurm job {env['SLURM_JOB_ID']}" if env.get("SLURM_JOB_ID") else ""
+
+
+def who_ended_it(env: Mapping[str, str] = os.environ) -> str:
+    """Who or what has ended the batch job of this process, as a sentence, and what to do.
+
+    Empty while the job runs, outside of one, and where the batch system does not answer.
+    """
+    name = job_name(env)
+    if name and name not in _ended:
+        state, reason, _ = _job(env) or ("", "", None)
+        lost = _lost_hosts(env) if state not in ("", "RUNNING") else []
+        if not (said := judge_batch_job(name, state, reason, lost)):
+            return ""
+        _ended[name] = said
+    return _ended.get(name, "")
+
+
+def end_of_job(env: Mapping[str, str] = os.environ) -> float | None:
+    """When the batch system will end the job of this process, in seconds since the epoch; None where nobody says."""
+    found = _job(env) if job_name(env) else None
+    return found[2] if found else None
+
+
+class Walltime:
+    """Follows in a thread how long the batch job of this process may still run, and calls ``warn`` before its end.
+
+    The batch system is asked at the start, and every five minutes: a limit may be changed.
+    """
+
+    def __init__(self) -> None:
+        self.end: float | None = None
+        """In seconds since the epoch, once it is known."""
+        self.warn: Callable[[str], object] = lambda _said: None
+        self._stop = Event()
+        if job_name():
+            Thread(target=self._follow, name="ring-walltime", daemon=True).start()
+
+    @property
+    def left(self) -> float | None:
+        """Seconds; None where nobody limits them."""
+        return None if self.end is None else max(0.0, self.end - time.time())
+
+    def close(self) -> None:
+        """Warn no more."""
+        self._stop.set()
+
+    def _follow(self) -> None:
+        warned = False
+        while not self._stop.is_set():
+            self.end = end_of_job()
+            left = self.left
+            if left is None:
+                return
+            if left <= WALLTIME_WARNING and not warned and not self._stop.is_set():
+                warned = True
+                self.warn(f"{job_name()} reaches its time limit in {left:.0f} s; save what you need")
+            until = left - WALLTIME_WARNING
+            self._stop.wait(min(WALLTIME_WARNING, until) if until > 0 else WALLTIME_WARNING)
+
+
+@cache
+def walltime() -> Walltime:
+    """That of the job of this process, followed from the first call on."""
+    return Walltime()
+
+
+def _job(env: Mapping[str, str]) -> tuple[str, str, float | None] | None:
+    """State, reason and end of the job; None where Slurm does not answer."""
+    command = ["squeue", "--noheader", "--states=all", f"--jobs={env['SLURM_JOB_ID']}", "--format=%T|%r|%e"]
+    done = _ask(command, env)
+    if done is None:
+        return None
+    if "Invalid job id" in done.stderr:
+        return "GONE", "", None
+    state, _, rest = done.stdout.partition("\n")[0].partition("|")
+    reason, _, end = rest.partition("|")
+    return state.strip(), reason.strip(), float(end) if end.strip().isdigit() else None
+
+
+def _lost_hosts(env: Mapping[str, str]) -> list[str]:
+    nodes = env.get("SLURM_JOB_NODELIST", "")
+    done = _ask(["sinfo", "--noheader", "--Node", f"--nodes={nodes}", "--format=%N|%T"], env) if nodes else None
+    found = dict(line.strip().split("|") for line in done.stdout.splitlines() if "|" in line) if done else {}
+    # A star behind the state: the host does not answer.
+    return [name for name in expand_slurm(nodes) if found.get(name, "").startswith(_LOST) or "*" in found.get(name, "")]
+
+
+def _ask(command: Sequence[str], env: Mapping[str, str]) -> subprocess.CompletedProcess[str] | None:
+    variables = {**env, "SLURM_TIME_FORMAT": "%s"}
+    try:
+        return subprocess.run(
+            command,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS_TO_ANSWER,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
