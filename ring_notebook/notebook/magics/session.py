@@ -21,12 +21,12 @@ from ring_notebook.notebook.cluster import discovery
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.cluster.stacks import render
 from ring_notebook.notebook.magics.cells import check_syntax
-from ring_notebook.notebook.notify import lab_notice
 from ring_notebook.notebook.panel.chart_area import load_charts
 from ring_notebook.notebook.record.cell_options import CellOptions
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.run.catalogue import find, runs_directory
 from ring_notebook.notebook.run.export import Script, export, set_up_cells, set_up_runs
+from ring_notebook.notebook.run.notices import show_in_lab
 from ring_notebook.notebook.run.run import Run
 from ring_notebook.notebook.run.run_verdict import own_failures
 from ring_notebook.notebook.run.scaling import ScalingReport, measure
@@ -66,7 +66,7 @@ class Session:
         if left and keep and n in (None, left["n"]) and not hosts:
             return f"{self.attach(left['id'])} This notebook had kept it; `%ring restart` gives a fresh one."
         cluster = Cluster(n, hosts, keep=keep)
-        walltime().warn = lambda said: lab_notice.show(said, "warning")
+        walltime().warn = lambda said: show_in_lab(said, "warning")
         Thread(target=load_charts, name="ring-preload", daemon=True).start()  # while the engines start
         with ElapsedLine("Starting the engines:"):
             self.cluster = cluster.start()

@@ -128,16 +128,22 @@ def _in_lab() -> bool:
 
 
 def _show_in_lab(notice: Notice) -> None:
-    """Show a notice until somebody dismisses it. A front end that does not know the command ignores it."""
+    # A notification has few characters: why it has failed comes before how large it was.
+    show_in_lab(f"{notice.event} · {notice.name}\n{notice.error}" if notice.error else notice.text, _LAB[notice.event])
+
+
+def show_in_lab(text: str, kind: str) -> None:
+    """Show ``text`` until somebody dismisses it; ``kind`` is one of JupyterLab's, such as "warning".
+
+    A front end that does not know the command ignores it.
+    """
     if not _in_lab():
         return
     from ipylab import JupyterFrontEnd
 
-    # A notification has few characters: why it has failed comes before how large it was.
-    text = f"{notice.event} · {notice.name}\n{notice.error}" if notice.error else notice.text
     message = text if len(text) <= _MOST else f"{text[: _MOST - 1]}…"
     app: Any = JupyterFrontEnd()
-    app.commands.execute(_COMMAND, {"message": message, "type": _LAB[notice.event], "options": {"autoClose": False}})
+    app.commands.execute(_COMMAND, {"message": message, "type": kind, "options": {"autoClose": False}})
     close_widgets.close(app)
 
 
