@@ -57,16 +57,14 @@ void register_memory(py::module_& module) {
             },
             py::arg("run"), "Tell ranks that open an epoch of this run from now on that this rank will not join it.")
         .def(
-            "agree_on_members",
-            [](Domain& self, std::vector<int> candidates, std::uint64_t last, std::uint64_t run, bool without_dead,
-               double timeout) {
-                const ring::MembershipCall call{std::move(candidates), last, run, without_dead};
+            "agree_on_epoch",
+            [](Domain& self, std::vector<int> candidates, std::uint64_t last, std::uint64_t run, double timeout) {
+                const ring::EpochCall call{std::move(candidates), last, run};
                 const py::gil_scoped_release nogil;
-                const ring::Membership answer = ring::agree_on_members(self, call, timeout, signal_check());
-                return std::make_pair(answer.epoch, answer.members);
+                return ring::agree_on_epoch(self, call, timeout, signal_check());
             },
-            py::arg("candidates"), py::arg("last"), py::arg("run"), py::arg("without_dead"), py::arg("timeout"),
-            "(epoch, members): which of these local ranks take part in the next epoch; see membership.hpp.")
+            py::arg("candidates"), py::arg("last"), py::arg("run"), py::arg("timeout"),
+            "The number of the next epoch of these local ranks; see membership.hpp.")
         .def(
             "allocate",
             [](std::shared_ptr<Domain> self, std::size_t bytes) {

@@ -115,11 +115,10 @@ int main(int count, char** values) {
             for (int epoch = 1; epoch <= epochs && failures == 0; ++epoch) {
                 begun = std::max(begun.load(), epoch);
                 try {
-                    // On one host the ranks agree on a number as an elastic job does, each from one of its own.
+                    // On one host the ranks agree on a number, each from one of its own.
                     last = hosts > 1 ? static_cast<std::uint64_t>(epoch)
-                                     : agree_on_members(*domain, {everyone, last + static_cast<std::uint64_t>(index)},
-                                                        kAgreement, nullptr)
-                                           .epoch;
+                                     : agree_on_epoch(*domain, {everyone, last + static_cast<std::uint64_t>(index)},
+                                                      kAgreement, nullptr);
                     rank.run(make_plan(static_cast<std::uint64_t>(seed), static_cast<std::uint64_t>(epoch), ranks),
                              last);
                 } catch (const std::exception& error) {

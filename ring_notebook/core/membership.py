@@ -1,4 +1,4 @@
-"""Which ranks take part in the next epoch, and its number."""
+"""Which ranks `init` is for, and the number of their next epoch."""
 
 from __future__ import annotations
 
@@ -50,32 +50,23 @@ def _check(ranks: list[int], size: int, own: int) -> None:
         raise ValueError(f"rank {own}: init: this rank is not in {ranks}; call init(comm) on the ranks of comm only")
 
 
-def agree(place: Place, ranks: list[int], last: int, run: int) -> tuple[int, list[int]]:
-    """The number of the epoch that ``ranks`` of the job open now, and those of them that do: the living.
+def agree(place: Place, ranks: list[int], last: int, run: int) -> int:
+    """The number of the epoch that ``ranks`` of the job open now.
 
-    All that live must call this; ``last`` is the newest epoch that this rank has tried. Ranks that were in other
-    subsets have tried others. Where a death ends the job anyway, a rank that has died raises CollectiveAborted, as
-    does one that has left ``run``. Interruptible, but not where MPI connects the hosts.
+    All of them must call this; ``last`` is the newest epoch that this rank has tried. Ranks that were in other subsets
+    have tried others. Raises CollectiveAborted when one of them has died, or left ``run``. Interruptible, but not where
+    MPI connects the hosts.
     """
     if len(ranks) == 1:
-        return last + 1, ranks
+        return last + 1
     domain, mates = place.domain, place.mates
     if place.shared is not None:
         domain, mates = place.shared, list(range(place.topology.size))
     elif any(place.domains[rank] != place.domains[ranks[0]] for rank in ranks):
         if isinstance(place.link, core.TcpLink):
-            return _agree_over_tcp(place.link, ranks, place.topology.rank, last), ranks
-        return _agree_through_mpi(ranks, last), ranks
-    candidates = sorted(mates.index(rank) for rank in ranks)
-    epoch, members = domain.agree_on_members(candidates, last, run, place.elastic, config().timeout)
-    alive = {mates[member] for member in members}
-    return epoch, [rank for rank in ranks if rank in alive]
-
-
-def living(place: Place, ranks: Sequence[int]) -> int:
-    """How many of these ranks of the job have not died, as far as can be seen from this host."""
-    mates = place.mates
-    return sum(rank not in mates or not place.domain.dead(mates.index(rank)) for rank in ranks)
+            return _agree_over_tcp(place.link, ranks, place.topology.rank, last)
+        return _agree_through_mpi(ranks, last)
+    return domain.agree_on_epoch(sorted(mates.index(rank) for rank in ranks), last, run, config().timeout)
 
 
 def _agree_over_tcp(link: _core.TcpLink, ranks: list[int], own: int, last: int) -> int:

@@ -264,7 +264,7 @@ class _Formation:
             addresses = [(str(host), int(port)) for (host, port), *_ in cards]
             connections = TcpConnections(tcp, topology.rank, self._listener, addresses, found.key)
             leave = partial(_hang_up, tcp, connections)
-            return Place(topology, memory, tcp, topology.hosts, rendezvous=rendezvous, leave=leave)
+            return Place(topology, memory, tcp, topology.hosts, found.elastic, rendezvous=rendezvous, leave=leave)
         return Place(topology, memory, None, topology.hosts, found.elastic, rendezvous=rendezvous)
 
     def close(self) -> None:
@@ -291,7 +291,8 @@ def _choose_way(rendezvous: Rendezvous | _MpiRendezvous, settings: dict[int, lis
     algorithm, transport, _ = settings[first]
     if algorithm == "ring" and rendezvous.elastic:
         raise ValueError(
-            "RING_ALGORITHM=ring makes a host of each rank, and an elastic job has one; leave one of them out"
+            "RING_ALGORITHM=ring makes a host of each rank, whose death the others do not notice; an elastic job needs "
+            "to; leave one of them out"
         )
     if not several:
         return "ring" if algorithm == "ring" else ""

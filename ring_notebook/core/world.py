@@ -15,7 +15,7 @@ from typing import Any
 
 from ring_notebook.config import config
 from ring_notebook.core.communicator import Communicator
-from ring_notebook.core.membership import RanksOrComm, agree, living, ranks_of
+from ring_notebook.core.membership import RanksOrComm, agree, ranks_of
 from ring_notebook.core.native import core, devices, options
 from ring_notebook.core.place import Place, Topology, find_place, form_again
 from ring_notebook.error_text import error_text
@@ -23,7 +23,7 @@ from ring_notebook.errors import CollectiveAborted, NotInitializedError, RingErr
 from ring_notebook.rank.exit_watch import at_exit, watch_exits
 from ring_notebook.rank.preload import unload_from_children
 from ring_notebook.rank.rank_status import exit_code_of, report_status
-from ring_notebook.rank.rendezvous import is_offered
+from ring_notebook.rank.rendezvous import Rendezvous, is_offered
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def _settle(place: Place) -> Place:
 def lost() -> list[int]:
     """The ranks of the job that have died, as far as can be seen from this host."""
     place = prepare_host()
-    return [rank for rank in range(place.topology.size) if not living(place, [rank])]
+    return [rank for at, rank in enumerate(place.mates) if place.domain.dead(at)]
 
 
 def init(comm: RanksOrComm | None = None) -> None:
@@ -129,22 +129,20 @@ def init(comm: RanksOrComm | None = None) -> None:
         watch_exits(fail)
     run, everyone = _state.run or (None, list(range(place.topology.size)))
     ranks = everyone if comm is None else ranks_of(comm, place.topology, everyone)
-    if place.elastic:
-        _open_with_the_living(place, ranks)
+    if place.elastic and place.rendezvous is not None:
+        _open_with_the_living(place, place.rendezvous, ranks)
         return
     if ranks == everyone and place.link is not None:
         _state.epoch += 1  # across hosts the ranks of a job, or run, have to call this equally often
     else:
-        _state.epoch, ranks = agree(place, ranks, _state.epoch, _state.run_number)
+        _state.epoch = agree(place, ranks, _state.epoch, _state.run_number)
     _open(place, ranks, _state.epoch, run)
 
 
-def _open_with_the_living(place: Place, ranks: list[int]) -> None:
+def _open_with_the_living(place: Place, rendezvous: Rendezvous, ranks: list[int]) -> None:
+    """The supervisor knows who lives, on whatever host; an epoch without one that dies meanwhile does not open."""
     while True:
-        _state.epoch, members = agree(place, ranks, _state.epoch, 0)
-        if gone := set(ranks).difference(members):
-            # Only this tells a rank that exited too early from one that had finished.
-            report_status("continued without", *gone)
+        _state.epoch, members = rendezvous.assemble(ranks, _state.epoch, config().timeout)
         if len(members) < config().min_np:
             raise RingError(
                 f"{len(members)} of {place.topology.size} ranks are left, fewer than the {config().min_np} of "
@@ -247,12 +245,6 @@ def narrow(ranks: Sequence[int]) -> bool:
 def widen() -> None:
     """Undo the last `narrow` of this rank."""
     _state.narrowed.pop().communicator.close()
-
-
-def alive() -> int:
-    """How many ranks of the job have not died, as far as can be seen from this host."""
-    place = prepare_host()
-    return living(place, range(place.topology.size))
 
 
 def abort(reason: str) -> None:

@@ -10,7 +10,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ring_notebook.errors import RingError
@@ -79,21 +79,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         min_np = 1 if options.min_np is None else options.min_np
         if not 1 <= min_np <= n:
             parser.error(f"--min-np must be between 1 and the {n} ranks of the job, got {min_np}")
-        if options.min_np is not None and not here and min_np < n:
-            parser.error(
-                f"--min-np {min_np}: a job of several hosts cannot continue without a rank, and starts again with all "
-                f"{n}; leave it out, or give --elastic and --reset-limit"
-            )
         for note in notes(options, here):
             print_message(note)
         elastic = options.elastic or options.min_np is not None or bool(options.host_discovery_script)  # as horovodrun
-        starts = _Starts(options, hosts, n, min_np if elastic else 0)
-        if problem := starts.start_error():
+        # `python` means the Python that ringrun belongs to, also when its environment is not activated.
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+        if here and (problem := explain_start(options.command, path)):  # nothing is known of other hosts
             print_message(problem[1])
             return problem[0]
         if not options.cpus_per_rank and (said := threads_started(n, here)):
             print_message(said)
-        return starts.run()
+        least = min_np if elastic and options.reset_limit != 0 else 0
+        return _run(options, hosts, n, least, {"PATH": path, **environment(options)})
     except OSError as error:
         few = "; this process may open too few files, raise `ulimit -n`" if error.errno == errno.EMFILE else ""
         parser.error(f"{error}{few}")
@@ -101,64 +98,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(str(error))
 
 
-class _Starts:
-    """Starts the job, and restarts an elastic job of several hosts, which cannot continue without a dead rank."""
-
-    def __init__(self, options: argparse.Namespace, hosts: list[Host], n: int, min_np: int) -> None:
-        self._options = options
-        self._hosts = hosts
-        self._n = n
-        self._min_np = min_np if only_here(hosts) else 0
-        self._restarts = options.reset_limit if min_np and not only_here(hosts) else 0
-        # `python` means the Python that ringrun belongs to, also when its environment is not activated.
-        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-        self._environment = {"PATH": path, **environment(options)}
-        if self._restarts and not os.environ.get("RING_COMMIT_DIR"):
-            self._environment["RING_COMMIT_DIR"] = str(Path(".ring/commits").absolute())
-
-    def start_error(self) -> tuple[int, str] | None:
-        """Exit code and reason when the program cannot be started on this host; nothing is known of other hosts."""
-        if not only_here(self._hosts):
-            return None
-        return explain_start(self._options.command, self._environment["PATH"])
-
-    def run(self) -> int:
-        """The exit code of the last job."""
-        options = self._options
-        files = RankFiles(Path(options.output_dir), self._n) if options.output_dir else None
-        mpi_args = shlex.split(f"{options.mpi_args} {options.binding_args}")
-        for attempt in range(self._restarts + 1):
-            job = Job(
-                options.command,
-                self._n,
-                self._hosts,
-                self._environment,
-                mpi_args,
-                min_np=self._min_np,
-                start_timeout=options.start_timeout,
-                prefix=not options.no_prefix,
-                times=options.times,
-                files=files,
-            )
-            if options.verbose:
-                print(shlex.join(job.command), file=sys.stderr, flush=True)  # noqa: T201
-            walltime().warn = print_message
-            with job.signals_passed_on():
-                code = job.wait()
-            walltime().close()
-            # Before its ranks: they have failed because of it.
-            if code and (ended := who_ended_it()):
-                print_message(ended)
-                break
-            if not code or job.verdict.ended_by:
-                break
-            if attempt < self._restarts:
-                print_message(f"{job.describe_failure()}; restarting the job ({attempt + 1} of {self._restarts})")
-            else:
-                print_message(job.describe_failure())
-        if files and files.error:
-            print_message(f"not all output is kept: {files.error}")
-        return code
+def _run(options: argparse.Namespace, hosts: Sequence[Host], n: int, min_np: int, env: Mapping[str, str]) -> int:
+    """The exit code of the job."""
+    files = RankFiles(Path(options.output_dir), n) if options.output_dir else None
+    job = Job(
+        options.command,
+        n,
+        hosts,
+        env,
+        shlex.split(f"{options.mpi_args} {options.binding_args}"),
+        min_np=min_np,
+        start_timeout=options.start_timeout,
+        prefix=not options.no_prefix,
+        times=options.times,
+        files=files,
+    )
+    if options.verbose:
+        print(shlex.join(job.command), file=sys.stderr, flush=True)  # noqa: T201
+    walltime().warn = print_message
+    with job.signals_passed_on():
+        code = job.wait()
+    walltime().close()
+    if code and (ended := who_ended_it()):  # before its ranks: they have failed because of it
+        print_message(ended)
+    elif code and not job.verdict.ended_by:
+        print_message(job.describe_failure())
+    if files and files.error:
+        print_message(f"not all output is kept: {files.error}")
+    return code
 
 
 def _reserve_standard_streams() -> None:

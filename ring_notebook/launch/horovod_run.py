@@ -45,7 +45,7 @@ def run(
     In the ranks ``import horovod`` means Ring Notebook. ``np``, ``min_np`` and ``max_np`` are Horovod's old names of
     ``num_proc``, ``min_num_proc`` and ``max_num_proc``. Raises as `ring_notebook.run` does.
 
-    min_num_proc: the job is elastic, on this host, and continues without ranks that fail while so many are left.
+    min_num_proc: the job is elastic, and continues without ranks that fail while so many are left.
     reset_limit: 0 makes the job one that ends with its first failure; other limits are not counted.
     hosts, hostfile: ``"a:2,b:2"``, or a file of such lines; one of them. Default: the allocation of a batch system, or
         this host.

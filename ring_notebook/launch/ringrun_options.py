@@ -45,7 +45,7 @@ _IDLE: tuple[tuple[tuple[str, ...], int, str], ...] = (
     (("--log-hide-timestamp", "--no-log-hide-timestamp"), 0, _LOGS),
     (("--gloo", "--mpi"), 0, _CONTROLLER),
     (("--elastic-timeout",), 1, "ranks that are left find each other at once, or the job ends"),
-    (("--blacklist-cooldown-range",), 2, "a host that failed is used again at once"),
+    (("--blacklist-cooldown-range",), 2, "a host that failed is not used again"),
     (("--max-np", "--max-num-proc"), 1, "ranks are not added to a running job"),
 )
 """Options of ``horovodrun`` that mean nothing here, how many values each takes, and why."""
@@ -277,7 +277,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument_group("elastic jobs").add_argument
     add("--elastic", action="store_true", help="continue without ranks that die (see elastic.run)")
     add("--min-np", "--min-num-proc", type=int, metavar="K", help="the same, while so many ranks are left")
-    add("--reset-limit", type=int, default=3, metavar="N", help="how often a job of several hosts is restarted")
+    add("--reset-limit", type=int, metavar="N", help="0: the first failure ends the job; others are not counted")
 
     add = parser.add_argument_group("waits").add_argument
     add("--no-stall-check", action="store_true", help="never say which ranks others wait for")

@@ -27,7 +27,7 @@ from ring_notebook.gpus import gpus
 from ring_notebook.hardware import cores
 from ring_notebook.launch.allocation import find_allocation
 from ring_notebook.launch.job import Job
-from ring_notebook.launch.launchers.hosts import Host, check_slots, is_local, named_hosts, only_here
+from ring_notebook.launch.launchers.hosts import Host, check_slots, is_local, named_hosts
 from ring_notebook.launch.rank_output import RankFiles
 from ring_notebook.own_python import code_command
 from ring_notebook.rank.function_rank import ADDRESS, KEY, Outcome
@@ -56,9 +56,8 @@ def run(
     ``fn`` may be a lambda or defined in a notebook; it, its arguments and results travel by cloudpickle.
     ``n`` (Horovod: ``num_proc``) defaults to the slots of the hosts, which are ``hosts`` ("a:2,b:2"),
     ``hostfile``, or the allocation of a batch system; without any of them it is the number of GPUs, or of cores.
-    ``env`` adds variables, ``mpi_args`` options for mpiexec. With ``min_np`` the ranks, which must be on this host,
-    are elastic: the job continues without ranks that die or raise, while so many are left, and the results are those of
-    the ranks that returned.
+    ``env`` adds variables, ``mpi_args`` options for mpiexec. With ``min_np`` the job is elastic: it continues
+    without ranks that die or raise, while so many are left, and the results are those of the ranks that returned.
 
     Raises the exception that the first failing rank raised, caused by a RunFailed that holds the rank and its
     traceback; RunFailed alone when a rank died; MPIMissingError when there is no MPI; ValueError for a ``min_np``
@@ -87,8 +86,6 @@ def run_on_ranks(
     size = n or sum(host.slots for host in where) or len(gpus()) or cores()
     if min_np is not None and not 1 <= min_np <= size:
         raise ValueError(f"min_np must be between 1 and the {size} ranks of the job, got {min_np}")
-    if min_np is not None and not only_here(where):
-        raise ValueError(f"min_np needs all ranks on this host, got {', '.join(host.name for host in where)}")
     if named:
         check_slots(size, named)
     work = (sys.path, cloudpickle.dumps((fn, tuple(args), dict(kwargs))))

@@ -17,18 +17,16 @@ from typing import Literal
 from ring_notebook.config import config
 from ring_notebook.errors import CollectiveAborted
 
-Event = Literal["initialized", "raised", "aborted", "exiting", "continued without"]
+Event = Literal["initialized", "raised", "aborted", "exiting"]
 
 _LONGEST = 1 << 20  # bytes that are read of a file: more than any rank reports
 
 
 @dataclass(frozen=True, slots=True)
 class RankStatus:
-    """What a rank has reported so far: when each event happened (`time.monotonic`), and the ranks that it lost."""
+    """What a rank has reported so far: when each event happened (`time.monotonic`)."""
 
     times: dict[str, float] = field(default_factory=dict)
-    lost: frozenset[int] = frozenset()
-    """Ranks that this one continued without (elastic jobs only)."""
     code: int = 1
     """What it exits with if it has raised."""
 
@@ -80,7 +78,7 @@ class StatusFile:
     def read(self) -> RankStatus:
         """What the rank has reported so far. Reports of its children, which inherit its environment, are ignored."""
         data = os.pread(self._file, _LONGEST, 0).decode(errors="replace")
-        own, times, lost, code = "", dict[str, float](), set[int](), 1
+        own, times, code = "", dict[str, float](), 1
         for line in data.splitlines():
             try:
                 pid, event, text, *rest = line.split("\t")
@@ -92,20 +90,15 @@ class StatusFile:
                 times[event] = when
                 if event == "raised":
                     code = next((number for number in numbers if 0 < number < 256), 1)
-                else:
-                    lost.update(numbers)
-        return RankStatus(times, frozenset(lost), code)
+        return RankStatus(times, code)
 
 
-def report_status(event: Event, *numbers: int) -> None:
-    """Report ``event`` to the launcher, if it wants to know.
-
-    ``numbers`` are the ranks that this rank continued without, or the exit code of one that has raised.
-    """
+def report_status(event: Event, *code: int) -> None:
+    """Report ``event`` to the launcher, if it wants to know, with the exit ``code`` of a rank that has raised."""
     if not config().status_file:
         return
     with suppress(OSError), open(config().status_file, "a") as file:
-        file.write("\t".join(map(str, (os.getpid(), event, time.monotonic(), *numbers))) + "\n")
+        file.write("\t".join(map(str, (os.getpid(), event, time.monotonic(), *code))) + "\n")
 
 
 def report_error(error: BaseException) -> None:

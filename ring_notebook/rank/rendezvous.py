@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from ring_notebook.config import config
-from ring_notebook.errors import RingError
+from ring_notebook.errors import CollectiveTimeout, RingError
 from ring_notebook.rank.rendezvous_server import (
     ACCEPTED,
+    ASSEMBLE,
     DIGEST,
     GATHER,
     GATHERED,
@@ -172,6 +173,25 @@ class Rendezvous:
         self.elastic = answer.get("elastic") is True
         return values
 
+    def assemble(self, ranks: Sequence[int], epoch: int, limit: float) -> tuple[int, list[int]]:
+        """The number of the next epoch of an elastic job, and those of ``ranks`` that live and open it.
+
+        All of these have to call this, with the newest ``epoch`` that each has tried to open. Raises CollectiveTimeout
+        when they have not within ``limit`` seconds, 0 for any time, and RingError when the supervisor has exited. May
+        be interrupted.
+        """
+        self._limit, self._deadline = limit, time.monotonic() + limit if limit else math.inf
+        try:
+            found = self._ask(ASSEMBLE, {"ranks": list(ranks), "epoch": epoch})
+        finally:
+            self._deadline = math.inf
+        if "missing" in found:
+            names = ", ".join(f"rank {one}" for one in found["missing"])
+            raise CollectiveTimeout(
+                f"rank {self.rank} waited {limit:g} s for {names} to join the next epoch (RING_TIMEOUT)"
+            )
+        return int(found["next"]), list(found["members"])
+
     def formed(self) -> None:
         """The ranks have found each other. A supervisor can be asked again, of any other server nothing is left."""
         if self._where:
@@ -193,8 +213,8 @@ class Rendezvous:
             self._channel.sendall(f"cmd={command} value={json.dumps(request)}\n".encode())
             while answer is None:
                 found = self._read_answer()
-                echoed = {name: found[name] for name in ("generation", "step") if name in found}
-                if echoed.items() <= request.items():  # else it is to a gathering that was interrupted
+                echoed = {name: found[name] for name in ("generation", "step", "epoch") if name in found}
+                if echoed.items() <= request.items():  # else it is to a request that was interrupted
                     answer = found
         except (OSError, RecursionError, ValueError):
             gone = (

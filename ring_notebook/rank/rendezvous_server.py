@@ -23,6 +23,7 @@ from typing import Any
 
 RENDEZVOUS, SECRET = "RING_RENDEZVOUS", "RING_RENDEZVOUS_SECRET"
 GATHER, GATHERED, JOIN, GIVE_UP = "ring_gather", "ring_gathered", "ring_join", "ring_give_up"
+ASSEMBLE = "ring_assemble"
 MAGIC = b"ring-rendezvous 1\n"
 DIGEST = 32
 ACCEPTED = b"+"
@@ -39,13 +40,18 @@ Replies = dict[int, dict[str, Any]]
 class Gathering:
     """Who has given what, among ranks 0 to ``size`` - 1 of a job; ``elastic`` is what its ranks are told of it.
 
-    Ranks form once in each generation. A request of a newer generation ends what others still wait for.
+    Ranks form once in each generation. A request of a newer generation ends what others still wait for. Those of an
+    elastic job that live assemble for each epoch, without the ranks that have exited.
     """
 
     def __init__(self, size: int, elastic: bool = False) -> None:
         self._size = size
         self._elastic = elastic
         self._gone: dict[int, str] = {}
+        self._assembling: dict[int, tuple[tuple[int, ...], int]] = {}  # who waits: for which ranks, after which epoch
+        self._assembled: dict[int, dict[str, Any]] = {}  # what each rank was answered last
+        self.left_out: set[int] = set()
+        """The ranks that others have continued without."""
         self._begin(0)
 
     def _begin(self, generation: int) -> None:
@@ -95,17 +101,59 @@ class Gathering:
             raise ValueError(f"rank {rank}: expected it among ranks below {self._size}, got {members!r:.100}")
         return generation, step, tuple(members), bool(request.get("last")), request.get("value")
 
+    def assemble(self, rank: int, request: object) -> Replies:
+        """Rank ``rank`` is to open an epoch after ``epoch`` with those of ``ranks`` that live, once all of them ask.
+
+        All of these get the same number, of the ``next`` epoch, and the same ``members``. A rank that was interrupted
+        asks again. Raises ValueError for what is no request.
+        """
+        if not isinstance(request, dict):
+            raise ValueError(f"rank {rank}: expected a request, got {request!r:.100}")
+        ranks, epoch = request.get("ranks"), request.get("epoch")
+        if not (isinstance(epoch, int) and isinstance(ranks, list) and rank in ranks):
+            raise ValueError(f"rank {rank}: expected it among ranks, and an epoch, got {request!r:.100}")
+        if (told := self._assembled.get(rank)) and told["next"] > epoch:  # the others have counted on it
+            return {rank: told | {"epoch": epoch}}
+        self._assembling[rank] = tuple(ranks), epoch
+        return self._count(tuple(ranks))
+
+    def _count(self, ranks: tuple[int, ...]) -> Replies:
+        """Answer those that assemble as ``ranks``, if they are all that live."""
+        members = [rank for rank in ranks if rank not in self._gone]
+        waiting = {rank: epoch for rank, (others, epoch) in self._assembling.items() if others == ranks}
+        if not waiting.keys() >= set(members):
+            return {}
+        number = 1 + max(waiting.values())
+        self.left_out |= set(ranks).difference(members)
+        for rank, epoch in waiting.items():
+            self._assembled[rank] = {"epoch": epoch, "next": number, "members": members}
+            del self._assembling[rank]
+        return {rank: self._assembled[rank] for rank in waiting}
+
+    def give_up(self, rank: int) -> Replies:
+        """Rank ``rank`` waits no longer for others to assemble; it is told which are missing."""
+        if rank not in self._assembling:
+            return {}
+        ranks, epoch = self._assembling.pop(rank)
+        missing = [one for one in ranks if one != rank and one not in self._gone and one not in self._assembling]
+        return {rank: {"epoch": epoch, "missing": missing}}
+
     def exited(self, rank: int, how: str) -> Replies:
         """Rank ``rank`` has exited; returns what to send to those that wait for it."""
         self._gone[rank] = f"rank {rank} exited ({how}) before all ranks had called init()"
+        self._assembling.pop(rank, None)
         if self.has_formed:
-            return {}
+            replies: Replies = {}
+            for ranks in {ranks for ranks, _ in self._assembling.values() if rank in ranks}:
+                replies |= self._count(ranks)
+            return replies
         self.error = self.error or self._gone[rank]
         return self.refuse(self._gone[rank]) if self._awaited and rank in self._awaited[1] else {}
 
     def started_again(self, rank: int) -> None:
         """Another process is rank ``rank`` now."""
         self._gone.pop(rank, None)
+        self._assembled.pop(rank, None)
 
     @property
     def waiting(self) -> set[int]:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from ring_notebook import verdict
 from ring_notebook.config import config
 from ring_notebook.rank.rendezvous_server import MOST_STRANGERS, Strangers
 
@@ -36,6 +37,7 @@ _SECONDS_TO_PROVE = 10.0
 _SECONDS_TO_CONNECT = 30.0
 _PAUSE = 0.1  # seconds between attempts
 _SECONDS_TO_FLUSH = 0.005
+_PROBES = 5  # without an answer, until a host counts as lost
 
 
 def listen(own: str = "") -> socket.socket:
@@ -245,6 +247,12 @@ class TcpConnections(threading.Thread):
     def _hand_over(self, rank: int, channel: socket.socket) -> None:
         with contextlib.suppress(OSError):  # the other side has gone already, which the link finds out
             channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # A host that has vanished closes nothing: it is given up when it has been silent, as its agent is.
+            channel.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
+                channel.setsockopt(socket.IPPROTO_TCP, option, max(1, int(verdict.SILENCE / (_PROBES + 1))))
+            channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
+            channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * verdict.SILENCE))
         self._link.connected(rank, channel.detach())
 
     def _proof(self, direction: bytes, front: bytes, challenge: bytes) -> bytes:

@@ -15,7 +15,8 @@ import sys
 import torch
 
 import ring_notebook.torch as hvd
-from ring_notebook.core import membership, world
+from ring_notebook.core import world
+from ring_notebook.rank.rendezvous import Rendezvous
 
 FIRST_TO_DIE = 1
 """Whose death in step 8 makes the moments after it."""
@@ -100,10 +101,10 @@ def train(state):
 
 state = State(model, optimizer, sampler=sampler, batch=0, seen=[])
 state.register_reset_callbacks([on_reset])
-call_roll, open_epoch = membership.agree, world._open
+call_roll, open_epoch = Rendezvous.assemble, world._open
 
 
-def agree(*arguments):
+def assemble(*arguments):
     if starts:
         perhaps("roll call")
     return call_roll(*arguments)
@@ -115,7 +116,7 @@ def opened(*arguments):
     return open_epoch(*arguments)
 
 
-world.agree, world._open = agree, opened
+Rendezvous.assemble, world._open = assemble, opened
 returned = train(state)
 hvd.check(model, optimizer)
 report = {

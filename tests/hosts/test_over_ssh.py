@@ -48,7 +48,7 @@ def ringrun(hosts: TwoHosts, *arguments: str, shell: str = '"$@"') -> str:
 def job_that_waits(hosts: TwoHosts, silence: float = 30.0, program: str = WAITS) -> Iterator[subprocess.Popen[str]]:
     """The supervisor of a job whose ranks have said "ready"; it and its agents give up after ``silence`` seconds."""
     code = f"{SETUP}SILENCE = {silence}; job_of_hosts.main()"
-    command = [sys.executable, "-c", code, "4", BOTH[-1], sys.executable, "-c", program]
+    command = [sys.executable, "-c", code, "4", "0", BOTH[-1], sys.executable, "-c", program]
     started = subprocess.Popen(
         [str(hosts.folder / "launcher"), NAMES[0], f"exec {shlex.join(command)}"],
         env={**os.environ, **hosts.environment, "UCX_TLS": "tcp,self", "RING_TEST_SECRET": "of-nobody-else"},
@@ -201,7 +201,7 @@ def test_a_host_that_cannot_be_used_is_named(hosts: TwoHosts, shell: str, words:
     old = json.dumps({"host": "x", "ring_notebook": "0.0.1", "Python": "3.9"}).encode()
     (hosts.folder / "old").write_bytes(MAGIC + encode(Kind.HELLO, payload=old))
     code = f"{SETUP}SECONDS_TO_CONNECT = 3.0; job_of_hosts.main()"
-    command = [sys.executable, "-c", code, "2", "ring-a:1,ring-nowhere:1", "touch", "started"]
+    command = [sys.executable, "-c", code, "2", "0", "ring-a:1,ring-nowhere:1", "touch", "started"]
     script = f'cd {hosts.folder}; "$@"; echo "code $?"'
     said = hosts.on_first(["sh", "-c", script, "sh", *command], LIMIT, {"RING_REMOTE_SHELL": shell})
     assert '"rank": 1, "host": "ring-nowhere", "code": 1' in said

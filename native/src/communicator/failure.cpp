@@ -77,6 +77,10 @@ bool Communicator::explain(const Work& work, std::exception_ptr& error) {
         const std::string why = who() + " stopped in " + describe(work.header_) + ": " + device.what();
         group_->abort(why);
         error = std::make_exception_ptr(Aborted(why));
+    } catch (const PeerLost& lost) {
+        const std::string why = who() + " stopped in " + describe(work.header_) + ": " + lost.what();
+        group_->abort(why);
+        error = std::make_exception_ptr(Aborted(why));
     } catch (const std::exception& other) {
         group_->abort(who() + " stopped in " + describe(work.header_) + ": " + other.what());
     } catch (...) {

@@ -1,7 +1,6 @@
 #include "ring/group/membership.hpp"
 
 #include <algorithm>
-#include <optional>
 #include <string>
 
 #include "ring/base/errors.hpp"
@@ -11,7 +10,7 @@ namespace {
 
 class Candidate {
    public:
-    Candidate(Domain& domain, const MembershipCall& call)
+    Candidate(Domain& domain, const EpochCall& call)
         : domain_(domain), call_(call), own_(domain.slot(me())), last_(call.last) {
         // Counted on in an earlier call that this rank was interrupted in: the others may wait for it there.
         const std::uint64_t missed = own_.invited.load(std::memory_order_seq_cst);
@@ -22,34 +21,36 @@ class Candidate {
         own_.wants.store(last_ + 1, std::memory_order_seq_cst);
         ring_bells();
     }
-    // The next leader must not count on this rank: it has its answer, or has given up.
+    // The leader must not count on this rank again: it has its answer, or has given up.
     ~Candidate() { own_.wants.store(0, std::memory_order_seq_cst); }
     Candidate(const Candidate&) = delete;
     Candidate& operator=(const Candidate&) = delete;
 
     bool settled() {
-        const int leader = first_alive();
-        if (leader == me()) {
+        if (leader() == me()) {
             if (!all_here()) return false;
             decide();
         }
-        answer_ = read(domain_.slot(leader));
-        return answer_.has_value();
+        // In this order: the leader writes it the other way round.
+        const std::uint64_t epoch = domain_.slot(leader()).decided.load(std::memory_order_seq_cst);
+        if (epoch <= last_ || own_.invited.load(std::memory_order_seq_cst) != epoch) return false;
+        answer_ = epoch;
+        return true;
     }
-    const Membership& answer() const { return *answer_; }
+    std::uint64_t answer() const { return answer_; }
 
     // Throws where the wait would be in vain.
     void check() const {
         for (int rank : call_.candidates) {
             if (rank == me()) continue;
-            if (!call_.without_dead && domain_.dead(rank)) throw Aborted(name(rank) + " has died" + waited());
+            if (domain_.dead(rank)) throw Aborted(name(rank) + " has died" + waited());
             if (domain_.has_left_run(rank, call_.run)) throw Aborted(name(rank) + " finished its cell" + waited());
         }
     }
     std::string missing() const {
         std::string text;
         for (int rank : call_.candidates)
-            if (rank != me() && !domain_.dead(rank) && !is_here(rank)) text += (text.empty() ? "" : ", ") + name(rank);
+            if (rank != me() && !is_here(rank)) text += (text.empty() ? "" : ", ") + name(rank);
         return text.empty() ? "the leader" : text;
     }
 
@@ -59,16 +60,10 @@ class Candidate {
     std::string waited() const { return " while " + name(me()) + " waits for it to join the next epoch"; }
     bool is_here(int rank) const { return domain_.slot(rank).wants.load(std::memory_order_seq_cst) != 0; }
 
-    int first_alive() const {
-        for (int rank : call_.candidates)
-            if (rank == me() || !domain_.dead(rank)) return rank;
-        return me();
-    }
-
+    int leader() const { return call_.candidates.front(); }
     bool all_here() const {
-        return std::all_of(call_.candidates.begin(), call_.candidates.end(), [&](int rank) {
-            return rank == me() || is_here(rank) || (call_.without_dead && domain_.dead(rank));
-        });
+        return std::all_of(call_.candidates.begin(), call_.candidates.end(),
+                           [&](int rank) { return rank == me() || is_here(rank); });
     }
 
     void decide() {
@@ -79,22 +74,9 @@ class Candidate {
                 {epoch, slot.wants.load(std::memory_order_seq_cst), slot.invited.load(std::memory_order_seq_cst) + 1});
         }
         own_.decided.store(0, std::memory_order_seq_cst);  // nobody takes half of this decision for the one before
-        for (int rank : call_.candidates)
-            if (rank == me() || !domain_.dead(rank)) domain_.slot(rank).invited.store(epoch, std::memory_order_seq_cst);
+        for (int rank : call_.candidates) domain_.slot(rank).invited.store(epoch, std::memory_order_seq_cst);
         own_.decided.store(epoch, std::memory_order_seq_cst);
         ring_bells();
-    }
-
-    std::optional<Membership> read(const RankSlot& leader) const {
-        const std::uint64_t epoch = leader.decided.load(std::memory_order_seq_cst);
-        if (epoch <= last_ || own_.invited.load(std::memory_order_seq_cst) != epoch) return std::nullopt;
-        Membership answer{epoch, {}};
-        for (int rank : call_.candidates)
-            if (domain_.slot(rank).invited.load(std::memory_order_seq_cst) == epoch) answer.members.push_back(rank);
-        // Where the leader died and another one was writing meanwhile, the list has holes; the epoch then does not
-        // open, because a group counts its members against its block.
-        if (leader.decided.load(std::memory_order_seq_cst) != epoch) return std::nullopt;
-        return answer;
     }
 
     void ring_bells() const {
@@ -102,18 +84,17 @@ class Candidate {
     }
 
     Domain& domain_;
-    const MembershipCall& call_;
+    const EpochCall& call_;
     RankSlot& own_;
     std::uint64_t last_;  // newest epoch that does not do
-    std::optional<Membership> answer_;
+    std::uint64_t answer_ = 0;
 };
 
 }  // namespace
 
-Membership agree_on_members(Domain& domain, const MembershipCall& call, double timeout, const Interruption& check) {
+std::uint64_t agree_on_epoch(Domain& domain, const EpochCall& call, double timeout, const Interruption& check) {
     Candidate own(domain, call);
     const std::int64_t deadline = deadline_after(timeout);
-    // Deaths ring no bell, so that `settled` is also asked at each tick.
     wait_until(
         domain.slot(domain.local_rank()).bell, SpinPolicy{}, [&] { return own.settled(); },
         [&] {

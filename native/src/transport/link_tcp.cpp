@@ -134,7 +134,7 @@ bool TcpLink::done(Transfer& transfer) {
     if (!found->second.done) {
         const Peer& peer = this->peer(found->second.peer);
         if (peer.gone_at != 0 && monotonic_ns() - peer.gone_at > kGrace)
-            throw Error("link: rank " + std::to_string(found->second.peer) + " " + peer.gone);
+            throw PeerLost("link: rank " + std::to_string(found->second.peer) + " " + peer.gone);
         return false;
     }
     live_.erase(found);

@@ -25,7 +25,7 @@ def run(func: Callable[..., R]) -> Callable[..., R]:
     ``func`` starts again. A failure that occurs twice without a commit or a death in between is raised, since it
     would occur again. All other exceptions are raised at once.
 
-    In a job of ``ringrun --elastic`` on one host the surviving ranks continue: they are renumbered from 0, and a
+    In a job of ``ringrun --elastic`` the surviving ranks continue, on all hosts: they are renumbered from 0, and a
     process set keeps its surviving members. Elsewhere the death of a rank ends the job.
 
     In a notebook, and where ``RING_COMMIT_DIR`` names a folder, commits are on disk too, and stay there until ``func``
@@ -44,7 +44,7 @@ def run(func: Callable[..., R]) -> Callable[..., R]:
         if path is not None and state.keep_on_disk(path) and rank() == 0:
             print(f"{name_of(func)}: resuming from {path}; delete it to restart")  # noqa: T201
         ranks, sets = world.current().ranks, registered_sets()
-        failed_at: tuple[int, int] | None = None
+        failed_at: tuple[int, tuple[int, ...]] | None = None
         again = skip_sync = False
         while True:
             try:
@@ -58,7 +58,7 @@ def run(func: Callable[..., R]) -> Callable[..., R]:
             except HostsUpdatedInterrupt as interrupt:
                 skip_sync = interrupt.skip_sync
             except HorovodInternalError:
-                failing = state.commits, world.alive()
+                failing = state.commits, ranks
                 if failed_at == failing:
                     raise
                 failed_at = failing

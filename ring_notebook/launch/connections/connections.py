@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 
 from ring_notebook.launch.connections.mpi_host import ALONE, MpiHost
 from ring_notebook.launch.connections.pmi import PmiServer
-from ring_notebook.rank import rendezvous
 from ring_notebook.rank.rank_status import RankStatus
 
 _CAPACITY = 1 << 16
@@ -35,7 +34,7 @@ class Connections:
         self._elastic = elastic
         self._channels: dict[int, socket.socket] = {}
         self._pmi = PmiServer(job, places, elastic)
-        self._host = None if elastic else MpiHost(job, network)
+        self._host = MpiHost(job, network, elastic)
 
     @property
     def error(self) -> str:
@@ -53,14 +52,11 @@ class Connections:
         """All ranks have exited."""
         for channel in self._channels.values():
             channel.close()
-        if self._host is not None:
-            self._host.close()
+        self._host.close()
 
     def variables(self, rank: int, channel: socket.socket) -> dict[str, str]:
         """Those that tell ``rank`` of its socket."""
-        if self._host is not None:
-            return self._host.variables(self._size, rank, channel)
-        return rendezvous.variables(rank, self._size, channel.fileno())
+        return self._host.variables(self._size, rank, channel)
 
     def take_abort(self, rank: int) -> int | None:
         """The exit code with which ``rank`` has asked to end the whole job, once; None when it has not."""
@@ -100,7 +96,7 @@ class Connections:
     def deserters(self, exited: Sequence[int], statuses: Sequence[RankStatus]) -> set[int]:
         """Those of the ranks that ``exited`` with 0 which others still need; ``statuses`` are those of all ranks."""
         if self._elastic:
-            return set().union(*(status.lost for status in statuses))
+            return self._pmi.gathering.left_out
         # Once one rank uses MPI, every other one has to: it waits for them when it starts and when it ends.
         used = self._pmi.initialized
         return {rank for rank in exited if statuses[rank].left_early or (used and rank not in self._pmi.finalized)}

@@ -1,4 +1,4 @@
-"""What MPICH needs on one host, variables for its ranks, and what it leaves there, names in /dev/shm."""
+"""What ranks of one host need to find the others, and what MPICH leaves there, names in /dev/shm."""
 
 from __future__ import annotations
 
@@ -15,24 +15,29 @@ ALONE: Mapping[str, str] = {"UCX_TLS": "self,sm"}
 
 
 class MpiHost:
-    """The ranks of ``job`` on this host, with variables for their ``network``.
+    """The ranks of ``job`` on this host, with variables for their ``network``; those of an ``elastic`` job have no MPI.
 
     ``at_death`` is called when this process dies before `close`. Create it before this process has threads.
     """
 
-    def __init__(self, job: str, network: Mapping[str, str], at_death: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, job: str, network: Mapping[str, str], elastic: bool = False, at_death: Callable[[], None] | None = None
+    ) -> None:
         remove_abandoned()
         self._claim = claim_folder(job)
         self._cleaner = Cleaner((*pmi.shared_memory_prefixes(job), job), self._claim, at_death)
         self._network = network
+        self._elastic = elastic
         self._folder = FOLDER / job
 
     def variables(self, size: int, rank: int, channel: socket.socket) -> dict[str, str]:
         """Those that make a process rank ``rank`` of ``size``; it must inherit ``channel``."""
-        # What UCX names while it starts would outlive ranks that are killed then.
-        ucx = {**self._network, "UCX_POSIX_DIR": str(self._folder)}
         descriptor = channel.fileno()  # one socket for our rendezvous and for MPI's
-        return {**rendezvous.variables(rank, size, descriptor), **pmi.variables(rank, size, descriptor), **ucx}
+        found = {**rendezvous.variables(rank, size, descriptor), **self._network}
+        if self._elastic:
+            return found
+        # What UCX names while it starts would outlive ranks that are killed then.
+        return {**found, **pmi.variables(rank, size, descriptor), "UCX_POSIX_DIR": str(self._folder)}
 
     def close(self) -> None:
         """All ranks have exited: remove what they have named."""

@@ -1,7 +1,7 @@
 """PMI-1, the protocol through which the ranks of MPICH find each other, as a server without sockets of its own.
 
-Each rank has an inherited socket, on which it sends lines such as ``cmd=get kvsname=ring key=K``. Nothing listens. One
-command is our own: ``ring_gather``, by which ranks find each other without MPI.
+Each rank has an inherited socket, on which it sends lines such as ``cmd=get kvsname=ring key=K``. Nothing listens. Our
+own commands begin with ``ring_``: by them ranks find each other without MPI.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from itertools import groupby
 
-from ring_notebook.rank.rendezvous_server import GATHER, GATHERED, Gathering, Replies
+from ring_notebook.rank.rendezvous_server import ASSEMBLE, GATHER, GATHERED, GIVE_UP, Gathering, Replies
 
 _LONGEST_LINE = 1 << 16  # bytes: keys and values have at most 64 and 1024
 _LONGEST_MAPPING = 900  # bytes: a client takes lines of 1024
@@ -95,11 +95,14 @@ class PmiServer:
                 return {}
             self._at_barrier.clear()
             return dict.fromkeys(range(self._size), "cmd=barrier_out rc=0")
-        if command == GATHER:
+        if command in (GATHER, ASSEMBLE):
+            take = self.gathering.take if command == GATHER else self.gathering.assemble
             try:
-                return _answers(self.gathering.take(rank, json.loads(value)))
+                return _answers(take(rank, json.loads(value)))
             except RecursionError as error:
                 raise ValueError(f"rank {rank}: nested too deeply") from error
+        if command == GIVE_UP:
+            return _answers(self.gathering.give_up(rank))
         if command == "abort":
             self.aborted[rank] = _abort_code(fields.get("exitcode", ""))
             return {}

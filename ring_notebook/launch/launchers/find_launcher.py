@@ -51,8 +51,8 @@ def find_launcher(
     check_file_size()
     if min_np:
         if mpi_args:
-            raise ValueError("an elastic job of one host starts without mpiexec; leave out the options for mpiexec")
-        return Local(min_np=min_np)
+            raise ValueError("an elastic job starts without mpiexec; leave out the options for mpiexec")
+        return _supervisor(hosts, min_np)
     beside = Path(sys.executable).with_name("mpiexec")
     path = config().mpiexec or (str(beside) if beside.exists() else shutil.which("mpiexec"))
     if not config().mpiexec and find_spec("mpi4py") is None:
@@ -63,11 +63,11 @@ def find_launcher(
                 "options for mpiexec, and no mpiexec beside this Python or on the PATH; "
                 "`pip install 'ring-notebook[mpi]'`, or set RING_MPIEXEC to your site's mpiexec or srun"
             )
-        return _supervisor(hosts, requests)
+        return _supervisor(hosts, requests=requests)
     said = _version(path)
     # Other MPIs whose mpiexec is a Hydra, such as Intel's, need not be what our supervisor knows.
     if path == str(beside) and not config().mpiexec and said.startswith(_MPICH) and not mpi_args:
-        return _supervisor(hosts, requests)
+        return _supervisor(hosts, requests=requests)
     told = (kind for pattern, kind in _LAUNCHERS if re.match(pattern, said))
     launcher = (_NAMED.get(Path(path).name) or next(told))(path)
     if path != str(beside) and (loaded := loaded_mpi()) not in launcher.mpis:
@@ -79,9 +79,9 @@ def find_launcher(
     return launcher
 
 
-def _supervisor(hosts: Sequence[Host], requests: str) -> Launcher:
+def _supervisor(hosts: Sequence[Host], min_np: int = 0, requests: str = "") -> Launcher:
     """Ours, whose ranks find each other without MPI."""
-    return Local(requests=requests) if only_here(hosts) else OverHosts()
+    return Local(min_np=min_np, requests=requests) if only_here(hosts) else OverHosts(min_np=min_np)
 
 
 @lru_cache(maxsize=8)

@@ -40,9 +40,9 @@ class _Own(Launcher):
 
 @dataclass(frozen=True, slots=True)
 class Local(_Own):
-    """Ranks on this host: those of MPICH, or those of an elastic job without MPI.
+    """Ranks on this host.
 
-    With a ``min_np`` the job is elastic: it continues without ranks that fail while so many are left.
+    With a ``min_np`` the job is elastic: it continues without ranks that fail while so many are left, and has no MPI.
 
     With a named pipe for ``requests`` the ranks are a notebook's engines: those that live continue, and others are
     started again when `engine_supervisor.request` asks for it.
@@ -68,15 +68,18 @@ class Local(_Own):
 
 @dataclass(frozen=True, slots=True)
 class OverHosts(_Own):
-    """Over several hosts: an agent on each starts the ranks of MPICH, and nothing of ours listens.
+    """Over several hosts: an agent on each starts the ranks, and nothing of ours listens.
 
-    It sends the whole environment to all hosts, over the streams of ssh or what a batch system has for it.
+    It sends the whole environment to all hosts, over the streams of ssh or what a batch system has for it. ``min_np`` as
+    in `Local`.
     """
+
+    min_np: int = 0
 
     def options(self, n: int, hosts: Sequence[Host], exported: Iterable[str]) -> list[str]:
         check_slots(n, hosts)
         named = ",".join(f"{host.name}:{host.slots}" for host in hosts)
-        return module_command("ring_notebook.launch.remote.job_of_hosts", str(n), named)[1:]
+        return module_command("ring_notebook.launch.remote.job_of_hosts", str(n), str(self.min_np), named)[1:]
 
 
 def too_many_ranks(n: int) -> str:

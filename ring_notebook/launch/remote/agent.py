@@ -121,7 +121,8 @@ class Agent:
             os.chdir(given["folder"])
             files = raise_file_limit()
             at_death = functools.partial(end_session, self._session) if self._session else None
-            self._mpi = MpiHost(given["job"], network_variables(given["others"]), at_death)
+            network = network_variables(given["others"])
+            self._mpi = MpiHost(given["job"], network, bool(assignment.min_np), at_death)
             if 0 in assignment.ranks:
                 self._input_ends = os.pipe()
         except OSError as error:
@@ -177,8 +178,7 @@ class Agent:
         while self._channels.pass_on(how.rank):
             pass  # whether it has finalized may still lie in the socket
         status = self._job.status(how.rank)
-        told = {"failure": asdict(how), "times": status.times, "lost": sorted(status.lost)}
-        self._stream.send(Kind.EXIT, how.rank, json.dumps(told).encode())
+        self._stream.send(Kind.EXIT, how.rank, json.dumps({"failure": asdict(how), "times": status.times}).encode())
 
     def _finish(self) -> None:
         if self._ranks is not None:

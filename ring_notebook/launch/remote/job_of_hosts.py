@@ -1,7 +1,7 @@
 """Runs a job over several hosts, which its ranks fill in order.
 
-``python -m ring_notebook.launch.remote.job_of_hosts N HOST:SLOTS,... PROGRAM ARGS...``. Nothing starts anywhere before
-the agents of all hosts have answered.
+``python -m ring_notebook.launch.remote.job_of_hosts N MIN_NP HOST:SLOTS,... PROGRAM ARGS...``. Nothing starts anywhere
+before the agents of all hosts have answered. MIN_NP as in `ring_notebook.launch.supervisor.supervisor`.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ def place(n: int, hosts: Sequence[Host]) -> dict[str, list[int]]:
 
 def main() -> None:
     """Run the program of ``sys.argv`` and exit with the exit code of the job."""
-    n, hosts, program = int(sys.argv[1]), parse_hosts(sys.argv[2]), sys.argv[3:]
+    n, min_np, hosts, program = int(sys.argv[1]), int(sys.argv[2]), parse_hosts(sys.argv[3]), sys.argv[4:]
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(signum) is not signal.SIG_IGN:
             signal.signal(signum, _leave)  # until the supervisor takes them; ssh and the agents end with us
     try:
-        supervisor = _supervise(program, n, place(n, hosts))
+        supervisor = _supervise(program, n, min_np, place(n, hosts))
     except HostsLostError as error:
         for host in error.hosts:
             if host.unusable is not None:
@@ -64,7 +64,7 @@ def main() -> None:
     sys.exit(supervisor.run())
 
 
-def _supervise(program: list[str], n: int, placed: dict[str, list[int]]) -> Supervisor:
+def _supervise(program: list[str], n: int, min_np: int, placed: dict[str, list[int]]) -> Supervisor:
     """The supervisor of ranks that have been started, after the agents of all other hosts have answered."""
     files = raise_file_limit()
     job, environment = new_job_name(), without_outer_job(os.environ)
@@ -72,17 +72,17 @@ def _supervise(program: list[str], n: int, placed: dict[str, list[int]]) -> Supe
     network = network_variables(name for name in placed if not is_local(name))
     number = {rank: index for index, ranks in enumerate(placed.values()) for rank in ranks}
     places = [number[rank] for rank in range(n)]
-    connections = Connections(job, places, network)
+    connections = Connections(job, places, network, bool(min_np))
     hosts: list[HostRanks] = []
     for name, ranks in placed.items():
-        assignment = Assignment(program, environment, ranks, n, master, tagged=TAGGED in os.environ)
+        assignment = Assignment(program, environment, ranks, n, master, min_np, TAGGED in os.environ)
         if is_local(name):
             hosts.append(LocalRanks(assignment, connections.variables, files))
         else:
             others = [other for other in placed if other != name]
             hosts.append(RemoteRanks(name, assignment, others, job, agent_command(name)))
     connect([host for host in hosts if isinstance(host, RemoteRanks)])
-    return Supervisor(hosts, connections, Rules(n))
+    return Supervisor(hosts, connections, Rules(n, min_np))
 
 
 def _leave(signum: int, _frame: FrameType | None) -> None:

@@ -184,7 +184,7 @@ class RemoteRanks(HostRanks):
         failure = parse_report(json.dumps(told["failure"]).encode())
         if not isinstance(failure, RankFailure) or failure.rank != rank or rank not in self._running:
             raise ValueError(f"a report of rank {rank} that makes no sense")
-        self._statuses[rank] = RankStatus(dict(told["times"]), frozenset(map(int, told["lost"])))
+        self._statuses[rank] = RankStatus(dict(told["times"]))
         self._running.discard(rank)
         self._on_exit(failure)
 

@@ -133,10 +133,7 @@ def ringrun(*arguments: str) -> subprocess.CompletedProcess[str]:
     [
         ("--doctor -H nowhere:2", "--doctor checks this host alone, and takes no -H; run it on each host"),
         ("-cb -np 2", "--doctor checks this host alone, and takes no -np"),
-        (
-            "--min-np 2 -H a:2,b:2 true",
-            "--min-np 2: a job of several hosts cannot continue without a rank, and starts again",
-        ),
+        ("--min-np 2 -np 2 -H a,b --mpi-args=-v true", "an elastic job starts without mpiexec; leave out the options"),
         ("-np 2 --elastci true", "unrecognized arguments: --elastci; did you mean: --elastic"),
         ("--ppn 2 -np 4 true", "-np 4 with --ppn 2 needs several hosts; name them with -H"),
         ("--ppn 2 -np 5 -H a,b true", "5 ranks need 5 slots, the hosts have 4 slots"),

@@ -117,3 +117,58 @@ def test_a_rank_that_was_interrupted_and_begins_again() -> None:
 def test_what_is_no_request(request_: object) -> None:
     with pytest.raises(ValueError, match="rank 0: expected "):
         Gathering(2).take(0, request_)
+
+
+def calls(*ranks: int, epoch: int = 0) -> dict[str, Any]:
+    return {"ranks": list(ranks), "epoch": epoch}
+
+
+def formed(size: int) -> Gathering:
+    """One whose ranks have formed."""
+    gathering = Gathering(size, elastic=True)
+    for rank in range(size):
+        gathering.take(rank, asks(rank, last=True))
+    return gathering
+
+
+def test_all_that_live_assemble() -> None:
+    """They get one number, newer than what any of them has tried, and leave out who exits before the last has come."""
+    gathering = formed(4)
+    assert gathering.assemble(0, calls(0, 1, 2, 3, epoch=3)) == {}
+    assert gathering.exited(3, "SIGKILL") == {}
+    assert gathering.assemble(2, calls(0, 1, 2, 3, epoch=7)) == {}
+    told = {"next": 8, "members": [0, 2]}
+    assert gathering.exited(1, "SIGKILL") == {0: {"epoch": 3, **told}, 2: {"epoch": 7, **told}}
+    assert gathering.left_out == {1, 3}
+    assert gathering.assemble(0, calls(0, 2, epoch=8)) == {}
+    told = {"epoch": 8, "next": 9, "members": [0, 2]}
+    assert gathering.assemble(2, calls(0, 2, epoch=8)) == {0: told, 2: told}
+
+
+def test_a_rank_that_was_interrupted_while_it_assembles_asks_again() -> None:
+    """Before the others have its answer it counts once; after that it gets the answer that they have."""
+    gathering = formed(2)
+    for _ in range(2):
+        assert gathering.assemble(0, calls(0, 1)) == {}
+    told = {"epoch": 0, "next": 1, "members": [0, 1]}
+    assert gathering.assemble(1, calls(0, 1)) == {0: told, 1: told}
+    assert gathering.assemble(0, calls(0, 1)) == {0: told}
+    assert gathering.assemble(0, calls(0, 1, epoch=1)) == {}
+
+
+def test_parts_of_a_job_assemble_beside_each_other() -> None:
+    gathering = formed(4)
+    assert gathering.assemble(0, calls(0, 2)) == {}
+    assert gathering.assemble(1, calls(1, 3)) == {}
+    assert gathering.assemble(2, calls(0, 2)).keys() == {0, 2}
+    assert gathering.give_up(1) == {1: {"epoch": 0, "missing": [3]}}
+    assert gathering.give_up(1) == {}
+    assert gathering.assemble(3, calls(1, 3)) == {}, "rank 1 waits no more"
+
+
+@pytest.mark.parametrize(
+    "request_", [None, calls(1), {"ranks": [0]}, {"ranks": 0, "epoch": 0}, {"ranks": [0], "epoch": "1"}]
+)
+def test_what_is_no_call(request_: object) -> None:
+    with pytest.raises(ValueError, match="rank 0: expected "):
+        Gathering(2).assemble(0, request_)

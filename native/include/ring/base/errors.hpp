@@ -17,6 +17,10 @@ struct Mismatch : Error {
 struct Aborted : Error {
     using Error::Error;
 };
+// A rank of another host has gone, or cannot be reached; who finds that ends the epoch.
+struct PeerLost : Error {
+    using Error::Error;
+};
 struct Timeout : Error {
     using Error::Error;
 };
