@@ -31,7 +31,7 @@ MIB = 1 << 20
 SLACK = {"memory": 24.0, "descriptors": 2.0, "threads": 1.0, "ring memory": 8.0, "processes": 0.0, "/dev/shm": 0.0}
 ROLES = {
     "controller": "notebook.cluster.controller",
-    "supervisor": "launch.supervisor.engine_supervisor",
+    "supervisor": "launch.supervise",
     "engine": "engine.startup.engine_program",
     "kernel": "ipykernel_launcher",
 }

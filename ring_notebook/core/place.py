@@ -210,14 +210,16 @@ class _Formation:
     def __init__(self, rendezvous: Rendezvous | _MpiRendezvous) -> None:
         self._rendezvous = rendezvous
         algorithm = "ring" if config().algorithm == "ring" else "auto"
-        told = rendezvous.gather([rendezvous.host, algorithm, config().transport, any(_RDMA.glob("*/ports/*"))])
+        own = [rendezvous.host, algorithm, config().transport, any(_RDMA.glob("*/ports/*")), rendezvous.has_mpi]
+        told = rendezvous.gather(own)
+        rendezvous.has_mpi = all(one and one[4] for one in told)  # not the dead, nor who has taken the place of one
         # A rank that takes no part counts as one of the first one's host.
         hosts = [(one or told[rendezvous.members[0]])[0] for one in told]
         order: dict[object, int] = {}
         self._topology = Topology(rendezvous.rank, tuple(order.setdefault(host, len(order)) for host in hosts))
         self._maker = next(rank for rank in self._topology.local_ranks if rank in rendezvous.members)
         """The rank that makes the ring memory of this host."""
-        self._way = _choose_way(rendezvous, {rank: told[rank][1:] for rank in rendezvous.members}, len(order) > 1)
+        self._way = _choose_way(rendezvous, {rank: told[rank][1:4] for rank in rendezvous.members}, len(order) > 1)
         self._memory: _core.Domain | None = None
         self._own: _core.Domain | None = None  # of this rank alone, where a ring connects the ranks of a host
         self._listener: socket.socket | None = None

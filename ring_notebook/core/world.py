@@ -103,10 +103,10 @@ def _settle(place: Place) -> Place:
     return place
 
 
-def lost() -> list[int]:
-    """The ranks of the job that have died, as far as can be seen from this host."""
-    place = prepare_host()
-    return [rank for at, rank in enumerate(place.mates) if place.domain.dead(at)]
+def has_mpi() -> bool:
+    """Whether MPI.COMM_WORLD has the ranks of the job; known where a supervisor of ours has started them."""
+    rendezvous = prepare_host().rendezvous
+    return rendezvous is not None and rendezvous.has_mpi
 
 
 def init(comm: RanksOrComm | None = None) -> None:

@@ -44,11 +44,17 @@ def begin() -> None:
     unname_shared_memory()
 
 
-def withdraw_from_survivors() -> None:
-    """Withdraw MPI when a rank that it needs has died."""
-    if _MODULE in sys.modules and (lost := world.lost()):
+def withdraw_from_survivors(lost: Sequence[int]) -> None:
+    """Withdraw MPI when ranks that it needs, ``lost``, have died."""
+    if _MODULE in sys.modules and lost:
         names = ", ".join(map(str, lost))
         withdraw(f"MPI has lost rank{'s' * (len(lost) > 1)} {names}, which died: {_ADVICE}")
+
+
+def withdraw_unless_whole() -> None:
+    """Withdraw MPI when the ranks that have formed are not those that were started together."""
+    if _MODULE in sys.modules and not world.has_mpi():
+        withdraw(f"a rank has died, and MPI cannot take in the one that took its place: {_ADVICE}")
 
 
 def withdraw(why: str) -> None:

@@ -44,17 +44,18 @@ def execute(
     recorded: bool,
     horovod: bool,
     only: list[int],
+    lost: list[int],
 ) -> None:
     """Run a cell as this rank's part of ``run``, in a new communicator epoch over ``engines``, its ranks in this order.
 
     With ``recorded`` it ends with a Trace of what its collectives did. With ``horovod`` the cell imports this package
     under Horovod's names. With ``only`` some engines execute the cell and the others leave the epoch at once: rank and
-    size are those of all, and a collective raises.
+    size are those of all, and a collective raises. ``lost`` are the engines of the cluster that have died.
 
     Returns when the rank has ended and everything it recorded has been sent; never raises what the cell
     raised.
     """
-    mpi_access.withdraw_from_survivors()
+    mpi_access.withdraw_from_survivors(lost)
     own = not only or setup.rank() in only
     _Execution(run, epoch, engines, recorded, horovod).execute(source if own else "", first_line)
 

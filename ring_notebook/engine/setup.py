@@ -88,6 +88,7 @@ def memory() -> int:
 def form(generation: int, members: list[int]) -> None:
     """Find the living engines of the cluster, all of which are called with the same, greater ``generation``."""
     world.form(generation, members)
+    mpi_access.withdraw_unless_whole()
 
 
 def _find_rank(replaceable: bool) -> tuple[int, int, int, int]:
@@ -97,8 +98,10 @@ def _find_rank(replaceable: bool) -> tuple[int, int, int, int]:
         mpi_access.begin()  # where the ring does without, MPI waits for all ranks, and a cell may have some of them
         return topology.rank, topology.size, topology.local_rank, topology.local_size
     mpi_access.begin()
-    number, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    return number, size, number, size
+    number, size, local_number, local_size = (
+        int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    )
+    return number, size, local_number, local_size
 
 
 def _keep_log(logs: Path, rank: int) -> None:

@@ -42,7 +42,7 @@ class Job:
 
     What the ranks print goes to ``sys.stdout`` and ``sys.stderr`` as they are when the job starts, which in a
     notebook are the cell's. All of ``env`` reaches the ranks of all hosts. With ``min_np`` the job is elastic: it
-    continues while so many ranks are left, all on this host. ``start_timeout`` is in seconds; None means that of
+    continues while so many ranks are left. ``start_timeout`` is in seconds; None means that of
     `config`. With ``prefix`` lines begin with their rank, in colour on a terminal, with ``times`` also with the time,
     and ``files`` take what each rank prints too; tracebacks then come in one piece each. Raises MPIMissingError and
     ValueError as `find_launcher` and `Launcher.command` do.
@@ -62,7 +62,7 @@ class Job:
         times: bool = False,
         files: RankFiles | None = None,
     ) -> None:
-        launcher = find_launcher(hosts, min_np, mpi_args)
+        launcher = find_launcher(min_np, mpi_args)
         tagged = {TAGGED: "1"} if prefix or times or files else {}
         exported = {MASTER, *tagged, *(env or ())}
         self.command = launcher.command(launcher.supervised(program), n, hosts, mpi_args, exported)

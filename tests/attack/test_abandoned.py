@@ -37,7 +37,7 @@ def names() -> set[str]:
     return {path.name for path in Path("/dev/shm").iterdir()}
 
 
-@pytest.mark.skipif(type(find_launcher()).__name__ != "Local", reason="MPICH's wheel has names in /dev/shm")
+@pytest.mark.skipif(type(find_launcher()).__name__ != "Own", reason="MPICH's wheel has names in /dev/shm")
 def test_the_names_of_a_job_that_was_killed_with_its_cleaner() -> None:
     program = "from mpi4py import MPI; import os, time; os.write(1, b'ready\\n'); time.sleep(600)"
     before = names()
@@ -59,7 +59,7 @@ def test_the_names_of_a_job_that_was_killed_with_its_cleaner() -> None:
     assert names() - before == set()
 
 
-@pytest.mark.skipif(type(find_launcher()).__name__ != "Local", reason="MPICH's wheel has names in /dev/shm")
+@pytest.mark.skipif(type(find_launcher()).__name__ != "Own", reason="MPICH's wheel has names in /dev/shm")
 def test_a_job_that_ends_well_after_its_cleaner_was_killed() -> None:
     before = names()
     program = "from mpi4py import MPI; print('ready', flush=True); input()"

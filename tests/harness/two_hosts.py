@@ -98,7 +98,7 @@ class TwoHosts:
         """Run a Python program (its arguments) on ``per_host`` ranks of each host; returns its output."""
         counts = (per_host, per_host) if isinstance(per_host, int) else per_host
         where = [Host(name, count) for name, count in zip(NAMES, counts, strict=True)]
-        launcher = find_launcher(where)
+        launcher = find_launcher()
         flags = self.launcher_flags if launcher.foreign else []
         command = launcher.command([sys.executable, *program], sum(counts), where, flags)
         return self.on_first(command)

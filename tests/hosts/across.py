@@ -5,6 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -15,7 +18,7 @@ from harness.two_hosts import NAMES
 from harness.waiting import until
 from notebook.endurance.endure import SECONDS_TO_END
 from notebook.endurance.equal_steps import Training
-from ring_notebook.errors import ClusterError, CollectiveAborted
+from ring_notebook.errors import ClusterError, CollectiveAborted, MPIMissingError
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.cluster.workspace import Workspace
 from ring_notebook.notebook.magics.session import Session
@@ -135,14 +138,27 @@ def everything() -> None:
     trains(cluster)
 
     assert [one.trouble for one in cluster.stacks()] == [""] * 4
-    with pytest.raises(ClusterError, match=r"heal` needs all engines on one host.* use `%ring restart --rerun`"):
-        cluster.heal([3])
     dies = "import os, sys\nif ring.rank() == 3:\n    print('last words', file=sys.__stderr__, flush=True)\n"
     said = ends(
         cluster.run(f"{dies}    os.kill(os.getpid(), 9)\nring.barrier()"), ClusterError, f"rank 3 on {NAMES[1]}"
     )
     assert "SIGKILL" in said
     assert "last words" in said
+    assert cluster.living == [0, 1, 2]
+    cluster.run("ring.barrier(); print(len(weights))", ranks=cluster.living).wait()
+    assert "Started rank 3 again" in said_by(session.heal)
+    assert [cluster.variables("weights")[rank].keys() for rank in range(4)] == [{"weights"}] * 3 + [set()]
+    assert [engine.host for engine in cluster.status()] == [NAMES[0]] * 2 + [NAMES[1]] * 2
+    trains(cluster)
+    with pytest.raises(MPIMissingError, match="a rank has died, and MPI cannot take in"):
+        cluster.run("from mpi4py import MPI; MPI.COMM_WORLD.size", ranks=[0]).wait()
+
+    ends(cluster.run("import os\nif ring.rank() > 1: os.kill(os.getpid(), 9)\nring.barrier()"), ClusterError, "rank")
+    until(lambda: cluster.living == [0, 1])
+    assert cluster.heal() == [2, 3]
+    trains(cluster)
+    assert cluster.heal([0]) == [0]
+    trains(cluster)
     session.restart()
     trains(cluster)
 
@@ -153,6 +169,32 @@ def everything() -> None:
         time.sleep(0.001)
     ends(run, ClusterError, f"rank 3 on {NAMES[1]}")
     session.stop()
+
+
+def said_by(call: Callable[[], object]) -> str:
+    """What it prints."""
+    with redirect_stdout(StringIO()) as printed:
+        call()
+    return printed.getvalue()
+
+
+def vanishes() -> None:
+    """The link to the other host is cut in a run, and mended before the ranks there are healed."""
+    with Cluster(hosts=HOSTS) as cluster:
+        cluster.run("mine = ring.rank()").wait()
+        run = cluster.run("while True: ring.barrier()")
+        until(lambda: len(run.log.statuses()) == 4)
+        subprocess.run(["ip", "link", "set", "link0", "down"], check=True)
+        try:
+            with pytest.raises(ClusterError, match=f"rank [23] on {NAMES[1]} failed: its host is lost"):
+                run.wait()
+            until(lambda: cluster.living == [0, 1])
+            cluster.run("ring.barrier(); assert mine == ring.rank()", ranks=[0, 1]).wait()
+        finally:
+            subprocess.run(["ip", "link", "set", "link0", "up"], check=True)
+        assert cluster.heal() == [2, 3]
+        assert [cluster.pull("mine", rank) for rank in (0, 1)] == [0, 1]
+        trains(cluster)
 
 
 def killed() -> None:
@@ -192,6 +234,7 @@ if __name__ == "__main__":
         "allocated": allocated,
         "everything": everything,
         "killed": killed,
+        "vanishes": vanishes,
         "parted": lambda: parted(6),
         "parted_often": lambda: parted(100),
     }[sys.argv[1]]()

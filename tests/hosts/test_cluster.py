@@ -26,6 +26,7 @@ def assert_nothing_runs(hosts: TwoHosts) -> None:
     [
         "everything",
         "killed",
+        pytest.param("vanishes", marks=pytest.mark.slow),
         "allocated",
         "parted",
         pytest.param("parted_often", marks=[pytest.mark.slow, pytest.mark.timeout(900)]),

@@ -80,8 +80,8 @@ os.write(1, b"rank %d ended as one of %d\\n" % (me, hvd.size()))
 
 def test_a_host_that_vanishes_is_a_death_of_its_ranks(hosts: TwoHosts) -> None:
     """Nothing is closed: supervisor, agent and connections are silent. The ranks there end, and the others go on."""
-    code = f"{SETUP}SILENCE = {SILENCE}; job_of_hosts.main()"
-    command = [sys.executable, "-c", code, "4", "1", HERE_FIRST, sys.executable, "-c", VANISHES]
+    code = f"{SETUP}SILENCE = {SILENCE}; supervise.main()"
+    command = [sys.executable, "-c", code, "4", "1", "", HERE_FIRST, sys.executable, "-c", VANISHES]
     started = subprocess.Popen(
         [str(hosts.folder / "launcher"), NAMES[0], f"exec {shlex.join(command)}"],
         env={**os.environ, **hosts.environment},

@@ -21,7 +21,7 @@ def test_ringrun_fills_the_hosts_in_order(hosts: TwoHosts, own: bool) -> None:
     flags = [] if own else ["--mpi-args", " ".join(hosts.launcher_flags)]
     command, *lines = hosts.on_first([*ringrun, *flags, "python", "-c", program]).splitlines()
     assert sorted(lines) == PLACES
-    assert ("job_of_hosts" in command) == own
+    assert ("ring_notebook.launch.supervise" in command) == own
 
 
 def test_ringrun_takes_the_allocation(hosts: TwoHosts) -> None:

@@ -24,7 +24,7 @@ from ring_notebook.launch.remote.frames import MAGIC, Kind, encode
 RINGRUN = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix"]
 BOTH = ["-np", "4", "-H", f"{NAMES[0]}:2,{NAMES[1]}:2"]
 FAR_FIRST = ["-np", "2", "-H", f"{NAMES[1]}:1,{NAMES[0]}:1"]
-SETUP = "from ring_notebook import verdict; from ring_notebook.launch.remote import job_of_hosts; verdict."
+SETUP = "from ring_notebook import verdict; from ring_notebook.launch import supervise; verdict."
 LIMIT = 90.0
 MPI = "from mpi4py import MPI; w = MPI.COMM_WORLD; w.Barrier()"
 WAITS = f"import os\n{MPI}\nos.write(1, b'ready\\n')\n{SLEEPS}"
@@ -47,8 +47,8 @@ def ringrun(hosts: TwoHosts, *arguments: str, shell: str = '"$@"') -> str:
 @contextlib.contextmanager
 def job_that_waits(hosts: TwoHosts, silence: float = 30.0, program: str = WAITS) -> Iterator[subprocess.Popen[str]]:
     """The supervisor of a job whose ranks have said "ready"; it and its agents give up after ``silence`` seconds."""
-    code = f"{SETUP}SILENCE = {silence}; job_of_hosts.main()"
-    command = [sys.executable, "-c", code, "4", "0", BOTH[-1], sys.executable, "-c", program]
+    code = f"{SETUP}SILENCE = {silence}; supervise.main()"
+    command = [sys.executable, "-c", code, "4", "0", "", BOTH[-1], sys.executable, "-c", program]
     started = subprocess.Popen(
         [str(hosts.folder / "launcher"), NAMES[0], f"exec {shlex.join(command)}"],
         env={**os.environ, **hosts.environment, "UCX_TLS": "tcp,self", "RING_TEST_SECRET": "of-nobody-else"},
@@ -200,8 +200,8 @@ def test_nothing_outlives_a_supervisor_that_is_killed(hosts: TwoHosts) -> None:
 def test_a_host_that_cannot_be_used_is_named(hosts: TwoHosts, shell: str, words: str) -> None:
     old = json.dumps({"host": "x", "ring_notebook": "0.0.1", "Python": "3.9"}).encode()
     (hosts.folder / "old").write_bytes(MAGIC + encode(Kind.HELLO, payload=old))
-    code = f"{SETUP}SECONDS_TO_CONNECT = 3.0; job_of_hosts.main()"
-    command = [sys.executable, "-c", code, "2", "0", "ring-a:1,ring-nowhere:1", "touch", "started"]
+    code = f"{SETUP}SECONDS_TO_CONNECT = 3.0; supervise.main()"
+    command = [sys.executable, "-c", code, "2", "0", "", "ring-a:1,ring-nowhere:1", "touch", "started"]
     script = f'cd {hosts.folder}; "$@"; echo "code $?"'
     said = hosts.on_first(["sh", "-c", script, "sh", *command], LIMIT, {"RING_REMOTE_SHELL": shell})
     assert '"rank": 1, "host": "ring-nowhere", "code": 1' in said

@@ -54,9 +54,9 @@ class Connections:
             channel.close()
         self._host.close()
 
-    def variables(self, rank: int, channel: socket.socket) -> dict[str, str]:
-        """Those that tell ``rank`` of its socket."""
-        return self._host.variables(self._size, rank, channel)
+    def variables(self, rank: int, channel: socket.socket, again: bool) -> dict[str, str]:
+        """Those that tell ``rank``, its first process or ``again``, of its socket."""
+        return self._host.variables(self._size, rank, channel, again)
 
     def take_abort(self, rank: int) -> int | None:
         """The exit code with which ``rank`` has asked to end the whole job, once; None when it has not."""

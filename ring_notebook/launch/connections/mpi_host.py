@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from ring_notebook.launch.connections import pmi
 from ring_notebook.launch.connections.shared_memory import FOLDER, Cleaner, claim_folder, remove_abandoned
 from ring_notebook.rank import rendezvous
+from ring_notebook.rank.rank_variables import STARTED_AGAIN
 
 ALONE: Mapping[str, str] = {"UCX_TLS": "self,sm"}
 """The transports of ranks on one host. UCX, MPICH's transport, listens on all interfaces unless it stays within one."""
@@ -30,12 +31,12 @@ class MpiHost:
         self._elastic = elastic
         self._folder = FOLDER / job
 
-    def variables(self, size: int, rank: int, channel: socket.socket) -> dict[str, str]:
-        """Those that make a process rank ``rank`` of ``size``; it must inherit ``channel``."""
+    def variables(self, size: int, rank: int, channel: socket.socket, again: bool) -> dict[str, str]:
+        """Those that make a process rank ``rank`` of ``size``, which must inherit ``channel``; ``again`` has no MPI."""
         descriptor = channel.fileno()  # one socket for our rendezvous and for MPI's
         found = {**rendezvous.variables(rank, size, descriptor), **self._network}
-        if self._elastic:
-            return found
+        if self._elastic or again:
+            return {**found, STARTED_AGAIN: "1"} if again else found
         # What UCX names while it starts would outlive ranks that are killed then.
         return {**found, **pmi.variables(rank, size, descriptor), "UCX_POSIX_DIR": str(self._folder)}
 

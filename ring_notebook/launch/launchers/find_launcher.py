@@ -15,9 +15,8 @@ from pathlib import Path
 
 from ring_notebook.config import config
 from ring_notebook.errors import MPIMissingError
-from ring_notebook.launch.launchers.hosts import Host, only_here
 from ring_notebook.launch.launchers.launcher import Launcher, loaded_mpi
-from ring_notebook.launch.launchers.own_launchers import Local, OverHosts, check_file_size
+from ring_notebook.launch.launchers.own_launchers import Own, check_file_size
 from ring_notebook.launch.launchers.site_launchers import Aprun, Hydra, Jsrun, OpenMPI, Pals, Srun
 
 _MPICH = "HYDRA build details"
@@ -34,15 +33,13 @@ _LAUNCHERS: tuple[tuple[str, type[Launcher]], ...] = (
 )
 
 
-def find_launcher(
-    hosts: Sequence[Host] = (), min_np: int = 0, mpi_args: Sequence[str] = (), requests: str = ""
-) -> Launcher:
+def find_launcher(min_np: int = 0, mpi_args: Sequence[str] = (), requests: str = "") -> Launcher:
     """RING_MPIEXEC, else the mpiexec beside this Python (its MPI wheel), else the one on the PATH.
 
     Our own supervisor takes the place of the MPICH wheel's mpiexec, which listens on all interfaces without
     authentication, unless ``mpi_args`` has options for mpiexec. It also starts ranks where mpi4py or an mpiexec is
     missing, and all elastic jobs, those with a ``min_np``. ``requests`` is the pipe through which it takes requests to
-    start ranks of this host again.
+    start ranks again.
 
     Raises MPIMissingError when there is none that takes ``mpi_args``, when it does not run, and when it belongs to
     another MPI than mpi4py loads: each rank would be a job of size 1. Raises ValueError for ``mpi_args`` of an elastic
@@ -52,7 +49,7 @@ def find_launcher(
     if min_np:
         if mpi_args:
             raise ValueError("an elastic job starts without mpiexec; leave out the options for mpiexec")
-        return _supervisor(hosts, min_np)
+        return Own(min_np=min_np)
     beside = Path(sys.executable).with_name("mpiexec")
     path = config().mpiexec or (str(beside) if beside.exists() else shutil.which("mpiexec"))
     if not config().mpiexec and find_spec("mpi4py") is None:
@@ -63,11 +60,11 @@ def find_launcher(
                 "options for mpiexec, and no mpiexec beside this Python or on the PATH; "
                 "`pip install 'ring-notebook[mpi]'`, or set RING_MPIEXEC to your site's mpiexec or srun"
             )
-        return _supervisor(hosts, requests=requests)
+        return Own(requests=requests)
     said = _version(path)
     # Other MPIs whose mpiexec is a Hydra, such as Intel's, need not be what our supervisor knows.
     if path == str(beside) and not config().mpiexec and said.startswith(_MPICH) and not mpi_args:
-        return _supervisor(hosts, requests=requests)
+        return Own(requests=requests)
     told = (kind for pattern, kind in _LAUNCHERS if re.match(pattern, said))
     launcher = (_NAMED.get(Path(path).name) or next(told))(path)
     if path != str(beside) and (loaded := loaded_mpi()) not in launcher.mpis:
@@ -77,11 +74,6 @@ def find_launcher(
             f"set RING_MPIEXEC to the mpiexec of {loaded}, or install mpi4py for {mpis}"
         )
     return launcher
-
-
-def _supervisor(hosts: Sequence[Host], min_np: int = 0, requests: str = "") -> Launcher:
-    """Ours, whose ranks find each other without MPI."""
-    return Local(min_np=min_np, requests=requests) if only_here(hosts) else OverHosts(min_np=min_np)
 
 
 @lru_cache(maxsize=8)

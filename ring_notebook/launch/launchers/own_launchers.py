@@ -28,58 +28,39 @@ _PIDS_OF_GROUP = Path("/sys/fs/cgroup/pids.max")
 
 
 @dataclass(frozen=True, slots=True)
-class _Own(Launcher):
-    mpis = ("MPICH",)
-    foreign = False
+class Own(Launcher):
+    """Our supervisor on this host. An agent on each other host starts the ranks there, and nothing of ours listens.
 
-    path: str = sys.executable
-
-    def __str__(self) -> str:
-        return "the supervisor of ring_notebook"
-
-
-@dataclass(frozen=True, slots=True)
-class Local(_Own):
-    """Ranks on this host.
+    An agent gets the whole environment, over the streams of ssh or what a batch system has for it.
 
     With a ``min_np`` the job is elastic: it continues without ranks that fail while so many are left, and has no MPI.
-
     With a named pipe for ``requests`` the ranks are a notebook's engines: those that live continue, and others are
     started again when `engine_supervisor.request` asks for it.
     """
 
+    mpis = ("MPICH",)
+    foreign = False
+
+    path: str = sys.executable
     min_np: int = 0
     requests: str = ""
+
+    def __str__(self) -> str:
+        return "the supervisor of ring_notebook"
 
     @property
     def starts_again(self) -> bool:
         return bool(self.requests)
 
     def options(self, n: int, hosts: Sequence[Host], exported: Iterable[str]) -> list[str]:
+        named = ""
         if not only_here(hosts):
-            raise ValueError(f"the local launcher starts ranks on this host only, got {hosts[-1].name}")
-        if problem := too_many_ranks(n):
+            check_slots(n, hosts)
+            named = ",".join(f"{host.name}:{host.slots}" for host in hosts)
+        elif problem := too_many_ranks(n):
             raise ValueError(problem)
-        module, option = "supervisor", str(self.min_np)
-        if self.requests:
-            module, option = "engine_supervisor", self.requests
-        return module_command(f"ring_notebook.launch.supervisor.{module}", str(n), option)[1:]
-
-
-@dataclass(frozen=True, slots=True)
-class OverHosts(_Own):
-    """Over several hosts: an agent on each starts the ranks, and nothing of ours listens.
-
-    It sends the whole environment to all hosts, over the streams of ssh or what a batch system has for it. ``min_np`` as
-    in `Local`.
-    """
-
-    min_np: int = 0
-
-    def options(self, n: int, hosts: Sequence[Host], exported: Iterable[str]) -> list[str]:
-        check_slots(n, hosts)
-        named = ",".join(f"{host.name}:{host.slots}" for host in hosts)
-        return module_command("ring_notebook.launch.remote.job_of_hosts", str(n), str(self.min_np), named)[1:]
+        arguments = str(n), str(self.min_np), self.requests, named
+        return module_command("ring_notebook.launch.supervise", *arguments)[1:]
 
 
 def too_many_ranks(n: int) -> str:

@@ -87,13 +87,15 @@ class Agent:
         if frame.kind == Kind.ASSIGNMENT:
             self._assign(json.loads(frame.payload))
         elif frame.kind == Kind.START:
-            self._start(frame.number)
+            self._start(frame.number, bool(frame.payload))
         elif frame.kind == Kind.STARTED:
             self._carry_on()
         elif frame.kind == Kind.MESSAGE:
             self._channels.take(frame.number, frame.payload)
         elif frame.kind == Kind.SIGNAL:
             self._job.send(signal.Signals(frame.number))
+        elif frame.kind == Kind.KILL:
+            self._job.kill(frame.number)
         elif frame.kind == Kind.INPUT and self._input is not None:
             self._input.put(frame.payload)
         elif frame.kind == Kind.TAKEN:
@@ -133,7 +135,7 @@ class Agent:
         self._ranks = LocalRanks(assignment, variables, files, self._carry, stdin)
         self._ranks.watch(self._selector, self._tell_exit)
 
-    def _start(self, rank: int) -> None:
+    def _start(self, rank: int, again: bool) -> None:
         if self._ranks is None:
             assert self._refusal is not None
             self._refuse(rank, self._refusal)
@@ -141,7 +143,7 @@ class Agent:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                self._ranks.start(rank, theirs)
+                self._ranks.start(rank, theirs, again)
             except OSError as error:
                 ours.close()
                 self._refuse(rank, error)
@@ -177,6 +179,7 @@ class Agent:
     def _tell_exit(self, how: RankFailure) -> None:
         while self._channels.pass_on(how.rank):
             pass  # whether it has finalized may still lie in the socket
+        self._channels.close(how.rank)
         status = self._job.status(how.rank)
         self._stream.send(Kind.EXIT, how.rank, json.dumps({"failure": asdict(how), "times": status.times}).encode())
 

@@ -35,7 +35,7 @@ class Kind(enum.IntEnum):
     ASSIGNMENT = 2
     """To the agent: what its ranks have to run."""
     START = 3
-    """To the agent: start a rank [rank]."""
+    """To the agent: start a rank [rank]; with a payload it is started again."""
     STARTED = 4
     """To the agent: all ranks have been started."""
     REFUSED = 5
@@ -56,6 +56,8 @@ class Kind(enum.IntEnum):
     """To the agent: all ranks have exited, so end [1: with what they have left behind]."""
     ALIVE = 13
     """From both sides, every few seconds."""
+    KILL = 14
+    """To the agent: kill a rank [rank]."""
 
 
 class Frame(NamedTuple):
@@ -227,6 +229,7 @@ class Channels:
 
     def add(self, rank: int, channel: socket.socket, selector: selectors.BaseSelector) -> None:
         """Pass on what comes from ``channel``, which `selector` watches from now on."""
+        self.close(rank)
         channel.setblocking(False)
         self._sockets[rank] = channel
         self._selector = selector
@@ -244,7 +247,7 @@ class Channels:
             data = b""
         self._stream.send(Kind.MESSAGE, rank, data)
         if not data:
-            self._hang_up(rank)
+            self.close(rank)
         return bool(data)
 
     def take(self, rank: int, data: bytes) -> None:
@@ -252,10 +255,11 @@ class Channels:
         if rank in self._sockets and data:
             with contextlib.suppress(OSError):  # the reader has gone, or it asks without end and reads no answer
                 self._sockets[rank].sendall(data)
-        elif rank in self._sockets:
-            self._hang_up(rank)
+        else:
+            self.close(rank)
 
-    def _hang_up(self, rank: int) -> None:
-        channel = self._sockets.pop(rank)
-        self._selector.unregister(channel)
-        channel.close()
+    def close(self, rank: int) -> None:
+        """Pass nothing on for ``rank`` any more."""
+        if channel := self._sockets.pop(rank, None):
+            self._selector.unregister(channel)
+            channel.close()

@@ -43,18 +43,14 @@ class HostsLostError(Exception):
 class RemoteRanks(HostRanks):
     """``command`` starts the agent on the host ``name``, which `connect` waits for.
 
-    ``others`` are the names of the other hosts of ``job``.
+    ``others`` are the names of the other hosts of ``job``. On a host that was lost a new agent starts a rank again.
     """
 
     def __init__(self, name: str, assignment: Assignment, others: Sequence[str], job: str, command: list[str]) -> None:
         super().__init__(assignment.ranks)
         self.name = name
-        self.lost = ""
-        """Why the host is lost."""
         self.unusable: RankFailure | None = None
         """The failure of its first rank, where it was lost before its agent had answered."""
-        self.ready = False
-        """Whether its agent has answered."""
         self._assignment = assignment
         self._others = list(others)
         self._host = name  # what it calls itself, once it has said that
@@ -62,8 +58,18 @@ class RemoteRanks(HostRanks):
         self._command = command
         self._running: set[int] = set()
         self._statuses: dict[int, RankStatus] = {}
-        self._words = b""
         self._asked_to_end = self._ended = False
+        self._input = Window()
+        self._outputs: dict[int, Inlet] = {}
+        self._start_agent()
+
+    def _start_agent(self) -> None:
+        self.lost = ""
+        """Why the host is lost."""
+        self.ready = False
+        """Whether its agent has answered."""
+        self._words = b""
+        self._unsent: list[tuple[Kind, int, bytes]] = []  # to the agent, until it has answered
         parent = os.getpid()
 
         def in_shell() -> None:
@@ -71,7 +77,7 @@ class RemoteRanks(HostRanks):
             bind_to_parent(parent)
 
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=in_shell
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=in_shell
         )
         stdin, stdout, stderr = self._process.stdin, self._process.stdout, self._process.stderr
         assert stdin is not None
@@ -81,13 +87,14 @@ class RemoteRanks(HostRanks):
         os.set_blocking(stderr.fileno(), False)
         self._stream = FrameStream(stdout.fileno(), stdin.fileno(), Parser(magic=True))
         self._channels = Channels(self._stream)
-        self._input = Window()
-        self._outputs: dict[int, Inlet] = {}
 
     def watch(self, selector: selectors.BaseSelector, on_exit: Callable[[RankFailure], None]) -> None:
         super().watch(selector, on_exit)
-        selector.register(self._stderr, selectors.EVENT_READ, self._read_words)
-        self._stream.watch(selector, self._take, self.lose)
+        self._watch_agent()
+
+    def _watch_agent(self) -> None:
+        self._selector.register(self._stderr, selectors.EVENT_READ, self._read_words)
+        self._stream.watch(self._selector, self._take, self.lose)
 
     def unwatch(self) -> None:
         """Let go of the selector, until `watch` is called again."""
@@ -95,21 +102,43 @@ class RemoteRanks(HostRanks):
             self._selector.unregister(self._stderr)
         self._stream.unwatch()
 
-    def start(self, rank: int, channel: socket.socket) -> None:
+    def start(self, rank: int, channel: socket.socket, again: bool = False) -> None:
+        if self.lost:
+            with contextlib.suppress(KeyError):  # it has ended
+                self._selector.unregister(self._stderr)
+            for stream in (self._stdin, self._stdout, self._stderr):
+                stream.close()
+            self._start_agent()
+            self._watch_agent()
+            self._carry_output()
         self._running.add(rank)
         self._channels.add(rank, channel.dup(), self._selector)
-        self._stream.send(Kind.START, rank)
+        self._send(Kind.START, rank, b"again" if again else b"")
+
+    def _send(self, kind: Kind, number: int = 0, payload: bytes = b"") -> None:
+        if self.ready:
+            self._stream.send(kind, number, payload)
+        else:
+            self._unsent.append((kind, number, payload))
 
     def carry_output(self) -> None:
-        self._stream.send(Kind.STARTED)
-        self._outputs = {
-            fd: Inlet(functools.partial(put, fd), functools.partial(self._tell_taken, fd)) for fd in (1, 2)
-        }
+        self._carry_output()
         if 0 in self.ranks:
             threading.Thread(target=self._send_input, name="ring-input", daemon=True).start()
 
+    def _carry_output(self) -> None:
+        self._send(Kind.STARTED)
+        for output in self._outputs.values():
+            output.put(b"")
+        self._outputs = {
+            fd: Inlet(functools.partial(put, fd), functools.partial(self._tell_taken, fd)) for fd in (1, 2)
+        }
+
     def send(self, signum: int) -> None:
-        self._stream.send(Kind.SIGNAL, signum)
+        self._send(Kind.SIGNAL, signum)
+
+    def kill(self, rank: int) -> None:
+        self._send(Kind.KILL, rank)
 
     def status(self, rank: int) -> RankStatus:
         return self._statuses.get(rank, RankStatus())
@@ -142,7 +171,7 @@ class RemoteRanks(HostRanks):
     def _end(self, children: int) -> None:
         if not self._asked_to_end:
             self._asked_to_end = True
-            self._stream.send(Kind.END, children)
+            self._send(Kind.END, children)
 
     def _take(self, frame: Frame) -> None:
         if frame.kind == Kind.HELLO:
@@ -179,6 +208,9 @@ class RemoteRanks(HostRanks):
             "silence": verdict.SILENCE,
         }
         self._stream.send(Kind.ASSIGNMENT, payload=json.dumps(given).encode())
+        for frame in self._unsent:
+            self._stream.send(*frame)
+        self._unsent = []
 
     def _handle_exit(self, rank: int, told: dict[str, Any]) -> None:
         failure = parse_report(json.dumps(told["failure"]).encode())
@@ -186,11 +218,13 @@ class RemoteRanks(HostRanks):
             raise ValueError(f"a report of rank {rank} that makes no sense")
         self._statuses[rank] = RankStatus(dict(told["times"]))
         self._running.discard(rank)
+        self._channels.close(rank)
         self._on_exit(failure)
 
     def _fail(self, rank: int, code: int, reason: str) -> None:
         """Rank ``rank`` has ended for a reason that no exit code tells."""
         self._running.discard(rank)
+        self._channels.close(rank)
         self._on_exit(replace(self.failure(rank, code), reason=reason))
 
     def lose(self, why: str) -> None:

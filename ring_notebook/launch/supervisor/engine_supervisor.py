@@ -1,7 +1,7 @@
-"""Supervises the engines of a notebook on this host: the others live when one dies, and it is started again on request.
+"""Supervises the engines of a notebook: the others live when one dies, and it is started again on request.
 
-``python -m ring_notebook.launch.supervisor.engine_supervisor N REQUESTS PROGRAM ARGS...``. REQUESTS is a named pipe in
-a folder that only its owner can enter; `request` writes to it, from whatever notebook uses the engines now.
+Requests come through a named pipe in a folder that only its owner can enter; `request` writes to it, from whatever
+notebook uses the engines now.
 """
 
 from __future__ import annotations
@@ -9,28 +9,17 @@ from __future__ import annotations
 import os
 import re
 import selectors
-import signal
-import socket
 import stat
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
 from ring_notebook.files.private_files import make_private_folder, open_private
-from ring_notebook.hardware import oom_kills
-from ring_notebook.launch.connections.connections import Connections, new_job_name
-from ring_notebook.launch.supervisor.local_ranks import Assignment, LocalRanks, raise_file_limit
-from ring_notebook.launch.supervisor.outer_job import without_outer_job
-from ring_notebook.launch.supervisor.output_lines import carry
+from ring_notebook.launch.connections.connections import Connections
+from ring_notebook.launch.supervisor.local_ranks import HostRanks
 from ring_notebook.launch.supervisor.rank_failure import report_start_error
-from ring_notebook.launch.supervisor.start_and_signal import end_children, send_signal
 from ring_notebook.launch.supervisor.supervisor import Supervisor
-from ring_notebook.rank import rendezvous
-from ring_notebook.rank.rank_status import StatusFile
-from ring_notebook.rank.rank_variables import STARTED_AGAIN, loopback
 from ring_notebook.verdict import RankFailure, Rules
 
 _REQUEST = re.compile(rb"(start|end) (\d{1,9})")
@@ -54,55 +43,19 @@ def request(path: Path, what: Literal["start", "end"], rank: int) -> None:
         os.close(pipe)
 
 
-class EngineRanks(LocalRanks):
-    """Ranks of this host that can be started again, one by one. ``also_check`` is called when they are checked."""
-
-    also_check: Callable[[], object] = staticmethod(lambda: None)
-
-    def check(self) -> None:
-        super().check()
-        self.also_check()
-
-    def start(self, rank: int, channel: socket.socket) -> None:
-        if not self._carries:
-            super().start(rank, channel)
-            return
-        # One that has exited is started again: it cannot join the MPI of the others, and gets none.
-        self._status_files[rank].close()
-        self._status_files[rank] = StatusFile()
-        self._oom_kills = oom_kills()
-        found = rendezvous.variables(rank, self._assignment.size, channel.fileno())
-        self._launch(rank, {STARTED_AGAIN: "1", **found}, subprocess.DEVNULL, [channel.fileno()])
-        self._output = [output for output in self._output if output.is_alive()]
-        self._output.append(carry(self._processes[rank]))
-
-    def kill(self, rank: int) -> None:
-        """Kill ``rank``, which runs, and its children."""
-        send_signal(self._processes[rank], signal.SIGKILL)
-
-    def _handle_exit(self, rank: int) -> None:
-        group = self._processes[rank].pid
-        self._groups.remove(group)
-        super()._handle_exit(rank)
-        end_children(group)
-
-
 class EngineSupervisor(Supervisor):
-    """``program`` on ``n`` engines, as many of which live as do; it ends when all have."""
+    """``program`` on ``n`` engines, as many of which live as do; it ends when all have. ``requests`` is the pipe."""
 
-    def __init__(self, program: list[str], n: int, requests: str) -> None:
-        files = raise_file_limit()
-        connections = Connections(new_job_name(), [0] * n)
-        assignment = Assignment(program, without_outer_job(os.environ), list(range(n)), n, loopback())
+    def __init__(
+        self, hosts: Sequence[HostRanks], connections: Connections, n: int, program: list[str], requests: str
+    ) -> None:
         self._program = program
-        self._engines = EngineRanks(assignment, connections.variables, files)
         self._wanted: set[int] = set()  # to be started again as soon as their processes have ended
         self._unread = b""
-        super().__init__([self._engines], connections, Rules(n, engines=True))
+        super().__init__(hosts, connections, Rules(n, engines=True))
         self._pipe = Path(requests)
         self._folder = KeptFolder(self._pipe.parent, self._pipe)
         self._listen()
-        self._engines.also_check = self._keep_folder
 
     def _listen(self) -> None:
         # For writing too: so the pipe has a writer when all kernels have closed it, and never reads as closed.
@@ -143,15 +96,16 @@ class EngineSupervisor(Supervisor):
     def _look(self) -> None:
         super()._look()
         for rank in self._verdict.doomed & self._running:
-            self._engines.kill(rank)
+            self._host_of[rank].kill(rank)
+        self._keep_folder()
 
     def _start_again(self, rank: int) -> None:
         self._hang_up(rank)
         try:
-            self._start(rank)
+            self._start(rank, again=True)
         except OSError as error:
             code = report_start_error(self._program, error)
-            self._note("exited", self._engines.failure(rank, code))
+            self._note("exited", self._host_of[rank].failure(rank, code))
             return
         self._running.add(rank)
 
@@ -160,16 +114,6 @@ class EngineSupervisor(Supervisor):
         if how.rank in self._wanted and not self._verdict.is_ending:
             self._wanted.discard(how.rank)
             self._start_again(how.rank)
-
-
-def main() -> None:
-    """Run the program of ``sys.argv`` and exit with the exit code of the job."""
-    n, requests, program = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
-    try:
-        supervisor = EngineSupervisor(program, n, requests)
-    except OSError as error:
-        sys.exit(report_start_error(program, error))
-    sys.exit(supervisor.run())
 
 
 _MOST_BYTES = 1 << 16  # of a file that is remembered: those by which processes find each other are small
@@ -243,7 +187,3 @@ class KeptFolder:
             log.flush()
             for descriptor in (1, 2):
                 os.dup2(log.fileno(), descriptor)
-
-
-if __name__ == "__main__":
-    main()

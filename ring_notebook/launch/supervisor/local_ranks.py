@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import selectors
+import signal
 import socket
 import subprocess
 from abc import ABC, abstractmethod
@@ -29,7 +30,8 @@ class Assignment:
     """What the ranks of one host have to run.
 
     ``environment`` is that of the job; each rank gets its own variables besides. ``master`` is what `rank_variables`
-    takes. ``min_np`` is not 0 in an elastic job. ``tagged`` has what ranks print carry their numbers.
+    takes. ``min_np`` is not 0 in an elastic job. ``tagged`` has what ranks print carry their numbers. ``engines`` are
+    ended with all that they have started, because others live on.
     """
 
     program: list[str]
@@ -39,10 +41,14 @@ class Assignment:
     master: str
     min_np: int = 0
     tagged: bool = False
+    engines: bool = False
 
 
 class HostRanks(ABC):
-    """The ranks of one host. ``watch`` comes first, then one ``start`` for each rank, then ``carry_output``."""
+    """The ranks of one host. ``watch`` comes first, then one ``start`` for each rank, then ``carry_output``.
+
+    After that a rank that has exited may be started again.
+    """
 
     def __init__(self, ranks: Sequence[int]) -> None:
         self.ranks = tuple(ranks)
@@ -56,10 +62,11 @@ class HostRanks(ABC):
         self._on_exit = on_exit
 
     @abstractmethod
-    def start(self, rank: int, channel: socket.socket) -> None:
+    def start(self, rank: int, channel: socket.socket, again: bool = False) -> None:
         """Start the program as ``rank``, with its end of the socket between rank and supervisor.
 
-        Raises NoProgramError when the program is the reason that it cannot, OSError else.
+        One that is started ``again`` cannot join the MPI of the others, and gets none. Raises NoProgramError when the
+        program is the reason that it cannot, OSError else.
         """
 
     def check(self) -> None:  # noqa: B027 - most have nothing to check
@@ -72,6 +79,10 @@ class HostRanks(ABC):
     @abstractmethod
     def send(self, signum: int) -> None:
         """Send a signal to all ranks that still run."""
+
+    @abstractmethod
+    def kill(self, rank: int) -> None:
+        """Kill ``rank``, if it runs, and its children."""
 
     @abstractmethod
     def status(self, rank: int) -> RankStatus:
@@ -106,7 +117,7 @@ class LocalRanks(HostRanks):
     def __init__(
         self,
         assignment: Assignment,
-        variables: Callable[[int, socket.socket], dict[str, str]],
+        variables: Callable[[int, socket.socket, bool], dict[str, str]],
         files: tuple[int, int],
         carrier: Callable[[subprocess.Popen[bytes], int | None], Carrier] = carry,
         stdin: int | None = None,
@@ -132,9 +143,13 @@ class LocalRanks(HostRanks):
         """What the ranks run."""
         return self._assignment.program
 
-    def start(self, rank: int, channel: socket.socket) -> None:
-        stdin = self._stdin if rank == 0 else subprocess.DEVNULL
-        self._launch(rank, self._variables(rank, channel), stdin, [channel.fileno()])
+    def start(self, rank: int, channel: socket.socket, again: bool = False) -> None:
+        if again:
+            self._status_files[rank].close()
+            self._status_files[rank] = StatusFile()
+            self._oom_kills = oom_kills()
+        stdin = self._stdin if rank == 0 and not again else subprocess.DEVNULL
+        self._launch(rank, self._variables(rank, channel, again), stdin, [channel.fileno()])
 
     def _launch(self, rank: int, variables: dict[str, str], stdin: int | None, inherited: list[int]) -> None:
         """Start the process of ``rank`` with these variables besides those of the job."""
@@ -143,9 +158,12 @@ class LocalRanks(HostRanks):
         self._groups.append(self._processes[rank].pid)
         self._pidfds[rank] = os.pidfd_open(self._processes[rank].pid)
         if self._carries:
-            self._watch_exit(rank)
+            self._carry_output_of(rank)
 
-    def _watch_exit(self, rank: int) -> None:
+    def _carry_output_of(self, rank: int) -> None:
+        tag = rank if self._assignment.tagged else None
+        self._output = [output for output in self._output if output.is_alive()]
+        self._output.append(self._carrier(self._processes[rank], tag))
         self._selector.register(self._pidfds[rank], selectors.EVENT_READ, lambda: self._handle_exit(rank))
 
     def check(self) -> None:
@@ -155,17 +173,17 @@ class LocalRanks(HostRanks):
 
     def carry_output(self) -> None:
         # Threads only now: what Popen runs between fork and exec may need a lock that one of them holds.
-        self._output = [
-            self._carrier(process, rank if self._assignment.tagged else None)
-            for rank, process in self._processes.items()
-        ]
         self._carries = True
         for rank in self._pidfds:  # one that has exited already has printed too
-            self._watch_exit(rank)
+            self._carry_output_of(rank)
 
     def send(self, signum: int) -> None:
         for process in self._processes.values():
             send_signal(process, signum)
+
+    def kill(self, rank: int) -> None:
+        if process := self._processes.get(rank):
+            send_signal(process, signal.SIGKILL)
 
     def status(self, rank: int) -> RankStatus:
         return self._status_files[rank].read()
@@ -185,8 +203,15 @@ class LocalRanks(HostRanks):
         # A dead process's descriptor stays readable: left in the selector, no select would wait any more.
         self._selector.unregister(self._pidfds[rank])
         os.close(self._pidfds.pop(rank))
-        code = self._processes.pop(rank).wait()
-        self._on_exit(self.failure(rank, self.status(rank).code if rank in self._late else code))
+        process = self._processes.pop(rank)
+        code = process.wait()
+        if rank in self._late:
+            self._late.discard(rank)
+            code = self.status(rank).code
+        if self._assignment.engines:
+            self._groups.remove(process.pid)
+            end_children(process.pid)
+        self._on_exit(self.failure(rank, code))
 
     def _environment(self, rank: int, variables: dict[str, str]) -> dict[str, str]:
         job = self._assignment

@@ -1,8 +1,4 @@
-"""Starts the ranks of a job, connects them, feeds `verdict` with what becomes of them, and carries out what it says.
-
-``python -m ring_notebook.launch.supervisor.supervisor N MIN_NP PROGRAM ARGS...``. With a MIN_NP of 0 all ranks
-end soon after one fails. Otherwise the job is elastic: it continues while MIN_NP ranks are left, which have no MPI.
-"""
+"""Starts the ranks of a job, connects them, feeds `verdict` with what becomes of them, and carries out what it says."""
 
 from __future__ import annotations
 
@@ -11,17 +7,13 @@ import os
 import selectors
 import signal
 import socket
-import sys
 import time
 from collections.abc import Sequence
 
-from ring_notebook.launch.connections.connections import Connections, new_job_name
-from ring_notebook.launch.supervisor.local_ranks import Assignment, HostRanks, LocalRanks, raise_file_limit
-from ring_notebook.launch.supervisor.outer_job import without_outer_job
-from ring_notebook.launch.supervisor.output_lines import TAGGED
-from ring_notebook.launch.supervisor.rank_failure import report, report_start_error
+from ring_notebook.launch.connections.connections import Connections
+from ring_notebook.launch.supervisor.local_ranks import HostRanks
+from ring_notebook.launch.supervisor.rank_failure import report
 from ring_notebook.launch.supervisor.start_and_signal import FORWARDED
-from ring_notebook.rank.rank_variables import loopback
 from ring_notebook.verdict import Event, Kind, RankFailure, Rules, describe_exit, judge
 
 _LOOK = 0.5  # seconds: hosts are checked so often
@@ -74,10 +66,10 @@ class Supervisor:
     def _now(self) -> float:
         return time.monotonic() - self._began
 
-    def _start(self, rank: int) -> None:
+    def _start(self, rank: int, again: bool = False) -> None:
         ours, theirs = self._connections.pair(rank)
         with theirs:
-            self._host_of[rank].start(rank, theirs)
+            self._host_of[rank].start(rank, theirs, again)
         self._channels[rank] = ours
         self._selector.register(ours, selectors.EVENT_READ, lambda: self._read_message(rank))
 
@@ -139,23 +131,3 @@ class Supervisor:
 
         for signum in FORWARDED:
             signal.signal(signum, note)
-
-
-def main() -> None:
-    """Run the program of ``sys.argv`` and exit with the exit code of the job."""
-    n, min_np = int(sys.argv[1]), int(sys.argv[2])
-    program = sys.argv[3:]
-    try:
-        files = raise_file_limit()
-        connections = Connections(new_job_name(), [0] * n, elastic=bool(min_np))
-        assignment = Assignment(
-            program, without_outer_job(os.environ), list(range(n)), n, loopback(), min_np, TAGGED in os.environ
-        )
-        supervisor = Supervisor([LocalRanks(assignment, connections.variables, files)], connections, Rules(n, min_np))
-    except OSError as error:
-        sys.exit(report_start_error(program, error))
-    sys.exit(supervisor.run())
-
-
-if __name__ == "__main__":
-    main()

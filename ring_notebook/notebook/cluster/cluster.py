@@ -226,7 +226,8 @@ class Cluster:
         """Start the engines that have died again, or those of ``ranks``, dead or alive; returns their ranks.
 
         All others keep their variables, and lose MPI.COMM_WORLD. Raises ClusterError when another rank runs a cell or
-        dies meanwhile, and where all engines end with one, as on several hosts. After an interrupt another call heals.
+        dies meanwhile, and where all engines end with one, as under a site's mpiexec. After an interrupt another call
+        heals.
         """
         engines, processes = self._connected(), self._processes
         if processes is None or processes.lost is None:
@@ -243,6 +244,7 @@ class Cluster:
             heal(engines, processes.lost, processes.request, wanted, self.directory, self._keep, self._generation)
             self._met = True
             self._describe(engines, processes)
+            self._workspace.bring(engines, wanted)
         return wanted
 
     def _end_rank(self) -> Callable[[int, str], None] | None:

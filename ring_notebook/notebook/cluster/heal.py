@@ -1,10 +1,11 @@
-"""Prepares new engines for runs, starts dead ones again, and has all that live use ring memory together."""
+"""Prepares new engines for runs, starts dead ones again, and has all that live form together."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from socket import gethostname
 from time import time
 from typing import Literal
 
@@ -15,7 +16,7 @@ from ring_notebook.notebook.cluster.process_life import began
 from ring_notebook.notebook.engines import Engine, Engines
 
 NOT_HERE = (
-    "`%ring heal` needs all engines on one host, under our own supervisor: all of these end when one dies; use "
+    "`%ring heal` needs engines that our own supervisor has started: all of these end when one dies; use "
     "`%ring restart --rerun`"
 )
 """What to say where engines cannot be started one by one."""
@@ -103,7 +104,7 @@ def prepare_engines(
             about["host"],
             about["pid"],
             about["gpu"],
-            began(about["pid"]) if replaceable else 0,
+            began(about["pid"]) if replaceable and about["host"] == gethostname() else 0,
             about["threads"],
         )
         for about in found

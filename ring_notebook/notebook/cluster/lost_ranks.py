@@ -1,38 +1,44 @@
-"""Notices that engines of this host die, and finds out why."""
+"""Notices that engines die, on whatever host, and finds out why."""
 
 from __future__ import annotations
 
 import os
 import select
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock, Thread
 
 from ring_notebook.notebook.cluster.death import Death, by_batch_system, explain_rank, failures_of
 from ring_notebook.notebook.cluster.process_life import is_alive, is_ending
 from ring_notebook.notebook.engines import Engine
+from ring_notebook.notebook.record.run_files import read_text
 from ring_notebook.verdict import SECONDS_TO_EXPLAIN
 
 _SECONDS_TO_END = 5.0  # of a process that gives much memory back
 _POLL = 0.005
+_LOOK = 0.1  # at the log, for ranks of other hosts
 
 
 class LostRanks:
-    """Watches the processes of engines in a thread of its own; ``deaths`` has those that have ended, by rank.
+    """Watches engines in a thread of its own; ``deaths`` has those that have ended, by rank.
 
-    A report counts once: those that were there when a process began to be watched are of others before it.
-    ``output`` returns what the engines and their supervisor have written so far, ``logs`` holds the ranks' own logs.
+    It watches processes of this host, and for other hosts what the supervisor reports. A report counts once: those that
+    were there when a process began to be watched are of others before it. ``log`` is the file to which the engines and
+    their supervisor write, ``logs`` holds the ranks' own logs.
     """
 
-    def __init__(self, output: Callable[[], str], logs: Path) -> None:
-        self._output = output
+    def __init__(self, log: Path, logs: Path) -> None:
+        self._log = log
         self._logs = logs
         self._lock = Lock()
         self._deaths: dict[int, Death] = {}
         self._starts: dict[int, int] = {}  # how often a rank was started again
         self._reports: dict[int, int] = {}  # reports of a rank that are of processes before the present one
         self._watched: dict[int, tuple[int, int]] = {}  # descriptors of processes: their ranks, and which start
+        self._elsewhere: dict[int, int] = {}  # ranks of other hosts, and which start
+        self._read = -1  # bytes of the log that were there when it was looked at for them
         self._wake = os.eventfd(0)
         self._closed = False
         self._thread = Thread(target=self._watch, name="ring-deaths", daemon=True)
@@ -47,8 +53,14 @@ class LostRanks:
     def watch(self, engines: Iterable[Engine]) -> None:
         """Watch these engines too."""
         for engine in engines:
-            reports = len(failures_of(self._output(), engine.rank))
+            reports = len(failures_of(read_text(self._log), engine.rank))
             start = self._starts.get(engine.rank, 0)
+            if not engine.local:
+                with self._lock:
+                    self._elsewhere[engine.rank] = start
+                    self._reports.setdefault(engine.rank, 0)
+                os.eventfd_write(self._wake, 1)
+                continue
             try:
                 descriptor = os.pidfd_open(engine.pid)
             except ProcessLookupError:
@@ -65,7 +77,7 @@ class LostRanks:
 
     def look(self, engines: Iterable[Engine]) -> None:
         """Return when ``deaths`` has those of these engines that have ended by now, or are ending."""
-        ending = {engine.rank for engine in engines if is_ending(engine.pid)}
+        ending = {engine.rank for engine in engines if engine.local and is_ending(engine.pid)}
         deadline = time.monotonic() + _SECONDS_TO_END + SECONDS_TO_EXPLAIN
         while not ending <= self.deaths.keys() and time.monotonic() < deadline:
             time.sleep(_POLL)
@@ -75,7 +87,8 @@ class LostRanks:
         with self._lock:
             self._starts[rank] = self._starts.get(rank, 0) + 1
             self._deaths.pop(rank, None)
-            self._reports[rank] = len(failures_of(self._output(), rank))
+            self._reports[rank] = len(failures_of(read_text(self._log), rank))
+            self._elsewhere.pop(rank, None)
 
     def add(self, rank: int, death: Death) -> None:
         """``rank`` is dead, whatever has become of its process."""
@@ -84,12 +97,12 @@ class LostRanks:
 
     def ended(self, rank: int) -> Death | None:
         """Why the present process of ``rank`` has ended; None while nothing says that it has."""
-        output = self._output()
+        output = read_text(self._log)
         reports = failures_of(output, rank)
         if len(reports) <= self._reports.get(rank, 0):
             return None
         with self._lock:
-            alone = not self._watched
+            alone = not self._watched and not self._elsewhere
         return explain_rank(reports[-1], output, self._logs, alone)
 
     def last(self) -> Death | None:
@@ -113,13 +126,28 @@ class LostRanks:
             with self._lock:
                 for descriptor in self._watched:
                     poll.register(descriptor, select.POLLIN)
-            for descriptor, _ in poll.poll():
+            if self._elsewhere:
+                self._look_elsewhere()
+            for descriptor, _ in poll.poll(1000 * _LOOK if self._elsewhere else None):
                 if descriptor == self._wake:
                     os.eventfd_read(self._wake)
                     continue
                 with self._lock:
                     rank, start = self._watched.pop(descriptor)
                 os.close(descriptor)
+                self._explain(rank, start)
+
+    def _look_elsewhere(self) -> None:
+        """See which ranks of other hosts have ended, if the log has grown."""
+        with suppress(OSError):  # its folder is being made again
+            size = self._log.stat().st_size
+            if size == self._read:
+                return
+            self._read = size
+        for rank, start in list(self._elsewhere.items()):
+            if self.ended(rank):
+                with self._lock:
+                    self._elsewhere.pop(rank, None)
                 self._explain(rank, start)
 
     def _explain(self, rank: int, start: int) -> None:

@@ -94,7 +94,7 @@ class EngineLauncher(_PrivateLog, MPIEngineSetLauncher):  # type: ignore[misc]
 
     def find_args(self) -> list[str]:
         hosts = [Host(*host) for host in self.hosts]
-        launcher = find_launcher(hosts, requests=self.requests)
+        launcher = find_launcher(requests=self.requests)
         program = launcher.supervised([*self.program, *self.program_args])
         # A kernel that a launcher has started as a rank: its engines are ranks of another job.
         inherited = sorted(os.environ.keys() - without_outer_job(os.environ).keys())
@@ -103,7 +103,7 @@ class EngineLauncher(_PrivateLog, MPIEngineSetLauncher):  # type: ignore[misc]
 
     def get_env(self) -> dict[str, str]:
         hosts = [Host(*host) for host in self.hosts]
-        return {**super().get_env(), MASTER: master_of(hosts), **find_launcher(hosts).environment()}
+        return {**super().get_env(), MASTER: master_of(hosts), **find_launcher().environment()}
 
     def get_output(self, remove: bool = False) -> str:
         return _kept_output(self)
@@ -146,7 +146,7 @@ class Processes:
             os.close(self._wake)
             raise self._error
         if requests.exists():
-            self.lost = LostRanks(lambda: self.log("engines"), requests.parent / "log")
+            self.lost = LostRanks(Path(self._cluster.engine_set.output_file), requests.parent / "log")
 
     @classmethod
     def launch(cls, directory: Path, n: int, hosts: Sequence[Host], keep: bool) -> Processes:
@@ -158,7 +158,7 @@ class Processes:
         # Where each rank acts as a host of its own, the others do not notice its death.
         pipe = str(requests) if config().algorithm != "ring" else ""
         try:
-            launcher = find_launcher(hosts, requests=pipe)
+            launcher = find_launcher(requests=pipe)
             launcher.command((), n, hosts)
         except ValueError as error:
             raise ClusterError(str(error)) from None

@@ -86,12 +86,19 @@ class Workspace:
         reloaded = {name for names, _ in answers for name in names}
         return Synced((*changed, *removed), sent, tuple(sorted(reloaded)), left_out)
 
+    def bring(self, engines: Engines, ranks: Sequence[int]) -> None:
+        """Have ``ranks``, whose processes are new, import from where the others of their hosts do."""
+        if not all(engines.all[rank].local for rank in ranks):
+            there, _ = self._scan()
+            roots, _ = self._deliver(engines, sorted(there.keys() & self._stamps.keys()), [])
+            engines.call(f"{_RANK_SIDE}:use", roots, [], ranks=ranks)
+
     def _deliver(self, engines: Engines, changed: Sequence[str], removed: Sequence[str]) -> tuple[list[str], int]:
         """The folder that each rank imports from, and how many bytes traveled to hosts that do not see this one."""
         roots = {engine.host: str(self.folder) for engine in engines.all if engine.local}
         digests: dict[str, str] = {}
         sent = 0
-        for engine in engines.all:
+        for engine in (engines.all[rank] for rank in engines.living()):
             if engine.host in roots:
                 continue
             digests = digests or {path: digest(self.folder / path) for path in changed}
@@ -102,7 +109,7 @@ class Workspace:
                 engines.call(f"{_RANK_SIDE}:take", contents, ranks=[engine.rank])
                 sent += sum(map(len, contents.values()))
             roots[engine.host] = root
-        return [roots[engine.host] for engine in engines.all], sent
+        return [roots.get(engine.host, "") for engine in engines.all], sent
 
     def _scan(self) -> tuple[dict[str, tuple[int, int]], tuple[str, ...]]:
         """Time and size of each file by its path in the folder, and the files that are left out, with the reason."""

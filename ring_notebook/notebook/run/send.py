@@ -62,7 +62,7 @@ def send(
     # From a clock that nobody sets, so that epochs also increase to the next kernel of this host that attaches.
     epoch = time.monotonic_ns() // 1_000_000
     flags = bool(options.get("timeline")), bool(options.get("horovod"))
-    args = (run, epoch, list(ranks), source, first_line, *flags, list(only))
+    args = (run, epoch, list(ranks), source, first_line, *flags, list(only), sorted(engines.deaths()))
     questions = Answering(chosen)
     with DeferredInterrupt() as interrupt:  # else ranks would execute a cell that no run of this kernel knows
         futures = chosen.submit(_RANK_SIDE, args, range(len(ranks)), log.put, questions.put)

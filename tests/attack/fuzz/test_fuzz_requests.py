@@ -42,7 +42,7 @@ def lives(process: int) -> bool:
 def supervisor(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A supervisor of two engines, which takes requests from the pipe in ``tmp_path``."""
     make_requests(tmp_path / "requests")
-    command = [sys.executable, "-m", "ring_notebook.launch.supervisor.engine_supervisor", "2", tmp_path / "requests"]
+    command = [sys.executable, "-m", "ring_notebook.launch.supervise", "2", "0", tmp_path / "requests", ""]
     process = subprocess.Popen([*command, "sh", "-c", ENGINE, tmp_path], stderr=subprocess.DEVNULL)
     yield process
     process.terminate()

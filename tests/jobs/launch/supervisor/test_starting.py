@@ -32,7 +32,8 @@ def supervisor(setup: str, *arguments: str, shell: str = '"$@"') -> subprocess.C
     """The supervisor in a process of its own, after ``setup``."""
     code = (
         "from ring_notebook import verdict\nfrom ring_notebook.launch.connections import shared_memory\n"
-        f"from ring_notebook.launch.supervisor import local_ranks, supervisor\n{setup}\nsupervisor.main()"
+        "from ring_notebook.launch import supervise\nfrom ring_notebook.launch.supervisor import local_ranks\n"
+        f"{setup}\nsupervise.main()"
     )
     command = ["bash", "-c", shell, "bash", sys.executable, "-c", code, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
@@ -48,7 +49,7 @@ def test_a_signal_that_comes_while_ranks_start_reaches_all_of_them(min_np: str) 
         "def later(*a, **k): process = start(*a, **k); time.sleep(0.2); return process\n"
         "local_ranks.start_rank = later; verdict.STOPPING = 1000.0"
     )
-    done = supervisor(slow_start, "4", min_np, "sh", "-c", script)
+    done = supervisor(slow_start, "4", min_np, "", "", "sh", "-c", script)
     assert (done.returncode, done.stderr) == (128 + signal.SIGTERM, "")
 
 
@@ -71,7 +72,7 @@ def test_a_signal_that_comes_while_ranks_start_reaches_all_of_them(min_np: str) 
     ids=["no shared memory", "descriptors"],
 )
 def test_what_this_host_lacks_is_not_blamed_on_the_program(setup: str, shell: str, min_np: str, said: str) -> None:
-    done = supervisor(setup, "8", min_np, "/bin/sleep", "100", shell=shell)
+    done = supervisor(setup, "8", min_np, "", "", "/bin/sleep", "100", shell=shell)
     assert done.returncode == 1
     assert done.stderr.startswith(f"ringrun: {said}")
     assert len(done.stderr.splitlines()) == 1
@@ -108,7 +109,7 @@ def test_only_the_wheel_of_mpich_is_replaced(
     mpiexec.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.delenv("RING_MPIEXEC", raising=False)
-    assert (type(find_launcher()).__name__ == "Local") is own
+    assert (type(find_launcher()).__name__ == "Own") is own
 
 
 def test_a_launcher_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +126,7 @@ def test_a_launcher_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: p
     ("arguments", "words"),
     [
         (["--elastic", "--reset-limit", "-1", "-H", "a:1,b:1"], "--reset-limit must be at least 0, got -1"),
-        (["--elastic", "--mpi-args=-v"], "an elastic job of one host starts without mpiexec"),
+        (["--elastic", "--mpi-args=-v"], "an elastic job starts without mpiexec"),
     ],
 )
 def test_options_that_can_have_no_effect_are_refused(arguments: list[str], words: str) -> None:

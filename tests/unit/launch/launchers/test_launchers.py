@@ -14,13 +14,13 @@ from ring_notebook.launch.launchers import site_launchers
 from ring_notebook.launch.launchers.find_launcher import find_launcher
 from ring_notebook.launch.launchers.hosts import Host
 from ring_notebook.launch.launchers.launcher import Launcher
-from ring_notebook.launch.launchers.own_launchers import Local
+from ring_notebook.launch.launchers.own_launchers import Own
 from ring_notebook.launch.launchers.site_launchers import Aprun, Hydra, Jsrun, OpenMPI, Pals, Srun
 from ring_notebook.own_python import module_command
 
 HERE = [Host("localhost", 3)]
 TWO = [Host("a", 2), Host("b", 2)]
-SUPERVISOR = module_command("ring_notebook.launch.supervisor.supervisor")
+SUPERVISOR = module_command("ring_notebook.launch.supervise")
 SRUN_FLAGS = ["--mpi=pmi2", "--kill-on-bad-exit=1", "--disable-status", "--input=0"]
 
 
@@ -88,12 +88,15 @@ def test_command_lines(
     assert launcher.command(["p"], 3, hosts, ["-v"], {"OWN": "1"}) == command
 
 
-@pytest.mark.parametrize("hosts", [[], HERE])
-def test_command_line_of_our_supervisor(hosts: list[Host]) -> None:
-    assert Local(min_np=2).command(["p"], 3, hosts) == [*SUPERVISOR, "3", "2", "p"]
+@pytest.mark.parametrize(("hosts", "named"), [([], ""), (HERE, ""), (TWO, "a:2,b:2")])
+def test_command_line_of_our_supervisor(hosts: list[Host], named: str) -> None:
+    assert Own(min_np=2).command(["p"], 3, hosts) == [*SUPERVISOR, "3", "2", "", named, "p"]
+    assert Own(requests="pipe").command(["p"], 3, hosts) == [*SUPERVISOR, "3", "0", "pipe", named, "p"]
 
 
-@pytest.mark.parametrize("launcher", [Hydra("m"), OpenMPI("m"), Srun("s")], ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize(
+    "launcher", [Hydra("m"), OpenMPI("m"), Srun("s"), Own()], ids=lambda value: type(value).__name__
+)
 def test_too_few_slots_are_refused(launcher: Launcher) -> None:
     with pytest.raises(ValueError, match="5 ranks need 5 slots, the hosts have 4 slots; give them more"):
         launcher.command(["p"], 5, TWO)
@@ -111,11 +114,6 @@ def test_too_few_slots_are_refused(launcher: Launcher) -> None:
 def test_what_a_launcher_cannot_place_is_refused(launcher: Launcher, n: int, hosts: list[Host], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         launcher.command(["p"], n, hosts)
-
-
-def test_the_local_launcher_refuses_other_hosts() -> None:
-    with pytest.raises(ValueError, match="starts ranks on this host only, got b"):
-        Local().command(["p"], 2, TWO)
 
 
 def test_open_mpi_runs_as_root_and_oversubscribes() -> None:
@@ -144,7 +142,7 @@ def test_a_launcher_is_known_by_what_it_says_of_itself(
     monkeypatch.setenv("RING_MPIEXEC", str(path))
     monkeypatch.setattr("ring_notebook.launch.launchers.find_launcher.loaded_mpi", lambda: kind.mpis[0])
     assert find_launcher() == kind(str(path))
-    assert find_launcher(min_np=2) == Local(min_np=2), "elastic ranks need our supervisor"
+    assert find_launcher(min_np=2) == Own(min_np=2), "elastic ranks need our supervisor"
 
 
 @pytest.mark.parametrize(("name", "kind"), [("aprun", Aprun), ("jsrun", Jsrun)])

@@ -11,9 +11,9 @@ import pytest
 
 from ring_notebook.config import config
 from ring_notebook.launch.launchers.hosts import parse_hosts
-from ring_notebook.launch.remote.job_of_hosts import place
 from ring_notebook.launch.remote.network import interface_towards, network_variables
 from ring_notebook.launch.remote.remote_shell import agent_command
+from ring_notebook.launch.supervise import place
 from ring_notebook.own_python import module_command
 
 HERE = socket.gethostname()
