@@ -11,15 +11,15 @@ MEAN = "#6366f1"  # of several ranks; no single rank has this color
 VALIDATION = "#db2777"
 GREY = "#8791a0"
 RED = "#ef4444"
-# Where the time of a rank goes, in the table of ranks and on the timeline.
+# Where the time of a rank goes, in the table of ranks and on the timeline. Dull, because bright colors are ranks.
 PHASE_COLORS = {
     "compute": "#64748b",
-    "data": "#a855f7",
-    "packing": "#06b6d4",
-    "waiting": "#f59e0b",
-    "bubble": "#ec4899",
-    "moving": "#3b82f6",
-    "sending": "#10b981",
+    "data": "#b694c9",
+    "packing": "#7d9c8a",
+    "waiting": "#d3ae78",
+    "bubble": "#cb8c84",
+    "moving": "#aec3da",
+    "sending": "#8a9a4e",
 }
 PHASE_WORDS = {
     "compute": "compute",
@@ -140,9 +140,7 @@ CSS = """<style>
 .ring-lines, .ring-lines .widget-html-content { font: 12px/1.45 var(--jp-code-font-family, monospace);
   white-space: pre-wrap; min-height: 0; height: auto; }
 .ring-notice { border-left: 3px solid #f59e0b; padding: 2px 0 2px 10px; margin: 6px 0; line-height: 1.5; }
-.ring-table td.ring-load { position: relative; min-width: 62px; }
-.ring-load span { position: absolute; right: 9px; bottom: 3px; color: #3b82f6; font-size: 10px; line-height: 1;
-  letter-spacing: -.5px; opacity: .25; pointer-events: none; }
+.ring-load span { margin-right: 4px; color: #8791a0; font-size: 9px; letter-spacing: -1px; }
 .ring-stuck th, .ring-stuck td { text-align: left !important; }
 .ring-stuck { border-color: #ef4444; }
 .ring-alert { border-color: #ef4444; color: #ef4444; }
@@ -150,12 +148,11 @@ CSS = """<style>
 .ring-report summary { cursor: pointer; margin-top: 4px; }
 .ring-rows { max-height: 260px; overflow: auto; }
 @container (max-width: 1100px) { .ring-table tr th, .ring-table tr td { padding-right: 8px; }
-  .ring-table td.ring-load { min-width: 56px; } .ring-load span { right: 8px; } }
+  .ring-load span { display: none; } }
 @container (max-width: 760px) { .ring-time { min-width: 84px; }
   .ring-table .ring-aside { display: none; }
   .ring-table .ring-legend span, .ring-time i { font-size: 0; }
   .ring-legend::after { content: "time"; font-size: 12px; font-weight: 600; }
   .ring-table caption { display: table-caption !important; }
-  .ring-table tr th, .ring-table tr td { padding-right: 7px; } .ring-load span { display: none; }
-  .ring-table td.ring-load { min-width: 0; } }
+  .ring-table tr th, .ring-table tr td { padding-right: 7px; } }
 </style>"""

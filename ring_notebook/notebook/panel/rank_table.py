@@ -27,7 +27,7 @@ MOST_COLORS = 8  # ranks with a color each
 TEXT_ROWS = 16
 SILENT = 5.0  # seconds without a record until the table says so
 MOST_METRICS = 12  # columns,
-FIRST_METRICS = 2  # of which so many come before the load of the machines, where a narrow page shows them
+FIRST_METRICS = 2  # of which a narrow page always shows so many
 NARROW = 6  # columns of metrics and machines for which a narrow page has room
 SAID = 0.15  # the smallest share of time with room for its number in the bar
 
@@ -54,14 +54,13 @@ class Table:
 def table(view: RunView, still: bool = False, loads: machine_load.Cells | None = None) -> Table:
     """The rows of a run. ``still`` leaves out the columns of a run in progress; ``loads`` remembers its own cells."""
     shares = _shares(view)
-    first, later = view.charted[:FIRST_METRICS], view.charted[FIRST_METRICS:MOST_METRICS]
-    more = len(view.charted) - len(first) - len(later)
+    metrics = view.charted[:MOST_METRICS]
+    more = len(view.charted) - len(metrics)
     silent = not still and any(rank.quiet > SILENT and not rank.ended for rank in view.ranks)
     columns = ["rank", "status", "step", *[RATE] * bool(view.throughput), *shares, *["silent for"] * silent]
     titles = [title for name, title in machine_load.COLUMNS.items() if view.loads.get(name)]
-    aside = frozenset({RATE, *later[max(0, NARROW - len(first) - len(titles)) :]})
-    columns += [*first, *titles]
-    columns += [*later, *[f"and {more:,} more metrics"] * (more > 0)]
+    aside = frozenset({RATE, *metrics[max(FIRST_METRICS, NARROW - len(titles)) :]})
+    columns += [*metrics, *[f"and {more:,} more metrics"] * (more > 0), *titles]
     slow = slow_ranks.find(view)
     late = frozenset(slow.ranks if slow else ())
     # Of very many ranks the page shows the first ones, so slow ranks come first.
@@ -76,8 +75,7 @@ def table(view: RunView, still: bool = False, loads: machine_load.Cells | None =
         cells += [f"{by_rank[rank.rank]:.0%}" for by_rank in shares.values()]
         if silent:
             cells.append("" if rank.ended or rank.quiet < SILENT else duration(rank.quiet))
-        cells += [*_last(rank, first), *machines[rank.rank], *_last(rank, later)]
-        cells += [""] * (more > 0)
+        cells += [*_last(rank, metrics), *[""] * (more > 0), *machines[rank.rank]]
         rows.append(tuple(cells))
     bars = tuple(_bar(rank.spent) for rank in shown_ranks) if shares else ()
     return Table(tuple(columns), tuple(rows), late, bars, aside)
@@ -172,7 +170,7 @@ def _aside(column: str, aside: frozenset[str]) -> str:
 
 
 def _cell(text: str, aside: str) -> str:
-    """A cell. The sparkline of a load is behind its newest number."""
+    """A cell. The sparkline of a load stands before its newest number."""
     blocks = _BLOCKS.match(text)
     if not blocks:
         return f"<td{aside} style='color:{RED}'>{text}</td>" if text in _BROKEN else f"<td{aside}>{escape(text)}</td>"

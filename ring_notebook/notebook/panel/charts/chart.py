@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,6 +18,7 @@ RATE = "samples/s"  # a chart of every run with samples
 _LOWER = re.compile(r"loss|err|mse|mae|ppl|perplex|nll|wer|fid|\bkl\b|entropy", re.IGNORECASE)
 _HIGHER = re.compile(r"acc|auc|f1|bleu|rouge|iou|\bmap\b|reward|return|precision|recall|r2|score|psnr", re.IGNORECASE)
 _VALIDATION = re.compile(r"^(?:val|valid|validation|test|eval)[_/. -](.+)$|^(.+)[_/. -](?:val|valid|test|eval)$")
+MOST_BROKEN = 8  # steps at which ranks begin to lack a number
 _CHANGES = 0.02  # the least change between two fifths of a curve
 
 
@@ -79,16 +81,35 @@ def _metric(view: RunView, name: str, look: Look) -> Chart:
     log = look.log and all(np.nanmin(line.y, initial=np.inf) > 0 for line in curves.lines)
     return Chart(
         name,
-        _note(name, curves, judged, best),
+        _note(name, curves, judged, best, _no_numbers(view, name)),
         "step",
         curves,
         log=log,
         best=best,
         epochs=tuple(Mark(step, f"{epoch:g}") for step, epoch in view.epochs),
-        broken=tuple(
-            Mark(first, f"{kind}, {ranks([rank])}") for rank, (first, kind) in view.broken.get(name, {}).items()
-        ),
+        broken=_broken(view.broken.get(name, {})),
     )
+
+
+def _broken(firsts: Mapping[int, tuple[float, str]]) -> tuple[Mark, ...]:
+    """A mark for each step at which ranks began to lack a number; the first has the label for all of them.
+
+    Labels of their own would lie over each other, because one rank without a number soon leaves the others without one.
+    """
+    kinds: dict[str, list[int]] = {}
+    for rank, (_, kind) in sorted(firsts.items()):
+        kinds.setdefault(kind, []).append(rank)
+    label = "; ".join(f"{kind}, {ranks(who)}" for kind, who in kinds.items())
+    steps = sorted({step for step, _ in firsts.values()})[:MOST_BROKEN]
+    return tuple(Mark(step, "" if index else label) for index, step in enumerate(steps))
+
+
+def _no_numbers(view: RunView, name: str) -> str:
+    """Which ranks have no number now; empty if all have one."""
+    newest = {rank.rank: rank.last[name] for rank in view.ranks if name in rank.last}
+    without = [rank for rank, value in newest.items() if not math.isfinite(value)]
+    kind = "NaN" if any(map(math.isnan, newest.values())) else "inf"
+    return f"{kind} on {ranks(without)}" if without else ""
 
 
 def _judged(curves: Curves) -> Line | None:
@@ -103,13 +124,16 @@ def _judged(curves: Curves) -> Line | None:
     return first
 
 
-def _note(name: str, curves: Curves, judged: Line | None, best: tuple[float, float] | None) -> str:
+def _note(
+    name: str, curves: Curves, judged: Line | None, best: tuple[float, float] | None, no_numbers: str = ""
+) -> str:
     if judged is None or not len(judged.y):
         return ""
     main = _judged(Curves(tuple(line for line in curves.lines if not line.sparse), curves.band)) or judged
     finite = main.y[np.isfinite(main.y)]
-    parts = [number(float(finite[-1]))] if finite.size else ["no number"]
-    parts += [trend(main)] if direction(name) else []
+    # No trend beside ranks without numbers: it would praise what was before.
+    parts = [no_numbers or (number(float(finite[-1])) if finite.size else "no number")]
+    parts += [trend(main)] if direction(name) and not no_numbers else []
     if best is not None:
         which = judged.label.replace(name, "").strip("_/. -") if judged.sparse else ""
         parts.append(" ".join(filter(None, ["best", which, number(best[1])])))

@@ -203,7 +203,7 @@ def _marks(chart: Chart) -> dict[str, Any]:
         {
             "xAxis": mark.x,
             "lineStyle": {**red, "type": "solid", "width": 1.5},
-            "label": {**red, "formatter": mark.label, "fontSize": 11, "position": "end", "distance": 2},
+            "label": {**red, "show": bool(mark.label), "formatter": mark.label, "fontSize": 11, "distance": 2},
         }
         for mark in chart.broken
     ]

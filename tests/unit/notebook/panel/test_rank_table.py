@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from array import array
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from types import FrameType
 
 from ring_notebook.notebook.panel import machine_load, rank_table
 from ring_notebook.notebook.record.run_view import RunState, RunView
+from ring_notebook.notebook.style import PHASE_COLORS, rank_color
 from ring_notebook.records import Load, MetricBatch, Status
 
 RANKS = 4
@@ -88,3 +90,39 @@ def test_a_narrow_page_leaves_out_columns_that_charts_show() -> None:
     few = running()
     few.apply(MetricBatch("run", 0, ("loss", "accuracy", "lr"), array("d", (1060.0, 60, 0.5, 0.9, 1e-3))), 1060.0)
     assert rank_table.table(few.view(1060.0)).aside == {"samples/s"}, "there is room where there are no GPUs"
+
+
+def test_metrics_stand_together_before_the_load_of_the_machines() -> None:
+    state = running()
+    names = tuple(f"metric_{number:02}" for number in range(15))
+    state.apply(MetricBatch("run", 0, names, array("d", (1060.0, 60, *range(15)))), 1060.0)
+    content = rank_table.table(state.view(1060.0))
+    start = content.columns.index("loss")
+    assert content.columns[start:] == ("loss", *names[:11], "and 4 more metrics", "CPU", "memory")
+    assert content.rows[0][start + 1 : start + 4] == ("0", "1", "2")
+    assert content.rows[0][-2].endswith("90%")
+    assert set(names[3:11]) < content.aside
+
+
+def test_no_color_means_a_rank_and_a_phase() -> None:
+    ranks = [rank_color(rank) for rank in range(rank_table.MOST_COLORS)]
+    phases = list(PHASE_COLORS.values())
+    assert min(apart(phase, rank) for phase in phases for rank in ranks) > 25
+    assert min(apart(one, other) for index, one in enumerate(phases) for other in phases[:index]) > 25
+
+
+def apart(one: str, other: str) -> float:
+    """The distance of two colors in CIELAB, where 2 can just be told apart."""
+    return math.dist(cielab(one), cielab(other))
+
+
+def cielab(color: str) -> tuple[float, float, float]:
+    shares = [int(color[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    red, green, blue = (one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in shares)
+    white = (
+        (0.4124 * red + 0.3576 * green + 0.1805 * blue) / 0.95047,
+        0.2126 * red + 0.7152 * green + 0.0722 * blue,
+        (0.0193 * red + 0.1192 * green + 0.9505 * blue) / 1.08883,
+    )
+    x, y, z = (one ** (1 / 3) if one > 0.008856 else 7.787 * one + 16 / 116 for one in white)
+    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
