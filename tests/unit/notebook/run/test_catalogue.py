@@ -189,6 +189,17 @@ def test_parameters_are_those_of_the_cell_and_of_rank_0(runs: Path) -> None:
     assert constants("!ls") == {}
 
 
+def test_a_variable_of_the_cell_is_no_parameter() -> None:
+    cell = (
+        "epochs, lr = 3, 0.1\nstep = 0\nbest = 1e9\ntotal: float = 0.0\nlr = 0.2\nn = 5\n"
+        "for epoch in range(epochs):\n    step += 1\n    best = min(best, loss)\n"
+        "    if loss: total = loss\n"
+        "def train():\n    n = 6\n"
+        "squares = [n * n for n in range(n)]\n"
+    )
+    assert constants(cell) == {"epochs": 3, "lr": 0.2, "n": 5}
+
+
 def test_a_run_without_a_name_is_found_by_that_of_the_list(runs: Path) -> None:
     log = trained(runs, "1", 0.25, 0.5)
     assert log.name == ""
