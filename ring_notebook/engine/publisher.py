@@ -1,12 +1,17 @@
-"""The thread that ships a rank's records to the kernel, at most four messages a second."""
+"""What becomes of the records of a rank: kept in its journal, and shipped to the kernel."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 from threading import Event
+from time import time
 
-from ring_notebook.records import Record, messages
+from ring_notebook.files.appender import Appender
+from ring_notebook.files.private_files import make_private_folder
+from ring_notebook.records import Record, messages, stamped
 
 PERIOD = 0.25
 """Seconds between two messages of a rank, where it prints that often."""
@@ -63,3 +68,38 @@ class Publisher:
             tick += 1
             if self._stop.wait(PERIOD):
                 return
+
+
+_MOST_KEPT = 4 << 20  # bytes that wait in memory while the disk is full
+
+
+class Spool:
+    """The journal of this rank's newest run: ``directory/RUN.RANK``."""
+
+    def __init__(self, directory: Path, rank: int) -> None:
+        self._directory = directory
+        self._rank = rank
+        self._journal: Appender | None = None
+        make_private_folder(directory)
+
+    def begin(self, run: str) -> None:
+        """Forget the run before."""
+        for old in self._directory.glob(f"*.{self._rank}"):
+            old.unlink()
+        if self._journal is not None:
+            self._journal.close()
+        self._journal = Appender(self._directory / f"{run}.{self._rank}", _MOST_KEPT)
+        self._full = False
+        with suppress(OSError):  # `add` tries again, and says why
+            self._journal.flush()  # now, because the cell may use up all descriptors
+
+    def add(self, message: bytes) -> str:
+        """Append one message. Returns why it cannot, the first time in a run that the disk takes none; else nothing."""
+        assert self._journal is not None
+        self._journal.add(stamped(message, time()))
+        try:
+            self._journal.flush()
+        except OSError as error:
+            is_news, self._full = not self._full, True
+            return f"{error.strerror} in {self._directory}" if is_news else ""
+        return ""

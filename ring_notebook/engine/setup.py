@@ -20,7 +20,7 @@ from IPython.core.page import as_hook, display_page
 
 from ring_notebook.core import world
 from ring_notebook.engine import capture, debuggers, dialogue, mpi_access, own_stack, progress_bars
-from ring_notebook.engine.spool import Spool
+from ring_notebook.engine.publisher import Spool
 from ring_notebook.error_text import error_text
 from ring_notebook.frameworks import default
 from ring_notebook.gpus import VISIBLE, gpus, gpus_of_engine

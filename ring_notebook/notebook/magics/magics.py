@@ -15,7 +15,7 @@ from ring_notebook.errors import RingError
 from ring_notebook.notebook.magics import options, rank_names
 from ring_notebook.notebook.magics.cells import DefaultCells
 from ring_notebook.notebook.magics.session import Session
-from ring_notebook.notebook.record.cell_options import CellOptions
+from ring_notebook.notebook.record.choices import CellOptions
 from ring_notebook.notebook.run import catalogue, notices
 from ring_notebook.notebook.run.failures import brief
 from ring_notebook.notebook.style import plural

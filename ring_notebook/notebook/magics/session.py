@@ -22,7 +22,7 @@ from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.cluster.stacks import render
 from ring_notebook.notebook.magics.cells import check_syntax
 from ring_notebook.notebook.panel.chart_area import load_charts
-from ring_notebook.notebook.record.cell_options import CellOptions
+from ring_notebook.notebook.record.choices import CellOptions
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.run.catalogue import find, runs_directory
 from ring_notebook.notebook.run.export import Script, export, set_up_cells, set_up_runs

@@ -1,4 +1,4 @@
-"""Writes the files of a run, also when the disk fills up in the middle of it: its journal, and how it ended."""
+"""The files of a run: written also when the disk fills up in the middle of it, read while ranks still write them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ring_notebook.error_text import printable
 from ring_notebook.files.appender import Appender
 from ring_notebook.files.private_files import make_private_folder, open_private, open_regular
-from ring_notebook.records import stamped
+from ring_notebook.records import Record, decode, stamped
 
 RUN = "run.json"  # source, options, environment, size, start
 JOURNAL = "journal.jsonl"  # everything that the ranks have sent: a line for each record, between lines with the time
@@ -164,3 +165,51 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds no JSON object")
     return content
+
+
+class Journal:
+    """The journal at ``path``. Each call of `lines` or `records` continues where the last one stopped.
+
+    A line that is no record is skipped and counted in ``skipped``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.skipped = 0
+        self._path = path
+        self._position = 0
+        self._now = 0.0
+
+    def records(self, kind: str = "") -> Iterator[tuple[Record, float]]:
+        """The new records, all or those of a kind, with the time at which each came."""
+        wanted = f'{{"kind": "{kind}"'.encode() if kind else b""
+        for line, now in self.lines():
+            if line.startswith(wanted):
+                try:
+                    (record,) = decode(line)
+                except ValueError:
+                    self.skipped += 1
+                    continue
+                yield record, now
+
+    def lines(self) -> Iterator[tuple[bytes, float]]:
+        """The lines of the new records, each a message of its own, with the time at which each came.
+
+        Nothing while the file is not there. Raises OSError and ValueError for what is no file.
+        """
+        try:
+            file = open_regular(self._path)
+        except FileNotFoundError:
+            return
+        with file:
+            file.seek(self._position)
+            for line in file:
+                if not line.endswith(b"\n"):  # the writer is in the middle of it
+                    return
+                self._position += len(line)
+                if line.startswith(b'{"time"'):
+                    try:
+                        self._now = float(json.loads(line)["time"])
+                    except (ValueError, TypeError, RecursionError):
+                        self.skipped += 1
+                else:
+                    yield line, self._now

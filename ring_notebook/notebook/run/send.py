@@ -1,8 +1,9 @@
-"""Sends a cell to engines of a cluster as a new run."""
+"""Sends a cell to engines of a cluster as a new run, and names those that get no name from their user."""
 
 from __future__ import annotations
 
 import os
+import random
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,6 @@ from ring_notebook.notebook.engines import Engines
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.run.answering import Answering
 from ring_notebook.notebook.run.run import Run
-from ring_notebook.notebook.run.spoken_name import spoken_name
 
 _RANK_SIDE = "ring_notebook.engine.runner:execute"
 
@@ -76,3 +76,30 @@ def _run_id() -> str:
     now = time.time()
     # To the millisecond, so that ids sort in the order in which runs were started.
     return time.strftime("%Y%m%d-%H%M%S", time.localtime(now)) + f"-{int(now * 1000) % 1000:03d}{uuid.uuid4().hex[:2]}"
+
+
+_FIRST = (
+    "amber bold brave bright brisk calm clear clever cool copper coral cosmic crisp curious daring deep dusty eager "
+    "early easy fair fast fine fresh gentle glad golden grand green happy honest humble jolly keen kind late light "
+    "lively lucky mellow merry mild misty neat noble olive patient plain polite proud quick quiet rapid ready rosy "
+    "ruby rustic sharp silent silver simple smart smooth snowy solid steady sunny swift tender tidy tiny velvet "
+    "vivid warm wild wise young"
+)
+_SECOND = (
+    "acorn ant aspen badger bay beach bear beech birch bison bloom breeze brook canyon cedar cliff cloud comet "
+    "coral crane creek crow dawn deer delta dove dune eagle elm ember falcon fern field finch fjord forest fox "
+    "frost garden glade grove harbor hare hawk hazel heron hill island ivy jay lake lark leaf lily lynx maple marsh "
+    "meadow moon moss mountain newt oak ocean orchid otter owl panda pearl pebble pine plover pond puffin quail "
+    "rain raven reef ridge river robin sage seal shore sky snow sparrow spring star stone storm stream summit swan "
+    "thistle tide trail trout valley violet wave willow wind wolf wren"
+)
+
+
+def spoken_name(folder: Path) -> str:
+    """A name for the next run in ``folder``, such as ``amber-otter-12``; the number counts the runs there."""
+    draw = random.SystemRandom()  # not the generator that the notebook has seeded
+    try:
+        count = sum(entry.is_dir() for entry in os.scandir(folder))
+    except OSError:
+        count = 0
+    return f"{draw.choice(_FIRST.split())}-{draw.choice(_SECOND.split())}-{count + 1}"

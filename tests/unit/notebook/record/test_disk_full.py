@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from harness.waiting import until
-from ring_notebook.engine.spool import Spool
+from ring_notebook.engine.publisher import Spool
 from ring_notebook.notebook.panel.report import mime_bundle
 from ring_notebook.notebook.record import run_files
-from ring_notebook.notebook.record.journal import Journal
+from ring_notebook.notebook.record.run_files import Journal
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.records import Ended, MetricBatch, Output, encode

@@ -13,9 +13,8 @@ import pandas
 import pytest
 
 from harness.waiting import until
-from ring_notebook.notebook.record.journal import Journal
 from ring_notebook.notebook.record.logged_rows import MetricRow
-from ring_notebook.notebook.record.run_files import read_json, read_text, write_json
+from ring_notebook.notebook.record.run_files import Journal, read_json, read_text, write_json
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.record.run_view import OUTPUT_CHARACTERS
