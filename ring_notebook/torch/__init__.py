@@ -32,7 +32,7 @@ from ring_notebook.torch.compression import Compression
 from ring_notebook.torch.devices import begin_copy
 from ring_notebook.torch.mpi_ops import *  # noqa: F403 - all of it is Horovod's
 from ring_notebook.torch.optimizer.distributed import DistributedOptimizer
-from ring_notebook.torch.optimizer.gradient_clipping import clip_grad_norm_
+from ring_notebook.torch.optimizer.reducing_optimizer import clip_grad_norm_
 from ring_notebook.torch.process_group.default_group import end_groups_of_failed_epoch, process_group
 from ring_notebook.torch.tensors import TorchAdapter, empty
 from ring_notebook.torch.training.broadcast_state import broadcast_optimizer_state, broadcast_parameters

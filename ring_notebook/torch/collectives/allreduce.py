@@ -3,23 +3,155 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ring_notebook.api.arguments import Reduction, operation_of, reduction_of
-from ring_notebook.api.handles import Handle, Waitable
+from ring_notebook.api.arguments import Reduction, check_process_set, operation_of, reduction_of
+from ring_notebook.api.handles import Handle, Waitable, check_name
 from ring_notebook.api.process_sets import ProcessSet, global_process_set
-from ring_notebook.core.communicator import ReduceOp
-from ring_notebook.torch.collectives.start_allreduce import (
-    reduce_now,
-    start,
-    start_in_place,
-)
+from ring_notebook.core.buffers import Buffer, Device, DType
+from ring_notebook.core.communicator import Communicator, ReduceOp
+from ring_notebook.core.work import Call, Work
+from ring_notebook.core.world import current
 from ring_notebook.torch.collectives.tensor_arguments import check_compression, check_tensors, checked_list
 from ring_notebook.torch.compression import Compression, Compressor
-from ring_notebook.torch.tensors import check_tensor
+from ring_notebook.torch.devices import StreamWork
+from ring_notebook.torch.tensors import buffer_in_place, buffer_of, check_tensor, copy_back, for_core, ordered, reader
+
+if TYPE_CHECKING:
+    from ring_notebook import _core
+
+
+def start(
+    tensors: Sequence[Tensor],
+    how: Reduction,
+    name: str | None,
+    *,
+    in_place: bool = True,
+    blocking: bool = False,
+    claim: bool = True,
+) -> Handle:
+    """Start one allreduce per dtype and device of ``tensors``; `Handle.wait` returns the list of reduced tensors.
+
+    ``claim`` keeps others from using the name meanwhile.
+    """
+    sources = [_buffer(tensor) for tensor in tensors]
+    communicator = how.process_set.communicator
+    label = check_name(communicator, name) if claim else name or ""
+    outputs = list(tensors) if in_place else [torch.empty_like(tensor) for tensor in tensors]
+    targets = sources if in_place else [_buffer(output) for output in outputs]
+    works: list[Work | StreamWork] = []
+    kinds = list(dict.fromkeys(map(_kind, sources)))
+    call = Call(len(kinds))
+    for part, kind in enumerate(kinds):
+        chosen = [place for place, source in enumerate(sources) if _kind(source) == kind]
+        work = communicator.allreduce(
+            [sources[place] for place in chosen],
+            [targets[place] for place in chosen],
+            op=how.op,
+            prescale=how.prescale,
+            postscale=how.postscale,
+            name=f"{label}, part {part + 1}" if label and part else label,
+            blocking=blocking,
+            call=call,
+        )
+        works.append(ordered(work, sources[chosen[0]].owner))
+
+    def finish() -> list[Tensor]:
+        for target, output in zip(targets, outputs, strict=True):
+            copy_back(target.owner, output)
+        return outputs
+
+    return Handle(communicator, label if claim else "", works, finish)
+
+
+def start_in_place(
+    tensors: Tensor | list[Tensor],
+    op: ReduceOp,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+    name: str | None,
+) -> Waitable:
+    """`start` of one tensor or a list in place, in less time where the reader knows them. The result is ``tensors``."""
+    known = _reader(tensors, prescale, postscale)
+    if known is not None:
+        communicator = _communicator(process_set)
+        label = check_name(communicator, name) if name else ""
+        work = communicator.start_tensors(known, tensors, op, prescale, postscale, label)
+        if work is not None:
+            return Handle(communicator, label, (work,), lambda: tensors) if label else work
+    handle = start(_checked(tensors), reduction_of(None, op, prescale, postscale, process_set), name)
+    return handle if isinstance(tensors, list) else handle.only()
+
+
+def reduce_now(
+    tensors: Tensor | list[Tensor],
+    op: ReduceOp,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+    name: str | None,
+    in_place: bool = True,
+) -> Any:
+    """`start` and `Handle.wait`, in less time than a handle takes where the reader knows the tensors.
+
+    Returns the reduced tensor, or the list of them for a list; in place these are ``tensors``.
+    """
+    # Every call of a function of Python counts here.
+    known = _reader(tensors, prescale, postscale)
+    if known is not None:
+        communicator = _communicator(process_set)
+        label = check_name(communicator, name) if name else ""
+        outputs = tensors if in_place else _like(tensors)
+        if communicator.allreduce_tensors(known, tensors, outputs, op, prescale, postscale, label):
+            return outputs
+    how = reduction_of(None, op, prescale, postscale, process_set)
+    reduced = start(_checked(tensors), how, name, in_place=in_place, blocking=True).wait()
+    return reduced if isinstance(tensors, list) else reduced[0]
+
+
+def _reader(tensors: Tensor | list[Tensor], prescale: float, postscale: float) -> _core.TensorReader | None:
+    """What reads these tensors in nanoseconds; None for arguments that have to be checked first."""
+    plain = isinstance(tensors, (Tensor, list)) and type(prescale) is float and type(postscale) is float
+    return reader() if plain else None
+
+
+def _like(tensors: Tensor | list[Tensor]) -> Tensor | list[Tensor]:
+    if isinstance(tensors, list):
+        return [torch.empty_like(tensor) for tensor in tensors]
+    return torch.empty_like(tensors)
+
+
+def _communicator(process_set: ProcessSet) -> Communicator:
+    if process_set is global_process_set:
+        return current().communicator
+    check_process_set(process_set)
+    return process_set.communicator
+
+
+def _checked(tensors: Tensor | list[Tensor]) -> list[Tensor]:
+    if not isinstance(tensors, list):
+        return [tensors]
+    for tensor in tensors:
+        check_tensor(tensor, "grouped_allreduce")
+    return tensors
+
+
+def _buffer(tensor: Tensor) -> Buffer:
+    """Buffer over ``tensor``, or over a copy of it (its ``owner``) where the core cannot work on it in place."""
+    buffer = buffer_in_place(tensor)
+    if buffer is None:
+        check_tensor(tensor, "allreduce")
+        buffer = buffer_of(for_core(tensor))
+    return buffer
+
+
+def _kind(buffer: Buffer) -> tuple[DType, Device, int]:
+    """What the buffers of one operation have in common."""
+    return buffer.dtype, buffer.device, buffer.index
 
 
 def _differentiable(tensors: Sequence[Tensor], how: Reduction, name: str | None) -> list[Tensor]:

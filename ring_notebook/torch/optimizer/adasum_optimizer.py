@@ -14,7 +14,7 @@ import torch
 from ring_notebook.api.arguments import Reduction
 from ring_notebook.api.process_sets import ProcessSet
 from ring_notebook.core.communicator import ReduceOp
-from ring_notebook.torch.collectives.start_allreduce import start
+from ring_notebook.torch.collectives.allreduce import start
 from ring_notebook.torch.compression import Compressor
 from ring_notebook.torch.optimizer.wrapper import Wrapper, once
 from ring_notebook.torch.steps.committed import Undo, all_or_none

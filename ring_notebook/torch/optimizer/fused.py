@@ -25,10 +25,10 @@ from ring_notebook.core.partition import update_options
 from ring_notebook.errors import CollectiveMismatch
 from ring_notebook.torch.collectives.allreduce import allreduce
 from ring_notebook.torch.optimizer.flat_group import FlatGroup
-from ring_notebook.torch.optimizer.fused_agreement import check_same_options
 from ring_notebook.torch.optimizer.fused_rules import (
     check_options,
     check_parameters,
+    check_same_options,
     state_keys,
     states_needed,
     update_fields,

@@ -12,7 +12,7 @@ from torch import nn
 
 from harness.devices.pretended_gpu import PretendedGpu
 from ring_notebook.torch.optimizer import packing
-from ring_notebook.torch.optimizer.packing import Packer
+from ring_notebook.torch.optimizer.bucket_runtime import Packer
 
 pytestmark = pytest.mark.sizes(2, slow=(1, 3))
 
