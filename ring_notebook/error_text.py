@@ -5,10 +5,10 @@ from __future__ import annotations
 MOST = 10_000  # characters
 
 
-def error_text(error: BaseException, most: int = MOST) -> str:
+def error_text(error: BaseException) -> str:
     """``str(error)``, shortened; if that raises, the type of what it raised."""
     try:
-        return printable(str(error), most)
+        return printable(str(error))
     except BaseException as trouble:
         return f"<its message cannot be shown: {type(trouble).__name__} in __str__>"
 

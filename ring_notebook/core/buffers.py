@@ -95,20 +95,20 @@ class Buffer:
         return self.count * self.dtype.itemsize
 
 
-def from_memoryview(data: Any, shape: Sequence[int] | None = None) -> Buffer:
+def from_memoryview(data: Any) -> Buffer:
     """Buffer over an object with the buffer protocol (numpy array, array, bytearray, ring memory).
 
     Raises TypeError when the memory is not C-contiguous, is read-only, or has an element type the core lacks.
     """
     from ring_notebook.core.native import core
 
-    address, formatted_shape, fmt, readonly = core.buffer_info(data)
+    address, shape, fmt, readonly = core.buffer_info(data)
     dtype = _FORMATS.get(fmt.lstrip("@=<"))
     if dtype is None:
         raise TypeError(f"elements of format {fmt!r} cannot be reduced; use one of {sorted(_FORMATS)}")
     if readonly:
         raise TypeError("a collective needs writable memory; pass a copy")
-    return Buffer(address, tuple(shape) if shape is not None else formatted_shape, dtype, owner=data)
+    return Buffer(address, shape, dtype, owner=data)
 
 
 def targets_of(outputs: Sequence[Buffer]) -> list[tuple[int, int]]:

@@ -9,7 +9,7 @@ from ipywidgets import Widget
 
 
 def close(widget: Widget) -> None:
-    """Close ``widget``, its children, and their layouts and styles; for a figure also marks, axes and scales."""
+    """Close ``widget``, its children, and their layouts and styles."""
     parts = {id(part): part for part in _parts(widget, set())}
     for part in parts.values():
         part.close()

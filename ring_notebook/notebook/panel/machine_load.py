@@ -32,13 +32,6 @@ _REACH = 5.0  # a trend counts for this many times its length: a training takes 
 IDLE, STARVED = 60.0, 0.25  # a GPU is less busy than so many percent; its rank waits for data that share of time
 
 
-def sparkline(values: Sequence[float], top: float) -> str:
-    """The newest values as a row of blocks, from 0 to ``top``."""
-    if not len(values) or not top > 0:
-        return ""
-    return _blocks(_parts(values), top)
-
-
 def _parts(values: Sequence[float]) -> list[float]:
     """The means of consecutive parts of the values, one part per character of a sparkline."""
     count = min(_SPARKS, len(values))

@@ -83,9 +83,9 @@ def per_rank(points: Mapping[int, Points], smooth: bool = False, chosen: Collect
     return Curves(tuple(lines), Band(x, np.fmin.reduce(rows), np.fmax.reduce(rows)))
 
 
-def many(runs: Mapping[str, Mapping[int, Points]], smooth: bool = False) -> Curves:
+def many(runs: Mapping[str, Mapping[int, Points]]) -> Curves:
     """A line per run, the mean of its ranks, to compare runs in one chart."""
-    lines = [mean_line(label, points, rank_color(index), smooth) for index, (label, points) in enumerate(runs.items())]
+    lines = [mean_line(label, points, rank_color(index)) for index, (label, points) in enumerate(runs.items())]
     return Curves(tuple(lines))
 
 

@@ -27,11 +27,19 @@ def recorded(directory: Path, name: str, values: list[float], size: int = 1, **f
     return log
 
 
-def test_a_sparkline_shows_the_way_from_nothing_to_the_top() -> None:
-    assert machine_load.sparkline(range(8), 7) == "▁▂▃▄▅▆▇█"
-    assert len(machine_load.sparkline(range(1000), 1000)) == 8
-    assert machine_load.sparkline([5], 0) == ""
-    assert machine_load.sparkline([], 1) == ""
+@pytest.mark.parametrize(
+    ("load", "title", "values", "cell"),
+    [
+        ("cpu", "CPU", [100 * part / 7 for part in range(8)], "▁▂▃▄▅▆▇█ 100%"),
+        ("cpu", "CPU", [100 * part / 799 for part in range(800)], "▁▂▃▄▅▆▇█ 100%"),
+        ("memory", "memory", [0.0], " 0 GiB"),
+    ],
+)
+def test_a_sparkline_shows_the_way_from_nothing_to_the_top(
+    tmp_path: Path, load: str, title: str, values: list[float], cell: str
+) -> None:
+    content = rank_table.table(recorded(tmp_path, load, values).view(), still=True)
+    assert content.rows[0][content.columns.index(title)] == cell
 
 
 def test_readings_are_kept_drawn_and_listed(tmp_path: Path) -> None:
