@@ -161,7 +161,7 @@ void Communicator::run(const std::shared_ptr<Work>& work, const Interruption& ch
 
 void Communicator::carry_out(Work& work, const Interruption& check) {
     try {
-        if (!work.started_) begin(work);
+        if (!work.started()) begin(work);
         Served served = Served::Moved;
         while (served != Served::Done) {
             const bool polling = work.polling_;
@@ -236,11 +236,11 @@ Communicator::Served Communicator::serve_queue() {
 Communicator::Served Communicator::advance(Work& work) {
     try {
         if (device_ && device_->is_agreeing(work)) return device_->serve_agreement();
-        if (!work.started_ && device_ && !device_->fetch(work)) {
+        if (!work.started() && device_ && !device_->fetch(work)) {
             if (group_->aborted()) throw Aborted(group_->abort_reason());
             return Served::Polling;
         }
-        if (!work.started_) begin(work);
+        if (!work.started()) begin(work);
         const Served served = attempt(work);
         if (served == Served::Blocked || served == Served::Polling) check_waiting(work, nullptr);
         return served;

@@ -90,14 +90,14 @@ bool Communicator::explain(const Work& work, std::exception_ptr& error) {
 }
 
 void Communicator::fail(Work& work, std::exception_ptr error) noexcept {
-    bool ended = !work.is_trial_;
+    bool ended = !work.is_trial();
     try {
         if (ended) ended = explain(work, error);
     } catch (...) {  // the error stays what it was
         group_->abort(FixedText("rank %d ran out of memory in %s", rank(), to_string(work.request_.kind)));
     }
     // Only behind the abort, so that who finds a commit ruled out has a reason.
-    const bool rules_out = ended && work.started_ && (work.header_.kind == OpKind::Commit || work.patience_ != 0);
+    const bool rules_out = ended && work.started() && (work.header_.kind == OpKind::Commit || work.patience_ != 0);
     const bool has_succeeded = rules_out && group_->rule_out(work.header_.sequence);
     if (ended) {
         announce_abort();

@@ -231,7 +231,7 @@ void NamedLane::carry_out(const std::vector<const Ready*>& ready) {
         for (const Ready* one : ready) {
             const auto own = own_.find(one->key);
             if (own == own_.end()) continue;
-            own->second->started_ = true;
+            own->second->stage_ = Work::Stage::Posted;
             parts.push_back(own->second);
             next.names.push_back(one->key);
         }
@@ -240,7 +240,7 @@ void NamedLane::carry_out(const std::vector<const Ready*>& ready) {
         Request joined;
         joined.kind = OpKind::Join;
         next.work = inner_->prepare(std::move(joined), 0);
-        next.work->joined_for_once_ = true;
+        next.work->origin_ = Work::Origin::JoinedForOnce;
     } else {
         // Of its own, so that nobody can see the end of it before its name is free.
         Request request = parts.front()->request_;
@@ -252,7 +252,7 @@ void NamedLane::carry_out(const std::vector<const Ready*>& ready) {
             request.layout = 0;
         }
         next.work = inner_->prepare(std::move(request), 0);
-        next.work->by_name_ = true;
+        next.work->origin_ = Work::Origin::Names;
         for (const std::shared_ptr<Work>& part : parts) inner_->share_device(*next.work, *part);
         next.work->mark_ = parts.front()->mark_;
         for (const std::shared_ptr<Work>& part : parts) {
@@ -287,8 +287,9 @@ void NamedLane::fail_waiting() noexcept {
         std::shared_ptr<Work> work;
         {
             const std::lock_guard<std::mutex> lock(mutex_);
-            const auto found = std::find_if(
-                own_.begin(), own_.end(), [&](const auto& one) { return !one.second->started_ || under_way_.empty(); });
+            const auto found = std::find_if(own_.begin(), own_.end(), [&](const auto& one) {
+                return !one.second->started() || under_way_.empty();
+            });
             if (found == own_.end()) return;
             work = found->second;
             own_.erase(found);
@@ -357,7 +358,7 @@ void NamedLane::check_deadlines() {
     {
         const std::lock_guard<std::mutex> lock(mutex_);
         for (const auto& one : own_)
-            if (!one.second->started_ && is_past(one.second->deadline_)) late.push_back(one);
+            if (!one.second->started() && is_past(one.second->deadline_)) late.push_back(one);
     }
     for (const auto& [key, work] : late) {
         const std::string text =
@@ -379,7 +380,7 @@ void NamedLane::note_waits(std::int64_t now) {
     {
         const std::lock_guard<std::mutex> lock(mutex_);
         for (const auto& [key, work] : own_) {
-            if (work->started_ || work->first_) continue;
+            if (work->started() || work->first_) continue;
             if (!oldest || work->since_ < oldest->since_) {
                 oldest = work;
                 oldest_key = key;

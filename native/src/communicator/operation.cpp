@@ -51,7 +51,7 @@ void Communicator::begin(Work& work) {
     work.first_.reset();
     Header& header = work.header_;
     header.sequence = ++sequence_;
-    note(work, work.by_name_ ? Phase::Negotiating : Phase::Queued);
+    note(work, work.origin_ == Work::Origin::Names ? Phase::Negotiating : Phase::Queued);
     if (header.kind == OpKind::Join && header.joined_at == 0) header.joined_at = header.sequence;
     header.is_inline = fill_inline(*group_, work.request_, index(), header.sequence) ? 1 : 0;
     place_tensors(work);
@@ -64,11 +64,9 @@ void Communicator::begin(Work& work) {
     note(work, Phase::Packing);
     group_->post(header);
     group_->set_state(RankState::Waiting);
-    work.started_ = true;
+    work.stage_ = Work::Stage::Posted;
     work.algorithm_.reset();  // reads what the agreement holds
     work.agreement_.reset();
-    work.agreed_ = false;
-    work.moved_all_ = false;
     work.gates_ = 0;
     const bool may_launch = device_ && (header.kind == OpKind::Join || !in_host_memory(header.device));
     work.gate_ = group_->arrive(may_launch ? header.sequence : 0);
@@ -92,7 +90,7 @@ void Communicator::move_to_ring(Work& work) {
 
 Communicator::Served Communicator::attempt(Work& work) {
     group_->be_patient(work.patience_, work.header_.sequence);  // nothing else is carried out in the group meanwhile
-    if (work.moved_all_) return complete(work);
+    if (work.stage_ == Work::Stage::Moved) return complete(work);
     if (!work.polling_) {
         if (!group_->released(work.gate_)) {
             if (work.blocked_ == 0 && !work.algorithm_) work.blocked_ = monotonic_ns();
@@ -102,7 +100,7 @@ Communicator::Served Communicator::attempt(Work& work) {
         if (work.blocked_ != 0 && work.released_ == 0 && !fabric_) work.released_ = monotonic_ns();
         note(work, Phase::Waiting);
     }
-    if (fabric_ && !work.agreed_) {
+    if (fabric_ && work.stage_ == Work::Stage::Posted) {
         if (!work.agreement_)
             work.agreement_ = std::make_unique<Agreement>(group_, *fabric_, ranks(), work.header_.sequence);
         const HostGroup::Moving moving(*group_);
@@ -111,7 +109,7 @@ Communicator::Served Communicator::attempt(Work& work) {
             if (work.blocked_ == 0) work.blocked_ = monotonic_ns();
             return take_step(work, step);
         }
-        work.agreed_ = true;
+        work.stage_ = Work::Stage::Agreed;
         if (work.blocked_ != 0) work.released_ = monotonic_ns();
         work.gates_ = 0;
     }
@@ -143,8 +141,8 @@ std::unique_ptr<Algorithm> Communicator::make_algorithm(Work& work, const std::v
     if (!mismatch.empty()) throw Mismatch(who() + ": " + title(work.header_) + ": " + mismatch);
     if (work.header_.kind == OpKind::Group) return make_group(work, headers);
     if (device_) {
-        if (!work.is_trial_ && device_->must_agree(headers)) return nullptr;
-        const bool nccl = work.is_trial_ || device_->group().way() == DeviceGroup::Way::Nccl;
+        if (!work.is_trial() && device_->must_agree(headers)) return nullptr;
+        const bool nccl = work.is_trial() || device_->group().way() == DeviceGroup::Way::Nccl;
         topology_.devices = nccl ? Topology::Devices::Nccl : Topology::Devices::Host;
     }
     try {
@@ -166,12 +164,12 @@ Communicator::Served Communicator::take_step(Work& work, Step step) {
     if (step == Step::Gate) {
         ++work.gates_;
         work.gate_ = group_->arrive();
-    } else if (step == Step::AwaitsDevice && work.is_trial_ && work.device_->issued) {
+    } else if (step == Step::AwaitsDevice && work.is_trial() && work.device_->issued) {
         return Served::Done;  // the opening looks after it from here on
     } else if (step == Step::AwaitsLink || step == Step::AwaitsDevice) {
         return Served::Polling;
     } else if (step == Step::Done) {
-        work.moved_all_ = true;
+        work.stage_ = Work::Stage::Moved;
         return complete(work);
     }
     return Served::Moved;
@@ -185,7 +183,8 @@ Communicator::Served Communicator::complete(Work& work) {
         if (group_->stops()) throw Aborted(group_->abort_reason());
         if (work.polling_) return Served::Polling;
     }
-    if (work.header_.kind == OpKind::Join && work.result_.last_joined < 0 && !work.joined_for_once_) {
+    if (work.header_.kind == OpKind::Join && work.result_.last_joined < 0 &&
+        work.origin_ != Work::Origin::JoinedForOnce) {
         if (device_) device_->launch_for_joined(work);
         begin(work);  // the others did something else; keep taking part until all have joined
         return Served::Moved;

@@ -157,7 +157,7 @@ std::shared_ptr<Work> Communicator::arrived_work(const SmallAllreduce& call, con
         work->deadline_ = deadline_after(timeout);
         work->gate_ = arrival.gate;
         work->blocked_ = arrival.begin;
-        work->started_ = true;
+        work->stage_ = Work::Stage::Posted;
         if (queued) queue_.push_front(work);
         return work;
     } catch (...) {  // the others have this rank's part, and it cannot take theirs
@@ -189,7 +189,7 @@ bool Communicator::look(Work& work, int looks) {
     if (work.done()) return true;
     if (fabric_ || !domain()->owned()) return false;
     const auto front = queue_.take_front([&](const Work& one) {
-        return &one == &work && work.started_ && work.header_.is_inline != 0 && !work.device_;
+        return &one == &work && work.started() && work.header_.is_inline != 0 && !work.device_;
     });
     if (!front) return false;
     bool ended = false;

@@ -66,6 +66,14 @@ class Work : public std::enable_shared_from_this<Work> {
     friend class DeviceSide;
     friend class NamedLane;
     enum class State : int { Pending, Launched, Done, Failed };
+    // Of what this rank does for it, until it is done. Agreed: between hosts, the ranks have compared their headers;
+    // Moved: only notices that are on their way may still fail it.
+    enum class Stage : char { Queued, Posted, Agreed, Moved };
+    // Names: all ranks have posted it by name. JoinedForOnce: a joined rank's part of such an operation. Trial: of
+    // NCCL; its failure does not end the epoch.
+    enum class Origin : char { Caller, Names, JoinedForOnce, Trial };
+    bool started() const { return stage_ != Stage::Queued; }
+    bool is_trial() const { return origin_ == Origin::Trial; }
     void finish(std::exception_ptr error) noexcept;
 
     Request request_;
@@ -83,14 +91,12 @@ class Work : public std::enable_shared_from_this<Work> {
     std::shared_ptr<const TagNumber> number_;        // group between hosts: for what this rank is sent in it
     std::vector<int> numbers_;                       // and those of all its members
     std::unique_ptr<Agreement> agreement_;
-    bool agreed_ = false;
     std::unique_ptr<Algorithm> algorithm_;
     std::uint64_t gate_ = 0;     // to wait for
     std::uint64_t gates_ = 0;    // passed since the agreement or algorithm began
     std::int64_t mark_ = 0;      // when the phase began that a timeline shows next; 0 when nobody records
     int last_ = -1;              // who came last to what it waited for first; only where somebody records
     bool polling_ = false;       // waits for the link and not for a gate
-    bool moved_all_ = false;     // only notices that are on their way may still fail it
     std::int64_t deadline_ = 0;  // monotonic ns, 0 for none
     std::int64_t patience_ = 0;  // ns for which it goes on after an abort
     std::int64_t next_check_ = 0;
@@ -99,10 +105,8 @@ class Work : public std::enable_shared_from_this<Work> {
     std::int64_t since_ = 0;        // when it was posted by name, or was first seen to wait for a gate:
     std::uint64_t stalled_at_ = 0;  // that one
     bool warned_ = false;           // that it has waited for long
-    bool by_name_ = false;          // waits for its turn until all ranks have posted it
-    bool joined_for_once_ = false;  // a joined rank's part of an operation that the others have posted by name
-    bool started_ = false;
-    bool is_trial_ = false;               // of NCCL: its failure ends nothing
+    Stage stage_ = Stage::Queued;
+    Origin origin_ = Origin::Caller;
     std::shared_ptr<DeviceWork> device_;  // null where its tensors are in host memory, or it has none
     std::shared_ptr<LateFailure> late_;   // of the epoch, to which its error is no news; null without devices
     bool must_keep_ = false;

@@ -186,7 +186,7 @@ void DeviceOpening::begin_sum() {
     request.shape = {static_cast<std::int64_t>(kTerms)};
     request.name = "check of NCCL";
     sum_ = owner_.prepare(std::move(request), 0);
-    sum_->is_trial_ = true;
+    sum_->origin_ = Work::Origin::Trial;
     owner_.device_->prepare(*sum_);
     sum_->device_->own = terms_;
     owner_.queue_.push_front(sum_);

@@ -62,7 +62,7 @@ bool DeviceSide::must_agree(const std::vector<Header>& headers) const {
 
 void DeviceSide::agree(Work& work) {
     group_.stream().order().leave(*owner_.group_);
-    work.started_ = false;
+    work.stage_ = Work::Stage::Queued;
     opening_ = std::make_unique<DeviceOpening>(owner_, group_, work);
 }
 
@@ -80,7 +80,7 @@ DeviceSide::Served DeviceSide::serve_agreement() {
 // --- one operation ---
 
 bool DeviceSide::through_host(const Work& work) const {
-    if (work.is_trial_ || group_.way() == DeviceGroup::Way::Unknown) return false;
+    if (work.is_trial() || group_.way() == DeviceGroup::Way::Unknown) return false;
     return group_.way() != DeviceGroup::Way::Nccl || !nccl_moves(work.header_, owner_.size());
 }
 
@@ -194,7 +194,7 @@ bool DeviceSide::fail(const std::shared_ptr<Work>& work, const std::exception_pt
         }
         opening_.reset();
     }
-    if (!work->device_ || !work->device_->issued || work->is_trial_) return false;
+    if (!work->device_ || !work->device_->issued || work->is_trial()) return false;
     try {
         fly({{work}, work->device_, error, 0});
     } catch (...) {  // no memory: nobody will look when the kernel ends, so its tensors are never freed
