@@ -299,11 +299,7 @@ class Cluster:
         a collective raises, because the others do nothing. Raises ClusterError when there are fewer than ``n`` engines
         or no such ranks, one of them or the cluster has died, or one of them executes another run.
         """
-        self._connected()
-        if ranks is None:
-            ranks = range(self.n if n is None else n)
-            self.check_size(len(ranks))
-        check_ranks(self.n, ranks)
+        ranks = self.chosen(n, ranks)
         engines = self._idle(ranks if self._met else None)
         require_living(engines, ranks)
         if not self._met and self._processes is not None:  # since a heal that failed
@@ -323,6 +319,15 @@ class Cluster:
             batch={"job": job_name(), "end": walltime().end} if walltime().end else {},
         )
         return self.runs.add(sent)
+
+    def chosen(self, n: int | None = None, ranks: Sequence[int] | None = None) -> Sequence[int]:
+        """The ranks that a cell for ``n`` ranks, or for ``ranks``, runs on. Raises ClusterError as `run` for others."""
+        self._connected()
+        if ranks is None:
+            ranks = range(self.n if n is None else n)
+            self.check_size(len(ranks))
+        check_ranks(self.n, ranks)
+        return ranks
 
     def check_size(self, size: int) -> None:
         """Raise ClusterError when a cell cannot run on ``size`` ranks."""

@@ -13,11 +13,13 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 
 from ring_notebook.errors import RingError
 from ring_notebook.notebook.magics import options, rank_names
+from ring_notebook.notebook.magics.cell_queue import QueuedCell
 from ring_notebook.notebook.magics.cells import DefaultCells
 from ring_notebook.notebook.magics.session import Session
 from ring_notebook.notebook.record.choices import CellOptions
 from ring_notebook.notebook.run import catalogue, notices
 from ring_notebook.notebook.run.failures import brief
+from ring_notebook.notebook.run.run import Run
 from ring_notebook.notebook.style import plural
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -68,11 +70,14 @@ class RingMagics(Magics):
         if given is None:
             return
         out = given.pop("out")
-        try:
-            self._session.train(cell, CellOptions(**given, cell_id=self._cell_id()))
-        finally:
-            if out:
-                self.shell.user_ns[out] = self._session.run
+
+        def give(run: Run | QueuedCell) -> None:
+            """Assign the run, or the cell that waits; a run that was queued only where its cell still is."""
+            before = self.shell.user_ns.get(out)
+            if out and (isinstance(run, QueuedCell) or not isinstance(before, QueuedCell) or before.run is run):
+                self.shell.user_ns[out] = run
+
+        self._session.train(cell, CellOptions(**given, cell_id=self._cell_id()), give=give)
 
     def _cell_id(self) -> str:
         """The id of the cell that is executed; empty where the front end does not send it."""
@@ -139,6 +144,12 @@ class RingMagics(Magics):
             tell = None if function in ("", "off") else self.shell.user_ns[function]
             notices.notify(tell, after=notices.AFTER if after is None else after, lab=function != "off")
         print(notices.described())  # noqa: T201
+
+    def _queue(self, action: str | None, cells: list[int]) -> Any:
+        if action is None:
+            return self._session.queue()
+        print(self._session.cancel(cells))  # noqa: T201
+        return None
 
     def _runs(self, action: str | None, names: list[str], every: bool, sort: str, where: list[str]) -> Any:
         if action is None:

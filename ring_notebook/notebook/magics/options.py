@@ -201,7 +201,9 @@ def _train() -> LineParser:
         "--timeline", action="store_true", help="record what each rank does when, and show it at the end"
     )
     parser.add_argument("--horovod", action="store_true", help="`import horovod` means Ring Notebook in the cell")
-    parser.add_argument("--background", action="store_true", help="return at once; `%%ring interrupt` stops the run")
+    parser.add_argument(
+        "--background", action="store_true", help="return at once; `%%ring queue` and `%%ring interrupt`"
+    )
     parser.add_argument("--setup", action="store_true", help="run again by `%%ring heal` and `%%ring restart --rerun`")
     parser.add_argument("--out", default="", metavar="VAR", help="assign the run to this variable")
     # Of a cell that `%ring default on` sends to the ranks: it has no line of the magic. Not for users to type.
@@ -228,6 +230,7 @@ def _ring() -> LineParser:
         debug="look at the exception that ended the last cell on a rank, with pdb",
         answer="answer what ranks of a background run ask: input(), and commands of pdb at a breakpoint()",
         stacks="show where every rank is now, in the cell and in what it has called",
+        queue="list the cells that wait for ranks which a run uses; cancel some",
         interrupt="stop the run in progress; variables and cluster are kept",
         stop="stop the cluster",
         heal="start the ranks again that have died; the others keep their variables",
@@ -269,6 +272,9 @@ def _ring() -> LineParser:
         metavar="CMD",
         help="answer this and do not ask for others",
     )
+    queue = commands["queue"]
+    queue.add_argument("action", nargs="?", choices=["cancel"], help="cancel cells that wait")
+    queue.add_argument("cells", nargs="*", type=_count, metavar="N", help="their numbers; by default all of them")
     commands["status"].add_argument("--json", action="store_true", help="print it for tools, as JSON")
     heal = commands["heal"]
     heal.add_argument(

@@ -6,8 +6,10 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
+from html import escape
 from threading import Event, Thread
 from time import monotonic
 from typing import Any
@@ -20,17 +22,20 @@ from ring_notebook.launch.batch_job import job_name, walltime
 from ring_notebook.notebook.cluster import discovery
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.cluster.stacks import render
+from ring_notebook.notebook.magics.cell_queue import CellQueue, QueuedCell
 from ring_notebook.notebook.magics.cells import check_syntax
 from ring_notebook.notebook.panel.chart_area import load_charts
 from ring_notebook.notebook.record.choices import CellOptions
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.run.catalogue import find, runs_directory
 from ring_notebook.notebook.run.export import Script, export, set_up_cells, set_up_runs
+from ring_notebook.notebook.run.failures import brief
 from ring_notebook.notebook.run.notices import show_in_lab
 from ring_notebook.notebook.run.run import Run
 from ring_notebook.notebook.run.run_verdict import own_failures
 from ring_notebook.notebook.run.scaling import ScalingReport, measure
-from ring_notebook.notebook.style import duration, plural
+from ring_notebook.notebook.run.send import spoken_name
+from ring_notebook.notebook.style import ago, duration, plural, rank_list
 from ring_notebook.notebook.style import ranks as rank_text
 from ring_notebook.notebook.table import Listing
 
@@ -48,6 +53,7 @@ class Session:
         self._syncs = False  # before each cell
         self._names: dict[str, list[str]] = {}
         self._setup: list[RunRecord] = []
+        self._queue = CellQueue(self._in_progress)
 
     def start(self, n: int | None = None, hosts: str = "", keep: bool = False, sync: bool = False) -> str:
         """Start a cluster; returns how many engines and why, or that a cluster like this is running already.
@@ -129,12 +135,17 @@ class Session:
 
     def interrupt(self) -> str:
         """Stop the runs in progress and keep the cluster; returns whether they have stopped."""
+        waiting = self._queue.cells
         said = [
             f"Run {run.log.title} has ended."
             if run.stop()
             else f"Run {run.log.title} is still stopping: {run.describe()}; {run.advice()}."
             for run in self._in_progress()
         ]
+        if said and waiting:
+            said.append(
+                f"Next runs cell {waiting[0].name}; `%ring queue` lists what waits, `%ring queue cancel` ends it."
+            )
         return "\n".join(said) or "No run is in progress."
 
     def _in_progress(self) -> list[Run]:
@@ -142,8 +153,8 @@ class Session:
 
     def stop(self) -> str:
         """Stop the cluster, if there is one."""
+        back = self._cancelled() + (" Cells run in this notebook again." if self.default else "")
         cluster, self.cluster = self.cluster, None
-        back = " Cells run in this notebook again." if self.default else ""
         self.default = False
         if cluster is None:
             return f"There is no cluster.{back}"
@@ -158,6 +169,11 @@ class Session:
             return f"Stopped {plural(len(stopped), 'engine')}; {rank_text(dead)} had died already.{back}"
         return f"Stopped {_engines(cluster)}.{back}"
 
+    def _cancelled(self) -> str:
+        """Cancel all cells that wait, because the variables of the ranks go; says so."""
+        cancelled = self._queue.cancel()
+        return f" Cancelled {plural(len(cancelled), 'cell')} of the queue." if cancelled else ""
+
     def restart(self, n: int | None = None, rerun: bool = False, ranks: Sequence[int] | None = None) -> str:
         """Restart the cluster, with ``n`` engines if given; with ``rerun`` run the set-up cells again, in order.
 
@@ -165,11 +181,14 @@ class Session:
         """
         cluster = self.require()
         if ranks is not None:
-            cluster.end(ranks)
-            return self.heal(ranks)
+            with self._queue.held():
+                cluster.end(ranks)
+                return self.heal(ranks)
+        cancelled = self._cancelled()
         with ElapsedLine("Restarting the engines:"):
             cluster.restart(n)
         text = f"Restarted {_engines(cluster)} in {cluster.seconds_to_start:.1f} s; all variables of ranks are lost."
+        text += cancelled
         if not rerun:
             return text
         cells = set_up_cells(self._setup)
@@ -183,25 +202,26 @@ class Session:
         Raises what `Cluster.heal` raises, and what a set-up cell does.
         """
         cluster = self.require()
-        started = time.monotonic()
-        healed = cluster.heal(ranks)
-        if not healed:
-            return "No rank has died."
-        print(  # noqa: T201
-            f"Started {rank_text(healed)} again in {time.monotonic() - started:.1f} s, without variables; "
-            "the others keep theirs."
-        )
-        ran = 0
-        for cell in set_up_cells(self._setup):
-            chosen = cell.options.get("ranks") or range(cell.options.get("n") or cluster.n)
-            if only := [rank for rank in healed if rank in chosen]:
-                try:
-                    self.train(cell.source, CellOptions.of(cell.options), only)
-                except RingError:
-                    print(f"{rank_text(only)}: a set-up cell failed; run it on all ranks if it communicates.")  # noqa: T201
-                    raise
-                ran += 1
-        return f"Ran {plural(ran, 'set-up cell')} on {rank_text(healed)}." if ran else "There are no set-up cells."
+        with self._queue.held():  # until the set-up cells have run
+            started = time.monotonic()
+            healed = cluster.heal(ranks)
+            if not healed:
+                return "No rank has died."
+            print(  # noqa: T201
+                f"Started {rank_text(healed)} again in {time.monotonic() - started:.1f} s, without variables; "
+                "the others keep theirs."
+            )
+            ran = 0
+            for cell in set_up_cells(self._setup):
+                chosen = cell.options.get("ranks") or range(cell.options.get("n") or cluster.n)
+                if only := [rank for rank in healed if rank in chosen]:
+                    try:
+                        self.train(cell.source, CellOptions.of(cell.options), only)
+                    except RingError:
+                        print(f"{rank_text(only)}: a set-up cell failed; run it on all ranks if it communicates.")  # noqa: T201
+                        raise
+                    ran += 1
+            return f"Ran {plural(ran, 'set-up cell')} on {rank_text(healed)}." if ran else "There are no set-up cells."
 
     def require(self) -> Cluster:
         """The cluster. Raises ClusterError when there is none."""
@@ -209,32 +229,45 @@ class Session:
             raise ClusterError("there is no cluster; `%ring start` starts one")
         return self.cluster
 
-    def train(self, cell: str, options: CellOptions, only: Sequence[int] = ()) -> Run:
+    def train(
+        self,
+        cell: str,
+        options: CellOptions,
+        only: Sequence[int] = (),
+        give: Callable[[Any], None] = lambda _: None,
+    ) -> None:
         """Run a cell on ranks 0..n-1, or on ``ranks``, and show it; starts a cluster where there is none.
 
-        With ``only`` just these engines execute it, of those that it is for.
+        While another run uses one of its ranks the cell waits in the queue. With ``only`` just these engines execute
+        it, of those that it is for, before all cells that wait.
         With ``setup`` `restart` can run it again; when a cell with the same ``cell_id`` was edited, its last version.
-        Returns when the run has ended, with ``background`` at once. Raises what `Cluster.run` and `Run.wait` raise.
+        Returns when the run has ended, with ``background`` at once. ``give`` gets the run as soon as there is one, and
+        before it the cell that waits in the background. Raises what `Cluster.run` and `Run.wait` raise.
         """
         check_syntax(cell, options.first_line)
         if self.cluster is None:
             print(self.start(options.n, sync=self._syncs))  # noqa: T201
         cluster = self.require()
-        # While other ranks execute a run, theirs would change under it.
-        if self._syncs and not cluster.runs.in_progress and (synced := cluster.sync()).changed:
-            print(synced)  # noqa: T201
-        run = self.run = cluster.run(
-            cell,
-            n=options.n,
-            ranks=options.ranks,
-            name=options.name,
-            timeout=options.timeout,
-            first_line=options.first_line,
-            options=options.kept(),
-            only=only,
-        )
-        if options.setup:
-            self._setup = [*set_up_cells(self._setup), run.log]
+        ranks = frozenset(cluster.chosen(options.n, options.ranks))
+        queued = QueuedCell(options.name or spoken_name(runs_directory()), ranks, first=bool(only))
+        try:
+            self._queue.enter(queued)
+            if queued.behind and options.background:
+                give(queued)
+                self._wait_in_background(queued, cluster, cell, options, give)
+                return
+            with ElapsedLine(lambda: f"Waiting for {queued.behind}:") if queued.behind else contextlib.nullcontext():
+                run = self._queue.begin(queued, lambda: self._send(cluster, cell, options, queued, only), self._answer)
+        except KeyboardInterrupt as error:
+            self._queue.leave(queued)
+            if queued.run is None:
+                text = f"stopped waiting for {queued.behind}; this cell has not run" if queued.behind else "interrupted"
+                raise brief(error, f"KeyboardInterrupt: {text}") from None
+            run = queued.run
+            run.interrupt()
+        give(run)
+        if queued.despite:
+            print(queued.despite)  # noqa: T201
         background = options.background
         try:
             run.show(options.plot, live_after=0.0 if background else _LIVE_AFTER, apart=not background)
@@ -242,9 +275,9 @@ class Session:
             run.interrupt()
             background = False
         if background:
-            return run
+            return
         try:
-            return run.wait()
+            run.wait()
         finally:
             run.show_displays()
             if run.ended_ranks:
@@ -252,6 +285,78 @@ class Session:
             if options.timeline:
                 with contextlib.suppress(FileNotFoundError):  # the cluster died before it sent one
                     display(run.timeline())
+
+    def _send(self, cluster: Cluster, cell: str, options: CellOptions, queued: QueuedCell, only: Sequence[int]) -> Run:
+        """Send a cell whose turn has come."""
+        # While other ranks execute a run, theirs would change under it.
+        if self._syncs and not cluster.runs.in_progress and (synced := cluster.sync()).changed:
+            print(synced)  # noqa: T201
+        run = self.run = cluster.run(
+            cell,
+            n=options.n,
+            ranks=options.ranks,
+            name=queued.name,
+            timeout=options.timeout,
+            first_line=options.first_line,
+            options=options.kept(),
+            only=only,
+        )
+        if options.setup:
+            self._setup = [*set_up_cells(self._setup), run.log]
+        return run
+
+    def _answer(self) -> None:
+        """Have the user answer what ranks ask while a cell waits for them: the notebook takes no other cell."""
+        for run in self._in_progress():
+            if run.asking:
+                run.answer()
+
+    def _wait_in_background(
+        self,
+        queued: QueuedCell,
+        cluster: Cluster,
+        cell: str,
+        options: CellOptions,
+        give: Callable[[Any], None],
+    ) -> None:
+        """Show that a cell waits, where it will show its run, and run it from another thread when its turn has come."""
+        note, place = (display({"text/plain": ""}, raw=True, display_id=True) for _ in range(2))
+        shown = ""
+
+        def tell(text: str) -> None:
+            nonlocal shown
+            if text != shown:
+                shown = text
+                note.update({"text/plain": text, "text/html": f"<p>{escape(text)}</p>"}, raw=True)
+
+        def waits() -> None:
+            tell(f"Cell {queued.name} waits for {queued.behind}. `%ring queue cancel {queued.number}` cancels it.")
+
+        def follow() -> None:
+            try:
+                send = partial(self._send, cluster, cell, options, queued, ())
+                run = self._queue.begin(queued, send, waits, keeps_place=lambda: cluster.running)
+            except Exception as error:
+                tell(f"{type(error).__name__}: {error}")
+                return
+            tell(queued.despite)
+            give(run)
+            run.show(options.plot, place=place)
+
+        waits()
+        Thread(target=follow, name=f"ring-queued-{queued.number}", daemon=True).start()
+
+    def queue(self) -> Listing:
+        """The cells that wait for their ranks, the next one first."""
+        rows = [
+            [str(one.number), one.name, rank_list(sorted(one.ranks)), ago(time.time() - one.since), one.behind]
+            for one in self._queue.cells
+        ]
+        return Listing(["cell", "name", "ranks", "since", "waits for"], rows, "" if rows else "No cell waits.")
+
+    def cancel(self, numbers: Sequence[int] = ()) -> str:
+        """Cancel cells that wait, by default all of them; returns which. Raises RingError for an unknown number."""
+        return " ".join(f"Cancelled cell {one.name}." for one in self._queue.cancel(numbers)) or "No cell waits."
 
     def scale(self, cell: str, sizes: Sequence[int], *, name: str = "", timeout: float = 0.0) -> ScalingReport:
         """Run a cell at several numbers of ranks, one after the other, and compare their throughput."""
@@ -265,7 +370,7 @@ class Session:
             first = runs[0].summary if runs else {}
             one_rank = first["samples_per_s"] if first.get("size") == 1 else 0.0
             options = CellOptions(size, name=f"{name or 'scale'} {size}", timeout=timeout, one_rank=one_rank)
-            runs.append(self.train(cell, options))
+            self.train(cell, options, give=runs.append)
         return ScalingReport(measure([run.summary for run in runs]))
 
     def export(self, path: str, name: str = "") -> Script:
@@ -413,9 +518,9 @@ _FIRST = 0.3  # seconds until the line appears: what is quicker needs none
 
 
 class ElapsedLine:
-    """Shows ``text`` and the seconds on standard output while the block runs; nothing is left of it."""
+    """Shows ``text`` (or what it returns) and the seconds on standard output while the block runs, and removes them."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str | Callable[[], str]) -> None:
         self._text = text
         self._ended = Event()
         self._width = 0
@@ -423,7 +528,11 @@ class ElapsedLine:
 
     def __enter__(self) -> None:
         self._started = monotonic()
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:  # an interrupt: nobody would call __exit__
+            self._ended.set()
+            raise
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
@@ -434,9 +543,10 @@ class ElapsedLine:
     def _show(self) -> None:
         wait = _FIRST
         while not self._ended.wait(wait):
-            line = f"{self._text} {monotonic() - self._started:.1f} s"
+            text = self._text if isinstance(self._text, str) else self._text()
+            line = f"{text} {monotonic() - self._started:.1f} s"
+            self._write(f"\r{line:<{self._width}}")
             self._width = max(self._width, len(line))
-            self._write(f"\r{line}")
             wait = _PERIOD
 
     def _write(self, text: str) -> None:

@@ -7,7 +7,7 @@ from threading import Event, Thread
 from time import monotonic
 from typing import Any, ClassVar
 
-from IPython.display import display
+from IPython.display import DisplayHandle, display
 from ipywidgets import HTML, Button, HBox, Layout, VBox
 
 from ring_notebook.config import config
@@ -98,15 +98,19 @@ class Panel:
         )
         self._box.add_class("ring-panel")
 
-    def show(self) -> None:
-        """Display the panel in the current cell and keep it up to date."""
+    def show(self, place: DisplayHandle | None = None) -> None:
+        """Display the panel in the current cell, or in ``place``, and keep it up to date."""
         for panel in [one for one in Panel._ended_panels if one._log.run != self._log.run]:
             Panel._ended_panels.remove(panel)
             close_widgets.close(panel._box)
         self._draw_text(self._log.view())
         # The text is for pages without a live widget: a notebook saved during the run, or opened elsewhere.
         bundle = {**self._box._repr_mimebundle_(), **report.under_way(self._log)}
-        self._place = display(bundle, raw=True, display_id=True)
+        if place is None:
+            self._place = display(bundle, raw=True, display_id=True)
+        else:
+            self._place = place
+            place.update(bundle, raw=True)
         self._redraw.start()
 
     def close(self, still: bool = True) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Any
 
-from IPython.display import display
+from IPython.display import DisplayHandle, display
 
 from ring_notebook.config import config
 from ring_notebook.notebook.deferred_interrupt import DeferredInterrupt
@@ -252,8 +252,14 @@ class Run:
         """
         return Timeline(self.log.directory)
 
-    def show(self, plot: Sequence[str] = (), live_after: float = 0.0, apart: bool = False) -> None:
-        """Show the run in the current cell: a live panel, which becomes a report when the run has ended.
+    def show(
+        self,
+        plot: Sequence[str] = (),
+        live_after: float = 0.0,
+        apart: bool = False,
+        place: DisplayHandle | None = None,
+    ) -> None:
+        """Show the run in the current cell, or in ``place``: a live panel, which becomes a report when it has ended.
 
         A run that ends within ``live_after`` seconds shows its report only. ``plot`` names the metrics to chart. With
         ``apart`` the report leaves out what the ranks have displayed, which `show_displays` shows, and why the run has
@@ -265,11 +271,15 @@ class Run:
                 asks = self._questions.sentence
                 with DeferredInterrupt() as interrupt:  # half a panel would never become a report
                     self._panels.append(Panel(self.log, plot=plot, stop=self.interrupt, asks=asks, apart=apart))
-                    self._panels[-1].show()
+                    self._panels[-1].show(place)
                 if interrupt.came:
                     raise KeyboardInterrupt
                 return
-            display(mime_bundle(self.log, plot, error=not apart), raw=True)
+            bundle = mime_bundle(self.log, plot, error=not apart, displays=place is not None)
+            if place is not None:
+                place.update(bundle, raw=True)
+                return
+            display(bundle, raw=True)
         if not apart:
             self.show_displays()
 

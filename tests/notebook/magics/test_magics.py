@@ -236,7 +236,7 @@ def test_in_the_background_other_cells_run_meanwhile(notebook: Notebook, tmp_pat
         f"while not pathlib.Path('{enough}').exists(): time.sleep(0.01)\nkept = 8"
     )
     assert "running" in notebook.text("run.status")
-    shown = notebook.error("%%ringtrain\npass")[1]
+    shown = notebook.error("%ring pull kept")[1]
     assert "is in progress (rank 0 " in shown
     assert "stop it with `%ring interrupt`" in shown
     enough.touch()
