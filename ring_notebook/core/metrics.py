@@ -113,6 +113,7 @@ def _is_there(row: _Row, deadline: float = 0.0) -> bool:
 
 _recorder = _Recorder()
 _valid_names: set[str] = set()  # so that a name is checked once
+_watched: dict[str, Any] = {}
 
 
 def log(step: int | None = None, **values: Any) -> None:
@@ -131,7 +132,20 @@ def log(step: int | None = None, **values: Any) -> None:
             _check_name(name)
         if type(value) is not float:
             values[name] = _number(name, value)
+    for name in _watched.keys() & values.keys():
+        _watched[name] = values[name]
     _recorder.add(time(), step, values)
+
+
+def watch(name: str) -> None:
+    """Keep what is logged under ``name`` from now on for `take`."""
+    _watched[name] = None
+
+
+def take(name: str) -> float | None:
+    """The newest value of a metric that is watched, once; None where there is no new one."""
+    value, _watched[name] = _watched.get(name), None
+    return None if value is None or not has_arrived(value, monotonic() + _LAST_WAIT) else float(read(value))
 
 
 def _check_name(name: str) -> None:
@@ -249,6 +263,7 @@ def begin(
     and whether its total is that of all passes over it; what it returns is called before each step.
     """
     _recorder.reset()
+    _watched.clear()
     _recorder.loops, _recorder.on_first_row = loops, on_first_row
     _forget_params()
     _recorder.attached = True

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from ipyparallel.engine.datapub import publish_data
 from IPython.core.interactiveshell import InteractiveShell
 
-from ring_notebook.core import metrics, other_waits, trace, world
+from ring_notebook.core import checkpoint_place, metrics, other_waits, trace, world
 from ring_notebook.engine import debuggers, dialogue, mpi_access, namespace, setup
 from ring_notebook.engine.capture import Capture, show_figures
 from ring_notebook.engine.cell import Cell
@@ -45,17 +45,21 @@ def execute(
     horovod: bool,
     only: list[int],
     lost: list[int],
+    checkpoints: str,
+    resume: str,
 ) -> None:
     """Run a cell as this rank's part of ``run``, in a new communicator epoch over ``engines``, its ranks in this order.
 
     With ``recorded`` it ends with a Trace of what its collectives did. With ``horovod`` the cell imports this package
     under Horovod's names. With ``only`` some engines execute the cell and the others leave the epoch at once: rank and
     size are those of all, and a collective raises. ``lost`` are the engines of the cluster that have died.
+    ``checkpoints`` is the folder for those of the run, ``resume`` the one that it resumes from, or empty.
 
     Returns when the rank has ended and everything it recorded has been sent; never raises what the cell
     raised.
     """
     mpi_access.withdraw_from_survivors(lost)
+    checkpoint_place.begin(checkpoints, resume)
     own = not only or setup.rank() in only
     _Execution(run, epoch, engines, recorded, horovod).execute(source if own else "", first_line)
 

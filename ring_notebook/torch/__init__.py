@@ -36,7 +36,7 @@ from ring_notebook.torch.optimizer.reducing_optimizer import clip_grad_norm_
 from ring_notebook.torch.process_group.default_group import end_groups_of_failed_epoch, process_group
 from ring_notebook.torch.tensors import TorchAdapter, empty
 from ring_notebook.torch.training.broadcast_state import broadcast_optimizer_state, broadcast_parameters
-from ring_notebook.torch.training.checkpoint import load, save
+from ring_notebook.torch.training.checkpoint import checkpoint, load, save
 from ring_notebook.torch.training.consistency import check
 from ring_notebook.torch.training.data import DistributedSampler
 from ring_notebook.torch.training.lars_lamb import LAMB, LARS
@@ -70,6 +70,7 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "check",
+    "checkpoint",
     "clip_grad_norm_",
     "counts",
     "elastic",

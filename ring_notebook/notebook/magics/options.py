@@ -205,6 +205,7 @@ def _train() -> LineParser:
         "--background", action="store_true", help="return at once; `%%ring queue` and `%%ring interrupt`"
     )
     parser.add_argument("--setup", action="store_true", help="run again by `%%ring heal` and `%%ring restart --rerun`")
+    parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint (`ring.checkpoint`)")
     parser.add_argument("--out", default="", metavar="VAR", help="assign the run to this variable")
     # Of a cell that `%ring default on` sends to the ranks: it has no line of the magic. Not for users to type.
     parser.add_hidden_argument("--first-line", type=int, default=2)

@@ -72,6 +72,7 @@ class CellOptions:
     horovod: bool = False
     background: bool = False
     setup: bool = False
+    resume: bool = False
     first_line: int = 2
     """The number that errors give to the first line of the cell."""
     cell_id: str = ""

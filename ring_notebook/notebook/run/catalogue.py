@@ -16,6 +16,7 @@ from typing import Any
 
 from ring_notebook.config import config
 from ring_notebook.errors import RingError
+from ring_notebook.files import checkpoint_names
 from ring_notebook.files.private_files import open_private
 from ring_notebook.notebook.panel import labelled_lines
 from ring_notebook.notebook.panel.report import compare as compare_report
@@ -31,7 +32,7 @@ _SHOWN = 6  # metrics and hyper-parameters that a list shows; the others are fol
 _TRIVIAL_SECONDS = 10.0  # a cell that ended well before and logged nothing is no experiment
 _DOTS = {"ok": "#22a06b", "failed": "#d64545", "interrupted": "#c9962b", "running": "#3b82f6"}
 _LOST = "running or lost"
-_FACTS = ("name", "status", "samples/s", "seconds", "ranks", "started", "run")
+_FACTS = ("name", "status", "samples/s", "seconds", "ranks", "checkpoint", "started", "run")
 _CURVE = "curve"
 _PIECES = 1000  # of output that are read at a time
 _BARS = " ▁▂▃▄▅▆▇█"
@@ -107,6 +108,24 @@ def find(name: str) -> RunRecord:
                 return RunRecord.load(directory)
     known = ", ".join(directory.name for directory in directories[-5:]) or "none"
     raise RingError(f"no run {name!r} in {runs_directory()}; the newest are: {known}")
+
+
+def resumes_from(name: str, cell_id: str) -> Path:
+    """The last checkpoint of the newest run of this name that has one; without a name, of the same cell.
+
+    Where the front end does not say which cell it is, any run will do. Raises RingError when there is none.
+    """
+    for directory in reversed(_directories()):
+        with suppress(*UNREADABLE):
+            about = read_about(directory)
+            same = about["name"] == name if name else cell_id in ("", about["options"].get("cell_id"))
+            if same and (there := checkpoint_names.found(directory / checkpoint_names.CHECKPOINTS)):
+                return there[-1].path
+    which = f"run called {name!r}" if name else "run of this cell"
+    raise RingError(
+        f"no {which} in {runs_directory()} has a checkpoint; `ring.checkpoint` in the cell makes them: run it without "
+        "--resume first, or give the --name of the run to continue"
+    )
 
 
 def names() -> list[str]:
@@ -201,6 +220,13 @@ class _Entry:
         curve: list[float] = self.summary.get("curve", {}).get("values", [])
         return curve
 
+    @property
+    def checkpoint(self) -> str | None:
+        """The steps after which there are checkpoints: the last, and the best."""
+        there = checkpoint_names.found(self.directory / checkpoint_names.CHECKPOINTS)
+        best = [f"best {one.step}" for one in there if one.best]
+        return ", ".join([f"step {there[-1].step}", *best]) if there else None
+
     def value(self, name: str) -> Any:
         """The value in a column, of a metric or of a hyper-parameter; None where there is none."""
         facts = {
@@ -209,6 +235,7 @@ class _Entry:
             "samples/s": self.summary.get("samples_per_s") or None,
             "seconds": self.summary.get("seconds"),
             "ranks": self.about["size"],
+            "checkpoint": self.checkpoint,
             "started": self.about["started"],
             "run": self.directory.name,
             "tags": " ".join(self.labels.tags),

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ring_notebook.config import config
 from ring_notebook.hardware import cores
 from ring_notebook.notebook.deferred_interrupt import DeferredInterrupt
 from ring_notebook.notebook.engines import Engines
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.run.answering import Answering
+from ring_notebook.notebook.run.catalogue import resumes_from, runs_directory
 from ring_notebook.notebook.run.run import Run
 
 _RANK_SIDE = "ring_notebook.engine.runner:execute"
@@ -38,8 +38,10 @@ def send(
 
     With ``only`` just these engines execute it; the others take part in the run and do nothing. ``batch`` is the batch
     job of the engines, and its end. An interrupt of this process meanwhile stops the run as soon as it has been sent.
+    Raises RingError where it is to resume and cannot.
     """
-    run, folder = _run_id(), Path(config().runs_dir).absolute()
+    run, folder = _run_id(), runs_directory()
+    resume = str(resumes_from(options.get("name", ""), options.get("cell_id", ""))) if options.get("resume") else ""
     chosen = engines.part(ranks)
     log = RunLog(
         folder / run,
@@ -62,10 +64,21 @@ def send(
     # From a clock that nobody sets, so that epochs also increase to the next kernel of this host that attaches.
     epoch = time.monotonic_ns() // 1_000_000
     flags = bool(options.get("timeline")), bool(options.get("horovod"))
-    args = (run, epoch, list(ranks), source, first_line, *flags, list(only), sorted(engines.deaths()))
+    args = (
+        run,
+        epoch,
+        list(ranks),
+        source,
+        first_line,
+        *flags,
+        list(only),
+        sorted(engines.deaths()),
+        checkpoints,
+        resume,
+    )
     questions = Answering(chosen)
     with DeferredInterrupt() as interrupt:  # else ranks would execute a cell that no run of this kernel knows
-        futures = chosen.submit(_RANK_SIDE, args, range(len(ranks)), log.put, questions.put)
+        futures = chosen.submit(_RANK_SIDE, (*args, *places), range(len(ranks)), log.put, questions.put)
         sent = Run(chosen, log, futures, timeout=timeout, questions=questions)
     if interrupt.came:
         sent.interrupt()

@@ -40,11 +40,14 @@ class DistributedSampler(TorchDistributedSampler[Any]):
 
     def __init__(self, dataset: Dataset[Any], shuffle: bool = True, seed: int = 0, drop_last: bool = False) -> None:
         super().__init__(dataset, size(), rank(), shuffle, seed, drop_last)
+        self.used = 0
+        """Samples at the beginning of the next pass that all ranks together have used before, and do not use again."""
 
     def __iter__(self) -> Iterator[Any]:
         self._follow_ranks()
+        used, self.used = self.used // self.num_replicas, 0
         epoch, spent = self.epoch, communication()
-        for index in super().__iter__():
+        for index in islice(super().__iter__(), used, None):
             # Known to every rank without asking the others: only a pass in which all ranks take part has collectives.
             if self.epoch == epoch and (self.num_replicas == 1 or communication() != spent):
                 self.epoch += 1
@@ -54,7 +57,7 @@ class DistributedSampler(TorchDistributedSampler[Any]):
 
     def __len__(self) -> int:
         self._follow_ranks()
-        return super().__len__()
+        return max(0, super().__len__() - self.used // self.num_replicas)
 
     def _follow_ranks(self) -> None:
         if is_initialized() and (size(), rank()) != (self.num_replicas, self.rank):

@@ -174,7 +174,7 @@ def prepare(
         note_schedulers(original_of(optimizer), own_schedulers)
         broadcast_optimizer_state(optimizer, root_rank=root)
         if scale_lr:
-            _scale_rates(optimizer, own_schedulers)
+            scale_rates(optimizer, own_schedulers)
         note_optimizer(optimizer)
         if strategy is None:
             prepared[id(optimizer)] = _distributed(optimizer, names, batch, noise_scale, accumulate, options)
@@ -265,7 +265,7 @@ def _move(model: torch.nn.Module, device: torch.device) -> None:
         model.to(device)
 
 
-def _scale_rates(optimizer: torch.optim.Optimizer, schedulers: Sequence[LRScheduler]) -> None:
+def scale_rates(optimizer: torch.optim.Optimizer, schedulers: Sequence[LRScheduler]) -> None:
     """Multiply the rates of ``optimizer`` by the number of ranks, and those that ``schedulers`` have found in it."""
     for group in optimizer.param_groups:
         # The factor stays in the group: a cell that is run again does not scale again.

@@ -1,0 +1,54 @@
+"""Checkpoints of a cell: in the folder of its run, in the list of runs, continued by `--resume` on fewer ranks."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from notebook.kernel import Notebook
+
+# Twelve samples a step, four steps an epoch, whatever the number of ranks. It stops in the middle of the second epoch.
+CELL = """
+import torch
+torch.manual_seed(3)
+model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2)).double()
+optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+inputs = torch.randn(48, 3, dtype=torch.float64)
+data = torch.utils.data.TensorDataset(inputs, inputs[:, :2])
+loader = torch.utils.data.DataLoader(data, batch_size=12 // ring.size(), shuffle=True)
+model, optimizer, loader = ring.prepare(model, optimizer, loader, strategy=STRATEGY)
+saved = ring.checkpoint(model, optimizer, loader, every="3 steps")
+for epoch in saved.epochs(3):
+    for x, y in loader:
+        if saved.steps == LAST:
+            raise SystemExit
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+        saved.step()
+    ring.log(at=epoch)
+found = [p.full_tensor().tolist() if hasattr(p, "full_tensor") else p.tolist() for p in model.parameters()]
+if ring.rank() == 0:
+    print("Trained", saved.steps)
+"""
+
+
+def cell(line: str, strategy: str | None, last: int = -1) -> str:
+    return f"%%ringtrain {line}{CELL.replace('STRATEGY', repr(strategy)).replace('LAST', str(last))}"
+
+
+@pytest.mark.parametrize("strategy", [None, "fsdp"])
+def test_a_training_continues_on_one_rank(notebook: Notebook, strategy: str | None) -> None:
+    assert "has a checkpoint" in notebook.error(cell(f"--resume --name {strategy}-none", strategy))[1]
+    assert "Trained 12" in notebook.text(cell("", strategy))
+    notebook.run("%ring pull found\nwhole = found")
+    name = f"stops-{strategy}"
+    notebook.run(cell(f"--name {name}", strategy, last=8))
+    listed = notebook.text("%ring runs --all")
+    assert re.search(rf"^{name} .* step 6 ", listed, re.MULTILINE), listed
+    text = notebook.text(cell(f"--name {name} --resume -n 1", strategy))
+    assert "Resumed after step 6, in epoch 1, from " in text
+    assert "Trained 12" in text
+    notebook.run("%ring pull found")
+    notebook.text("import numpy\nfor a, b in zip(whole, found): numpy.testing.assert_allclose(a, b, rtol=1e-9)")
