@@ -1,4 +1,4 @@
-// One function per category, which module.cpp calls, and what they share.
+// One function per category, which module.cpp calls, and helpers that they share.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -18,7 +18,7 @@ void register_communicator(pybind11::module_& module);
 void register_devices(pybind11::module_& module);
 void register_tensors(pybind11::module_& module);
 
-// Thrown while Python's error indicator of this thread is set; not a std::exception, so nothing takes it for one.
+// Thrown while this thread's Python error indicator is set. Not a std::exception, so that no handler catches it as one.
 struct PythonSignal {};
 
 // Lets Python's signal handlers run. A waiting thread calls it every 50 ms, without the GIL.
@@ -35,8 +35,8 @@ Enum enum_argument(const char* name, int number, int values) {
 
 inline ring::DType dtype_argument(int number) { return enum_argument<ring::DType>("dtype", number, ring::kDTypes); }
 
-// What C functions that Python calls without pybind11 throw is raised as pybind11 does.
-// What `body` returns; null with a Python error set when it throws.
+// For C functions that Python calls without pybind11: returns the result of `body`, or null with a Python error set, as
+// pybind11 would set it, when `body` throws.
 template <class Body>
 PyObject* guarded(Body&& body) {
     try {

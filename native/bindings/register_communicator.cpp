@@ -32,7 +32,7 @@ using PieceTuple = std::tuple<std::uintptr_t, std::uintptr_t, std::uint64_t>;
 
 const std::tuple<int, int, std::uintptr_t> kHost{static_cast<int>(ring::Device::Cpu), 0, 0};
 
-// The bytes that an operation produced, as long as somebody looks at them.
+// The bytes that an operation produced, alive as long as a buffer refers to them.
 struct Output {
     std::shared_ptr<ring::Work> work;
 };
@@ -75,7 +75,7 @@ std::vector<ring::Target> targets_argument(const std::vector<TargetTuple>& targe
     return all;
 }
 
-// How many operations a call of the user's starts, and the first of them, once there is one.
+// The number of operations that one call of the user starts, and the first of them, once it exists.
 using CallTuple = std::tuple<int, std::optional<WorkHandle>>;
 
 WorkHandle submit(const std::shared_ptr<Communicator>& self, Request request, bool blocking, double timeout,
@@ -84,7 +84,7 @@ WorkHandle submit(const std::shared_ptr<Communicator>& self, Request request, bo
     request.operations = operations;
     const py::gil_scoped_release nogil;
     if (!blocking) return {self, self->start(std::move(request), timeout, first ? first->work : nullptr)};
-    // The owner of the tensors waits for it: the tensors must outlive a kernel, also one that fails.
+    // The owner of the tensors waits for the work: the tensors must outlive a kernel, also one that fails.
     if (request.device == ring::Device::Cuda) return {self, self->enqueue(std::move(request), timeout)};
     const ring::Spending spending(self->recorder());
     WorkHandle handle{self, self->run(std::move(request), timeout, signal_check())};
@@ -109,7 +109,7 @@ py::list activity(const Communicator& self) {
         entry["rank"] = one.rank;
         entry["state"] = ring::to_string(one.state);
         entry["operation"] = one.header.sequence == 0 ? "" : ring::to_string(one.header.kind);
-        // Read while its rank may be writing it, so that it need not be text at this moment.
+        // The rank may be writing the name now, so the bytes may not be valid text.
         entry["name"] = py::reinterpret_steal<py::str>(
             PyUnicode_DecodeUTF8(one.header.name, static_cast<py::ssize_t>(std::strlen(one.header.name)), "replace"));
         entry["sequence"] = one.header.sequence;
@@ -124,7 +124,7 @@ py::list activity(const Communicator& self) {
 using MemberCardTuple = std::tuple<std::uint64_t, std::uint64_t, int>;
 
 void register_member_group(py::module_& module) {
-    py::class_<MemberGroup>(module, "MemberGroup", "A group that its members make without the other ranks.")
+    py::class_<MemberGroup>(module, "MemberGroup", "A group that its members create without the other ranks.")
         .def(py::init<std::shared_ptr<Communicator>, std::vector<int>>(), py::arg("parent"), py::arg("members"),
              py::call_guard<py::gil_scoped_release>())
         .def("card",
@@ -147,7 +147,7 @@ struct Mail {
     std::shared_ptr<Communicator> communicator;
     std::shared_ptr<ring::Message> message;
 
-    // Seconds of it before the other side had come.
+    // Returns the seconds of the wait before the other side came.
     double wait(double timeout) const {
         std::int64_t waited = 0;
         if (!message->done()) {
@@ -370,7 +370,7 @@ void register_communicator(py::module_& module) {
         .def(
             "commit",
             [](Communicator& self, std::string name, double timeout, const py::object& guard) -> py::object {
-                py::object interrupt;  // kept here, since Python cannot go on while it is raised
+                py::object interrupt;  // kept here, because Python code cannot run while it is set
                 const ring::Interruption check = [&interrupt, look = signal_check()] {
                     try {
                         look();
@@ -388,12 +388,13 @@ void register_communicator(py::module_& module) {
                         PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(interrupt.ptr())), interrupt.ptr());
                     throw;
                 }
-                // Before the interpreter looks for signals again.
+                // Before the interpreter checks for signals again.
                 guard.attr("held") = true;
                 return interrupt ? interrupt : py::none();
             },
             py::arg("name"), py::arg("timeout"), py::arg("guard"),
-            "Sets guard.held where it has succeeded; returns the Python exception that ended this rank in it, if any.")
+            "Set guard.held if the commit succeeds; return the Python exception that interrupted this rank in it, or "
+            "None.")
         .def("be_patient", &Communicator::be_patient, py::arg("seconds"))
         .def(
             "join",

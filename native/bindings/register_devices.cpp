@@ -1,4 +1,4 @@
-// The devices of a rank, what is known of them before anything uses them, and the pure functions about them.
+// The devices of a rank, a report about them, and the pure functions about them.
 #include <pybind11/stl.h>
 
 #include <cstring>
@@ -24,7 +24,7 @@ ring::DeviceChoice choice_called(const std::string& name) {
     throw ring::InvalidArgument("Devices: choice='" + name + "': expected one of 'auto', 'nccl', 'host'");
 }
 
-// What can be loaded here: versions and names, or why not.
+// The versions of the driver and of NCCL and the names of the devices, or why they cannot be loaded.
 py::dict report(Devices& self) {
     py::dict found;
     try {
@@ -92,6 +92,7 @@ void register_devices(py::module_& module) {
         .def("report", &report)
         .def_property_readonly("given_up", &Devices::given_up);
 
-    module.def("why_not_nccl", &verdict, py::arg("cards"), py::arg("ranks"),
-               "Why a group goes through host memory whose ranks say this, or an empty text.");
+    module.def(
+        "why_not_nccl", &verdict, py::arg("cards"), py::arg("ranks"),
+        "Why a group whose ranks send these cards goes through host memory; empty where NCCL moves its tensors.");
 }

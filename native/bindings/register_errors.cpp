@@ -11,10 +11,10 @@ namespace py = pybind11;
 
 namespace {
 
-// By name and not by reference, so that no Python object outlives the interpreter in a static.
+// Finds the class by name: a static reference would outlive the interpreter.
 void raise(const char* name, const std::string& message) {
     try {
-        // A reason that another rank gave may have been cut in the middle of a character.
+        // A reason from another rank may be cut in the middle of a character.
         const auto text = py::reinterpret_steal<py::str>(
             PyUnicode_DecodeUTF8(message.data(), static_cast<py::ssize_t>(message.size()), "replace"));
         PyErr_SetObject(py::module_::import("ring_notebook.errors").attr(name).ptr(), text.ptr());
@@ -27,7 +27,7 @@ void raise(const char* name, const std::string& message) {
 
 ring::Interruption signal_check() {
     return [] {
-        // Python runs handlers in the main thread only; another one would take the interpreter for nothing.
+        // Python runs handlers only in the main thread; another thread would take the GIL for nothing.
         if (static_cast<pid_t>(syscall(SYS_gettid)) != getpid()) return;
         const py::gil_scoped_acquire gil;
         if (PyErr_CheckSignals() != 0) throw PythonSignal{};
@@ -40,7 +40,7 @@ void register_errors(py::module_& module) {
         try {
             if (pointer) std::rethrow_exception(pointer);
         } catch (const PythonSignal&) {
-            // The error indicator is what the signal handler left.
+            // The error indicator has the exception of the signal handler.
         } catch (const ring::Mismatch& error) {
             raise("CollectiveMismatch", error.what());
         } catch (const ring::Aborted& error) {

@@ -21,24 +21,25 @@ void register_link(py::module_& module) {
     module.def(
         "leave_mpi", [](const std::string& module_path) { ring::leave_mpi(module_path.c_str()); },
         py::arg("module_path"),
-        "Have the extension module at `module_path` find MPI not initialized, in a process that a rank has forked.");
-    module.def("reserve_memory_link", &ring::reserve_memory_link, py::arg("domain"),
-               "Room for a link among all ranks of a domain; one rank calls it and tells the offset to the others.");
+        "In a process that a rank has forked: make the extension module at `module_path` see MPI as not initialized.");
+    module.def(
+        "reserve_memory_link", &ring::reserve_memory_link, py::arg("domain"),
+        "Reserve memory for a link among all ranks of a domain; one rank calls it and sends the offset to the others.");
     module.def("memory_link", &ring::make_memory_link, py::arg("domain"), py::arg("offset"),
-               "A link among all ranks of a domain, through the room that one of them has reserved.");
+               "A link among all ranks of a domain, in the memory that one of them has reserved.");
     using Released = py::call_guard<py::gil_scoped_release>;
     py::class_<ring::TcpLink, ring::Link, std::shared_ptr<ring::TcpLink>>(
-        module, "TcpLink", "A link over TCP connections that its user makes, among ranks 0 to `size` - 1.")
+        module, "TcpLink", "A link over TCP among ranks 0 to `size` - 1; the caller makes the connections.")
         .def(py::init<int>(), py::arg("size"))
         .def_property_readonly("attention_fd", &ring::TcpLink::attention_fd,
-                               "A descriptor that is readable when `take_wanted` and `flush` are to be called.")
-        .def("take_wanted", &ring::TcpLink::take_wanted, Released(), "Ranks that a connection is wanted to.")
+                               "A descriptor that is readable when `take_wanted` and `flush` must be called.")
+        .def("take_wanted", &ring::TcpLink::take_wanted, Released(), "Ranks that need a connection.")
         .def("flush", &ring::TcpLink::flush, Released(),
-             "Sends what can be sent; returns whether something is left, so that this is to be called again soon.")
+             "Send what can be sent; return whether something is left: then call it again soon.")
         .def("connected", &ring::TcpLink::connected, py::arg("rank"), py::arg("socket"), Released(),
-             "The connection to `rank`, a descriptor that is the link's from now on.")
+             "Take over the connection to `rank`, a descriptor.")
         .def("unreachable", &ring::TcpLink::unreachable, py::arg("rank"), py::arg("why"), Released(),
-             "There will be no connection to `rank`: what waits for it raises RingError.")
+             "Report that `rank` cannot be connected: transfers with it raise RingError.")
         .def(
             "post",
             [](ring::TcpLink& link, int to, int tag, const py::bytes& data) {
@@ -47,7 +48,7 @@ void register_link(py::module_& module) {
                 link.post(to, tag, text);
             },
             py::arg("to"), py::arg("tag"), py::arg("data"),
-            "Sends a message whose tag is at least `first_free_tag`; does not wait.")
+            "Send a message whose tag is at least `first_free_tag`; does not wait.")
         .def(
             "take",
             [](ring::TcpLink& link, int tag) -> std::optional<std::pair<int, py::bytes>> {

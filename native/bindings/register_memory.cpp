@@ -36,9 +36,9 @@ void register_memory(py::module_& module) {
         .def("trim", &Domain::trim)
         .def("drop_dead", &Domain::drop_dead, "Give the ring memory of ranks that have died back to the machine.")
         .def("stop_serving_tensors", &Domain::stop_serving_tensors,
-             "Let another domain serve large tensors of this process; what is promoted stays as ordinary memory.")
+             "Release the preloaded allocator for another domain; promoted tensors become ordinary memory.")
         .def("serve_tensors", &Domain::serve_tensors,
-             "Have the preloaded allocator serve large tensors of this process; False where there is none.")
+             "Let the preloaded allocator serve large tensors of this process; False where there is none.")
         .def(
             "tensors",
             [](const Domain& self) {
@@ -52,7 +52,7 @@ void register_memory(py::module_& module) {
         .def(
             "leave_run",
             [](const Domain& self, std::uint64_t run) {
-                if (!self.owned()) return;  // a forked process was never in it
+                if (!self.owned()) return;  // a forked process is no rank of it
                 self.slot(self.local_rank()).left_run.store(run, std::memory_order_seq_cst);
             },
             py::arg("run"), "Tell ranks that open an epoch of this run from now on that this rank will not join it.")

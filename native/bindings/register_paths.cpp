@@ -1,4 +1,4 @@
-// The core's pure functions: which path an operation takes, who owns what, and who sends what in a ring.
+// The core's pure functions: the path of an operation, the owner of each chunk, and the steps of a ring.
 #include <pybind11/stl.h>
 
 #include <string>
@@ -46,7 +46,7 @@ Header make_header(const std::string& operation, int dtype, int op, int device, 
 }  // namespace
 
 void register_paths(py::module_& module) {
-    py::class_<Header>(module, "Header", "What a rank posts about an operation, as far as it decides on the path.")
+    py::class_<Header>(module, "Header", "The part of a rank's header of an operation that decides the path.")
         .def(py::init(&make_header), py::arg("operation"), py::kw_only(),
              py::arg("dtype") = static_cast<int>(ring::DType::Float32),
              py::arg("op") = static_cast<int>(ring::ReduceOp::Sum),
@@ -79,7 +79,7 @@ void register_paths(py::module_& module) {
             for (const auto& shape : shapes) hash = ring::add_shape(hash, shape.data(), static_cast<int>(shape.size()));
             return hash;
         },
-        py::arg("shapes"), "64 bits that are equal where tensors of the same shapes are fused in the same order.");
+        py::arg("shapes"), "A hash of 64 bits: equal where tensors of the same shapes are fused in the same order.");
     module.def(
         "choose",
         [](const std::vector<Header>& headers, int hosts, const std::string& devices) {

@@ -1,4 +1,4 @@
-// What Python's settings become in the core: options, the instruction set of its kernels, what a signal tells.
+// Python's settings in the core: options, the instruction set of the kernels, the stack on a signal.
 #include <string>
 #include <utility>
 
@@ -13,7 +13,7 @@ namespace py = pybind11;
 
 namespace {
 
-// The choice of that name, of some that a setting has.
+// The choice of that name among those of a setting.
 template <class Choice, std::size_t N>
 Choice chosen(const char* setting, const std::string& text, const std::pair<const char*, Choice> (&choices)[N]) {
     std::string names;
@@ -56,7 +56,7 @@ void register_settings(py::module_& module) {
         "select_isa", [](const std::string& isa) { return ring::select_kernels(isa).isa; }, py::arg("isa"),
         "Use the kernels of an instruction set, or the best for '' or where the processor lacks it; returns its name.");
     module.def("hold_deadlines", &ring::hold_deadlines, py::arg("hold"),
-               "Let no time limit of an operation count, from now until it is called with false.");
+               "Stop the time limits of all operations, until it is called with false.");
     module.def("report_native_stack", &ring::report_native_stack, py::arg("signum"), py::arg("fd"),
-               "On a signal, write the native calls of the signalled thread to a file, after what it does already.");
+               "On a signal, also write the native stack of the signalled thread to a file.");
 }

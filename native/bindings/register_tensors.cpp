@@ -1,6 +1,6 @@
-// Tensors of a framework that exchanges them by DLPack's C functions, read without a call into its Python face, and
-// collectives on the tensors themselves: the calls that small operations spend their time in. They bypass pybind11's
-// conversion of arguments, which takes longer than such an operation.
+// Reads the tensors of a framework through DLPack's C functions, without a call into its Python code, and starts
+// collectives on the tensors themselves. Small operations spend most of their time in these calls, so they bypass
+// pybind11's conversion of arguments, which takes longer than such an operation.
 #include <pybind11/pybind11.h>
 #include <structmember.h>
 
@@ -23,7 +23,7 @@ using ring::Communicator;
 
 namespace {
 
-// The part of DLPack's C ABI, version 1, that is read here: https://dmlc.github.io/dlpack/latest/c_api.html
+// The part of DLPack's C ABI, version 1, that is used here: https://dmlc.github.io/dlpack/latest/c_api.html
 namespace dlpack {
 
 constexpr std::uint32_t kMajor = 1;
@@ -45,36 +45,36 @@ struct Tensor {
     std::uint64_t byte_offset;
 };
 
-// What the capsule at a type's `__dlpack_c_exchange_api__` points to, as far as it is used.
+// The struct behind the capsule at a type's `__dlpack_c_exchange_api__`, as far as it is used.
 struct ExchangeApi {
     std::uint32_t major, minor;
     const ExchangeApi* previous;
     void* managed_tensor_allocator;
     void* managed_tensor_from_object;
     void* managed_tensor_to_object;
-    // Of a tensor that the caller keeps alive. 0, or -1 with a Python error set. May be null.
+    // Describes a tensor that the caller keeps alive. Returns 0, or -1 with a Python error set. May be null.
     int (*tensor_from_object)(void* object, Tensor* out);
     void* current_work_stream;
 };
 
 }  // namespace dlpack
 
-// A tensor that the core can work on where it lies: dense, contiguous, in host memory, of a dtype that it knows.
+// A tensor that the core can use in place: dense, contiguous, in host memory, of a supported dtype.
 struct TensorView {
     std::byte* data = nullptr;
     std::uint64_t count = 0;  // elements
     ring::DType dtype = ring::DType::UInt8;
     int dims = 0;
-    const std::int64_t* shape = nullptr;  // the tensor's own, valid while nobody changes that
+    const std::int64_t* shape = nullptr;  // owned by the tensor, valid until its shape changes
 };
 
 class TensorReader {
    public:
-    // `types` are those of tensors: a class derived from one of them may mean something else by its memory. `is_neg`
-    // tells whether a tensor's values are those in memory with the sign changed. `flat`: tensors of as many elements
-    // match, whatever their shapes. Throws InvalidArgument where the first type has no such functions.
+    // `types` are the exact types of tensors: a derived class may give its memory another meaning. `is_neg` returns
+    // whether a tensor's values are those in memory with the sign changed. `flat`: tensors with the same number of
+    // elements match, whatever their shapes. Throws InvalidArgument where the first type has no such functions.
     TensorReader(py::tuple types, py::object is_neg, bool flat);
-    // False for all that is not such a tensor, with no Python error set.
+    // False for anything that is not such a tensor, with no Python error set.
     bool read(PyObject* tensor, TensorView& view) const;
     bool flat() const { return flat_; }
 
@@ -87,7 +87,7 @@ class TensorReader {
     bool flat_;
 };
 
-// Null where the framework has no such function, or one of another ABI.
+// Null where the framework has no such function, or uses another ABI version.
 auto read_function(const py::handle& type) {
     const py::object capsule = py::getattr(type, "__dlpack_c_exchange_api__", py::none());
     const dlpack::ExchangeApi* api = nullptr;
@@ -152,7 +152,7 @@ TensorReader::TensorReader(py::tuple types, py::object is_neg, bool flat)
         throw ring::InvalidArgument("tensors of this framework cannot be read by DLPack's C functions, version 1");
 }
 
-// The negative bit is a sign that memory does not hold. Only the framework knows it.
+// The negative bit is not in the tensor's memory. Only the framework knows it.
 bool TensorReader::is_negative(PyObject* tensor) const {
     PyObject* answer = PyObject_Vectorcall(is_neg_.ptr(), &tensor, 1, nullptr);
     if (answer == nullptr) PyErr_Clear();
@@ -167,7 +167,7 @@ bool TensorReader::read(PyObject* tensor, TensorView& view) const {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(types_.ptr()); ++i) known |= PyTuple_GET_ITEM(types_.ptr(), i) == type;
     if (!known) return false;
     dlpack::Tensor raw{};
-    if (read_(tensor, &raw) != 0) {  // no memory, or none that DLPack knows
+    if (read_(tensor, &raw) != 0) {  // out of memory, or a tensor that DLPack cannot describe
         PyErr_Clear();
         return false;
     }
@@ -183,8 +183,8 @@ bool TensorReader::read(PyObject* tensor, TensorView& view) const {
     return true;
 }
 
-// An allreduce of tensors that has been started. Python makes and drops one in less time than a small operation takes,
-// which objects of pybind11 do not.
+// An allreduce of tensors that has been started. Python creates and destroys one in less time than a small operation
+// takes; for an object of pybind11 it takes longer.
 struct TensorWork {
     PyObject_HEAD WorkHandle handle;
     PyObject* tensors;
@@ -196,14 +196,15 @@ PyTypeObject* tensor_work_type = nullptr;
 
 TensorWork& tensor_work(PyObject* self) { return *reinterpret_cast<TensorWork*>(self); }
 
-// Nobody touches the memory any more.
+// Call it when no thread touches the memory any more.
 void leave_list(PyObject* self) {
     PyObject* list = std::exchange(tensor_work(self).held, nullptr);
     tensor_work(self).waited = 1;
     if (list == nullptr) return;
     for (Py_ssize_t at = PyList_GET_SIZE(list); at-- > 0;) {
         if (PyList_GET_ITEM(list, at) != self) continue;
-        if (PyList_SetSlice(list, at, at + 1, nullptr) != 0) PyErr_Clear();  // it is forgotten with those that are done
+        if (PyList_SetSlice(list, at, at + 1, nullptr) != 0)
+            PyErr_Clear();  // it is removed later, with those that are done
         break;
     }
     Py_DECREF(list);
@@ -260,9 +261,9 @@ void deallocate(PyObject* self) {
 PyMethodDef methods[] = {
     {"wait", wait, METH_NOARGS, "The tensors, once the operation has completed. Raises its error."},
     {"wait_done", wait_done, METH_NOARGS, "`wait` without a result."},
-    {"done", done, METH_NOARGS, "Whether `wait` would return at once."},
-    {"launched", done, METH_NOARGS, "The same: no device carries it out."},
-    {"keep_forever", keep_forever, METH_NOARGS, "Nothing: no device may touch its memory."},
+    {"done", done, METH_NOARGS, "Whether `wait` would return without waiting."},
+    {"launched", done, METH_NOARGS, "The same as `done`: no device carries it out."},
+    {"keep_forever", keep_forever, METH_NOARGS, "Does nothing: no device can touch its memory."},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -276,9 +277,9 @@ void* slot(Function* function) {
     return reinterpret_cast<void*>(function);
 }
 
-// A new handle; null with a Python error set. It owns a reference to `tensors`, which its `wait` returns, and is in the
-// list `held`, so that dropping it leaves the memory under the operation alone, until it has been waited for; one that
-// has ended already is not put there.
+// A new handle; null with a Python error set. It owns a reference to `tensors`, which its `wait` returns. Until `wait`
+// ends it is in the list `held`, so that the tensors outlive the operation also when Python drops the handle. A handle
+// whose operation has ended already is not added to the list.
 PyObject* make_tensor_work(WorkHandle handle, PyObject* tensors, PyObject* held) {
     PyObject* self = tensor_work_type->tp_alloc(tensor_work_type, 0);
     if (self == nullptr) return nullptr;
@@ -336,8 +337,8 @@ std::string_view text_argument(PyObject* value) {
 
 constexpr Py_ssize_t kMostTensors = 32;
 
-// What the calls of one communicator work with. A capsule that is the `self` of both holds it: arguments of pybind11's
-// types would each have to be looked up.
+// The data of one communicator's calls, in a capsule that is the `self` of both functions: arguments of pybind11's
+// types would each cost a lookup.
 struct Calls {
     py::object owner;
     const TensorReader* reader;
@@ -348,14 +349,15 @@ constexpr const char* kCalls = "ring_notebook._core.TensorReader.calls";
 
 const Calls& calls_of(PyObject* self) { return *static_cast<const Calls*>(PyCapsule_GetPointer(self, kCalls)); }
 
-// The arguments of a call, in their order, as a description of what it asks for.
+// The arguments of a call, as a description of the operation.
 class TensorCall {
    public:
     enum { kTensors, kOutputs, kOp, kPrescale, kPostscale, kName, kTimeout, kArguments };
 
-    // False for what the reader does not know, and for lists that are long or share memory.
+    // False for tensors that the reader cannot use, and for lists that are long or share memory.
     bool read(const TensorReader& reader, PyObject* const* arguments, Py_ssize_t count, Py_ssize_t others = 0) {
-        if (count != kArguments + others) throw py::type_error("this takes other arguments; see _core.pyi");
+        if (count != kArguments + others)
+            throw py::type_error("wrong number of arguments; _core.pyi has the signature");
         if (!read_tensors(reader, arguments[kTensors], arguments[kOutputs])) return false;
         call_.op = op_argument(arguments[kOp]);
         call_.prescale = number_argument(arguments[kPrescale]);
@@ -382,7 +384,7 @@ class TensorCall {
     double timeout() const { return timeout_; }
 
    private:
-    // One tensor, or a list or tuple of some of one dtype.
+    // One tensor, or a list or tuple of tensors of one dtype.
     bool read_tensors(const TensorReader& reader, PyObject* tensors, PyObject* outputs) {
         const bool several = PyList_CheckExact(tensors) || PyTuple_CheckExact(tensors);
         if (!several) {
@@ -433,7 +435,7 @@ class TensorCall {
         return true;
     }
 
-    // Whether two tensors are written to one memory, which is an error that the ordinary way tells.
+    // Whether two outputs share memory, which is an error that the ordinary way raises.
     bool share_memory() const {
         const std::size_t item = ring::item_size(call_.dtype);
         for (int i = 0; i < call_.tensors; ++i)
@@ -479,7 +481,7 @@ PyObject* start_allreduce(PyObject* self, PyObject* const* arguments, Py_ssize_t
         TensorCall given;
         if (!given.read(*calls.reader, arguments, count, 1)) Py_RETURN_NONE;
         std::shared_ptr<ring::Work> work;
-        // What has a name matches by that.
+        // An operation with a name matches by name.
         if (!given.call().name.empty() || !calls.communicator->start_small(given.call(), given.timeout(), work)) {
             ring::Request request = given.request();
             const py::gil_scoped_release nogil;
@@ -496,10 +498,10 @@ PyCFunction fast_call(PyObject* (*function)(PyObject*, PyObject* const*, Py_ssiz
 
 PyMethodDef allreduce_method = {
     "allreduce", fast_call(allreduce), METH_FASTCALL,
-    "Reduce a tensor, or a list of some. False, and nothing is done, for what cannot be read so."};
+    "Reduce a tensor, or a list of tensors. Returns False and does nothing for tensors that it cannot read."};
 PyMethodDef start_allreduce_method = {
     "start_allreduce", fast_call(start_allreduce), METH_FASTCALL,
-    "The same, not waited for. None, and nothing is done, for what cannot be read so."};
+    "Start the same without waiting. Returns None and does nothing for tensors that it cannot read."};
 
 py::object function(PyMethodDef& method, const py::object& self) {
     auto made = py::reinterpret_steal<py::object>(PyCFunction_New(&method, self.ptr()));
@@ -529,7 +531,7 @@ void register_tensors(py::module_& module) {
                 return py::make_tuple(reinterpret_cast<std::uintptr_t>(view.data), std::move(shape),
                                       static_cast<int>(view.dtype));
             },
-            py::arg("tensor"), "(address, shape, dtype) of one that the core can work on where it lies; else None.")
+            py::arg("tensor"), "(address, shape, dtype) of a tensor that the core can use in place; else None.")
         .def("calls", &bound_calls, py::arg("communicator"),
              "allreduce and start_allreduce of that communicator, as functions; see _core.pyi.");
 }

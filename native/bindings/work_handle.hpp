@@ -24,7 +24,7 @@ inline std::shared_ptr<ring::Communicator> released_unlocked(std::shared_ptr<rin
 // An operation under way.
 struct WorkHandle {
     std::shared_ptr<ring::Communicator> communicator;
-    std::shared_ptr<ring::Work> work;  // null where all had been done, with no result, before there was a handle
+    std::shared_ptr<ring::Work> work;  // null where the operation was complete, without a result, before the handle
 
     bool done() const { return !work || communicator->look(*work); }
     void wait(double timeout) const {
@@ -38,7 +38,8 @@ struct WorkHandle {
         communicator->note_caller(*work, spending.begin());
         work->get();
     }
-    // Waits until a device carries it out, and has `stream` wait for the results; else until it is done.
+    // For an operation on a device, waits for its launch and makes `stream` wait for the results; else waits until
+    // done.
     void order(std::uintptr_t stream, double timeout) const {
         if (!work) return;
         const ring::Spending spending(communicator->recorder());

@@ -20,17 +20,17 @@ std::uint32_t block_count = 0;
 namespace {
 
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
-// Address space for each byte of memory: blocks of a class are used by no other one, however many there are.
+// Address space for each byte of memory: a class never uses the blocks of another class, even when it has many free.
 constexpr std::size_t kSpread = 8;
 constexpr std::size_t kLeastSpan = std::size_t{4} << 30;
 constexpr std::size_t kMostSpan = std::size_t{8} << 40;
 constexpr std::size_t kMostBlock = std::size_t{1} << 40;
-// What the program has used at most is that of the last one to two windows.
+// The peak of the program's use is taken over the last one to two windows.
 constexpr std::int64_t kWindow = 30;  // seconds
-// A small part of what a process with a framework takes before it has a model.
+// A small part of the memory that a process with a framework takes before it has a model.
 constexpr std::size_t kSlack = std::size_t{16} << 20;
 
-// A list of blocks by their numbers; the newest is taken first.
+// A list of blocks by number; the newest is taken first.
 struct List {
     std::uint32_t newest = 0;
 };
@@ -39,7 +39,7 @@ struct SizeClass {
     List fresh, cached_private, cached_promoted;
 };
 
-// Addresses that no block has been cut from yet; `ready` of them may be touched.
+// Addresses that are not part of a block yet; `ready` bytes of them may be accessed.
 struct Frontier {
     char *at, *ready, *end;
 };
@@ -47,7 +47,7 @@ struct Frontier {
 SizeClass classes[kClasses];
 Frontier small_blocks, large_blocks;
 std::uint32_t* owner_of = nullptr;  // of each granule: the number of its block
-// Of the cached ones. A promoted block is the last to lose its pages: it costs a copy to promote another one.
+// Cached blocks by age. Promoted blocks are the last to lose their pages: a new promotion costs a copy.
 struct Ages {
     std::uint32_t oldest, newest;
 };
@@ -131,7 +131,7 @@ void* reserve(std::size_t bytes, int access) {
     return memory == MAP_FAILED ? nullptr : memory;
 }
 
-// Cuts a new block; null where there are no addresses left.
+// Cuts a new block; null where no addresses are left.
 Block* cut(int number) {
     const std::size_t size = class_bytes(number);
     Frontier& frontier = size >= kHugePage ? large_blocks : small_blocks;
@@ -167,7 +167,7 @@ void keep_below(std::size_t most) {
     }
 }
 
-// Lets the program touch the block.
+// Gives the program access to the block.
 bool open_block(Block& block) {
     if (block.closed) block.closed = mprotect(block.data, size_of(block), PROT_READ | PROT_WRITE) != 0;
     return !block.closed;
@@ -213,7 +213,7 @@ void* take(std::size_t bytes) {
     pthread_mutex_lock(&lock);
     forget_snapshot();
     SizeClass& all = classes[number];
-    // Where there are promoted ones, collectives have worked on tensors of this size.
+    // Promoted blocks first: collectives have worked on tensors of this size.
     const std::uint32_t kept = all.cached_promoted.newest != 0 ? all.cached_promoted.newest : all.cached_private.newest;
     Block* block = kept != 0 ? &blocks[kept] : all.fresh.newest != 0 ? &blocks[all.fresh.newest] : cut(number);
     if (block != nullptr && !open_block(*block)) block = nullptr;
@@ -252,7 +252,7 @@ Block* find_block(const void* address) {
 Block& expect_block(const void* address) {
     Block* block = find_block(address);
     if (block == nullptr || block->data != address || block->state != Block::State::Used)
-        fail("free() or realloc() of what is no allocated block\n");
+        fail("free() or realloc() of an address that is not an allocated block\n");
     return *block;
 }
 

@@ -1,4 +1,4 @@
-// The functions of the C library that this library takes the place of, and the table that the core finds.
+// The functions of the C library that this library replaces, and the table that the core finds.
 //
 // Until the core activates it, it passes every call to the next library, so it has no effect in other
 // programs that a rank runs.
@@ -16,7 +16,7 @@
 namespace ring::preload {
 namespace {
 
-// The next library's function of that name. What is freed while it is looked up is lost.
+// The next library's function of that name. Memory freed during the lookup is lost.
 template <class Function>
 class Next {
    public:
@@ -47,7 +47,7 @@ bool is_alignment(std::size_t alignment) {
     return alignment != 0 && alignment <= kGranule && (alignment & (alignment - 1)) == 0;
 }
 
-// Null where the C library has to serve it.
+// Null where the C library must serve the call.
 void* take_aligned(std::size_t alignment, std::size_t bytes) {
     if (span() == 0 || bytes < kLeastBlock || !is_alignment(alignment)) return nullptr;
     const int before = errno;
@@ -140,7 +140,7 @@ RING_EXPORT std::size_t malloc_usable_size(void* memory) {
     return bytes;
 }
 
-// A fork that could not pay for its snapshot is an error of its caller, not a process that the system kills.
+// Where memory is short for the snapshot, fork fails, instead of a child that the system kills later.
 RING_EXPORT pid_t fork() {
     if (preload::can_fork()) return preload::next_fork.get()();
     errno = ENOMEM;

@@ -8,10 +8,11 @@
 namespace ring::preload {
 namespace {
 
-// Each is a mapping of its own, of which a process may have 65530.
+// Each block is a mapping of its own; a process may have 65530 mappings.
 constexpr std::size_t kMostPromoted = 16384;  // blocks
-// The collectives of one size after which blocks of that size are promoted: what is reduced once is not worth a copy.
-// Twice as many each time that memory is too short to keep one of them, so that copies never cost more than they save.
+// The number of collectives of one size after which blocks of that size are promoted: a copy for a single reduction
+// does not pay. It doubles each time that memory is too short to keep one, so that copies never cost more than they
+// save.
 constexpr std::uint32_t kFirstAt = 2;
 constexpr std::uint32_t kLastAt = 1 << 20;
 struct Claims {
@@ -34,10 +35,10 @@ void become_private(Block& block) {
     --promoted;
 }
 
-// The kernel unmaps nothing before it refuses a mapping, unless it has no memory for its own books.
+// A refused mapping leaves the old one in place, unless the kernel lacks memory for its own structures.
 bool is_mapped(const Block& block) { return msync(block.data, size_of(block), MS_ASYNC) == 0; }
 
-// For one that the system has no mapping left for, with its content at `place`.
+// Keeps a block private because no mapping is left for it; its content is at `place`.
 void stay_private(Block& block, const void* place) {
     if (!is_mapped(block)) {
         if (mmap(block.data, size_of(block), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) ==
@@ -51,14 +52,14 @@ void stay_private(Block& block, const void* place) {
     pthread_mutex_unlock(&lock);
 }
 
-// For a block whose ring memory is no more ours to give back.
+// Marks a block whose ring memory this process must not return any more.
 void orphan(Block& block) {
     if (block.state != Block::State::Used && drop_pages(block)) return;
     if (block.state == Block::State::Cached) set_aside(block);
     __atomic_store_n(&block.ring, kOrphaned, __ATOMIC_RELEASE);
 }
 
-// Whether the process may have so many more mappings.
+// Whether the process can have `more` further mappings.
 bool can_map(std::size_t more) {
     const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
     char* range =
@@ -90,7 +91,7 @@ bool is_same(const Block& block, std::size_t at) {
     return true;
 }
 
-// Visits the blocks whose content a child needs, each with where that lies in the snapshot; the bytes of all. Ends
+// Visits the blocks whose content a child needs, each with its offset in the snapshot, and returns their bytes. Stops
 // early where `visit` returns false.
 template <class Visit>
 std::size_t for_held(Visit&& visit) {
@@ -149,7 +150,7 @@ void in_child() {
         return true;
     });
     forget_snapshot();
-    source = {-1, nullptr, nullptr, nullptr};  // ring memory stays the parent's
+    source = {-1, nullptr, nullptr, nullptr};  // ring memory belongs to the parent
     for_all([](Block& block) {
         if (is_shared_with_others(block)) orphan(block);
     });
@@ -222,7 +223,7 @@ bool promote(const void* address, std::uint64_t offset, void* place) {
     pthread_mutex_unlock(&lock);
     bool moved = false;
     if (fits) {
-        // The caller's collective owns the block: nobody else writes to it, and those that read may go on.
+        // The caller's collective owns the block: no thread writes to it, and threads that read it may continue.
         memcpy(place, block->data, block->requested);
         moved = mmap(block->data, size_of(*block), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd,
                      static_cast<off_t>(offset)) != MAP_FAILED;
@@ -258,7 +259,7 @@ bool can_fork() {
     const std::size_t bytes = promoted == 0 ? 0 : for_held([](Block&, std::size_t) { return true; });
     const std::size_t replaced = snapshot < 0 ? 0 : snapshot_bytes;
     const auto memory_left = source.memory_left;
-    std::size_t between = 0;  // free blocks, which part those that the child maps from one another
+    std::size_t between = 0;  // free blocks between those that the child maps, which split its mappings
     for_all(
         [&](Block& block) { between += block.state != Block::State::Used && is_shared_with_others(block) ? 1 : 0; });
     pthread_mutex_unlock(&lock);
@@ -269,7 +270,7 @@ bool can_fork() {
         "ring_notebook's allocator: this process cannot be forked, because it has as many mappings as it may "
         "(vm.max_map_count); raise that, or set RING_ALLOCATOR=system\n";
     const auto refuse = [](const char* why, std::size_t length) {
-        if (write(2, why, length) < 0) errno = 0;  // nobody is there to read it
+        if (write(2, why, length) < 0) errno = 0;  // standard error is closed
         return false;
     };
     if (bytes > replaced && memory_left != nullptr && bytes - replaced > memory_left())
@@ -279,7 +280,7 @@ bool can_fork() {
 
 bool unmap_ring(Block& block) {
     const std::uint64_t offset = block.ring;
-    // Without access, the system need not promise memory for it: where it may not overcommit, that could fail.
+    // Map it without access: with access the system would have to commit memory, which can fail without overcommit.
     if (mmap(block.data, size_of(block), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) ==
         MAP_FAILED)
         return false;

@@ -19,10 +19,10 @@
 namespace ring {
 namespace {
 
-constexpr int kMost = 160;       // calls; those of the interpreter that began them may be cut off
-constexpr int kOfTheSignal = 2;  // calls: the handler, and what the kernel has it return to
+constexpr int kMost = 160;       // calls; the outermost ones may be cut off
+constexpr int kOfTheSignal = 2;  // calls: the handler, and the kernel's return trampoline
 
-// A handler gets no argument of its own, so all that it uses is one for the process, and is never destroyed.
+// A handler gets no argument of ours, so its data is one object per process that is never destroyed.
 struct Asked {
     int fd = -1;
     void (*before)(int) = nullptr;
@@ -34,8 +34,8 @@ struct Asked {
 Asked* asked = nullptr;
 std::atomic<bool> installed{false};
 
-// Takes addresses only. To name them needs the loader's lock, for which this thread must not wait: another thread may
-// hold it while it waits for the interpreter that this one keeps.
+// Records addresses only. Naming them takes the loader's lock, for which this thread must not wait: the thread that
+// holds the lock may wait for the GIL, which this thread holds.
 void on_signal(int signum) {
     const int error = errno;
     const bool first = !asked->busy.exchange(true, std::memory_order_acquire);
@@ -62,7 +62,7 @@ void write_all(int fd, const std::string& text) {
     for (std::size_t done = 0; done < text.size();) {
         const ssize_t some = write(fd, text.data() + done, text.size() - done);
         if (some < 0 && errno == EINTR) continue;
-        if (some <= 0) return;  // the disk is full: the asker sees that nothing comes
+        if (some <= 0) return;  // the disk is full: the reader sees an incomplete stack
         done += static_cast<std::size_t>(some);
     }
 }
@@ -73,7 +73,7 @@ void write_stacks() {
         }
         std::string text = "Native stack (most recent call first):\n";
         for (int i = kOfTheSignal; i < asked->count; ++i) {
-            // A call's address is that of what follows it, which may be another function.
+            // The recorded address is that of the instruction after the call, which may belong to the next function.
             char* address = static_cast<char*>(asked->calls[i]);
             text += line_of(i == kOfTheSignal ? address : address - 1);
         }
@@ -90,7 +90,7 @@ void report_native_stack(int signum, int fd) {
     asked->fd = fd;
     sem_init(&asked->taken, 0, 0);
     void* once[1];
-    backtrace(once, 1);  // loads the unwinder, which a handler must not
+    backtrace(once, 1);  // loads the unwinder, because a handler must not load it
     {
         const NoSignals none;
         std::thread(write_stacks).detach();

@@ -3,7 +3,7 @@
 namespace ring {
 namespace {
 
-// A number that another process has sent may be none of the names'.
+// A number from another process may have no name.
 template <class Value, std::size_t n>
 const char* name_of(Value value, const char* const (&names)[n]) {
     const auto index = static_cast<std::size_t>(value);

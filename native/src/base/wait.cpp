@@ -41,14 +41,14 @@ std::int64_t wall_clock_ns() {
 
 namespace {
 
-std::mutex holding;                        // one thread holds or releases at a time; any may read
-std::atomic<std::int64_t> held_since{0};   // 0: they are not held
+std::mutex holding;                        // one thread holds or releases at a time; any thread may read
+std::atomic<std::int64_t> held_since{0};   // 0: deadlines are not held
 std::atomic<std::int64_t> held_before{0};  // ns
 
 }  // namespace
 
 std::int64_t deadline_now() {
-    // In this order: a hold that ends in between counts twice for a moment, and never not at all.
+    // In this order, so that a hold that ends in between may count twice for a moment, but is never missed.
     const std::int64_t since = held_since.load(std::memory_order_acquire);
     return (since != 0 ? since : monotonic_ns()) - held_before.load(std::memory_order_acquire);
 }
@@ -64,7 +64,7 @@ void hold_deadlines(bool hold) {
 std::int64_t deadline_after(double seconds) {
     const std::int64_t now = deadline_now();
     const double ns = seconds * 1e9;
-    // What the clock cannot count to, infinity among it, lies centuries away.
+    // A time that the clock cannot represent, or infinity, means never.
     return ns > 0 && ns < static_cast<double>(INT64_MAX - now) ? now + static_cast<std::int64_t>(ns) : 0;
 }
 

@@ -11,7 +11,7 @@ namespace {
 
 std::uint64_t messages_of(std::uint64_t bytes) { return (bytes + Window::kMostBytes - 1) / Window::kMostBytes; }
 
-// What travels with the headers: the sum over each host, or the tensors of its ranks.
+// The payload that travels with the headers: the sum over each host, or the tensors of its ranks.
 Traffic eager(OpKind kind, const Load& load) {
     const std::uint64_t pairs = load.hosts * (load.hosts - 1);
     switch (kind) {
@@ -28,19 +28,19 @@ Traffic eager(OpKind kind, const Load& load) {
     }
 }
 
-// Each piece of a lane's chunk goes round the ring twice, but for the last hop of each round.
+// Each piece of a lane's chunk makes two rounds of the ring, each without its last hop.
 Traffic ring(OpKind, const Load& load) {
     const std::uint64_t hops = 2 * (load.hosts - 1);
     const std::uint64_t pieces = load.local * load.hosts;
     return {hops * pieces * messages_of(load.bytes / pieces), hops * load.bytes};
 }
 
-// Each lane passes its chunk on from host to host.
+// Each lane forwards its chunk from host to host.
 Traffic chain(OpKind, const Load& load) {
     return {(load.hosts - 1) * load.local * messages_of(load.bytes / load.local), (load.hosts - 1) * load.bytes};
 }
 
-// Each rank is sent the sum of its rows by every other host.
+// Every other host sends each rank the sum of its rows.
 Traffic scattered(OpKind, const Load& load) {
     return {(load.hosts - 1) * load.hosts * load.local, (load.hosts - 1) * load.bytes};
 }
@@ -93,7 +93,7 @@ Traffic traffic_of(const Path& path, const Load& load) {
         const Traffic data = one.traffic(path.kind, load);
         return {all.messages + data.messages, all.bytes + data.bytes};
     }
-    throw Error(std::string("no formula for what the path ") + path.name + " sends");
+    throw Error(std::string("there is no formula for the traffic of path ") + path.name);
 }
 
 }  // namespace ring

@@ -72,7 +72,7 @@ const std::vector<Path> kHostMemory = {
 };
 // clang-format on
 
-// What NCCL carries out. Its bytes go over the links between devices, as many as its own algorithms take.
+// The paths over NCCL. The bytes cross the links between devices; NCCL's own algorithms decide how many.
 // clang-format off
 const std::vector<Path> kOnDevices = {
     {OpKind::Allreduce,     kOneHost, "copy",     alone,           "1",              "2*S",                          "0",                 make_device_copy},
@@ -94,7 +94,7 @@ const std::vector<Path> kOnDevices = {
 };
 // clang-format on
 
-// The one place that looks at the device.
+// The only place that depends on the device.
 const std::vector<Path>& paths_for(const Header& lead, const Topology& topology) {
     if (in_host_memory(lead.device)) return kHostMemory;
     if (lead.device != Device::Cuda || topology.devices == Topology::Devices::None)

@@ -1,4 +1,4 @@
-// The queue of a group's operations: who carries them out, who waits for them, and how the group is left.
+// The queue of a group's operations: carrying them out, waiting for them, and leaving the group.
 #include "ring/communicator/communicator.hpp"
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 namespace ring {
 namespace {
 
-// A commit's messages between hosts may be overtaken by an abort of a rank that has it behind it.
+// An abort by a rank that has passed the commit may overtake the commit's messages between hosts.
 constexpr std::int64_t kCommitPatience = 500'000'000;  // ns
 
 constexpr int kLaneNumber = 1 << 16;  // above the numbers of groups
@@ -45,7 +45,7 @@ Communicator::Communicator(const Communicator& owner, std::shared_ptr<HostGroup>
     : index_(owner.index_),
       group_(std::move(group)),
       fabric_(std::move(fabric)),
-      // Not what has been agreed on for devices: another thread may be in an operation of the owner, which writes that.
+      // Without the agreement on devices: another thread may be writing it in an operation of the owner.
       topology_{owner.topology_.ranks, owner.topology_.hosts, Topology::Devices::None},
       epoch_(owner.epoch_),
       number_(kLaneNumber + owner.number_),
@@ -63,8 +63,8 @@ Communicator::~Communicator() {
         group_->abort(FixedText("rank %d dropped a communicator with operations under way", rank()));
         announce_abort();
     }
-    if (!queued.empty()) keep_tensors_until_quiet(*queued.front());  // the others have not begun
-    // Those that still wait for a queued operation must learn that nobody will carry it out.
+    if (!queued.empty()) keep_tensors_until_quiet(*queued.front());  // only the front has begun
+    // Threads that wait for a queued operation must learn that no thread will carry it out.
     for (const auto& work : queued) {
         std::exception_ptr error;
         try {
@@ -91,7 +91,7 @@ void Communicator::leave() noexcept {
     if (is_first && group_ == epoch_.group) epoch_.progress->leave_groups();
 }
 
-// A group is left with its epoch, so that other hosts learn of it; where an operation is under way, behind that.
+// Leaves the group when its epoch is left, so that other hosts learn of it; an operation under way ends first.
 void Communicator::leave_with_epoch() noexcept {
     if (queue_.is_idle([&] { return !named_ || named_->is_quiet(); })) leave();
 }
@@ -109,8 +109,8 @@ void Communicator::commit(std::string name, double timeout, const Interruption& 
     std::shared_ptr<Work> work = make_work(std::move(request), timeout);
     if (fabric_) work->patience_ = std::max(work->patience_, kCommitPatience);
     const Spending spending(*epoch_.recorder);
-    // What this host has sent may have another one commit. So an interrupt ends the epoch, and waits for the outcome
-    // too.
+    // The messages of this host may let another host commit. So an interrupt ends the epoch and then waits for the
+    // outcome.
     std::exception_ptr interrupt;
     const Interruption patient = [&] {
         try {
@@ -134,7 +134,7 @@ void Communicator::commit(std::string name, double timeout, const Interruption& 
 void Communicator::run(const std::shared_ptr<Work>& work, const Interruption& check) {
     std::optional<NamedLane::Joining> joining;
     if (work->request_.kind == OpKind::Join) {
-        // Hosts have a wall clock in common, if any; the ranks of one host have a better one.
+        // Hosts share at most a wall clock; the ranks of one host share a monotonic clock.
         work->header_.join_called = fabric_ ? wall_clock_ns() : monotonic_ns();
         joining.emplace(*named_);
         wait_for_names(work->request_, check);
@@ -143,10 +143,10 @@ void Communicator::run(const std::shared_ptr<Work>& work, const Interruption& ch
         check_open(work->request_);
         if (within)
             throw invalid(work->request_,
-                          "this thread is in another operation of this group (a signal handler runs "
-                          "within it); call it when that has ended");
+                          "this thread is in another operation of this group (it runs a signal handler "
+                          "inside it); call it after that operation");
     };
-    // NCCL wants one thread that launches; who has joined may have to.
+    // NCCL needs one thread that launches; a joined rank may have to launch too.
     const bool queues = work->device_ || (device_ && joining);
     if (queue_.enter(work, queues, check_turn, [&] { epoch_.progress->begin(); })) {
         carry_out(*work, check);
@@ -178,7 +178,7 @@ void Communicator::carry_out(Work& work, const Interruption& check) {
     }
 }
 
-// What this rank has posted by name ends before it joins: the others may have joined and add nothing to it.
+// Operations that this rank has posted by name end before it joins: joined ranks add nothing to them.
 void Communicator::wait_for_names(const Request& request, const Interruption& check) {
     epoch_.progress->begin();
     epoch_.progress->nudge();
@@ -260,7 +260,7 @@ void Communicator::wait_launched(Work& work, double timeout, const Interruption&
 
 void Communicator::wait_until_ready(Work& work, bool (Work::*ready)() const, double timeout,
                                     const Interruption& check) {
-    // Nobody carries it out here: threads do not come along when a process is forked.
+    // No thread carries it out here: a fork copies no threads.
     if (!domain()->owned() && !work.done())
         throw InvalidArgument(who() + ": a forked process cannot wait for an operation of its parent");
     if (look(work, group_->spin().yield ? kFewLooks : kManyLooks)) return;
@@ -314,7 +314,7 @@ void Communicator::close(const Interruption& check) {
     const auto idle = [&] {
         return queue_.is_idle([&] {
             return named_->is_quiet() && (!device_ || device_->is_quiet()) &&
-                   (!ends_epoch || epoch_.devices->under_way() == 0);  // those of other groups, which nobody closes
+                   (!ends_epoch || epoch_.devices->under_way() == 0);  // also those of groups that are never closed
         });
     };
     if (within) {
@@ -377,7 +377,7 @@ void Communicator::wait(Message& message, double timeout, const Interruption& ch
     }
 }
 
-// Of aborts and departures on other hosts.
+// Reads notices of aborts and departures on other hosts.
 void Communicator::read_notices() {
     if (epoch_.fabric) epoch_.fabric->notices().read(*epoch_.group);
     if (fabric_ && fabric_ != epoch_.fabric) fabric_->notices().read(*group_);

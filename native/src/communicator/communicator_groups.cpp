@@ -1,4 +1,4 @@
-// How communicators come to be: epochs, and groups within them.
+// Creation of communicators: epochs, and groups within them.
 #include <algorithm>
 #include <atomic>
 #include <functional>
@@ -14,7 +14,7 @@ namespace ring {
 
 namespace {
 
-// Tells those that wait for this rank in an epoch that it will not join, unless it does.
+// On destruction tells the ranks that wait for this rank in an epoch that it will not join, unless it has joined.
 class Opening {
    public:
     Opening(RankSlot& own, std::uint64_t epoch) : own_(own), epoch_(epoch) {}
@@ -86,7 +86,7 @@ std::shared_ptr<Communicator> Communicator::open(Setup setup, double timeout, co
             [&] {
                 if (check) check();
                 if (domain.dead(leader))
-                    throw Aborted(who + " waits for " + first + " to open the epoch, which has died");
+                    throw Aborted(who + " waits for " + first + " to open the epoch, but " + first + " has died");
                 if (domain.has_left_run(leader, setup.run))
                     throw Aborted(first + " finished its cell and will not open the epoch that " + who + " waits for");
                 if (is_past(deadline))
@@ -120,7 +120,7 @@ std::shared_ptr<Communicator> Communicator::open(Setup setup, double timeout, co
     return self;
 }
 
-// Those of the members (indices in this group) who are on this host. The index is -1 where this rank is not among them.
+// The members (indices in this group) on this host. The index is -1 where this rank is not a member.
 HostGroup::Members Communicator::members_here(const std::vector<int>& indices) const {
     HostGroup::Members members{{}, {}, -1, 0, 0, group_->options()};
     for (int member : indices) {
@@ -142,7 +142,7 @@ std::unique_ptr<BlockReservation> Communicator::reserve_part(const std::vector<i
 }
 
 std::unique_ptr<Algorithm> Communicator::make_group(Work& work, const std::vector<Header>& headers) const {
-    // Members take their references before anyone returns, so that a group is there either for all or for none.
+    // All members take their references before one of them returns, so that the group exists for all or for none.
     class EnterGroup : public GatedAlgorithm {
        public:
         explicit EnterGroup(std::function<void()> enter) : enter_(std::move(enter)) {}
@@ -169,7 +169,7 @@ std::unique_ptr<Algorithm> Communicator::make_group(Work& work, const std::vecto
             work.numbers_.push_back(static_cast<int>(headers[static_cast<std::size_t>(member)].output));
     return std::make_unique<EnterGroup>([this, &work, block, members = std::move(members)] {
         work.result_.group = std::make_shared<HostGroup>(domain(), block, members, nullptr, epoch_.group);
-        // Only now: had there been no memory for the group, others could have taken a block that is free already.
+        // Only now: if memory had been short, other members could have entered a block that was already free.
         work.result_.group->keep(std::move(work.reservation_));
     });
 }
@@ -181,7 +181,7 @@ std::shared_ptr<Communicator> Communicator::subgroup(Work& work) const {
     for (int member : indices) ranks.push_back(this->ranks()[static_cast<std::size_t>(member)]);
     const auto own = std::find(indices.begin(), indices.end(), index()) - indices.begin();
     std::shared_ptr<Fabric> fabric;
-    // All members count operations alike, so the id is the same on each of them.
+    // All members count the same operations, so all have the same id.
     if (fabric_)
         fabric = fabric_->part(
             indices, {fabric_->part_id(work.header_.sequence), std::move(work.numbers_), std::move(work.number_)});
@@ -191,7 +191,8 @@ std::shared_ptr<Communicator> Communicator::subgroup(Work& work) const {
 
 namespace {
 
-// Tells the ids of these groups from those of groups that all ranks make, which are made from a count of operations.
+// Distinguishes the ids of these groups from those of groups that all ranks make, which derive from a count of
+// operations.
 constexpr std::uint64_t kByMembers = std::uint64_t{1} << 63;
 
 std::uint64_t next_of_this_process() {
@@ -206,7 +207,7 @@ MemberGroup::MemberGroup(std::shared_ptr<Communicator> parent, std::vector<int> 
     Request request;
     request.kind = OpKind::Group;
     if (std::find(members_.begin(), members_.end(), parent_->index()) == members_.end())
-        throw parent_->invalid(request, "only its members make it, and this rank is not one");
+        throw parent_->invalid(request, "only its members make it, and this rank is not a member");
     parent_->validate(request);
     if (parent_->fabric_ && parent_->fabric_->spans(members_)) {
         number_ = std::make_shared<TagNumber>(parent_->fabric_->shared_link());

@@ -1,4 +1,5 @@
-// How an operation fails: what a waiting rank looks for, and how all that wait learn of it, with or without memory.
+// How an operation fails: the checks of a waiting rank, and how all waiting ranks learn of a failure, also when memory
+// is short.
 #include <new>
 #include <utility>
 
@@ -11,7 +12,7 @@
 namespace ring {
 std::string Communicator::locate(const Work& work) const { return who() + ": " + describe(work.header_); }
 
-// What a waiting thread does every now and then, beyond looking at its gate or the link.
+// The checks that a waiting thread makes from time to time, besides its gate and the link.
 void Communicator::check_waiting(Work& work, const Interruption& check) {
     const std::int64_t now = monotonic_ns();
     if (now < work.next_check_) return;
@@ -42,7 +43,7 @@ void Communicator::check_waiting(Work& work, const Interruption& check) {
     }
 }
 
-// Of the ranks of a host that wait one says so. A rank that has joined is meant to wait.
+// One of the waiting ranks of a host prints the warning. A rank that has joined waits on purpose.
 void Communicator::warn_of_stall(Work& work, std::int64_t now) const {
     const double limit = group_->options().stall_warning;
     if (work.stalled_at_ != work.gate_) {
@@ -60,8 +61,8 @@ void Communicator::warn_of_stall(Work& work, std::int64_t now) const {
          (work.polling_ ? "another host has not answered" : group_->missing(work.gate_)));
 }
 
-// Aborts the epoch unless it is aborted already, and adds to `error` what this rank did. False where the group lives
-// on.
+// Aborts the epoch unless it is aborted already, and adds this rank's operation to `error`. False where the group
+// continues.
 bool Communicator::explain(const Work& work, std::exception_ptr& error) {
     try {
         std::rethrow_exception(error);
@@ -101,7 +102,7 @@ void Communicator::fail(Work& work, std::exception_ptr error) noexcept {
     const bool has_succeeded = rules_out && group_->rule_out(work.header_.sequence);
     if (ended) {
         announce_abort();
-        work.algorithm_.reset();  // gives up what is on the link
+        work.algorithm_.reset();  // cancels its transfers
         work.agreement_.reset();
         work.result_.group.reset();
         keep_tensors_until_quiet(work);
@@ -114,8 +115,8 @@ void Communicator::fail(Work& work, std::exception_ptr error) noexcept {
     if (ended && epoch_.fabric) epoch_.fabric->notices().send_due();  // there may be memory now
 }
 
-// After this the tensors of an operation that has failed are its caller's again: nobody touches them, or, should a rank
-// be stopped in the middle of that, they are not given to anyone else.
+// After this the tensors of a failed operation belong to the caller again: no rank touches them. If a rank is stopped
+// while it does, their memory is never reused.
 void Communicator::keep_tensors_until_quiet(const Work& work) noexcept {
     if (group_->wait_quiet()) return;
     const auto keep = [&](std::uint64_t offset) {

@@ -8,7 +8,7 @@
 namespace ring {
 namespace {
 
-// Bytes from which an operation gains nothing by sharing its gates, where nothing of it has to be copied.
+// From this size in bytes on, an operation that needs no copy gains nothing by sharing its gates.
 constexpr std::uint64_t kLarge = 64 << 10;
 
 std::uint64_t bytes_of(const Header& header) { return header.count * item_size(header.dtype); }
@@ -21,7 +21,7 @@ bool fuses(const std::vector<Header>& headers, const std::vector<int>& ranks, st
     return find_mismatch(headers, ranks).empty();
 }
 
-// Ranks that have joined have no part of either, or what one rank brings would have holes.
+// The same ranks must have joined in both; otherwise the fused tensor of a rank would have gaps.
 bool together(const std::vector<Header>& first, const std::vector<Header>& second) {
     const Header& a = lead_header(first);
     const Header& b = lead_header(second);

@@ -1,4 +1,4 @@
-// From what a caller asks for to a work with its header: what can be checked without the other ranks is checked here.
+// Makes a work with its header from a request, and checks all that needs no other rank.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -19,8 +19,8 @@ bool overlap(const std::byte* a, std::size_t a_bytes, const std::byte* b, std::s
     return a < b + b_bytes && b < a + a_bytes;
 }
 
-// Whether ranks would read from a tensor what this one has received into it; an allgather's own part may lie in its
-// place already.
+// Whether this rank would receive into a tensor that other ranks still read; an allgather's own part may already be in
+// its place.
 bool targets_touch_inputs(const Request& request, int own) {
     const std::size_t item = item_size(request.dtype);
     for (const Piece& piece : request.pieces)
@@ -33,7 +33,7 @@ bool targets_touch_inputs(const Request& request, int own) {
     return false;
 }
 
-// Whether two of the tensors are written to one memory: each would be reduced with what the other has left there.
+// Whether two outputs share memory: each would overwrite the sum of the other.
 bool written_twice(const std::vector<Piece>& pieces, std::size_t item) {
     std::vector<std::pair<const std::byte*, const std::byte*>> spans;
     spans.reserve(pieces.size());
@@ -57,7 +57,7 @@ void Communicator::validate(const Request& request) const {
     check_open(request);
     if (request.shape.size() > kMaxDims)
         throw invalid("a tensor has " + std::to_string(request.shape.size()) +
-                      " dimensions; at most 8 travel. Flatten it.");
+                      " dimensions; at most 8 are supported. Flatten it.");
     if ((request.kind == OpKind::Broadcast && request.root < 0) || request.root >= size())
         throw invalid("root " + std::to_string(request.root) + " is not in this group of " + std::to_string(size()));
     if (request.kind == OpKind::ReduceScatter && request.shape.empty())
@@ -69,7 +69,7 @@ void Communicator::validate(const Request& request) const {
         if (request.dtype != DType::Float32 || domain()->offset_of(piece.input, bytes) == kNowhere ||
             domain()->offset_of(piece.output, bytes) == kNowhere)
             throw invalid("gradients and parameters must be float32 in ring memory");
-        // A rank that owns nothing of so short a tensor has no memory for its state either.
+        // A rank that owns no element of a short tensor has no state for it either.
         const bool owns = chunk_range(piece.count, size(), index(), sizeof(float)).size() > 0;
         for (int i = 0; owns && i < state_tensors(request.update); ++i)
             if (request.state[i] == nullptr)
@@ -81,7 +81,7 @@ void Communicator::validate(const Request& request) const {
         written_twice(request.pieces, item_size(request.dtype)))
         throw invalid("two of its tensors share memory; give each memory once, or clone one of them");
     if (request.kind == OpKind::Alltoall && !in_host_memory(request.device) && request.pieces.size() != 1)
-        throw invalid("on a device it takes one tensor; concatenate them");
+        throw invalid("on a device a collective takes one tensor; concatenate them");
     if (request.op == ReduceOp::Adasum) {
         const bool power_of_two = (size() & (size() - 1)) == 0;
         if (request.kind != OpKind::Allreduce) throw invalid("adasum is an allreduce only");
@@ -125,12 +125,12 @@ std::shared_ptr<Work> Communicator::prepare(Request request, double timeout) con
     header.prescale = request.prescale;
     header.postscale = request.postscale;
     if (request.root >= 0) header.root = ranks()[static_cast<std::size_t>(request.root)];
-    // Sums lose little by it. A maximum would not be one of the ranks' numbers any more, and a product leaves the
-    // range.
+    // Rounding costs a sum little. A rounded maximum would not be one of the ranks' numbers any more, and a product
+    // could overflow.
     const bool sum = request.op == ReduceOp::Sum || request.op == ReduceOp::Average;
     if (fabric_ && request.kind == OpKind::Allreduce && request.dtype == DType::Float32 && sum)
         header.wire = fabric_->wire();
-    // What an alltoall sends may lie in any number of tensors; its splits say what it is.
+    // The input of an alltoall may be any number of tensors; its splits describe it.
     if (request.kind != OpKind::Alltoall) header.tensors = static_cast<std::int32_t>(request.pieces.size());
     header.count = request.count();
     header.layout = request.layout;

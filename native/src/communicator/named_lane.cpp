@@ -25,8 +25,8 @@ NamedLane::NamedLane(Communicator& owner)
 
 NamedLane::~NamedLane() {
     if (!owner_.domain()->owned()) return;
-    if (reserved_) owner_.group_->publish_lane(kClosed);  // before its block goes: nobody enters it any more
-    inner_.reset();                                       // what is under way ends with it
+    if (reserved_) owner_.group_->publish_lane(kClosed);  // before its block is freed, so that no rank enters it
+    inner_.reset();                                       // ends operations under way
     under_way_.clear();
     fail_waiting();
 }
@@ -112,8 +112,7 @@ NamedLane::Served NamedLane::serve_lane() {
     try {
         if (!under_way_.empty()) {
             served = inner_->serve_queue();
-            // What has failed while it was being launched leaves the queue before it ends, which is when its kernel
-            // does.
+            // An operation that failed during its launch leaves the queue now, and ends when its kernel does.
             if (under_way_.front().work->launched()) {
                 served = settle();
             } else {
@@ -139,7 +138,7 @@ void NamedLane::update_busy() {
 
 NamedLane::Served NamedLane::listen() {
     tell_what_follows();
-    // Only a leader looks at the link: the other ranks of its host see that it waits at the gate.
+    // Only a leader polls the link: the other ranks of its host see it wait at the gate.
     const bool leads = fabric_ && owner_.group_->index() == 0;
     const bool called = leads && fabric_->is_called();
     if ((inner_ || open(called)) && (called || inner_->group_->is_called() || has_news())) return begin_round();
@@ -147,7 +146,7 @@ NamedLane::Served NamedLane::listen() {
     return leads ? Served::Polling : Served::Blocked;
 }
 
-// The rank that first needs the lane reserves its block; the others enter it when it is there.
+// The rank that first needs the lane reserves its block; the others enter the block later.
 bool NamedLane::open(bool called) {
     HostGroup& group = *owner_.group_;
     std::unique_ptr<BlockReservation> reservation;
@@ -178,7 +177,7 @@ void NamedLane::push(UnderWay next) {
     ++begun_;
 }
 
-// What has ended goes back to those who wait for it.
+// Completes the operations that have ended.
 NamedLane::Served NamedLane::settle() {
     while (!under_way_.empty() && under_way_.front().work->launched()) {
         const UnderWay ended = under_way_.front();
@@ -209,7 +208,7 @@ std::shared_ptr<Work> NamedLane::own(const NameKey& key) const {
     return own_.at(key);
 }
 
-// Before the caller of an operation can know that it has ended: it may post the name again at once.
+// Call it before the caller can see that the operation has ended, because it may post the name again at once.
 void NamedLane::forget(const NameKey& key) {
     const std::lock_guard<std::mutex> lock(mutex_);
     own_.erase(key);
@@ -242,7 +241,7 @@ void NamedLane::carry_out(const std::vector<const Ready*>& ready) {
         next.work = inner_->prepare(std::move(joined), 0);
         next.work->origin_ = Work::Origin::JoinedForOnce;
     } else {
-        // Of its own, so that nobody can see the end of it before its name is free.
+        // A work of its own, so that no caller sees its end before the name is free.
         Request request = parts.front()->request_;
         for (std::size_t i = 1; i < parts.size(); ++i) {
             const Request& more = parts[i]->request_;
@@ -266,7 +265,7 @@ void NamedLane::carry_out(const std::vector<const Ready*>& ready) {
     push(std::move(next));
 }
 
-// Ends the epoch, unless an abort has, and with it what waits.
+// Ends the epoch, unless an abort has, and the waiting operations.
 void NamedLane::fail(std::exception_ptr error) noexcept {
     try {
         std::rethrow_exception(error);
@@ -280,8 +279,8 @@ void NamedLane::fail(std::exception_ptr error) noexcept {
     fail_waiting();
 }
 
-// All operations that have not begun, of an epoch that has ended: nobody touches their tensors. Those under way fail by
-// themselves. There may be no memory.
+// Fails all operations that have not begun when the epoch has ended: no rank touches their tensors. Those under way
+// fail by themselves. Memory may be short.
 void NamedLane::fail_waiting() noexcept {
     for (;;) {
         std::shared_ptr<Work> work;
@@ -306,8 +305,8 @@ void NamedLane::fail_waiting() noexcept {
     }
 }
 
-// What the lane looks for while operations wait: ranks that have left or died, deadlines, names that some ranks have
-// not posted for long.
+// The checks of the lane while operations wait: ranks that have left or died, deadlines, names that some ranks have not
+// posted for long.
 
 bool NamedLane::in_round() const {
     return !under_way_.empty() && under_way_.front().is_round &&
@@ -326,8 +325,8 @@ void NamedLane::check() {
     note_waits(now);
 }
 
-// A member that has left, or died, before it took part in the round that this rank waits for. Those that have never
-// posted a name are not in the lane's own group.
+// Fails the lane when a member has left or died before it took part in the round that this rank waits for. Members that
+// have never posted a name are not in the lane's own group.
 void NamedLane::check_members(bool in_round) const {
     HostGroup& group = *owner_.group_;
     const auto blame = [&](const std::string& what) {
@@ -339,7 +338,7 @@ void NamedLane::check_members(bool in_round) const {
         const int local = group.local_rank(member);
         const bool left = group.has_left(local);
         const bool dead = owner_.domain()->dead(local);
-        // After those: it may have come just before.
+        // Checked last, because the member may have arrived just before it left.
         if (in_round && inner_->group_->has_arrived(member, under_way_.front().work->gate_)) continue;
         const std::string rank = "rank " + std::to_string(group.ranks()[static_cast<std::size_t>(member)]);
         if (left) blame(rank + " has left (its cell or script ended) while others wait for it");
@@ -370,8 +369,8 @@ void NamedLane::check_deadlines() {
     }
 }
 
-// Keeps what this rank has waited for longest, for those who ask what it is doing. When ranks wait too long for a name,
-// the first of them reports it, once for each name.
+// Notes the operation that this rank has waited for longest, for `wait`. When ranks wait too long for a name, the first
+// of them prints a warning, once for each name.
 void NamedLane::note_waits(std::int64_t now) {
     std::shared_ptr<Work> oldest;
     std::vector<std::pair<NameKey, std::shared_ptr<Work>>> stalled;
@@ -410,8 +409,8 @@ void NamedLane::note_waits(std::int64_t now) {
     wait_ = std::move(wait);
 }
 
-// Members that have not posted it, as far as this rank knows: of the round that it waits in it sees what the ranks of
-// its host have brought.
+// Members that have not posted the name, as far as this rank knows: in the current round it sees only the ranks of its
+// own host.
 std::vector<int> NamedLane::missing(const NameKey& key) const {
     std::set<int> members;
     {
@@ -445,26 +444,26 @@ std::string NamedLane::missing_text(const std::vector<int>& members) const {
     return rank_list(ranks) + " not started it";
 }
 
-// The rounds: what this rank tells the others in one, and what it learns from them.
+// The rounds: what this rank sends in one, and what it learns from the other ranks.
 
 namespace {
 
-// Names that a rank tells in a round: as many as its mailbox holds, so that a round takes one gate.
+// Most names that a rank posts in a round: as many as fit its mailbox, so that a round takes one gate.
 constexpr std::size_t kMostPosts = 60;
-static_assert(kMostPosts * sizeof(Post) < (16 << 10), "RING_INLINE is 16 KiB where nobody sets it");
+static_assert(kMostPosts * sizeof(Post) < (16 << 10), "the default of RING_INLINE is 16 KiB");
 
 }  // namespace
 
 bool NamedLane::has_news() const {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!fresh_.empty()) return true;
-    // What others wait for, it must be told.
+    // Other ranks may wait for the join, so they must be told.
     if (joins_called_ != told_joins_ && !(own_.empty() && table_.empty())) return true;
     return closing_ && !told_closing_ && !own_.empty();
 }
 
-// A rank that has posted more names than another one of a call would wait for them for ever: the others are posted
-// where all ranks agree on the first, and thereby on how many there are.
+// If one rank's call has more names than another's, it would wait for them for ever. So the other names of a call are
+// posted only when all ranks agree on the first, and with it on their number.
 void NamedLane::tell_what_follows() {
     std::vector<std::pair<NameKey, std::shared_ptr<Work>>> failed;
     {
@@ -517,7 +516,7 @@ NamedLane::Served NamedLane::begin_round() {
     return served == Served::Done ? settle() : Served::Moved;
 }
 
-// Where one tensor lies now, for what is fused.
+// Writes to the header where a single tensor lies now, for fusion.
 void NamedLane::show_place(const Request& request, Header& header) const {
     if (request.pieces.size() != 1 || !in_host_memory(request.device)) return;
     const Piece& piece = request.pieces.front();

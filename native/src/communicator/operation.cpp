@@ -1,4 +1,4 @@
-// One operation as a state machine: it is advanced whenever its gate or its link may have moved, and never waits.
+// One operation as a state machine: it advances whenever its gate or its link may have moved, and never waits.
 #include <algorithm>
 #include <utility>
 
@@ -45,9 +45,9 @@ void Communicator::begin(Work& work) {
     group_->be_patient(work.patience_, sequence_ + 1);
     const bool commits = work.request_.kind == OpKind::Commit;
     if (commits) read_notices();
-    // What has been sent before an abort is waited for in a commit that has begun; none is begun behind it.
+    // A commit that has begun still waits for messages that were sent before an abort; after an abort none begins.
     if (commits ? group_->aborted() : group_->stops()) throw Aborted(group_->abort_reason());
-    if (work.first_) work.first_->get();  // all ranks leave out what follows it where it has failed
+    if (work.first_) work.first_->get();  // where the first has failed, all ranks skip the rest of the call
     work.first_.reset();
     Header& header = work.header_;
     header.sequence = ++sequence_;
@@ -127,8 +127,8 @@ Communicator::Served Communicator::attempt(Work& work) {
     return take_step(work, work.algorithm_->advance(work.gates_));
 }
 
-// Null where the ranks have yet to agree on what moves tensors on devices. Throws Mismatch and Unsupported on all ranks
-// that have not joined; the group lives on. A rank that has joined asked for nothing of the kind: it keeps taking part.
+// Null where the ranks have not agreed yet on what moves tensors on devices. Throws Mismatch and Unsupported on all
+// ranks that have not joined; the group continues. A joined rank did not call the operation, so it keeps taking part.
 std::unique_ptr<Algorithm> Communicator::make_algorithm(Work& work, const std::vector<Header>& headers) {
     check_posted(headers);
     const bool joined = work.header_.kind == OpKind::Join;
@@ -177,8 +177,8 @@ Communicator::Served Communicator::take_step(Work& work, Step step) {
 
 Communicator::Served Communicator::complete(Work& work) {
     if (fabric_ && !work.agreement_->all_small()) {
-        // What another host sent after it had given up may be anything; it has said before that it did. So notices that
-        // are on their way are read first.
+        // A host that gave up first sends a notice, and then possibly wrong data. So notices that are on their way are
+        // read before the result counts.
         work.polling_ = !epoch_.fabric->notices().read(*epoch_.group);
         if (group_->stops()) throw Aborted(group_->abort_reason());
         if (work.polling_) return Served::Polling;
@@ -186,17 +186,17 @@ Communicator::Served Communicator::complete(Work& work) {
     if (work.header_.kind == OpKind::Join && work.result_.last_joined < 0 &&
         work.origin_ != Work::Origin::JoinedForOnce) {
         if (device_) device_->launch_for_joined(work);
-        begin(work);  // the others did something else; keep taking part until all have joined
+        begin(work);  // the others called another operation; take part until all have joined
         return Served::Moved;
     }
-    // Another rank may have given up when this one had passed the gate.
+    // Another rank may have given up after this one passed the gate.
     if (work.header_.kind == OpKind::Commit && !group_->decide(work.header_.sequence))
         throw Aborted(group_->abort_reason());
     end(work);
     return Served::Done;
 }
 
-// The phase that ends now; the next one begins.
+// Records the phase that ends now; the next one begins.
 void Communicator::note(Work& work, Phase phase) {
     Recorder& recorder = *epoch_.recorder;
     const std::int64_t now = recorder.now();

@@ -1,4 +1,4 @@
-// Where the tensors of an operation lie: which of them move to ring memory, and what the other ranks are told.
+// Where the tensors of an operation lie: which of them move to ring memory, and the offsets in their headers.
 #include <cstring>
 #include <vector>
 
@@ -10,10 +10,10 @@ namespace ring {
 namespace {
 
 constexpr std::size_t kLineBytes = 64;
-// A list pays while no more than one part in so many of it has to be copied.
+// A list pays if at most 1/kListedPart of it must be copied.
 constexpr std::size_t kListedPart = 4;
 
-// Bytes that the others read at the input, or write at the output, of a rank of their host.
+// Bytes that the ranks of a host read at the input, or write at the output, of one of them.
 std::uint64_t placed_bytes(const Header& header, bool one_host) {
     const std::uint64_t bytes = header.count * item_size(header.dtype);
     if (header.op == ReduceOp::Adasum) return 2 * bytes;
@@ -22,7 +22,7 @@ std::uint64_t placed_bytes(const Header& header, bool one_host) {
 
 }  // namespace
 
-// Tensors that ranks read where they lie, and those that they write.
+// Promotes inputs and outputs that other ranks would access in place.
 void Communicator::promote_tensors(const Request& request) const {
     const bool reads = request.kind == OpKind::Allreduce || request.kind == OpKind::ReduceScatter ||
                        request.kind == OpKind::Allgather || request.kind == OpKind::Alltoall;
@@ -34,8 +34,8 @@ void Communicator::promote_tensors(const Request& request) const {
     }
 }
 
-// Shows the other ranks where its tensors lie. Only when the operation begins: before that, one that is queued before
-// it may still write to them.
+// Writes to the header where the tensors lie. Only when the operation begins: before that, an earlier one in the queue
+// may still write to them.
 void Communicator::place_tensors(Work& work) const {
     const Request& request = work.request_;
     Header& header = work.header_;
@@ -68,8 +68,8 @@ void Communicator::check_posted(const std::vector<Header>& headers) const {
     }
 }
 
-// Shows the other ranks where the tensors of a fused allreduce lie, when most of it is in ring memory: the rest gets
-// copies there. Leaves the header alone where that does not pay, or memory is short.
+// Lists for the other ranks where the tensors of a fused allreduce lie, when most of it is in ring memory; the rest is
+// copied there. Leaves the header unchanged where that does not pay, or memory is short.
 void Communicator::place_list(Work& work) const {
     const std::vector<Piece>& pieces = work.request_.pieces;
     const std::size_t item = item_size(work.request_.dtype);

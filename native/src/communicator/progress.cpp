@@ -13,17 +13,17 @@ namespace ring {
 namespace {
 
 constexpr std::chrono::microseconds kWatch{1000};
-constexpr int kWatches = 20;  // in vain, before the thread sleeps until it is woken
+constexpr int kWatches = 20;  // checks without work before the thread sleeps until it is woken
 
-// Between two looks at what a device carries out: nobody waits for it but memory.
+// Pause between two polls of operations on a device: only freeing memory depends on them.
 constexpr std::chrono::microseconds kFlight{500};
 
 }  // namespace
 
 Progress::~Progress() {
     if (pid_ != getpid()) {
-        // A forked process has no such thread. Its handle is left where it is: even to detach it would read the
-        // thread's memory, which the C library may have given back.
+        // A forked process has no such thread. It leaks the handle: even a detach would read the thread's memory, which
+        // the C library may have freed.
         static_cast<void>(thread_.release());
         return;
     }
@@ -93,7 +93,7 @@ void Progress::main() {
         if (scan()) continue;
         if (any_work_) {
             watching_.store(false, std::memory_order_seq_cst);
-            // Another rank, or a new wish, makes the next step possible; either rings the shared bell.
+            // Another rank, or a new call of `nudge`, makes the next step possible; both ring the shared bell.
             const auto tick = tick_;
             wait_until(
                 shared_, tick == kPoll ? spin_.polling() : spin_,

@@ -8,7 +8,7 @@ namespace {
 
 constexpr unsigned kNonBlocking = 1;    // of a stream: it does not wait for the default stream
 constexpr unsigned kWithoutTiming = 2;  // of an event
-constexpr int kRelaxed = 2;             // of a thread, about graphs that others capture
+constexpr int kRelaxed = 2;             // capture mode of a thread, while other threads capture graphs
 constexpr int kHighestPriority = std::numeric_limits<int>::min();  // the driver takes the nearest one that it has
 
 std::uint64_t address(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
@@ -69,7 +69,7 @@ DeviceContext::DeviceContext(std::shared_ptr<const Driver> driver, int index)
     : driver_(std::move(driver)), index_(index) {
     driver_->check(driver_->cuDeviceGet(&device_, index), "cuDeviceGet");
     driver_->check(driver_->cuDeviceGetUuid_v2(&uuid_, device_), "cuDeviceGetUuid");
-    // Retained for as long as the process lives: torch holds it too, and kernels of an epoch may outlive the epoch.
+    // Never released: torch holds it too, and kernels of an epoch may outlive the epoch.
     driver_->check(driver_->cuDevicePrimaryCtxRetain(&context_, device_), "cuDevicePrimaryCtxRetain");
 }
 

@@ -8,8 +8,8 @@
 namespace ring {
 namespace {
 
-// Those after which, as the driver's documentation has it, a process must end to use CUDA again; and that it has shut
-// down.
+// Errors after which, by the driver's documentation, a process must end to use CUDA again; and 4, which means that the
+// driver has shut down.
 constexpr int kLasting[] = {4, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911};
 
 }  // namespace

@@ -12,7 +12,7 @@
 namespace ring {
 namespace {
 
-constexpr double kCloseLimit = 2.0;  // seconds; a rank that has gone on closes late
+constexpr double kCloseLimit = 2.0;  // seconds; a rank that is still busy closes late
 constexpr std::chrono::milliseconds kPause{1};
 
 }  // namespace
@@ -33,7 +33,7 @@ std::shared_ptr<const Reaper> Reaper::begin(std::vector<std::shared_ptr<NcclComm
             }
             reaper->over_.store(true, std::memory_order_release);
         }).detach();
-    } catch (const std::system_error&) {  // no thread: they never end
+    } catch (const std::system_error&) {  // no thread: the communicators never end
     }
     return reaper;
 }

@@ -2,7 +2,7 @@
 //
 //   adasum(a, b) = (1 - a·b / 2|a|²) a + (1 - a·b / 2|b|²) b
 //
-// adds what is orthogonal and averages what is parallel. Products are summed in float64.
+// adds orthogonal components and averages parallel ones. Products are summed in float64.
 #pragma once
 
 #include "kernels/kernels_impl.hpp"
@@ -27,7 +27,7 @@ void adasum(void* out, const void* left, const void* right, size_t count) {
             ab += static_cast<double>(x[i]) * static_cast<double>(y[i]);
         }
     }
-    // A vector of nothing has no direction: the other one is taken whole.
+    // A zero vector has no direction: the other one is taken whole.
     const A left_part = static_cast<A>(aa > 0.0 ? 1.0 - ab / (2.0 * aa) : 1.0);
     const A right_part = static_cast<A>(bb > 0.0 ? 1.0 - ab / (2.0 * bb) : 1.0);
     for (size_t begin = 0; begin < count; begin += kBlock) {

@@ -108,7 +108,7 @@ inline void store(T* out, const T* in, size_t n) {
     memcpy(out, in, n * sizeof(T));
 }
 
-// What values of type T are computed in, and the unsigned type whose overflow is defined.
+// The type in which values of type T are computed, and an unsigned type, whose overflow is defined.
 template <class T>
 struct Compute {
     using Type = T;
@@ -155,7 +155,7 @@ struct Product {
     }
     static bool apply(bool a, bool b) { return a & b; }
 };
-// A NaN wins whichever of the two it is, as in torch and NumPy: `a` because no comparison with it holds.
+// A NaN wins on either side, as in torch and NumPy: `a` because no comparison with it holds.
 struct Min {
     template <class A>
     static A apply(A a, A b) {
@@ -169,7 +169,7 @@ struct Max {
     }
 };
 
-// Truncates. What lies beyond the integer's range becomes its end and NaN zero, where a cast would be undefined.
+// Truncates. Where a cast would be undefined, values beyond the integer's range become its limit, and NaN zero.
 template <class A>
 inline A to_integer(double value) {
     constexpr bool is_signed = static_cast<A>(-1) < static_cast<A>(0);

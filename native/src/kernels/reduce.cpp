@@ -7,7 +7,7 @@
 namespace ring {
 namespace {
 
-// The tables that this processor runs, the best first.
+// The tables that this processor can run, the best first.
 struct Usable {
     Usable() {
 #if defined(__x86_64__)
@@ -30,7 +30,7 @@ const Usable& usable() {
     return all;
 }
 
-// Of the whole process, because a processor has one best table.
+// One for the process, because a processor has one best table.
 std::atomic<const KernelTable*>& selected() {
     static std::atomic<const KernelTable*> table{usable().tables[0]};
     return table;

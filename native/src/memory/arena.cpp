@@ -19,10 +19,10 @@
 namespace ring {
 namespace {
 
-// For how long, and for which part of it, a look at the memory that is left lets further blocks through.
+// How long a measurement of the memory that is left is valid, and which part of it further blocks may take.
 constexpr std::int64_t kLookLasts = 1'000'000'000;  // ns
 constexpr std::size_t kLookServes = 64;
-// A reserve this small is kept without a look.
+// A reserve this small is kept without a measurement.
 constexpr std::size_t kAlwaysKept = std::size_t{1} << 20;
 constexpr std::uint64_t kNoPlace = ~std::uint64_t{0};
 
@@ -50,7 +50,7 @@ std::uint64_t Arena::allocate(std::size_t bytes) {
     {
         const std::lock_guard<std::mutex> one_at_a_time(allocating_);
         Place place = take(size, alignment);
-        if (place.begin == kNoPlace) {  // in no piece with and in none without pages, perhaps in one of both
+        if (place.begin == kNoPlace) {  // a piece with pages and one without may only be large enough together
             give_back(0);
             place = take(size, alignment);
         }
@@ -61,7 +61,7 @@ std::uint64_t Arena::allocate(std::size_t bytes) {
                               " (RING_MEMORY) has no such piece left.");
         if (!place.has_pages) reserve_pages(begin, size);
     }
-    give_back_excess();  // what others have released meanwhile
+    give_back_excess();  // blocks that other threads have released meanwhile
     return begin;
 }
 
@@ -81,7 +81,7 @@ Arena::Place Arena::take(std::size_t bytes, std::size_t alignment) {
     return {begin, false};
 }
 
-// The smallest one that fits: of the reserve, which is what is left of blocks of all sizes, a block of its own size.
+// The smallest piece that fits: the reserve has pieces of all sizes, usually also one of this size.
 Arena::Blocks::iterator Arena::find_fit(Blocks& blocks, std::size_t bytes, std::size_t alignment) {
     auto best = blocks.end();
     for (auto block = blocks.begin(); block != blocks.end(); ++block)
@@ -106,7 +106,7 @@ void Arena::use(Blocks& from, Blocks::iterator block, std::uint64_t begin, std::
     allocated_ += bytes;
 }
 
-// For a block that `take` has cut out of a hole. Of its last page the rest joins the reserve.
+// For a block that `take` has cut out of a hole. The rest of its last page joins the reserve.
 void Arena::reserve_pages(std::uint64_t begin, std::size_t bytes) {
     const std::size_t pages = round_up(bytes, kPage);
     try {
@@ -134,8 +134,8 @@ void Arena::reserve_pages(std::uint64_t begin, std::size_t bytes) {
     }
 }
 
-// A look takes as long as a small operation (several files, 50 µs). So one that found plenty serves small blocks for a
-// while; what else takes memory meanwhile is not seen, hence only a small part of what there was.
+// Measuring takes as long as a small operation (several files, 50 µs). So one measurement serves small blocks for a
+// while, but only up to a small part of the memory that it found, because others may take memory meanwhile.
 void Arena::expect_room(std::size_t bytes) {
     const std::int64_t now = monotonic_ns();
     if (bytes > spare_ || now > looked_at_ + kLookLasts) {
@@ -179,7 +179,7 @@ void Arena::keep(std::uint64_t offset, const std::shared_ptr<Condition>& until) 
         try {
             block.until = std::make_shared<Both>(block.until, until);
         } catch (const std::bad_alloc&) {
-            used_.erase(found);  // nobody gets it any more: lost, but never written by two
+            used_.erase(found);  // no later block gets the memory: lost, but never written by two
         }
     }
 }
@@ -249,14 +249,14 @@ bool Arena::exceeds_reserve() noexcept {
     return reserved > std::max(kAlwaysKept, most_kept_.load(std::memory_order_relaxed));
 }
 
-// A thread that holds `allocating_` calls this before it returns, so no other thread waits for the lock.
+// A thread that holds `allocating_` calls this before it returns, so that no other thread waits for the lock.
 void Arena::give_back_excess() noexcept {
     if (!exceeds_reserve()) return;
     const std::unique_lock<std::mutex> one_at_a_time(allocating_, std::try_to_lock);
     if (one_at_a_time) give_back(most_kept_.load(std::memory_order_relaxed));
 }
 
-// Nobody takes what is in neither map meanwhile: that needs `allocating_`.
+// Meanwhile the block is in neither map, and no thread can take it: that needs `allocating_`.
 void Arena::give_back(std::size_t kept) noexcept {
     for (;;) {
         Blocks::node_type hole;
@@ -275,7 +275,7 @@ void Arena::give_back(std::size_t kept) noexcept {
     }
 }
 
-// The last whole pages of the reserve, at most `bytes` rounded up; nothing where there are none, or no memory.
+// The last whole pages of the reserve, at most `bytes` rounded up; empty where there are none, or memory is short.
 Arena::Blocks::node_type Arena::cut_from_reserve(std::size_t bytes) noexcept {
     for (auto block = reserve_.end(); block != reserve_.begin();) {
         --block;

@@ -27,9 +27,9 @@ namespace ring {
 namespace {
 
 constexpr std::uint64_t kMagic = 0x52494e474d454d31;  // "RINGMEM1"
-// The arenas of all ranks together stay below this, and where nobody says how large they are, below half of what the
-// process can address (128 TiB on x86-64, 512 GiB on some aarch64 kernels, less under `ulimit -v`) and within the
-// largest file that it may write (`ulimit -f`).
+// The arenas of all ranks together stay below this. Without RING_MEMORY they also stay below half of the address space
+// of the process (128 TiB on x86-64, 512 GiB on some aarch64 kernels, less under `ulimit -v`) and within the largest
+// file that it may write (`ulimit -f`).
 constexpr std::size_t kMostMapped = std::size_t{32} << 40;
 constexpr std::size_t kLeastArena = std::size_t{256} << 20;
 
@@ -63,8 +63,8 @@ bool addressable(std::size_t bytes) {
     return place != MAP_FAILED && munmap(place, bytes) == 0;
 }
 
-// From /proc/PID/stat; false where that cannot be read. The name in it may contain anything, so what follows its last
-// parenthesis counts: the state first, and when the process began 19 words later.
+// From /proc/PID/stat; false where that cannot be read. The process name in it may contain anything, so the fields
+// count from the last parenthesis: the state first, and the start time 19 words later.
 bool read_life(std::int64_t pid, char& state, std::uint64_t& began) {
     char text[1024];
     std::snprintf(text, sizeof text, "/proc/%" PRId64 "/stat", pid);
@@ -79,12 +79,13 @@ bool read_life(std::int64_t pid, char& state, std::uint64_t& began) {
                        &began) == 2;
 }
 
-// Where there is no pidfd_open: kernels before 5.3, and sandboxes that forbid it.
+// For systems without pidfd_open: kernels before 5.3, and sandboxes that forbid it.
 bool has_ended(pid_t pid, std::uint64_t began) {
     char state = 0;
     std::uint64_t now_began = 0;
     if (read_life(pid, state, now_began))
-        return state == 'Z' || state == 'X' || (began != 0 && now_began != began);  // the number may be another's now
+        return state == 'Z' || state == 'X' ||
+               (began != 0 && now_began != began);  // another process may have the pid now
     return kill(pid, 0) != 0 && errno == ESRCH;
 }
 
@@ -251,7 +252,7 @@ void Domain::promote(const void* address, std::size_t bytes) noexcept {
     try {
         const std::uint64_t offset = allocate(size);
         if (!preload_->promote(address, offset, at(offset))) release(offset);
-    } catch (const std::exception&) {  // no memory for it: the collective takes the ordinary path
+    } catch (const std::exception&) {  // memory is short: the collective takes the ordinary path
     }
 }
 
@@ -268,7 +269,7 @@ void Domain::drop_dead() noexcept {
         if (!dead(rank)) continue;
         const std::size_t begin = control_bytes(local_size_) + arena * static_cast<std::size_t>(rank);
         fallocate(mapping_->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(begin),
-                  static_cast<off_t>(arena));  // where the system cannot, the pages stay until the last rank ends
+                  static_cast<off_t>(arena));  // if the system refuses, the pages stay until the last rank ends
     }
 }
 

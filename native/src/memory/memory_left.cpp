@@ -8,7 +8,7 @@
 namespace ring {
 namespace {
 
-// The files of a hierarchy's groups: of the unified one, and of that of the memory controller alone, which many
+// The files of a control group: in the unified hierarchy, and in that of the memory controller alone, which many
 // clusters still have.
 struct Files {
     const char *limit, *used, *inactive, *active;
@@ -18,7 +18,7 @@ constexpr Files kFiles[] = {
     {"/memory.limit_in_bytes", "/memory.usage_in_bytes", "total_inactive_file ", "total_active_file "},
 };
 
-// The number behind `key` at the beginning of a line of the file; SIZE_MAX where there is none ("max", or no file).
+// The number after `key` at the beginning of a line of the file; SIZE_MAX where there is none ("max", or no file).
 std::size_t read_number(const std::string& path, const char* key) {
     FILE* file = std::fopen(path.c_str(), "re");
     if (file == nullptr) return SIZE_MAX;
@@ -35,7 +35,7 @@ std::size_t left_of(const std::string& directory, const Files& files) {
     const std::size_t limit = read_number(directory + files.limit, "");
     std::size_t used = limit == SIZE_MAX ? SIZE_MAX : read_number(directory + files.used, "");
     if (used == SIZE_MAX) return SIZE_MAX;
-    // Ring memory counts as anonymous: no page of it is among these.
+    // Ring memory counts as anonymous memory, so it is not part of these.
     for (const char* cache : {files.inactive, files.active}) {
         const std::size_t bytes = read_number(directory + "/memory.stat", cache);
         if (bytes != SIZE_MAX) used -= std::min(used, bytes);
@@ -49,8 +49,8 @@ std::size_t left_of(const std::string& directory) {
     return left;
 }
 
-// Of the hierarchy whose line in /proc/self/cgroup ("4:memory:/path", "0::/path") has these controllers. In a container
-// it is mostly "/", which is then the container's own.
+// This process's group in the hierarchy whose line in /proc/self/cgroup ("4:memory:/path", "0::/path") has these
+// controllers. In a container it is usually "/", the container's own group.
 std::string own_group(const char* controllers) {
     std::string group;
     FILE* file = std::fopen("/proc/self/cgroup", "re");

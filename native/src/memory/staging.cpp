@@ -10,7 +10,7 @@
 namespace ring {
 namespace {
 
-// To write past the cache must be clearly better, because it takes from other ranks' share of the memory's bandwidth.
+// Writing past the cache must be clearly faster, because it takes memory bandwidth from the other ranks.
 constexpr double kBetter = 0.9;
 
 }  // namespace

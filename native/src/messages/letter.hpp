@@ -1,5 +1,4 @@
-// A message on its way: what the sender writes into its ring memory, and what receiver and sender tell each other
-// there.
+// A message on its way, in the ring memory of its sender; sender and receiver both update it.
 #pragma once
 
 #include <cstddef>
@@ -19,12 +18,12 @@ struct alignas(64) Letter {
     std::int32_t tag = 0;
     DType dtype = DType::UInt8;
     std::uint64_t count = 0;
-    std::uint64_t data = kNowhere;  // where all of it lies; kNowhere for a stream
-    // What the receiver had asked for, where it has refused the letter.
+    std::uint64_t data = kNowhere;  // offset of the payload; kNowhere for a stream
+    // The dtype and count that the receiver asked for, where it has refused the letter.
     DType wanted_dtype = DType::UInt8;
     std::uint64_t wanted_count = 0;
     SharedAtomic<LetterState> state{LetterState::Sent};
-    // Bytes of a stream so far: the difference lies in the window, a circular buffer behind the letter.
+    // Bytes of a stream so far; the difference is in the window, a circular buffer behind the letter.
     alignas(64) SharedAtomic<std::uint64_t> filled{0};
     alignas(64) SharedAtomic<std::uint64_t> emptied{0};
 
@@ -32,10 +31,10 @@ struct alignas(64) Letter {
     std::byte* behind() { return reinterpret_cast<std::byte*>(this + 1); }
 };
 
-// A payload of at most so many bytes is copied, and its send is complete at once, while not too many wait.
+// Payloads up to this size in bytes are copied, and their sends complete at once, while not too many wait.
 constexpr std::size_t kSmallBytes = 64 << 10;
 constexpr std::size_t kMostWaiting = 1024;
-// Of a stream: it stays in the cache between the one core and the other.
+// The window of a stream, small enough to stay in the cache between two cores.
 constexpr std::size_t kWindowBytes = 512 << 10;
 constexpr std::size_t kStepBytes = 128 << 10;
 

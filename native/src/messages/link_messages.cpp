@@ -31,7 +31,7 @@ LinkMessages::~LinkMessages() {
     drop_streams();
     const std::int64_t deadline = monotonic_ns() + kSendLimit;
     for (look_at_outgoing(); !outgoing_.empty() && monotonic_ns() < deadline; look_at_outgoing()) cpu_yield();
-    // The link may read these for as long as the process lives.
+    // The link may read these until the process ends.
     for (Outgoing& one : outgoing_) static_cast<void>(new std::shared_ptr<std::byte[]>(std::move(one.memory)));
     for (Incoming& one : incoming_) fabric_->link().cancel(one.transfer, one.memory);
 }
@@ -108,7 +108,7 @@ bool LinkMessages::read() {
         }
     }
     bool any = false;
-    std::vector<int> late;  // sources, of which something has not arrived entirely
+    std::vector<int> late;  // sources with a message that has not arrived entirely
     for (auto one = incoming_.begin(); one != incoming_.end();) {
         const bool waits = std::find(late.begin(), late.end(), one->source) != late.end();
         if (waits || !fabric_->link().done(one->transfer)) {
@@ -127,7 +127,7 @@ void LinkMessages::handle(const Incoming& come) {
     MessageHead head;
     if (come.bytes < sizeof head) return;
     std::memcpy(&head, come.memory.get(), sizeof head);
-    if (head.id != fabric_->id()) return;  // an epoch's of long ago
+    if (head.id != fabric_->id()) return;  // of an epoch that ended long ago
     check(head, come);
     if (head.kind == MessageHead::Kind::Small || head.kind == MessageHead::Kind::Large) {
         come_.push_back({head, come.memory});
@@ -135,7 +135,7 @@ void LinkMessages::handle(const Incoming& come) {
     }
     const auto found = announced_.find(head.number);
     if (found != announced_.end() && found->second->peer != head.from)
-        throw Error("the answer to a message came from another rank than it was sent to");
+        throw Error("the answer to a message came from a rank that is not its receiver");
     if (found == announced_.end()) {
         if (head.kind == MessageHead::Kind::Refused) refusals_.push_back(head);
         return;
@@ -153,7 +153,7 @@ void LinkMessages::handle(const Incoming& come) {
     sending_.push_back(stream);
 }
 
-// Throws Error for what no rank sends.
+// Throws Error for a message that no rank sends.
 void LinkMessages::check(const MessageHead& head, const Incoming& come) const {
     const auto known = [](DType dtype) { return static_cast<int>(dtype) < kDTypes; };
     const bool is_kind = head.kind == MessageHead::Kind::Small || head.kind == MessageHead::Kind::Large ||
@@ -163,8 +163,8 @@ void LinkMessages::check(const MessageHead& head, const Incoming& come) const {
     const std::size_t behind = come.bytes - sizeof head;
     if (!is_kind || !is_sender || !is_size || behind != (head.kind == MessageHead::Kind::Small ? head.bytes() : 0))
         throw Error(
-            "a message came that no rank sends: the memory of its sender is damaged, or it has another "
-            "version; restart all ranks with one version");
+            "received an invalid message: the memory of its sender is damaged, or it has another version; "
+            "restart all ranks with one version");
 }
 
 bool LinkMessages::take(RemoteMessage& message) {

@@ -1,4 +1,4 @@
-// Letters: sent, matched, and taken.
+// Letters: sent, matched, and received.
 #include "ring/messages/post_office.hpp"
 
 #include <algorithm>
@@ -16,9 +16,9 @@
 namespace ring {
 namespace {
 
-constexpr std::size_t kPart = std::size_t{16} << 20;  // bytes copied between two looks for an abort
+constexpr std::size_t kPart = std::size_t{16} << 20;  // bytes copied between two checks for an abort
 
-// What a timeline calls a message, after "send" or "receive".
+// Sets the name of a message in timelines, after "send" or "receive".
 void set_title(Header& header, int rank, int tag) noexcept {
     const char* way = header.kind == OpKind::Send ? "to" : "from";
     if (rank < 0) {
@@ -116,7 +116,7 @@ void PostOffice::begin(const Message& message) {
     if (!message.attended_) ++unattended_;
 }
 
-// Writes the letter and hangs it on the receiver's mailbox.
+// Writes the letter and appends it to the receiver's mailbox.
 void PostOffice::post(Message& message) {
     Domain& domain = group_->domain();
     const bool is_small = message.bytes_ <= kSmallBytes;
@@ -148,7 +148,7 @@ bool PostOffice::advance() {
     if (!group_->aborted()) {
         try {
             return advance_locked();
-        } catch (const Aborted&) {  // while something was copied
+        } catch (const Aborted&) {  // during a copy
         } catch (const std::exception& error) {
             group_->abort("rank " + std::to_string(group_->rank()) + " stopped in messages: " + error.what());
         }
@@ -198,7 +198,7 @@ bool PostOffice::advance_locked() {
     return moved;
 }
 
-// A message between hosts whose stream has ended.
+// Completes a message between hosts whose stream has ended.
 bool PostOffice::settle(Message& message) {
     const Stream& stream = *message.stream_;
     if (stream.state == Stream::State::Done) {
@@ -274,14 +274,15 @@ std::exception_ptr PostOffice::refused(const Message& message, std::uint64_t cou
                                             "; send and receive tensors of one size and dtype"));
 }
 
-// Sender: puts the next part of a stream into the window.
+// Sender: writes the next part of a stream into the window.
 bool PostOffice::fill(Message& message) {
     Letter& letter = *message.letter_;
     if (letter.data != kNowhere) return false;
     bool moved = false;
     while (message.moved_ < message.bytes_) {
         const std::size_t there = message.moved_ - letter.emptied.load(std::memory_order_seq_cst);
-        if (there > kWindowBytes) throw Error(rank_of(message.peer_) + " took more than it was sent");
+        if (there > kWindowBytes)
+            throw Error(rank_of(message.peer_) + " read more than was sent to it: its memory is damaged");
         const std::size_t room = kWindowBytes - there;
         const std::size_t at = message.moved_ % kWindowBytes;
         const std::size_t part = std::min({room, kWindowBytes - at, message.bytes_ - message.moved_, kStepBytes});
@@ -295,7 +296,7 @@ bool PostOffice::fill(Message& message) {
     return moved;
 }
 
-// Receiver: takes what is in the window.
+// Receiver: reads the content of the window.
 bool PostOffice::empty(Message& message) {
     Letter& letter = *message.letter_;
     bool moved = false;
@@ -303,7 +304,7 @@ bool PostOffice::empty(Message& message) {
     for (;;) {
         const std::size_t there = letter.filled.load(std::memory_order_seq_cst) - message.moved_;
         if (there > std::min(kWindowBytes, message.bytes_ - message.moved_))
-            throw Error(rank_of(message.source_) + " sent more than it has announced");
+            throw Error(rank_of(message.source_) + " sent more than it announced: its memory is damaged");
         const std::size_t at = message.moved_ % kWindowBytes;
         const std::size_t part = std::min({there, kWindowBytes - at, kStepBytes});
         if (part == 0) break;
@@ -323,7 +324,7 @@ bool PostOffice::empty(Message& message) {
 
 void PostOffice::finish(Message& message, std::exception_ptr error) noexcept {
     if (message.came_ == 0) message.came_ = monotonic_ns();
-    if (recorder_->on() && message.header_.name[0] == '\0')  // of one that was sent, or that never came
+    if (recorder_->on() && message.header_.name[0] == '\0')  // a send, or a receive that was never matched
         set_title(message.header_, message.peer_ < 0 ? -1 : place_.ranks[static_cast<std::size_t>(message.peer_)],
                   message.tag_);
     recorder_->record(Phase::Moving, message.mark_, recorder_->now(), message.header_, place_.number, -1);
@@ -334,7 +335,7 @@ void PostOffice::finish(Message& message, std::exception_ptr error) noexcept {
     group_->bell().ring();  // another thread may wait for it
 }
 
-// Frees small letters that have been taken, oldest first; learns of small messages that were refused.
+// Frees small letters that were received, oldest first; notes small messages that were refused.
 void PostOffice::reap() {
     const auto note = [&](std::uint64_t count, DType dtype, int tag, int by, std::uint64_t wanted, DType as) {
         late_ = std::make_exception_ptr(Mismatch("an earlier message of " + elements(count, dtype) + " with tag " +
@@ -360,7 +361,7 @@ void PostOffice::reap() {
 
 namespace {
 
-// A letter's memory is free when its receiver has taken it, or never will.
+// A letter's memory is free when its receiver has received it, or never will.
 class Delivered : public Arena::Condition {
    public:
     Delivered(std::shared_ptr<Letter> letter, int receiver) : letter_(std::move(letter)), receiver_(receiver) {}
@@ -380,7 +381,7 @@ int PostOffice::local(int member) const {
     return place_.fabric->host_of(member) == place_.fabric->host() ? place_.fabric->local_index(member) : -1;
 }
 
-// Nobody rings for a rank of another host: it polls.
+// A rank of another host polls, so it needs no bell.
 void PostOffice::ring_bell_of(int member) const {
     const int here = local(member);
     if (here >= 0) group_->ring_bell_of(here);
@@ -429,13 +430,13 @@ void PostOffice::wait(Message& message, double timeout, const Interruption& chec
             polls() ? kPoll : kSleep);
     } catch (...) {
         group_->abort(FixedText("rank %d was interrupted while it waited for a message", group_->rank()));
-        advance();  // fails all that is under way, this one too
+        advance();  // fails all messages under way, this one too
         throw;
     }
     message.get();
 }
 
-// Whether the other side has done its part, and `advance` has yet to see it.
+// Whether the other side has done its part, but `advance` has not seen it yet.
 bool PostOffice::has_ended(const Message& message) {
     if (message.stream_)
         return message.stream_->state == Stream::State::Done || message.stream_->state == Stream::State::Refused;
@@ -454,12 +455,12 @@ void PostOffice::look() noexcept {
                 gone = gone && (member == place_.index || is_gone(member));
         }
         if (gone) {
-            // It may have sent or received just before.
+            // It may have sent or received just before it left.
             if (link_ && link_->advance()) return;
             if (has_ended(message)) return;
             take_arrivals();
             if (match()) return;
-            group_->abort(describe(message) + " waits in vain: " +
+            group_->abort(describe(message) + " cannot complete: " +
                           (message.peer_ == kAny ? "all other ranks have" : rank_of(message.peer_) + " has") +
                           " left (the cell or script ended) or died");
         } else if (is_past(message.deadline_)) {
@@ -477,7 +478,8 @@ void PostOffice::look() noexcept {
     }
 }
 
-// Nothing begins to read a tensor after an abort, and who reads one now ends soon: then they are their callers' again.
+// After an abort no rank begins to read a tensor, and one that reads now ends soon: then the tensors belong to their
+// callers again.
 void PostOffice::fail_all(const std::exception_ptr& error) noexcept {
     group_->wait_quiet();
     if (link_) link_->drop_streams();
@@ -508,7 +510,7 @@ void PostOffice::close(std::exception_ptr error) noexcept {
     } catch (...) {
         error = std::current_exception();
     }
-    // Who has matched a letter of ours must not find other data in it.
+    // A receiver that has matched a letter of ours must not find other data in it.
     if (!sending_.empty() || !receiving_.empty())
         group_->abort(FixedText("rank %d left with messages under way", group_->rank()));
     fail_all(error);
@@ -517,33 +519,33 @@ void PostOffice::close(std::exception_ptr error) noexcept {
 void PostOffice::give_up_letter(std::uint64_t offset, int to) noexcept {
     Domain& domain = group_->domain();
     try {
-        // After an abort nobody begins to read it, and who reads it now is soon done.
+        // After an abort no rank begins to read it, and one that reads it now is soon done.
         if (group_->aborted()) {
             domain.keep(offset, group_->quiet());
         } else {
             domain.keep(offset, std::make_shared<Delivered>(domain.hold<Letter>(offset), group_->local_rank(to)));
         }
     } catch (...) {
-        return;  // there is no memory to note it: the letter stays
+        return;  // no memory to note it: the letter is never freed
     }
     domain.release(offset);
 }
 
 namespace {
 
-// More than a rank takes from its mailbox at once: each takes memory of its sender.
+// More letters than a mailbox can ever hold, because each takes memory of its sender.
 constexpr std::size_t kMostLetters = std::size_t{1} << 20;
 
 Error damaged(const std::string& what) {
-    return Error("another rank of this host wrote what no rank writes (" + what +
+    return Error("another rank of this host wrote invalid data (" + what +
                  "): its memory is damaged; restart all ranks");
 }
 
 }  // namespace
 
-// What has come to this rank is read from the mailbox and the link, and matched with what it wants to receive.
+// Messages to this rank are read from the mailbox and the link, and matched with its receives.
 
-// Another process has written both the offset and the letter.
+// Another process wrote both the offset and the letter, so both are checked.
 Letter* PostOffice::letter_at(std::uint64_t offset) const {
     const Domain& domain = group_->domain();
     if (offset % alignof(Letter) != 0 || !domain.contains(offset, sizeof(Letter)))
@@ -556,7 +558,7 @@ Letter* PostOffice::letter_at(std::uint64_t offset) const {
     return letter;
 }
 
-// What has come since, oldest first.
+// Takes the messages that have arrived since, oldest first.
 void PostOffice::take_arrivals() {
     if (link_)
         for (RemoteMessage remote; link_->take(remote);) {
@@ -570,7 +572,7 @@ void PostOffice::take_arrivals() {
     while (newest != kNowhere) {
         Letter* const letter = letter_at(newest);
         if (arrived_.size() - static_cast<std::size_t>(before) > kMostLetters)
-            throw damaged("there is no end of its messages");
+            throw damaged("an endless list of messages");
         arrived_.push_back({letter->from, letter->tag, letter->dtype, letter->count, letter, {}});
         newest = letter->next;
     }

@@ -67,7 +67,7 @@ class MemoryLink : public Link {
         wanted_.erase(std::remove_if(wanted_.begin(), wanted_.end(),
                                      [&](const Wanted& wanted) { return wanted.transfer == transfer; }),
                       wanted_.end());
-        // A message whose head is on its way must be completed, or the stream loses its place: send zeros instead.
+        // A message whose head was sent must be completed, or the reader loses its position in the stream: send zeros.
         for (auto& queue : outgoing_)
             for (auto out = queue.begin(); out != queue.end(); ++out)
                 if (out->transfer == transfer) {
@@ -121,7 +121,7 @@ class MemoryLink : public Link {
         MessageHead head;
         std::vector<std::byte> body;
     };
-    // A message is complete before it is matched: a receiver may ask after it has arrived.
+    // A message is received completely before it is matched: its receive may begin later.
     struct Incoming {
         MessageHead head{};
         std::size_t head_read = 0;
@@ -130,8 +130,8 @@ class MemoryLink : public Link {
         std::deque<Message> complete;
     };
 
-    // Notes a transfer and queues it, or throws and does neither. Where there is no memory for what others have sent,
-    // that the waiting receiver is told of.
+    // Notes a transfer and queues it, or throws and does neither. Where memory is short for incoming messages, the
+    // waiting receiver gets the error.
     template <class Queue>
     Transfer begin(Queue&& queue) {
         const auto noted = live_.emplace(++last_, false).first;
@@ -159,7 +159,7 @@ class MemoryLink : public Link {
         const std::uint64_t written = stream.written.load(std::memory_order_relaxed);
         const std::size_t room = kStreamBytes - (written - stream.read.load(std::memory_order_acquire));
         const std::size_t n = std::min(room, bytes);
-        if (n == 0) return 0;  // a store would take the line from the reader at every look
+        if (n == 0) return 0;  // a store would take the cache line from the reader at every poll
         for (std::size_t done = 0; done < n;) {
             const std::size_t at = (written + done) % kStreamBytes;
             const std::size_t part = std::min(n - done, kStreamBytes - at);
@@ -222,7 +222,7 @@ class MemoryLink : public Link {
                 if (in.head_read < sizeof(MessageHead)) return;
                 in.body_read = 0;
             }
-            in.partial.resize(in.head.bytes);  // may throw, and is then called again
+            in.partial.resize(in.head.bytes);  // may throw; the next call tries again
             in.body_read += pop(stream, in.partial.data() + in.body_read, in.head.bytes - in.body_read);
             if (in.body_read < in.head.bytes) return;
             in.complete.emplace_back();

@@ -48,7 +48,7 @@ class MpiLink : public Link {
         load("MPI_Request_free", request_free_);
     }
     ~MpiLink() override {
-        // MPI may write there for as long as the process lives.
+        // MPI may write there until the process ends.
         if (!abandoned_->empty()) static_cast<void>(abandoned_.release());
         dlclose(library_);
     }
@@ -87,11 +87,11 @@ class MpiLink : public Link {
         auto node = pending_.extract(transfer);
         Pending& pending = node.mapped();
         if (pending.is_send) {
-            // Sends cannot be cancelled everywhere; nobody will receive this one, whose tag belongs to a dead epoch.
+            // Not every MPI can cancel a send. No rank receives this one, because its tag belongs to an ended epoch.
             request_free_(&pending.request);
         } else {
-            // A receive that a large message has been matched with cannot be cancelled in Open MPI: it ends when the
-            // sender enters MPI again, which may be never.
+            // Open MPI cannot cancel a receive that is matched with a large message: it ends when the sender enters MPI
+            // again, which may be never.
             cancel_(&pending.request);
             if (!is_over(pending.request)) {
                 pending.keep = std::move(keep);
@@ -129,11 +129,11 @@ class MpiLink : public Link {
     struct Pending {
         Handle request{};
         bool is_send = false;
-        std::shared_ptr<const void> keep = nullptr;  // of a receive that was abandoned: what owns its memory
+        std::shared_ptr<const void> keep = nullptr;  // owns the memory of an abandoned receive
     };
     using Transfers = std::map<Transfer, Pending>;
 
-    // Notes a transfer and begins it. In this order, because one that has begun cannot be taken back.
+    // Notes a transfer and begins it. In this order, because a transfer under way cannot be cancelled safely.
     template <class Begin>
     Transfer begin(const char* what, bool is_send, Begin&& call) {
         const auto [noted, is_new] = pending_.emplace(++last_, Pending{{}, is_send});
@@ -143,7 +143,7 @@ class MpiLink : public Link {
         return last_;
     }
 
-    // Whether MPI has done with a request; one that it does not know any more counts as such.
+    // Whether MPI has completed a request; one that it does not know any more counts as completed.
     bool is_over(Handle& request) const noexcept {
         int flag = 0;
         Status status;
@@ -197,7 +197,7 @@ class MpiLink : public Link {
     int tag_limit_;
     std::mutex mutex_;
     Transfers pending_;
-    // Receives that nobody waits for any more. On the heap, because they may outlive the link.
+    // Receives that were cancelled. On the heap, because they may outlive the link.
     std::unique_ptr<Transfers> abandoned_ = std::make_unique<Transfers>();
     Transfer last_ = 0;
 
@@ -233,7 +233,7 @@ int never_initialized(int* flag) {
 void store(void** place, void* value) {
     const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
     void* const begin = reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(place) & ~(page - 1));
-    // The linker may have made the table read-only. It is not written again: all of this happens at exit.
+    // The linker may have made the table read-only. It stays writable: all of this happens at exit.
     if (mprotect(begin, page, PROT_READ | PROT_WRITE) != 0) throw Error(std::string("leave_mpi: ") + strerror(errno));
     *place = value;
 }

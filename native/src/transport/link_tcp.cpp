@@ -21,7 +21,7 @@ namespace {
 
 constexpr std::int64_t kGrace = 2'000'000'000;       // ns
 constexpr std::int64_t kDrainLimit = 2'000'000'000;  // ns
-// Looking at each of more connections costs more than to ask which are ready.
+// With more connections, asking the kernel which are ready is cheaper than trying each.
 constexpr std::size_t kFewPeers = 2;
 
 std::string error_text(int number) { return std::strerror(number); }
@@ -54,7 +54,7 @@ TcpLink::Peer& TcpLink::peer(int rank) {
 
 void TcpLink::ask_for_attention() const noexcept {
     const std::uint64_t one = 1;
-    static_cast<void>(!::write(attention_fd_, &one, sizeof one));  // a full one is readable already
+    static_cast<void>(!::write(attention_fd_, &one, sizeof one));  // a full counter is already readable
 }
 
 void TcpLink::activate(int rank) {
@@ -110,7 +110,7 @@ Link::Transfer TcpLink::receive(int from, int tag, void* data, std::size_t bytes
     return wanted.transfer;
 }
 
-// The oldest message of that tag, where it has arrived.
+// Completes a receive from the oldest message of its tag, if one has arrived.
 bool TcpLink::take_arrived(Peer& peer, const Wanted& wanted) {
     const auto found = std::find_if(peer.arrived.begin(), peer.arrived.end(),
                                     [&](const Message& message) { return message.tag == wanted.tag; });
@@ -147,7 +147,7 @@ void TcpLink::cancel(Transfer& transfer, std::shared_ptr<const void>) noexcept {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = live_.find(transfer);
     Peer& peer = *peers_[static_cast<std::size_t>(found->second.peer)];
-    // A message whose head has left must be completed, or the connection loses its place.
+    // A message whose head was sent must be completed, or the reader loses its position in the stream.
     for (auto out = peer.out.begin(); out != peer.out.end(); ++out)
         if (out->transfer == transfer) {
             if (out->sent == 0) {
@@ -167,7 +167,7 @@ void TcpLink::cancel(Transfer& transfer, std::shared_ptr<const void>) noexcept {
 
 bool TcpLink::probe(int tag, int& source, std::size_t& bytes) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    progress();  // a message that was given up half sent stands before others
+    progress();  // a cancelled message that was half sent may block others
     pull_ready();
     for (std::size_t rank = 0; rank < peers_.size(); ++rank) {
         if (!peers_[rank]) continue;
@@ -219,7 +219,7 @@ void TcpLink::drain() {
     };
     do {
         progress();
-        pull_ready();  // a socket that is closed with something unread takes back what it has sent
+        pull_ready();  // closing a socket with unread data discards the data that it has sent
         if (std::none_of(peers_.begin(), peers_.end(), is_left)) return;
         cpu_yield();
     } while (monotonic_ns() < deadline);
@@ -228,7 +228,7 @@ void TcpLink::drain() {
 std::vector<int> TcpLink::take_wanted() {
     const std::lock_guard<std::mutex> lock(mutex_);
     std::uint64_t count = 0;
-    static_cast<void>(!::read(attention_fd_, &count, sizeof count));  // nothing is wanted
+    static_cast<void>(!::read(attention_fd_, &count, sizeof count));  // fails when the counter is 0
     return std::exchange(wanted_, {});
 }
 
@@ -266,7 +266,7 @@ void TcpLink::lose(int rank, std::string_view why) {
     peer.gone = why;
 }
 
-// Carries on everything that a transfer is under way for.
+// Advances all transfers under way.
 void TcpLink::progress() {
     const auto is_idle = [&](int rank) {
         Peer& peer = *peers_[static_cast<std::size_t>(rank)];
@@ -295,9 +295,9 @@ void TcpLink::pull_ready() {
 
 namespace {
 
-// Less is copied out of the buffer; more goes from the socket to where it belongs.
+// Fewer bytes are copied out of the buffer; more are read from the socket into their destination.
 constexpr std::size_t kDirect = 4 << 10;
-// What one look takes from a connection, so that it ends also where the other side sends without end.
+// Most bytes that one call reads from a connection, so that it returns even if the other side never stops sending.
 constexpr std::size_t kMostAtOnce = 4 << 20;
 constexpr std::size_t kLongest = std::size_t{1} << 32;
 const std::array<std::byte, 64 << 10> kZeros{};
@@ -331,7 +331,7 @@ void TcpLink::push(int rank) {
         if (sent < 0) {
             if (would_block()) return;
             const std::string why = std::strerror(errno);
-            pull(rank);  // what it has sent before it went may still be read
+            pull(rank);  // data that the peer sent before it went can still be read
             lose(rank, "has gone: " + why);
             return;
         }
@@ -348,7 +348,7 @@ void TcpLink::push(int rank) {
     }
 }
 
-// Where the next bytes of the body belong, and how many of them; none where they belong nowhere.
+// The destination of the next bytes of the body; null where they are discarded.
 std::byte* TcpLink::target(Peer& peer) const {
     Incoming& in = peer.in;
     if (!in.wanted) return in.message.body.data() + in.read;
@@ -364,11 +364,11 @@ std::size_t TcpLink::room_in_target(const Peer& peer) const {
 
 void TcpLink::pull(int rank) {
     Peer& peer = *peers_[static_cast<std::size_t>(rank)];
-    parse(rank);  // what there was no memory for before
+    parse(rank);  // data for which memory was short before
     for (std::size_t taken = 0; peer.socket >= 0 && taken < kMostAtOnce;) {
         const std::size_t room = peer.in.in_body ? room_in_target(peer) : 0;
         const bool direct = room >= kDirect;
-        // Where large messages come, the next one is to lie where it belongs too.
+        // After a large message, read little ahead: the next one should also go directly to its destination.
         const std::size_t spare = peer.in.head.bytes > kBuffer ? kDirect : kBuffer;
         iovec pieces[2];
         int count = 0;
@@ -392,12 +392,12 @@ void TcpLink::pull(int rank) {
         peer.begin = 0;
         peer.end = n - landed;
         parse(rank);
-        if (n < (direct ? room : 0) + spare) return;  // there is no more
+        if (n < (direct ? room : 0) + spare) return;  // the socket is empty
         taken += n;
     }
 }
 
-// Takes all that lies in the buffer. Where there is no memory for it, it continues when it is called again.
+// Parses the whole buffer. Where memory is short, the next call continues.
 void TcpLink::parse(int rank) {
     try {
         take_buffer(rank);
@@ -429,12 +429,12 @@ void TcpLink::take_buffer(int rank) {
             begin_body(rank);
         } else {
             peer.begin = peer.end = in.read = 0;
-            lose(rank, "has sent what is no message");
+            lose(rank, "has sent bytes that are no message");
         }
     }
 }
 
-// A head is complete: finds out where its message goes.
+// A head is complete: finds the destination of its message.
 void TcpLink::begin_body(int rank) {
     Peer& peer = *peers_[static_cast<std::size_t>(rank)];
     Incoming& in = peer.in;
@@ -461,7 +461,7 @@ void TcpLink::end_body(int rank) {
                                         [&](const Wanted& wanted) { return wanted.tag == in.message.tag; });
         peer.arrived.push_back(std::move(in.message));
         in.message = {};
-        // Somebody has begun to wait for it while it came.
+        // A receive has begun while the message arrived.
         if (found != peer.wanted.end() && take_arrived(peer, *found)) {
             mark_done(found->transfer);
             peer.wanted.erase(found);

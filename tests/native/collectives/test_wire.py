@@ -118,7 +118,7 @@ def test_more_than_a_message_can_hold() -> None:
     """Small payloads travel in one message, whose size has a limit: said when the epoch begins, on every rank."""
 
     def body(seat: Seat) -> None:
-        with pytest.raises(ValueError, match=r"would take 64 MiB, and at most 64 can travel: lower RING_INLINE"):
+        with pytest.raises(ValueError, match=r"would take 64 MiB, and at most 64 are possible: lower RING_INLINE"):
             seat.open(inline_bytes=64 << 20)
 
     as_threads(2, body, hosts=(0, 1))

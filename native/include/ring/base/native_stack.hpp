@@ -1,19 +1,18 @@
-// Where a thread is in native code, told when a signal asks: also while that thread keeps all others from running
-// Python.
+// Writes a thread's native stack on a signal, also while that thread holds the GIL.
 #pragma once
 
 namespace ring {
 
-// From now on `signum` does what it does now, and then has a thread of the core write to the file `fd` the calls that
-// the signalled thread was in, the innermost first:
+// Adds to what `signum` does now: a thread of the core then writes the native stack of the signalled thread to the file
+// `fd`, the innermost call first:
 //
 //   Native stack (most recent call first):
 //     clock_nanosleep of /lib/x86_64-linux-gnu/libc.so.6
 //     ? of /usr/lib/libfast.so
 //   End of native stack
 //
-// A function that its library does not export is "?". Once for a process, as a handler is: later calls do nothing.
-// Throws std::system_error when there is no thread to be had.
+// "?" stands for a function that its library does not export. A process has one handler, so later calls do nothing.
+// Throws std::system_error when no thread can be started.
 void report_native_stack(int signum, int fd);
 
 }  // namespace ring

@@ -1,4 +1,4 @@
-// Threads of the core take no signals.
+// Blocks signals in the threads of the core.
 #pragma once
 
 #include <pthread.h>
@@ -6,8 +6,8 @@
 
 namespace ring {
 
-// A thread that is started while it lives takes none. Signals belong to the main thread, where Python handles them; but
-// a thread's own crashes are told by that thread.
+// Threads that are started in its lifetime block all signals: Python handles signals in the main thread. The signals of
+// a crash stay open, because the thread that crashes must report itself.
 class NoSignals {
    public:
     NoSignals() {

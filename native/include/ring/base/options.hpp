@@ -1,5 +1,5 @@
-// What a user sets about how the core works. The core reads no environment: ring_notebook/config.py reads and checks
-// the variables named here, and the bindings pass them on with each epoch.
+// The user's settings of the core. The core reads no environment: ring_notebook/config.py reads and checks the
+// variables named here, and the bindings pass their values with each epoch.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@ namespace ring {
 enum class StagingWay : std::uint8_t { Auto, Cache, Memory };
 
 struct Options {
-    // RING_WIRE: what float32 sums are rounded to between hosts; Float32 where they are not.
+    // RING_WIRE: the type that float32 sums are rounded to between hosts; Float32 does not round.
     DType wire = DType::Float32;
     // RING_STAGING
     StagingWay staging = StagingWay::Auto;
@@ -25,7 +25,7 @@ struct Options {
     double spin = -1.0;
     // RING_STALL_WARNING: seconds that an operation waits for ranks before standard error names them; 0 for never.
     double stall_warning = 0.0;
-    // RING_FUSION_THRESHOLD: most bytes of operations that are carried out as one; of several ranks the least counts.
+    // RING_FUSION_THRESHOLD: most bytes of operations that are fused into one; the smallest value of all ranks counts.
     std::uint64_t fusion_threshold = std::uint64_t{64} << 20;
 };
 

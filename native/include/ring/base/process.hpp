@@ -1,11 +1,11 @@
-// Which process made an object: a fork copies it, and what it did to the world stays the parent's to undo.
+// Remembers which process made an object. A forked child has a copy of it, but must not release what the parent holds.
 #pragma once
 
 #include <cstdint>
 
 namespace ring {
 
-// Remembers the process that it was made in. Cheap enough to ask in every operation: getpid is a system call.
+// Counts forks instead of calling getpid, a system call, so that every operation can ask.
 class Owner {
    public:
     Owner();

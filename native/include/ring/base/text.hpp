@@ -1,4 +1,4 @@
-// Texts that several rooms make, one of them for where there may be no memory left.
+// Helpers for messages; FixedText takes no memory from the heap, for messages about a lack of memory.
 #pragma once
 
 #include <cstdarg>

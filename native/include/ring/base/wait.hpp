@@ -40,8 +40,8 @@ class Sleeper {
 };
 
 constexpr std::chrono::microseconds kSleep{50'000};
-// Between two looks at a network that cannot wake anyone, and for how long it is looked at without a pause before: a
-// sleeper is some 100 µs late, and the stream it should have taken from stands still meanwhile.
+// A network cannot wake a waiting thread, so the thread polls it: without a pause for kPollSpin, then every kPoll. A
+// sleeping thread wakes some 100 µs late, and its stream stands still meanwhile.
 constexpr std::chrono::microseconds kPoll{50};
 constexpr std::chrono::microseconds kPollSpin{1000};
 
@@ -50,7 +50,7 @@ struct SpinPolicy {
     // With more ranks than cores a spinning rank keeps the one it waits for from running.
     bool yield = false;
 
-    // Where a look is a system call, and cores may be shared with those who carry what is looked for.
+    // For polls that are system calls, on cores that the threads which move the data may need.
     SpinPolicy polling() const { return {std::max<std::chrono::nanoseconds>(budget, kPollSpin), true}; }
 };
 
@@ -61,10 +61,10 @@ void sleep_on(Doorbell& bell, std::uint32_t seen, std::chrono::microseconds limi
 
 std::int64_t monotonic_ns();
 std::int64_t wall_clock_ns();
-// How often a waiting thread looks at what does not wake it: signals, deaths, deadlines, notices of other hosts.
+// How often a waiting thread checks what does not wake it: signals, deaths, deadlines, notices of other hosts.
 constexpr std::int64_t kCheckEvery = 50'000'000;  // ns
-// The time by which deadlines count. It stands still while they are held: while a user has stopped a rank in a
-// debugger, the others wait for it for as long as that takes. Of the process, as the user is.
+// The clock of all deadlines of this process. It stops while deadlines are held: while a user has stopped a rank in a
+// debugger, the other ranks wait for it without a time limit.
 std::int64_t deadline_now();
 void hold_deadlines(bool hold);
 // The time that many seconds from now; 0, which means never, for 0 and for more than the clock can count.

@@ -1,4 +1,4 @@
-// What paths send between hosts, as closed formulas, beside the table that says what they cost within one.
+// Formulas of what each path sends between hosts; the table in collectives/paths.hpp has the costs within a host.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace ring {
 struct Load {
     std::uint64_t hosts = 1;
     std::uint64_t local = 1;
-    std::uint64_t bytes = 0;  // of a rank's tensor: what it brings to the operation, or takes from a broadcast
+    std::uint64_t bytes = 0;  // of a rank's tensor: its input, or for a broadcast its output
 };
 
 // Of all hosts together.

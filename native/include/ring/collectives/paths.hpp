@@ -14,11 +14,11 @@ namespace ring {
 struct Topology {
     std::vector<int> ranks;  // in the whole job, in the order of their headers
     int hosts = 1;
-    // What they have agreed on for tensors on CUDA devices.
+    // What the ranks have agreed on for tensors on CUDA devices.
     enum class Devices { None, Host, Nccl } devices = Devices::None;
 };
 
-// What a choice is made from.
+// The input of a choice.
 struct Situation {
     const std::vector<Header>& headers;
     const Header& lead;  // of the first rank that has not joined
@@ -33,15 +33,15 @@ struct Path {
     bool between_hosts;
     const char* name;
     bool (*fits)(const Situation&);  // the first path that fits is taken
-    const char* gates;               // that each rank passes, the one behind the headers included
+    const char* gates;               // that each rank passes, including the one behind the headers
     const char* bytes;               // that each rank reads and writes in memory
-    const char* messages;  // that a host sends to each host that it sends to, the one with the headers included
+    const char* messages;            // from a host to each host that it sends to, including the one with the headers
     MakeAlgorithm* make;
 };
 
-// A pure function of what all ranks of the group know, so that all of them choose alike. Settings act through it:
-// RING_INLINE decides what a header calls inline, RING_ALGORITHM=ring makes a host of each rank. `headers` have passed
-// find_mismatch. Tensors on devices that NCCL does not move go through host memory, where their ranks have copied them.
+// A pure function of what all ranks of the group know, so that all of them choose the same path. Settings act through
+// its input: RING_INLINE decides which headers are inline, RING_ALGORITHM=ring makes each rank a host. `headers` have
+// passed find_mismatch. Tensors on devices that NCCL does not move are copied to host memory first.
 // Throws Unsupported where nothing can move tensors of that device, and InvalidArgument for no headers.
 const Path& choose(const std::vector<Header>& headers, const Topology& topology);
 

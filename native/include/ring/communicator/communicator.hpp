@@ -40,19 +40,19 @@ class NamedLane;
 class Progress;
 struct SmallAllreduce;
 
-// One operation under way, shared by the thread that waits for it and the one that carries it out.
+// One operation under way, shared by the thread that waits for it and the thread that carries it out.
 class Work : public std::enable_shared_from_this<Work> {
    public:
     Work();
     ~Work();
     bool done() const { return state_.load(std::memory_order_seq_cst) >= State::Done; }
-    // Whether it is done, or a device carries it out and streams can wait for it.
+    // Whether it is done, or was launched on a device, where streams can wait for it.
     bool launched() const { return state_.load(std::memory_order_seq_cst) != State::Pending; }
-    // Launched: has what comes next on the stream of its device wait for its results; does nothing for others.
+    // Makes later work on the stream wait for the results of an operation launched on a device; else does nothing.
     void hold_back(void* stream) const;
     // The stream that the caller gave.
     void* stream() const { return request_.stream; }
-    // Failed, and its tensors must be kept until the process ends: a kernel may touch them that nothing aborts.
+    // Failed, and its tensors must be kept until the process ends: a kernel that cannot be aborted may touch them.
     bool must_keep() const { return must_keep_; }
     // Rethrows the error of a failed operation.
     void get() const;
@@ -78,8 +78,8 @@ class Work : public std::enable_shared_from_this<Work> {
 
     Request request_;
     Header header_;
-    std::shared_ptr<const Work> first_;  // of the same call: fails this one where the ranks mismatch in it
-    std::optional<Region> bounce_;       // the tensor's stay in ring memory, or what place_list puts there
+    std::shared_ptr<const Work> first_;  // of the same call: this one fails with it where the ranks mismatch
+    std::optional<Region> bounce_;       // the copy of the tensor in ring memory, or that of a list (place_list)
     struct Guest {
         const std::byte* from;
         std::byte* copy;
@@ -88,17 +88,17 @@ class Work : public std::enable_shared_from_this<Work> {
     };
     std::vector<Guest> guests_;                      // tensors of a list that have copies in `bounce_`
     std::unique_ptr<BlockReservation> reservation_;  // group: of the block that this rank reserved for it
-    std::shared_ptr<const TagNumber> number_;        // group between hosts: for what this rank is sent in it
+    std::shared_ptr<const TagNumber> number_;        // group between hosts: for messages to this rank
     std::vector<int> numbers_;                       // and those of all its members
     std::unique_ptr<Agreement> agreement_;
     std::unique_ptr<Algorithm> algorithm_;
     std::uint64_t gate_ = 0;     // to wait for
     std::uint64_t gates_ = 0;    // passed since the agreement or algorithm began
     std::int64_t mark_ = 0;      // when the phase began that a timeline shows next; 0 when nobody records
-    int last_ = -1;              // who came last to what it waited for first; only where somebody records
+    int last_ = -1;              // the rank that came last to its first gate; only while a timeline is recorded
     bool polling_ = false;       // waits for the link and not for a gate
     std::int64_t deadline_ = 0;  // monotonic ns, 0 for none
-    std::int64_t patience_ = 0;  // ns for which it goes on after an abort
+    std::int64_t patience_ = 0;  // ns for which it continues after an abort
     std::int64_t next_check_ = 0;
     std::int64_t blocked_ = 0;      // when it was first seen to wait for other ranks; 0 when all had come
     std::int64_t released_ = 0;     // when all had come
@@ -108,7 +108,8 @@ class Work : public std::enable_shared_from_this<Work> {
     Stage stage_ = Stage::Queued;
     Origin origin_ = Origin::Caller;
     std::shared_ptr<DeviceWork> device_;  // null where its tensors are in host memory, or it has none
-    std::shared_ptr<LateFailure> late_;   // of the epoch, to which its error is no news; null without devices
+    std::shared_ptr<LateFailure>
+        late_;  // of the epoch: told when this operation raises its error; null without devices
     bool must_keep_ = false;
     Result result_;
 
@@ -129,63 +130,60 @@ class Communicator {
         int index = 0;  // of this process in the group
         std::uint64_t epoch = 0;
         std::uint64_t run = 0;    // number of the run that the epoch belongs to; 0 for none
-        std::int64_t doubts = 0;  // a number of which all ranks learn the greatest
+        std::int64_t doubts = 0;  // a number; all ranks get the maximum
         Options options;
         std::shared_ptr<Devices> devices;  // null where tensors on devices are refused
     };
-    // Opens the epoch of that number, the same growing one on all members. Returns when all have come.
+    // Opens the epoch of that number, which grows and is the same on all members. Returns when all have come.
     static std::shared_ptr<Communicator> open(Setup setup, double timeout, const Interruption& check);
     ~Communicator();
 
     int size() const { return static_cast<int>(ranks().size()); }
     int index() const { return index_; }
     const std::vector<int>& ranks() const { return topology_.ranks; }
-    // Of all members, by ring memory; empty when they share one.
+    // The host of each member; empty when all share one.
     std::vector<int> host_of() const { return fabric_ ? fabric_->host_of() : std::vector<int>{}; }
     const std::shared_ptr<Domain>& domain() const { return group_->shared_domain(); }
 
-    // Carries the operation out in this thread when nothing is queued, else waits for the progress thread to do it, or
-    // to launch it on a device.
-    // `timeout` in seconds, 0 for none; `check` is called while it waits and may throw.
+    // Carries out the operation in this thread when nothing is queued, else waits for the progress thread to do it, or
+    // to launch it on a device. `timeout` in seconds, 0 for none; `check` is called during the wait and may throw.
     std::shared_ptr<Work> run(Request request, double timeout, const Interruption& check);
-    // Returns when all ranks have called it, as a barrier. What makes it a commit: on one host it succeeds on all ranks
-    // or throws on all of them, whatever ends them meanwhile: it returns also when `check` has thrown and the others
-    // had committed. Between hosts no exchange can decide for all at one moment: there a host gives the messages of the
-    // others some time after an abort or an interrupt, and what is left open is the death of a rank, or of a link,
-    // while they are on their way.
+    // A barrier whose outcome all ranks share. On one host it succeeds on all ranks or throws on all of them, whatever
+    // ends them meanwhile: it also returns when `check` has thrown and the other ranks had committed. Between hosts no
+    // exchange can decide for all at one moment: after an abort or an interrupt a host waits some time for the messages
+    // of the others, and only the death of a rank or a link in that time can leave the outcomes different.
     void commit(std::string name, double timeout, const Interruption& check);
-    // Operations that are called from now on go on for so many seconds after an abort, unless a rank that takes part
-    // gives them up or dies; 0, the default, ends them at once. For what all ranks have committed to.
+    // Later operations continue for so many seconds after an abort, unless a rank that takes part gives them up or
+    // dies; 0, the default, ends them at once. For work that all ranks have committed to.
     void be_patient(double seconds) {
         patience_.store(static_cast<std::int64_t>(seconds * 1e9), std::memory_order_relaxed);
     }
-    // `run` of an allreduce that fits the mailboxes of one host, where nothing is queued; false, and nothing is done,
-    // for all others. `before_wait` is called once unless the others have come by then.
+    // `run` for an allreduce that fits the mailboxes of one host, while nothing is queued; for any other, returns false
+    // and does nothing. `before_wait` is called once unless the other ranks have already come.
     bool allreduce_small(const SmallAllreduce& call, double timeout, const Interruption& check,
                          const std::function<void()>& before_wait);
-    // `start` of such a one; `work` stays null where it has completed at once.
+    // `start` for such an allreduce; `work` stays null where it has completed at once.
     bool start_small(const SmallAllreduce& call, double timeout, std::shared_ptr<Work>& work);
-    // Whether the work is done. Where it is a small one that no thread carries out, this one looks so often for the
-    // others and takes the result.
+    // Whether the work is done. A small operation belongs to no thread: there this call polls the other ranks up to
+    // `looks` times and takes the result.
     bool look(Work& work, int looks = 1);
-    // For no longer than its caller may keep the interpreter, some 2 µs.
+    // The same for at most some 2 µs, the time for which a caller may hold the GIL.
     bool look_briefly(Work& work) { return look(work, group_->spin().yield ? 1 : kFewLooks); }
-    // Queues it. One with a name matches by that, whatever comes in which order; throws InvalidArgument while one of
-    // that name is under way.
-    // `first` is the first operation of the same call: what follows it begins when the ranks have agreed on that one,
-    // in how many there are too, and fails with it.
+    // Queues the request. One with a name matches by name, in any order; throws InvalidArgument while another of that
+    // name is under way. `first` is the first operation of the same call: the others begin when the ranks have agreed
+    // on it and on the number of operations, and fail with it.
     std::shared_ptr<Work> start(Request request, double timeout, std::shared_ptr<const Work> first = nullptr);
-    // From here on names are titles, for errors and timelines, and operations that are queued match by order.
+    // From now on names are only for errors and timelines, and queued operations match by order.
     void match_in_order() { in_order_.store(true, std::memory_order_relaxed); }
-    // Queues it; it matches by order, whatever its name.
+    // Queues the request; it matches by order, whatever its name.
     std::shared_ptr<Work> enqueue(Request request, double timeout, std::shared_ptr<const Work> first = nullptr);
-    // Ends when the work is done; an interruption aborts the epoch, because the work cannot be taken back.
+    // Returns when the work is done. An interruption aborts the epoch, because work under way cannot be cancelled.
     void wait(Work& work, double timeout, const Interruption& check);
-    // The same, or until a device carries it out.
+    // The same, but also returns when the work was launched on a device.
     void wait_launched(Work& work, double timeout, const Interruption& check);
 
-    // Messages to and from members (group indices); `from` may be PostOffice::kAny. One that the caller
-    // does not go on to wait for is carried on by the progress thread.
+    // Messages to and from members (group indices); `from` may be PostOffice::kAny. The progress thread carries a
+    // message while its caller does not wait for it.
     std::shared_ptr<Message> send(int to, int tag, const void* data, std::uint64_t count, DType dtype, double timeout,
                                   bool attended);
     std::shared_ptr<Message> receive(int from, int tag, void* data, std::uint64_t count, DType dtype, double timeout,
@@ -197,15 +195,15 @@ class Communicator {
 
     void abort(std::string_view reason) noexcept;
     bool aborted() const { return group_->aborted(); }
-    // Lets the operations of this rank end, whatever thread carries them out, then leaves the group. Later operations
-    // throw. An interruption aborts the epoch; so does a call from within an operation (by a signal handler), which
-    // cannot wait for it. Throws what an operation has failed with on its device if nobody has been told that the epoch
-    // ended; where this is the first group of the epoch, an operation of any group.
+    // Waits for the operations of this rank, on any thread, then leaves the group. Later operations throw. An
+    // interruption aborts the epoch; so does a call from within an operation (in a signal handler), which cannot wait
+    // for it. Throws the error of an operation that failed on its device if no call has raised it: one of this group,
+    // or of any group where this is the first group of the epoch.
     void close(const Interruption& check);
     bool closed() const { return queue_.closed(); }
-    // The greatest of the numbers that the ranks have brought to `open`; 0 for a group in an epoch.
+    // The maximum of the numbers that the ranks gave to `open`; 0 for a group in an epoch.
     std::int64_t doubts() const { return doubts_; }
-    // What this rank has done so far in operations that match by order, since the group began.
+    // Totals of this rank's operations that match by order, since the group began.
     struct Counts {
         std::uint64_t operations = 0, gates = 0;
         std::vector<Fabric::Sent> sent;  // to each host; empty on one host
@@ -213,12 +211,12 @@ class Communicator {
     Counts counts() const;
     // Shared by all groups of the epoch.
     Recorder& recorder() const { return *epoch_.recorder; }
-    // A caller has been in `work` since `begin`, or has waited for it, and it is done: counts how much of that it
-    // waited for ranks that had not come, before any data moved.
+    // `work` is done; its caller has been in it, or has waited for it, since `begin`. Adds the part of that time in
+    // which it waited for late ranks, before any data moved.
     void note_caller(const Work& work, std::int64_t begin) const;
     std::vector<RankActivity> activity() const { return group_->activity(); }
     const NamedLane& named() const { return *named_; }
-    // "nccl" or "host", and why host memory, once the ranks have agreed on what moves tensors on devices; else empty.
+    // "nccl" or "host" with the reason, once the ranks have agreed on what moves tensors on devices; else empty.
     std::pair<std::string, std::string> device_transport() const;
 
    private:
@@ -227,11 +225,11 @@ class Communicator {
     friend class Progress;
     friend class MemberGroup;
     friend class NamedLane;
-    // Blocked: a gate or the link; Flying: a device carries something out, which nobody need wait for; Polling: the
-    // link or a device, which ring no bell.
+    // Blocked: waits for a gate or the link. Flying: a device works, and no thread need wait for it. Polling: waits for
+    // the link or a device, which ring no bell.
     enum class Served { Idle, Blocked, Flying, Polling, Moved, Done };
 
-    // What the communicators of one epoch have in common.
+    // Shared by the communicators of one epoch.
     struct Epoch {
         std::shared_ptr<HostGroup> group;
         std::shared_ptr<Fabric> fabric;  // null on one host
@@ -242,7 +240,7 @@ class Communicator {
 
     Communicator(std::vector<int> ranks, int index, std::shared_ptr<HostGroup> group, std::shared_ptr<Fabric> fabric,
                  Epoch epoch);
-    // What the named lane of `owner` carries its operations out on.
+    // The communicator on which the named lane of `owner` carries out its operations.
     Communicator(const Communicator& owner, std::shared_ptr<HostGroup> group, std::shared_ptr<Fabric> fabric);
     void run(const std::shared_ptr<Work>& work, const Interruption& check);
     std::shared_ptr<Work> make_work(Request request, double timeout) const;
@@ -250,13 +248,13 @@ class Communicator {
     void validate(const Request& request) const;
     InvalidArgument invalid(const Request& request, const std::string& why) const;
     HostGroup::Members members_here(const std::vector<int>& indices) const;
-    // Bytes of a block that the hosts of a group share.
+    // Bytes in the block of a group for the agreement of its hosts.
     static std::size_t room_for_hosts(const Fabric& fabric);
     std::unique_ptr<BlockReservation> reserve_part(const std::vector<int>& indices) const;
     std::unique_ptr<Algorithm> make_group(Work& work, const std::vector<Header>& headers) const;
 
-    // Ends this thread's turn; `drops_front` of the queue, which it has carried out. `front_has_arrived`: of a queue of
-    // one, the others wait for nothing that this rank has yet to do.
+    // Ends this thread's turn. `drops_front`: removes the front of the queue, which has been carried out.
+    // `front_has_arrived`: the queue has one operation, and no other rank waits for this one in it.
     void end_turn(bool drops_front = false, bool front_has_arrived = false);
     static constexpr int kFewLooks = 50;
     static constexpr int kManyLooks = 1000;  // some 50 µs
@@ -265,9 +263,9 @@ class Communicator {
     bool complete_small(const SmallAllreduce& call, const Arrival& arrival);
     bool complete_started(Work& work);
     std::shared_ptr<Work> arrived_work(const SmallAllreduce& call, const Arrival& arrival, double timeout, bool queued);
-    // One step of what is at the front of the queue, in this thread's turn.
+    // One step of the operation at the front of the queue, in this thread's turn.
     Served advance(Work& work);
-    // Until the work is done, by the thread whose turn it is.
+    // Carries out the work, by the thread whose turn it is.
     void carry_out(Work& work, const Interruption& check);
 
     // The state machine. Only one thread at a time is in it: the inline caller or the progress thread.
@@ -300,7 +298,7 @@ class Communicator {
     Served serve_messages();
     void check_member(OpKind kind, int member) const;
     void read_notices();
-    // `fused` carries out what `part` asks for on the device.
+    // Makes `fused` wait on the device for the tensors of `part`.
     static void share_device(Work& fused, const Work& part);
     int rank() const { return ranks()[static_cast<std::size_t>(index_)]; }
     std::string who() const { return "rank " + std::to_string(rank()); }
@@ -313,14 +311,14 @@ class Communicator {
     Epoch epoch_;
     int number_;  // of this group in the epoch
     std::int64_t doubts_ = 0;
-    std::uint64_t sequence_ = 0;  // counted by the thread that carries an operation out
+    std::uint64_t sequence_ = 0;  // written by the thread that carries out an operation
 
     std::unique_ptr<PostOffice> post_;  // null in the lane of named operations
-    std::int64_t next_look_ = 0;        // at the messages' senders and receivers, by the progress thread
+    std::int64_t next_look_ = 0;        // when the progress thread next checks the peers of messages
 
     OperationQueue queue_;
-    std::atomic<bool> in_order_{false};      // whatever their names
-    std::atomic<std::int64_t> patience_{0};  // ns, of operations that are called from now on
+    std::atomic<bool> in_order_{false};      // after match_in_order()
+    std::atomic<std::int64_t> patience_{0};  // ns, for later operations
     Doorbell idle_;                          // rings when an operation has ended
     std::unique_ptr<NamedLane> named_;
     std::unique_ptr<DeviceSide> device_;  // null where tensors on devices are refused

@@ -1,13 +1,13 @@
-// What a communicator does for tensors on devices: what its ranks agree on, copies where host memory moves the data,
-// and operations that have been launched.
+// The part of a communicator for tensors on devices: the agreement of its ranks, copies where host memory moves the
+// data, and launched operations.
 //
 //   caller            progress thread                                              device
 //   ready, enqueue -> header, gate -> ticket, launch ----------------------------> kernel
 //   <- launched: its stream waits for `done`                                       done
 //                     <- done: the tensors are free, errors are known ------------
 //
-// An operation of a group passes its gate before anything is launched, so mismatches, interruptions and missing ranks
-// are found while no kernel waits. What is launched is looked at until it is done, and is aborted with the epoch.
+// An operation of a group passes its gate before its launch, so mismatches, interruptions and missing ranks are found
+// while no kernel waits. A launched operation is polled until it is done, and is aborted with the epoch.
 #pragma once
 
 #include <atomic>
@@ -28,42 +28,43 @@ class DeviceOpening;
 class DeviceSide {
    public:
     DeviceSide(Communicator& owner, std::shared_ptr<DeviceStream> stream);
-    // Aborts what is under way, and returns when no kernel of it runs or nothing ends one.
+    // Aborts operations under way; returns when none of their kernels runs, or one cannot be ended.
     ~DeviceSide();
     DeviceSide(const DeviceSide&) = delete;
     DeviceSide& operator=(const DeviceSide&) = delete;
 
-    // By the caller, for a work that has tensors on a device: remembers what has been written on its stream so far.
+    // Called by the caller of an operation with tensors on a device: records an event behind the work on its stream.
     void prepare(Work& work) const;
     // Any thread.
     bool is_quiet() const { return under_way_.load(std::memory_order_seq_cst) == 0; }
     std::pair<std::string, std::string> transport() const;
 
-    // The rest is for the thread that carries operations out.
+    // The rest is for the thread that carries out operations.
     using Served = Communicator::Served;
-    // Before an operation begins: copies its tensors to host memory, where that moves them. False until they are there.
+    // Before an operation begins: copies its tensors to host memory, if host memory moves them. False until that is
+    // done.
     bool fetch(Work& work);
-    // After it has posted its header at that gate.
+    // After the operation has posted its header at that gate.
     void posted(const Work& work);
-    // Whether the ranks have yet to agree on what moves its tensors, which the headers show to be on devices; then it
-    // begins again after `agree`.
+    // Whether the headers are for tensors on devices and the ranks have not agreed yet on what moves those; then the
+    // operation begins again after `agree`.
     bool must_agree(const std::vector<Header>& headers) const;
     void agree(Work& work);
     bool is_agreeing(const Work& work) const;
     Served serve_agreement();
-    // What the algorithm of that path works with. Throws Unsupported.
+    // Fills in what the algorithm of that path needs for devices. Throws Unsupported.
     void take_part(Work& work, Operation& operation, const Path& path);
-    // The operation is launched, or its results are in host memory: hands it to the device.
+    // The operation is launched, or its results are in host memory: the device completes it.
     void launch(const std::shared_ptr<Work>& work);
-    // A joined rank has none in what the others call.
+    // A joined rank has no part in the operation of the others.
     void take_no_part();
-    // A joined rank's part has been launched; its join is not over.
+    // The part of a joined rank was launched; its join continues.
     void launch_for_joined(Work& work);
-    // It has failed. True where a kernel may touch its tensors: then it ends when none does.
+    // The operation has failed. True where a kernel may still touch its tensors: then it ends when none does.
     bool fail(const std::shared_ptr<Work>& work, const std::exception_ptr& error);
-    // Has `other` end when `work`, which has been launched, does.
+    // Makes `other` end together with `work`, which was launched.
     void follow(const Work& work, const std::shared_ptr<Work>& other);
-    // Looks at what has been launched.
+    // Polls the launched operations.
     Served serve();
 
     DeviceGroup& group() { return group_; }
@@ -80,7 +81,7 @@ class DeviceSide {
     void fly(Flight flight);
     void check_flights();
     void land(Flight& flight, std::exception_ptr error, bool must_keep) noexcept;
-    // A flight is none any more.
+    // A flight has ended.
     void touch_down();
     void abort(const std::exception_ptr& error) noexcept;
 

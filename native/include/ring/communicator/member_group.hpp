@@ -1,7 +1,7 @@
-// A group that its members make without the other ranks of the group that they are in.
+// A group that its members create without the other ranks of its parent group.
 //
-// Each member prepares its part, shows its card to the other members by whatever they have, and enters with the cards
-// of all. The group is complete when its first operation is.
+// Each member prepares its part, sends its card to the other members by any means, and enters with the cards of all.
+// The group is complete after its first operation.
 #pragma once
 
 #include <cstdint>
@@ -12,11 +12,11 @@
 
 namespace ring {
 
-// What a member shows to the others.
+// What a member sends to the others.
 struct MemberCard {
-    std::uint64_t block = kNowhere;  // where the first member on each host has reserved the block of those on its host
-    std::uint64_t id = 0;            // between hosts: the group's, of which that of the first member counts
-    int number = -1;                 // between hosts: for the tags of what this member is sent
+    std::uint64_t block = kNowhere;  // the block of the members on this host, which the first of them has reserved
+    std::uint64_t id = 0;            // between hosts: the id of the group; that of the first member counts
+    int number = -1;                 // between hosts: for the tags of messages to this member
 };
 
 class MemberGroup {
@@ -25,8 +25,8 @@ class MemberGroup {
     MemberGroup(std::shared_ptr<Communicator> parent, std::vector<int> members);
 
     MemberCard card() const;
-    // Once, with the cards of all members in group order. Throws Aborted when the group's first member on this host has
-    // given it up, or the epoch has ended.
+    // Call once, with the cards of all members in group order. Throws Aborted when the group's first member on this
+    // host has given up, or the epoch has ended.
     std::shared_ptr<Communicator> enter(const std::vector<MemberCard>& cards);
 
    private:

@@ -1,15 +1,15 @@
-// The operations of a group that match by name: beside the queue of the group, with a gate and mailboxes of its own.
+// The operations of a group that match by name. They have a queue, a gate and mailboxes of their own.
 //
-// Its progress threads hold rounds (ring/group/names.hpp). A rank begins a round when it has news and takes part in one
-// that another has begun while it has names of its own to wait for, or has joined: without such no name can be
-// complete. Behind the round all ranks know the same complete names and carry them out in the same order, as few
-// operations as `plan_fusion` makes of them; then comes the next round. So the lane is a sequence of operations like
-// that of any group, and gates, algorithms, mismatches and aborts are those of all groups.
+// The progress threads exchange names in rounds (ring/group/names.hpp). A rank begins a round when it has news. It
+// takes part in another rank's round while it waits for names of its own, or has joined; otherwise no name can be
+// complete. After the round all ranks know the same complete names and carry them out in the same order, as few
+// operations as `plan_fusion` makes of them; then the next round follows. So the lane is a sequence of operations like
+// that of any group, with the same gates, algorithms, mismatches and aborts.
 //
 //   rank 0   posts a, b        | round |         | round | a+b |
 //   rank 1            posts b  | round | posts a | round | a+b |
 //
-// The lane's block is reserved by the rank that first needs it, when it does: who gives no name pays nothing.
+// The first rank that needs the lane's block reserves it, so that operations without names cost nothing.
 #pragma once
 
 #include <atomic>
@@ -43,22 +43,21 @@ class NamedLane {
     };
 
     explicit NamedLane(Communicator& owner);
-    // Its communicator is served no more. Operations that have not ended fail.
+    // Nothing serves its communicator any more. Operations that have not ended fail.
     ~NamedLane();
     NamedLane(const NamedLane&) = delete;
     NamedLane& operator=(const NamedLane&) = delete;
 
     // Throws InvalidArgument while one of that name is under way.
     void post(const std::shared_ptr<Work>& work);
-    // While it lives this rank counts as one that has posted all names of others.
+    // During its lifetime this rank counts as having posted all names of others.
     class Joining {
        public:
         explicit Joining(NamedLane& lane);
         ~Joining();
         Joining(const Joining&) = delete;
         Joining& operator=(const Joining&) = delete;
-        // Of the join that has ended. One that has failed on this rank does not count: those of all ranks that all
-        // have joined in do.
+        // The join has ended. A join that failed on this rank does not count; joins that all ranks have called do.
         void end(const Work& join);
 
        private:
@@ -70,19 +69,19 @@ class NamedLane {
     void begin_close();
     // Whether there is nothing left to do.
     bool is_quiet() const;
-    // Of the epoch's block: takes part in nothing more.
+    // Leaves the epoch's block: this rank takes part in no further operation.
     void leave() noexcept;
     // Tells the other hosts, when all ranks of this one have left.
     void announce_departure() const noexcept;
 
     Counts counts() const;
-    // What this rank has waited for longest, if it does.
+    // The operation that this rank has waited for longest, if it waits.
     std::optional<NamedWait> wait() const;
 
    private:
     friend class Communicator;
     using Served = Communicator::Served;
-    // One operation of the lane's queue: a round, or what came of the names of one.
+    // One operation of the lane's queue: a round, or one of the operations whose names a round completed.
     struct UnderWay {
         std::shared_ptr<Work> work;
         std::vector<NameKey> names;  // of this rank's operations that it carries out; none where it has joined
@@ -109,7 +108,7 @@ class NamedLane {
     void fail_waiting() noexcept;
     void update_busy();
 
-    // What it looks for while it waits.
+    // Checks that are due during a wait.
     void check();
     void check_members(bool in_round) const;
     void check_deadlines();
@@ -132,8 +131,8 @@ class NamedLane {
     mutable std::mutex mutex_;
     std::deque<UnderWay> under_way_;
     NameTable table_;
-    std::deque<NameKey> fresh_;                     // not told yet
-    std::deque<NameKey> following_;                 // to be told when the first of their call has ended
+    std::deque<NameKey> fresh_;                     // not posted in a round yet
+    std::deque<NameKey> following_;                 // to be posted when the first of their call has ended
     std::map<NameKey, std::shared_ptr<Work>> own_;  // that have not ended
     std::uint64_t joins_called_ = 0, joins_ended_ = 0;
     bool closing_ = false;

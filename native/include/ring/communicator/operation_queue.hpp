@@ -1,5 +1,5 @@
-// The queue of a group's operations, and whose turn it is: one thread at a time carries one out, the caller of an
-// operation or the progress thread. Once the group is closed nothing is queued any more.
+// The queue of a group's operations, and whose turn it is: one thread at a time carries out an operation, its caller or
+// the progress thread. A closed group queues nothing.
 #pragma once
 
 #include <atomic>
@@ -18,15 +18,15 @@ class OperationQueue {
    public:
     using Entry = std::shared_ptr<Work>;
 
-    // Calls it while nothing is queued or closed by another thread.
+    // Calls `call` under the lock: no other thread queues or closes meanwhile.
     template <class Call>
     void exclusively(Call&& call) const {
         const std::lock_guard<std::mutex> lock(mutex_);
         call();
     }
-    // Begins the turn of this thread, which carries `work` out; or queues `work`, and returns false, when `queues` says
-    // so, another thread has the turn, or others are queued. Before that it calls `check`, with whether this thread is
-    // in another operation, and before it queues `begin`; they may throw.
+    // Begins the turn of this thread, which then carries out `work`. Or queues `work` and returns false: when `queues`
+    // is set, another thread has the turn, or the queue is not empty. First calls `check` with whether this thread is
+    // in another operation, and before it queues calls `begin`; both may throw.
     template <class Check, class Begin>
     bool enter(const Entry& work, bool queues, Check&& check, Begin&& begin) {
         const std::lock_guard<std::mutex> lock(mutex_);
@@ -55,7 +55,7 @@ class OperationQueue {
         turn_ = std::this_thread::get_id();
         return entries_.front();
     }
-    // Ends the turn, and drops the front of the queue if that has been carried out. How many are left.
+    // Ends the turn, and drops the front of the queue if it has been carried out. Returns the number of works left.
     std::size_t end_turn(bool drops_front) {
         const std::lock_guard<std::mutex> lock(mutex_);
         if (drops_front) entries_.pop_front();
@@ -70,9 +70,9 @@ class OperationQueue {
         const std::lock_guard<std::mutex> lock(mutex_);
         entries_.push_front(std::move(work));
     }
-    // All that are queued, for an owner that ends: no other thread knows the queue any more.
+    // All queued works, for the owner's destructor: no other thread uses the queue any more.
     const std::deque<Entry>& entries() const { return entries_; }
-    // Nothing is queued, nobody has the turn, and `also` holds, which is asked while nothing can be queued.
+    // Whether nothing is queued, no thread has the turn, and `also` holds; `also` is called under the lock.
     template <class Also>
     bool is_idle(Also&& also) const {
         const std::lock_guard<std::mutex> lock(mutex_);

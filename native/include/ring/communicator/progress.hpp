@@ -1,5 +1,5 @@
 // The thread that carries out queued operations of all groups of one epoch. It starts with the first queued operation
-// and sleeps whenever there is none.
+// and sleeps while there is none.
 #pragma once
 
 #include <sys/types.h>
@@ -19,30 +19,31 @@ namespace ring {
 
 class Progress {
    public:
-    // `bell` is the one that other ranks ring for this rank.
+    // `bell` is the doorbell of this rank, which other ranks ring.
     Progress(Doorbell& bell, const SpinPolicy& spin) : shared_(bell), spin_(spin), pid_(getpid()) {}
     ~Progress();
 
     void add(Communicator* communicator);
     void remove(Communicator* communicator);
-    // Has all groups of the epoch, which this rank leaves, left too.
+    // Leaves all groups of the epoch, when this rank leaves the epoch.
     void leave_groups() noexcept;
-    // Calls it while the thread serves nothing. Not for that thread.
+    // Calls `call` while the progress thread serves no group. That thread must not call this.
     template <class Call>
     void exclusively(Call&& call) {
         const std::lock_guard<std::mutex> lock(mutex_);
         call();
     }
-    // Starts the thread if need be; before anything is queued for it, because it throws when there can be none.
+    // Starts the thread if it does not run. Call it before anything is queued, because it throws when no thread can
+    // start.
     void begin();
-    // Has the thread look at the queues if it runs.
+    // Wakes the thread, if it runs, to serve the queues.
     void nudge() noexcept;
-    // Has it look soon, within kWatch, which costs next to nothing where that was said a short time before.
+    // Makes the thread serve the queues within kWatch; repeated calls within a short time cost almost nothing.
     void watch() noexcept {
         watched_.fetch_add(1, std::memory_order_seq_cst);
         if (!watching_.load(std::memory_order_seq_cst)) nudge();
     }
-    // And now, if it has not looked since.
+    // Serves them now, if that has not happened since.
     void end_watch() noexcept {
         if (watching_.load(std::memory_order_seq_cst)) nudge();
     }

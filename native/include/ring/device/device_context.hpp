@@ -22,9 +22,9 @@ class DeviceEvent {
     DeviceEvent& operator=(const DeviceEvent&) = delete;
 
     void record(void* stream);
-    // Has what comes next on the stream wait for it. Nothing waits here.
+    // Makes later work on the stream wait for the event. The caller does not wait.
     void hold_back(void* stream) const;
-    // Whether it has come. Throws DeviceError, also for what a kernel before it did.
+    // Whether the stream has reached the event. Throws DeviceError, also for a fault of an earlier kernel.
     bool passed() const;
 
    private:
@@ -59,8 +59,8 @@ class DeviceContext : public std::enable_shared_from_this<DeviceContext> {
     DeviceContext(const DeviceContext&) = delete;
     DeviceContext& operator=(const DeviceContext&) = delete;
 
-    // Makes the context current on this thread for as long as it lives; calls without one fail. Meanwhile the thread
-    // may make calls that would spoil a graph which another thread captures: none of ours is to become part of it.
+    // Makes the context current on this thread during its lifetime; calls of the driver need one. The thread may then
+    // make calls that CUDA otherwise refuses while another thread captures a graph: ours never become part of it.
     class Current {
        public:
         explicit Current(const DeviceContext& context);
@@ -77,10 +77,10 @@ class DeviceContext : public std::enable_shared_from_this<DeviceContext> {
     int index() const { return index_; }
     const DeviceUuid& uuid() const { return uuid_; }
     std::string name() const;
-    // Of the highest priority: what other ranks wait for should not wait behind this rank's computation.
+    // A stream of the highest priority: operations that other ranks wait for must not wait behind computation here.
     void* make_stream() const;
     void destroy_stream(void* stream) const noexcept;
-    // Whether what is enqueued on the stream goes into a graph.
+    // Whether the stream is capturing a graph.
     bool is_capturing(void* stream) const;
     // An event recorded on the stream now.
     std::shared_ptr<DeviceEvent> event_on(void* stream);

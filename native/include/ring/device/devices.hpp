@@ -1,5 +1,5 @@
-// The devices of this rank, for as long as its process lives: the libraries, a context of each device that was used,
-// and whether one is held by a kernel that nothing ends.
+// The devices of this process: the libraries, a context of each device that was used, and whether a kernel that cannot
+// be ended holds one.
 #pragma once
 
 #include <map>
@@ -23,31 +23,31 @@ class Devices {
         DeviceChoice choice = DeviceChoice::Auto;
         std::string driver;          // path of the driver; empty: the system's
         std::string nccl;            // path of NCCL; empty: the one that is loaded
-        std::string nccl_otherwise;  // path of one for where none is loaded
+        std::string nccl_otherwise;  // path of the NCCL to load where none is loaded
         std::string refusal;         // why NCCL must not be used; empty where it may
-        double abort_limit = 5.0;    // seconds until kernels that an abort does not end count as never ending
+        double abort_limit = 5.0;    // seconds after an abort until its kernels count as impossible to end
         double connect_limit = 30.0;
     };
 
     explicit Devices(Settings settings) : settings_(std::move(settings)) {}
-    // Closes what is kept.
+    // Closes the kept communicators.
     ~Devices();
     Devices(const Devices&) = delete;
     Devices& operator=(const Devices&) = delete;
 
     const Settings& settings() const { return settings_; }
-    // Both are loaded when they are first asked for. Any thread; throws DeviceError at every call.
+    // Load the library on the first call. Any thread; where that fails, every call throws DeviceError.
     std::shared_ptr<const Driver> driver();
     std::shared_ptr<const Nccl> nccl();
     std::shared_ptr<DeviceContext> context(int index);
-    // Keeps communicators of an epoch that has ended well for the next one: to connect takes seconds. Those that were
-    // kept before, and that the epoch has not taken, are closed.
+    // Keeps the communicators of an epoch that ended without an error for the next one, because connecting takes
+    // seconds. Closes those kept before that the epoch has not taken.
     void keep(std::vector<std::shared_ptr<NcclCommunicator>> communicators);
-    // One that was kept, the same on all ranks that have kept the same; null where there is none.
+    // Takes the kept communicator with that key; null where there is none.
     std::shared_ptr<NcclCommunicator> take(const NcclCommunicator::Key& key);
-    // From here on this process cannot use its devices, and says why; the first reason counts.
+    // From now on this process cannot use its devices, for this reason; the first reason counts.
     void give_up(const std::string& why);
-    // Empty while it can.
+    // That reason; empty while the devices can be used.
     std::string given_up() const;
 
    private:

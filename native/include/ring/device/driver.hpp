@@ -10,10 +10,10 @@
 
 namespace ring {
 
-// What a driver or NCCL reported, or that it cannot be loaded.
+// An error of the driver or of NCCL, or that a library cannot be loaded.
 struct DeviceError : Error {
     explicit DeviceError(const std::string& text, bool lasting = false) : Error(text), lasts(lasting) {}
-    bool lasts;  // a kernel has gone wrong, and the device works for this process no more
+    bool lasts;  // a kernel has faulted, and this process cannot use the device any more
 };
 
 struct DeviceUuid {
@@ -28,7 +28,7 @@ struct Driver {
     int (*cuDeviceGetCount)(int*) = nullptr;
     int (*cuDeviceGet)(int*, int) = nullptr;
     int (*cuDeviceGetName)(char*, int, int) = nullptr;
-    int (*cuDeviceGetUuid_v2)(DeviceUuid*, int) = nullptr;  // that of a MIG instance where there is one
+    int (*cuDeviceGetUuid_v2)(DeviceUuid*, int) = nullptr;  // the UUID of the MIG instance, where there is one
     int (*cuDevicePrimaryCtxRetain)(void**, int) = nullptr;
     int (*cuCtxPushCurrent_v2)(void*) = nullptr;
     int (*cuCtxPopCurrent_v2)(void**) = nullptr;
@@ -48,15 +48,15 @@ struct Driver {
     int (*cuMemcpyHtoDAsync_v2)(std::uint64_t, const void*, std::size_t, void*) = nullptr;
     int (*cuMemcpyDtoDAsync_v2)(std::uint64_t, std::uint64_t, std::size_t, void*) = nullptr;
 
-    // Throws DeviceError with the driver's words where `result` is an error; `call` is what was called.
+    // Throws DeviceError with the driver's text where `result` is an error; `call` is the function's name.
     void check(int result, const char* call) const;
 
     static constexpr int kNotReady = 600;         // of cuEventQuery
     static constexpr int kCaptureImplicit = 906;  // of the default stream, while another one is captured
 };
 
-// The functions of the driver at `path`, or of the system's where that is empty. Throws DeviceError. The library stays
-// loaded: its threads and contexts are the whole process's.
+// The functions of the driver at `path`, or of the system's where that is empty. Throws DeviceError. The library is
+// never unloaded: its threads and contexts belong to the whole process.
 std::shared_ptr<const Driver> load_driver(const std::string& path);
 
 }  // namespace ring

@@ -10,7 +10,7 @@
 namespace ring {
 
 // The library at `path`; where that is empty, the one of that name that the process has loaded, else the one at
-// `otherwise`, else the one that the system finds. Throws DeviceError with the loader's words.
+// `otherwise`, else the one that the system finds. Throws DeviceError with the loader's message.
 inline void* open_library(const char* name, const std::string& path, const std::string& otherwise = "") {
     void* library = path.empty() ? dlopen(name, RTLD_NOW | RTLD_NOLOAD) : nullptr;
     const std::string& file = path.empty() ? otherwise : path;

@@ -1,4 +1,4 @@
-// NCCL, found at run time, and one communicator of it, which connects and fails without anyone waiting for it.
+// NCCL, found at run time, and one nonblocking communicator of it.
 #pragma once
 
 #include <climits>
@@ -17,8 +17,7 @@ struct NcclId {
     char bytes[128] = {};
 };
 
-// The fields that 2.18 had. NCCL copies `size` bytes and looks for newer fields only where `version` says that there
-// are any.
+// The fields of NCCL 2.18. NCCL copies `size` bytes and reads newer fields only if `version` has them.
 struct NcclConfig {
     std::size_t size = 48;
     unsigned magic = 0xcafebeef;
@@ -57,7 +56,8 @@ struct Nccl {
 
     static constexpr int kSuccess = 0;
     static constexpr int kInProgress = 7;
-    // Before that, operations of several communicators need more order between hosts than ours have.
+    // The oldest version supported: in earlier ones, operations of several communicators need a stricter order between
+    // hosts than ours have.
     static constexpr int kOldest = 22600;
 
     // Throws DeviceError where `result` is an error of that communicator, which may be null.
@@ -70,9 +70,9 @@ std::shared_ptr<const Nccl> load_nccl(const std::string& path, const std::string
 // "2.27.5"
 std::string nccl_version_text(int version);
 
-// Its number of an element type; none where it has none.
+// NCCL's number of an element type; none where it lacks the type.
 std::optional<int> nccl_dtype(DType dtype);
-// Its number of a sum, minimum, maximum or product.
+// NCCL's number of a sum, minimum, maximum or product.
 int nccl_reduction(ReduceOp op);
 constexpr int kNcclAverage = 4;
 constexpr int kNcclBytes = 1;  // uint8
@@ -80,10 +80,10 @@ constexpr int kNcclBytes = 1;  // uint8
 // One communicator. The destructor does not end it: its owner gives it to a Reaper first.
 class NcclCommunicator {
    public:
-    // What tells communicators of a rank apart which connect the same ranks, beside their ids.
+    // Distinguishes a rank's communicators, besides their ids.
     struct Key {
         std::vector<int> ranks;  // of the members, in the whole job
-        bool by_name = false;    // for the operations of a group that match by name
+        bool by_name = false;    // serves a group's operations that match by name
         bool operator==(const Key& other) const { return ranks == other.ranks && by_name == other.by_name; }
     };
     // Begins to connect. Throws DeviceError.
@@ -91,7 +91,7 @@ class NcclCommunicator {
     NcclCommunicator(const NcclCommunicator&) = delete;
     NcclCommunicator& operator=(const NcclCommunicator&) = delete;
 
-    // Whether what was begun has ended well: to connect, or to launch. Throws DeviceError where it has failed.
+    // Whether the connect or launch under way has succeeded. Throws DeviceError where it has failed.
     bool ready() const;
     const Nccl& nccl() const { return *nccl_; }
     void* handle() const { return handle_; }

@@ -12,16 +12,16 @@ namespace ring {
 class Reaper {
    public:
     enum class Way {
-        Close,  // nothing is under way: lets what is on the network arrive, then ends them
+        Close,  // no operation is under way: lets data on the network arrive, then ends them
         Abort,  // ends their kernels, wherever they are
     };
 
-    // Seconds in which `Close` is over, as a rule.
+    // Seconds that `Close` usually takes at most.
     static constexpr double kCloses = 3.0;
 
     // Ends all of them together: two aborts one after the other can wait for each other's kernels. Never waits.
     static std::shared_ptr<const Reaper> begin(std::vector<std::shared_ptr<NcclCommunicator>> all, Way way);
-    // Whether they have ended, with their kernels.
+    // Whether the communicators have ended, with their kernels.
     bool over() const { return over_.load(std::memory_order_acquire); }
     // Returns when they have, or false after so many seconds.
     bool wait(double seconds) const;

@@ -53,9 +53,9 @@ const KernelTable& kernels_avx512();
 
 // The table in use: the best that this processor runs, unless another one has been selected.
 const KernelTable& kernels();
-// Selects the table of an instruction set: baseline, avx2 or avx512 (RING_ISA), or the best for an empty name. Returns
-// the table in use from now on, the best where the processor lacks what is asked for. Call it before the first
-// operation. Throws InvalidArgument for an unknown name.
+// Selects the table of an instruction set: baseline, avx2 or avx512 (RING_ISA), or the best for an empty name and where
+// the processor lacks the set. Returns the table in use from now on. Call it before the first operation. Throws
+// InvalidArgument for an unknown name.
 const KernelTable& select_kernels(const std::string& isa);
 
 inline ReduceFn reduce_kernel(DType dtype, ReduceOp op) {

@@ -1,6 +1,6 @@
 // The update rules of optimizers, in place on one shard of parameters: the arithmetic and its order are those of
-// torch.optim's single-tensor implementations, in float32. Options are float64, as Python's numbers are, and rounded
-// where torch rounds them: 1 - beta2 of a rounded beta2 would be wrong in its fourth digit.
+// torch.optim's single-tensor implementations, in float32. Options are float64, as in Python, and rounded where torch
+// rounds them: 1 - beta2 of a rounded beta2 would be wrong in its fourth digit.
 #pragma once
 
 #include <cstddef>

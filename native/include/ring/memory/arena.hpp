@@ -1,8 +1,8 @@
 // The blocks of one rank's arena: which are free, which are in use, and which wait until no rank touches them.
 //
-// What was freed keeps its pages as a reserve, because the kernel takes long to find and clear new ones, and what
-// exceeds the reserve goes back to the machine. Destructors release blocks, so a release needs no memory: the node of a
-// block moves from one map to another.
+// Freed blocks keep their pages as a reserve, because the kernel takes long to find and clear new ones; pages beyond
+// the reserve go back to the machine. Destructors release blocks, so a release allocates nothing: the node of a block
+// moves from one map to another.
 #pragma once
 
 #include <atomic>
@@ -16,15 +16,15 @@ namespace ring {
 
 class Domain;
 
-// Bytes of freed memory whose pages a rank keeps where the machine has that much left. They serve what comes and goes
-// with every operation: between hosts copies of ordinary tensors, of up to four buckets at RING_FUSION_THRESHOLD's
-// default. Nothing is kept where memory is short: the next to need it may be another process.
+// Bytes of freed memory whose pages a rank keeps where the machine has that much left. They serve blocks that live for
+// one operation: between hosts the copies of ordinary tensors, of up to four buckets at RING_FUSION_THRESHOLD's
+// default. Where memory is short nothing is kept, because another process may need it.
 constexpr std::size_t kReserve = std::size_t{256} << 20;
 constexpr std::size_t reserve_for(std::size_t left) { return left < 4 * kReserve ? 0 : kReserve; }
 
 class Arena {
    public:
-    // What has to hold before a block that was released is given out again. It must not own the domain, which owns it.
+    // A condition for reusing a released block. It must not own the domain, which owns it.
     class Condition {
        public:
         virtual ~Condition() = default;
@@ -35,13 +35,13 @@ class Arena {
     Arena(int fd, std::uint64_t start, std::size_t bytes, int rank);
 
     std::size_t bytes() const { return bytes_; }
-    // Reserves the pages. Throws OutOfMemory. Other calls do not wait for this one.
+    // Reserves the pages. Throws OutOfMemory. Does not block other calls.
     std::uint64_t allocate(std::size_t bytes);
     // Does nothing where no block in use begins at `offset`.
     void release(std::uint64_t offset) noexcept;
     // Keeps the block in use that `offset` lies in until the condition holds too. Does nothing for other memory.
     void keep(std::uint64_t offset, const std::shared_ptr<Condition>& until) noexcept;
-    // Frees what was released and kept, where the condition holds by now.
+    // Frees released blocks whose condition holds now.
     void reclaim(Domain& domain) noexcept;
     // Gives all of the reserve back to the machine.
     void trim() noexcept;
@@ -55,7 +55,7 @@ class Arena {
     };
     using Blocks = std::map<std::uint64_t, Block>;  // by offset
 
-    // Where a block of these bytes begins, and whether it comes with pages; nowhere where there is no such piece.
+    // Where a block of that size begins, and whether it has pages; kNoPlace where no free piece is large enough.
     struct Place {
         std::uint64_t begin;
         bool has_pages;
@@ -77,18 +77,18 @@ class Arena {
     int rank_;
 
     std::mutex allocating_;  // held while the kernel reserves or frees pages
-    std::size_t spare_ = 0;  // bytes that need no look at what memory is left
+    std::size_t spare_ = 0;  // bytes that may be taken before the memory that is left is measured again
     std::int64_t looked_at_ = 0;
 
-    mutable std::mutex mutex_;  // of what follows; never held across a system call
+    mutable std::mutex mutex_;  // guards the rest; never held across a system call
     Blocks holes_;              // free, without pages: whole pages, neighbours merged
     Blocks reserve_;            // free, with pages; neighbours merged
     Blocks used_;
-    Blocks released_;  // and kept
+    Blocks released_;  // that wait for a condition
     std::size_t allocated_ = 0;
     std::size_t reserved_ = 0;  // bytes of `reserve_`
 
-    std::atomic<std::size_t> most_kept_{kReserve};  // by the last look at what memory is left
+    std::atomic<std::size_t> most_kept_{kReserve};  // from the last measurement of the memory that is left
     std::atomic<std::int64_t> weighed_at_{0};
 };
 

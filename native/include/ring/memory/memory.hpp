@@ -24,45 +24,45 @@
 namespace ring {
 
 constexpr std::uint64_t kNowhere = ~std::uint64_t{0};
-// In the place of the offset of a block that nobody may enter any more.
+// Instead of an offset: the block is closed, no rank may enter it any more.
 constexpr std::uint64_t kClosed = kNowhere - 1;
-// In the place of the offset of a block that a rank is about to reserve.
+// Instead of an offset: a rank is about to reserve the block.
 constexpr std::uint64_t kClaimed = kNowhere - 2;
-// Of 64 processors each; 8192 is the most that Linux counts on x86-64.
+// Words of 64 processors each; Linux supports at most 8192 processors on x86-64.
 constexpr std::size_t kCoreWords = 128;
 
-// What one rank shows to the others of its host for as long as it lives.
+// What one rank shows to the other ranks of its host during its lifetime.
 struct alignas(128) RankSlot {
     Doorbell bell;
     SharedAtomic<std::int64_t> pid{0};
-    SharedAtomic<std::uint64_t> began{0};  // when its process did, which tells it from a later one of the same number
-    // The epoch that this rank leads and where its group block lies.
+    SharedAtomic<std::uint64_t> began{0};  // start time of its process, because a later one may get the same pid
+    // The epoch that this rank leads, and the offset of its group block.
     SharedAtomic<std::uint64_t> epoch{0};
     SharedAtomic<std::uint64_t> epoch_block{kNowhere};
-    // The block that this rank is about to use: its owner does not free it meanwhile.
+    // The block that this rank is about to use; its owner does not free it meanwhile.
     SharedAtomic<std::uint64_t> entering{kNowhere};
     // The last epoch that this rank has given up before it joined it.
     SharedAtomic<std::uint64_t> given_up{0};
-    // The run that this rank has left: it joins no further epoch of that.
+    // The run that this rank has left: it joins no further epoch of that run.
     SharedAtomic<std::uint64_t> left_run{0};
     // For agree_on_epoch: the oldest epoch that would do for this rank, which waits for one; 0 when it does not wait.
     SharedAtomic<std::uint64_t> wants{0};
     // The newest epoch that a leader has counted on this rank for, and that this rank has decided on as a leader.
     SharedAtomic<std::uint64_t> invited{0};
     SharedAtomic<std::uint64_t> decided{0};
-    // The processors that it may run on, a bit each.
+    // The processors that the rank may run on, one bit each.
     SharedAtomic<std::uint64_t> cores[kCoreWords] = {};
 };
 
 class Domain {
    public:
-    // The rank that creates it tells `pid`, `fd` and `token` to the others by whatever they have (MPI, inheritance).
-    // `arena` is the most that one rank may allocate, in bytes; 0 means the machine's memory.
+    // The creator sends `pid`, `fd` and `token` to the other ranks by any means (MPI, inheritance). `arena` is the most
+    // that one rank may allocate, in bytes; 0 means the machine's memory.
     static std::shared_ptr<Domain> create(int local_rank, int local_size, std::size_t arena = 0);
     static std::shared_ptr<Domain> attach(int local_rank, int local_size, std::int64_t pid, int fd,
                                           std::uint64_t token);
-    // For another rank of this process, which runs as a thread: over the same mapping, so that an address means the
-    // same to both.
+    // For another rank of this process, which runs as a thread: shares the mapping, so that addresses are the same for
+    // both.
     std::shared_ptr<Domain> share(int local_rank) const;
     ~Domain();
     Domain(const Domain&) = delete;
@@ -74,7 +74,7 @@ class Domain {
     std::uint64_t token() const { return token_; }
 
     RankSlot& slot(int rank) const;
-    // Whether a rank has said, by its `left_run`, that it joins no further epoch of this run. Never for run 0.
+    // Whether that rank's `left_run` says that it joins no further epoch of this run. False for run 0.
     bool has_left_run(int rank, std::uint64_t run) const {
         return run != 0 && slot(rank).left_run.load(std::memory_order_seq_cst) == run;
     }
@@ -82,45 +82,45 @@ class Domain {
     T* at(std::uint64_t offset) const {
         return reinterpret_cast<T*>(mapping_->base + offset);
     }
-    // Whether so many bytes at an offset, which another process has given, are ring memory.
+    // Whether `bytes` at an offset from another process are ring memory.
     bool contains(std::uint64_t offset, std::uint64_t bytes) const {
         return offset <= mapping_->length && bytes <= mapping_->length - offset;
     }
     // Offset of `bytes` at `address` when all of it is ring memory, or lies in a promoted block; else kNowhere.
     std::uint64_t offset_of(const void* address, std::size_t bytes) const;
 
-    // What lies at the offset, for as long as somebody holds it: this keeps the mapping and not the domain.
+    // The object at the offset; the pointer keeps the mapping alive, but not the domain.
     template <class T>
     std::shared_ptr<T> hold(std::uint64_t offset) const {
         return {mapping_, at<T>(offset)};
     }
 
-    // Pages are reserved here, so that a full machine is an error and not a crash later. Throws OutOfMemory.
+    // Reserves pages now, so that a full machine is an error and not a later crash. Throws OutOfMemory.
     std::uint64_t allocate(std::size_t bytes);
-    // Does nothing in a forked process, whose parent still uses what it has.
+    // Does nothing in a forked process: the memory belongs to its parent.
     void release(std::uint64_t offset) noexcept {
         if (owned()) arena_.release(offset);
     }
-    // The block that this offset lies in, if this rank has allocated it, is not given out again before the condition
-    // holds; it is asked whenever this rank allocates.
+    // The block that this offset lies in, if this rank has allocated it, is not reused before the condition holds. Each
+    // allocation of this rank checks the condition.
     void keep(std::uint64_t offset, const std::shared_ptr<Arena::Condition>& until) noexcept {
         arena_.keep(offset, until);
         if (preload_ != nullptr) preload_->retire(offset);
     }
 
-    // Has the preloaded allocator serve large tensors of this process, whose ring memory this is. False where none is
-    // preloaded, another domain has it, or there is no address space for it.
+    // Lets the preloaded allocator place large tensors of this process in this ring memory. False where no allocator is
+    // preloaded, another domain has it, or address space is short.
     bool serve_tensors();
-    // Has it serve them for another domain from now on. What it has promoted stays where it is, as ordinary memory to
-    // every collective.
+    // Releases the allocator for another domain. Promoted tensors stay where they are; collectives treat them as
+    // ordinary memory.
     void stop_serving_tensors() noexcept;
-    // Notes that a collective works on an ordinary tensor; when that pays, the tensor lies in ring memory on return.
-    // Its address stays. Nobody may write to it meanwhile.
+    // Counts a collective on an ordinary tensor. When a move pays, the tensor lies in ring memory on return, at the
+    // same address. No other thread may write to it meanwhile.
     void promote(const void* address, std::size_t bytes) noexcept;
-    // Of the preloaded allocator; all 0 where this domain has none.
+    // Counts of the preloaded allocator; all 0 where this domain has none.
     PreloadCounts preload_counts() const { return preload_ != nullptr ? preload_->counts() : PreloadCounts{}; }
-    // Calls `use` while the owner of the block at that offset, on whatever rank, sees that this rank is about to use
-    // it. What `use` throws is passed on.
+    // Calls `use` while the owner of the block at that offset, which may be any rank, sees that this rank is about to
+    // use it. Exceptions of `use` propagate.
     template <class Use>
     void enter(std::uint64_t block, Use&& use) {
         const std::lock_guard<std::mutex> one_at_a_time(entering_);
@@ -134,9 +134,9 @@ class Domain {
         const Entering entering(slot(local_rank_), block);
         use();
     }
-    // Gives the pages of free blocks, which are kept up to kReserve, back to the machine; those of free tensors too.
+    // Returns the pages of free blocks, which are kept up to kReserve, and of free tensors to the machine.
     void trim() noexcept;
-    // Gives all pages of ranks that have died back. No group that this rank still uses may have had them.
+    // Returns all pages of dead ranks to the machine. Those ranks must not be in a group that this rank still uses.
     void drop_dead() noexcept;
     std::size_t allocated() const { return arena_.allocated(); }
 
@@ -145,9 +145,9 @@ class Domain {
     // Whether the process of that rank has ended (also when its parent has not yet reaped it).
     bool dead(int rank) noexcept;
 
-    // Shows the others what this thread may run on now.
+    // Shows the other ranks which processors this thread may run on now.
     void publish_cores();
-    // Processors that the ranks of this host may run on together. A launcher may have bound each to one of its own.
+    // Number of processors that the ranks of this host may run on together. A launcher may have bound each rank to one.
     int cores() const;
 
    private:
@@ -172,7 +172,7 @@ class Domain {
     const PreloadTable* preload_ = nullptr;
 
     std::mutex entering_;
-    std::mutex watching_;  // of the descriptors by which this process sees that others end
+    std::mutex watching_;  // guards the descriptors on which this process sees other processes end
     std::vector<int> pidfds_;
 };
 

@@ -1,8 +1,8 @@
-// What the preloaded allocator (native/preload) and the core know of each other: plain data and C functions.
+// The interface between the preloaded allocator (native/preload) and the core: plain data and C functions.
 //
 // The allocator serves a program's large blocks, in private memory. When a collective works on a block again and again,
 // the core reserves ring memory for it and the allocator *promotes* the block: its content moves there, its address
-// stays. The table is the only symbol that the core looks for; where there is none, nobody has preloaded it.
+// stays. The table is the only symbol that the core looks for; where it is missing, no allocator is preloaded.
 #pragma once
 
 #include <cstddef>
@@ -13,8 +13,8 @@ namespace ring {
 // The allocator leaves smaller blocks to the C library.
 constexpr std::size_t kLeastBlock = std::size_t{256} << 10;
 
-// Where promoted blocks lie, who takes their pages back, and how many bytes can be taken before the out-of-memory
-// killer acts.
+// The memory of promoted blocks, the function that takes back their pages, and the number of bytes left before the
+// out-of-memory killer acts.
 struct PromotionSource {
     int fd;
     void* owner;
@@ -38,14 +38,14 @@ struct PreloadTable {
     void (*detach)(void* owner);
     // Offset in ring memory of `bytes` at `address` when they lie in a promoted block; else ~0.
     std::uint64_t (*offset_of)(const void* address, std::size_t bytes);
-    // Notes that a collective works on `bytes` at `address`. The bytes of ring memory that a promotion takes, where the
-    // block is private and worth it; else 0. A part of a block is never: other threads may write to the rest.
+    // Counts a collective on `bytes` at `address`. Returns the bytes of ring memory that a promotion needs, where the
+    // block is private and worth it; else 0. Never for a part of a block: other threads may write to the rest.
     std::size_t (*claim)(const void* address, std::size_t bytes);
-    // Moves the block to `offset`, which is mapped at `place` too. False where it stays what it was.
+    // Moves the block to `offset`, which is also mapped at `place`. False where the block stays private.
     bool (*promote)(const void* address, std::uint64_t offset, void* place);
-    // The ring memory at `offset` is given to no other tensor: the block goes back to `give_back` when it is freed.
+    // No other tensor gets the ring memory at `offset`: when the block is freed it goes to `give_back`.
     void (*retire)(std::uint64_t offset);
-    // Gives the pages of all free blocks back.
+    // Returns the pages of all free blocks to the system.
     void (*trim)();
     PreloadCounts (*counts)();
 };

@@ -1,9 +1,9 @@
 // How a rank writes segments to ring memory: into the cache, or past it into memory.
 //
-// Cores with one last-level cache hand segments over in it, which is the fastest way. Cores without (two core complexes
-// or sockets, or a virtual machine whose host has put it there for a while) fetch every line that another has written
-// from a far cache, and memory would be faster. Nothing says which it is, so operations are timed both ways: a few of
-// them at first, one in `probe_every` later.
+// Cores that share a last-level cache exchange segments through it, which is the fastest way. Other cores (on two core
+// complexes or sockets, or in a virtual machine that its host has placed there for a while) fetch every line from a far
+// cache, and memory is faster. No interface tells which it is, so operations are timed both ways: a few of them at
+// first, later one in `probe_every`.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 
 namespace ring {
 
-// Each rank decides for what it writes itself; its own thread alone uses this.
+// Each rank decides for its own writes; only the thread that carries out operations uses this.
 class Staging {
    public:
     explicit Staging(StagingWay way) : fixed_(way != StagingWay::Auto), choice_(way == StagingWay::Memory) {}
@@ -23,11 +23,11 @@ class Staging {
     void took(bool past_cache, std::uint64_t bytes, std::int64_t ns);
 
    private:
-    static constexpr std::uint64_t kLeast = 1 << 20;  // bytes of an operation that is worth it
-    // How often the other way is tried: the cache more often, whose speed it is that changes.
+    static constexpr std::uint64_t kLeast = 1 << 20;  // smallest operation, in bytes, that is timed
+    // How often the other way is tried: the cache more often, because it is the one whose speed changes.
     static constexpr std::uint64_t probe_every(bool past_cache) { return past_cache ? 8 : 32; }
     static constexpr std::size_t kKept = 4;
-    // The least of the last few: what disturbs an operation makes it slower, never faster.
+    // The minimum of the last few times: a disturbance makes an operation slower, never faster.
     double least(bool past_cache) const;
 
     bool fixed_;
@@ -38,7 +38,7 @@ class Staging {
 };
 
 using CopyFn = void*(void*, const void*, std::size_t);
-// memcpy past the cache, where the processor can; what it wrote is in order before whatever is stored next.
+// memcpy past the cache, where the processor can. Its writes are ordered before later stores.
 CopyFn stream_copy;
 
 }  // namespace ring

@@ -1,8 +1,9 @@
 // Messages between ranks of different hosts, over the link.
 //
-// What a rank sends to another begins with a *front*, in order. Up to kSmallBytes the payload follows at once. A larger
-// one waits until the receiver has answered that it wants it, and then goes as a *stream* of segments; of two streams
-// from one rank to another the second begins when the first has ended, so that segments need no numbers.
+// A message begins with a *front*; the fronts from one rank to another arrive in order. Up to kSmallBytes the payload
+// follows at once. A larger one waits until the receiver answers that it wants it, and then goes as a *stream* of
+// segments. Of two streams from one rank to another the second begins when the first has ended, so that segments need
+// no numbers.
 //
 //   sender                         receiver
 //   front, small payload    ->     matched, copied
@@ -10,7 +11,7 @@
 //                           <-     Wanted, or Refused with what was expected
 //   segments, four on their way -> copied
 //
-// Nothing here waits; a lock of its caller makes the calls come one at a time.
+// Nothing here waits. The caller holds a lock, so that calls come one at a time.
 #pragma once
 
 #include <atomic>
@@ -24,7 +25,7 @@
 
 namespace ring {
 
-// What every message between hosts begins with.
+// The head of every message between hosts.
 struct MessageHead {
     enum class Kind : std::uint32_t { Small, Large, Wanted, Refused };
 
@@ -34,7 +35,7 @@ struct MessageHead {
     std::int32_t from = 0;  // member
     std::int32_t tag = 0;
     DType dtype = DType::UInt8;
-    // Refused: what the receiver had asked for.
+    // Refused: the dtype and count that the receiver asked for.
     DType wanted_dtype = DType::UInt8;
     std::uint64_t count = 0;
     std::uint64_t wanted_count = 0;
@@ -42,7 +43,7 @@ struct MessageHead {
     std::size_t bytes() const { return count * item_size(dtype); }
 };
 
-// One that has come and was not matched yet.
+// A message that has arrived and is not matched yet.
 struct RemoteMessage {
     MessageHead head;
     std::shared_ptr<std::byte[]> memory;  // the head again, then the payload of a small one
@@ -65,25 +66,25 @@ struct Stream {
 class LinkMessages {
    public:
     LinkMessages(std::shared_ptr<Fabric> fabric, std::shared_ptr<Domain> domain);
-    // Gives small messages a moment to leave; the link keeps those that nobody has taken by then.
+    // Waits a moment until small messages have left; the link keeps those that were not received by then.
     ~LinkMessages();
     LinkMessages(const LinkMessages&) = delete;
     LinkMessages& operator=(const LinkMessages&) = delete;
 
     // Sends to a member on another host. The stream of a large payload; null for a small one, which has been copied.
     std::shared_ptr<Stream> send(int to, int tag, const void* data, std::uint64_t count, DType dtype);
-    // Takes what comes; true when anything moved.
+    // Receives what has arrived and continues streams; true when anything moved.
     bool advance();
-    // The next message that has come, if there is one.
+    // Takes the next message that has arrived, if there is one.
     bool take(RemoteMessage& message);
-    // The next small one of this rank that a receiver has refused: its head, and from whom.
+    // Takes the head of the next small message of this rank that its receiver has refused.
     bool take_refusal(MessageHead& head);
-    // Has a large one come into `data`.
+    // Receives a large message into `data`.
     std::shared_ptr<Stream> accept(const MessageHead& head, void* data);
     void refuse(MessageHead head, DType wanted_dtype, std::uint64_t wanted_count);
-    // Forgets all streams, whose tensors belong to their callers again.
+    // Drops all streams; their tensors belong to the callers again.
     void drop_streams() noexcept;
-    // Whether something of this rank has yet to leave, though no caller waits for it. Any thread may ask.
+    // Whether messages of this rank have not left yet, though no caller waits for them. Any thread may ask.
     bool is_sending() const { return leaving_.load(std::memory_order_seq_cst) != 0; }
 
    private:

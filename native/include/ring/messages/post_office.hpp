@@ -1,15 +1,15 @@
 // Messages from one rank to another, matched by sender and tag in the order in which they were sent.
 //
 // Between hosts they travel as `LinkMessages` says. On one host the sender writes a *letter* into its own ring memory
-// and hangs it on the receiver's mailbox, so that no rank needs a connection to another. What a letter brings is of one
-// of three kinds:
+// and appends it to the receiver's mailbox, so that no rank needs a connection to another. The payload of a letter is
+// of one of three kinds:
 //
-//   small     lies behind the letter: the send is complete at once, whatever the receiver does
-//   pulled    lies in the sender's tensor, which is in ring memory: the receiver copies it from there
-//   streamed  comes through a window behind the letter, which the sender fills while the receiver empties it
+//   small     behind the letter: the send is complete at once, whatever the receiver does
+//   pulled    in the sender's tensor, which is in ring memory: the receiver copies it from there
+//   streamed  through a window behind the letter, which the sender fills while the receiver empties it
 //
-// Nothing here waits but `wait`. The thread that waits for a message, and the progress thread for those that nobody
-// waits for, carry all messages of the office on (`advance`).
+// Only `wait` waits. A thread that waits for a message moves all messages of the office (`advance`); the progress
+// thread does so for messages that no thread waits for.
 #pragma once
 
 #include <algorithm>
@@ -40,8 +40,8 @@ class Message {
     }
     // The member that a received message came from; -1 before.
     int source() const { return source_; }
-    // Done: how much of the time since `begin` it waited for the other side: a receive until the message had come, a
-    // send that was not copied until it was taken.
+    // For a message that is done: the time since `begin` for which it waited for the other side. A receive waits until
+    // the message arrives; a send that was not copied, until it is received.
     std::int64_t waited_since(std::int64_t begin) const { return std::max<std::int64_t>(0, came_ - begin); }
 
    private:
@@ -51,15 +51,15 @@ class Message {
     Header header_;  // kind, dtype, count and tag, for timelines and errors
     int peer_ = -1;  // member; -1 for any
     int tag_ = 0;
-    std::byte* data_ = nullptr;  // to send it is only read
+    std::byte* data_ = nullptr;  // only read by a send
     std::size_t bytes_ = 0;
-    std::size_t moved_ = 0;            // of a stream
+    std::size_t moved_ = 0;            // bytes of a stream
     std::shared_ptr<Stream> stream_;   // to or from another host
     Letter* letter_ = nullptr;         // sent or matched
     std::uint64_t offset_ = kNowhere;  // of a letter that was sent
     std::int64_t deadline_ = 0;
     std::int64_t mark_ = 0;
-    std::int64_t came_ = 0;  // when the other side had
+    std::int64_t came_ = 0;  // when the other side came
     int source_ = -1;
     bool attended_ = false;
     std::atomic<State> state_{State::Pending};
@@ -70,7 +70,7 @@ class PostOffice {
    public:
     static constexpr int kAny = -1;
 
-    // Of the group, and of its epoch, whose departures count too.
+    // Where the group is; the departures of its epoch count too.
     struct Place {
         std::shared_ptr<HostGroup> group;
         std::shared_ptr<Fabric> fabric;        // null on one host
@@ -81,38 +81,37 @@ class PostOffice {
         int number;  // of the group, for timelines
     };
     explicit PostOffice(Place place);
-    // Gives up what is under way. Small messages that were sent can be received as long as their receiver lives.
+    // Cancels messages under way. Small messages that were sent can be received as long as their receiver lives.
     ~PostOffice();
     PostOffice(const PostOffice&) = delete;
     PostOffice& operator=(const PostOffice&) = delete;
 
     // To and from members (group indices). Throws Mismatch where the receiver has refused an earlier small message.
-    // `attended` says that the caller will wait for it.
+    // `attended`: the caller will wait for the message.
     std::shared_ptr<Message> send(int to, int tag, const void* data, std::uint64_t count, DType dtype, double timeout,
                                   bool attended);
     std::shared_ptr<Message> receive(int from, int tag, void* data, std::uint64_t count, DType dtype, double timeout,
                                      bool attended);
     // Returns when the message is done; an interruption aborts the epoch.
     void wait(Message& message, double timeout, const Interruption& check);
-    // Carries messages on as far as they can be; true when anything moved.
+    // Moves messages as far as possible without waiting; true when anything moved.
     bool advance();
-    // A thread that waits calls this from time to time. Ends the epoch when an expected rank has left or died, or is
-    // late.
+    // For a waiting thread, from time to time. Ends the epoch when an expected rank has left or died, or is late.
     void look() noexcept;
-    // Whether there are messages that nobody may be waiting for.
+    // Whether there are messages that no thread may be waiting for.
     bool unattended() const {
         return unattended_.load(std::memory_order_seq_cst) != 0 || (link_ && link_->is_sending());
     }
-    // Whether what moves them rings no bell.
+    // Whether messages must be polled, because a link rings no bell.
     bool polls() const { return link_ != nullptr; }
-    // Fails what is under way: the communicator is closed.
+    // Fails all messages under way, when the communicator is closed.
     void close(std::exception_ptr error) noexcept;
 
    private:
     std::shared_ptr<Message> make(OpKind kind, int peer, int tag, void* data, std::uint64_t count, DType dtype,
                                   double timeout, bool attended);
     void begin(const Message& message);
-    // One that has come and was not matched yet, from this host or another.
+    // A message from this host or another that has arrived and is not matched yet.
     struct Arrival {
         int from;  // member
         int tag;
@@ -131,7 +130,7 @@ class PostOffice {
     bool settle(Message& message);
     std::exception_ptr refused(const Message& message, std::uint64_t count, DType dtype) const;
     bool advance_locked();
-    // The index on this host of a member; -1 on another one.
+    // The local index of a member; -1 for a member on another host.
     int local(int member) const;
     bool is_gone(int member) const;
     void ring_bell_of(int member) const;
@@ -152,7 +151,7 @@ class PostOffice {
     std::deque<Arrival> arrived_;                     // and not matched
     std::deque<std::shared_ptr<Message>> wanted_;     // receives that are not matched
     std::deque<std::shared_ptr<Message>> receiving_;  // streams
-    std::deque<std::shared_ptr<Message>> sending_;    // until the receiver has taken them
+    std::deque<std::shared_ptr<Message>> sending_;    // until they are received
     struct Posted {
         std::uint64_t offset;
         int to;

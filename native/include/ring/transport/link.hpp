@@ -25,19 +25,19 @@ class Link {
     virtual Transfer receive(int from, int tag, void* data, std::size_t bytes) = 0;
     // True when the transfer has ended (and is forgotten: it becomes 0). A transfer of 0 is done.
     virtual bool done(Transfer& transfer) = 0;
-    // Gives up a transfer, and never waits for the other side. A send may read its memory after this, so that has to
-    // be ring memory. A receive that cannot be taken back, because its message has begun to come, is left to end by
-    // itself; `keep` owns its memory until then.
+    // Cancels a transfer, and never waits for the other side. A send may read its memory after this, so that must be
+    // ring memory. A receive whose message has begun to arrive cannot be cancelled and ends by itself; `keep` owns its
+    // memory until then.
     virtual void cancel(Transfer& transfer, std::shared_ptr<const void> keep) noexcept = 0;
     // Whether a message with this tag has arrived from any rank: its source and size.
     virtual bool probe(int tag, int& source, std::size_t& bytes) = 0;
-    // Receives and discards messages that nobody asked for. For the end of a process, after all have met.
+    // Receives and discards messages that were not asked for. For the end of a process, after a barrier of all.
     virtual void drain() = 0;
     // Largest tag that may be used.
     virtual int tag_limit() const = 0;
 
-    // Numbers below `limit` for what is to have tags of its own in this process: one that is in use by nobody, and
-    // has been for as long as possible.
+    // Takes a number below `limit`, for tags of its own: one that is not in use in this process, and was released
+    // longest ago.
     int take_number(int limit);
     void give_back(int number);
 
@@ -47,7 +47,7 @@ class Link {
     int last_number_ = -1;
 };
 
-// What has to be known of an MPI that is used without mpi.h.
+// What the core must know to use an MPI without mpi.h.
 struct Mpi {
     const char* module_path;   // of a module that has it loaded; null for the program itself
     std::uint64_t comm, byte;  // handles as integers
@@ -58,12 +58,12 @@ struct Mpi {
 // Through MPI point to point.
 std::shared_ptr<Link> make_mpi_link(const Mpi& mpi);
 
-// In a forked process: the extension module at `module_path` finds MPI not initialized from now on. At exit it would
-// finalize the MPI of the parent, which all ranks wait for.
+// For a forked process: makes the extension module at `module_path` see MPI as not initialized. Otherwise it would
+// finalize the parent's MPI at exit, which waits for all ranks.
 void leave_mpi(const char* module_path);
 
-// Through ring memory: for the ring within one host, and for tests that need no second host. `offset` is what
-// `reserve_memory_link` gave to one of the ranks, the same for all.
+// Through ring memory: for the ring within one host, and for tests that need no second host. One of the ranks calls
+// `reserve_memory_link`; all pass its result as `offset`.
 std::uint64_t reserve_memory_link(Domain& domain);
 std::shared_ptr<Link> make_memory_link(std::shared_ptr<Domain> domain, std::uint64_t offset);
 

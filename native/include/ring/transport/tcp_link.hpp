@@ -1,8 +1,8 @@
-// A link over TCP, one connection for each pair of ranks that have something to tell each other.
+// A link over TCP, with one connection for each pair of ranks that exchange messages.
 //
-// The caller makes the connections and makes sure who is at the other end: the link says which ranks it wants, and
-// takes the sockets. What is sent to a rank before that waits. Messages of any tag share a connection, one after
-// another; what nobody has asked for yet is kept, so that none of them holds up another one.
+// The caller connects and authenticates: the link says which ranks it wants, and takes the sockets. Messages to a rank
+// wait until it is connected. Messages of all tags share a connection, one after another; a message without a receiver
+// is kept, so that it does not block the next one.
 #pragma once
 
 #include <cstddef>
@@ -40,24 +40,24 @@ class TcpLink : public Link {
     void drain() override;
     int tag_limit() const override { return kFirstFree - 1; }
 
-    // Readable when the caller has something to do: connect the ranks in `take_wanted`, which something is to be sent
-    // to, or call `flush`, because a message was given up half sent.
+    // Readable when the caller has something to do: connect the ranks of `take_wanted`, which have messages waiting, or
+    // call `flush`, because a cancelled message was half sent.
     int attention_fd() const { return attention_fd_; }
     std::vector<int> take_wanted();
-    // Sends what can be sent. Returns whether something is left, so that this is to be called again soon: it may stand
-    // before a notice, and its sender may not look at the link any more.
+    // Sends what can be sent. Returns whether something is left; then call it again soon: a notice may wait behind it,
+    // and its sender may not use the link any more.
     bool flush();
-    // The connection to a rank: a socket, which is the link's from now on. Ignored where there is one already.
+    // Takes over `socket`, the connection to a rank. Ignored where there is one already.
     void connected(int rank, int socket);
     // No connection to that rank can be made.
     void unreachable(int rank, std::string_view why);
 
-    // A message that the link keeps until it is sent; and one of such a tag that has arrived: source and data.
+    // Sends a message that the link keeps until it is sent; and takes one of such a tag that has arrived.
     void post(int to, int tag, std::string_view data);
     std::optional<std::pair<int, std::string>> take(int tag);
 
    private:
-    static constexpr std::uint32_t kMark = 0x52494e47;  // what every message begins with
+    static constexpr std::uint32_t kMark = 0x52494e47;  // at the start of every message
     static constexpr std::size_t kBuffer = 64 << 10;
 
     struct Head {
@@ -68,7 +68,7 @@ class TcpLink : public Link {
     struct Outgoing {
         Transfer transfer;  // 0 for what was posted
         Head head;
-        const std::byte* data;  // null once given up: zeros are sent instead
+        const std::byte* data;  // null after a cancel: zeros are sent instead
         std::size_t sent;       // of head and data
         std::shared_ptr<std::string> own = nullptr;
     };
@@ -82,8 +82,8 @@ class TcpLink : public Link {
         int tag;
         std::vector<std::byte> body;
     };
-    // What is being read. A message goes where somebody waits for it, else into `message`; where its receiver has given
-    // up, or wants less, the rest goes nowhere.
+    // The message that is being read. It goes to its receive, else into `message`; where the receive was cancelled, or
+    // wants less, the rest is discarded.
     struct Incoming {
         Head head{};
         bool in_body = false;
@@ -95,7 +95,7 @@ class TcpLink : public Link {
         int socket = -1;
         bool asked_for = false;
         bool active = false;
-        std::int64_t gone_at = 0;  // when it was found to have gone; 0 while it has not
+        std::int64_t gone_at = 0;  // when the link noticed that the peer has gone; 0 before
         std::string gone;          // and why
         std::deque<Outgoing> out{};
         std::deque<Wanted> wanted{};
@@ -130,12 +130,12 @@ class TcpLink : public Link {
     int attention_fd_;
     int poll_fd_;
     std::mutex mutex_;
-    std::vector<std::unique_ptr<Peer>> peers_;  // by rank; null for those that nothing was exchanged with
-    std::vector<int> active_;                   // ranks that something is sent to, or wanted from
+    std::vector<std::unique_ptr<Peer>> peers_;  // by rank; null before the first message
+    std::vector<int> active_;                   // ranks with a send or a receive under way
     std::vector<int> wanted_;                   // for take_wanted
     std::map<Transfer, Live> live_;
     Transfer last_ = 0;
-    bool starved_ = false;  // some peer has sent what there was no memory for
+    bool starved_ = false;  // memory was short for a message of some peer
 };
 
 }  // namespace ring

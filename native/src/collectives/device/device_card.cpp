@@ -7,7 +7,7 @@
 namespace ring {
 namespace {
 
-// No two devices of the world have one UUID; containers of one machine have host names of their own.
+// Compares UUIDs, which are unique, and not host names: containers of one machine have different ones.
 bool same_device(const DeviceCard& a, const DeviceCard& b) {
     return std::memcmp(a.device.bytes, b.device.bytes, sizeof a.device.bytes) == 0;
 }

@@ -82,7 +82,7 @@ void DeviceStream::release(const void* owner) { launching_.compare_exchange_stro
 
 void DeviceStream::adopt(std::shared_ptr<NcclCommunicator> communicator) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (reaper_) {  // the epoch has ended meanwhile: it ends by itself
+    if (reaper_) {  // the epoch has ended meanwhile, so this communicator is ended alone
         Reaper::begin({std::move(communicator)}, Reaper::Way::Abort);
         throw Aborted("the devices' epoch has ended");
     }
@@ -108,7 +108,7 @@ bool DeviceStream::abandoned() const {
     return reaper_ != nullptr;
 }
 
-// NCCL says that an abort is over and not that it has ended all kernels, as one that fails has not.
+// NCCL reports that an abort has returned, but not that all kernels have ended: a failed abort leaves them running.
 bool DeviceStream::is_idle() {
     if (stream_ == nullptr) return true;
     try {
@@ -116,7 +116,7 @@ bool DeviceStream::is_idle() {
         return last_->passed();
     } catch (const DeviceError& error) {
         give_up_failed(*devices_, context_, error);
-        return error.lasts;  // nothing runs on such a device
+        return error.lasts;  // no kernel runs on such a device
     }
 }
 

@@ -36,7 +36,7 @@ Step Launch::take_ticket(std::uint64_t gates) {
     }
     if (group_.index() != 0) return Step::Gate;
     if (!transfers_) {
-        // What comes late, after this has been given up, may be written for as long as the transfers keep it.
+        // The transfers own the memory, because a message may still arrive after this has been given up.
         auto landing = std::make_shared<std::vector<std::uint64_t>>(static_cast<std::size_t>(fabric_->hosts()));
         landing_ = landing;
         transfers_.emplace(*fabric_, Fabric::kData, landing);

@@ -1,4 +1,4 @@
-// When an operation on devices is launched: in the order of tickets, behind what wrote its tensors.
+// Launches operations on devices in the order of tickets, after the work that writes their tensors.
 #pragma once
 
 #include <memory>
@@ -15,8 +15,7 @@ namespace ring {
 // The algorithms of tensors on devices, for the table of paths.
 MakeAlgorithm make_nccl, make_device_copy;
 
-// The steps that all such operations have; what exactly is enqueued, they say. It is done when the operation has been
-// launched.
+// The steps that all such operations share; a subclass says what is enqueued. Done when the operation was launched.
 class Launch : public Algorithm {
    public:
     explicit Launch(const Operation& operation);
@@ -24,9 +23,9 @@ class Launch : public Algorithm {
     Step advance(std::uint64_t gates) final;
 
    protected:
-    // Enqueues it on `stream()`, once. Throws DeviceError.
+    // Enqueues the operation on `stream()`, once. Throws DeviceError.
     virtual void enqueue() = 0;
-    // Whether it has been launched; the stream may be recorded then.
+    // Whether the operation was launched; then an event may be recorded on the stream.
     virtual bool launched() { return true; }
 
     DeviceStream& stream() const { return stream_; }

@@ -29,12 +29,12 @@ bool LaunchOrder::is_next(HostGroup& group) const {
     if (own == candidates_.end()) return false;
     const Ticket ticket = group.tickets().look(own->gate);
     if (ticket.state != Ticket::State::Taken) return false;
-    group.tickets().pass(ticket.number);  // before the others are looked at: theirs come later from here on
+    group.tickets().pass(ticket.number);  // first, so that the tickets that the other groups take now come later
     return std::none_of(candidates_.begin(), candidates_.end(), [&](const Candidate& one) {
         if (one.group == &group) return false;
         const Ticket other = one.group->tickets().look(one.gate);
         if (other.state == Ticket::State::Later) return false;
-        // Numbers of several hosts may be equal.
+        // Tickets that span hosts may have equal numbers.
         return other.state == Ticket::State::Soon ||
                std::make_pair(other.number, one.id) < std::make_pair(ticket.number, own->id);
     });

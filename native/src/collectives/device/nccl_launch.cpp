@@ -1,4 +1,4 @@
-// Every operation that NCCL carries out, as the calls that launch it.
+// The calls that launch each operation on NCCL.
 #include <optional>
 #include <string>
 
@@ -11,7 +11,7 @@
 namespace ring {
 namespace {
 
-// What all ranks bring, in the order of the group.
+// The parts of all ranks, in the order of the group.
 struct Parts {
     std::vector<std::size_t> counts;  // elements
     std::vector<std::size_t> starts;
@@ -66,10 +66,10 @@ class NcclLaunch : public Launch {
         check(api().ncclGroupEnd(), "ncclGroupEnd");
     }
 
-    // NCCL may launch on a thread of its own, and connects at the first operation.
+    // NCCL may launch on a thread of its own, and connects in the first operation.
     bool launched() override {
         if (!nccl_.ready()) return false;
-        // Here and not when the operation ends: its communicator may be aborted by then.
+        // Now, because the communicator may be aborted before the operation ends.
         if (own_reduction_) check(api().ncclRedOpDestroy(reduction_, nccl_.handle()), "ncclRedOpDestroy");
         own_reduction_ = false;
         return true;
@@ -94,7 +94,7 @@ class NcclLaunch : public Launch {
     void allocate() {
         for (std::size_t count : incoming_.counts) result_.counts.push_back(static_cast<std::int64_t>(count));
         result_.bytes = incoming_.total * item_;
-        // The caller reads it on the stream that it has given, which waits for this operation.
+        // The caller reads the result on its own stream, which waits for this operation.
         result_.on_device =
             std::make_shared<DeviceMemory>(on_device().context, result_.bytes, stream().handle(), on_device().stream);
     }
@@ -204,7 +204,7 @@ class NcclLaunch : public Launch {
     std::optional<DeviceMemory> zeros_;
 };
 
-// A group of one rank: what it brings is the result.
+// A group of one rank: the result is a copy of the input.
 class DeviceCopy : public Launch {
    public:
     explicit DeviceCopy(const Operation& operation)

@@ -13,8 +13,8 @@ std::uint64_t bits_of(Number number) {
     return bits;
 }
 
-// The bits of a positive or negative normal number of two bytes, with so many bits of exponent and fraction; none where
-// it has no such number.
+// The bits of `value` in a format of two bytes with that many bits of exponent and fraction; none where the value is
+// not exactly a normal number of the format.
 std::optional<std::uint64_t> two_bytes(double value, int exponent_bits, int fraction_bits) {
     const int bias = (1 << (exponent_bits - 1)) - 1;
     int exponent = 0;

@@ -9,13 +9,13 @@
 namespace ring {
 namespace {
 
-// Barrier: to pass the gate is all there is to do.
+// Barrier: passing the gate is all.
 class Nothing : public GatedAlgorithm {
    public:
     bool step(std::uint64_t) override { return true; }
 };
 
-// All ranks have joined: the result is the one that joined last.
+// All ranks have joined: the result is the rank that joined last.
 class Join : public GatedAlgorithm {
    public:
     Join(const std::vector<Header>& headers, Result& result) : result_(result) {
@@ -111,9 +111,9 @@ Reduction::Reduction(const std::vector<Header>& headers, const Header& lead, std
     : kernel_(kernel_of(lead)), finish_(scale_behind(lead, size)) {
     for (std::size_t i = 0; i < headers.size(); ++i)
         if (headers[i].kind != OpKind::Join) contributors_.push_back(static_cast<int>(i));
-    // A sum that is rounded to two bytes between hosts must not leave their range when its average stays in it. So what
-    // makes it smaller is applied before it is rounded for the first time, as far as it is a power of two: that part
-    // changes no digit.
+    // A sum that is rounded to two bytes between hosts must not overflow when its average is in range. So the part of a
+    // factor that makes it smaller is applied before the first rounding, as far as it is a power of two: that part
+    // loses no precision.
     double early = 1.0;
     const bool sum = lead.op == ReduceOp::Average || lead.op == ReduceOp::Sum;
     if (share != Share::Whole && sum && is_rounded_between_hosts(lead) && std::abs(finish_.post) < 1.0) {

@@ -1,4 +1,4 @@
-// What the algorithms share: walking over the tensors of a fused operation, and the sources of a reduction.
+// Helpers of the algorithms: iteration over the tensors of a fused operation, and the sources of a reduction.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 namespace ring {
 
 // Calls visit(piece, offset in the piece, offset in the range, elements) for the parts of [begin, end) of the fused
-// tensor that `pieces` make up.
+// tensor, which is the concatenation of `pieces`.
 template <class Visit>
 void for_range(const std::vector<Piece>& pieces, std::uint64_t begin, std::uint64_t end, Visit&& visit) {
     std::uint64_t start = 0;
@@ -23,7 +23,7 @@ void for_range(const std::vector<Piece>& pieces, std::uint64_t begin, std::uint6
 }
 
 // Calls visit(part) for the parts of a range of elements. A rank that ends the epoch waits until no rank touches its
-// memory: so no part is large, and none begins once the operation has to end.
+// memory: so parts are small, and none begins after the operation was aborted.
 template <class Visit>
 void in_parts(const HostGroup& group, const Range& range, std::size_t item, Visit&& visit) {
     constexpr std::size_t most = std::size_t{16} << 20;  // bytes
@@ -74,19 +74,19 @@ inline bool all_inline(const std::vector<Header>& headers) {
                        [](const Header& header) { return header.kind == OpKind::Join || header.is_inline != 0; });
 }
 
-// What a Reduction does of an operation: all of it, or between hosts either the sum over the ranks of one host or the
-// sum over the hosts.
+// The share of a Reduction in an operation: all of it, or between hosts either the sum over the ranks of one host or
+// the sum over the hosts.
 enum class Share { Whole, OneHost, AllHosts };
 
-// The kernel that a reduction takes, and what is left to do to its result: an average over `size` ranks, a postscale.
+// The kernel of a reduction, and the factors to apply after it: the average over `size` ranks, the postscale.
 ReduceFn kernel_of(const Header& header);
 Scale scale_behind(const Header& header, std::size_t size);
 
-// The reduction that an operation asks for, over the members that have data (all that have not joined).
+// The reduction of an operation, over the members that have data (all that have not joined).
 class Reduction {
    public:
-    // `headers` are those of what is reduced: the members of this host, or one for each host's result. `size` is the
-    // number of ranks that an average divides by.
+    // `headers` has one header for each input: each member of this host, or each host's result. `size` is the number of
+    // ranks that an average divides by.
     Reduction(const std::vector<Header>& headers, const Header& lead, std::size_t size, Share share = Share::Whole);
 
     // Combines the same `count` elements of every contributing member, found by `source(member)`, into `dst`.
@@ -107,8 +107,7 @@ class Reduction {
     const std::vector<int>& contributors() const { return contributors_; }
     // dst = a + b, or the operation's own combination, unscaled.
     void combine(void* dst, const void* a, const void* b, std::uint64_t count) const;
-    // What an average or a postscale still does, in place, to one host's result when all others have been combined
-    // with it.
+    // Applies the average and the postscale in place, to a result that has been combined with those of all hosts.
     void finish(void* data, std::uint64_t count) const;
 
    private:
@@ -119,11 +118,11 @@ class Reduction {
     std::vector<int> contributors_;
 };
 
-// The header that says what is done: that of the first member that has not joined.
+// The header that decides the operation: that of the first member that has not joined.
 const Header& lead_header(const std::vector<Header>& headers);
 
 MakeAlgorithm make_nothing, make_join, make_push_step, make_adasum;
-// One tensor of a list, as its rank shows it to the others: an array of these lies at the offset of its header.
+// One tensor of a list, as its rank shows it to the others: the offset in its header points to an array of these.
 struct ListedPiece {
     std::uint64_t input, output;  // offsets
     std::uint64_t count;          // elements

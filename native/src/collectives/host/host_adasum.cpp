@@ -5,8 +5,8 @@ namespace ring {
 namespace {
 
 // Every rank has two copies of the fused tensor in ring memory, one after the other. In round k the ranks whose numbers
-// agree but for the lowest k bits hold the same vector; each combines it with that of the rank which differs in bit k,
-// the lower group's first, so that all of them get the same bits. It reads from one copy and writes to the other.
+// agree except in the lowest k bits hold the same vector; each combines it with that of the rank which differs in bit
+// k, the lower group's first, so that all of them get the same bits. It reads from one copy and writes to the other.
 class AdasumAllreduce : public GatedAlgorithm {
    public:
     AdasumAllreduce(HostGroup& group, const Request& request, const std::vector<Header>& headers)

@@ -1,4 +1,4 @@
-// Broadcast, allgather and alltoall on one host: data that moves and is not combined.
+// Broadcast, allgather and alltoall on one host: operations that move data and do not combine it.
 #include "collectives/host/algorithm_parts.hpp"
 
 namespace ring {
@@ -63,7 +63,7 @@ class StagedBroadcast : public GatedAlgorithm {
     std::uint64_t per_step_, steps_;
 };
 
-// An allgather or alltoall: the part from each rank has its place.
+// An allgather or alltoall: each rank's part goes to its own place in the result.
 class Gathering : public GatedAlgorithm {
    protected:
     Gathering(const Operation& operation, std::vector<std::int64_t> counts)
@@ -89,7 +89,7 @@ std::vector<std::int64_t> header_counts(const std::vector<Header>& headers) {
     return counts;
 }
 
-// Every rank takes its parts where they lie: `from[member]` elements into that member's tensor.
+// Every rank copies its parts from the inputs: they begin at element `from[member]` of that member's tensor.
 class Pull : public Gathering {
    public:
     Pull(const Operation& operation, std::vector<std::int64_t> counts, std::vector<std::uint64_t> from, bool is_inline)
@@ -107,7 +107,7 @@ class Pull : public Gathering {
             const std::byte* tensor = inline_ ? group_.inline_slot(member, headers_[i].sequence)
                                               : group_.domain().at<std::byte>(headers_[i].input);
             const std::byte* from = tensor + from_[i] * item_;
-            // In place, as FSDP gathers, a rank's own part lies there already.
+            // When FSDP gathers in place, a rank's own part is there already.
             if (from != part(member)) std::memcpy(part(member), from, count(member) * item_);
         }
         return inline_;
@@ -153,7 +153,7 @@ class StagedAllgather : public Gathering {
     std::uint64_t steps_ = 0;
 };
 
-// Who sends how many elements to whom: row `from`, column `to`.
+// The number of elements that each rank sends to each other: row `from`, column `to`.
 class SplitTable {
    public:
     SplitTable(const HostGroup& group, std::uint64_t sequence) : size_(group.size()) {

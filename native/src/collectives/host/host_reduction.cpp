@@ -4,7 +4,7 @@
 namespace ring {
 namespace {
 
-// A group of one: only the scale factors are left to apply.
+// A group of one rank only applies the scale factors.
 class LocalAllreduce : public GatedAlgorithm {
    public:
     LocalAllreduce(const Request& request, const std::vector<Header>& headers)
@@ -79,8 +79,8 @@ class PushAllreduce : public GatedAlgorithm {
     Reduction reduction_;
 };
 
-// Each rank reduces its chunk of every segment. What it adds of its own it reads where it lies, so that only the
-// others' chunks pass through ring memory: 4(p-1)/p + 1 + 2/p bytes per byte, all but two of them in the cache.
+// Each rank reduces its chunk of every segment. It reads its own input in place, so that only the others' chunks pass
+// through ring memory: 4(p-1)/p + 1 + 2/p bytes per byte, all but two of them in the cache.
 //   step k:  spread(k-2)  reduce(k-1)  fill(k)
 class StagedAllreduce : public GatedAlgorithm {
    public:
@@ -105,7 +105,7 @@ class StagedAllreduce : public GatedAlgorithm {
     }
 
    private:
-    // In the whole tensor.
+    // A member's chunk of segment k, as a range of the whole tensor.
     Range chunk(std::uint64_t k, int member) const {
         const std::uint64_t begin = k * per_step_;
         const Range part = chunk_range(std::min(lead_.count - begin, per_step_), group_.size(), member, item_);
@@ -126,7 +126,7 @@ class StagedAllreduce : public GatedAlgorithm {
 
     void reduce(std::uint64_t k) {
         const Range own = chunk(k, group_.index());
-        if (request_.pieces.empty()) {  // joined: it adds nothing, and works for the others
+        if (request_.pieces.empty()) {  // joined: adds nothing, but reduces its chunk for the others
             void* dst = place(k, group_.index(), own.begin);
             reduction_.run(&dst, 1, own.size(), [&](int member) { return place(k, member, own.begin); });
             return;
@@ -332,12 +332,12 @@ std::unique_ptr<Algorithm> make_push_list(const Operation& operation) {
 
 namespace {
 
-constexpr std::uint64_t kBlock = 2048;  // elements: gradients, state and parameters of a block stay in the first level
+constexpr std::uint64_t kBlock = 2048;  // elements: gradients, state and parameters of a block stay in the L1 cache
 
 // The fused optimizer step: reduce-scatter, update and allgather in one pass over ring memory.
-// The owner of a chunk sums its gradients over all ranks block by block, updates its parameters with state that it
-// alone holds, and writes them to all ranks. Of S bytes of parameters it reads p gradients, reads and writes its
-// state, and writes p parameters, each S/p: the summed gradient never goes to memory.
+// The owner of a chunk sums its gradients over all ranks block by block, updates its parameters with state that only it
+// has, and writes them to all ranks. For S bytes of parameters it reads p gradients, reads and writes its state, and
+// writes p parameters, each S/p: the summed gradient never goes to memory.
 class PushStep : public GatedAlgorithm {
    public:
     PushStep(HostGroup& group, const Request& request, const std::vector<Header>& headers)

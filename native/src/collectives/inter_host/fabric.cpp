@@ -9,13 +9,13 @@
 namespace ring {
 namespace {
 
-// Tags of a number: those of a group, then those of its named lane.
+// Tags made of one number: those of a group, then those of its named lane.
 constexpr int kChannels = 8;
 constexpr int kLaneTags = 4;
-// What one message may have: MPI counts with int.
+// Most bytes of one message: MPI counts with int.
 constexpr std::size_t kMostPerMessage = std::size_t{64} << 20;
 
-// Half of the numbers are for epochs, which come in turn, the odd ones for groups.
+// Half of the numbers are for epochs, which use them in turn; the odd ones are for groups.
 int numbers_of_a_kind(const Link& link) { return link.tag_limit() / kChannels / 2; }
 
 std::uint64_t mix(std::uint64_t value) {  // splitmix64
@@ -70,11 +70,11 @@ Fabric::Fabric(std::shared_ptr<Link> link, std::vector<int> host_of, std::vector
     const std::size_t splits = host_of_.size() * sizeof(std::int64_t);
     message_bytes_ = sizeof(MessageFront) + static_cast<std::size_t>(most_local()) *
                                                 (sizeof(Header) + splits + inline_bytes(options_, hosts()));
-    // Who receives it does not know how long it is, so it cannot come in parts.
+    // Its receiver does not know its length, so it cannot be sent in parts.
     if (message_bytes_ > kMostPerMessage)
-        throw InvalidArgument("what a host's " + std::to_string(most_local()) + " ranks may tell the other hosts at " +
-                              "once would take " + std::to_string(message_bytes_ >> 20) + " MiB, and at most " +
-                              std::to_string(kMostPerMessage >> 20) + " can travel: lower RING_INLINE");
+        throw InvalidArgument("the headers and payloads of a host (ranks: " + std::to_string(most_local()) +
+                              ") would take " + std::to_string(message_bytes_ >> 20) + " MiB, and at most " +
+                              std::to_string(kMostPerMessage >> 20) + " are possible: lower RING_INLINE");
     sent_ = std::make_unique<Counter[]>(members_.size());
     notices_ = std::make_unique<Notices>(*this);
 }
@@ -172,7 +172,7 @@ Transfers::~Transfers() {
     for (Link::Transfer& transfer : all_) fabric_.link().cancel(transfer, keep_);
 }
 
-// Its place exists before it begins: one that was under way and not noted could not be given up.
+// Adds the entry before the transfer begins: a transfer that is not in the list could not be cancelled.
 Link::Transfer& Transfers::add() { return all_.emplace_back(0); }
 
 void Transfers::send(int to, const void* data, std::size_t bytes) {
@@ -192,7 +192,7 @@ void Transfers::receive(int from, void* data, std::size_t bytes) {
 }
 
 bool Transfers::done() {
-    // One look a call: it costs a system call, and drives all transfers of the link.
+    // One poll for each call: it costs a system call, and drives all transfers of the link.
     while (ended_ < all_.size() && fabric_.link().done(all_[ended_])) ++ended_;
     return ended_ == all_.size();
 }

@@ -1,4 +1,4 @@
-// What the algorithms between hosts share.
+// Helpers of the algorithms between hosts.
 #pragma once
 
 #include <optional>

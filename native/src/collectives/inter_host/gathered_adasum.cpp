@@ -1,5 +1,5 @@
-// Adasum among the ranks of several hosts: everybody gathers all tensors and combines them alone, in the order of one
-// host. That takes p·S bytes on each rank.
+// Adasum among the ranks of several hosts: each rank gathers all tensors and combines them by itself, in the same order
+// as on one host. That takes p·S bytes on each rank.
 #include <utility>
 
 #include "collectives/host/algorithm_parts.hpp"
@@ -24,7 +24,7 @@ class GatheredAdasum : public Algorithm {
     }
 
    private:
-    // Ranks 0 and 1, 2 and 3, ..., then what came of these in pairs, until one is left.
+    // Combines ranks 0 and 1, 2 and 3, ..., then the results in pairs, until one is left.
     void combine() {
         const AdasumFn adasum = kernels().adasum[static_cast<int>(lead_.dtype)];
         const std::size_t item = item_size(lead_.dtype);

@@ -16,7 +16,7 @@ bool is_reduction(const Header& header) {
     return header.kind == OpKind::Allreduce || header.kind == OpKind::ReduceScatter;
 }
 
-// Whether one of them says all that another host reads. Of a join and of a new group, each rank says something else.
+// Whether one header is enough for another host. For a join and a new group each rank's header differs.
 bool are_alike(const std::vector<Header>& headers) {
     const Header& first = headers.front();
     if (first.kind == OpKind::Join || first.kind == OpKind::Group) return false;
@@ -35,7 +35,7 @@ std::size_t extra_bytes(const Fabric& fabric) {
     return static_cast<std::size_t>(fabric.size()) * sizeof(std::uint64_t) + fabric.shared_bytes();
 }
 
-// Messages land in the group's block, which is not freed while the group is kept.
+// Messages are received into the group's block, which is not freed while the group lives.
 Agreement::Agreement(std::shared_ptr<HostGroup> group, const Fabric& fabric, const std::vector<int>& ranks,
                      std::uint64_t sequence)
     : group_(*group),
@@ -78,7 +78,7 @@ Step Agreement::advance(std::uint64_t gates) {
             transfers_.send(leader, message(fabric_.host()), bytes);
         }
     }
-    // Looks a few times before its thread lets others use the core, which takes as long as a look.
+    // Polls a few times before its thread yields the core, which takes as long as a poll.
     for (int looks = group_.spin().yield ? 1 : kLooks; looks > 0; --looks)
         if (transfers_.done()) return Step::Gate;
     return Step::AwaitsLink;
@@ -126,13 +126,14 @@ void Agreement::read_all() {
     for (int host = 0; host < fabric_.hosts(); ++host) {
         const MessageFront front = this->front(host);
         if (front.id != fabric_.id() || front.sequence != sequence_)
-            throw Error("the message of another group or operation came from host " + std::to_string(host) +
-                        " (its sequence is " + std::to_string(front.sequence) + ")");
+            throw Error("host " + std::to_string(host) +
+                        " sent a message of another group or operation (its sequence is " +
+                        std::to_string(front.sequence) + ")");
         if (front.most != group_.inline_bytes())
-            throw InvalidArgument("up to " + std::to_string(group_.inline_bytes()) +
-                                  " bytes travel at once here, and " + std::to_string(front.most) +
-                                  " on the host of rank " + std::to_string(fabric_.members(host).front()) +
-                                  "; set RING_INLINE to the same value on every host");
+            throw InvalidArgument("RING_INLINE allows " + std::to_string(group_.inline_bytes()) +
+                                  " bytes on this host, and " + std::to_string(front.most) + " on the host of rank " +
+                                  std::to_string(fabric_.members(host).front()) +
+                                  "; set it to the same value on every host");
         const std::vector<int>& members = fabric_.members(host);
         if (front.headers != 1 && front.headers != members.size())
             throw_damaged(ranks_of(members).front(),
@@ -151,7 +152,7 @@ void Agreement::read_all() {
     }
 }
 
-// What follows a host's headers is as long as they say, or what reads it would leave the message.
+// The data behind a host's headers must be as long as they say, or a reader would leave the message.
 void Agreement::check_message(int host, const MessageFront& front) const {
     const std::vector<int>& members = fabric_.members(host);
     std::vector<Header> headers;
@@ -190,7 +191,7 @@ const std::byte* Agreement::payload(int index) const {
     const std::byte* at = message(host) + payload_offset(host);
     for (int member : fabric_.members(host)) {
         const Header& header = headers_[static_cast<std::size_t>(member)];
-        if (member == index || header.kind == OpKind::Broadcast) break;  // of a broadcast there is the root's only
+        if (member == index || header.kind == OpKind::Broadcast) break;  // a broadcast has only the root's payload
         at += bytes_of(header);
     }
     return at;

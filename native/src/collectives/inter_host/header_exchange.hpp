@@ -1,4 +1,4 @@
-// What the hosts of a group tell one another before each operation: every rank's header, and small payloads with it.
+// The exchange between the hosts of a group before each operation: every rank's header, and small payloads.
 #pragma once
 
 #include <vector>
@@ -8,30 +8,30 @@
 
 namespace ring {
 
-// The leaders exchange one message each and lay all of them, their own too, into memory that their host shares. After
-// the gate every rank reads the same headers and so reaches the same verdict.
+// Each leader sends one message to the others and receives theirs into memory that its host shares. After the gate
+// every rank reads the same headers and so reaches the same verdict.
 //
 //   message: | MessageFront | Header x 1 or local ranks | splits x local ranks x all ranks | payload |
 //
-// A host whose ranks all call the same thing tells one header: with where a tensor lies, in which others differ,
-// another host has nothing to do.
+// A host whose ranks all call the same operation sends one header: the offsets of tensors, which differ by rank, mean
+// nothing on another host.
 //
-// Splits are there for an alltoall only. The payload of an allreduce or reducescatter is the sum over the host; of a
-// broadcast, the root's tensor; of the others, the ranks' tensors in turn. It is there only when all tensors of the
-// host fit their mailboxes.
+// Only an alltoall has splits. The payload of an allreduce or reducescatter is the sum over the host; of a broadcast,
+// the root's tensor; of the others, the ranks' tensors in turn. It is present only when all tensors of the host fit
+// their mailboxes.
 class Agreement : public Algorithm {
    public:
-    // `ranks` are those of all members.
+    // `ranks` are the global ranks of all members.
     Agreement(std::shared_ptr<HostGroup> group, const Fabric& fabric, const std::vector<int>& ranks,
               std::uint64_t sequence);
     Step advance(std::uint64_t gates) override;
 
-    // The rest is valid when it is done. Indices are those of the whole group.
+    // The rest is valid when the exchange is done. Indices are those of the whole group.
     const std::vector<Header>& headers() const { return headers_; }
     bool all_small() const { return all_small_; }
     // The sum over a host's ranks, or null where all of them have joined.
     const std::byte* partial(int host) const;
-    // Of that rank, which is the root where it is a broadcast.
+    // The payload of that rank; for a broadcast, of the root.
     const std::byte* payload(int index) const;
     const std::int64_t* splits(int index) const;
 
@@ -41,10 +41,10 @@ class Agreement : public Algorithm {
     std::size_t payload_offset(int host) const;
     void write_own();
     void read_all();
-    // Throws Error where a message is none that a host writes.
+    // Throws Error for a message that no host writes.
     void check_message(int host, const MessageFront& front) const;
     std::vector<int> ranks_of(const std::vector<int>& members) const;
-    // Of one rank's splits.
+    // Bytes of one rank's splits.
     std::size_t row_bytes() const { return static_cast<std::size_t>(fabric_.size()) * sizeof(std::int64_t); }
 
     HostGroup& group_;
@@ -57,7 +57,7 @@ class Agreement : public Algorithm {
     bool all_small_ = true;
 };
 
-// Where the ranks of a host find tensors that came from other hosts: an offset in ring memory for each group index.
+// Where the ranks of a host find tensors from other hosts: an offset in ring memory for each group index.
 std::uint64_t* landing_places(const HostGroup& group);
 std::size_t extra_bytes(const Fabric& fabric);
 

@@ -1,6 +1,6 @@
 // Broadcast, reducescatter, allgather and alltoall between hosts, for tensors too large to travel with the agreement.
-// All inputs lie in ring memory: the communicator copies ordinary tensors there before it posts the operation, those
-// that are small go to the mailbox. What is sent lies there too, because a link may read it after an abort.
+// All inputs lie in ring memory: before it posts the operation, the communicator copies ordinary tensors there, and
+// small ones to the mailbox. All data that is sent lies there too, because a link may read it after an abort.
 #include <cstring>
 #include <deque>
 
@@ -11,10 +11,10 @@
 namespace ring {
 namespace {
 
-// Common to all: who I am in the group, and where tensors lie.
+// Common to all: this rank's place in the group, and where tensors lie.
 class BetweenHosts : public Algorithm {
    protected:
-    // `all` are the agreement's, which outlives this.
+    // `all` are the headers of the agreement, which outlives this object.
     BetweenHosts(HostGroup& group, const Fabric& fabric, const std::vector<Header>& all)
         : group_(group), fabric_(fabric), headers_(all), lead_(lead_header(all)), item_(item_size(lead_.dtype)) {
         index_ = here()[static_cast<std::size_t>(group.index())];
@@ -22,14 +22,14 @@ class BetweenHosts : public Algorithm {
 
     const std::vector<int>& here() const { return fabric_.members(fabric_.host()); }
     const Header& header(int index) const { return headers_[static_cast<std::size_t>(index)]; }
-    // Of a rank of this host. Where sizes differ by rank, some are small.
+    // The input of a rank of this host, in its mailbox where it is small: sizes may differ by rank.
     std::byte* input(int index) const {
         const Header& own = header(index);
         return own.is_inline != 0 ? group_.inline_slot(fabric_.local_index(index), own.sequence)
                                   : group_.domain().at<std::byte>(own.input);
     }
     std::byte* output(int index) const { return group_.domain().at<std::byte>(header(index).output); }
-    // The rank of `host` that handles what belongs to a rank of another host.
+    // The rank of `host` that handles the tensor of a rank of another host.
     int agent(int host, int index) const {
         const std::vector<int>& members = fabric_.members(host);
         return members[static_cast<std::size_t>(fabric_.local_index(index)) % members.size()];
@@ -42,8 +42,8 @@ class BetweenHosts : public Algorithm {
     int index_ = 0;
 };
 
-// A chain of hosts that begins at the root's. Every lane passes its chunk on segment by segment, so the last host gets
-// its first segment h-1 segments late and the whole after S/link + (h-1) segments.
+// A chain of hosts that begins at the root's. Every lane forwards its chunk segment by segment, so the last host gets
+// its first segment h-1 segments late and the whole tensor after S/link + (h-1) segments.
 class ChainBroadcast : public BetweenHosts {
    public:
     ChainBroadcast(HostGroup& group, Fabric& fabric, const Request& request, const std::vector<Header>& all)
@@ -107,7 +107,7 @@ class ChainBroadcast : public BetweenHosts {
     bool is_first_ = false;  // of the chain
     Range chunk_{0, 0};
     std::uint64_t segments_ = 0, spread_ = 0;
-    std::optional<Window> window_;  // where this rank is a lane
+    std::optional<Window> window_;  // only where this rank is a lane
 };
 
 // For every rank, one rank of each other host sums that rank's rows over its host and sends the sum.
@@ -174,10 +174,10 @@ class PairwiseReduceScatter : public BetweenHosts {
     bool started_ = false;
     std::shared_ptr<std::deque<Region>> sums_ = std::make_shared<std::deque<Region>>();
     std::vector<std::byte*> partials_;
-    Transfers transfers_;  // last, so that it is given up before the memory goes
+    Transfers transfers_;  // last, so that it is cancelled before the memory is freed
 };
 
-// Every rank sends its tensor to one rank of each other host, which lands it in ring memory for all of its host.
+// Every rank sends its tensor to one rank of each other host, which receives it into ring memory for all of its host.
 class LandingAllgather : public BetweenHosts {
    public:
     explicit LandingAllgather(const Operation& operation)
@@ -190,7 +190,7 @@ class LandingAllgather : public BetweenHosts {
         if (gates == 2) return Step::Done;
         if (gates == 1) {
             copy_all();
-            return Step::Gate;  // what has landed is freed when all have copied it
+            return Step::Gate;  // received tensors are freed when all ranks have copied them
         }
         if (!started_) start();
         return transfers_.done() ? Step::Gate : Step::AwaitsLink;
@@ -277,7 +277,7 @@ class PairwiseAlltoall : public BetweenHosts {
             if (fabric_.host_of(from) != fabric_.host()) remote += bytes(from, index_);
         }
         places_ = result_.place(request_, std::move(counts), item_);
-        // A link may write for longer than the caller's tensors live.
+        // A link may still write when the caller's tensors are gone, so it does not write into them.
         std::shared_ptr<std::byte[]> landing;
         if (result_.placed) landing.reset(new std::byte[remote]);
         transfers_.emplace(

@@ -21,15 +21,15 @@ constexpr std::int64_t kLinger = 100'000'000;  // ns
 }  // namespace
 
 struct Notices::Notice {
-    std::uint64_t id = 0;            // of the group that it is for
+    std::uint64_t id = 0;            // of the group
     std::int64_t last_sequence = 0;  // kAbort: the epoch has ended; kLeaving: its sender has left
     char reason[kReasonBytes] = {};
 };
 
 struct Notices::Outgoing {
     Notice notice;
-    std::size_t bytes = 0;  // 0 before there is something to say
-    int next = 0;           // the member whose turn it is
+    std::size_t bytes = 0;  // 0 before an announcement
+    int next = 0;           // the member that it is sent to next
     Outgoing* kept = nullptr;
 };
 
@@ -67,7 +67,7 @@ Notices::~Notices() {
     for (Incoming& one : arriving_) fabric_.link().cancel(one.transfer, std::move(one.notice));
 }
 
-// In a list that is never read: what can be reached is no leak to a leak checker.
+// In a list that is never read: a leak checker ignores memory that is reachable.
 void Notices::keep(std::unique_ptr<Outgoing> outgoing) noexcept {
     static std::atomic<Outgoing*> newest{nullptr};
     Outgoing* one = outgoing.release();
@@ -91,7 +91,7 @@ void Notices::announce(Outgoing& outgoing, std::int64_t last_sequence, std::stri
     notice.id = fabric_.id();
     notice.last_sequence = last_sequence;
     const std::size_t length = reason.copy(notice.reason, kReasonBytes - 1);
-    // No longer than it must be: an MPI sends short messages without the receiver's help.
+    // As short as possible: an MPI sends short messages without the receiver's help.
     outgoing.bytes = offsetof(Notice, reason) + length + 1;
     send(outgoing);
 }
@@ -112,12 +112,12 @@ void Notices::send(Outgoing& outgoing) noexcept {
             sending_.push_back(fabric_.send(Fabric::kNotice, outgoing.next, &outgoing.notice, outgoing.bytes));
         } catch (const std::bad_alloc&) {
             return;                        // it stays due
-        } catch (const std::exception&) {  // the others may still learn of it
+        } catch (const std::exception&) {  // the other members may still get it
         }
     }
 }
 
-// A link that fails has failed whatever waits for it already, and nothing can be done about notices.
+// A failed link has already failed the operations that wait for it; their notices cannot be sent.
 void Notices::forget_sent() noexcept {
     const auto is_over = [&](Link::Transfer& one) {
         try {
@@ -133,7 +133,8 @@ void Notices::forget_sent() noexcept {
 
 bool Notices::read(HostGroup& group) {
     send_due();
-    // One thread at a time, or two would see the same message and the second ask for one that is not there.
+    // One thread at a time: otherwise two would see the same message, and the second would receive one that is not
+    // there.
     const std::lock_guard<std::mutex> lock(mutex_);
     int source = 0;
     std::size_t bytes = 0;
@@ -157,7 +158,7 @@ bool Notices::read(HostGroup& group) {
 }
 
 void Notices::apply(const Notice& notice, int source, HostGroup& group) {
-    if (notice.id != fabric_.id()) return;  // an epoch's of long ago
+    if (notice.id != fabric_.id()) return;  // of an epoch that ended long ago
     if (notice.last_sequence == kAbort) {
         group.abort_by_other_host({notice.reason, strnlen(notice.reason, kReasonBytes)});
     } else if (notice.last_sequence == kLeaving) {

@@ -1,11 +1,11 @@
 // The hierarchical ring: every lane reduces its chunk over the ranks of its host, sends it around the ring of hosts,
-// and writes what is complete to all ranks of its host, all of it segment by segment.
+// and writes complete pieces to all ranks of its host, all of it segment by segment.
 //
-// Message m = (hop t, segment j) with m = t·n + j. Messages leave and come in this order, so a stream of them needs no
-// numbering; segment j of hop t+1 can leave as soon as segment j of hop t has come and been added, n segments later.
+// Message m = (hop t, segment j) with m = t·n + j. Messages leave and arrive in this order, so they need no numbers.
+// Segment j of hop t+1 can leave as soon as segment j of hop t has arrived and been added, n segments later.
 //
-// Where float32 is rounded on the wire it is added in float32 all the same. The host that finishes a piece rounds its
-// own copy too, so that all ranks end with the same bits.
+// Sums are rounded on the wire, but added in float32. The host that completes a piece rounds its own copy too, so that
+// all ranks end with the same bits.
 #include "collectives/host/algorithm_parts.hpp"
 #include "collectives/inter_host/fabric_parts.hpp"
 #include "collectives/inter_host/header_exchange.hpp"
@@ -38,7 +38,7 @@ class RingAllreduce : public Algorithm {
             outgoing_.emplace(group.shared_domain(), Window::kInFlight * Window::kMostBytes);
             widened_.resize(per_segment_);
         }
-        // A joined rank has no tensor of its own, but works for those of its host that have.
+        // A joined rank has no tensor of its own, but reduces its chunk for the other ranks of its host.
         if (own_header().output == kNowhere) scratch_.emplace(group.shared_domain(), lead_.count * item_);
     }
 
@@ -79,7 +79,7 @@ class RingAllreduce : public Algorithm {
     }
     float* floats(const Range& range) const { return reinterpret_cast<float*>(own() + range.begin * item_); }
 
-    // One pass over everything that may be possible; false when nothing was.
+    // Tries every possible action once; false when none was possible.
     bool round() {
         bool moved = window_->ask([this](std::uint64_t m) { return receives(m).size() * wire_item_; });
         if (may_take(window_->taken()) && window_->has_come()) {
@@ -92,7 +92,7 @@ class RingAllreduce : public Algorithm {
         return moved;
     }
 
-    // A finished piece replaces what this host sent of it; that must have left.
+    // A complete piece replaces the data that this host sent; that must have left first.
     bool may_take(std::uint64_t m) const {
         const Hop& hop = plan_[std::min(m / segments_, plan_.size() - 1)];
         return hop.reduce || narrows() || has_left(hop.receive, m % segments_);
@@ -109,7 +109,7 @@ class RingAllreduce : public Algorithm {
         for (; window_->may_send(); any = true) {
             const std::uint64_t m = window_->started();
             const std::uint64_t hop = m / segments_;
-            if (hop > 0 && window_->taken() <= m - segments_) break;  // what this hop passes on has not come
+            if (hop > 0 && window_->taken() <= m - segments_) break;  // the segment to forward has not arrived
             const Range range = sends(m);
             if (hop == 0) sum_host(range);
             std::byte* from = own() + range.begin * item_;
@@ -181,9 +181,9 @@ class RingAllreduce : public Algorithm {
     std::uint64_t per_segment_ = 1;
     std::uint64_t segments_ = 0;
     std::optional<Region> scratch_;
-    std::optional<Region> outgoing_;  // of what is rounded; in ring memory, because a link may read it after an abort
+    std::optional<Region> outgoing_;  // rounded data; in ring memory, because a link may read it after an abort
     std::vector<float> widened_;
-    std::optional<Window> window_;  // where this rank is a lane; last, so that it is given up first
+    std::optional<Window> window_;  // only where this rank is a lane; last, so that it is cancelled first
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Operations between hosts whose tensors came with the agreement: what is left is to read them.
+// Operations between hosts whose tensors came with the agreement, so that they only have to be read.
 #include <cstring>
 
 #include "collectives/host/algorithm_parts.hpp"

@@ -13,10 +13,10 @@ namespace ring {
 namespace {
 
 constexpr std::size_t kTerms = 256;
-// Between two meetings of ranks that wait for NCCL, ns: to connect takes milliseconds or seconds.
+// ns between two exchanges of cards while ranks wait for NCCL: connecting takes milliseconds or seconds.
 constexpr std::int64_t kShortestPause = 1'000'000, kLongestPause = 50'000'000;
 
-// What rank `index` adds to the known sum; all are whole, and their sum is exact.
+// The term of rank `index` in the known sum; all are integers, and their sum is exact.
 float term(int index, std::size_t i) { return static_cast<float>((index + 1) * static_cast<int>(i % 17 + 1)); }
 float known_sum(int size, std::size_t i) {
     return static_cast<float>(size * (size + 1) / 2) * static_cast<float>(i % 17 + 1);
@@ -53,7 +53,7 @@ void DeviceOpening::write_card() {
     card_.kept = kept_->id();
 }
 
-// Only where ranks will connect: NCCL listens for them from here on.
+// Only where ranks will connect: NCCL listens for them from now on.
 void DeviceOpening::make_id() {
     if (owner_.index() != 0) return;
     const std::shared_ptr<const Nccl> nccl = group_.stream().devices().nccl();
@@ -115,7 +115,7 @@ Communicator::Served DeviceOpening::advance() {
     return Served::Moved;
 }
 
-// All ranks have done what the stage asks for.
+// All ranks have completed the stage.
 Communicator::Served DeviceOpening::go_on() {
     const bool connects = stage_ == Stage::Cards;
     if (stage_ == Stage::Summing) return conclude("");
@@ -125,13 +125,13 @@ Communicator::Served DeviceOpening::go_on() {
     }
     const bool has_id = !is_zero(cards_.front().id);
     if (connects) drop_kept();
-    if (connects && !has_id) {  // some rank has kept nothing, but the first one has
+    if (connects && !has_id) {  // the first rank has kept a communicator, but some other has not
         try {
             make_id();
         } catch (const DeviceError& error) {
             refuse(error.what());
         }
-        return Communicator::Served::Moved;  // and they show their cards again
+        return Communicator::Served::Moved;  // the ranks exchange cards again
     }
     stage_ = connects ? Stage::Connecting : Stage::Summing;
     card_.waits = 1;
@@ -166,8 +166,8 @@ bool DeviceOpening::look() {
     return true;
 }
 
-// An ordinary operation, in its turn: the first of NCCL, which connects only then. So it leaves the queue as soon as it
-// has been issued, and the ranks can go on to talk.
+// An ordinary operation in its turn, and the first one on NCCL, which connects only then. So it leaves the queue as
+// soon as it was issued, and the ranks can exchange further cards.
 void DeviceOpening::begin_sum() {
     DeviceStream& stream = group_.stream();
     const std::shared_ptr<DeviceContext> context = stream.context();
@@ -192,7 +192,7 @@ void DeviceOpening::begin_sum() {
     owner_.queue_.push_front(sum_);
 }
 
-// True when it is done and right. Throws DeviceError.
+// True when the sum is done and correct. Throws DeviceError.
 bool DeviceOpening::look_at_sum() {
     if (copied_) return copied_->passed() && read_sum();
     if (!sum_->launched()) {
@@ -224,7 +224,7 @@ std::shared_ptr<DeviceWork> DeviceOpening::unfinished_launch() const {
     return launches ? sum_->device_ : nullptr;
 }
 
-// Some rank has refused. Kernels of the sum end first: they work on its terms.
+// Some rank has refused. Waits until the kernels of the sum have ended: they use this object's memory.
 Communicator::Served DeviceOpening::give_up(const std::string& why) {
     drop_kept();
     if (!sum_) return conclude(why);

@@ -4,9 +4,8 @@
 //     |  \-> NCCL connects -> all have? -> a sum that all know -> all right? -> NCCL
 //     \______________________________________________________________ any refusal -> host memory
 //
-// Each word of it is an allgather of cards in host memory, so all ranks conclude the same. While some rank waits for
-// NCCL they show their cards again and again, so that all learn at once that one has refused. Meanwhile the operation
-// waits.
+// Each step is an allgather of cards in host memory, so all ranks reach the same conclusion. While a rank waits for
+// NCCL they repeat the exchange, so that all learn soon that one has refused. The operation waits meanwhile.
 #pragma once
 
 #include <memory>
@@ -25,10 +24,10 @@ class DeviceOpening {
 
     // The operation that waits for the agreement.
     const Work& asks() const { return asks_; }
-    // Does what can be done without waiting, when nothing that it has asked for is under way. Done: the group knows its
-    // way. Throws what ends the epoch.
+    // Does what can be done without waiting, when no operation that it has started is under way. Done: the group has
+    // agreed. Throws errors that end the epoch.
     Communicator::Served advance();
-    // The sum that NCCL may be launching while nobody looks after it any more; null where it launches none.
+    // The sum that NCCL may still be launching, for the caller to keep; null where there is none.
     std::shared_ptr<DeviceWork> unfinished_launch() const;
 
    private:
@@ -37,12 +36,12 @@ class DeviceOpening {
     void make_id();
     void drop_kept();
     void show_card();
-    // What the ranks have said: why there can be no NCCL, or nothing.
+    // The reason against NCCL on the ranks' cards, or empty.
     std::string read_cards();
     void refuse(const std::string& why);
     Communicator::Served go_on();
     void connect();
-    // True when this rank has nothing left to wait for in the stage.
+    // True when this rank has completed the stage.
     bool look();
     void begin_sum();
     bool look_at_sum();
@@ -56,10 +55,10 @@ class DeviceOpening {
     Stage stage_ = Stage::Cards;
     DeviceCard card_;
     std::vector<DeviceCard> cards_;
-    std::shared_ptr<Work> meeting_;              // null where the cards have been read
+    std::shared_ptr<Work> meeting_;              // the exchange of cards; null when they have been read
     std::int64_t next_meeting_ = 0, pause_ = 0;  // ns
     std::int64_t deadline_ = 0;
-    bool insists_ = false;  // some rank does
+    bool insists_ = false;  // some rank insists on NCCL
     std::shared_ptr<NcclCommunicator> kept_;
     std::string why_;
     std::shared_ptr<const Reaper> reaper_;

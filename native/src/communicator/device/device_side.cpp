@@ -14,7 +14,7 @@ DeviceSide::DeviceSide(Communicator& owner, std::shared_ptr<DeviceStream> stream
       group_(std::move(stream), owner.size() == 1 ? DeviceGroup::Way::Nccl : DeviceGroup::Way::Unknown) {}
 
 DeviceSide::~DeviceSide() {
-    if (!owner_.domain()->owned()) return;  // a forked process: the flights are its parent's
+    if (!owner_.domain()->owned()) return;  // a forked process: the flights belong to its parent
     opening_.reset();
     if (!flights_.empty()) {
         owner_.group_->abort(FixedText("rank %d dropped a communicator with operations under way", owner_.rank()));
@@ -50,7 +50,7 @@ void DeviceSide::prepare(Work& work) const {
         const std::string why = group_.stream().devices().given_up();
         throw DeviceError(owner_.locate(work) + ": " + (why.empty() ? error.what() : why), error.lasts);
     }
-    work.request_.targets.clear();  // what comes has memory of the device of its own
+    work.request_.targets.clear();  // the result gets its own memory on the device
     work.device_ = std::move(device);
 }
 
@@ -92,8 +92,8 @@ bool DeviceSide::fetch(Work& work) {
         device.issued = false;
         return true;
     }
-    // A copy to memory that is not pinned returns when it is done. So it begins when it waits for nothing, on a stream
-    // that never does: what the tensors wait for may be a kernel that only this thread can abort.
+    // A copy to memory that is not pinned blocks until it is done. So it begins only when the tensors are ready, on a
+    // stream that never waits: the tensors may wait for a kernel that only this thread can abort.
     for (const auto& ready : device.ready)
         if (!ready->passed()) return false;
     void* const copies = group_.stream().copies();
@@ -114,7 +114,7 @@ bool DeviceSide::fetch(Work& work) {
         at += round_up(size, 64) * (separate ? 2 : 1);
         piece = {output - (separate ? round_up(size, 64) : 0), output, piece.count};
     }
-    // As a rule they are done by now. Not where the device reaches ordinary memory by itself, as on Grace.
+    // Usually the copies are done now, but not where the device accesses ordinary memory by itself, as on Grace.
     device.copied = device.context->event_on(copies);
     request.device = Device::Cpu;
     device.issued = !device.copied->passed();
@@ -190,14 +190,14 @@ bool DeviceSide::fail(const std::shared_ptr<Work>& work, const std::exception_pt
         try {
             if (std::shared_ptr<DeviceWork> launch = opening_->unfinished_launch())
                 fly({{}, std::move(launch), error, 0});
-        } catch (...) {  // no memory: what the kernel works on is freed early, in an epoch that has ended
+        } catch (...) {  // no memory: the kernel's memory is freed early, in an epoch that has ended
         }
         opening_.reset();
     }
     if (!work->device_ || !work->device_->issued || work->is_trial()) return false;
     try {
         fly({{work}, work->device_, error, 0});
-    } catch (...) {  // no memory: nobody will look when the kernel ends, so its tensors are never freed
+    } catch (...) {  // no memory: no thread will see the kernel end, so its tensors are never freed
         work->must_keep_ = true;
         return false;
     }
@@ -229,7 +229,7 @@ void DeviceSide::touch_down() {
     group_.stream().land();
 }
 
-// What ends an operation that waits on a device, beside the device.
+// Checks for reasons to end an operation on a device: an abort, an interrupt, a deadline.
 void DeviceSide::check_flights() {
     if (owner_.group_->aborted()) throw Aborted(owner_.group_->abort_reason());
     const std::int64_t now = monotonic_ns();
@@ -245,7 +245,7 @@ void DeviceSide::check_flights() {
                           " timed out on its device: another rank has not launched it, or is not running");
 }
 
-// Ends the epoch, and what NCCL has under way in it.
+// Ends the epoch and the operations of NCCL in it.
 void DeviceSide::abort(const std::exception_ptr& error) noexcept {
     error_ = error;
     try {

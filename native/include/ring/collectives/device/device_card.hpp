@@ -1,4 +1,5 @@
-// What each rank says before a group's first operation on devices, and what all of them conclude from it.
+// The cards that the ranks of a group exchange before its first operation on devices, and the choice between NCCL and
+// host memory that follows from them.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +10,10 @@
 
 namespace ring {
 
-// Exchanged as bytes, in the order of the group, until no rank has anything left to wait for.
+// Exchanged as bytes, in the order of the group, again and again until no rank waits for its NCCL any more.
 struct DeviceCard {
-    std::uint8_t refuses = 0;  // and says why
-    std::uint8_t insists = 0;  // on NCCL: fails without
+    std::uint8_t refuses = 0;  // NCCL, for `reason`
+    std::uint8_t insists = 0;  // on NCCL: fails without it
     std::uint8_t waits = 0;    // for NCCL
     std::int32_t index = -1;   // of its device
     std::int32_t nccl = 0;     // version
@@ -25,8 +26,8 @@ struct DeviceCard {
     void refuse(const std::string& why);
 };
 
-// Why the group goes through host memory; empty where NCCL moves its tensors. A pure function of all cards, so that all
-// ranks conclude the same. `ranks` are the numbers of the ranks in the whole job.
+// The reason why the group goes through host memory; empty where NCCL moves its tensors. A pure function of all cards,
+// so that all ranks get the same answer. `ranks` are the global ranks of the members.
 std::string why_not_nccl(const std::vector<DeviceCard>& cards, const std::vector<int>& ranks);
 bool is_zero(const NcclId& id);
 // Whether all of them have kept the same communicator.

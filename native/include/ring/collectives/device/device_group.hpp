@@ -15,7 +15,7 @@ class DeviceGroup {
         Unknown,  // the ranks have yet to agree
         Nccl,
         Host,   // through host memory, for `reason`
-        Error,  // some rank takes nothing but NCCL, which is not to be had for `reason`
+        Error,  // some rank insists on NCCL, which cannot be used for `reason`
     };
 
     explicit DeviceGroup(std::shared_ptr<DeviceStream> stream, Way way) : stream_(std::move(stream)), way_(way) {}

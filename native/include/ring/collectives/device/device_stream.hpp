@@ -26,31 +26,32 @@ class DeviceStream {
     DeviceStream& operator=(const DeviceStream&) = delete;
 
     Devices& devices() const { return *devices_; }
-    // The device that this rank uses in the epoch: the first one that it asks for. Throws InvalidArgument for another
-    // one, and DeviceError. Any thread.
+    // The device that this rank uses in the epoch: the one of the first call. Throws InvalidArgument for another index,
+    // and DeviceError. Any thread.
     std::shared_ptr<DeviceContext> use(int index);
-    // That one; null where none has been asked for.
+    // The same device; null before the first `use`.
     std::shared_ptr<DeviceContext> context() const;
 
     // Any thread.
     const std::shared_ptr<LateFailure>& late_failure() const { return late_failure_; }
-    // Operations of all groups that the device has still to end.
+    // Operations of all groups that the device has not completed.
     std::size_t under_way() const { return under_way_.load(std::memory_order_seq_cst); }
 
-    // The rest is for the thread that carries operations out.
+    // The rest is for the thread that carries out operations.
     void take_off() { under_way_.fetch_add(1, std::memory_order_seq_cst); }
     void land() { under_way_.fetch_sub(1, std::memory_order_seq_cst); }
     LaunchOrder& order() { return order_; }
     void* handle();
-    // Another one for copies to and from host memory, which never waits for an event: a copy may hold its caller until
-    // the stream is idle.
+    // A second stream, for copies to and from host memory. It never waits for an event, because a copy may block its
+    // caller until the stream is idle.
     void* copies();
-    // NCCL launches one operation after the other. False while another one is being launched.
+    // NCCL launches one operation at a time. False while another owner launches.
     bool claim(const void* owner);
     void release(const void* owner);
-    // Communicators of NCCL that end with the stream, or are kept. Throws Aborted when it has been abandoned.
+    // Takes over a communicator of NCCL, which ends with the stream or is kept for the next epoch. Throws Aborted after
+    // `abandon`.
     void adopt(std::shared_ptr<NcclCommunicator> communicator);
-    // Aborts one that is of no use, by itself.
+    // Aborts one communicator, and no other.
     std::shared_ptr<const Reaper> drop(const std::shared_ptr<NcclCommunicator>& communicator);
 
     // --- the end of an epoch by an abort ---
@@ -60,13 +61,13 @@ class DeviceStream {
         Ended,
         Hang,  // nothing ends them
     };
-    // Begins to abort all kernels; nothing is launched any more. Not while another thread carries operations out.
+    // Begins to abort all kernels; nothing is launched after this. Not while another thread carries out operations.
     void abandon();
-    // Whether it has been; then nobody calls its communicators any more.
+    // Whether `abandon` was called; then no thread calls the communicators any more.
     bool abandoned() const;
-    // Past the abort limit this rank's devices are given up.
+    // The state of the abort. When it exceeds the abort limit, gives up the devices of this rank.
     Kernels kernels();
-    // Gives them up where the error lasts.
+    // Gives up the devices where the error lasts.
     void note(const DeviceError& error) const;
 
    private:

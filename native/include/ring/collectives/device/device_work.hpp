@@ -1,4 +1,4 @@
-// What an operation is on a device: what it waits for there, and what waits for it.
+// The device side of an operation: the events that it waits for, and the event that others wait for.
 #pragma once
 
 #include <memory>
@@ -17,7 +17,7 @@ struct DeviceWork {
     std::shared_ptr<DeviceEvent> done;                // the results are; null before it is launched
     void* stream = nullptr;                           // of the caller
     bool issued = false;                              // the device may touch the tensors
-    std::shared_ptr<DeviceMemory> own;                // what it works on where that is nobody's tensor
+    std::shared_ptr<DeviceMemory> own;                // its memory where it does not work on the caller's tensors
 
     // Where host memory moves the data: the tensors themselves, and their copies in ring memory.
     std::vector<Piece> tensors;

@@ -1,5 +1,5 @@
-// An operation of an epoch that failed on its device after its call had returned. A later call raises it, or else the
-// end of the epoch does.
+// The error of an operation that failed on its device after its call had returned. A later call of the epoch raises it,
+// or its end does.
 #pragma once
 
 #include <atomic>
@@ -12,14 +12,14 @@ namespace ring {
 // Any thread.
 class LateFailure {
    public:
-    // One has failed.
+    // Remembers the first error.
     void note(std::exception_ptr error) noexcept {
         const std::lock_guard<std::mutex> lock(mutex_);
         if (!error_) error_ = std::move(error);
     }
-    // A caller has been given an error that ended the epoch, or has ended it: what else has failed is no news.
+    // Drops all errors from now on: a caller has already got the error that ended the epoch, or has ended it.
     void tell() noexcept { told_.store(true, std::memory_order_seq_cst); }
-    // The first that was noted where nobody has been told; null else, and from the second call on.
+    // The first error; null where there is none, after `tell`, and from the second call on.
     std::exception_ptr take() noexcept {
         const std::lock_guard<std::mutex> lock(mutex_);
         if (!error_ || told_.exchange(true, std::memory_order_seq_cst)) return nullptr;

@@ -1,4 +1,4 @@
-// Which operation on devices this rank launches next, of all groups that it is in.
+// The order in which this rank launches the operations on devices of all its groups.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ class LaunchOrder {
     // The rank has posted the header of an operation of that group that may be one on devices. `id` is the same on all
     // ranks and tells groups apart that span hosts; 0 for others.
     void enter(HostGroup& group, std::uint64_t gate, std::uint64_t id);
-    // It has launched it, or will not.
+    // The rank has launched the operation, or will not.
     void leave(const HostGroup& group);
     // Whether the operation of that group is the next one. False as long as its ticket is not taken.
     bool is_next(HostGroup& group) const;

@@ -1,4 +1,4 @@
-// Which operations NCCL carries out as exactly as the core does, and how it is asked for them.
+// Which operations NCCL carries out as exactly as the core, and the arguments it gets for them.
 #pragma once
 
 #include <cstdint>
@@ -15,11 +15,11 @@ struct NcclReduction {
     std::uint64_t factor = 0;  // its bits, as a number of the tensors' type
 };
 
-// How NCCL reduces what the header asks for among `size` ranks. None where it cannot, or would round what the core does
-// not: other types than it has, averages and factors of integers, factors that the tensors' type does not have.
+// How NCCL reduces the operation of that header among `size` ranks. None where it cannot, or would round where the core
+// does not: types that NCCL lacks, averages and factors of integers, factors that are inexact in the tensors' type.
 std::optional<NcclReduction> nccl_reduction_for(const Header& header, int size);
 
-// Whether NCCL carries out what the header asks for.
+// Whether NCCL carries out the operation of that header.
 bool nccl_moves(const Header& header, int size);
 
 }  // namespace ring

@@ -1,4 +1,4 @@
-// What an operation asks for, what it produces, and how its data moves: as steps of an algorithm.
+// The request, the result and the algorithm of an operation; the steps of the algorithm move the data.
 //
 // Fixed terms: a *chunk* is the part of a tensor that one rank owns in a reduction; a *segment* is a piece of a tensor
 // in flight through ring memory. On one host data moves in one of these ways:
@@ -35,7 +35,7 @@ struct Piece {
     std::uint64_t count = 0;
 };
 
-// Where what comes from one rank goes, in an allgather or alltoall.
+// Where the elements from one rank go, in an allgather or alltoall.
 struct Target {
     std::byte* data = nullptr;
     std::uint64_t count = 0;
@@ -65,7 +65,7 @@ struct Request {
     std::uint64_t count() const;
 };
 
-// What an operation produces beyond the tensors that the caller gave it.
+// The output of an operation besides the tensors that the caller gave.
 struct Result {
     std::shared_ptr<std::byte> data;  // allgather, alltoall; a link may hold it too
     std::size_t bytes = 0;
@@ -76,17 +76,17 @@ struct Result {
     std::shared_ptr<HostGroup> group;  // group: its part on this host, where this rank is in it
 
     void allocate(std::size_t size);
-    // Where the elements from each rank go, whose numbers are `counts`: to the targets of the request where these have
-    // just that size, else to memory of the result's own.
+    // Where the elements from each rank go; `counts` says how many. The targets of the request are used where all have
+    // exactly these sizes; otherwise the result allocates memory.
     std::vector<std::byte*> place(const Request& request, std::vector<std::int64_t> counts, std::size_t item);
 };
 
 enum class Step {
-    Gate,  // go through a gate with the others of this host before the next step
+    Gate,  // pass a gate with the other ranks of this host before the next step
     Done,
-    Moved,         // something came or went over the link; more may
+    Moved,         // the link received or sent something, and may have more
     AwaitsLink,    // the link has to deliver first
-    AwaitsDevice,  // its turn on the device has to come, or NCCL has to launch it
+    AwaitsDevice,  // waits for its turn on the device, or for NCCL to launch it
 };
 
 class Algorithm {
@@ -116,16 +116,16 @@ struct Operation {
     const std::vector<Header>& headers;  // of all members
     Result& result;
     Fabric* fabric = nullptr;              // null on one host
-    const Agreement* agreement = nullptr;  // between hosts: what came with the headers
+    const Agreement* agreement = nullptr;  // between hosts: the splits and payloads that came with the headers
     DeviceGroup* devices = nullptr;        // what the ranks have agreed on for tensors on devices
-    DeviceWork* on_device = nullptr;       // what this operation is there
+    DeviceWork* on_device = nullptr;       // the device side of this operation
 };
-// Makes the algorithm of an operation; it may keep references to what an operation refers to, except for the headers of
-// one host.
+// Makes the algorithm of an operation. The algorithm may keep references to all parts of the operation except, on one
+// host, the headers.
 using MakeAlgorithm = std::unique_ptr<Algorithm>(const Operation& operation);
 
-// What every rank can do before the first gate: copies a small payload into its mailbox. True when it fitted.
-// `index` is this rank's in the whole group.
+// Copies a small payload into this rank's mailbox, before the first gate. True when it fitted. `index` is that of this
+// rank in the whole group.
 bool fill_inline(const HostGroup& group, const Request& request, int index, std::uint64_t sequence);
 
 // Elements [begin, end) that rank `index` of `size` owns of `count`, on cache-line boundaries of `item` bytes each.

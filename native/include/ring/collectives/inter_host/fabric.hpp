@@ -1,4 +1,4 @@
-// The hosts of a group that spans several: who is where, and what crosses between them besides tensors.
+// The hosts of a group that spans several: which member is on which host, and the messages between hosts.
 //
 // Local ranks meet in their HostGroup; between hosts the *agents* work: the leader (local index 0) agrees with the
 // other leaders on what each operation is, and lane k (local index k) carries the k-th chunk of a tensor around the
@@ -19,11 +19,12 @@
 
 namespace ring {
 
-// A number that the tags of a group's messages are made of, for as long as it lives. Each member has one of its own and
-// is sent messages with that: so no two groups that a process is in share a tag, and nobody has to agree on one.
+// A number from which the tags of a group's messages are made, in use for the lifetime of this object. Each member has
+// its own, and the others send it messages with that number: so no two groups of a process share a tag, and the ranks
+// need not agree on one.
 class TagNumber {
    public:
-    // Forgets what was sent with these tags to a group that is gone.
+    // Discards messages with these tags that were sent to a group that has ended.
     explicit TagNumber(std::shared_ptr<Link> link);
     ~TagNumber();
     TagNumber(const TagNumber&) = delete;
@@ -37,13 +38,13 @@ class TagNumber {
     int taken_;
 };
 
-// What a host's part of an agreement begins with.
+// The head of a host's part of an agreement.
 struct MessageFront {
     std::uint64_t id, sequence;  // of the group, and of the operation in it
     std::uint64_t headers;       // one for each rank of the host, or one that all of them share
     std::uint64_t splits;        // bytes of them
     std::uint64_t payload;       // bytes of it, or kNoPayload
-    std::uint64_t most;          // bytes of a rank's payload that may travel here: RING_INLINE, in whole pages
+    std::uint64_t most;          // most bytes of a rank's payload in this message: RING_INLINE, in whole pages
 };
 
 class Fabric {
@@ -51,14 +52,14 @@ class Fabric {
     // A named lane has tags of its own for the first three, and no messages: the last two share its fourth.
     enum Channel { kAgreement = 0, kData = 1, kNotice = 2, kMessage = 3, kPayload = 7 };
 
-    // What tells a group's messages from all others.
+    // Distinguishes the messages of a group from all others.
     struct Identity {
-        std::uint64_t id = 0;                       // the same on all members, and no other group's
+        std::uint64_t id = 0;                       // the same on all members, unique to the group
         std::vector<int> numbers;                   // by group index: for the tags of what is sent to that member
         std::shared_ptr<const TagNumber> own = {};  // null where the number is the epoch's
     };
-    // The messages of the members' first group. Epochs have numbers that no other group has, and share one only with
-    // epochs that are long over.
+    // The identity of an epoch's first group. Epochs have numbers that no other group has; only epochs that ended long
+    // ago can have the same one.
     static Identity epoch_identity(const Link& link, std::uint64_t epoch, std::size_t members);
     // Of the group that the operation with that sequence makes.
     std::uint64_t part_id(std::uint64_t sequence) const;
@@ -73,7 +74,7 @@ class Fabric {
     int host() const { return host_of_[static_cast<std::size_t>(index_)]; }
     const std::vector<int>& host_of() const { return host_of_; }
     int host_of(int index) const { return host_of_[static_cast<std::size_t>(index)]; }
-    // In a forked process nothing is done with the link: its messages, and locks of its threads, are the parent's.
+    // A forked process does not touch the link: its messages, and the locks of its threads, belong to the parent.
     bool is_forked() const { return !owner_.is_this_process(); }
     int size() const { return static_cast<int>(host_of_.size()); }
     int index() const { return index_; }  // of this process
@@ -90,7 +91,7 @@ class Fabric {
         std::uint64_t messages = 0, bytes = 0;
     };
     Sent sent(int host) const;
-    // What float32 sums are rounded to while they travel between hosts; float32 where they are not.
+    // The type that float32 sums are rounded to between hosts; float32 does not round.
     DType wire() const { return options_.wire; }
     std::uint64_t id() const { return identity_.id; }
 
@@ -108,11 +109,12 @@ class Fabric {
     // The part of this fabric that `members` (group indices) make up; null when they share one host.
     std::shared_ptr<Fabric> part(const std::vector<int>& members, Identity identity) const;
 
-    // Of this group to this rank: whether something has arrived, from which address and how long; and to receive it.
+    // Whether a message of this group for this rank has arrived, its source address and its size; and how to receive
+    // it.
     bool has_come(Channel channel, int& source, std::size_t& bytes) const;
     Link::Transfer receive_come(Channel channel, int source, void* data, std::size_t bytes) const;
     Notices& notices() { return *notices_; }
-    // Of a member on the link, and the member at an address; -1 for that of no member.
+    // The address of a member on the link, and the member at an address; -1 for none.
     int address(int member) const { return addresses_[static_cast<std::size_t>(member)]; }
     int member_at(int address) const;
 
@@ -137,8 +139,8 @@ class Fabric {
     std::unique_ptr<Notices> notices_;  // last: it sends what is due when it goes
 };
 
-// Transfers that belong together, cut to sizes that every link takes; given up when it is destroyed. `done` looks at
-// them in the order in which they began, so what takes longest should begin first.
+// Transfers that belong together, cut to sizes that every link takes; the destructor cancels them. `done` checks them
+// in the order in which they began, so begin with the longest.
 class Transfers {
    public:
     // `keep` owns the memory of what is received.
@@ -163,9 +165,9 @@ class Transfers {
     std::size_t ended_ = 0;
 };
 
-// The messages that a lane takes from the host before it and passes on to the next one: streams that need no numbers,
-// a few messages of each under way. They land in memory of this, so that they cannot reach a tensor that an operation
-// that was given up had.
+// The messages that a lane receives from the previous host and sends to the next one: one stream each way, in order,
+// with a few messages under way. They are received into memory of this object, so that a message for an operation that
+// was given up cannot write into its tensor.
 class Window {
    public:
     static constexpr std::size_t kMostBytes = 256 << 10;  // of a message
@@ -187,17 +189,17 @@ class Window {
                 fabric_.receive(channel_, previous_, landing(asked_), static_cast<std::size_t>(bytes(asked_)));
         return any;
     }
-    // Whether message taken() has arrived. It stays in landing() until it is taken.
+    // Whether message number taken() has arrived. It stays in landing() until it is taken.
     bool has_come() { return taken_ < asked_ && fabric_.link().done(receives_[taken_ % kInFlight]); }
     std::byte* landing(std::uint64_t m) const { return landing_.get() + m % kInFlight * kMostBytes; }
     void take() { ++taken_; }
     bool may_send() const { return started_ < to_send_ && started_ < sent_ + kInFlight; }
-    // Message started(), from ring memory.
+    // Sends message number started(), from ring memory.
     void send(const void* data, std::size_t bytes) {
         sends_[started_ % kInFlight] = fabric_.send(channel_, next_, data, bytes);
         ++started_;
     }
-    // True when any has left since.
+    // True when any message has left since the last call.
     bool look_at_sends();
 
     // Messages so far.

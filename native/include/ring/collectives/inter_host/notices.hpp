@@ -1,7 +1,7 @@
-// How an abort or a departure reaches the other hosts of a group, where the link still works.
+// Notices of an abort or a departure to the other hosts of a group, as long as the link works.
 //
-// Nothing here waits. A notice that is due is sent, and one that is on its way is read, by the rank that looks
-// next: every rank that waits looks every 50 ms.
+// Nothing here waits. Every waiting rank calls `send_due` and `read` every 50 ms, and the first to do so sends or reads
+// a notice.
 #pragma once
 
 #include <memory>
@@ -19,22 +19,23 @@ class Fabric;
 class Notices {
    public:
     explicit Notices(const Fabric& fabric);
-    // Gives notices a moment to be sent; the link keeps those that nobody has taken by then.
+    // Waits a moment until notices are sent; the link keeps those that were not received by then.
     ~Notices();
     Notices(const Notices&) = delete;
     Notices& operator=(const Notices&) = delete;
 
-    // The first of each is sent; where there is no memory for that now, later.
+    // Only the first call of each has an effect. Where memory lacks now, the notice is sent later.
     void announce_abort(std::string_view reason) noexcept;
-    // By the last rank of a host that leaves, for collectives; and by every one, for those that wait for its messages.
+    // The last rank of a host that leaves calls the first one, for collectives; every rank calls the second one, for
+    // the ranks that wait for its messages.
     void announce_departure(std::uint64_t last_sequence) noexcept;
     void announce_leaving() noexcept;
     // Sends what is due.
     void send_due() noexcept;
-    // Reads what has arrived: aborts the group, or remembers that a host has left. False when a notice is on its way
-    // whose sender has yet to deliver the rest.
+    // Reads the notices that have arrived: aborts the group, or remembers that a host has left. False when only a part
+    // of a notice has arrived.
     bool read(HostGroup& group);
-    // The members (group indices) of hosts that will not take part in the operation of that sequence.
+    // The members (group indices) of hosts that will not take part in the operation of that sequence number.
     std::vector<int> departed(std::uint64_t sequence) const;
     // Whether the rank at that address of the link has left.
     bool has_left(int address) const;
@@ -56,12 +57,12 @@ class Notices {
 
     const Fabric& fabric_;
     mutable std::mutex mutex_;
-    // Made before they are needed: an abort may be for want of memory.
+    // Allocated in advance: a lack of memory may be the reason of an abort.
     std::unique_ptr<Outgoing> abort_, departure_, leaving_;
     std::vector<Link::Transfer> sending_;
     std::vector<Incoming> arriving_;
     std::vector<int> left_;              // addresses
-    std::vector<std::int64_t> left_at_;  // by host: last sequence it takes part in, kAbort while it is there
+    std::vector<std::int64_t> left_at_;  // by host: last sequence it takes part in, kAbort while it has not left
 };
 
 }  // namespace ring
