@@ -10,7 +10,7 @@ from typing import Any
 
 
 class DType(enum.IntEnum):
-    """Element types that the core reduces. The values are the native core's."""
+    """Element types that the core reduces, with the numbers of the native core."""
 
     UINT8 = 0
     INT8 = 1
@@ -30,7 +30,7 @@ class DType(enum.IntEnum):
 
 
 class Device(enum.IntEnum):
-    """Kinds of device whose memory a tensor may lie in. The values are the native core's."""
+    """Kinds of device whose memory a tensor may lie in, with the numbers of the native core."""
 
     CPU = 0
     CUDA = 1
@@ -65,15 +65,15 @@ _FORMATS = {
 }
 
 
-# Not frozen: that would double the cost of making one, and every collective makes one.
+# Not frozen: that would double the time to make one, and every collective makes one.
 @dataclass(slots=True)
 class Buffer:
     """A contiguous piece of memory that a collective reads or writes.
 
-    ``address`` is the first byte, ``shape`` counts elements of ``dtype``. ``owner`` keeps the memory alive for as
-    long as an operation may touch it. ``device`` decides, with ``dtype``, what moves it: ranks compare theirs, and the
-    core raises ValueError where nothing moves such tensors. ``index`` says which device of that kind; ``stream`` is the
-    handle of the stream on which the tensor has been written and is read next (0: the default stream).
+    ``address`` is the first byte, ``shape`` counts elements of ``dtype``. ``owner`` keeps the memory alive while an
+    operation may touch it. ``device`` and ``dtype`` decide the transport: ranks compare theirs, and the core raises
+    ValueError where no transport moves such tensors. ``index`` is the number of the device; ``stream`` is the handle of
+    the stream on which the tensor was written and will be read (0: the default stream).
     """
 
     address: int
@@ -112,17 +112,17 @@ def from_memoryview(data: Any) -> Buffer:
 
 
 def targets_of(outputs: Sequence[Buffer]) -> list[tuple[int, int]]:
-    """Address and elements of each."""
+    """The address and the number of elements of each output."""
     return [(output.address, output.count) for output in outputs]
 
 
 def device_of(first: Buffer, *others: Buffer) -> tuple[Device, int, int]:
-    """The kind of device, its index and the stream that all of them have. Raises ValueError when they differ."""
+    """The kind of device, its index and the stream of all buffers. Raises ValueError when they differ."""
     for other in others:
         if other.device is not first.device or other.index != first.index:
             raise ValueError(
-                f"one operation takes tensors on one device, got {_place(first)} and {_place(other)}; "
-                "move them to the same"
+                f"an operation takes tensors on one device, got {_place(first)} and {_place(other)}; "
+                "move them to one device"
             )
         if other.stream != first.stream:
             raise ValueError("the tensors of one operation must have been written on one stream")

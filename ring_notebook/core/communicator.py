@@ -1,4 +1,4 @@
-"""The collectives of one group of ranks, messages between two of them, and what they are doing."""
+"""The collectives of one group of ranks, messages between two ranks, and the ranks' present activity."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ReduceOp(enum.IntEnum):
-    """How values of several ranks become one. The values are Horovod's own for its constants."""
+    """Reductions, with the numbers of Horovod's constants."""
 
     AVERAGE = 0
     SUM = 1
@@ -31,7 +31,7 @@ class ReduceOp(enum.IntEnum):
 
 
 class Guard(Protocol):
-    """What `Communicator.commit` needs of a guard."""
+    """The attribute that `Communicator.commit` sets."""
 
     held: bool
 
@@ -40,13 +40,13 @@ class Communicator:
     """The collectives of one group.
 
     With ``blocking`` (the default) an operation has completed when the method returns; otherwise it is queued and
-    `Work.wait` waits for it. Operations match by order of issue and are checked by header. Those that are queued with
-    a ``name`` match by that instead, in whatever order each rank starts them, beside the others; small sums that are
-    ready together are carried out as one. ValueError while one of that name is under way.
+    `Work.wait` waits for it. Operations match by order of issue, and the ranks compare their headers. Queued operations
+    with a ``name`` match by name instead, in any order; small sums that are ready together are fused. ValueError while
+    another operation of that name is under way.
 
-    Every method raises CollectiveMismatch on every rank when the ranks do not call the same thing, CollectiveAborted
-    when another rank failed, left or died, CollectiveTimeout past ``RING_TIMEOUT``, ValueError for arguments that
-    cannot be right, and KeyboardInterrupt when this process is interrupted while it waits.
+    Every method raises CollectiveMismatch on every rank when the ranks do not call the same operation,
+    CollectiveAborted when another rank failed, left or died, CollectiveTimeout after ``RING_TIMEOUT``, ValueError for
+    invalid arguments, and KeyboardInterrupt when this process is interrupted while it waits.
     """
 
     def __init__(self, native: _core.Communicator, domain: _core.Domain) -> None:
@@ -54,7 +54,7 @@ class Communicator:
         self._domain = domain
         self._timeout = config().timeout
         self._held = HeldWorks()
-        self._reader: _core.TensorReader | None = None  # that of the functions that `_bind` gets
+        self._reader: _core.TensorReader | None = None  # of the functions that `_bind` has set
         self._knows_transport = False  # of tensors on devices
         self._process = os.getpid()
         self._children: list[ref[Communicator]] = []
@@ -65,7 +65,7 @@ class Communicator:
         """Global ranks of the members, in group order."""
 
     def __del__(self) -> None:
-        if self._process == os.getpid():  # a forked process has only copies
+        if self._process == os.getpid():  # in a forked process the operations belong to the parent
             self._held.end(self._native, f"rank {self.ranks[self.rank]} dropped a communicator")
 
     def _work(
@@ -98,8 +98,8 @@ class Communicator:
     ) -> Work:
         """Reduce each input over all ranks into the output of the same index (in place when they are the same).
 
-        All of them share a dtype and travel as one fused operation, one of those of ``call``. A ``root``,
-        the group rank that alone wants the result, is compared.
+        All inputs have one dtype and form one fused operation, which is part of ``call``. A ``root``, the only group
+        rank that needs the result, is compared across ranks.
         """
         pieces = [(i.address, o.address, i.count) for i, o in zip(inputs, outputs, strict=True)]
         shape = inputs[0].shape if len(inputs) == 1 else ()
@@ -132,9 +132,9 @@ class Communicator:
         postscale: float,
         name: str,
     ) -> bool:
-        """`allreduce` of a framework's tensor, or a list of some of one dtype, without what Buffers and a handle cost.
+        """`allreduce` of a framework's tensor, or of a list of one dtype, without the cost of Buffers and a handle.
 
-        False, and nothing is done, for what ``reader`` does not know and for long lists: they take `allreduce`.
+        Returns False and does nothing for tensors that ``reader`` cannot read and for long lists: use `allreduce`.
         """
         if reader is not self._reader:
             self._bind(reader)
@@ -143,16 +143,16 @@ class Communicator:
     def start_tensors(
         self, reader: _core.TensorReader, tensors: Any, op: ReduceOp, prescale: float, postscale: float, name: str
     ) -> _core.TensorWork | None:
-        """As `allreduce_tensors` in place, not waited for; None for what takes `allreduce`.
+        """Start `allreduce_tensors` in place; None for tensors that need `allreduce`.
 
-        Its ``wait`` returns ``tensors``, whose memory is kept until then also where the handle is dropped.
+        ``wait`` of the handle returns ``tensors``. Until then their memory is kept, also when the handle is dropped.
         """
         if reader is not self._reader:
             self._bind(reader)
         held = self._held
         works = held.works
         work = self._start_tensors(tensors, tensors, op, prescale, postscale, name, self._timeout, works)
-        if len(works) > held.most:  # some that nobody has waited for
+        if len(works) > held.most:  # many handles were not waited for
             held.prune()
         return work
 
@@ -172,7 +172,7 @@ class Communicator:
         blocking: bool = True,
         call: Call | None = None,
     ) -> Work:
-        """Reduce ``input`` and leave the rows of this rank in ``output``: `partition.row_split` gives how many."""
+        """Reduce ``input`` and write this rank's rows to ``output``: `partition.row_split` has their numbers."""
         pieces = [(input.address, output.address, input.count)]
         native = self._native.reduce(
             True,
@@ -202,7 +202,7 @@ class Communicator:
     ) -> Work:
         """Concatenate the inputs of all ranks along the first dimension (which may differ by rank).
 
-        With ``outputs``, one for each rank, what comes from each rank goes there, where it has just that size
+        With ``outputs``, one for each rank, the part of each rank is written there if all have exactly the right sizes
         (`Work.placed`); this rank's own may be ``input``. Tensors on devices are never placed.
         """
         piece = (input.address, 0, input.count)
@@ -225,8 +225,8 @@ class Communicator:
     ) -> Work:
         """Send ``splits[r]`` rows to each rank r; ``Work.output()`` holds the received rows in rank order.
 
-        Several ``inputs`` are one, with elements as rows; a device takes one. ``outputs`` are those of `allgather`.
-        A ``root``, the group rank that all of it comes from or goes to, is compared.
+        Several ``inputs`` count as one, with elements as rows; on a device give one. ``outputs`` are as in `allgather`.
+        A ``root``, the only group rank that sends or receives, is compared across ranks.
         """
         shape: tuple[int, ...] = inputs[0].shape
         if len(inputs) != 1:
@@ -267,8 +267,8 @@ class Communicator:
         """Sum ``gradients`` over all ranks, update this rank's chunk of ``parameters`` and write it to all ranks.
 
         Both are flat float32 in ring memory. ``update`` and ``options`` come from `partition.update_options`; ``state``
-        holds the float32 tensors of `partition.chunk_range` elements that the rule has: two of Adam, one of SGD with
-        momentum. ValueError where they are missing. Among the ranks of one host only.
+        holds the rule's float32 tensors of `partition.chunk_range` elements: two for Adam, one for SGD with momentum.
+        Raises ValueError where one is missing, and in a group of several hosts.
         """
         addresses = [tensor.data_ptr() for tensor in state] + [0, 0]
         piece = (gradients.address, parameters.address, gradients.count)
@@ -281,19 +281,18 @@ class Communicator:
     def commit(self, guard: Guard, *, name: str = "") -> BaseException | None:
         """Return when all ranks have called it. On one host it succeeds on all ranks, or raises on all of them.
 
-        ``guard.held`` is true as soon as it has succeeded, before another signal can be handled. Returns what has
-        ended this rank by then, such as the KeyboardInterrupt of a signal, for the caller to raise later.
+        Sets ``guard.held`` as soon as it succeeds, before another signal can be handled. Returns an exception that
+        ended this rank meanwhile, such as the KeyboardInterrupt of a signal, for the caller to raise later; else None.
 
-        Between hosts a host waits half a second after an abort or interrupt for the messages of the others. What
-        remains is a rank or connection that dies while they are on their way: then ranks of one host may succeed and
-        those of another raise.
+        Between hosts a host waits half a second after an abort or interrupt for the messages of the others. If a rank
+        or connection dies in that time, ranks of one host may succeed while those of another raise.
         """
         return self._native.commit(name, self._timeout, guard)
 
     def be_patient(self, seconds: float) -> None:
-        """Have operations that are called from now on go on for ``seconds`` after an abort; 0 ends them at once.
+        """Let later operations continue for ``seconds`` after an abort; 0 ends them at once.
 
-        For what all ranks have committed to. A rank that gives one up, or dies, ends it for all.
+        For operations that all ranks have committed to. A rank that gives one up, or dies, ends it for all.
         """
         self._native.be_patient(seconds)
 
@@ -312,37 +311,37 @@ class Communicator:
     def group_of_members(
         self, ranks: Sequence[int], exchange: Callable[[tuple[int, int, int]], Sequence[tuple[int, int, int]]]
     ) -> Communicator:
-        """A communicator over ``ranks`` (of this group), which these make alone: no other rank calls it.
+        """A communicator over ``ranks`` (of this group). Only these ranks call it.
 
-        ``exchange`` gives the members' values in group order for that of this rank, and raises when one is missing.
-        Raises ValueError where this rank is not among ``ranks``.
+        ``exchange`` takes this rank's value and returns those of all members in group order; it raises when one is
+        missing. Raises ValueError where this rank is not among ``ranks``.
         """
         offer = core.MemberGroup(self._native, list(ranks))
         child = self._adopt(offer.enter(exchange(offer.card())))
         child.limit_time(self._timeout)
-        child.barrier()  # all have entered: none leaves before another has arrived
+        child.barrier()  # no member may leave before all have entered
         return child
 
     def _adopt(self, native: _core.Communicator) -> Communicator:
         child = Communicator(native, self._domain)
-        # A new list each time: another thread may be looking at the old one.
+        # A new list each time: another thread may read the old one.
         self._children = [*(known for known in self._children if known() is not None), ref(child)]
         return child
 
     def match_in_order(self) -> None:
-        """Have all operations match by order from now on; names are titles then, for errors and timelines."""
+        """Match all later operations by order; their names are then only for errors and timelines."""
         self._native.match_in_order()
 
     def device_transport(self) -> tuple[str, str]:
-        """What moves tensors on devices, "nccl" or "host", and why host; ("", "") before any has moved."""
+        """What moves tensors on devices, "nccl" or "host", and the reason for "host"; ("", "") before the first."""
         return self._native.device_transport()
 
     def limit_time(self, seconds: float) -> None:
-        """Have operations that begin from now on raise CollectiveTimeout after ``seconds``; 0 sets no limit."""
+        """Let later operations raise CollectiveTimeout after ``seconds``; 0 sets no limit."""
         self._timeout = seconds
 
     def mates(self) -> Communicator:
-        """The communicator of those ranks of this group that share ring memory: the group itself on one host.
+        """The communicator of the ranks of this group that share ring memory with it: on one host, the group itself.
 
         All ranks of this group must call it.
         """
@@ -363,10 +362,10 @@ class Communicator:
         return self._native.aborted
 
     def close(self) -> None:
-        """Leave the group, once this rank's own queued operations have ended.
+        """Leave the group, after this rank's own queued operations have ended.
 
-        Raises CollectiveAborted where one of them has failed on its device after its call had returned, and no call
-        has raised since.
+        Raises CollectiveAborted if one of them failed on its device after its call had returned, and no later call has
+        raised.
         """
         try:
             self._native.close()
@@ -376,17 +375,17 @@ class Communicator:
     def empty(self, nbytes: int) -> _core.Region:
         """``nbytes`` of ring memory as a writable object with the buffer protocol; freed with its last view.
 
-        Raises OutOfRingMemoryError when the machine cannot spare the pages.
+        Raises OutOfRingMemoryError when the machine has too little memory left.
         """
         return self._domain.allocate(nbytes)
 
     def snapshot(self) -> list[dict[str, Any]]:
-        """What every rank of the group is doing now; may be called from any thread at any time.
+        """The present activity of every rank of the group; may be called from any thread at any time.
 
         One dict per rank: ``rank``, ``state`` ("idle", "waiting", "moving", "left"), ``operation``, ``name``,
-        ``sequence``, ``seconds`` (in that state) and ``missing``, the ranks that it waits for. A rank that works in a
-        smaller group is shown with what it does there. Of operations that it has started by name, this rank is shown
-        with the one that has waited for longest; these have ``sequence`` 0.
+        ``sequence``, ``seconds`` (in that state) and ``missing``, the ranks that it waits for. For a rank in an
+        operation of a smaller group, it is that operation. Of the operations by name, only this rank's own are known:
+        the one that has waited for longest is shown, with ``sequence`` 0.
         """
         entries = {entry["rank"]: entry for entry in _with_missing(self._native.activity())}
         own = self._named_wait()
@@ -407,42 +406,42 @@ class Communicator:
         return {**own, **dict(zip(fields, wait, strict=True))}
 
     def named_counts(self) -> dict[str, int]:
-        """What has become of operations that were started with a name, so far.
+        """Totals of the operations that were started with a name.
 
         ``names`` that all ranks had started, ``operations`` that carried them out (fewer where some were fused), and
         ``rounds`` in which the ranks agreed on them; the ``gates``, and the ``messages`` and ``bytes`` to other hosts,
-        that this took.
+        for all of these.
         """
         fields = ("rounds", "names", "operations", "gates", "messages", "bytes")
         return dict(zip(fields, self._native.named_counts(), strict=True))
 
     def seconds_spent(self) -> tuple[float, float]:
-        """How long callers of this rank have been in operations of the epoch, and the part before all had come."""
+        """Seconds of this rank's callers in operations of the epoch, and the part spent waiting for other ranks."""
         return self._native.seconds_spent(), self._native.seconds_waited()
 
     def counts(self) -> dict[str, Any]:
-        """What this rank has done so far in operations that match by order, since the group began.
+        """Totals of this rank's operations that match by order, since the group began.
 
-        ``operations``, ``gates`` (barriers within its host), and what it has ``sent`` to each host as (messages,
-        bytes), an empty list where all ranks share one.
+        ``operations``, ``gates`` (barriers within its host), and ``sent``: (messages, bytes) for each host, an empty
+        list where all ranks share one host.
         """
         return dict(zip(("operations", "gates", "sent"), self._native.counts(), strict=True))
 
     def record(self, capacity: int = 1 << 16) -> None:
-        """Begin to note what operations of the epoch do; the newest ``capacity`` events are kept.
+        """Begin to record the events of operations of the epoch; the newest ``capacity`` events are kept.
 
         Does nothing while a recording is under way. Raises ValueError for a capacity of 0.
         """
         self._native.record(capacity)
 
     def recorded(self, end: bool = True) -> list[tuple[int, int, str, str, str, int, int, int, int]]:
-        """The events of the recording that have not been returned yet; with ``end`` it ends.
+        """The events of the recording that have not been returned yet. ``end`` ends the recording.
 
         Each is (begin, end, phase, operation, name, sequence, bytes, group, last): nanoseconds of the monotonic clock;
         the phases are "queued", "negotiating" (until all ranks had started the name), "packing", "waiting", "moving"
-        (reducing too) and "sending"; ``group`` numbers the groups of the epoch, 0 being all ranks, with 65536 added for
-        their operations by name; ``last`` is the global rank that came last to what was waited for, -1
-        where nobody waited.
+        (which includes reducing) and "sending"; ``group`` numbers the groups of the epoch, 0 being all ranks, with
+        65536 added for their operations by name; ``last`` is the global rank that arrived last, -1 where the rank did
+        not wait.
         """
         return self._native.recorded(end)
 
@@ -456,7 +455,7 @@ def _with_missing(activity: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 ANY = -1
-"""In the place of a source: whichever rank's message comes first."""
+"""As a source: the rank whose message arrives first."""
 _TAGS = 1 << 31
 
 
@@ -470,12 +469,12 @@ class Message(Work):
     _native: Any
 
     def __init__(self, native: Any, keep: Buffer, ranks: tuple[int, ...], peer: int, tag: int, sends: bool) -> None:
-        """To or from group rank ``peer``; ``ranks`` are those of the group's members."""
+        """A message to or from group rank ``peer``; ``ranks`` are the global ranks of the members."""
         super().__init__(native, keep)
         self._ranks, self._peer, self._tag, self._sends = ranks, peer, tag, sends
 
     def wait(self, timeout: float | None = None, stream: int | None = None) -> None:
-        """As `Work.wait`. The time before the other side has come is this rank's bubble."""
+        """As `Work.wait`. The time until the other side comes counts as this rank's bubble."""
         try:
             if self._native.done():
                 self._native.wait()
@@ -486,14 +485,14 @@ class Message(Work):
             self.waited = True
 
     def title(self) -> str:
-        """What a timeline calls it: "receive from rank 0, tag 3"."""
+        """Its name in a timeline: "receive from rank 0, tag 3"."""
         source = self.source()
         peer = source if source >= 0 else self._peer
         rank = "any rank" if peer == ANY else f"rank {self._ranks[peer]}"
         return f"{'send to' if self._sends else 'receive from'} {rank}, tag {self._tag}"
 
     def source(self) -> int:
-        """The group rank that a received message came from; -1 before it has arrived, and of one that was sent."""
+        """The group rank that sent a received message; -1 before it has arrived, and for a send."""
         return int(self._native.source())
 
 
@@ -501,9 +500,9 @@ def send(communicator: Communicator, buffer: Buffer, to: int, *, tag: int = 0, b
     """Send ``buffer`` to group rank ``to``.
 
     Messages to one rank with one tag arrive in the order in which they are sent. Up to 64 KiB are copied, and the
-    message is complete at once; a larger one is complete when it has been received. Where a receiver has refused a
-    small one for its size or dtype, a later call raises CollectiveMismatch, on one host the next one. Other errors are
-    those of `Communicator`.
+    message is complete at once; a larger one is complete when it is received. If a receiver refused a small message for
+    its size or dtype, a later call raises CollectiveMismatch, on one host the next one. Other errors are those of
+    `Communicator`.
     """
     _check_tag(communicator, tag)
     native = core.send(
@@ -515,7 +514,7 @@ def send(communicator: Communicator, buffer: Buffer, to: int, *, tag: int = 0, b
 def receive(
     communicator: Communicator, buffer: Buffer, source: int = ANY, *, tag: int = 0, blocking: bool = True
 ) -> Message:
-    """Receive into ``buffer`` what group rank ``source`` sends with this tag, or `ANY` rank."""
+    """Receive into ``buffer`` a message of this tag from group rank ``source``, or from `ANY` rank."""
     _check_tag(communicator, tag)
     native = core.receive(
         communicator._native, buffer.address, buffer.count, buffer.dtype, source, tag, communicator._timeout, blocking

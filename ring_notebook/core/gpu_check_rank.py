@@ -1,6 +1,6 @@
 """One of the two ranks of the doctor's check of GPUs: ``python -m ring_notebook.core.gpu_check_rank``.
 
-Rank 0 prints a line of JSON for each step: its name, whether it went well, and what there is to say.
+Rank 0 prints a line of JSON for each step: its name, whether it succeeded, and a message.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 class HostMemory:
-    """Memory of this process, with what `GpuMemory` has."""
+    """Memory of this process, with the methods of `GpuMemory`."""
 
     def buffer(self, data: bytes, dtype: DType, shape: tuple[int, ...]) -> Buffer:
         """A buffer with these values."""
@@ -45,9 +45,9 @@ class HostMemory:
 
 
 class GpuMemory:
-    """Memory and one stream of GPU ``index``, by the driver library at ``path``. Used from one thread.
+    """Memory and one stream of GPU ``index``, through the driver library at ``path``. For one thread.
 
-    Raises RingError that names the call where the driver reports an error.
+    Raises RingError, which names the call, where the driver reports an error.
     """
 
     def __init__(self, path: str, index: int) -> None:
@@ -57,14 +57,14 @@ class GpuMemory:
         device, context, stream = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p()
         self._call("cuInit", 0)
         self._call("cuDeviceGet", ctypes.byref(device), index)
-        # The one that CUDA's run time, and with it every framework and NCCL, uses.
+        # The context that CUDA's run time uses, and so every framework and NCCL.
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
         self._call("cuCtxPushCurrent_v2", context)
         self._call("cuStreamCreateWithPriority", ctypes.byref(stream), 1, 0)
         self._stream = stream.value or 0
 
     def buffer(self, data: bytes, dtype: DType, shape: tuple[int, ...]) -> Buffer:
-        """A buffer on the GPU with these values; its memory lasts as long as the process."""
+        """A buffer on the GPU with these values; its memory is never freed."""
         address = ctypes.c_uint64()
         stream = ctypes.c_void_p(self._stream)
         self._call("cuMemAllocAsync", ctypes.byref(address), ctypes.c_size_t(max(1, len(data))), stream)
@@ -73,7 +73,7 @@ class GpuMemory:
         return Buffer(address.value, shape, dtype, None, Device.CUDA, self._index, self._stream)
 
     def read(self, address: int, nbytes: int) -> bytes:
-        """The bytes at ``address`` once the stream has come to an end."""
+        """The bytes at ``address``, after all work on the stream."""
         data = ctypes.create_string_buffer(nbytes)
         stream = ctypes.c_void_p(self._stream)
         self._call("cuMemcpyDtoHAsync_v2", data, ctypes.c_uint64(address), ctypes.c_size_t(nbytes), stream)
@@ -86,7 +86,7 @@ class GpuMemory:
         return self.read(received.address, received.nbytes)
 
     def call(self, function: Callable[[], None]) -> None:
-        """Queue ``function`` on the stream: what is queued afterwards waits for its return."""
+        """Queue ``function`` on the stream: later work on the stream waits for its return."""
         callback = _HOST_FUNCTION(lambda _: function())
         self._callbacks.append(callback)
         self._call("cuLaunchHostFunc", ctypes.c_void_p(self._stream), callback, None)
@@ -96,9 +96,9 @@ class GpuMemory:
             raise RingError(f"the CUDA driver reports error {result} from {name}")
 
 
-_COUNT = 1000  # elements: no multiple of a vector
-_SLEEP = 3600.0  # seconds, of which the doctor waits for few
-# What NCCL reduces, and how Python packs it. The bytes of a bfloat16 are the upper half of a float32's.
+_COUNT = 1000  # elements: not a multiple of a vector
+_SLEEP = 3600.0  # seconds; the doctor ends the rank long before
+# The dtypes that NCCL reduces, and how Python packs them. The bytes of a bfloat16 are the upper half of a float32's.
 _FORMATS = {
     DType.FLOAT16: "e",
     DType.BFLOAT16: "f",
@@ -113,11 +113,11 @@ _FLOATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64)
 
 Memory: TypeAlias = GpuMemory | HostMemory
 Operation: TypeAlias = Callable[[Communicator, Memory, DType], bytes]
-"""An operation on this rank's values in a memory; the bytes of what it gives this rank."""
+"""Runs an operation on this rank's values in a memory, and returns the bytes of its result."""
 
 
 def main() -> None:
-    """Make all steps, until one goes wrong."""
+    """Run all steps, until one fails."""
     found = device_report()
     wrong = "; ".join(found.errors)
     _say("libraries", not wrong, wrong or f"driver of CUDA {found.driver}, NCCL {found.nccl}")
@@ -131,7 +131,7 @@ def main() -> None:
         "results", rank, lambda: _compare(communicator, memory)
     ):
         _step("death", rank, lambda: _die(communicator, memory))
-        os._exit(0)  # nobody is left to end the epoch with
+        os._exit(0)  # the other rank is dead, so the epoch cannot be closed
 
 
 def _step(name: str, rank: int, step: Callable[[], str]) -> bool:
@@ -160,7 +160,7 @@ def _connect(communicator: Communicator, memory: GpuMemory) -> str:
 
 
 def _values(dtype: DType, rank: int, count: int) -> bytes:
-    """Small integers, that every type holds in any order of adding or multiplying."""
+    """Small integers: every type holds their sums and products exactly, in any order."""
     values = list(islice(cycle(range(1, 6)), rank, rank + count))
     data = struct.pack(f"<{count}{_FORMATS[dtype]}", *values)
     return b"".join(data[at + 2 : at + 4] for at in range(0, len(data), 4)) if dtype is DType.BFLOAT16 else data
@@ -183,7 +183,7 @@ def _compare(communicator: Communicator, memory: GpuMemory) -> str:
 
 def _operations(dtype: DType) -> dict[str, Operation]:
     sums = {op: _reduced(op) for op in ReduceOp if op is not ReduceOp.ADASUM}
-    if dtype not in _FLOATS:  # the host makes these, also of tensors on a GPU
+    if dtype not in _FLOATS:  # the host computes these, also for tensors on a GPU
         del sums[ReduceOp.AVERAGE]
     return {op.name.lower(): operation for op, operation in sums.items()} | {
         "reducescatter": _scattered,
@@ -242,7 +242,7 @@ def _die(communicator: Communicator, memory: GpuMemory) -> str:
         started.wait_done()
     except CollectiveAborted:
         return f"a rank that died was noticed in {time.monotonic() - began:.2f} s"
-    raise RingError("an operation ended well whose other rank had died")
+    raise RingError("an operation succeeded although the other rank had died")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""log, log_params and track: what this rank has recorded of its training and not drained yet.
+"""log, log_params and track: the rows that this rank has recorded and that were not drained yet.
 
 Numbers on a device are copied in the background, and read when they have arrived.
 """
@@ -20,10 +20,10 @@ from ring_notebook.records import MetricBatch
 T = TypeVar("T")
 _Row = tuple[float, int, dict[str, Any]]
 
-# A tracked loop that logs nothing itself still shows its throughput this often (seconds).
+# Seconds between rows of a tracked loop that calls no `log`: they show its throughput.
 _TRACK_PERIOD = 0.2
 _PRINT_PERIOD = 1.0
-_LAST_WAIT = 5.0  # seconds for numbers that a device still has when a script ends
+_LAST_WAIT = 5.0  # seconds to wait for numbers on a device at the end of a script
 _WAITS_KEPT = 1 << 14
 
 
@@ -41,8 +41,8 @@ class _Recorder:
         self.rows.clear()
         self.carried: dict[str, float] = {}
         self.logged = 0
-        self.step: int | None = None  # batches that `track` has handed out
-        self.samples = 0.0  # of batches handed out since the last row
+        self.step: int | None = None  # batches that `track` has yielded
+        self.samples = 0.0  # in the batches yielded since the last row
         self.waited = 0.0
         self.waits: deque[tuple[int, int]] | None = None
         self.flushed = 0.0
@@ -80,13 +80,13 @@ class _Recorder:
         self.print_latest()
 
     def print_last(self) -> None:
-        """At the end of a script: print the row that came less than a second after the last printed one."""
+        """At the end of a script: print the last row, if it came less than a second after the last printed one."""
         if self.rows and not self.attached:
             _is_there(self.rows[-1], monotonic() + _LAST_WAIT)
             self.print_latest()
 
     def print_latest(self) -> None:
-        """Print the latest row whose numbers no device still has, on rank 0, and forget those before it."""
+        """Print the latest row whose numbers have arrived, on rank 0, and drop the rows before it."""
         from ring_notebook.core import world
 
         later: list[_Row] = []
@@ -107,7 +107,7 @@ class _Recorder:
 
 
 def _is_there(row: _Row, deadline: float = 0.0) -> bool:
-    """Whether every number of ``row`` can be read without waiting for a device, at the latest at ``deadline``."""
+    """Whether every number of ``row`` has arrived from its device; waits until ``deadline``."""
     return all(has_arrived(value, deadline) for value in row[2].values())
 
 
@@ -119,11 +119,11 @@ _watched: dict[str, Any] = {}
 def log(step: int | None = None, **values: Any) -> None:
     """Record numbers of this rank, for example ``log(loss=loss, samples=len(x))``; returns at once.
 
-    A value is a number, or a tensor or array with one element. One on a device is copied in the background and read
+    A value is a number, or a tensor or array with one element. A value on a device is copied in the background and read
     when it has arrived, so that training never waits for it. ``step`` defaults to the batch of `track`, else to the
-    count of calls. ``samples`` (how many samples this step trained on) gives the throughput; `track` fills it in by
-    itself. In a notebook every row reaches the run's record; in a script rank 0 prints one line a second.
-    Raises TypeError that names the metric when a value is not a number, and for a ``step`` that is not an integer.
+    count of calls. ``samples`` (the number of samples of this step) gives the throughput; `track` adds it by itself. In
+    a notebook every row reaches the run's record; in a script rank 0 prints one line a second. Raises TypeError, which
+    names the metric, for a value that is not a number, and for a ``step`` that is not an integer.
     """
     if step is not None and not hasattr(step, "__index__"):
         raise TypeError(f"log: step must be an integer, got {step!r}; give metrics by name, as in log(loss=0.5)")
@@ -175,7 +175,7 @@ def _number(name: str, value: Any) -> Any:
 
 
 def _is_number(tensor: Any) -> bool:
-    """Whether a tensor on a device is one real number."""
+    """Whether a tensor on a device has one element of a real dtype."""
     return (
         tensor.numel() == 1 and not getattr(tensor, "is_meta", False) and not getattr(tensor.dtype, "is_complex", False)
     )
@@ -190,8 +190,8 @@ class track(Generic[T]):  # noqa: N801 - read as a verb: for batch in track(load
     """Iterate over ``loader`` and record samples, steps, progress and the time spent waiting for data.
 
     ``total`` is the number of steps of the whole training; without it the progress is that of each pass over
-    the loader. The result can be iterated again, once per epoch, as the loader itself. ``shared_by`` says that so many
-    ranks train on the same batches together, as the stages of a pipeline do: their samples count once. Raises
+    the loader. The result can be iterated again, once per epoch, like the loader itself. ``shared_by`` is the number of
+    ranks that train on the same batches together, like the stages of a pipeline: their samples count once. Raises
     ValueError where it is less than 1.
     """
 
@@ -216,7 +216,7 @@ class track(Generic[T]):  # noqa: N801 - read as a verb: for batch in track(load
         caller = sys._getframe(1)
         place = f"{caller.f_code.co_filename}:{caller.f_lineno}"
         loop = recorder.loops(place, bool(self._total)) if recorder.loops else None
-        del caller  # it refers to the batches
+        del caller  # the frame refers to the batches
         while True:
             recorder.progress = (done, total)
             if loop is not None:
@@ -241,7 +241,7 @@ class track(Generic[T]):  # noqa: N801 - read as a verb: for batch in track(load
 
 
 def _samples(batch: Any) -> int:
-    """How many samples a batch holds: the first dimension of the first tensor in it; 0 for a number, as of a range."""
+    """The number of samples in a batch: the first dimension of its first tensor; 0 for a number, as from a range."""
     if isinstance(batch, Number):
         return 0
     if getattr(batch, "shape", None):
@@ -259,8 +259,9 @@ def begin(
 ) -> None:
     """A run starts: drop all rows, then keep every row until it is drained.
 
-    ``on_first_row`` is called before the first. ``loops`` is called with the place of each loop that `track` begins,
-    and whether its total is that of all passes over it; what it returns is called before each step.
+    ``on_first_row`` is called before the first row. ``loops`` is called with the source line of each loop that `track`
+    begins, and whether its total covers all passes over the loader; the function that it returns is called before each
+    step.
     """
     _recorder.reset()
     _watched.clear()
@@ -285,12 +286,12 @@ def data_wait() -> float:
 
 
 def keep_data_waits() -> None:
-    """Record when `track` waits for data until the run ends: the newest few thousand times."""
+    """Until the run ends, record when `track` waits for data: the newest few thousand waits."""
     _recorder.waits = deque(maxlen=_WAITS_KEPT)
 
 
 def data_waits() -> list[tuple[int, int]]:
-    """Take the times at which `track` waited for data, as (begin, end) in nanoseconds of the monotonic clock."""
+    """Take the recorded waits for data, as (begin, end) in nanoseconds of the monotonic clock."""
     waits = list(_recorder.waits or ())
     if _recorder.waits:
         _recorder.waits.clear()
@@ -298,10 +299,10 @@ def data_waits() -> list[tuple[int, int]]:
 
 
 def drain(run: str, rank: int, limit: float = 0.0) -> list[MetricBatch]:
-    """Take the rows recorded so far, a batch for each sequence with the same names. Callable from any thread.
+    """Take the rows recorded so far, one batch for each sequence of rows with the same names. Any thread may call it.
 
-    Rows from the first whose numbers a device still has are left for the next call. With a ``limit``, in seconds, the
-    device is waited for, and all rows are taken: a number that has not arrived by then is NaN.
+    The first row with a number that has not arrived from its device, and all rows after it, are left for the next call.
+    With a ``limit`` in seconds it waits for the device and takes all rows: a number that has not arrived then is NaN.
     """
     batches: list[MetricBatch] = []
     rows = _recorder.rows
@@ -317,7 +318,7 @@ def drain(run: str, rank: int, limit: float = 0.0) -> list[MetricBatch]:
     return batches
 
 
-_LONGEST = 200  # characters of a hyper-parameter that is no number
+_LONGEST = 200  # characters of a hyper-parameter that is not a number
 _params: dict[str, Any] = {}
 _params_logged: set[str] = set()
 _params_changed = False
@@ -326,9 +327,9 @@ _params_changed = False
 def log_params(**values: Any) -> None:
     """Record hyper-parameters of the run, for example ``log_params(lr=0.1, model="small")``; returns at once.
 
-    They are shown with the run, listed by ``%ring runs`` and compared. Those of an optimizer and a loader that are
-    made distributed, and constants of the cell, are recorded without it; a value that is given here comes first. What
-    is no number, text or truth is recorded as its text. Rank 0's values count where ranks differ.
+    They are shown with the run, listed by ``%ring runs`` and compared. Those of a distributed optimizer and loader, and
+    constants of the cell, are recorded without this call; a value given here takes precedence. A value that is not a
+    number, str or bool is recorded as its text. Rank 0's values count where ranks differ.
     """
     global _params_changed
     _params.update({name: _plain(value) for name, value in values.items()})
@@ -337,7 +338,7 @@ def log_params(**values: Any) -> None:
 
 
 def note_params(**values: Any) -> None:
-    """Record what the cell has not given itself."""
+    """Record values that the cell has not given itself."""
     global _params_changed
     for name, value in values.items():
         if name not in _params_logged:
@@ -353,7 +354,7 @@ def _forget_params() -> None:
 
 
 def drain_params() -> dict[str, Any] | None:
-    """All of them, when there are new ones since the last call. Callable from any thread."""
+    """All hyper-parameters, when there are new ones since the last call; else None. Any thread may call it."""
     global _params_changed
     if not _params_changed:
         return None

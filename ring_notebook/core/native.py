@@ -38,7 +38,7 @@ __all__ = [
 
 
 def select_instructions(select: Callable[[str], str], asked: str) -> None:
-    """Have the core reduce with these instructions; warn where the processor lacks them."""
+    """Make the core reduce with these instructions; warn where the processor lacks them."""
     used = select(asked)
     if asked and used != asked:
         warn(f"RING_ISA={asked}: this processor has no {asked}; {used} is used", RuntimeWarning, stacklevel=3)
@@ -50,9 +50,9 @@ def _select_instructions() -> None:
 
 
 def options(*, warns: bool = True) -> core.Options:
-    """The settings of an epoch; it reduces with the instructions of ``RING_ISA``, or warns where there are none.
+    """The settings of an epoch. Selects the instructions of ``RING_ISA``, or warns where the processor lacks them.
 
-    ``warns`` where standard error is to say which operations wait for long.
+    With ``warns``, operations that wait for long are reported on standard error.
     """
     _select_instructions()
     settings = config()
@@ -72,19 +72,19 @@ class DeviceReport:
     """The libraries that this process would use for tensors on GPUs."""
 
     driver: str
-    """Version of CUDA that the driver serves, as "13.0"; empty where it cannot be used."""
+    """Version of CUDA that the driver supports, like "13.0"; empty where it cannot be used."""
     nccl: str
-    """Version of NCCL, as "2.28.9"; empty where it cannot be used."""
+    """Version of NCCL, like "2.28.9"; empty where it cannot be used."""
     names: tuple[str, ...]
-    """Of the GPUs, in the order of their indices."""
+    """Names of the GPUs, in the order of their indices."""
     errors: tuple[str, ...]
     """Why the driver or NCCL cannot be used."""
     given_up: str
-    """Why this process can use its GPUs no more, and what to do; empty while it can."""
+    """Why this process cannot use its GPUs any more, and what to do; empty while it can."""
 
 
-# NCCL lets the variable overrule what the core tells it, and would wait for a rank that never comes.
-_BLOCKING = "NCCL_COMM_BLOCKING=1 has NCCL wait where nothing can interrupt it; unset that"
+# The variable overrides the core's own setting; NCCL would then wait for a rank that never comes.
+_BLOCKING = "NCCL_COMM_BLOCKING=1 makes NCCL wait where nothing can interrupt it; unset it"
 
 
 @lru_cache(maxsize=1)
@@ -102,7 +102,7 @@ def devices() -> core.Devices:
 
 
 def device_report() -> DeviceReport:
-    """What can be loaded here. Loads the driver and NCCL, and touches no GPU."""
+    """Versions and errors of the driver and NCCL. Loads both, and touches no GPU."""
     found = devices().report()
     errors = [found[key] for key in ("driver_error", "nccl_error") if key in found]
     return DeviceReport(
@@ -116,14 +116,14 @@ def device_report() -> DeviceReport:
 
 @lru_cache(maxsize=1)
 def has_devices() -> bool:
-    """Whether the core can reach tensors on CUDA devices: the driver can be loaded, as it cannot be under ROCm."""
+    """Whether the core can use tensors on CUDA devices: the driver can be loaded, unlike under ROCm."""
     return bool(device_report().driver)
 
 
 def knows_transport(transport: tuple[str, str], rank: int) -> bool:
     """Whether the ranks of a group have agreed on what moves tensors on devices (`Communicator.device_transport`).
 
-    The first of them warns where it is host memory and nobody has asked for that.
+    The first rank warns where it is host memory and RING_DEVICE does not ask for it.
     """
     kind, reason = transport
     if kind == "host" and rank == 0 and config().device == "auto":
@@ -133,7 +133,7 @@ def knows_transport(transport: tuple[str, str], rank: int) -> bool:
 
 @lru_cache(maxsize=16)
 def warn_of_host_memory(reason: str) -> None:
-    """Say, once for each reason, that tensors on GPUs go through host memory, why, and what that costs."""
+    """Warn, once for each reason, that tensors on GPUs go through host memory, why, and what that costs."""
     warn(
         f"tensors on GPUs go through host memory, because of {reason}. Every operation copies them there and back, and "
         "the CPU adds them: expect it to take several times as long as by NCCL. RING_DEVICE=host says that this is "

@@ -1,6 +1,6 @@
-"""What a rank waits for beside collectives of ours: messages of other ranks, and groups of other backends.
+"""Waits of a rank outside of our collectives: for messages of other ranks, and in groups of other backends.
 
-The panel shows both, and a recorded run draws them. Only the main thread counts: its time is what a run's is.
+The panel shows both, and the timeline draws them. Only the main thread counts, because it executes the run.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _KEPT = 1 << 14
 class Wait(NamedTuple):
     """A part of the time of this rank, in nanoseconds of the monotonic clock.
 
-    ``phase`` is "bubble" where it waited for a message, "waiting" in a collective of another backend, and "moving"
-    where a message was on its way.
+    ``phase`` is "bubble" while it waits for a message, "waiting" in a collective of another backend, and "moving" while
+    a message arrives.
     """
 
     begin: int
@@ -32,15 +32,15 @@ class Seconds(NamedTuple):
     """How long this rank has waited since its run began."""
 
     messages: float
-    """For messages on our core; `world.waiting` has these too."""
+    """For messages over our core; `world.waiting` includes these."""
     foreign: float
     """In operations of other backends."""
     foreign_messages: float
-    """The part of them that were messages."""
+    """The part of `foreign` in messages."""
 
 
 class _Counters:
-    """Of this process. The main thread writes, another may read."""
+    """The counters of this process. The main thread writes, any thread may read."""
 
     def __init__(self) -> None:
         self.reset()
@@ -61,12 +61,12 @@ def begin() -> None:
 
 
 def keep() -> None:
-    """Record what is waited for until the run ends, for `take`: the newest few thousand times."""
+    """Until the run ends, record the waits for `take`: the newest few thousand."""
     _counters.kept = deque(maxlen=_KEPT)
 
 
 def take() -> list[Wait]:
-    """What has been recorded since the last call."""
+    """Take the waits recorded since the last call."""
     kept = list(_counters.kept or ())
     if _counters.kept:
         _counters.kept.clear()
@@ -74,18 +74,18 @@ def take() -> list[Wait]:
 
 
 def seconds() -> Seconds:
-    """What has been counted. Any thread may call it."""
+    """The seconds counted so far. Any thread may call it."""
     return _counters.seconds
 
 
 def now() -> tuple[str, float] | None:
-    """What the main thread waits for at this moment, and seconds since when; None when it does not. Any thread."""
+    """What the main thread waits for now, and since how many seconds; None if it does not wait. For any thread."""
     current = _counters.now
     return None if current is None else (current[0](), (monotonic_ns() - current[1]) * 1e-9)
 
 
 def message(wait: Callable[[], float], what: Callable[[], str]) -> None:
-    """Call ``wait``, which waits for a message on our core and returns the seconds before the other side had come."""
+    """Call ``wait``, which waits for a message over our core and returns the seconds until the other side came."""
     if current_thread() is not main_thread():
         wait()
         return
@@ -103,14 +103,14 @@ def message(wait: Callable[[], float], what: Callable[[], str]) -> None:
 
 
 def ours() -> None:
-    """The calling thread is about to wait for our core, which counts that itself: a `ForeignWait` around it is none."""
+    """The calling thread is about to wait for our core, which counts that itself: cancel a `ForeignWait` around it."""
     foreign = _counters.foreign
     if foreign is not None and current_thread() is main_thread():
         foreign.withdraw()
 
 
 class ForeignWait:
-    """The main thread is in an operation of another backend while this lasts. Within another one it is nothing."""
+    """A context in which the main thread is in an operation of another backend. A nested one has no effect."""
 
     def __init__(self, what: str, is_message: bool = False) -> None:
         self._what = what
@@ -138,6 +138,6 @@ class ForeignWait:
             _counters.kept.append(Wait(began, ended, "bubble" if self._is_message else "waiting", self._what))
 
     def withdraw(self) -> None:
-        """It ends here, and counts for nothing."""
+        """End it now, without counting it."""
         _counters.now = _counters.foreign = None
         self._began = 0

@@ -1,4 +1,4 @@
-"""Who owns what in a collective: pure functions that every rank evaluates alike."""
+"""Which rank owns which part of a tensor: pure functions with the same result on every rank."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def row_split(rows: int, size: int) -> list[int]:
 # Cached, because the gradients of a model have the same shapes in every step.
 @lru_cache(maxsize=256)
 def layout_hash(shapes: tuple[tuple[int, ...], ...]) -> int:
-    """64 bits that are equal on two ranks that fuse tensors of the same shapes in the same order."""
+    """A hash of 64 bits, equal on ranks that fuse tensors of the same shapes in the same order."""
     return core.layout_hash(shapes)
 
 
@@ -31,7 +31,7 @@ def chunk_range(count: int, size: int, rank: int, itemsize: int) -> tuple[int, i
 
 
 def update_options(options: dict[str, Any]) -> tuple[_core.Update, int]:
-    """A native Update with these fields, and 64 bits by which ranks see that they have the same."""
+    """A native Update with these fields, and a hash of 64 bits with which ranks compare theirs."""
     update = core.Update()
     for name, value in options.items():
         setattr(update, name, value)

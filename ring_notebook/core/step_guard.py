@@ -1,4 +1,4 @@
-"""Optimizer steps that all ranks make or none: ranks commit to a step, and an interrupt waits until it is made."""
+"""Optimizer steps that all ranks make or none: the ranks commit to a step, and interrupts wait until it is made."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from ring_notebook.core.communicator import Communicator
 COMMIT = "optimizer step"
 """The name of the operation, in errors and timelines."""
 LONGEST_HOLD = 1.0
-"""Seconds for which an interrupt waits for a step, and a step for ranks that an abort has ended."""
+"""Most seconds for which an interrupt waits for a step, and for which a step continues after an abort."""
 
 _main = threading.main_thread()
 
 
 class StepGuard:
-    """Holds interrupts (SIGINT) back while ``held``.
+    """Delays interrupts (SIGINT) while ``held``.
 
-    It stands before the handler that is there, Python's own or an engine's, from the first step of an epoch to its end.
-    Python handles signals on its main thread only, so steps that other threads make need no guard.
+    From the first step of an epoch to its end it wraps the present handler, Python's own or an engine's. Python handles
+    signals on its main thread only, so steps of other threads need no guard.
     """
 
     def __init__(self) -> None:
         self.held = False
-        self._steps_at: FrameType | None = None  # the frame that has to be left for a hold that nobody releases
+        self._steps_at: FrameType | None = None  # the hold ends when this frame is left without a release
         self._before: Callable[[int, FrameType | None], Any] | None = None
         self._handler = self._on_signal
         self._pending = False  # a signal that waits for the step
-        self._expired = False  # it has waited for long enough, and comes again
-        self._steps = 0  # so far
+        self._expired = False  # the signal has waited for LONGEST_HOLD, and was sent again
+        self._steps = 0  # number of steps so far
 
     @contextmanager
     def committed(self, communicator: Communicator, others: Sequence[Communicator] = ()) -> Iterator[None]:
-        """Commit with the ranks of ``communicator``, then hold interrupts back while the block makes the step.
+        """Commit with the ranks of ``communicator``, then delay interrupts while the block makes the step.
 
-        Raises what a collective raises, on all ranks, where some rank does not come; the block is not begun then. In it
-        operations of ``communicator`` and ``others`` go on for `LONGEST_HOLD` after an abort.
+        Where a rank does not commit, raises the errors of a collective on all ranks, before the block begins. In the
+        block, operations of ``communicator`` and ``others`` continue for `LONGEST_HOLD` after an abort.
         """
         set_aside = self._commit(communicator)
         patient = (communicator, *others)
@@ -58,13 +58,13 @@ class StepGuard:
             self.release(set_aside)
 
     def hold(self, frame: FrameType | None = None) -> None:
-        """Hold interrupts back, without a commit, until `release`, or until ``frame`` has ended without that."""
+        """Delay interrupts, without a commit, until `release`, or until ``frame`` ends without one."""
         self._stand_before()
         self.held, self._steps_at = threading.current_thread() is _main, frame
 
     @contextmanager
     def holding(self) -> Iterator[None]:
-        """Hold interrupts back within the block, without a commit."""
+        """Delay interrupts within the block, without a commit."""
         self.hold()
         try:
             yield
@@ -72,20 +72,20 @@ class StepGuard:
             self.release()
 
     def begin(self, communicator: Communicator, frame: FrameType) -> BaseException | None:
-        """Commit, and hold interrupts back until `release`, or until ``frame`` has ended without that.
+        """Commit, and delay interrupts until `release`, or until ``frame`` ends without one.
 
-        Returns what `release` has to raise.
+        Returns an exception for `release` to raise, or None.
         """
         set_aside = self._commit(communicator)
         self._steps_at = frame
         return set_aside
 
     def is_within(self, frame: FrameType) -> bool:
-        """Whether ``frame`` lies within a step that `begin` or `hold` has begun."""
+        """Whether ``frame`` is called from the step that `begin` or `hold` has begun."""
         return self.held and self._steps_at is not None and not self._is_left(frame)
 
     def release(self, set_aside: BaseException | None = None) -> None:
-        """Raise the interrupt that has been held back, or ``set_aside``, if there is one."""
+        """End the hold. Raise the delayed interrupt, or ``set_aside``, if there is one."""
         self.held, self._steps_at = False, None
         self._steps += 1
         pending, self._pending = self._pending, False
@@ -98,7 +98,7 @@ class StepGuard:
         if threading.current_thread() is not _main:
             return communicator.commit(_Nobody(), name=COMMIT)
         self._stand_before()
-        self.held, self._steps_at = False, None  # of a step that has raised
+        self.held, self._steps_at = False, None  # an earlier step may have raised
         return communicator.commit(self, name=COMMIT)
 
     def _stand_before(self) -> None:
@@ -118,19 +118,19 @@ class StepGuard:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         assert self._before is not None
         expired, self._expired = self._expired, False
-        if expired and not self._pending:  # the step has ended meanwhile, and has raised
+        if expired and not self._pending:  # the step has ended meanwhile, and has raised the interrupt
             return
         if self.held and not expired and not self._is_left(frame):
             if not self._pending:
                 self._pending = True
-                # Not by threading, whose lock this thread may hold.
+                # Not through threading, whose lock this thread may hold.
                 start_new_thread(self._expire, (self._steps,))
             return
         self.held, self._pending, self._steps_at = False, False, None
         self._before(number, frame)
 
     def _is_left(self, frame: FrameType | None) -> bool:
-        """Whether a step that would have released this has raised instead."""
+        """Whether the step has ended by an exception, without a release."""
         if self._steps_at is None:
             return False
         while frame is not None and frame is not self._steps_at:
@@ -149,4 +149,4 @@ class _Nobody:
 
 
 step_guard = StepGuard()
-"""That of this process: it has one main thread."""
+"""The guard of this process, which has one main thread."""

@@ -1,16 +1,16 @@
 """Native events as a Chrome trace: one file per rank, and one of all ranks on one clock.
 
-The latter `stop` writes, over the network; without it `launch.merge_traces` puts together what the ranks have left on a
-disk.
+`stop` collects the events of all ranks over the network and writes the latter; without `stop`,
+`launch.merge_traces` merges the ranks' files.
 
-The events' clock is the host's monotonic one; each rank adds what the wall clock is ahead of it, so that ranks of one
-host agree to about a microsecond and ranks of several hosts as well as their clocks do.
+The events' clock is the host's monotonic one. Each rank adds the difference to the wall clock, so that ranks of one
+host agree to about a microsecond, and ranks of several hosts as well as their clocks do.
 
 A rank is a process of the trace and a group is a thread of it: a group carries out one operation at a time, so its
-phases follow one another; what a group does by name is a thread of its own. Operations that are queued, or wait until
-all ranks have started their name, and messages on their way overlap: they are shown as asynchronous events. What holds
-the program is on a thread of its own: an operation ("held", and "held up" while other ranks have not come), a message,
-a group of another backend, data.
+phases follow one another; a group's operations by name have a thread of their own. Operations that are queued, or wait
+until all ranks have started their name, and messages on their way overlap: they are shown as asynchronous events.
+Another thread shows what the program waits for: an operation ("held", and "held up" while other ranks have not come),
+a message, a group of another backend, data.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from ring_notebook.core import metrics, other_waits, world
 from ring_notebook.core.buffers import from_memoryview
 from ring_notebook.records import PROGRAM, TRAINING, TRANSPORTS
 
-# Of a run in a notebook: some megabytes per rank, which travel to the kernel.
+# Events of a run in a notebook: some megabytes per rank, which are sent to the kernel.
 _CAPACITY = 3 << 13
 
 _path: Path | None = None
 _file: GrowingTrace | None = None  # this rank's own
 _kept: list[dict[str, Any]] | None = None  # events of epochs that have ended, while `record` is in effect
-_training = 0  # when the training began that `record` records, on the monotonic clock
+_training = 0  # when the recorded training began, on the monotonic clock
 
 
 def active() -> bool:
@@ -44,10 +44,10 @@ def active() -> bool:
 
 
 def start(path: str) -> None:
-    """Start a recording for ``path``; one that is under way ends.
+    """Start a recording for ``path``; a recording under way ends.
 
-    Until it ends ``path`` is rank 0's own file, to be looked at while the job runs. Raises NotInitializedError when no
-    epoch is open, and FileNotFoundError when the folder of ``path`` is missing.
+    Until `stop`, ``path`` is rank 0's own file, for a look while the job runs. Raises NotInitializedError when no epoch
+    is open, and FileNotFoundError when the folder of ``path`` is missing.
     """
     global _path, _file
     if not Path(path).parent.is_dir():
@@ -61,7 +61,7 @@ def start(path: str) -> None:
     world.at_close(finish)
     _path = Path(path)
     ahead = _clock_offset()
-    labels: list[dict[str, Any]] = []  # once the ranks have agreed on what they say
+    labels: list[dict[str, Any]] = []  # added when the ranks have agreed on a transport for GPUs
 
     def news() -> list[dict[str, Any]]:
         nonlocal labels
@@ -94,12 +94,12 @@ def stop() -> None:
         for count in work.counts():
             merged += json.loads(everything[begin : begin + count])
             begin += count
-        if merged:  # and not the ranks of a full disk
+        if merged:  # empty if the disk of every rank was full
             _write(path, merged)
 
 
 def finish() -> Sequence[dict[str, Any]]:
-    """End the recording of this rank alone and complete its own file. Returns the events."""
+    """End the recording of this rank alone and complete its file. Returns the events."""
     global _path, _file
     file, _path, _file = _file, None, None
     if file is None:
@@ -120,13 +120,13 @@ def record() -> None:
 
 
 def training_begins() -> None:
-    """What was recorded before is set-up, and counts in no share of time."""
+    """Training begins now: earlier events are set-up, and are not part of the shares of time."""
     global _training
     _training = monotonic_ns()
 
 
 def take() -> list[dict[str, Any]]:
-    """What this rank did since `record`, in the epoch that was open then and has been left since."""
+    """The events of this rank since `record`, in the epoch that was open then and has been closed since."""
     global _kept
     events, _kept = _kept or [], None
     return events
@@ -153,13 +153,13 @@ def _waits(rank: int, ahead: int) -> list[dict[str, Any]]:
 
 
 def _of_program(rank: int, begin: int, duration: int, phase: str, what: str) -> dict[str, Any]:
-    """What the program waits for that is no operation of a group of ours; times are in nanoseconds."""
+    """An event for a wait of the program outside of our groups' operations; times are in nanoseconds."""
     times = {"ts": begin / 1000, "dur": duration / 1000}
     return {"name": what, "cat": phase, "ph": "X", **times, "pid": rank, "tid": PROGRAM, "args": {}}
 
 
 def _clock_offset() -> int:
-    """Nanoseconds that the wall clock is ahead of the monotonic one, from the quickest of several readings."""
+    """Nanoseconds by which the wall clock is ahead of the monotonic one, from the quickest of several readings."""
     readings = []
     for _ in range(100):
         before, wall, after = monotonic_ns(), time_ns(), monotonic_ns()
@@ -168,7 +168,7 @@ def _clock_offset() -> int:
 
 
 def _transport(current: world.World) -> str:
-    """How tensors on GPUs go in this epoch; empty while none has."""
+    """What moves tensors on GPUs in this epoch; empty before the first."""
     return TRANSPORTS.get(current.communicator.device_transport()[0], "")
 
 
@@ -181,7 +181,7 @@ def _head(rank: int) -> list[dict[str, Any]]:
 
 
 def _labels(rank: int, text: str) -> list[dict[str, Any]]:
-    """What a viewer writes beside the name of a rank."""
+    """The text that a viewer shows beside the name of a rank."""
     named = {"ph": "M", "name": "process_labels", "cat": "", "pid": rank, "tid": 0, "args": {"labels": text}}
     return [named] if text else []
 
@@ -214,7 +214,7 @@ def _write(path: Path, events: list[dict[str, Any]]) -> None:
     """Write everything, or nothing and a line on stderr: a full disk must not fail a training at its end."""
     try:
         if path.is_file():
-            path.unlink()  # it is a name of rank 0's own file
+            path.unlink()  # until now it was a second name of rank 0's own file
         path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
     except OSError as error:
         report_unwritten(path, error)

@@ -28,55 +28,55 @@ from ring_notebook.rank.rendezvous import Rendezvous, is_offered
 
 @dataclass(frozen=True, slots=True)
 class World(Topology):
-    """The ranks that work together now, their hosts, and their communicator."""
+    """The ranks of the open epoch, their hosts, and their communicator."""
 
     communicator: Communicator
     ranks: tuple[int, ...]
-    """The rank in the job of each of its ranks."""
+    """The rank in the job of each rank of the epoch."""
     run: str | None = None
 
 
 _NO_RUN = 1 << 63
-"""The number by which ranks outside of runs, as those of a script, say that they have ended."""
+"""Number of the run that ranks outside of runs, like those of a script, leave when they end."""
 
 
 @dataclass
 class _State:
-    """What this process knows of itself as a rank, and has open."""
+    """The state of this process as a rank."""
 
     place: Place | None = None
     process: int = 0
-    """The process that has the place: a fork of it has not."""
+    """Id of the process that has the place; a fork of it has none."""
     world: World | None = None
     narrowed: list[World] = field(default_factory=list)
-    """Parts of the world, each of the one before, whose ranks work without the others."""
+    """Parts of the world, each a part of the one before, whose ranks work without the others."""
     epoch: int = 0
     at_close: list[Callable[[], object]] = field(default_factory=list)
     run: tuple[str, list[int]] | None = None
     """Id and ranks (in the job) of the run that this process is in."""
     run_number: int = _NO_RUN
-    """The first epoch of the run, which no other run has."""
+    """The first epoch of the run, unique to the run."""
     communicated: float = 0.0
     """Seconds in collectives, in earlier epochs of the run."""
     waited: float = 0.0
     """The part of `communicated` in which this rank waited for others."""
     doubts: int = 0
-    """Epochs that have not ended well, and changes of the ranks, as far as the ranks have told each other."""
+    """Number of epochs that ended by an abort and of changes of the ranks, as of the last exchange between ranks."""
 
 
 _state = _State()
 
 
 def prepare_host() -> Place:
-    """Find this process's place once; collective over all ranks of the job. `init` and `open_run` need it."""
+    """Find this process's place, once; all ranks of the job call it. `init` and `open_run` need it."""
     return _state.place or _settle(find_place())
 
 
 def form(generation: int, members: Sequence[int]) -> None:
-    """Find ``members`` of the job again, all of which call this with the same ``generation``, greater than any before.
+    """Form ``members`` of the job anew. All of them call this with the same ``generation``, greater than any before.
 
-    They use new ring memory then; tensors in the old one stay valid. Ranks keep their numbers, and those that are no
-    members count as absent. Needs a supervisor of ours. Raises RingError when a member dies meanwhile.
+    They use new ring memory; tensors in the old one stay valid. Ranks keep their numbers; ranks that are not members
+    count as absent. Needs our supervisor. Raises RingError when a member dies meanwhile.
     """
     _settle(form_again(_state.place, generation, members))
 
@@ -91,7 +91,7 @@ def _settle(place: Place) -> Place:
     else:
         close()
         _state.doubts += 1
-        _leave_run(left, _NO_RUN)  # its ranks may wait for this one
+        _leave_run(left, _NO_RUN)  # ranks of the old place may wait for this one
         left.domain.stop_serving_tensors()
         left.domain.drop_dead()
         left.domain.trim()
@@ -110,22 +110,24 @@ def has_mpi() -> bool:
 
 
 def init(comm: RanksOrComm | None = None) -> None:
-    """Open an epoch over all ranks of the run or else the job, or over those of ``comm`` (Horovod: ``init``).
+    """Open an epoch over all ranks of the run, or outside of runs of the job; or over ``comm`` (Horovod: ``init``).
 
-    ``comm`` is None, a list of ranks (of the run or else the job), or an mpi4py communicator; this process must be in
-    it. Does nothing when an epoch is open that has not been aborted. In an elastic job ranks that have died are left
-    out, and those that live are numbered again. Raises ValueError for ranks that do not exist or leave this one out,
-    RingError when fewer than ``RING_MIN_NP`` live, and CollectiveAborted when a rank of the new epoch has died or left.
+    ``comm`` is None, a list of ranks of the run or job, or an mpi4py communicator; this process must be in it. Does
+    nothing when an epoch is open that has not been aborted. An elastic job leaves out dead ranks and numbers the others
+    again. Raises ValueError for ranks that do not exist or do not include this one, RingError when fewer than
+    ``RING_MIN_NP`` are alive, and CollectiveAborted when a rank of the new epoch has died or left.
     """
     if _state.world is not None and not _state.world.communicator.aborted:
         return
     if _is_fork():
-        raise RingError("this process was forked by a rank, which alone takes part in collectives; call init() there")
+        raise RingError(
+            "this process was forked by a rank; only that rank takes part in collectives: call init() there"
+        )
     close()
     begins = _state.place is None
-    # Another job of a process that outlives its jobs: a worker, an actor.
+    # A process that outlives its jobs, such as a worker or an actor, may have another job now.
     place = _settle(find_place()) if not _state.run and is_offered() else prepare_host()
-    if begins:  # an engine has its place before: what ends a cell ends no process
+    if begins:  # not an engine, which has its place before: the end of a cell does not end its process
         watch_exits(fail)
     run, everyone = _state.run or (None, list(range(place.topology.size)))
     ranks = everyone if comm is None else ranks_of(comm, place.topology, everyone)
@@ -133,7 +135,7 @@ def init(comm: RanksOrComm | None = None) -> None:
         _open_with_the_living(place, place.rendezvous, ranks)
         return
     if ranks == everyone and place.link is not None:
-        _state.epoch += 1  # across hosts the ranks of a job, or run, have to call this equally often
+        _state.epoch += 1  # across hosts, all ranks of a job or run must call `init` equally often
     else:
         _state.epoch = agree(place, ranks, _state.epoch, _state.run_number)
     _open(place, ranks, _state.epoch, run)
@@ -156,11 +158,11 @@ def _open_with_the_living(place: Place, rendezvous: Rendezvous, ranks: list[int]
 
 
 def open_run(run: str, epoch: int, ranks: Sequence[int]) -> World:
-    """Open epoch ``epoch`` over these ranks of the job for a run; every one of them calls it with the same numbers.
+    """Open epoch ``epoch`` over these ranks of the job for a run; all of them call it with the same arguments.
 
-    In the run they count from 0, in this order.
-    ``epoch`` grows from run to run, by more than a run calls `init` again. Until `close_run` that is for the ranks of
-    the run. A rank that waits here for another one can be interrupted.
+    In the run they are numbered from 0, in this order. ``epoch`` grows from run to run, by more than the number of
+    `init` calls in a run. Until `close_run`, later `init` calls cover only this run's ranks. A rank that waits here for
+    another one can be interrupted.
     """
     close()
     _state.communicated = _state.waited = 0.0
@@ -189,7 +191,7 @@ def _open(place: Place, ranks: list[int], epoch: int, run: str | None) -> World:
         timeout=config().timeout,
         run=_state.run_number,
         doubts=_state.doubts,
-        options=options(warns=run is None),  # a notebook's panel says it
+        options=options(warns=run is None),  # a notebook's panel shows the waits
         devices=devices(),
     )
     _state.doubts = native.doubts
@@ -198,15 +200,15 @@ def _open(place: Place, ranks: list[int], epoch: int, run: str | None) -> World:
 
 
 def doubts() -> int:
-    """How often ranks may have parted, equal on all ranks of the epoch: how many epochs have not ended well.
+    """How often the ranks' states may have diverged: the number of aborted epochs and changes of the ranks.
 
-    A rank whose process is new counts those of the others.
+    Equal on all ranks of the epoch; a new process takes over the number of the others.
     """
     return _state.doubts
 
 
 def at_close(callback: Callable[[], object]) -> None:
-    """Have ``callback`` called whenever this rank is about to leave an epoch."""
+    """Register ``callback``, to be called whenever this rank is about to leave an epoch."""
     if callback not in _state.at_close:
         _state.at_close.append(callback)
 
@@ -224,14 +226,14 @@ def current() -> World:
 
 
 def is_open(world: World | None) -> bool:
-    """Whether it is the open epoch or a part of it."""
+    """Whether ``world`` is the open epoch or a part of it."""
     return world is not None and (world is _state.world or any(world is part for part in _state.narrowed))
 
 
 def narrow(ranks: Sequence[int]) -> bool:
-    """Make ``ranks`` of `current` all there are, until `widen`; returns whether this rank is one of them.
+    """Make ``ranks`` of `current` the whole world until `widen`; returns whether this rank is one of them.
 
-    All ranks of `current` call this with the same ones; for the others nothing changes.
+    All ranks of `current` call this with the same ranks; nothing changes on ranks that are not members.
     """
     whole = current()
     communicator = whole.communicator.group(ranks)
@@ -248,20 +250,20 @@ def widen() -> None:
 
 
 def abort(reason: str) -> None:
-    """End the epoch for all its ranks: what they wait for, and what they call later, raises CollectiveAborted."""
+    """Abort the epoch: on all its ranks, pending and later operations raise CollectiveAborted with ``reason``."""
     if _state.world is not None:
         _state.world.communicator.abort(reason)
 
 
 def is_aborted() -> bool:
-    """Whether a rank has ended the open epoch for all."""
+    """Whether a rank has aborted the open epoch."""
     return _state.world is not None and _state.world.communicator.aborted
 
 
 def fail(error: BaseException) -> None:
-    """End the epoch for all its ranks because of what ended this one, which is called by its rank in the run or job.
+    """Abort the epoch because this rank failed with ``error``; the message names its rank in the run or job.
 
-    Does nothing where another rank has ended it.
+    Does nothing where another rank has aborted it.
     """
     if _state.world is None or isinstance(error, CollectiveAborted):
         return
@@ -278,9 +280,10 @@ def fail(error: BaseException) -> None:
 def close() -> None:
     """Leave the epoch, if one is open. Ranks that still wait for this rank raise CollectiveAborted.
 
-    So does this one where an operation has failed on its device after its call had returned, and no call has raised.
+    This rank raises it too if an operation failed on its device after its call had returned, and no later call has
+    raised.
     """
-    if _is_fork():  # it has copies; what they stand for is its parent's
+    if _is_fork():  # the epoch belongs to the parent
         _state.world = None
         _state.narrowed.clear()
         return
@@ -300,7 +303,7 @@ def close() -> None:
 
 
 def close_run() -> None:
-    """Leave the run that `open_run` began, and its epoch. Ranks that call `init` in it later learn of that."""
+    """Leave the run that `open_run` began, and its epoch. Ranks that later call `init` in it see that this one left."""
     number, _state.run, _state.run_number = _state.run_number, None, _NO_RUN
     if number != _NO_RUN:
         _leave_run(prepare_host(), number)
@@ -312,50 +315,50 @@ def _leave_run(place: Place, number: int) -> None:
 
 
 def _leave_job() -> None:
-    report_status("exiting")  # before the others can learn of it: what they raise then comes later
-    # This process may live on for long, in exit handlers of others, while ranks wait for it to begin.
+    report_status("exiting")  # first, so that the errors that it causes on other ranks come later
+    # Leave at once: other exit handlers of this process may run for long, while ranks wait for it to begin an epoch.
     place = prepare_host()
     _leave_run(place, _NO_RUN)
     try:
         close()
-    except CollectiveAborted as error:  # on a device, behind the last line of the script
+    except CollectiveAborted as error:  # a device failed after the last line of the script
         sys.excepthook(type(error), error, error.__traceback__)
         sys.stdout.flush()
-        os._exit(1)  # an exit handler can say in no other way that the script has failed
+        os._exit(1)  # an exit handler has no other way to make the script fail
     place.leave()
 
 
 def _is_fork() -> bool:
-    """Whether a rank has forked this process."""
+    """Whether this process was forked by a rank."""
     return _state.process not in (0, os.getpid())
 
 
 def _leave_mpi_to_parent() -> None:
-    """At the exit of a process that a rank has forked: it must not finalize MPI, which all ranks wait for."""
+    """In a process that a rank has forked: do not finalize MPI at exit, because that waits for all ranks."""
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is not None and _is_fork():
         core.leave_mpi(str(mpi.__file__))
 
 
 def communication() -> float:
-    """Seconds that this rank has spent in collectives since its run began, waiting for other ranks included."""
+    """Seconds that this rank has spent in collectives since its run began, including waits for other ranks."""
     world = _state.world
     return _state.communicated + (0.0 if world is None else world.communicator.seconds_spent()[0])
 
 
 def waiting() -> float:
-    """The part of `communication` in which other ranks had not called the operation yet, in seconds."""
+    """The part of `communication` in which this rank waited for other ranks to call the operation, in seconds."""
     world = _state.world
     return _state.waited + (0.0 if world is None else world.communicator.seconds_spent()[1])
 
 
 def calls() -> int:
-    """How many operations of all ranks this one has begun in the epoch; 0 when none is open."""
+    """The number of operations of all ranks that this rank has begun in the epoch; 0 when no epoch is open."""
     world = _state.world
     return 0 if world is None else world.communicator.counts()["operations"]
 
 
 def snapshot() -> list[dict[str, Any]]:
-    """What every rank of the epoch is doing now; empty when none is open. Any thread may call it at any time."""
+    """The present activity of every rank of the epoch; empty when none is open. Any thread may call it at any time."""
     world = _state.world
     return [] if world is None else world.communicator.snapshot()
