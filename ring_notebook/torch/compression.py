@@ -1,4 +1,4 @@
-"""Compression of tensors on their way into an allreduce."""
+"""Compression of tensors for an allreduce."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from torch import Tensor
 
 
 class Compressor(Protocol):
-    """What `DistributedOptimizer` and the collectives take as ``compression``; users may pass a class of their own."""
+    """The interface of ``compression`` arguments; users may pass a class of their own."""
 
     def compress(self, tensor: Tensor) -> tuple[Tensor, Any]:
-        """The tensor to reduce, and what `decompress` needs to undo it."""
+        """The tensor to reduce, and a context for `decompress`."""
 
     def decompress(self, tensor: Tensor, ctx: Any) -> Tensor:
         """The reduced tensor in its original form."""
 
 
 class _None:
-    """Sends tensors as they are."""
+    """Sends tensors unchanged."""
 
     def __repr__(self) -> str:
         return "Compression.none"
@@ -34,7 +34,7 @@ class _None:
 
 
 class _Cast:
-    """Sends floating point tensors in a narrower type; all others as they are."""
+    """Sends floating point tensors in a narrower type; others unchanged."""
 
     dtype: torch.dtype
 

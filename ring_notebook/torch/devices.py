@@ -1,7 +1,7 @@
-"""Tensors on a device, as the core takes them: their address, their device, and the stream that they are on.
+"""Tensors on a device, as the core takes them: their address, their device, and their stream.
 
-A kind of device is an entry here. What has none, or no driver on this machine, travels through CPU memory. Logged
-tensors of one number are copied to the host in the background, and read once the copy is there.
+Each kind of device is an entry here. Tensors of other kinds, or without a driver on this machine, go through CPU
+memory. Logged tensors of one number are copied to the host in the background, and read when the copy is complete.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Cuda:
 
 
 class _CudaArray:
-    """Memory of a GPU under the protocol by which torch takes it over."""
+    """Memory of a GPU under the protocol ``__cuda_array_interface__``, with which torch takes it over."""
 
     def __init__(self, memory: Any, nbytes: int) -> None:
         self._memory = memory
@@ -72,18 +72,18 @@ _kinds: dict[str, DeviceKind] = {"cuda": _Cuda()}
 
 
 def register_device(name: str, kind: DeviceKind) -> None:
-    """Describe the tensors whose ``device.type`` is ``name``; ``torch.NAME`` has the functions of ``torch.cuda``."""
+    """Register ``kind`` for tensors whose ``device.type`` is ``name``; ``torch.NAME`` has the API of ``torch.cuda``."""
     _kinds[name] = kind
 
 
 def kind_of(tensor: Tensor) -> DeviceKind | None:
-    """What describes this tensor to the core; None where the core cannot reach its memory."""
+    """The `DeviceKind` of this tensor; None where the core cannot reach its memory."""
     kind = _kinds.get(tensor.device.type)
     return kind if kind is not None and has_devices() else None
 
 
 def has_streams(tensor: Tensor) -> bool:
-    """Whether the tensor's device works through streams that the host need not wait for."""
+    """Whether the tensor's device has streams, so that the host need not wait for it."""
     return tensor.device.type in _kinds
 
 
@@ -93,13 +93,13 @@ def accelerator() -> str | None:
 
 
 def address_of(tensor: Tensor) -> int:
-    """Address of the first element, in the memory that the tensor lies in."""
+    """Address of the first element, in CPU memory or in that of the device."""
     kind = _kinds.get(tensor.device.type)
     return tensor.data_ptr() if kind is None else kind.address_of(tensor)
 
 
 def device_buffer(tensor: Tensor, dtype: DType, kind: DeviceKind) -> Buffer:
-    """Buffer over a contiguous tensor on a device, ordered behind what this thread has queued there so far."""
+    """Buffer over a contiguous tensor on a device; the operation runs after the work that this thread has queued."""
     return Buffer(
         kind.address_of(tensor),
         tensor.shape,
@@ -112,29 +112,29 @@ def device_buffer(tensor: Tensor, dtype: DType, kind: DeviceKind) -> Buffer:
 
 
 class StreamWork:
-    """An operation on a device: what the thread that waits for it queues afterwards sees the result."""
+    """An operation on a device: work that its waiting thread queues after `wait` sees the result."""
 
     __slots__ = ("_kind", "_like", "_work")
 
     def __init__(self, work: Work, kind: DeviceKind, like: Tensor) -> None:
         self._work = work
         self._kind = kind
-        self._like = like  # a tensor of the device
+        self._like = like  # a tensor on the device
 
     def wait(self) -> None:
-        """Return when the operation is queued, with this thread's stream waiting for it. Raises its error."""
+        """Return when the operation is queued and this thread's stream waits for it. Raises its error."""
         self._work.wait(stream=self._kind.stream_of(self._like))
 
     def done(self) -> bool:
-        """Whether the result is there (also when the operation failed)."""
+        """Whether the operation has ended, also by an error."""
         return self._work.done()
 
     def counts(self) -> list[int]:
-        """Elements that came from each rank."""
+        """The number of elements from each rank."""
         return self._work.counts()
 
     def tensor(self, shape: Sequence[int]) -> Tensor:
-        """What an allgather or alltoall has received, on the device of what it sent."""
+        """The result of an allgather or alltoall, on the device of its input."""
         like = self._like
         if not prod(shape):
             return like.new_empty(tuple(shape))
@@ -144,13 +144,13 @@ class StreamWork:
 
 
 class LoggedTensor:
-    """The value that a tensor has where its stream is now; the host does not wait for it."""
+    """The value of a tensor at this point of its stream; the host does not wait for it."""
 
     __slots__ = ("_copy", "_event")
 
     def __init__(self, tensor: Tensor) -> None:
         module = getattr(torch, tensor.device.type)
-        # Torch takes pinned memory for what nobody waits for: from pageable memory a copy would wait.
+        # With non_blocking, torch copies into pinned memory: a copy into pageable memory would wait.
         self._copy = tensor.detach().to("cpu", non_blocking=True)
         self._event = module.Event()
         self._event.record(module.current_stream(tensor.device))
@@ -166,9 +166,9 @@ class LoggedTensor:
 
 
 def begin_copy(value: Any) -> LoggedTensor | None:
-    """Begin to copy ``value``, a tensor of one number; None for all but tensors of a device that has streams.
+    """Begin to copy ``value``, a tensor of one number; None unless it is on a device with streams.
 
-    Raises RuntimeError while a CUDA graph is captured, whose replays would log nothing.
+    Raises RuntimeError while a CUDA graph is captured, because its replays would log nothing.
     """
     if not isinstance(value, Tensor) or not has_streams(value):
         return None

@@ -1,4 +1,4 @@
-"""Whether a rank has a core on which to reduce gradients while its backward pass computes."""
+"""Whether a rank has a free core to reduce gradients during its backward pass."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ring_notebook.hardware import cores_of
 
 
 def reduces_beside_backward(on_device: bool = False) -> bool:
-    """Whether to reduce on the progress thread: as ``RING_OVERLAP`` says, else where the ranks leave a core free.
+    """Whether to reduce on the progress thread: as ``RING_OVERLAP`` says, else if the ranks leave a core free.
 
-    ``on_device`` says that the gradients are on a GPU, which computes by itself.
+    ``on_device``: the gradients are on a GPU, which computes without a core.
     """
     overlap = config().overlap
     if overlap != "auto":
@@ -26,4 +26,4 @@ def reduces_beside_backward(on_device: bool = False) -> bool:
 
 @lru_cache(maxsize=8)
 def _cores(processors: frozenset[int]) -> int:
-    return cores_of(processors)  # it reads files, and DistributedDataParallel asks at every bucket
+    return cores_of(processors)  # cached: it reads files, and DistributedDataParallel asks for every bucket

@@ -1,4 +1,4 @@
-"""torch's modes, which a cell that is interrupted may leave changed: remembered, and put back."""
+"""Restores torch's modes, which an interrupted cell may leave changed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 _DEVICES = ("cpu", "cuda")
-_inference: list[Any] = []  # such a mode ends with the object that has set it
+_inference: list[Any] = []  # keeps objects alive: inference mode ends with the object that has set it
 
 
 class _Mode(NamedTuple):
@@ -18,16 +18,16 @@ class _Mode(NamedTuple):
 
 
 def remember() -> Callable[[], list[str]]:
-    """Remember the modes of this thread. The function that is returned puts back those that have changed since.
+    """Remember the modes of this thread. Returns a function that restores those that have changed since.
 
-    It returns their names.
+    That function returns their names.
     """
     before = [mode.read() for mode in _MODES]
 
     def put_back() -> list[str]:
         names = []
         for mode, value in zip(_MODES, before, strict=True):
-            if mode.read() != value:  # only now: to put back one may change the next
+            if mode.read() != value:  # read only now, because restoring one mode may change the next
                 mode.put(value)
                 names.append(mode.name)
         return names
@@ -41,7 +41,7 @@ def _set_inference(enabled: bool) -> None:
 
 
 def _autocast() -> list[Any]:
-    """How deep its blocks are nested, then for each kind of device whether it is on, and its dtype."""
+    """The depth of nested autocast blocks, then for each kind of device whether it is on, and its dtype."""
     depth = torch.autocast_increment_nesting() - 1
     torch.autocast_decrement_nesting()
     return [depth, *((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _DEVICES)]

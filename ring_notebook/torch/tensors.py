@@ -41,7 +41,7 @@ _multiply_each, _copy_each = private("multiply_each"), private("copy_each")
 
 
 def check_tensor(tensor: Any, operation: str) -> None:
-    """Raise TypeError when ``tensor`` is not a dense torch tensor of a dtype that the core knows."""
+    """Raise TypeError unless ``tensor`` is a dense torch tensor of a dtype that the core supports."""
     if not isinstance(tensor, Tensor):
         raise TypeError(
             f"{operation} takes torch tensors, got {type(tensor).__name__}; for other objects use "
@@ -66,27 +66,27 @@ def can_reduce(dtype: torch.dtype) -> bool:
 
 
 def moved_as(dtype: torch.dtype) -> DType:
-    """What elements of this type are to the core where it only moves them: bytes, if it has no such type."""
+    """The core's type for operations that only move elements of this type: bytes, if the core lacks the type."""
     return _DTYPES.get(dtype, DType.UINT8)
 
 
 def dtype_of(tensor: Tensor) -> DType:
-    """The core's element type of a tensor. Raises TypeError where the core has none."""
+    """The core's element type of a tensor. Raises TypeError where the core lacks it."""
     check_tensor(tensor, "allreduce")
     return _DTYPES[tensor.dtype]
 
 
 def on_host(tensor: Tensor) -> Tensor:
-    """``tensor`` itself where the core can work on it in place, else a contiguous copy in CPU memory."""
+    """``tensor`` itself where the core can use it in place, else a contiguous copy in CPU memory."""
     if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg():
         return tensor
     return tensor.detach().to("cpu", memory_format=torch.contiguous_format, copy=True).resolve_neg()
 
 
 def for_core(tensor: Tensor) -> Tensor:
-    """``tensor`` itself where the core can work on it in place, else a contiguous copy that it can work on.
+    """``tensor`` itself where the core can use it in place, else a contiguous copy.
 
-    The copy is on the tensor's device where the core reaches that, else in CPU memory.
+    The copy is on the tensor's device if the core can use that, else in CPU memory.
     """
     if tensor.is_cpu or kind_of(tensor) is None:
         return on_host(tensor)
@@ -104,7 +104,7 @@ def in_memory_order(tensor: Tensor) -> Tensor:
 
 
 def copy_back(host: Tensor, tensor: Tensor) -> None:
-    """Bring a result from the copy that `for_core` made back into ``tensor``; nothing where there was no copy."""
+    """Copy a result from the copy of `for_core` back into ``tensor``; does nothing where there was no copy."""
     if host is not tensor:
         with torch.no_grad():
             tensor.copy_(host)
@@ -112,18 +112,18 @@ def copy_back(host: Tensor, tensor: Tensor) -> None:
 
 @lru_cache(maxsize=2)
 def reader(*, flat: bool = False) -> _core.TensorReader:
-    """What reads plain tensors in nanoseconds. ``flat``: tensors of as many elements match, whatever their shapes."""
+    """The reader of plain tensors, in nanoseconds each. ``flat``: equal numbers of elements match, in any shapes."""
     return core.TensorReader((Tensor, torch.nn.Parameter), Tensor.is_neg, flat)
 
 
 def buffer_in_place(tensor: Any) -> Buffer | None:
-    """Buffer over a tensor that passes `check_tensor` and needs no copy, found out in one look; None for all others."""
+    """Buffer over a tensor that passes `check_tensor` and needs no copy; None for all others."""
     if (found := reader().read(tensor)) is not None:
         return Buffer(found[0], found[1], _NUMBERED[found[2]], tensor)
     if not isinstance(tensor, Tensor) or tensor.layout is not _STRIDED:
         return None
     dtype = _DTYPES.get(tensor.dtype)
-    # The negative bit is a sign that memory does not hold (Tensor.is_neg).
+    # The negative bit is not in the tensor's memory (Tensor.is_neg).
     if dtype is None or not tensor.is_contiguous() or tensor.is_neg():
         return None
     if not tensor.is_cpu:
@@ -136,7 +136,7 @@ def buffer_in_place(tensor: Any) -> Buffer | None:
 
 
 def buffer_of(tensor: Tensor) -> Buffer:
-    """Buffer over a tensor that is contiguous and where the core reaches it; it keeps the tensor alive."""
+    """Buffer over a contiguous tensor that the core can reach; it keeps the tensor alive."""
     if not tensor.is_cpu:
         kind = kind_of(tensor)
         assert kind is not None
@@ -145,7 +145,7 @@ def buffer_of(tensor: Tensor) -> Buffer:
 
 
 def equal_parts(output: Tensor, ranks: int, dtype: torch.dtype) -> list[Buffer]:
-    """The part of ``output`` for each rank; none where the core cannot write ``dtype`` there in equal parts."""
+    """The part of ``output`` for each rank; empty where the core cannot write equal parts of ``dtype`` there."""
     whole = buffer_in_place(output.detach()) if output.is_cpu else None
     if whole is None or whole.count % ranks or output.dtype != dtype:
         return []
@@ -162,25 +162,25 @@ def from_bytes(data: memoryview, dtype: torch.dtype, shape: Sequence[int]) -> Te
 
 
 def ordered(work: Work, tensor: Tensor) -> Work | StreamWork:
-    """``work`` as a `Handle` waits for it: of an operation on ``tensor``, as `for_core` gave it."""
+    """``work`` in the form that a `Handle` waits for; ``tensor``, from `for_core`, says whether it is on a device."""
     kind = None if tensor.is_cpu else kind_of(tensor)
     return work if kind is None else StreamWork(work, kind, tensor)
 
 
 def received(work: Work | StreamWork, like: Tensor, shape: Sequence[int]) -> Tensor:
-    """What an allgather or alltoall has received, of the dtype and on the device of ``like``."""
+    """The result of an allgather or alltoall, with the dtype and on the device of ``like``."""
     if isinstance(work, StreamWork):
         return work.tensor(shape)
     return from_bytes(work.output(), like.dtype, shape).to(like.device)
 
 
 class TorchAdapter:
-    """torch's tensors, as `ring_notebook.api` sees those of any framework."""
+    """torch's tensors for `ring_notebook.api`: see `TensorAdapter`."""
 
     name = "torch"
 
     def can_send(self, value: Any) -> bool:
-        """Whether ``value`` is a dense tensor without a history or a class of its own."""
+        """Whether ``value`` is a plain dense tensor without gradient history."""
         return (
             type(value) is Tensor
             and not value.requires_grad
@@ -199,7 +199,7 @@ class TorchAdapter:
 
 
 def multiply_each(tensors: Sequence[Tensor], factor: float) -> None:
-    """Multiply tensors in place, on a device in as few launches as this torch can."""
+    """Multiply tensors in place, on a device with as few launches as possible."""
     if _multiply_each is not None:
         _multiply_each(tensors, factor)
         return
@@ -208,7 +208,7 @@ def multiply_each(tensors: Sequence[Tensor], factor: float) -> None:
 
 
 def copy_each(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    """Copy tensors, on a device in as few launches as this torch can."""
+    """Copy each source into its target, on a device with as few launches as possible."""
     if _copy_each is not None:
         _copy_each(targets, sources)
         return
@@ -219,8 +219,8 @@ def copy_each(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
 def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
     """A tensor of ``size`` (as in `torch.empty`) in ring memory, not initialized; freed with its last view.
 
-    ``dtype`` is torch's default when left out. Raises ValueError for a negative dimension, and OutOfRingMemoryError
-    when the machine or its limit is full.
+    ``dtype`` defaults to torch's default. Raises ValueError for a negative dimension, and OutOfRingMemoryError when the
+    machine, or the process's memory limit, has too little memory left.
     """
     if any(isinstance(length, int) and length < 0 for length in size):
         raise ValueError(f"empty: dimensions must not be negative, got {size}")

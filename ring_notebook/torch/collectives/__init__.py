@@ -1,1 +1,1 @@
-"""The collectives under Horovod's names, one file an operation."""
+"""The collectives under Horovod's names, one file for each operation."""

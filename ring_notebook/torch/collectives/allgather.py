@@ -36,7 +36,7 @@ def _start(
     output: Tensor | None = None,
     call: Call | None = None,
 ) -> Handle:
-    """Start an allgather; `Handle.wait` returns the tensor and how many rows came from each rank."""
+    """Start an allgather; `Handle.wait` returns the tensor and the number of rows from each rank."""
     check_tensor(tensor, "allgather")
     check_process_set(process_set)
     communicator = process_set.communicator
@@ -44,7 +44,7 @@ def _start(
     if tensor.dim() == 0:
         tensor = tensor.reshape(1)
     row = tensor.shape[1:]
-    # Rows without elements do not show in what arrives: gather how many there are instead.
+    # Rows without elements bring no bytes: gather their number instead.
     sent = for_core(tensor) if prod(row) else torch.tensor([tensor.shape[0]], device="cpu")
     places = equal_parts(output, communicator.size, tensor.dtype) if output is not None and sent.is_cpu else []
     started = communicator.allgather(buffer_of(sent), places, name=name, blocking=blocking, call=call)
@@ -75,7 +75,7 @@ def gathered(
 
 
 def allgather_async(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle:
-    """Start `allgather`; `synchronize` returns the concatenation. Leave ``tensor`` alone until then."""
+    """Start `allgather`; `synchronize` returns the concatenation. Do not change ``tensor`` until then."""
     return _start(tensor, name, process_set, blocking=False).only()
 
 
@@ -113,8 +113,8 @@ def allgather_into(
 ) -> Tensor:
     """`allgather` into ``output``, which it returns; without gradient. Beyond Horovod.
 
-    What comes goes straight there where ``output`` is contiguous, in CPU memory, and all ranks send as much; this
-    rank's own part may lie in its place already. Raises ValueError where ``output`` has another size or dtype.
+    Data is received without a copy where ``output`` is contiguous, in CPU memory, and all ranks send the same size.
+    This rank's own part may already be in its place. Raises ValueError where ``output`` has another size or dtype.
     """
     return gathered(tensor.detach(), name, process_set, output)[0]
 

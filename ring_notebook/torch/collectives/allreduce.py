@@ -189,7 +189,7 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    """A new tensor: ``tensor`` reduced over all ranks, which give the same shape and dtype (Horovod: ``allreduce``).
+    """A new tensor: ``tensor`` reduced over all ranks. All give the same shape and dtype (Horovod: ``allreduce``).
 
     ``op`` is Average (default), Sum, Min, Max, Product or Adasum; ``average=False`` is Horovod's old way to say Sum.
     The factors scale before and after: integers in float64 and truncated, float16 and bfloat16 in float32. The
@@ -211,7 +211,7 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Start `allreduce` into a new tensor, which `synchronize` returns. Leave ``tensor`` alone until then."""
+    """Start `allreduce` into a new tensor, which `synchronize` returns. Do not change ``tensor`` until then."""
     how = reduction_of(average, op, prescale_factor, postscale_factor, process_set)
     return start([tensor], how, name, in_place=False).only()
 

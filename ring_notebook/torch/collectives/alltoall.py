@@ -28,8 +28,7 @@ def _rows_to_send(tensor: Tensor, splits: Splits, rank: int, size: int) -> list[
     if splits is None or len(splits) == 0:
         if rows % size:
             raise ValueError(
-                f"rank {rank}: alltoall without splits needs a first dimension that {size} ranks divide, got {rows}; "
-                "give splits"
+                f"rank {rank}: alltoall without splits needs a multiple of {size} rows, got {rows}; give splits"
             )
         return [rows // size] * size
     try:
@@ -45,14 +44,14 @@ def _rows_to_send(tensor: Tensor, splits: Splits, rank: int, size: int) -> list[
 
 
 def _start(tensor: Tensor, splits: Splits, name: str | None, process_set: ProcessSet, *, blocking: bool) -> Handle:
-    """Start an alltoall; `Handle.wait` returns the tensor and how many rows came from each rank (int32)."""
+    """Start an alltoall; `Handle.wait` returns the tensor and the number of rows from each rank (int32)."""
     check_tensor(tensor, "alltoall")
     check_process_set(process_set)
     communicator = process_set.communicator
     send = _rows_to_send(tensor, splits, communicator.rank, communicator.size)
     name = check_name(communicator, name)
     row = tensor.shape[1:]
-    # Rows without elements do not show in what arrives: exchange how many there are instead.
+    # Rows without elements bring no bytes: exchange their numbers instead.
     counts = torch.tensor(send, device="cpu")
     sent, shares = (for_core(tensor), send) if prod(row) else (counts, [1] * communicator.size)
     started = communicator.alltoall([buffer_of(sent)], shares, name=name, blocking=blocking)
@@ -73,7 +72,7 @@ def _start(tensor: Tensor, splits: Splits, name: str | None, process_set: Proces
 def alltoall_async(
     tensor: Tensor, splits: Splits = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
-    """Start `alltoall`; `synchronize` returns what `alltoall` does. Leave ``tensor`` alone until then."""
+    """Start `alltoall`; `synchronize` returns its result. Do not change ``tensor`` until then."""
     handle = _start(tensor, splits, name, process_set, blocking=False)
     return handle.only() if splits is None else handle
 
@@ -99,10 +98,10 @@ def alltoall(
 ) -> Any:
     """Send ``splits[r]`` rows of ``tensor`` to each rank r; returns the rows received, in rank order.
 
-    Without ``splits`` every rank gets an equal share and the result is the tensor alone; with them it is
-    ``(tensor, received_splits)``, the latter int32. All dimensions but the first agree on all ranks. Differentiable:
-    gradients travel back the way the rows came. Raises ValueError on the rank whose ``splits`` do not
-    fit, CollectiveMismatch on every rank when other dimensions or dtypes differ. (Horovod: ``alltoall``.)
+    Without ``splits`` every rank gets an equal share, and the result is the tensor alone; with them it is
+    ``(tensor, received_splits)``, the latter int32. All dimensions except the first are the same on all ranks.
+    Differentiable: gradients go back to the ranks that sent the rows. Raises ValueError on the rank whose ``splits``
+    do not fit, CollectiveMismatch on every rank when other dimensions or dtypes differ. (Horovod: ``alltoall``.)
     """
     if torch.is_grad_enabled() and isinstance(tensor, Tensor) and tensor.requires_grad:
         result = _Alltoall.apply(tensor, splits, name, process_set)  # type: ignore[no-untyped-call]

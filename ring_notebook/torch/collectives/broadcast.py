@@ -38,7 +38,7 @@ def _start(
 def broadcast_async_(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
-    """Start to overwrite ``tensor`` with the one of ``root_rank``. `synchronize` returns ``tensor``.
+    """Start `broadcast_`; `synchronize` returns ``tensor``, overwritten with the one of ``root_rank``.
 
     ``root_rank`` is a global rank, also within a process set. Raises ValueError when it is not a member.
     """

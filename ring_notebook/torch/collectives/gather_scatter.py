@@ -1,4 +1,4 @@
-"""gather and scatter: between one rank and all of them, into outputs that the caller gives. Beyond Horovod."""
+"""gather and scatter between one rank and all ranks, into outputs of the caller. Beyond Horovod."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def gather(
 ) -> Tensor | None:
     """The tensors of all ranks on global rank ``root_rank``, concatenated along the first dimension; None elsewhere.
 
-    The first dimension may differ by rank. An ``output`` that the root gives is filled and returned; what comes goes
-    straight there where it is contiguous, in CPU memory and all ranks send as much. Raises ValueError on the root where
+    The first dimension may differ by rank. An ``output`` that the root gives is filled and returned, without a copy
+    where it is contiguous, in CPU memory and all ranks send the same size. Raises ValueError on the root where
     ``output`` has another size or dtype, CollectiveMismatch on every rank when dtypes or roots differ.
     """
     check_tensor(tensor, "gather")
@@ -52,9 +52,9 @@ def scatter(
 ) -> Tensor:
     """Fill ``output`` with this rank's part of the ``tensor`` of global rank ``root_rank``; returns ``output``.
 
-    The parts are as many equal slices of the first dimension as there are ranks; ranks other than the root leave
-    ``tensor`` out. Raises ValueError on the root where they do not divide it, and on a rank whose ``output`` has
-    another size; CollectiveMismatch on every rank when dtypes or roots differ.
+    The parts are equal slices of the first dimension, one for each rank; only the root gives ``tensor``. Raises
+    ValueError on the root where the first dimension is not a multiple of the number of ranks, and on a rank whose
+    ``output`` has another size; CollectiveMismatch on every rank when dtypes or roots differ.
     """
     check_tensor(output, "scatter")
     check_process_set(process_set)
@@ -67,7 +67,7 @@ def scatter(
         assert tensor is not None
         if tensor.dim() == 0 or tensor.shape[0] % size:
             raise ValueError(
-                f"rank {rank}: scatter needs a tensor whose first dimension {size} ranks divide, got "
+                f"rank {rank}: scatter needs a tensor whose first dimension is a multiple of {size}, got "
                 f"{list(tensor.shape)}"
             )
         check_output(output, tensor.numel() // size, tensor.dtype, rank, "scatter")

@@ -1,4 +1,4 @@
-"""send, recv, isend and irecv: tensors from one rank to another, in the face's own way. Beyond Horovod."""
+"""send, recv, isend and irecv: tensors from one rank to another, with our own signatures. Beyond Horovod."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from ring_notebook.torch.tensors import buffer_of, check_tensor, copy_back, on_h
 def send(tensor: Tensor, dst: int, tag: int = 0, process_set: ProcessSet = global_process_set) -> None:
     """Send ``tensor`` to the global rank ``dst``, which calls `recv` with a tensor of the same size and dtype.
 
-    Returns when ``tensor`` may change: at once up to 64 KiB, else when it has been received. Raises CollectiveMismatch
-    on both sides where sizes or dtypes differ (for a small tensor at the sender's next call), and CollectiveAborted
+    Returns when ``tensor`` may be changed: at once up to 64 KiB, else after it was received. Raises CollectiveMismatch
+    on both sides where sizes or dtypes differ (for a small tensor in the sender's next call), and CollectiveAborted
     when the other rank failed, left or died.
     """
     _send(tensor, dst, tag, process_set, blocking=True)
 
 
 def isend(tensor: Tensor, dst: int, tag: int = 0, process_set: ProcessSet = global_process_set) -> Handle:
-    """Start `send`; leave ``tensor`` alone until `synchronize` has returned."""
+    """Start `send`; do not change ``tensor`` until `synchronize` has returned."""
     return _send(tensor, dst, tag, process_set, blocking=False)
 
 
 def recv(tensor: Tensor, src: int | None = None, tag: int = 0, process_set: ProcessSet = global_process_set) -> int:
-    """Receive into ``tensor``, in place, from the global rank ``src``, or from any rank; returns which one sent it.
+    """Receive into ``tensor``, in place, from the global rank ``src``, or from any rank; returns the sender's rank.
 
-    Messages of one rank with one tag come in the order in which they were sent. Raises what `send` does.
+    Messages of one rank with one tag arrive in the order in which they were sent. Raises the same errors as `send`.
     """
     source: int = _receive(tensor, src, tag, process_set, blocking=True).wait()
     return source
 
 
 def irecv(tensor: Tensor, src: int | None = None, tag: int = 0, process_set: ProcessSet = global_process_set) -> Handle:
-    """Start `recv`; `synchronize` returns the rank that sent."""
+    """Start `recv`; `synchronize` returns the sender's rank."""
     return _receive(tensor, src, tag, process_set, blocking=False)
 
 

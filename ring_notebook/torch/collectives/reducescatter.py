@@ -25,8 +25,8 @@ def _start(tensor: Tensor, how: Reduction, name: str | None, *, blocking: bool, 
     communicator = how.process_set.communicator
     if how.op is ReduceOp.ADASUM:
         raise NotImplementedError(
-            f"rank {communicator.rank}: reducescatter cannot combine by Adasum, which needs whole tensors; use Average "
-            "or Sum, or allreduce"
+            f"rank {communicator.rank}: reducescatter cannot use Adasum, which needs whole tensors; use Average or "
+            "Sum, or allreduce"
         )
     if tensor.dim() == 0:
         raise ValueError(
@@ -87,8 +87,8 @@ def reducescatter(
 
     All ranks give the same shape and dtype, else all raise CollectiveMismatch.
 
-    Of ``d0`` rows each rank gets ``d0 // size``, the first ``d0 % size`` ranks one more. Scaling and rounding are those
-    of `allreduce`. Differentiable for Average and Sum: the ranks' gradients are gathered, times size for Sum (as in
+    Of ``d0`` rows each rank gets ``d0 // size``, the first ``d0 % size`` ranks one more. Scaling and rounding are as in
+    `allreduce`. Differentiable for Average and Sum: the ranks' gradients are gathered, times size for Sum (as in
     Horovod, so that ``allgather(reducescatter(x))`` has the gradient of ``allreduce(x)``).
     """
     how = reduction_of(None, op, prescale_factor, postscale_factor, process_set)
@@ -109,7 +109,7 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Handle:
-    """Start `reducescatter`; `synchronize` returns this rank's rows. Leave ``tensor`` alone until then."""
+    """Start `reducescatter`; `synchronize` returns this rank's rows. Do not change ``tensor`` until then."""
     how = reduction_of(None, op, prescale_factor, postscale_factor, process_set)
     return _start(tensor, how, name, blocking=False)
 

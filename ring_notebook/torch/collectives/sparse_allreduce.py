@@ -1,4 +1,4 @@
-"""Sum or average of sparse tensors: the ranks' entries are gathered, not reduced."""
+"""Sum or average of sparse tensors: the entries of all ranks are gathered."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from ring_notebook.torch.collectives.allgather import allgather_async
 def sparse_allreduce_async(
     tensor: Tensor, name: str, op: ReduceOp, process_set: ProcessSet = global_process_set
 ) -> Callable[[], Tensor]:
-    """Start to reduce sparse COO tensors of one shape; the callable returned waits and gives the coalesced result.
+    """Start to reduce sparse COO tensors of one shape. Returns a function that waits and returns the coalesced result.
 
-    ``op`` is Average or Sum. Moves the entries of all ranks to each rank. Raises ValueError for another ``op``,
-    TypeError when ``tensor`` is not sparse.
+    ``op`` is Average or Sum. Each rank gets the entries of all ranks. Raises ValueError for another ``op``, TypeError
+    when ``tensor`` is not sparse.
     """
     if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
         raise ValueError(f"sparse_allreduce_async can Average or Sum, not op={op!r}")
     if not isinstance(tensor, Tensor) or not tensor.is_sparse:
         raise TypeError("sparse_allreduce_async takes a sparse COO tensor; use allreduce_async for dense ones")
     tensor = tensor.coalesce()
-    # Entries go in rows, so that the concatenation along the first dimension lines up.
+    # Entries are rows, because allgather concatenates along the first dimension.
     indices = allgather_async(tensor.indices().t().contiguous(), f"{name}.indices", process_set)
     values = allgather_async(tensor.values(), f"{name}.values", process_set)
     divisor = process_set.size() if op == ReduceOp.AVERAGE else 1
@@ -40,7 +40,7 @@ def sparse_allreduce_async(
 
 
 def sparse_gradient(parameter: Tensor) -> Tensor:
-    """The gradient with rows as its sparse dimension; empty where there is none."""
+    """The gradient with rows as its sparse dimension; empty where the parameter has none."""
     grad = parameter.grad
     if grad is None:
         return torch.sparse_coo_tensor(

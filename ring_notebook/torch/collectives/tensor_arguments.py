@@ -1,4 +1,4 @@
-"""Checks of arguments that are tensors, models, optimizers or compressors: each raises before anything is sent."""
+"""Checks of arguments that are tensors, models, optimizers or compressors, before anything is sent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ring_notebook.torch.tensors import check_tensor
 
 
 def check_compression(value: Any) -> None:
-    """Raise TypeError unless ``value`` can compress and decompress."""
+    """Raise TypeError unless ``value`` has the methods compress and decompress."""
     if value is not Compression.none and not (hasattr(value, "compress") and hasattr(value, "decompress")):
         raise TypeError(
             "compression must be Compression.none, .fp16 or .bf16, or a class of your own with compress and "
@@ -28,7 +28,7 @@ def check_tensors(value: Any, operation: str) -> None:
 
 
 def checked_list(value: Any, operation: str) -> list[Tensor]:
-    """The items of ``value``, which may not be one tensor; `check_tensor` looks at those that are not plain tensors."""
+    """The items of ``value``, which must not be a single tensor; `check_tensor` checks those that are not plain."""
     if type(value) is not list and (isinstance(value, Tensor) or not isinstance(value, Sequence)):
         raise TypeError(f"{operation} takes a list of tensors, got a {type(value).__name__}")
     return list(value)
@@ -47,9 +47,9 @@ def check_module(value: Any, function: str) -> None:
 
 
 def check_output(output: Tensor, count: int, dtype: torch.dtype, rank: int, operation: str) -> None:
-    """Raise ValueError unless ``output`` has room for just ``count`` elements of ``dtype``."""
+    """Raise ValueError unless ``output`` has exactly ``count`` elements of ``dtype``."""
     if output.numel() != count or output.dtype != dtype:
         raise ValueError(
             f"rank {rank}: {operation}: expected an output of {count} elements of {dtype}, got "
-            f"{output.numel()} of {output.dtype}; give one of the size of what comes"
+            f"{output.numel()} of {output.dtype}; give one of the expected size"
         )

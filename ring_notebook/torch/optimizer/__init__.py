@@ -1,1 +1,1 @@
-"""DistributedOptimizer and what it is made of."""
+"""DistributedOptimizer and its parts."""

@@ -1,6 +1,6 @@
-"""The optimizer for Adasum: every rank steps on its own, and the steps are combined instead of the gradients.
+"""The optimizer for Adasum: every rank makes its own step, and the steps are combined instead of the gradients.
 
-Adasum (Maleki et al. 2020) adds what is orthogonal in two ranks' updates and averages what is parallel.
+Adasum (Maleki et al. 2020) adds the orthogonal components of two ranks' updates and averages the parallel ones.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class AdasumOptimizer(Wrapper):
     @once
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """A step of the wrapped optimizer on this rank's gradients, combined with the steps of the others."""
+        """Make a step of the wrapped optimizer on this rank's gradients, and combine it with those of the others."""
         self._check_newest()
         if self._mend(self._process_set, self._shared):
             self._mark_stepped()
@@ -55,11 +55,11 @@ class AdasumOptimizer(Wrapper):
         self._mark_stepped()
 
     def _shared(self) -> Shared:
-        # Each rank's own gradients make its optimizer state.
+        # The optimizer state differs by rank, because it comes from each rank's own gradients.
         return Shared(self._wrapped, self._parameter_names, self._process_set, state=False)
 
     def _combine(self, before: Undo) -> None:
-        """Put the combination of all ranks' steps in the place of this rank's."""
+        """Replace this rank's step by the combination of all ranks' steps."""
         trained = [(p, begin) for p, begin in before.values if p.requires_grad]
         pairs = [self._compression.compress(p - begin) for p, begin in trained]
         how = Reduction(ReduceOp.ADASUM, 1.0, 1.0, self._process_set)

@@ -1,4 +1,4 @@
-"""One bucket at work: its gradients are reduced as one operation where they lie; a device packs small ones first."""
+"""One bucket: its gradients are reduced in place, in one operation; on a device small ones are packed first."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from ring_notebook.torch.tensors import copy_each, in_memory_order
 class Bucket:
     """The gradients of ``parameters``, which all have one dtype.
 
-    Behind them, in CPU memory, travels a flag for each, which a rank sets when it has that gradient: one that no rank
-    had stays None, as it would in a single process. One more flag says that a gradient turned out to be sparse (a table
-    that no rank had used when the plan was made); the ranks then settle which ones, and SparseAdam, which refuses dense
-    gradients, gets them sparse from the first one on. With ``sparse_as_dense`` they stay dense.
+    A flag for each gradient, in CPU memory, is reduced with them. A rank sets the flag when it has the gradient: one
+    that no rank has stays None, as in a single process. One more flag says that a gradient turned out to be sparse (a
+    table that no rank had used when the plan was made). The ranks then agree on which ones, so that SparseAdam, which
+    refuses dense gradients, gets sparse ones from the first step on. With ``sparse_as_dense`` they stay dense.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Bucket:
         self.parameters = list(parameters)
         self._how, self._compression = how, compression
         self._sparse_as_dense = sparse_as_dense
-        self.turned_sparse = False  # on some rank, which needs another plan on all ranks
+        self.turned_sparse = False  # on some rank: all ranks need another plan
         self.sparse = [False] * len(self.parameters)  # on this rank
         self._flags = torch.zeros(len(self.parameters) + 1, dtype=self.parameters[0].dtype, device="cpu")
         self._ready = [False] * len(self.parameters)
@@ -58,21 +58,21 @@ class Bucket:
 
     @property
     def full(self) -> bool:
-        """Whether every gradient is ready, and still there."""
+        """Whether every gradient is ready and not None."""
         return all(self._ready) and all(p.grad is not None for p in self.parameters)
 
     def mark_ready(self, position: int) -> None:
-        """Note that backward is done with the gradient of a parameter."""
+        """Note that backward has completed the gradient of a parameter."""
         self._ready[position] = True
         self._make_dense(position)
 
     def reset(self) -> None:
-        """Take back what `mark_ready` has noted."""
+        """Undo all `mark_ready` calls."""
         self._ready = [False] * len(self.parameters)
         self.sparse = [False] * len(self.parameters)
 
     def make_dense(self) -> None:
-        """Make all gradients dense that are there, also those that no hook has marked."""
+        """Make all gradients dense that are not None, also those that no hook has marked."""
         for position in range(len(self.parameters)):
             self._make_dense(position)
 
@@ -83,13 +83,13 @@ class Bucket:
             self.sparse[position] = not self._sparse_as_dense
 
     def square(self) -> Tensor:
-        """Sum of the squares of all gradients that are there, float64, in CPU memory or on their device."""
+        """Sum of the squares of all gradients that are not None: float64, in CPU memory or on their device."""
         grads = [p.grad for p in self.parameters if p.grad is not None]
         squares = [torch.linalg.vector_norm(grad, dtype=torch.float64) ** 2 for grad in grads]
         return torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64)
 
     def start(self, *, blocking: bool) -> None:
-        """Start to reduce what is there, and zeros for the rest; with ``blocking`` it is reduced on return."""
+        """Start to reduce the gradients, with zeros for those that are None; ``blocking`` waits for the result."""
         self._flags.fill_(1)
         self._flags[-1] = any(self.sparse)
         self._reduced = []
@@ -107,7 +107,7 @@ class Bucket:
         self._handle = start([*tensors, self._flags], self._how, self.name, blocking=blocking, claim=False)
 
     def finish(self) -> None:
-        """Wait for the reduction; ``p.grad`` is the result wherever some rank had a gradient."""
+        """Wait for the reduction; then ``p.grad`` is the result where some rank had a gradient."""
         assert self._handle is not None
         try:
             self._handle.wait()

@@ -1,4 +1,4 @@
-"""DistributedOptimizer: checks what a user asks for, and makes the optimizer that does it."""
+"""DistributedOptimizer: checks its arguments and makes the optimizer for them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _names_of(
 def _grouping(
     num_groups: int, groups: Sequence[Sequence[Tensor]] | int | None
 ) -> Callable[[Sequence[Tensor]], list[list[int]]]:
-    """A function from the parameters to the indices of those that are to be reduced together."""
+    """A function from the parameters to lists of indices: those of each list are reduced together."""
     if isinstance(groups, int):
         num_groups, groups = groups, None
     if check_integer(num_groups, "num_groups") < 0:
@@ -91,16 +91,16 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     several optimizers wrap one parameter, the newest is used and the others raise RuntimeError at ``step()``.
 
     named_parameters: ``model.named_parameters()``; the names appear in errors. Without it a parameter is named by
-        its place. Raises ValueError for duplicate or missing names.
-    compression: what to send instead of the gradients, see `Compression`.
-    backward_passes_per_step: backward passes whose gradients are added up locally before they are reduced.
+        its position. Raises ValueError for duplicate or missing names.
+    compression: the form in which gradients are sent, see `Compression`.
+    backward_passes_per_step: number of backward passes whose gradients are added up locally before they are reduced.
     op: Average, Sum, or Adasum, which combines the ranks' steps instead of their gradients.
-    gradient_predivide_factor: part of Average's division that is done before the sum, against overflow.
-    num_groups, groups: parameters to reduce together: so many equal parts, or lists of parameters. Other parameters
+    gradient_predivide_factor: the part of Average's division that is done before the sum, against overflow.
+    num_groups, groups: parameters to reduce together: a number of equal parts, or lists of parameters. Other parameters
         share buckets of up to ``RING_FUSION_THRESHOLD`` bytes.
     sparse_as_dense: reduce sparse gradients as dense ones, instead of gathering their entries.
-    process_set: the ranks that take part; an optimizer of another rank steps on its own.
-    fused: reduce, update and send in one native pass (SGD, Adam, AdamW; float32, of a device through CPU memory), see
+    process_set: the ranks that take part; on other ranks the optimizer makes local steps.
+    fused: reduce, update and send in one native pass (SGD, Adam, AdamW; float32; on a device through CPU memory), see
         `FusedOptimizer`. Beyond Horovod. Takes neither compression nor gradient_predivide_factor. It and Adasum
         ignore num_groups, groups and sparse_as_dense: every parameter group, or step, is one dense operation. Ranks
         that have joined cannot take part.

@@ -13,7 +13,7 @@ from ring_notebook.core.communicator import Communicator
 from ring_notebook.core.partition import chunk_range
 from ring_notebook.torch.tensors import empty_in
 
-_ITEMSIZE = 4  # of float32, in bytes
+_ITEMSIZE = 4  # bytes of a float32
 _ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 
 
@@ -28,16 +28,16 @@ class FlatGroup:
     shard: slice
     """The elements that this rank updates."""
     state: list[Tensor]
-    """The shard's part of each state tensor; empty until a step needs it (SGD's momentum may start in the middle)."""
+    """This rank's shard of each state tensor; empty until a step needs it (SGD's momentum may start later)."""
     steps: int = 0
     whole: list[Tensor] | None = None
-    """The state of all ranks, from the time it was loaded to the next step: the ranks may change in between."""
+    """The whole state, between loading it and the next step: the ranks may change in between."""
 
     @classmethod
     def of(cls, parameters: list[Tensor], mates: Communicator) -> FlatGroup:
         """Move ``parameters`` into ring memory that the ranks of ``mates`` share, and divide the work among them.
 
-        Those on a device stay there, and their part of it is a copy that each step makes.
+        Parameters on a device stay there; each step copies them to ring memory.
         """
         align = _ALIGNMENT // _ITEMSIZE
         offsets, end = [], 0
@@ -56,7 +56,7 @@ class FlatGroup:
         return flat
 
     def parts(self, flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Every parameter with its part of a flat tensor, in its shape."""
+        """Every parameter with its part of a flat tensor, in the parameter's shape."""
         for parameter, offset in zip(self.parameters, self.offsets, strict=True):
             yield parameter, flat[offset : offset + parameter.numel()].view(parameter.shape)
 
@@ -79,7 +79,7 @@ class FlatGroup:
                 )
 
     def take_gradients(self) -> None:
-        """Copy the parameters' gradients into `gradients`, and the values that a device has into `values`."""
+        """Copy the parameters' gradients into `gradients`, and the values of parameters on a device into `values`."""
         for parameter, part in self.parts(self.values):
             if not parameter.is_cpu:
                 part.copy_(parameter.detach())
@@ -96,13 +96,13 @@ class FlatGroup:
                 parameter.copy_(part)
 
     def state_for_step(self, count: int) -> list[Tensor]:
-        """``count`` state tensors of the shard: those it has, or zeros before the first step that needs them."""
+        """``count`` state tensors of the shard; zeros before the first step that needs them."""
         if len(self.state) >= count:
             return self.state
         return [torch.zeros_like(self.values[self.shard]) for _ in range(count)]
 
     def take_state(self, state: Mapping[Tensor, Mapping[str, Any]], keys: Sequence[str]) -> None:
-        """Take this rank's shard of the state that torch holds by parameter, under ``keys``."""
+        """Take this rank's shard of torch's state by parameter, under ``keys``."""
         known = [state[parameter] for parameter in self.parameters if parameter in state]
         self.whole = []
         for key in keys:

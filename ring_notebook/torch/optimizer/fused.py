@@ -1,13 +1,13 @@
-"""The fused step: gradients are summed, the optimizer's update made and the parameters sent, in one native pass.
+"""The fused step: one native pass sums the gradients, makes the optimizer's update and sends the parameters.
 
-Every rank updates the chunk of the parameters that it owns, with optimizer state that it alone holds (Rajbhandari et
-al. 2020 call that ZeRO stage 1), and writes the result into the parameters of all ranks. What a step moves is two
-thirds of what an allreduce and a separate step move, and Adam's state takes 1/p of the memory.
+Every rank updates the chunk of the parameters that it owns, with optimizer state that only it holds (ZeRO stage 1,
+Rajbhandari et al. 2020), and writes the result into the parameters of all ranks. A step moves two thirds of the bytes
+of an allreduce and a separate step, and Adam's state takes 1/p of the memory.
 
-Parameters and gradients of a parameter group lie flat in ring memory, in the order of registration; `torch.save` of one
-of them alone therefore writes its whole group (clone it first). With several hosts the gradients are summed between
-them first, and the ranks of each host share the rest of the work among themselves. Parameters on a device stay there:
-each step copies them and their gradients to ring memory, and the new values back.
+Parameters and gradients of a parameter group lie flat in ring memory, in the order of registration; so `torch.save` of
+a single one writes its whole group (clone it first). With several hosts the gradients are first summed between hosts,
+and the ranks of each host divide the rest of the work. Parameters on a device stay there: each step copies them and
+their gradients to ring memory, and the new values back.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class FusedOptimizer(Wrapper):
     _flats: list[FlatGroup]
     _communicator: Communicator
     _mates: Communicator
-    """The ranks of this host, which write into one another's parameters."""
+    """The ranks of this host, which write into each other's parameters."""
 
     _torn = False
     """A step failed after it had begun to write: parameters and state are partly new."""
@@ -72,7 +72,7 @@ class FusedOptimizer(Wrapper):
         self._flats.append(flat)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's own; all ranks must call this. Raises ValueError for what a fused step cannot update."""
+        """As torch's own; all ranks must call this. Raises ValueError where a fused step cannot update the group."""
         self._follow_ranks()
         super().add_param_group(param_group)
         group = self.param_groups[-1]
@@ -98,11 +98,11 @@ class FusedOptimizer(Wrapper):
 
     @once
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Sum the gradients over all ranks and update the parameters of all; all ranks must call this.
+        """Sum the gradients over all ranks and update the parameters on all ranks; all ranks must call this.
 
         The loss that a ``closure`` returns is averaged over all ranks. When a GradScaler has found an inf or a nan on
-        some rank, nothing is updated on any. Before anything is updated it raises ValueError when a parameter has no
-        gradient (every rank needs all of them), and CollectiveMismatch when the ranks disagree on options of a group.
+        some rank, no rank updates anything. Raises, before any update, ValueError when a parameter has no gradient
+        (every rank needs all of them), and CollectiveMismatch when the ranks disagree on options of a group.
         """
         self._check_newest()
         self._follow_ranks()
@@ -125,12 +125,12 @@ class FusedOptimizer(Wrapper):
                     self._update(step)
         return result
 
-    # With the hooks of a step: the wrapped class's step, which has them too, is not called.
+    # Runs the hooks of a step, because the wrapped class's own step, which would run them, is not called.
     @torch.optim.Optimizer.profile_hook_step
     def _update(self, step: ExitStack) -> None:
-        """Take the gradients, compare the options of all groups, then write group by group, committed within ``step``.
+        """Take the gradients, compare the options of all groups, commit, then write group by group.
 
-        The hooks that come after it are within that too.
+        ``step`` ends the commit, after the step's post hooks.
         """
         kind = type(self._wrapped)
         states, fields = [], []
@@ -147,8 +147,8 @@ class FusedOptimizer(Wrapper):
             for flat in self._flats:
                 gradients = buffer_of(flat.gradients)
                 self._communicator.allreduce([gradients], [gradients], op=op, name="gradients")
-            op = ReduceOp.MAX  # of equal numbers, which gives just that on hosts with any number of ranks
-        # From the commit on no rank is left out: each writes its part of the parameters of all.
+            op = ReduceOp.MAX  # the numbers are equal: exact for any number of ranks on each host
+            # After the commit all ranks must take part: each writes its chunk of all ranks' parameters.
         step.enter_context(committed(self._process_set, self._mates))
         for written, flat in enumerate(self._flats):
             try:
@@ -161,7 +161,7 @@ class FusedOptimizer(Wrapper):
         self._mark_stepped()
 
     def _shared(self) -> Shared:
-        # Of the state each rank has a share; `_follow_ranks` has compared of how many steps that is.
+        # Each rank has a share of the state; `_follow_ranks` has compared the numbers of steps.
         return Shared(self._wrapped, self._parameter_names, self._process_set, state=False)
 
     def _write(self, flat: FlatGroup, state: list[Tensor], fields: dict[str, Any], op: ReduceOp) -> None:
@@ -172,9 +172,9 @@ class FusedOptimizer(Wrapper):
         flat.steps += 1
 
     def _follow_ranks(self) -> None:
-        """Lay everything out again when a new epoch has begun, which may have fewer ranks."""
+        """Set up everything again in a new epoch, which may have fewer ranks."""
         if any(self.state.values()):
-            self._take_loaded()  # the wrapped optimizer itself has loaded a state_dict
+            self._take_loaded()  # the wrapped optimizer has loaded a state_dict
         if self._process_set.communicator is self._communicator:
             return
         before = self._seat()
@@ -193,11 +193,11 @@ class FusedOptimizer(Wrapper):
             flat.state = old.state if keep or old.whole is None else flat.shards_of(old.whole)
 
     def _seat(self) -> tuple[int, int, int, int]:
-        """What decides which share of the state this rank holds."""
+        """The numbers that decide which share of the state this rank holds."""
         return self._communicator.size, self._communicator.rank, self._mates.size, self._mates.rank
 
     def _shards_fit(self, before: tuple[int, int, int, int]) -> bool:
-        """Whether all ranks hold the shards that they need, of the same steps."""
+        """Whether all ranks hold the shards that they need, after the same number of steps."""
         steps = torch.tensor([[flat.steps, -flat.steps] for flat in self._flats], device="cpu")
         changed = torch.tensor([[int(self._torn or before != self._seat())] * 2], device="cpu")
         most = allreduce(
@@ -206,7 +206,7 @@ class FusedOptimizer(Wrapper):
         return bool(most[0, 0] == 0 and (most[1:, 0] == -most[1:, 1]).all())
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's own, with the state of all parameters: the shards are gathered, so all ranks must call this."""
+        """As torch's own, with the state of all parameters. Gathers the shards, so all ranks must call this."""
         try:
             self._gather_state()
             return super().state_dict()
@@ -228,7 +228,7 @@ class FusedOptimizer(Wrapper):
         return [from_bytes(work.output(), torch.float32, [sum(work.counts())]) for work in works]
 
     def __reduce__(self) -> Any:
-        """As the other wrappers, before the first step. Raises RuntimeError after it: this rank holds a share."""
+        """As the other wrappers before the first step. Raises RuntimeError after it: this rank has only a share."""
         if any(flat.state for flat in self._flats):
             raise RuntimeError(
                 "each rank holds a share of this optimizer's state, so it can be neither copied nor pickled; take its "

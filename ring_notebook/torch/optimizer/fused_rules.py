@@ -22,7 +22,7 @@ _SUPPORTED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 
 
 def check_fusable(optimizer: torch.optim.Optimizer) -> None:
-    """Raise ValueError, saying why, for what a fused step cannot do."""
+    """Raise ValueError, with the reason, for an optimizer that a fused step cannot update."""
     kind = type(original_of(optimizer))
     if kind not in _SUPPORTED:
         names = ", ".join(supported.__name__ for supported in _SUPPORTED)
@@ -36,7 +36,7 @@ def check_fusable(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:
-    """Addresses of the first byte and behind the last one."""
+    """Addresses of the first byte and of the byte after the last."""
     last = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
     begin = address_of(tensor)
     return begin, begin + (last + 1) * tensor.element_size()
@@ -64,7 +64,7 @@ def state_keys(kind: type) -> list[str]:
 
 
 def states_needed(kind: type, group: dict[str, Any]) -> int:
-    """How many state tensors a step with these options reads and writes."""
+    """The number of state tensors that a step with these options reads and writes."""
     return int(group["momentum"] != 0) if kind is torch.optim.SGD else 2
 
 

@@ -5,11 +5,11 @@ A round goes from the first gradient after a `synchronize` to the next `synchron
 1. A hook marks each gradient as ready as soon as autograd has it.
 2. Full buckets are reduced: during backward on the progress thread, as they become full, or in `synchronize`. During
    backward they match by name: ranks may fill them in different orders, and leave some out. In CPU memory the gradients
-   stay where they are; moving them into one buffer costs more than the core saves by it. On a device the reduction is
-   queued on a stream beside backward's, and the host waits for neither.
-3. `synchronize` reduces what is left, with zeros for gradients that this rank does not have, and waits.
+   are reduced in place; a copy into one buffer costs more than it saves. On a device the reduction is queued on another
+   stream than backward's, and the host waits for neither.
+3. `synchronize` reduces the remaining buckets, with zeros for gradients that this rank does not have, and waits.
 
-In the first round of a plan the hooks are idle: only `synchronize`, which all ranks call, can settle the plan.
+In the first round of a plan the hooks do nothing: only in `synchronize`, which all ranks call, they agree on the plan.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ Named = Sequence[tuple[str, Tensor]]
 
 @dataclass(slots=True)
 class _Layout:
-    """A plan at work, bound to the communicator that its ranks agreed on it with.
+    """A plan, bound to the communicator whose ranks agreed on it.
 
-    Ranks that had joined were not among them, so that it does not outlive a `join`.
+    Ranks that had joined did not take part, so it does not outlive a `join`.
     """
 
     communicator: weakref.ref[Communicator]
@@ -53,7 +53,7 @@ class _Layout:
 
 
 class GradientReducer:
-    """The rounds of one optimizer. ``groups`` gives, of a list of parameters, the indices of those reduced together."""
+    """The rounds of one optimizer. ``groups`` maps parameters to lists of indices that are reduced together."""
 
     def __init__(
         self,
@@ -64,11 +64,11 @@ class GradientReducer:
         passes: int,
     ) -> None:
         self.passes = passes
-        self._share = 1.0  # that the gradients of one pass have in their sum
-        self.waits_for_step = False  # something has to be done to the gradients before they are reduced
+        self._share = 1.0  # weight of the gradients of one pass in their sum
+        self.waits_for_step = False  # gradients must be changed before they are reduced
         self.meter: NoiseMeter | None = None
         self.batch_size: float | None = None  # samples of this rank in a backward pass, where it is known
-        # Squares summed over this rank's and over the reduced gradients of the round, a number for each bucket.
+        # Sums of squares of the round's gradients, a number for each bucket: before and after the reduction.
         self._here: list[Tensor] = []
         self._reduced: list[Tensor] = []
         self._passes: dict[Tensor, int] = {}  # backward passes of the round that have reached a parameter
@@ -83,20 +83,20 @@ class GradientReducer:
         weakref.finalize(self, _remove, self._hooks)
 
     def average_over(self, passes: int) -> None:
-        """Reduce the mean of the gradients of so many backward passes, from the next round on."""
+        """From the next round on, reduce the mean of the gradients of ``passes`` backward passes."""
         how, before = self.how, self._share
         self.passes, self._share = passes, 1.0 / passes
         self.how = how._replace(prescale=how.prescale / before * self._share)
         self.reset()
 
     def close(self) -> None:
-        """Stop listening to the parameters; another reducer has taken them."""
+        """Remove the hooks: another reducer has taken over the parameters."""
         self._layout = None
         _remove(self._hooks)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Within, new gradients only add up in ``p.grad``."""
+        """A context in which new gradients are only added to ``p.grad``."""
         before, self._paused = self._paused, True
         try:
             yield
@@ -108,10 +108,10 @@ class GradientReducer:
         return self._layout is not None and any(bucket.started for bucket in self._layout.buckets)
 
     def drop_round(self) -> None:
-        """Wait for what is being reduced during backward, and forget the round; the gradients are of no use then.
+        """Wait for reductions during backward, and drop the round and its gradients.
 
-        All ranks of the group that have begun a round must call this: where one of them has sent a bucket, all send
-        all, since a rank cannot take back what others wait for.
+        All ranks of the group that have begun a round must call this: where one of them has sent a bucket, all ranks
+        send all buckets, because a rank cannot cancel a reduction that others wait for.
         """
         layout = self._layout
         if layout is None or not layout.threaded or not any(bucket.touched for bucket in layout.buckets):
@@ -131,14 +131,14 @@ class GradientReducer:
             self._layout = None
 
     def reset(self) -> None:
-        """Forget round and plan: gradients are left as they are, the next `synchronize` settles a new plan."""
+        """Drop the round and the plan, but keep the gradients; the next `synchronize` makes a new plan."""
         self._layout = None
         self._forget_round()
 
     def forget_round(self) -> None:
-        """Forget which gradients are ready; the gradients themselves stay.
+        """Forget which gradients are ready, but keep the gradients.
 
-        The plan stays, since other ranks may not forget theirs, unless buckets of it are being reduced.
+        Also keeps the plan, because other ranks may keep theirs, unless some of its buckets are being reduced.
         """
         if self.pending():
             self.reset()
@@ -177,7 +177,7 @@ class GradientReducer:
             )
         self._forget_round()
         if late or len(trainable) != len(layout.places) or any(bucket.turned_sparse for bucket in layout.buckets):
-            # Parameters were added, frozen or unfrozen: plan again, so that frozen ones cost nothing.
+            # Parameters were added, frozen or unfrozen: make a new plan, so that frozen ones cost nothing.
             self._layout = None
 
     def _holds(self, layout: _Layout) -> bool:
@@ -185,7 +185,7 @@ class GradientReducer:
         return layout.communicator() is self.how.process_set.communicator and layout.joins == joins()
 
     def _plan(self, trainable: Named) -> _Layout:
-        """Settle with the other ranks how to reduce ``trainable``, and hook what is not hooked yet."""
+        """Agree with the other ranks how to reduce ``trainable``, and add the missing hooks."""
         parameters = [p for _, p in trainable]
         process_set = self.how.process_set
         communicator = process_set.communicator
@@ -245,7 +245,7 @@ class GradientReducer:
         bucket.start(blocking=blocking)
 
     def _reduce(self, layout: _Layout) -> None:
-        """Do the rest of a round."""
+        """Reduce the remaining buckets of a round."""
         self._reduce_buckets(layout)
         process_set = self.how.process_set
         for bucket in layout.buckets:
@@ -271,7 +271,7 @@ class GradientReducer:
 
 
 def _total(squares: Sequence[Tensor]) -> float:
-    """Their sum. Waits for the device that has them."""
+    """The sum of ``squares``. Waits for their device."""
     return sum(float(square) for square in squares)
 
 

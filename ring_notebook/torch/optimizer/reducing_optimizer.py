@@ -26,11 +26,11 @@ class ReducingOptimizer(Wrapper):
     _skipping = False
     _synchronized = False
     _warned = False
-    _step_keeps_gradients = False  # clip_grad_norm_ has reduced them
-    _micro_batches = 1  # that make one step
-    _seen = 0  # of them, since the step before
-    _left_out = False  # the gradients of this step are older than the weights
-    _doubts = 0  # `world.doubts` that it has followed
+    _step_keeps_gradients = False  # clip_grad_norm_ has already reduced them
+    _micro_batches = 1  # calls of `step` that make one step
+    _seen = 0  # micro-batches since the last step
+    _left_out = False  # skip this step: its gradients are older than the weights
+    _doubts = 0  # `world.doubts` at the last step
 
     @property
     def backward_passes_per_step(self) -> int:
@@ -42,10 +42,10 @@ class ReducingOptimizer(Wrapper):
         self._reducer.passes = check_passes(passes)
 
     def accumulate(self, micro_batches: int) -> None:
-        """Have every so many calls of `step` make one step, with the mean of their gradients; others do nothing.
+        """Make one step in every ``micro_batches`` calls of `step`, with the mean of their gradients.
 
-        `zero_grad` does nothing either between the calls that make up a step. What is left at the end of an epoch
-        counts in the next one.
+        The other calls of `step`, and of `zero_grad` between them, do nothing. Micro-batches left at the end of an
+        epoch count in the next one.
         """
         self._micro_batches = check_passes(micro_batches)
         self._seen = 0
@@ -56,7 +56,7 @@ class ReducingOptimizer(Wrapper):
         return (self._seen + 1) % self._micro_batches != 0
 
     def reduce_for_clipping(self) -> bool:
-        """Reduce the gradients, which the next `step` takes as they are; True where that step will only count."""
+        """Reduce the gradients before the next `step`; if that step will only count, return True and do nothing."""
         if self._is_between_steps():
             return True
         if not self._step_keeps_gradients:
@@ -67,8 +67,8 @@ class ReducingOptimizer(Wrapper):
     def synchronize(self) -> None:
         """Replace every gradient by its reduction over all ranks; all ranks must call this.
 
-        For what has to happen between reduction and step, as clipping: ``synchronize()``, clip, then ``step()``
-        within `skip_synchronize`.
+        For changes between reduction and step, such as clipping: ``synchronize()``, clip, then ``step()`` within
+        `skip_synchronize`.
         """
         self._check_newest()
         self._follow_epoch()
@@ -89,7 +89,7 @@ class ReducingOptimizer(Wrapper):
         return Shared(self._wrapped, self._parameter_names, self._reducer.how.process_set)
 
     def _follow_epoch(self) -> None:
-        """Forget a step that was begun when an epoch did not end well: ranks may have begun different parts of it."""
+        """Drop a step that was under way when an epoch was aborted: the ranks may have begun different parts of it."""
         doubts = world.doubts()
         if doubts > self._doubts:
             self._synchronized = self._step_keeps_gradients = self._left_out = False
@@ -98,7 +98,7 @@ class ReducingOptimizer(Wrapper):
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """``step()`` within does not reduce: `synchronize` has done it."""
+        """A context in which ``step()`` does not reduce, because `synchronize` has done it."""
         self._skipping = True
         try:
             yield
@@ -106,7 +106,7 @@ class ReducingOptimizer(Wrapper):
             self._skipping = False
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Gradients of backward passes within only add up; the first pass after it sends their sum."""
+        """A context in which gradients of backward passes only add up; the first pass after it sends their sum."""
         return self._reducer.paused()
 
     @once
@@ -114,7 +114,7 @@ class ReducingOptimizer(Wrapper):
         """Reduce the gradients and make a step of the wrapped optimizer.
 
         With a ``closure`` the gradients are reduced after each of its calls, and the loss that it returns is averaged
-        over all ranks, so that optimizers that search by it take the same turns everywhere.
+        over all ranks, so that optimizers that search with it decide the same on every rank.
         """
         self._check_newest()
         self._follow_epoch()
@@ -144,7 +144,7 @@ class ReducingOptimizer(Wrapper):
         return result
 
     def _end_step(self) -> None:
-        """Note a step that all ranks make."""
+        """Count a step that all ranks make."""
         if not self._left_out:
             count_step(self._wrapped)
         self._synchronized = self._step_keeps_gradients = self._left_out = False
@@ -152,9 +152,9 @@ class ReducingOptimizer(Wrapper):
         self._mark_stepped()
 
     def _step_for_scaler(self, keeps: bool) -> Any:
-        """A step that a GradScaler calls: unscale, reduce, and update unless there is an inf on some rank.
+        """A step that a GradScaler calls: unscale, reduce, and update unless some rank has an inf.
 
-        ``keeps``: they have been reduced.
+        ``keeps``: the gradients are already reduced.
         """
         if not keeps:
             if self._reducer.pending():
@@ -185,21 +185,20 @@ class ReducingOptimizer(Wrapper):
         return reducing
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As the wrapped optimizer's; gradients that are being reduced are waited for and dropped.
+        """As the wrapped optimizer's. Waits for gradients that are being reduced, and drops them.
 
-        That happens between `backward` and `step`, as in a GAN, where the backward pass of the generator's loss makes
-        gradients of the discriminator: all ranks must call this then. ``RING_OVERLAP=inline`` reduces none before
-        `step`.
+        Between `backward` and `step` all ranks must call this, for example in a GAN, where the backward pass of the
+        generator's loss makes gradients of the discriminator. ``RING_OVERLAP=inline`` reduces nothing before `step`.
         """
         self._follow_epoch()
         if self._seen:
-            return  # they add up
+            return  # gradients of micro-batches add up
         self._step_keeps_gradients = False
         self._reducer.drop_round()
         super().zero_grad(set_to_none)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As the wrapped optimizer's; gradients of the current step are forgotten."""
+        """As the wrapped optimizer's; drops gradients of the current step."""
         self._reducer.forget_round()
         self._synchronized = self._step_keeps_gradients = False
         self._seen = 0

@@ -1,4 +1,4 @@
-"""A second optimizer object over the first one's parameters, options and state, of a subclass of its class."""
+"""A second optimizer object that shares the first one's parameters, options and state, in a subclass of its class."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from ring_notebook.torch.steps.repair import Shared, may_have_parted, mend, trus
 
 _SHARED = ("param_groups", "state")
 
-# The wrapper that has a parameter.
+# The wrapper of each parameter.
 _owners: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 class Wrapper(torch.optim.Optimizer):
     """Base of the classes that are mixed into a wrapped optimizer's class.
 
-    Groups and state are those of the wrapped optimizer, not copies, and stay so whichever of the two loads a
+    Groups and state are those of the wrapped optimizer, not copies, also after either of the two has loaded a
     state_dict: a schedule that was made before wrapping still sets the rates.
     """
 
     _step_supports_amp_scaling = True
-    """Tells a GradScaler to leave it to `step` to unscale, and to call it also for an inf, which others may not have.
-    It sets ``grad_scale`` meanwhile, None when its user has unscaled, and ``found_inf``."""
+    """Tells a GradScaler that `step` unscales the gradients, and to call it also for an inf, which other ranks may not
+    have. The scaler then sets ``grad_scale``, None when its user has unscaled, and ``found_inf``."""
 
     _parameter_names: dict[Tensor, str]
     """Horovod's attribute, which libraries read: the name of each parameter."""
     _wrapped: torch.optim.Optimizer
     guards_its_steps = True
-    """Tells the hooks of `ring_notebook.torch.steps` that `step` has its ranks commit itself."""
+    """Tells the hooks of `ring_notebook.torch.steps` that `step` itself commits."""
     _superseded = False
     _passes = 1
-    _epoch: weakref.ref[Communicator] | None = None  # the last one in which it has made a step
-    _joins = 0  # by then
+    _epoch: weakref.ref[Communicator] | None = None  # of the last step
+    _joins = 0  # number of joins at that time
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -64,14 +64,14 @@ class Wrapper(torch.optim.Optimizer):
         self._wrapped.state = state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """As torch's own, with which ``load_state_dict`` ends."""
+        """As torch's own; ``load_state_dict`` calls it last."""
         for name in _SHARED:
             if name in state:
                 setattr(self, name, state[name])
         super().__setstate__({name: value for name, value in state.items() if name not in _SHARED})
 
     def __reduce__(self) -> Any:
-        """Copied and pickled as the wrapped class: another process, or the notebook, has no part in the reduction."""
+        """Copy and pickle as the wrapped class: another process, or the notebook, takes no part in the reduction."""
         return object.__new__, (type(self._wrapped),), self.__getstate__()
 
     @property
@@ -84,14 +84,14 @@ class Wrapper(torch.optim.Optimizer):
         self._passes = check_passes(passes)
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Gradients of backward passes within only add up; nothing is sent."""
+        """A context in which gradients of backward passes only add up; nothing is sent."""
         return nullcontext()
 
     def _gather_state(self) -> None:
-        """Bring state that is kept elsewhere back into ``state``."""
+        """Copy state that is kept elsewhere back into ``state``."""
 
     def _release(self) -> None:
-        """Stop handling the parameters: another wrapper has them."""
+        """Release the parameters: another wrapper has them."""
         self._superseded = True
 
     def _check_newest(self) -> None:
@@ -102,10 +102,10 @@ class Wrapper(torch.optim.Optimizer):
 
     @contextmanager
     def _unscaled(self, process_set: ProcessSet) -> Iterator[Callable[[], bool]]:
-        """Unscale the gradients for the GradScaler that calls, if one does; says whether a rank found an inf or nan.
+        """Unscale the gradients if a GradScaler calls; yields a function that says whether a rank found an inf or nan.
 
-        All ranks ask, and that waits for a device, as in the steps of torch's own scaler. Ranks may have scales of
-        their own. The wrapped step, which may look for the scaler too, does not find it here.
+        All ranks must call that function. It waits for the device, like torch's own scaler. Ranks may have different
+        scales. The wrapped step, which may look for a scaler too, finds none.
         """
         given: dict[str, Any] = {
             name: self.__dict__.pop(name) for name in ("grad_scale", "found_inf") if name in self.__dict__
@@ -116,12 +116,12 @@ class Wrapper(torch.optim.Optimizer):
                 if parameter.grad is not None:
                     parameter.grad.div_(scale.to(parameter.grad.device))
         yield lambda: found_inf is not None and _overflowed(found_inf, process_set)
-        # Not after an exception: the scaler takes them off behind a step only, and multiplies what it finds the next
-        # time with its own scale.
+        # Not after an exception: the scaler removes them only after a step, and would multiply those that it finds
+        # next time by its own scale.
         self.__dict__.update(given)
 
     def _is_first_of_epoch(self, process_set: ProcessSet) -> bool:
-        """Whether this is the first call in an epoch, or since ranks joined: they may have missed the first one."""
+        """Whether this is the first call in an epoch, or since ranks joined, which may have missed the first call."""
         if not process_set.included() or process_set.size() == 1:
             return False
         communicator = process_set.communicator
@@ -131,9 +131,9 @@ class Wrapper(torch.optim.Optimizer):
         return True
 
     def _mend(self, process_set: ProcessSet, shared: Callable[[], Shared]) -> bool:
-        """At the first step of an epoch: whether ranks had parted, and are equal again.
+        """At the first step of an epoch, make the ranks equal again; whether their states had diverged.
 
-        Gradients are dropped then, since they were made before, and the step is left out.
+        If so, drops the gradients, which are older than that; the caller skips the step.
         """
         if not self._is_first_of_epoch(process_set) or not may_have_parted(self._wrapped, process_set):
             return False
@@ -144,7 +144,7 @@ class Wrapper(torch.optim.Optimizer):
         return True
 
     def _mark_stepped(self) -> None:
-        # A scheduler that was made before wrapping watches the wrapped optimizer for steps.
+        # A scheduler that was made before wrapping checks that the wrapped optimizer makes steps.
         self._wrapped._opt_called = True  # type: ignore[attr-defined]
 
 
@@ -152,15 +152,15 @@ W = TypeVar("W", bound=Wrapper)
 
 
 def original_of(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """What ``optimizer`` wraps; itself when it wraps nothing."""
+    """The optimizer that ``optimizer`` wraps; ``optimizer`` itself when it wraps none."""
     return optimizer._wrapped if isinstance(optimizer, Wrapper) else optimizer
 
 
 def wrap(mixin: type[W], optimizer: torch.optim.Optimizer, names: dict[Tensor, str]) -> W:
     """``optimizer`` as an instance of a class that is both ``mixin`` and its own class, with ``names`` of parameters.
 
-    An optimizer that is already wrapped is wrapped again, with the state that its wrapper keeps: all ranks must call
-    this for one that is fused. `claim` makes the result the one that counts.
+    An optimizer that is already wrapped is wrapped again, with the state that its wrapper keeps: for a fused one all
+    ranks must call this. `claim` makes the result the owner of the parameters.
     """
     original = original_of(optimizer)
     for owner in owners_of(_parameters(original)):
@@ -172,7 +172,7 @@ def wrap(mixin: type[W], optimizer: torch.optim.Optimizer, names: dict[Tensor, s
     wrapped: W = object.__new__(both)
     wrapped._wrapped = original
     wrapped._parameter_names = names
-    # A step in the instance is the one that an LR scheduler has patched for the original.
+    # A `step` in the instance was patched by an LR scheduler for the original.
     wrapped.__dict__.update(
         {key: value for key, value in original.__dict__.items() if key != "step" and key not in _SHARED}
     )
@@ -180,7 +180,7 @@ def wrap(mixin: type[W], optimizer: torch.optim.Optimizer, names: dict[Tensor, s
 
 
 def claim(wrapper: W) -> W:
-    """Make ``wrapper`` the one that has its parameters; one that a re-run cell has left behind raises at ``step()``."""
+    """Make ``wrapper`` the owner of its parameters; an older one, left by a re-run cell, then raises in ``step()``."""
     for owner in owners_of(_parameters(wrapper)):
         owner._release()
     for parameter in _parameters(wrapper):
@@ -203,7 +203,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
 
 
 def average_loss(loss: Any, process_set: ProcessSet) -> Any:
-    """What a closure has returned, averaged over the ranks; None, and that of a rank that takes no part, as it is."""
+    """The loss of a closure, averaged over the ranks; unchanged if None, or on a rank outside the set."""
     if loss is None or not process_set.included():
         return loss
     shared = allreduce(torch.as_tensor(loss).detach(), op=ReduceOp.AVERAGE, process_set=process_set)
@@ -212,12 +212,12 @@ def average_loss(loss: Any, process_set: ProcessSet) -> Any:
 
 def _overflowed(found_inf: Tensor, process_set: ProcessSet) -> bool:
     found = found_inf.detach().to(torch.float32).reshape(1)
-    if process_set.included():  # a sum, in which ranks that have joined take part
+    if process_set.included():  # a sum, because joined ranks take part in it
         found = allreduce(found, name="found inf", op=ReduceOp.SUM, process_set=process_set)
     return bool(found > 0)
 
 
 def once(step: Any) -> Any:
-    """Keep torch from adding its step hooks to ``step``: the step of the wrapped class, which it calls, has them."""
+    """Keep torch from adding its step hooks to ``step``, which calls the wrapped class's step, which has them."""
     step.hooked = True
     return step

@@ -1,1 +1,1 @@
-"""Optimizer steps that all ranks make or none, and what finds and mends ranks that have parted."""
+"""Optimizer steps that all ranks make or none; ranks whose states have diverged are found and repaired."""

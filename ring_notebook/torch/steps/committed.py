@@ -1,4 +1,4 @@
-"""An optimizer's step that all ranks of a process set make, or none."""
+"""Optimizer steps that all ranks of a process set make, or none."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from ring_notebook.core.step_guard import step_guard
 
 
 def committed(process_set: ProcessSet, *others: Communicator) -> AbstractContextManager[None]:
-    """The block makes a step whose reductions have succeeded: it is begun on all ranks or on none.
+    """A context for a step whose reductions have succeeded: it begins on all ranks or on none.
 
-    Interrupts wait for its end. Operations on ``others`` in it go on for a while after an abort, as those of
-    ``process_set`` do.
+    Interrupts wait for its end. In it, operations on ``process_set`` and ``others`` continue for a while after an
+    abort.
     """
     if not process_set.included() or process_set.size() == 1:
         return nullcontext()
@@ -35,10 +35,10 @@ def all_or_none(
     at_end: Callable[[], object],
     at_commit: Callable[[Undo], object] = lambda _: None,
 ) -> Iterator[None]:
-    """The block makes a step that takes several reductions, as that of LBFGS; ``at_end`` is called when it counts.
+    """A context for a step with several reductions, like that of LBFGS; ``at_end`` is called when the step counts.
 
-    Ranks call ``at_commit`` and commit when the step has updated the parameters, before its post hooks run. Where some
-    rank does not come so far, parameters and state of ``optimizer`` are on all ranks what they were.
+    Ranks call ``at_commit`` and commit when the step has updated the parameters, before its post hooks run. Where a
+    rank does not commit, all ranks restore the parameters and the state of ``optimizer``.
     """
     if not process_set.included() or process_set.size() == 1:
         yield
@@ -52,7 +52,7 @@ def all_or_none(
 
     def leave(*_: Any) -> None:
         nonlocal depth
-        depth -= 1  # a step that calls that of its base class has hooks there too
+        depth -= 1  # a step that calls its base class's step runs the hooks twice
         if depth == 0:
             commit()
 
@@ -67,7 +67,7 @@ def all_or_none(
         hooks = optimizer.register_step_pre_hook(enter), run_first(optimizer.register_step_post_hook(leave))
         try:
             yield
-            if not counts:  # a step that torch has given no hooks
+            if not counts:  # a step without torch's hooks
                 commit()
         except BaseException:
             if not counts:
@@ -80,7 +80,7 @@ def all_or_none(
 
 
 def run_first(hook: RemovableHandle) -> RemovableHandle:
-    """Have ``hook`` run before those that have been registered earlier."""
+    """Make ``hook`` run before those that were registered earlier."""
     hooks = hook.hooks_dict_ref()
     if isinstance(hooks, OrderedDict):
         hooks.move_to_end(hook.id, last=False)
@@ -88,7 +88,7 @@ def run_first(hook: RemovableHandle) -> RemovableHandle:
 
 
 class Undo:
-    """Copies of the parameters and the state of an optimizer; to call it puts them back."""
+    """Copies of the parameters and the state of an optimizer; a call restores them."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer

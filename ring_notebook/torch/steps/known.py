@@ -1,4 +1,4 @@
-"""What ranks share beside the parameters and state of an optimizer, as far as the functions that were given it know."""
+"""What ranks share besides an optimizer's parameters and state: noted models, schedules and tensors."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def count_step(optimizer: torch.optim.Optimizer) -> None:
 
 
 def steps_of(optimizer: torch.optim.Optimizer) -> int:
-    """How many steps it has made in this process."""
+    """The number of steps that it has made in this process."""
     steps: int = optimizer.__dict__.get(_STEPS, 0)
     return steps
 
 
 def set_steps(optimizer: torch.optim.Optimizer, steps: int) -> None:
-    """Count on from another rank's number of steps."""
+    """Continue to count from another rank's number of steps."""
     optimizer.__dict__[_STEPS] = steps
 
 
@@ -47,15 +47,15 @@ def note_schedulers(optimizer: torch.optim.Optimizer, schedulers: Sequence[Any])
 
 
 def schedulers_of(optimizer: torch.optim.Optimizer) -> list[Any]:
-    """Those that have been noted and live."""
+    """The noted schedulers that still exist."""
     return _alive(optimizer.__dict__.get(_SCHEDULERS, ()))
 
 
 def note_tensors(named: Iterable[tuple[str, Any]]) -> None:
-    """Note tensors that all ranks have been given, such as a moving average of weights, or buffers of a model.
+    """Note tensors that are equal on all ranks, such as a moving average of weights, or buffers of a model.
 
-    Those that need gradients are known from their optimizer, or trained by each rank for itself. A tensor out of a
-    state_dict only shares the memory of one that a module keeps, which is the one to note.
+    Ignores tensors that need gradients: their optimizer knows them, or each rank trains its own. A tensor from a
+    state_dict shares the memory of a module's tensor, and that one is noted.
     """
     given = [(name, one) for name, one in named if isinstance(one, Tensor) and not one.requires_grad]
     keepers = _keepers([one for _, one in given])
@@ -69,12 +69,12 @@ def note_tensors(named: Iterable[tuple[str, Any]]) -> None:
 
 
 def _keepers(tensors: Sequence[Tensor]) -> dict[Any, tuple[nn.Module, str, Tensor]]:
-    """The modules that have parameters or buffers in the memory of ``tensors``, by that; their name and value."""
+    """By memory of ``tensors``: the module with a parameter or buffer there, with its name and value."""
     wanted = {_memory(tensor) for tensor in tensors} - {None}
     found = {}
     for one in gc.get_objects() if wanted else ():
         if issubclass(type(one), nn.Module):
-            with suppress(AttributeError):  # one that has never been initialized
+            with suppress(AttributeError):  # a module that was never initialized
                 for name, kept in (*one.named_parameters(recurse=False), *one.named_buffers(recurse=False)):
                     memory = _memory(kept)
                     if memory in wanted:
@@ -83,7 +83,7 @@ def _keepers(tensors: Sequence[Tensor]) -> dict[Any, tuple[nn.Module, str, Tenso
 
 
 def _memory(tensor: Tensor) -> tuple[int, tuple[int, ...]] | None:
-    """Where a tensor is, and its shape; None for one without memory of its own."""
+    """The address of a tensor and its shape; None for one without memory of its own."""
     try:
         return (tensor.data_ptr(), tuple(tensor.shape)) if tensor.numel() else None
     except (RuntimeError, ValueError):  # of a lazy module
@@ -96,7 +96,7 @@ def _attribute(module: weakref.ref[nn.Module], name: str) -> Tensor | None:
 
 
 def tensors_beside(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
-    """Buffers of its models, and what `note_tensors` knows, each once."""
+    """Buffers of its models, and the tensors of `note_tensors`, each once."""
     seen = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     for number, model in enumerate(_alive(optimizer.__dict__.get(_MODELS, ()))):
         for name, buffer in shared_buffers(model):

@@ -1,7 +1,7 @@
-"""Steps of torch's own optimizers on what DistributedDataParallel and FSDP2 train on backend "ring".
+"""Steps of torch's own optimizers on models of DistributedDataParallel and FSDP2 on backend "ring".
 
-Their gradients are reduced in the backward pass. A hook before every optimizer's step has the ranks of such a model
-commit to it, and one behind it lets an interrupt go on.
+Their gradients are reduced in the backward pass. A hook before every optimizer's step makes the ranks of such a model
+commit to it, and a hook after the step lets a delayed interrupt through.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ _TRAINING = "_ring_training"
 _COMMITS = "_ring_commits"
 _is_on = False
 _searching: list[_Training] = []
-"""Whose step with a closure has begun; also one that has raised."""
+"""Those whose step with a closure has begun, also if it has raised."""
 
 
 @dataclass(slots=True, eq=False)
 class _Training:
-    """What one optimizer trains in an epoch."""
+    """What one optimizer trains in an epoch, and how."""
 
     epoch: weakref.ref[Communicator]
     group: Any = None
-    """The process group of backend "ring" that reduces its gradients; None where there is none."""
+    """The process group of backend "ring" that reduces its gradients, or None."""
     models: list[weakref.ref[nn.Module]] = field(default_factory=list)
-    """The DistributedDataParallels, also one that a cell has replaced and nobody has collected; none of FSDP2."""
+    """The DistributedDataParallels, also a replaced one that is not yet garbage-collected; empty for FSDP2."""
     names: Mapping[Tensor, str] = field(default_factory=dict)
     is_compared: bool = False
     is_stepping: bool = False
@@ -51,7 +51,7 @@ class _Training:
 
 
 def guard_steps() -> None:
-    """Have steps on gradients that a group of backend "ring" has reduced be made by all its ranks or by none."""
+    """From now on, all ranks or none make a step on gradients that a group of backend "ring" has reduced."""
     global _is_on
     if not _is_on:
         register_optimizer_step_pre_hook(_before)
@@ -62,7 +62,7 @@ def guard_steps() -> None:
 
 def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
     training = _training_of(optimizer)
-    # Not within the step of another one, such as ZeroRedundancyOptimizer.
+    # Not inside the step of another optimizer, such as ZeroRedundancyOptimizer.
     if training is None or step_guard.is_within(sys._getframe()):
         return None
     training.is_stepping = True
@@ -86,7 +86,7 @@ def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
 
 
 def _commit(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-    """Behind a step with a closure, before the hooks of its user."""
+    """Commit after a step with a closure, before the user's hooks."""
     training = _training_of(optimizer)
     if training is None or training.undo is None:
         return
@@ -111,7 +111,7 @@ def _behind(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
 
 
 def _guarded(closure: Callable[[], Any], training: _Training, step: FrameType) -> Callable[[], Any]:
-    """``closure``, in which alone a step that calls it several times may be interrupted: it is undone then."""
+    """``closure`` of a step that calls it several times: only inside it an interrupt is raised, and undoes the step."""
 
     def guarded() -> Any:
         try:
@@ -135,19 +135,19 @@ def _take_back(training: _Training) -> None:
 
 
 def _take_back_all() -> None:
-    """Undo what has raised outside of its closure, of which no hook is told."""
+    """Undo steps that have raised outside of their closure: no hook runs for those."""
     while _searching:
         _take_back(_searching.pop())
 
 
 def _mend(optimizer: torch.optim.Optimizer, training: _Training) -> None:
-    """Compare the ranks after an epoch that did not end well. The gradients of the first step are older than that."""
+    """Compare the ranks after an aborted epoch. The gradients of the first step are older than that."""
     if training.group.size() != world.current().size or not may_have_parted(optimizer, global_process_set):
         return
     whole = bool(training.models)
     models = [one() for one in training.models]
     note_models(optimizer, [model for model in models if model is not None])
-    state = whole and type(optimizer).__name__ != "ZeroRedundancyOptimizer"  # whose ranks have shares of it
+    state = whole and type(optimizer).__name__ != "ZeroRedundancyOptimizer"  # whose ranks have shares of the state
     shared = Shared(optimizer, training.names, global_process_set, state=state, weights=whole)
     if mend(shared):
         for group in optimizer.param_groups:
@@ -156,9 +156,9 @@ def _mend(optimizer: torch.optim.Optimizer, training: _Training) -> None:
 
 
 def _training_of(optimizer: torch.optim.Optimizer) -> _Training | None:
-    """What a group of backend "ring" reduces for ``optimizer``, if anything.
+    """The training of ``optimizer`` on a group of backend "ring", or None.
 
-    It is looked for at the first step of an epoch.
+    Searched for at the first step of an epoch.
     """
     if getattr(optimizer, "guards_its_steps", False) or not world.is_initialized():
         return None
@@ -168,7 +168,7 @@ def _training_of(optimizer: torch.optim.Optimizer) -> _Training | None:
         known = optimizer.__dict__[_TRAINING] = _find(optimizer, weakref.ref(epoch))
     if known.group is None or known.group.size() == 1:
         return None
-    # Ranks without batches follow the others' sums, and not their steps.
+    # Ranks without batches take part in the others' sums, but not in their steps.
     joins = any(getattr(getattr(model(), "_join_config", None), "enable", False) for model in known.models)
     return None if joins else known
 
@@ -187,16 +187,16 @@ def _find(optimizer: torch.optim.Optimizer, epoch: weakref.ref[Communicator]) ->
             if names:
                 found.models.append(weakref.ref(one))
                 found.names = names
-                # The same on all ranks, also where one has not collected what another has.
+                # The same on all ranks, also where only some have garbage-collected an old model.
                 found.group = _whole(one.process_group.size()) or _ring(one.process_group)
     return found
 
 
 def _whole(size: int) -> Any:
-    """The default group, where it is one of backend "ring" and so many ranks are all there are."""
+    """The default group, if it has backend "ring" and ``size`` ranks."""
     return _ring(dist.group.WORLD) if size == dist.get_world_size() else None
 
 
 def _ring(group: Any) -> Any:
-    """``group`` where it is one of backend "ring"."""
+    """``group``, if it has backend "ring"."""
     return group if isinstance(getattr(group, "communicator", None), Communicator) else None

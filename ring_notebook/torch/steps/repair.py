@@ -1,8 +1,8 @@
-"""Ranks that may have parted: compared at an optimizer's first step after that, and made equal again.
+"""Compares ranks whose states may have diverged, at an optimizer's first step after that, and makes them equal again.
 
-An epoch that ends well leaves nothing to compare. After one that did not, each optimizer is compared once: what it
-updates, its state and options, and what is known beside it, as one sum of all ranks. Ranks that differ continue from
-one that is furthest on.
+After an epoch that ended without an abort there is nothing to compare. After an abort each optimizer is compared once:
+its parameters, state and options, and the tensors of `known`, as one sum over all ranks. Ranks that differ continue
+from a rank with the most steps.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ _MOST_NAMES = 4  # in a message
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What the ranks of ``process_set`` share of a training."""
+    """The part of a training that is equal on the ranks of ``process_set``."""
 
     optimizer: torch.optim.Optimizer
-    """The one that a user has made, which may be wrapped."""
+    """The user's optimizer, which may be wrapped."""
     names: Mapping[Tensor, str]
-    """Of parameters; those without one are named by their place."""
+    """Names of parameters; the others are named by their position."""
     process_set: ProcessSet
     state: bool = True
-    """Whether the ranks have the same optimizer state: not where each has a share of it, or its own."""
+    """Whether the ranks have the same optimizer state; False where each has a share of it, or its own."""
     weights: bool = True
-    """Whether they have the same parameters: not where each has a share."""
+    """Whether the ranks have the same parameters; False where each has a share."""
     give_state: Callable[[int], None] | None = None
-    """Takes that state of a global rank, where it is not ``optimizer``'s own; a collective."""
+    """Copies the state from a global rank, where it is not in ``optimizer`` itself; a collective."""
 
     def values(self) -> dict[str, Any]:
-        """Everything by name."""
+        """All values, by name."""
         found: dict[str, Any] = dict(options_of(self.optimizer))
         for scheduler in schedulers_of(self.optimizer):
             plain = {k: v for k, v in scheduler.state_dict().items() if isinstance(v, (int, float, list, tuple))}
@@ -61,7 +61,7 @@ class Shared:
         return found
 
     def parameters(self) -> list[tuple[str, Tensor]]:
-        """Name and value of each."""
+        """Name and value of each parameter."""
         return [
             (self.names.get(parameter, f"group {g} parameter {i}"), parameter)
             for g, group in enumerate(self.optimizer.param_groups)
@@ -70,12 +70,12 @@ class Shared:
 
 
 def trust(optimizer: torch.optim.Optimizer) -> None:
-    """Note that ``optimizer`` is new: what happened before concerns it only where another rank has had it longer."""
+    """Note that ``optimizer`` is new: earlier aborts matter only if another rank has had it longer."""
     optimizer.__dict__.setdefault(_SETTLED, world.doubts())
 
 
 def may_have_parted(optimizer: torch.optim.Optimizer, process_set: ProcessSet) -> bool:
-    """Whether ``optimizer`` has to be compared; all ranks of the set call this at its first step of an epoch."""
+    """Whether ``optimizer`` must be compared; all ranks of the set call this at its first step of an epoch."""
     doubts = world.doubts()
     if doubts == 0:
         return False
@@ -84,9 +84,9 @@ def may_have_parted(optimizer: torch.optim.Optimizer, process_set: ProcessSet) -
 
 
 def furthest(optimizers: Sequence[torch.optim.Optimizer]) -> int:
-    """The rank that has made the most steps, the first of several; 0 when none can have parted.
+    """The rank that has made the most steps, the first of several; 0 when the ranks cannot have diverged.
 
-    All ranks call this, and take its values: from here on they count on from its steps.
+    All ranks call this and then take that rank's values; they also take over its number of steps.
     """
     if world.doubts() == 0:
         return 0
@@ -98,7 +98,7 @@ def furthest(optimizers: Sequence[torch.optim.Optimizer]) -> int:
 
 
 def mend(shared: Shared) -> bool:
-    """Compare what ranks share and make it equal; whether anything differed. All ranks of the set call this.
+    """Compare the ranks and make them equal; whether anything differed. All ranks of the set call this.
 
     Raises DriftError on all of them where RING_REPAIR forbids it, or where each rank has a share that no other has.
     """
@@ -134,16 +134,16 @@ def mend(shared: Shared) -> bool:
 
 def _are_alike(own: Mapping[str, Any], process_set: ProcessSet) -> bool:
     whole = digest(own)
-    parts = [whole >> 39, whole >> 15 & 0xFFFFFF]  # small enough for int64 to hold the sum of their squares
+    parts = [whole >> 39, whole >> 15 & 0xFFFFFF]  # small enough that int64 holds the sum of their squares
     ranks, *sums = allreduce_numbers(
         [1, *parts, *(part * part for part in parts)], ReduceOp.SUM, "digest of what ranks share", process_set
     )
-    # Numbers are all equal if and only if their count times the sum of their squares is the square of their sum.
+    # All numbers are equal if and only if their count times the sum of their squares is the square of their sum.
     return all(ranks * squares == total * total for total, squares in zip(sums[:2], sums[2:], strict=True))
 
 
 def _root(rows: list[dict[str, Any]], steps: list[int]) -> int:
-    """The index of a rank that is furthest on; of several, one that most of them are equal to."""
+    """The index of a rank with the most steps; of several, one whose values most of them have."""
     leading = [index for index, made in enumerate(steps) if made == max(steps)]
     return max(leading, key=lambda index: (sum(rows[index] == rows[other] for other in leading), -index))
 
@@ -154,7 +154,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _check_allowed(shared: Shared, text: str, root: int) -> None:
-    """Say what happens, on the first rank; raise DriftError where it must not."""
+    """Report the repair on the first rank; raise DriftError where it is not allowed."""
     process_set = shared.process_set
     first = process_set.rank() == 0
     where = f"rank {world.current().rank}: "
@@ -165,7 +165,7 @@ def _check_allowed(shared: Shared, text: str, root: int) -> None:
         asked = f"{text}. Continue from rank {root} on all ranks? [Y/n] "
         try:
             agreed = input(asked).strip().lower() in ("", "y", "yes") if first else True
-        except (EOFError, OSError):  # nobody can be asked
+        except (EOFError, OSError):  # there is no user to ask
             agreed = False
         repair = broadcast_object(
             "broadcast" if agreed else "error", (process_set.ranks or [0])[0], "repair", process_set
@@ -183,7 +183,7 @@ def _check_allowed(shared: Shared, text: str, root: int) -> None:
 
 
 def _give_rest(shared: Shared, root: int) -> None:
-    """Options, schedules and, where ranks share it, the state of the optimizer."""
+    """Broadcast the options, schedules and, where ranks share it, the state of the optimizer."""
     optimizer = shared.optimizer
     schedulers = schedulers_of(optimizer)
     whole: dict[str, Any] = optimizer.state_dict() if shared.state else {}

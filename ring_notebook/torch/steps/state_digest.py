@@ -1,4 +1,4 @@
-"""What has to be equal on all ranks of a training, by name, and numbers that stand for it."""
+"""The values that must be equal on all ranks of a training, by name, and their digests."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import torch
 from torch import Tensor, nn
 
 _LOCAL = ("running_mean", "running_var", "num_batches_tracked")
-"""Buffers of a batch norm whose ranks keep to their own batches."""
+"""Buffers of a batch norm, which differ by rank where each rank uses its own batches."""
 _WORD = 8  # bytes
 
 
 def marks(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What stands for each of ``values``: shape, dtype and a sum of a tensor, the text of another value.
+    """A mark of each of ``values``: shape, dtype and a sum of a tensor, the text of another value.
 
-    It is the sum of a tensor's memory as words of 64 bits: that is as fast as memory is read, and tensors that differ
-    by chance have equal sums once in 2**64 times. Elements that have changed places are not seen. What is on a device
-    is waited for once.
+    The sum is that of a tensor's memory as words of 64 bits: it is as fast as reading memory, and the sums of two
+    different tensors are equal by chance once in 2**64 times. Swapped elements are not noticed. Waits for a device
+    once.
     """
     sums = {name: _sum(value) for name, value in values.items() if isinstance(value, Tensor)}
     found: dict[str, Any] = {name: repr(value) for name, value in values.items() if name not in sums}
@@ -31,7 +31,7 @@ def marks(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def digest(marks: Mapping[str, Any]) -> int:
-    """63 bits that stand for all of them."""
+    """A digest of all marks, of 63 bits."""
     text = repr(sorted(marks.items()))
     return int.from_bytes(blake2b(text.encode(), digest_size=_WORD).digest(), "big") >> 1
 
@@ -51,7 +51,7 @@ def _sum(tensor: Tensor) -> Tensor:
 
 
 def state_of(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> Iterator[tuple[str, Tensor]]:
-    """The state of every parameter, also where it is a number."""
+    """The state of every parameter, tensors and numbers."""
     for g, group in enumerate(optimizer.param_groups):
         for i, parameter in enumerate(group["params"]):
             owner = names.get(parameter, f"group {g} parameter {i}")
@@ -86,6 +86,6 @@ def shared_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def is_shared(name: str, module: nn.Module | None = None) -> bool:
-    """Whether ranks share a buffer of this name: no statistics of their own batches, unless ``module`` adds them up."""
+    """Whether ranks share a buffer of this name: all but statistics of a batch norm, unless ``module`` syncs them."""
     own = name.rpartition(".")[2] in _LOCAL
     return not own or any(kind.__name__ == "SyncBatchNorm" for kind in type(module).__mro__)

@@ -1,1 +1,1 @@
-"""What a training loop needs besides collectives: prepare, data, checkpoints, schedules."""
+"""Parts of a training loop besides collectives: prepare, data, checkpoints, schedules."""

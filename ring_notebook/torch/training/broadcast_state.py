@@ -1,4 +1,4 @@
-"""One rank's parameters and optimizer state to all ranks."""
+"""Broadcasts one rank's parameters and optimizer state to all ranks."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def broadcast_parameters(params: Parameters, root_rank: int) -> None:
     """Overwrite ``params`` with those of ``root_rank``, in place (Horovod: ``broadcast_parameters``).
 
     ``params`` is a ``state_dict()``, or named or plain tensors (``named_parameters()``, ``parameters()``). All ranks
-    give the same names and shapes. Entries that are None are left out. Raises ValueError for anything that is no
+    give the same names and shapes. Entries that are None are skipped. Raises ValueError for an entry that is not a
     tensor.
     """
     if isinstance(params, Mapping):
-        # Sorted: a dict may have been filled in another order on another rank.
+        # Sorted: other ranks may have filled their dict in another order.
         named = sorted(params.items())
     elif isinstance(params, Iterable) and not isinstance(params, Tensor):
         named = [entry if isinstance(entry, tuple) else (f"parameter {i}", entry) for i, entry in enumerate(params)]
@@ -36,7 +36,7 @@ def broadcast_parameters(params: Parameters, root_rank: int) -> None:
 
 
 def broadcast_tensors(named: Sequence[tuple[str, Any]], root_rank: int) -> None:
-    """As `broadcast_parameters`, for tensors that are known by a model."""
+    """As `broadcast_parameters`, for named tensors."""
     for name, tensor in named:
         if tensor is None:
             continue
@@ -52,8 +52,8 @@ def broadcast_optimizer_state(
 ) -> None:
     """Give ``optimizer`` the state and options of ``root_rank``'s (Horovod: ``broadcast_optimizer_state``).
 
-    The other ranks need not have made a step yet; what state they have is replaced. ``model`` is Horovod's and has no
-    use here. Raises TypeError for anything but an optimizer.
+    Replaces the state of the other ranks, which need not have made a step yet. ``model`` is Horovod's argument and has
+    no effect. Raises TypeError for anything but an optimizer.
     """
     check_optimizer(optimizer, "broadcast_optimizer_state")
     state = broadcast_object(optimizer.state_dict(), root_rank, "optimizer state")

@@ -35,9 +35,9 @@ _EVERY = re.compile(r"(\d+(?:\.\d+)?) (s|min|h|steps?)$")
 def save(obj: Any, path: str | os.PathLike[str], *, private: bool = False) -> None:
     """Write ``obj`` (as `torch.save`) to ``path`` on rank 0; the other ranks return at once.
 
-    The file appears complete or not at all: it is written beside ``path``, synced to disk and renamed. What an earlier
-    call has left there that was killed goes. A checksum at its end lets `load` find damage; `torch.load` ignores it.
-    With ``private`` the file, and the folders that this makes, are readable by this user only, whatever the umask.
+    The file appears complete or not at all: it is written beside ``path``, synced to disk and renamed. Removes what an
+    earlier call that was killed has left there. A checksum at its end lets `load` detect damage; `torch.load` ignores
+    it. With ``private`` the file, and the folders that this makes, are readable by this user only, whatever the umask.
     """
     if rank() != 0:
         return
@@ -51,11 +51,11 @@ def save(obj: Any, path: str | os.PathLike[str], *, private: bool = False) -> No
 
 
 def load(path: str | os.PathLike[str], weights_only: bool = True, *, private: bool = False) -> Any:
-    """What `save` wrote, on every rank, with its tensors in CPU memory; only rank 0 needs to see the file.
+    """Return the object that `save` wrote, on every rank, with its tensors in CPU memory; only rank 0 reads the file.
 
-    All ranks must call this, and all raise when rank 0 cannot read the file, or its checksum says that it is damaged.
-    ``weights_only`` is `torch.load`'s: with False the file may run code when it is read. With ``private`` it must be
-    this user's or root's, and have a checksum, which files of `torch.save` lack.
+    All ranks must call this, and all raise RingError when rank 0 cannot read the file, or its checksum does not match.
+    ``weights_only`` is `torch.load`'s: with False the file may run code when it is read. With ``private`` it must
+    belong to this user or root, and have a checksum, which files of `torch.save` lack.
     """
     loaded: tuple[Any, str] = (None, "")
     failure: Exception | None = None

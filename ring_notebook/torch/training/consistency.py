@@ -1,4 +1,4 @@
-"""check: finds parameters and optimizer state that are not equal on all ranks."""
+"""check: finds parameters and optimizer state that differ between ranks."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from ring_notebook.torch.steps.state_digest import digest, marks, state_of
 def check(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
     """Raise DriftError on every rank when parameters or optimizer state differ between ranks in any bit.
 
-    Beyond Horovod. The error names the first tensor that differs and by how much. Buffers of the model are left out:
-    running statistics differ by rank unless they are synchronized. All ranks must call this; equal ranks
-    exchange 8 bytes per tensor.
+    Beyond Horovod. The error names the first tensor that differs and by how much. Buffers of the model are not
+    compared: running statistics differ by rank unless they are synchronized. All ranks must call this; they exchange 8
+    bytes per tensor if they are equal.
     """
     check_module(model, "check")
     if optimizer is not None:
@@ -57,7 +57,7 @@ def _describe(name: str, tensor: Tensor) -> str:
 
 
 def _tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[tuple[str, Tensor]]:
-    """Name and value of all that has to be equal."""
+    """Name and value of all tensors that must be equal."""
     names: dict[Tensor, str] = {}
     for name, parameter in model.named_parameters():
         names[parameter] = name

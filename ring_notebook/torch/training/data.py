@@ -1,4 +1,4 @@
-"""Each rank's share of a data set: samplers and iterables that give every rank equally many samples."""
+"""Each rank's share of a data set: samplers and iterables that give every rank the same number of samples."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DRAWN = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_
 
 
 def share_of(order: Sequence[T]) -> Iterator[T]:
-    """Every p-th element for this rank of p, made up with the first elements so that all ranks get as many."""
+    """Every p-th element for this rank of p, extended with the first elements so that all ranks get the same number."""
     made_up = -(-len(order) // size()) * size()
     return islice(cycle(order), rank(), made_up, size())
 
@@ -30,12 +30,12 @@ class DistributedSampler(TorchDistributedSampler[Any]):
     """torch's DistributedSampler for this rank, which reshuffles in every pass without ``set_epoch``.
 
     Rank r of p gets elements r, r + p, ... of the order of an epoch, so that the ranks' i-th batches together are the
-    i-th batch of p times the size. The order is made up to a multiple of p with its first elements, or cut with
-    ``drop_last``. ``seed`` is equal on all ranks. `set_epoch` still says which epoch the next pass is. A pass is over
-    the ranks that are there when it begins: a loader of an earlier cell serves one on fewer ranks too.
+    i-th batch of p times the size. The order is extended to a multiple of p with its first elements, or cut with
+    ``drop_last``. ``seed`` is equal on all ranks. `set_epoch` still sets the epoch of the next pass. A pass divides the
+    data among the ranks at its begin: a loader of an earlier cell can serve a cell on fewer ranks.
 
-    A pass counts when it ends, or continues after a collective. So one rank alone may look at a batch and keep the
-    order of the others; it may not iterate over all batches alone.
+    A pass counts when it ends, or continues after a collective. So a single rank may look at a batch without changing
+    its order; it must not iterate over all batches alone.
     """
 
     def __init__(self, dataset: Dataset[Any], shuffle: bool = True, seed: int = 0, drop_last: bool = False) -> None:
@@ -52,7 +52,7 @@ class DistributedSampler(TorchDistributedSampler[Any]):
             if self.epoch == epoch and (self.num_replicas == 1 or communication() != spent):
                 self.epoch += 1
             yield index
-        if self.epoch == epoch:  # not counted yet, nor set
+        if self.epoch == epoch:  # not counted yet, and not set by set_epoch
             self.epoch += 1
 
     def __len__(self) -> int:
@@ -67,10 +67,10 @@ class DistributedSampler(TorchDistributedSampler[Any]):
 
 
 class ShardedSampler(Sampler[Any]):
-    """This rank's share of what any sampler (or batch sampler) of rank 0 draws.
+    """This rank's share of the draw of any sampler (or batch sampler) on rank 0.
 
-    Random samplers draw differently on every rank, so rank 0's draw is sent to all in each pass: all ranks must
-    iterate. Made up to a multiple of the number of ranks with its first elements.
+    Random samplers draw differently on every rank, so rank 0 sends its draw to all ranks in each pass: all ranks must
+    iterate. The draw is extended to a multiple of the number of ranks with its first elements.
     """
 
     def __init__(self, sampler: Iterable[Any]) -> None:
@@ -86,7 +86,7 @@ class ShardedSampler(Sampler[Any]):
 class ShardedIterable(IterableDataset[Any]):
     """Every p-th element of an iterable data set, which yields the same on all p ranks.
 
-    A last incomplete turn of fewer than p elements is left out, so that all ranks make the same number of steps.
+    The last elements are dropped if they are fewer than p, so that all ranks make the same number of steps.
     """
 
     def __init__(self, dataset: Iterable[Any]) -> None:
@@ -104,17 +104,17 @@ class ShardedIterable(IterableDataset[Any]):
         return len(self.dataset) // self.size  # type: ignore[arg-type]
 
     def _follow_ranks(self) -> None:
-        if is_initialized():  # not so in a spawned worker of a DataLoader, which has its rank's values
+        if is_initialized():  # not in a spawned worker of a DataLoader, which has its rank's values
             self.rank, self.size = rank(), size()
 
 
 def shard(loader: DataLoader[T], *, pin_memory: bool = False) -> DataLoader[T]:
     """A DataLoader like ``loader`` that yields this rank's share, in batches of the same size.
 
-    With ``pin_memory`` the batches lie in pinned memory, also where those of ``loader`` do not.
+    With ``pin_memory`` the batches are in pinned memory, also where those of ``loader`` are not.
 
-    A loader that shuffles still shuffles, with a seed that rank 0 takes from torch's. One that yields a share
-    already, of this function's or torch's own DistributedSampler, is returned as it is. Raises TypeError for anything
+    A loader that shuffles still shuffles, with a seed that rank 0 takes from torch's. A loader that already yields a
+    share, from this function or torch's own DistributedSampler, is returned unchanged. Raises TypeError for anything
     but a DataLoader.
     """
     if not isinstance(loader, DataLoader):
@@ -123,7 +123,7 @@ def shard(loader: DataLoader[T], *, pin_memory: bool = False) -> DataLoader[T]:
         )
     if _is_share(loader):
         return loader
-    # All options that this version of torch has, except those that say which samples to draw: they follow.
+    # All options that this version of torch has, except those that choose the samples, which are set below.
     same = {name: getattr(loader, name) for name in inspect.signature(DataLoader).parameters if name not in _DRAWN}
     same["pin_memory"] = loader.pin_memory or pin_memory
     if isinstance(loader.dataset, IterableDataset):
@@ -139,7 +139,7 @@ def shard(loader: DataLoader[T], *, pin_memory: bool = False) -> DataLoader[T]:
 
 
 def batch_size_of(loader: Any) -> int | None:
-    """How many samples a batch of ``loader`` has; None where it, or its batch sampler, does not say."""
+    """The number of samples in a batch of ``loader``; None where neither it nor its batch sampler has one."""
     size = getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
     if size is None and isinstance(getattr(loader, "batch_sampler", None), ShardedSampler):
         size = getattr(loader.batch_sampler.sampler, "batch_size", None)
@@ -154,7 +154,7 @@ def _is_share(loader: DataLoader[Any]) -> bool:
 
 
 def _is_plain(sampler: Any) -> bool:
-    """Whether it draws each sample once, in order or shuffled, as DistributedSampler can."""
+    """Whether it draws each sample once, in order or shuffled, like DistributedSampler."""
     if type(sampler) is RandomSampler:
         return not sampler.replacement and sampler.num_samples == len(sampler.data_source)
     return type(sampler) is SequentialSampler

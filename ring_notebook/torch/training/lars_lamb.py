@@ -113,5 +113,5 @@ def _evaluate(closure: Callable[[], Any] | None) -> Any:
 
 
 def _ratio(numerator: Tensor, denominator: Tensor, norm: Tensor) -> Tensor:
-    """``numerator / denominator``, and 1 where the numerator or ``norm`` is zero: there is no layer to adapt to."""
+    """``numerator / denominator``, and 1 where the numerator or ``norm`` is zero."""
     return torch.where((numerator > 0) & (norm > 0), numerator / denominator, torch.ones_like(numerator))

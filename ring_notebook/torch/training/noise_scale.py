@@ -1,4 +1,4 @@
-"""The gradient noise scale: how large a batch still pays (McCandlish et al. 2018)."""
+"""The gradient noise scale: the largest batch that still pays (McCandlish et al. 2018)."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from ring_notebook.api.noise_meter import NoiseMeter
 from ring_notebook.torch.optimizer.reducing_optimizer import ReducingOptimizer
 
 NOISE_EVERY = 10
-"""Steps between two measurements that `prepare` begins: they cost a pass over the gradients and one over their sum."""
+"""Steps between measurements under `prepare`: each costs a pass over the gradients and one over their sum."""
 
 
 def noise_scale(optimizer: torch.optim.Optimizer, batch_size: float | None = None, smoothing: float = 0.9) -> float:
-    """B_simple of the gradients that ``optimizer`` reduces, in samples: the batch size beyond which more gains little.
+    """B_simple of the gradients that ``optimizer`` reduces, in samples: larger batches than this gain little.
 
-    B_simple = tr(S) / |G|² (McCandlish et al. 2018, appendix A.1): batches much smaller waste no sample, much larger
+    B_simple = tr(S) / |G|² (McCandlish et al. 2018, appendix A.1): much smaller batches waste no sample, much larger
     ones waste most. Both parts are estimated from the squared norms of the ranks' gradients (small batch) and of their
-    average (large batch), and smoothed over the measurements, of whose past each keeps ``smoothing``.
+    average (large batch), and smoothed exponentially: ``smoothing`` is the weight of the past.
 
-    ``batch_size`` is how many samples one rank has in a backward pass; `prepare` takes it from the loader. Accumulated
-    passes are counted. ``prepare(..., noise_scale=True)`` measures in every 10th step and puts the value into the rows
-    of `log`; else the first call of this, on all ranks, begins to measure in every step. It waits for no rank.
+    ``batch_size`` is the number of samples of one rank in a backward pass; `prepare` takes it from the loader.
+    Accumulated passes are counted. ``prepare(..., noise_scale=True)`` measures in every 10th step and adds the value to
+    the rows of `log`; otherwise the first call, on all ranks, begins to measure in every step. It waits for no rank.
 
-    NaN before the first measurement, at size 1, and while the estimates are not positive. Raises TypeError when
-    ``optimizer`` is not a DistributedOptimizer (or a fused or Adasum one, which reduces no gradients to measure), and
+    Returns NaN before the first measurement, at size 1, and while the estimates are not positive. Raises TypeError when
+    ``optimizer`` is not a DistributedOptimizer, or is fused or Adasum, which reduce no gradients to measure, and
     ValueError when the batch size is not known.
     """
     reducer = _reducing(optimizer)._reducer
@@ -45,9 +45,9 @@ def noise_scale(optimizer: torch.optim.Optimizer, batch_size: float | None = Non
 
 
 def measure_noise(optimizer: torch.optim.Optimizer, every: int) -> None:
-    """Measure in every ``every``-th step of ``optimizer``, and put the value into the rows of `log`.
+    """Measure in every ``every``-th step of ``optimizer``, and add the value to the rows of `log`.
 
-    Raises as `noise_scale` does, and ValueError for ``every`` below 1.
+    Raises the errors of `noise_scale`, and ValueError for ``every`` below 1.
     """
     if every < 1:
         raise ValueError(f"noise_scale must be at least 1 (steps between two measurements), got {every}")

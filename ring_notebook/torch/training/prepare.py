@@ -34,7 +34,7 @@ M = TypeVar("M", bound=torch.nn.Module)
 T = TypeVar("T")
 O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741
 Distributed: TypeAlias = ReducingOptimizer | AdasumOptimizer | FusedOptimizer
-_RATES = {"lr", "initial_lr", "max_lr", "min_lr"}  # of a parameter group: OneCycleLR keeps its bounds there
+_RATES = {"lr", "initial_lr", "max_lr", "min_lr"}  # keys of a parameter group; OneCycleLR keeps its bounds there
 _TAKEN = "models, optimizers, loaders and learning rate schedulers"
 
 
@@ -111,11 +111,11 @@ def prepare(
 ) -> Any:
     """Make a single-process training loop data parallel; all ranks must call this. Beyond Horovod.
 
-    Takes models, optimizers, loaders and learning rate schedulers, any number of each in any order, and returns what
-    to use in their place in that order, as a tuple; one object alone comes back alone:
+    Takes models, optimizers, loaders and learning rate schedulers, any number of each in any order, and returns their
+    replacements in that order, as a tuple; for a single object, its replacement alone:
 
-    - the model itself, on this rank's device, with the values of rank 0 (after a run that did not end well: of the
-      rank that has made the most steps);
+    - the model itself, on this rank's device, with the values of rank 0 (after a failed run: of the rank that has made
+      the most steps);
     - a `DistributedOptimizer` of the same class as the optimizer, whose state and parameter groups it shares, with the
       state of that rank;
     - a DataLoader with this rank's share of the data in batches of the same size, reshuffled in every pass if the
@@ -123,23 +123,23 @@ def prepare(
     - the scheduler itself, which sets the rates of the returned optimizer too.
 
     Layers of torch.nn.SyncBatchNorm become `SyncBatchNorm`: torch's own need a GPU and a group of torch.distributed,
-    and keep to their own rank without one. With a ``strategy``, which makes that group, they stay on GPUs.
-    The batch of a step is ``size()`` times as large as that of one process. May be called again on what it returned.
+    and synchronize nothing without one. With a ``strategy``, which makes that group, they are kept on GPUs.
+    The batch of a step is ``size()`` times as large as that of one process. May be called again on its results.
 
     scale_lr: multiply the learning rates by ``size()`` (Goyal et al. 2017), once per optimizer. Schedulers keep the
         rates that they find: pass them too, or make them afterwards (there is a warning).
-    noise_scale: measure the gradient noise scale, see `noise_scale`, in every 10th step, or in every so many, and add
-        it as ``noise_scale`` to every row that is logged. Takes one optimizer.
-    accumulate: make one step of so many batches, with the mean of their gradients: ``optimizer.step()`` and
-        ``zero_grad()`` do nothing between them, so that the loop stays as it is.
-    strategy: "ddp" or "fsdp" wrap the model as torch.distributed has it, in DistributedDataParallel or FSDP2's
-        ``fully_shard``, on `process_group`; the optimizer is then the one that was passed, on the parameters of that.
+    noise_scale: measure the gradient noise scale, see `noise_scale`, in every 10th step, or in every
+        ``noise_scale``-th, and add it as ``noise_scale`` to every row that is logged. Takes one optimizer.
+    accumulate: make one step of this many batches, with the mean of their gradients: ``optimizer.step()`` and
+        ``zero_grad()`` do nothing between them, so that the loop needs no change.
+    strategy: "ddp" or "fsdp" wrap the model in torch's DistributedDataParallel or FSDP2's ``fully_shard``, on
+        `process_group`; the returned optimizer is then the one that was passed, on the wrapped model's parameters.
         Takes one model and one optimizer.
-    options: keyword arguments of `DistributedOptimizer`; there are none with a ``strategy``.
+    options: keyword arguments of `DistributedOptimizer`; not with a ``strategy``.
 
-    Raises NotInitializedError before ``init()``, TypeError that names the argument for any other object, ValueError for
-    an optimizer of a model that is not passed, and for a ``noise_scale`` with a loader of unknown batch size, and
-    TypeError for a ``noise_scale`` or ``accumulate`` with ``fused=True``, ``op=Adasum`` or a ``strategy``.
+    Raises NotInitializedError before ``init()``; TypeError, which names the argument, for any other object; ValueError
+    for an optimizer of a model that is not passed, and for ``noise_scale`` with a loader of unknown batch size;
+    TypeError for ``noise_scale`` or ``accumulate`` with ``fused=True``, ``op=Adasum`` or a ``strategy``.
     """
     if not objects:
         raise TypeError(f"prepare takes {_TAKEN}, got no argument")
@@ -161,7 +161,7 @@ def prepare(
     for loader in loaders:
         prepared[id(loader)] = shard(loader, pin_memory=device is not None)
         note_loader(loader)
-    # Another rank may have a new model where this one has a wrapper, from before that rank was started again.
+    # A rank that was started again has a new model where this one may have a wrapper.
     inner = [unwrapped(prepared[id(model)]) for model in models]
     names = _names_of_parameters(inner)
     batch = batch_size_of(loaders[0]) if loaders else None
@@ -185,7 +185,7 @@ def prepare(
 
 
 def _described(value: object) -> str:
-    """``value`` in an error: its class, and itself where that is short."""
+    """``value`` for an error: its class, and its repr if that is short."""
     text = repr(value)
     return f"{type(value).__name__} {text}" if len(text) < 60 else f"an object of class {type(value).__name__}"
 
@@ -198,7 +198,7 @@ def _check_options(
     strategy: str | None,
     options: dict[str, Any],
 ) -> None:
-    """Raise for options that contradict one another, before anything has changed."""
+    """Raise for options that contradict each other, before anything is changed."""
     check_passes(accumulate)
     if noise_scale and len(optimizers) != 1:
         raise TypeError(f"prepare(noise_scale=...) takes one optimizer, got {len(optimizers)}")
@@ -216,7 +216,7 @@ def _check_options(
 
 
 def _names_of_parameters(models: Sequence[torch.nn.Module]) -> dict[Tensor, str]:
-    """Names by parameter; those of several models begin with the number of their model."""
+    """The name of each parameter; with several models it begins with the number of the model."""
     names: dict[Tensor, str] = {}
     for number, model in enumerate(models):
         for name, parameter in model.named_parameters():
@@ -252,7 +252,7 @@ def _distributed(
 
 
 def _own_device(kind: str) -> torch.device:
-    """The device that ``cuda``, or another ``kind``, means for this rank."""
+    """This rank's device of ``kind``, such as "cuda"."""
     module = getattr(torch, kind)
     if world.current().run is None:  # in an engine the rank's own GPU is the first; in a script all see the same first
         module.set_device(local_rank() % module.device_count())
@@ -260,7 +260,7 @@ def _own_device(kind: str) -> torch.device:
 
 
 def _move(model: torch.nn.Module, device: torch.device) -> None:
-    """Move ``model`` unless it is there: torch can be told to replace what it moves, which weak references forbid."""
+    """Move ``model`` unless it is there: a move may replace parameters, which fails if they have weak references."""
     if any(tensor.device != device for tensor in (*model.parameters(), *model.buffers())):
         model.to(device)
 
@@ -280,13 +280,13 @@ def scale_rates(optimizer: torch.optim.Optimizer, schedulers: Sequence[LRSchedul
                 stacklevel=3,
             )
     for scheduler in schedulers:
-        # SequentialLR and ChainedScheduler hold others, in an attribute that torch may rename: rates then stay.
+        # SequentialLR and ChainedScheduler hold others, in an attribute that torch may rename; then their rates stay.
         for one in (scheduler, *getattr(scheduler, "_schedulers", ())):
             if hasattr(one, "base_lrs"):
                 one.base_lrs = [group["initial_lr"] for group in optimizer.param_groups]
 
 
-# Of a parameter group; what a switch leaves off says nothing.
+# Options of a parameter group that are recorded; switches only if they are on.
 _OPTIONS = ("lr", "momentum", "weight_decay", "betas", "eps", "nesterov", "alpha", "amsgrad")
 
 
@@ -298,20 +298,20 @@ def note_optimizer(optimizer: torch.optim.Optimizer) -> None:
 
 
 def note_loader(loader: Any) -> None:
-    """Record the batch of a rank, where the loader has a size of its own."""
+    """Record the batch size of a rank, where the loader has one."""
     if batch := getattr(loader, "batch_size", None):
         note_params(batch_size=batch)
 
 
 def _class_of(optimizer: torch.optim.Optimizer) -> str:
-    """The name of the class that a user wrote, of a distributed optimizer too."""
+    """The name of the optimizer's class as the user wrote it, also for a distributed optimizer."""
     return next((kind.__name__ for kind in type(optimizer).__mro__ if kind.__module__.startswith("torch.")), "")
 
 
 def wrap(model: nn.Module, optimizer: torch.optim.Optimizer, strategy: str) -> nn.Module:
-    """``model`` wrapped as ``strategy`` says; ``optimizer`` updates what the wrapped model trains.
+    """``model`` wrapped by ``strategy``; ``optimizer`` updates the parameters of the wrapped model.
 
-    Raises ValueError for an unknown strategy, and for an optimizer whose state would have to be sharded.
+    Raises ValueError for an unknown strategy, and for an optimizer with state, which would have to be sharded.
     """
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy must be {' or '.join(map(repr, STRATEGIES))}, got {strategy!r}")
@@ -321,16 +321,16 @@ def wrap(model: nn.Module, optimizer: torch.optim.Optimizer, strategy: str) -> n
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """What a DistributedDataParallel trains; any other model itself."""
+    """The model inside a DistributedDataParallel; any other model itself."""
     inner: nn.Module = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
     return inner
 
 
 def _ddp(model: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Module:
-    if model is not unwrapped(model) and world.doubts() == 0:  # the cell runs again
+    if model is not unwrapped(model) and world.doubts() == 0:  # the cell was run again
         return model
     model = unwrapped(model)  # a backward pass that has raised leaves the wrapper unusable
-    # A view of the bucket saves the copy of each gradient.
+    # With gradients as views of the buckets, no gradient is copied.
     return nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
 
 

@@ -9,23 +9,23 @@ from ring_notebook.api.basics import size
 from ring_notebook.torch.collectives.tensor_arguments import check_optimizer
 
 _FACTOR = "linear_scaling"
-"""Key of a group for the factor that is in its rate: where an older state is loaded, both are."""
+"""Key of a group for the factor that its rate contains, so that a loaded state has both."""
 
 
 class LinearScalingLR(LRScheduler):
     """Raise the learning rate from its own value to ``scale`` times that over ``warmup_steps`` steps, then keep it.
 
     Goyal et al. 2017, section 2: with a batch ``scale`` times as large (by default ``size()``, which it follows when
-    an elastic training loses ranks) take ``scale`` times the learning rate, but get there gradually. ``step()`` it
-    after every optimizer step. It multiplies the rate that it finds by what its own factor has changed by, so other
-    schedules that do the same (``ExponentialLR``, ``MultiStepLR``, ``CosineAnnealingLR``), and changes by hand, keep
-    their effect: step both, or put them into a ``ChainedScheduler``. ``SequentialLR`` does not fit: its second schedule
-    starts from the unscaled rate.
+    an elastic training loses ranks) take ``scale`` times the learning rate, but get there gradually. Call ``step()``
+    after every optimizer step. It multiplies the present rate by the change of its own factor, so other schedules that
+    do the same (``ExponentialLR``, ``MultiStepLR``, ``CosineAnnealingLR``), and changes by hand, keep their effect:
+    step both, or put them into a ``ChainedScheduler``. ``SequentialLR`` does not fit: its second schedule starts from
+    the unscaled rate.
 
-    ``momentum_correction``: an optimizer whose momentum buffer holds the learning rate (``v = m v + lr g``, as the
-    paper's equation 10 and `LARS`) has to scale that buffer with every change of the rate, which is done for the step
-    of the change by scaling ``momentum``. `torch.optim.SGD` keeps the rate out of the buffer (equation 9) and needs
-    none. By default it is done for optimizers that say so with ``momentum_holds_lr = True``.
+    ``momentum_correction``: an optimizer whose momentum buffer contains the learning rate (``v = m v + lr g``, as in
+    the paper's equation 10 and `LARS`) must scale that buffer with every change of the rate. This scales ``momentum``
+    for the step of the change instead. `torch.optim.SGD` keeps the rate out of the buffer (equation 9) and needs no
+    correction. By default it is on for optimizers with ``momentum_holds_lr = True``.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class LinearScalingLR(LRScheduler):
 
     @property
     def scale(self) -> float:
-        """What the learning rate is multiplied by after the warm-up."""
+        """The factor of the learning rate after the warm-up."""
         return float(size()) if self._scale is None else self._scale
 
     def get_lr(self) -> list[float | torch.Tensor]:

@@ -17,9 +17,9 @@ _BatchNorm: Any = torch.nn.BatchNorm1d.__base__  # of all layers of this kind
 class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]
     """Batch normalization whose mean and variance are those of the batches of all ranks together.
 
-    Takes ``(N, C)`` or ``(N, C, ...)``; N may differ by rank. As torch's BatchNorm in evaluation and at size 1.
-    Gradients flow through the statistics of all ranks. All ranks must run it in training, each step two small
-    allreduces. (Horovod: ``SyncBatchNorm``, which needs a GPU; this one does not.)
+    Takes ``(N, C)`` or ``(N, C, ...)``; N may differ by rank. Works as torch's BatchNorm in evaluation and at size 1.
+    Gradients flow through the statistics of all ranks. In training all ranks must run it; each forward pass makes two
+    small allreduces. (Horovod: ``SyncBatchNorm``, which needs a GPU; this one does not.)
     """
 
     def __init__(
@@ -34,17 +34,17 @@ class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]
 
     @classmethod
     def convert_sync_batchnorm(cls, module: torch.nn.Module) -> torch.nn.Module:
-        """``module`` with each of its BatchNorm layers, torch's own SyncBatchNorm among them, made one of this class.
+        """Replace each BatchNorm layer of ``module``, also torch's SyncBatchNorm, by one of this class, in place.
 
-        Parameters and buffers stay the same objects, so that an optimizer made before has them still. Returns
-        ``module``, or what took its place where it is such a layer itself. Raises ValueError for a SyncBatchNorm with a
+        Parameters and buffers stay the same objects, so that an optimizer made before still has them. Returns
+        ``module``, or its replacement where it is such a layer itself. Raises ValueError for a SyncBatchNorm with a
         ``process_group``, which synchronizes within that. (torch: ``SyncBatchNorm.convert_sync_batchnorm``.)
         """
         return cls._convert(module, _BatchNorm)
 
     @classmethod
     def convert_torchs(cls, module: torch.nn.Module) -> torch.nn.Module:
-        """`convert_sync_batchnorm` of the layers of torch.nn.SyncBatchNorm alone."""
+        """`convert_sync_batchnorm` only for layers of torch.nn.SyncBatchNorm."""
         return cls._convert(module, torch.nn.SyncBatchNorm)
 
     @classmethod
@@ -87,7 +87,7 @@ class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]
         # Half precision cannot hold the sums.
         values = input if input.dtype.itemsize >= 4 else input.float()
         count = values.new_full([1], values.numel() // values.shape[1])  # written by the device: a copy would wait
-        # Two passes over the data: the difference of two sums of squares would lose what it is to find.
+        # Two passes over the data: the difference of two sums of squares would lose the precision of the variance.
         sums = allreduce(torch.cat([values.sum(dims), count]), op=ReduceOp.SUM, name="batch norm mean")
         total = sums[-1].detach()
         mean = sums[:-1] / total
@@ -107,6 +107,6 @@ class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]
         self.num_batches_tracked.add_(1)
         # Without momentum the running values are plain averages over all batches.
         for running, new in ((self.running_mean, mean), (self.running_var, unbiased_variance)):
-            # The number of batches stays on its device: to read it, the host would wait.
+            # The number of batches stays on its device, because reading it would make the host wait.
             weight = 1 / self.num_batches_tracked.to(running.dtype) if self.momentum is None else self.momentum
             running.lerp_(new.to(running.dtype), weight)
