@@ -96,7 +96,7 @@ class Buffer:
 
 
 def from_memoryview(data: Any) -> Buffer:
-    """Buffer over an object with the buffer protocol (numpy array, array, bytearray, ring memory).
+    """A Buffer over an object with the buffer protocol (numpy array, array, bytearray, ring memory).
 
     Raises TypeError when the memory is not C-contiguous, is read-only, or has an element type the core lacks.
     """

@@ -112,7 +112,7 @@ def _is_there(row: _Row, deadline: float = 0.0) -> bool:
 
 
 _recorder = _Recorder()
-_valid_names: set[str] = set()  # so that a name is checked once
+_valid_names: set[str] = set()  # names that were checked already
 _watched: dict[str, Any] = {}
 
 
@@ -259,9 +259,9 @@ def begin(
 ) -> None:
     """A run starts: drop all rows, then keep every row until it is drained.
 
-    ``on_first_row`` is called before the first row. ``loops`` is called with the source line of each loop that `track`
-    begins, and whether its total covers all passes over the loader; the function that it returns is called before each
-    step.
+    ``on_first_row`` is called before the first row. ``loops`` is called with the place (``file:line``) of each loop
+    that `track` begins, and whether its total covers all passes over the loader; the function that it returns is called
+    before each step.
     """
     _recorder.reset()
     _watched.clear()

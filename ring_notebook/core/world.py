@@ -104,7 +104,7 @@ def _settle(place: Place) -> Place:
 
 
 def has_mpi() -> bool:
-    """Whether MPI.COMM_WORLD has the ranks of the job; known where a supervisor of ours has started them."""
+    """Whether MPI.COMM_WORLD has the ranks of the job; known only under our supervisor."""
     rendezvous = prepare_host().rendezvous
     return rendezvous is not None and rendezvous.has_mpi
 
@@ -142,7 +142,7 @@ def init(comm: RanksOrComm | None = None) -> None:
 
 
 def _open_with_the_living(place: Place, rendezvous: Rendezvous, ranks: list[int]) -> None:
-    """The supervisor knows who lives, on whatever host; an epoch without one that dies meanwhile does not open."""
+    """Open an epoch over the living ranks, which the supervisor knows on every host; repeat if one dies meanwhile."""
     while True:
         _state.epoch, members = rendezvous.assemble(ranks, _state.epoch, config().timeout)
         if len(members) < config().min_np:

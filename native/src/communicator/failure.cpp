@@ -97,7 +97,7 @@ void Communicator::fail(Work& work, std::exception_ptr error) noexcept {
     } catch (...) {  // the error stays what it was
         group_->abort(FixedText("rank %d ran out of memory in %s", rank(), to_string(work.request_.kind)));
     }
-    // Only behind the abort, so that who finds a commit ruled out has a reason.
+    // Only after the abort, so that a rank that finds the commit ruled out has a reason to report.
     const bool rules_out = ended && work.started() && (work.header_.kind == OpKind::Commit || work.patience_ != 0);
     const bool has_succeeded = rules_out && group_->rule_out(work.header_.sequence);
     if (ended) {

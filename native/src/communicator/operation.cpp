@@ -65,7 +65,7 @@ void Communicator::begin(Work& work) {
     group_->post(header);
     group_->set_state(RankState::Waiting);
     work.stage_ = Work::Stage::Posted;
-    work.algorithm_.reset();  // reads what the agreement holds
+    work.algorithm_.reset();  // before the agreement, whose memory it reads
     work.agreement_.reset();
     work.gates_ = 0;
     const bool may_launch = device_ && (header.kind == OpKind::Join || !in_host_memory(header.device));
@@ -89,7 +89,7 @@ void Communicator::move_to_ring(Work& work) {
 }
 
 Communicator::Served Communicator::attempt(Work& work) {
-    group_->be_patient(work.patience_, work.header_.sequence);  // nothing else is carried out in the group meanwhile
+    group_->be_patient(work.patience_, work.header_.sequence);  // the group carries out one operation at a time
     if (work.stage_ == Work::Stage::Moved) return complete(work);
     if (!work.polling_) {
         if (!group_->released(work.gate_)) {
@@ -165,7 +165,7 @@ Communicator::Served Communicator::take_step(Work& work, Step step) {
         ++work.gates_;
         work.gate_ = group_->arrive();
     } else if (step == Step::AwaitsDevice && work.is_trial() && work.device_->issued) {
-        return Served::Done;  // the opening looks after it from here on
+        return Served::Done;  // DeviceOpening completes it
     } else if (step == Step::AwaitsLink || step == Step::AwaitsDevice) {
         return Served::Polling;
     } else if (step == Step::Done) {

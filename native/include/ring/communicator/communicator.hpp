@@ -100,16 +100,15 @@ class Work : public std::enable_shared_from_this<Work> {
     std::int64_t deadline_ = 0;  // monotonic ns, 0 for none
     std::int64_t patience_ = 0;  // ns for which it continues after an abort
     std::int64_t next_check_ = 0;
-    std::int64_t blocked_ = 0;      // when it was first seen to wait for other ranks; 0 when all had come
-    std::int64_t released_ = 0;     // when all had come
-    std::int64_t since_ = 0;        // when it was posted by name, or was first seen to wait for a gate:
-    std::uint64_t stalled_at_ = 0;  // that one
-    bool warned_ = false;           // that it has waited for long
+    std::int64_t blocked_ = 0;   // when it began to wait for other ranks; 0 when all had come before
+    std::int64_t released_ = 0;  // when all had come
+    std::int64_t since_ = 0;     // when it was posted by name, or began to wait for gate `stalled_at_`
+    std::uint64_t stalled_at_ = 0;
+    bool warned_ = false;  // the warning of a stall was printed
     Stage stage_ = Stage::Queued;
     Origin origin_ = Origin::Caller;
     std::shared_ptr<DeviceWork> device_;  // null where its tensors are in host memory, or it has none
-    std::shared_ptr<LateFailure>
-        late_;  // of the epoch: told when this operation raises its error; null without devices
+    std::shared_ptr<LateFailure> late_;   // of the epoch, told of a raised error; null without devices
     bool must_keep_ = false;
     Result result_;
 

@@ -45,9 +45,9 @@ struct alignas(128) RankSlot {
     SharedAtomic<std::uint64_t> given_up{0};
     // The run that this rank has left: it joins no further epoch of that run.
     SharedAtomic<std::uint64_t> left_run{0};
-    // For agree_on_epoch: the oldest epoch that would do for this rank, which waits for one; 0 when it does not wait.
+    // For agree_on_epoch: the oldest epoch that this rank accepts while it waits for one; 0 when it does not wait.
     SharedAtomic<std::uint64_t> wants{0};
-    // The newest epoch that a leader has counted on this rank for, and that this rank has decided on as a leader.
+    // The newest epoch whose leader counts on this rank, and the newest one that this rank has decided on as a leader.
     SharedAtomic<std::uint64_t> invited{0};
     SharedAtomic<std::uint64_t> decided{0};
     // The processors that the rank may run on, one bit each.

@@ -31,8 +31,8 @@ class TcpLink : public Link {
 
     Transfer send(int to, int tag, const void* data, std::size_t bytes) override;
     Transfer receive(int from, int tag, void* data, std::size_t bytes) override;
-    // Throws PeerLost for a transfer that its peer, which has gone or cannot be reached, will never complete: kGrace
-    // after that was noticed, because a rank that leaves has said why.
+    // Throws PeerLost for a transfer that cannot complete because its peer has gone or cannot be reached: kGrace later,
+    // so that the notice in which a leaving rank says why arrives first.
     bool done(Transfer& transfer) override;
     void cancel(Transfer& transfer, std::shared_ptr<const void> keep) noexcept override;
     bool probe(int tag, int& source, std::size_t& bytes) override;
