@@ -35,7 +35,7 @@ def start(
 ) -> Handle:
     """Start one allreduce per dtype and device of ``tensors``; `Handle.wait` returns the list of reduced tensors.
 
-    ``claim`` keeps others from using the name meanwhile.
+    ``claim`` reserves the name until the operation has ended.
     """
     sources = [_buffer(tensor) for tensor in tensors]
     communicator = how.process_set.communicator
@@ -75,7 +75,7 @@ def start_in_place(
     process_set: ProcessSet,
     name: str | None,
 ) -> Waitable:
-    """`start` of one tensor or a list in place, in less time where the reader knows them. The result is ``tensors``."""
+    """`start` of one tensor or a list in place, faster where the reader can read them. The result is ``tensors``."""
     known = _reader(tensors, prescale, postscale)
     if known is not None:
         communicator = _communicator(process_set)
@@ -96,11 +96,11 @@ def reduce_now(
     name: str | None,
     in_place: bool = True,
 ) -> Any:
-    """`start` and `Handle.wait`, in less time than a handle takes where the reader knows the tensors.
+    """`start` and `Handle.wait`, without the cost of a handle where the reader can read the tensors.
 
-    Returns the reduced tensor, or the list of them for a list; in place these are ``tensors``.
+    Returns the reduced tensor, or a list of them for a list; in place these are ``tensors``.
     """
-    # Every call of a function of Python counts here.
+    # Every call of a Python function counts here.
     known = _reader(tensors, prescale, postscale)
     if known is not None:
         communicator = _communicator(process_set)
@@ -114,7 +114,7 @@ def reduce_now(
 
 
 def _reader(tensors: Tensor | list[Tensor], prescale: float, postscale: float) -> _core.TensorReader | None:
-    """What reads these tensors in nanoseconds; None for arguments that have to be checked first."""
+    """The reader for these tensors; None for arguments that must be checked first."""
     plain = isinstance(tensors, (Tensor, list)) and type(prescale) is float and type(postscale) is float
     return reader() if plain else None
 
@@ -150,7 +150,7 @@ def _buffer(tensor: Tensor) -> Buffer:
 
 
 def _kind(buffer: Buffer) -> tuple[DType, Device, int]:
-    """What the buffers of one operation have in common."""
+    """The properties that all buffers of one operation share."""
     return buffer.dtype, buffer.device, buffer.index
 
 

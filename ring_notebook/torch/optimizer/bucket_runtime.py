@@ -134,13 +134,13 @@ class Bucket:
 
 
 SMALL = 1 << 20
-"""Bytes below which a tensor is packed. Copies this size take a GPU microseconds; not yet measured on one."""
+"""Tensors below this size in bytes are packed. Such copies take a GPU microseconds; not yet measured on one."""
 
 
 class Packer:
-    """Packs and unpacks the tensors of one bucket, which have one dtype, through memory that stays.
+    """Packs and unpacks the tensors of one bucket, which have one dtype, in memory that it keeps.
 
-    Tensors in CPU memory are left alone: the core reduces many small ones as fast as one.
+    Does nothing for tensors in CPU memory: the core reduces many small ones as fast as one.
     """
 
     def __init__(self) -> None:
@@ -149,7 +149,7 @@ class Packer:
         self._packed: list[Tensor] = []
 
     def pack(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """What to reduce in place of ``tensors``: the large ones, and one that holds the others."""
+        """The tensors to reduce instead of ``tensors``: the large ones, and one that holds the small ones."""
         small = [tensor for tensor in tensors if _is_small(tensor)]
         if len(small) < 2:
             return list(tensors)
@@ -159,7 +159,7 @@ class Packer:
         return [*(tensor for tensor in tensors if not _is_small(tensor)), flat]
 
     def unpack(self) -> None:
-        """Bring what was reduced back into the tensors that `pack` was given."""
+        """Copy the results back into the tensors that `pack` was given."""
         if self._packed:
             copy_each(self._packed, self._parts)
         self._packed = []

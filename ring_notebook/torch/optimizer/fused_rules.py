@@ -1,4 +1,4 @@
-"""What a fused step is: the optimizers whose update the native core has, and options that are the same on all ranks."""
+"""The optimizers whose update the native core has: supported options, fields, state; and equal options on all ranks."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ Options = dict[str, Any]
 def check_same_options(groups: Sequence[Options], process_set: ProcessSet) -> None:
     """Raise CollectiveMismatch on every rank, naming the first group that differs, unless all ranks have ``groups``."""
     digest = int.from_bytes(blake2b(repr(groups).encode(), digest_size=7).digest(), "big")
-    extremes = [digest, -digest]  # the maximum of both is the greatest digest, and minus the least
+    extremes = [digest, -digest]  # the maxima are the greatest digest, and minus the smallest
     greatest, least = allreduce_numbers(extremes, ReduceOp.MAX, "fused options", process_set)
     if greatest != -least:
         raise CollectiveMismatch(_difference(groups, process_set))

@@ -216,14 +216,14 @@ def clip_grad_norm_(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> Tensor:
-    """`torch.nn.utils.clip_grad_norm_` of gradients that all ranks have reduced; all ranks call it. Beyond Horovod.
+    """`torch.nn.utils.clip_grad_norm_` on reduced gradients, in place; all ranks call it. Beyond Horovod.
 
-    Between ``backward()`` and ``step()`` gradients are this rank's own: torch's function would clip each rank by
-    its own norm. This one first reduces those of every `DistributedOptimizer` that has one of ``parameters``; its next
-    ``step()`` takes them as they are. Returns the norm before clipping, the same on every rank. Between the steps of
-    accumulated micro-batches (``prepare(accumulate=...)``) it clips nothing. Gradients of DistributedDataParallel and
-    FSDP2 have been reduced by these. Raises TypeError for optimizers with ``fused=True`` or ``op=Adasum``, which reduce
-    within their step.
+    Between ``backward()`` and ``step()`` gradients are this rank's own: torch's function would clip each rank by its
+    own norm. This one first reduces the gradients of every `DistributedOptimizer` that has one of ``parameters``; its
+    next ``step()`` does not reduce them again. Returns the norm before clipping, the same on every rank. Between the
+    steps of accumulated micro-batches (``prepare(accumulate=...)``) it clips nothing. DistributedDataParallel and FSDP2
+    have already reduced their gradients. Raises TypeError for optimizers with ``fused=True`` or ``op=Adasum``, which
+    reduce within their step.
     """
     chosen = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     between = False

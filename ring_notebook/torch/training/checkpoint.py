@@ -1,4 +1,4 @@
-"""Checkpoints: rank 0 writes them whole or not at all, and reads them for everybody; when a training writes them."""
+"""Checkpoints: rank 0 writes them completely or not at all, and reads them for all ranks; when a training writes them."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class DistributedSampler(TorchDistributedSampler[Any]):
         used, self.used = self.used // self.num_replicas, 0
         epoch, spent = self.epoch, communication()
         for index in islice(super().__iter__(), used, None):
-            # Known to every rank without asking the others: only a pass in which all ranks take part has collectives.
+            # Every rank knows this without a message: only a pass in which all ranks take part has collectives.
             if self.epoch == epoch and (self.num_replicas == 1 or communication() != spent):
                 self.epoch += 1
             yield index

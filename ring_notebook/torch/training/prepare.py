@@ -266,7 +266,7 @@ def _move(model: torch.nn.Module, device: torch.device) -> None:
 
 
 def scale_rates(optimizer: torch.optim.Optimizer, schedulers: Sequence[LRScheduler]) -> None:
-    """Multiply the rates of ``optimizer`` by the number of ranks, and those that ``schedulers`` have found in it."""
+    """Multiply the rates of ``optimizer``, and the copies of them in ``schedulers``, by the number of ranks."""
     for group in optimizer.param_groups:
         # The factor stays in the group: a cell that is run again does not scale again.
         factor = size() / group.get("lr_scale", 1)
