@@ -33,24 +33,24 @@ _current: Capture | None = None  # of the present run
 
 
 class Capture:
-    """What the rank has printed and shown since it was last drained. Any thread may add to it and drain it."""
+    """The output of the rank since the last `drain`. Any thread may add to it and drain it."""
 
     def __init__(self, run: str, rank: int) -> None:
         self._run = run
         self._rank = rank
         self._pieces: deque[Piece] = deque()
-        self._clears_next = False  # the next piece takes the place of all before it
+        self._clears_next = False  # the next piece replaces all before it
 
     @contextmanager
     def active(self, shell: InteractiveShell) -> Iterator[None]:
-        """Within the block sys.stdout, sys.stderr, ``display`` and what IPython itself shows are captured."""
+        """A context that captures sys.stdout, sys.stderr, ``display`` and IPython's own output."""
         global _current
         before, streams, publisher = _current, (sys.stdout, sys.stderr), shell.display_pub
         redirect()
         _current = self
         shell.display_pub = _Publisher(self)
-        # IPython shows the traceback of an object that fails to show itself, and continues. An engine's shell would
-        # send it to a client that nobody reads.
+        # When an object's display raises, IPython shows the traceback and continues. An engine's shell would send it to
+        # a client that does not show it.
         shell._showtraceback = _show_traceback  # type: ignore[method-assign, assignment]
         try:
             yield
@@ -61,18 +61,18 @@ class Capture:
             sys.stdout, sys.stderr = streams
 
     def write(self, stream: _Stream, text: str) -> None:
-        """Take in what was printed."""
+        """Add printed text."""
         self._add(Output(self._run, self._rank, stream, text))
 
     def show(self, data: dict[str, Any], metadata: dict[str, Any], name: str = "", update: bool = False) -> None:
-        """Take in a MIME bundle. One that is but text is printed, unless a later one may take its place."""
+        """Add a MIME bundle. If it has only text it is added as printed text, unless a later display may replace it."""
         if data.keys() == {"text/plain"} and not name:
             self.write("stdout", data["text/plain"] + "\n")
         elif data:
             self._add(Display(self._run, self._rank, data, metadata, name, update))
 
     def clear(self, wait: bool) -> None:
-        """Take back what was printed and shown: at once, or with ``wait`` when there is something new."""
+        """Remove what was printed and shown: at once, or with ``wait`` when new output comes."""
         self._clears_next = wait
         if not wait:
             self._pieces.append(Cleared(self._run, self._rank))
@@ -98,11 +98,11 @@ class Capture:
 
 
 def _blocks(written: Iterable[str]) -> Iterator[tuple[str, bool]]:
-    """What was written as it is to be shown: the lines of one print, with True, and all else joined."""
+    """Pieces of text to show: the lines of one print, with True, and all other text joined."""
     joined = ""
     block = ""
     for text in written:
-        if block:  # print writes the end of its last line by itself
+        if block:  # print writes the last newline in a call of its own
             block += "\n" * (text == "\n")
             yield block, block.endswith("\n")
             block, text = "", "" if text == "\n" else text
@@ -117,13 +117,13 @@ def _blocks(written: Iterable[str]) -> Iterator[tuple[str, bool]]:
 
 
 def _is_block(text: str) -> bool:
-    """Whether it is several lines: no progress bar, which moves the cursor."""
+    """Whether the text has several lines, and is not a progress bar, which moves the cursor."""
     return "\n" in text[:-1] and "\r" not in text and "\x1b[" not in text
 
 
 def _not_replaced(pieces: list[Piece]) -> list[Piece]:
-    """Without the displays that a later piece updates or takes back: a plot that is drawn a hundred times a second
-    is seen five times. Text stays in the record.
+    """The pieces without displays that a later piece updates or removes: a plot that is drawn a hundred times a second
+    is shown five times. Text stays in the record.
     """
     kept: list[Piece] = []
     updated: set[str] = set()
@@ -144,7 +144,7 @@ def _show_traceback(_kind: Any, _error: Any, lines: list[str]) -> None:
 
 
 class _Publisher(DisplayPublisher):
-    """What ``display``, ``update_display`` and ``clear_output`` call."""
+    """The publisher that ``display``, ``update_display`` and ``clear_output`` call."""
 
     def __init__(self, capture: Capture) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -167,7 +167,7 @@ class _Publisher(DisplayPublisher):
 
 
 class _Writer(io.TextIOBase):
-    """A text stream for all runs of this engine: to the present one, and between runs to the engine's log."""
+    """A text stream for all runs of this engine: writes to the present run, and between runs to the engine's log."""
 
     encoding = "utf-8"
     errors = "replace"
@@ -183,8 +183,8 @@ class _Writer(io.TextIOBase):
     def write(self, text: str) -> int:
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
-        capture = _current  # once: another thread may be here when the run ends
-        # In a forked data loader worker the capture is a copy that goes nowhere.
+        capture = _current  # read once: the run may end while another thread writes
+        # In a forked data loader worker the capture is a copy that is never sent.
         if capture is None or os.getpid() != self._process:
             print(text, end="", file=self._log(), flush=True)
         else:
@@ -192,7 +192,7 @@ class _Writer(io.TextIOBase):
         return len(text)
 
     def fileno(self) -> int:
-        """The engine's log, where processes that the cell starts may write."""
+        """The engine's log, for processes that the cell starts."""
         return self._log().fileno()
 
     def close(self) -> None:
@@ -204,31 +204,31 @@ class _Writer(io.TextIOBase):
         return log
 
 
-# The same ones in all runs: a logging handler keeps the stream that it has found in the cell which made it.
+# The same streams in all runs: a logging handler keeps the stream of the cell that made it.
 _streams = _Writer("stdout"), _Writer("stderr")
 
 
 def redirect() -> None:
-    """Send everything written to sys.stdout and sys.stderr to the run of that time."""
+    """From now on, send text written to sys.stdout and sys.stderr to the present run."""
     sys.stdout, sys.stderr = _streams
 
 
-# Nothing here needs matplotlib. IPython brings the backend that draws for notebooks, loaded with a cell's first figure.
+# This does not import matplotlib. IPython has the backend that draws for notebooks; a cell's first figure loads it.
 _BACKEND = "matplotlib_inline.backend_inline"
 
 
 def prepare_figures() -> None:
-    """Choose the backend for notebooks, unless the user has chosen one. To be called before a cell is executed."""
+    """Choose the backend for notebooks, unless the user has chosen one. Call it before a cell is executed."""
     os.environ.setdefault("MPLBACKEND", f"module://{_BACKEND}")
 
 
 def show_figures() -> None:
-    """Show the figures that the cell has drawn and not shown, and close them, as a notebook does after a cell."""
+    """Show the figures that the cell has drawn but not shown, and close them, as a notebook does after a cell."""
     if _BACKEND in sys.modules:
         sys.modules[_BACKEND].flush_figures()
 
 
-# A widget's model lives in this engine, where no page asks for it.
+# A widget's model is in this engine, which has no connection to the page.
 _WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
@@ -239,9 +239,9 @@ _ADVICE = (
 
 
 def portable(data: dict[str, Any], metadata: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """``data`` and ``metadata`` with strings and JSON for values. What has no JSON becomes its ``str``.
+    """``data`` and ``metadata`` with strings and JSON as values. A value that is not JSON becomes its ``str``.
 
-    In place of a widget there is a line of text that says what to do.
+    A widget is replaced by a line of text that says what to do.
     """
     if _WIDGET in data:
         return {"text/plain": _ADVICE.format(str(data.get("text/plain", "a widget")).partition("(")[0])}, {}

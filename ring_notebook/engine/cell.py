@@ -18,10 +18,10 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from ring_notebook.frameworks import names_in
 
-# Of so many cells the source is kept for tracebacks through functions that they defined.
+# Number of cells whose source is kept, for tracebacks through functions that they defined.
 _KEPT = 100
 _files: deque[str] = deque()
-# Of all cells that use `await`: tasks that one cell has started continue in the next that waits.
+# One loop for all cells that use `await`: tasks that one cell has started continue in the next that waits.
 _loop: asyncio.AbstractEventLoop | None = None
 
 
@@ -29,7 +29,7 @@ class Cell:
     """A cell's source with IPython's own syntax (``!ls``, ``%timeit``) allowed.
 
     ``first_line`` is the number that the notebook shows beside the first line of ``source``.
-    Raises SyntaxError that points into the cell.
+    Raises SyntaxError, which points into the cell.
     """
 
     def __init__(self, shell: InteractiveShell, source: str, run: str, first_line: int = 1) -> None:
@@ -47,7 +47,7 @@ class Cell:
         self._quiet: bool = shell.displayhook.semicolon_at_end_of_expression(text)
 
     def names(self) -> set[str]:
-        """Every name that the cell uses or asks for help on, and every module it imports."""
+        """Every name that the cell uses or asks for help on, and every module that it imports."""
         return names_in(self.tree) | {name for text in _asked_for(self.tree) for name in text.split(".")[:1]}
 
     def execute(self) -> None:
@@ -72,16 +72,16 @@ class Cell:
         return _wait_for(value) if code.co_flags & inspect.CO_COROUTINE else value
 
     def current_line(self) -> int:
-        """The line of the cell that the main thread is at, 0 outside of the cell; from any thread."""
+        """The line of the cell that the main thread executes, 0 outside of the cell; any thread may call it."""
         return next(iter(self.current_lines()), 0)
 
     def current_statement(self) -> int:
-        """Which statement of the cell's top level the main thread executes, counted from 0; -1 outside of the cell."""
+        """The index of the cell's top-level statement that the main thread executes; -1 outside of the cell."""
         lines = self.current_lines()
         return bisect_right(self._statements, lines[-1]) - 1 if lines else -1
 
     def current_lines(self) -> list[int]:
-        """The lines of the cell at which the frames of the main thread are, the innermost first; from any thread."""
+        """The lines of the cell in the main thread's frames, the innermost first; any thread may call it."""
         lines = []
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         while frame is not None:
@@ -92,7 +92,7 @@ class Cell:
 
 
 def _asked_for(tree: ast.AST) -> Iterator[str]:
-    """What ``name?`` and ``name??`` ask for, which IPython turns into calls of a magic."""
+    """The names in ``name?`` and ``name??``, which IPython turns into calls of a magic."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "get_ipython().run_line_magic":
             magic, *words = (one.value for one in node.args if isinstance(one, ast.Constant))
@@ -107,7 +107,7 @@ def _begins(statement: ast.stmt) -> int:
 
 
 def _wait_for(coroutine: Any) -> Any:
-    """What a cell's coroutine returns. It has a loop of its own, because the engine's is running: it runs the cell."""
+    """The result of a cell's coroutine, in a loop of its own, because the engine's loop is busy running the cell."""
     global _loop
     if _loop is None:
         _loop = asyncio.new_event_loop()

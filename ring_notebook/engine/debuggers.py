@@ -1,7 +1,7 @@
-"""pdb on a rank: over a cell that runs (`breakpoint()`) and over the exception that ended the last one.
+"""pdb on a rank: in a running cell (`breakpoint()`) and after the exception that ended the last cell.
 
 The user types the commands in the notebook. While a cell is debugged the other ranks continue until they need this one,
-and wait for it then.
+and then wait for it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _CellPdb(Pdb):
         return _CELL.sub("Cell", super().format_stack_entry(frame_lineno, lprefix), count=1)
 
 
-# Stepping passes over these: a user's next line is meant to be one of the user's.
+# Stepping skips these, so that the next line is always one of the user's.
 _PASSED_OVER = ["ring_notebook", "ring_notebook.*", "IPython.*"]
 
 
@@ -57,7 +57,7 @@ def _set_trace(**_: Any) -> None:
 
 
 def stop() -> None:
-    """Stop to trace, if a debugger does: the cell has ended, and what follows is no code of the user."""
+    """Stop tracing, if a debugger traces: the cell has ended, and what follows is not the user's code."""
     if _traces():
         sys.settrace(None)
         release()
@@ -68,7 +68,7 @@ def _traces() -> bool:
 
 
 class _Terminal(io.StringIO):
-    """What pdb writes to and reads from: to read a line is to ask the user, after what was written since."""
+    """The stream of pdb: reading a line shows the text written since the last one, and asks the user."""
 
     prompt = ""
 
@@ -83,7 +83,7 @@ class _Terminal(io.StringIO):
 
 
 class _LiveDebugger(_CellPdb):
-    """pdb over a cell that runs."""
+    """pdb in a running cell."""
 
     def __init__(self) -> None:
         terminal = _Terminal()
@@ -93,7 +93,7 @@ class _LiveDebugger(_CellPdb):
 
     def set_trace(self, frame: FrameType | None = None, **more: Any) -> None:
         super().set_trace(frame, **more)
-        # What called the cell is not the user's: neither shown by `where` nor traced.
+        # The callers of the cell are not the user's code: neither shown by `where` nor traced.
         while frame is not None and not _begins_cell(frame):
             frame = frame.f_back
         if frame is not None:
@@ -105,7 +105,7 @@ class _LiveDebugger(_CellPdb):
         return super().stop_here(frame) and _in_cell(frame)
 
     def user_call(self, frame: FrameType, argument_list: None) -> None:
-        if _begins_cell(frame):  # the last expression of a cell is called by itself
+        if _begins_cell(frame):  # the last expression of a cell is a call of its own
             self.botframe = frame
         else:
             super().user_call(frame, argument_list)
@@ -115,7 +115,7 @@ class _LiveDebugger(_CellPdb):
             super().user_return(frame, return_value)
 
     def _cmdloop(self) -> None:
-        # pdb's own continues after an interrupt, which is to end the cell.
+        # pdb's own loop continues after an interrupt, but an interrupt must end the cell.
         self.cmdloop()
 
     def do_quit(self, arg: str) -> bool:
@@ -151,21 +151,21 @@ _debugger: _PostMortem | None = None
 
 
 def keep_frames(traceback: TracebackType | None) -> None:
-    """Keep the frames, and with them all that their variables hold, until `forget_frames`."""
+    """Keep the frames, with all objects in their variables, until `forget_frames`."""
     global _traceback
     _traceback = traceback
 
 
 def forget_frames() -> None:
-    """Let go of the frames: another cell begins."""
+    """Release the frames, when another cell begins."""
     global _traceback, _debugger
     _traceback = _debugger = None
 
 
 def answer(command: str) -> tuple[str, bool]:
-    """What pdb says to ``command``, and whether it takes another; the first one begins in the frame that raised.
+    """The output of pdb for ``command``, and whether it takes another; the first one begins in the frame that raised.
 
-    An empty command shows the frame. Raises LookupError where no cell has left an exception. Interruptible.
+    An empty command shows the frame. Raises LookupError where no cell has left an exception. Can be interrupted.
     """
     global _debugger
     if _traceback is None:
@@ -179,7 +179,7 @@ def answer(command: str) -> tuple[str, bool]:
 
 
 class _PostMortem(_CellPdb):
-    """pdb over the frames of an exception, whose commands arrive one by one."""
+    """pdb in the frames of an exception, with one call for each command."""
 
     def __init__(self, traceback: TracebackType) -> None:
         self._text = io.StringIO()
@@ -188,7 +188,7 @@ class _PostMortem(_CellPdb):
         self.setup(None, traceback)
 
     def answer(self, command: str) -> tuple[str, bool]:
-        """The text of one command, and whether pdb continues after it."""
+        """The output of one command, and whether pdb continues after it."""
         self._text.seek(0)
         self._text.truncate()
         ended = False
@@ -205,5 +205,5 @@ class _PostMortem(_CellPdb):
         if isinstance(error, KeyboardInterrupt):
             self._text.write("interrupted\n")
         elif error is not None:
-            ended = True  # pdb's own way to end: BdbQuit
+            ended = True  # pdb ends by BdbQuit
         return self._text.getvalue(), not ended

@@ -1,4 +1,4 @@
-"""What a rank asks its user, as `input()` and a debugger do; the notebook shows the question and sends the answer."""
+"""Questions of a rank to its user, from `input()` or a debugger. The notebook shows them and sends the answers."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _numbers = itertools.count(1)
 _answers: SimpleQueue[tuple[int, str | None, str]] = SimpleQueue()
 _process = os.getpid()
 _send: Callable[[Question], None] | None = None  # to the notebook, while a cell runs
-_said = Question(0)  # the last one that was sent
+_said = Question(0)  # the last question that was sent
 
 
 class Listening:
-    """While the block runs, questions of this rank reach the notebook by ``send``."""
+    """A context in which questions of this rank go to the notebook through ``send``."""
 
-    # No generator: contextlib sets attributes of the cell's exception, which may refuse that.
+    # Not a generator: contextlib sets attributes of the cell's exception, which may refuse that.
     def __init__(self, send: Callable[[Question], None]) -> None:
         self._own = send
 
@@ -41,7 +41,7 @@ class Listening:
     def __exit__(self, *_: object) -> None:
         global _send
         _send = None
-        hold(False)  # a kernel that has died since cannot say so
+        hold(False)  # the kernel may have died and cannot release the hold
 
 
 def _say(question: Question, send: Callable[[Question], None]) -> None:
@@ -51,10 +51,10 @@ def _say(question: Question, send: Callable[[Question], None]) -> None:
 
 
 def ask(prompt: str, *, text: str = "", kind: Literal["input", "password", "pdb"] = "input") -> str:
-    """The user's answer, one line without its end; ``text`` is shown before the prompt. An interrupt ends the wait.
+    """The user's answer, one line without its newline; ``text`` is shown before the prompt. An interrupt ends the wait.
 
-    Raises EOFError when the user ended the input, and io.UnsupportedOperation where nobody can answer: no cell runs,
-    the front end cannot ask, or the caller is another thread or a process that this rank has forked.
+    Raises EOFError when the user ended the input, and io.UnsupportedOperation where no answer is possible: no cell
+    runs, the front end cannot ask, or the caller is another thread or a process that this rank has forked.
     """
     send, number = _send, next(_numbers)
     if send is None or os.getpid() != _process or threading.current_thread() is not threading.main_thread():
@@ -62,10 +62,10 @@ def ask(prompt: str, *, text: str = "", kind: Literal["input", "password", "pdb"
     _say(Question(number, printable(prompt), printable(text, _MOST_TEXT), kind, held=True), send)
     try:
         answered, line, trouble = 0, None, ""
-        while answered != number:  # another one answers a question that an interrupt has ended
+        while answered != number:  # a late answer to an interrupted question may come first
             answered, line, trouble = _answers.get()
     finally:
-        # A command of pdb is carried out now, and another question follows or `release`.
+        # pdb now executes the command; then another question follows, or `release`.
         _say(Question(number, held=kind == "pdb"), send)
     if trouble:
         raise io.UnsupportedOperation(f"{_who()}: {prompt!r} has no answer: {trouble}")
@@ -75,23 +75,23 @@ def ask(prompt: str, *, text: str = "", kind: Literal["input", "password", "pdb"
 
 
 def release() -> None:
-    """Let the run's time limits count again: this rank is no longer debugged."""
+    """Start the run's time limits again: this rank is no longer debugged."""
     if _send is not None:
         _say(Question(next(_numbers)), _send)
 
 
 def state() -> str:
-    """What this rank has asked last, or that it asks nothing: for a kernel that has attached since."""
+    """The last question of this rank, or an empty one, for a kernel that has attached since."""
     return _said.encode()
 
 
 def hold(held: bool) -> None:
-    """Let no time limit of a collective count on this rank while the user of another one debugs it."""
+    """Stop the time limits of collectives on this rank while another rank is debugged; ``held=False`` starts them."""
     core.hold_deadlines(held)
 
 
 def answer(number: int, line: str | None, trouble: str) -> None:
-    """Answer question ``number``: None ends the input, and ``trouble`` says why nobody can answer."""
+    """Answer question ``number``. None ends the input; ``trouble`` says why no answer is possible."""
     _answers.put((number, line, trouble))
 
 

@@ -12,10 +12,10 @@ from ipyparallel.engine.app import IPEngine
 
 
 class Engine(IPEngine):  # type: ignore[misc]
-    """An engine whose start imports nothing from the current folder, and whose cells do, after Python's own modules.
+    """An engine that imports nothing from the current folder while it starts; its cells do, after Python's own modules.
 
-    ipyparallel puts the current folder first. Then a user's ``random.py`` takes the place of Python's, and the sources
-    of this package in a clone that of the one that is installed.
+    ipyparallel puts the current folder first. Then a user's ``random.py`` would replace Python's, and in a clone the
+    sources of this package the installed one.
     """
 
     def init_engine(self) -> None:
@@ -24,13 +24,13 @@ class Engine(IPEngine):  # type: ignore[misc]
         _put_current_folder(sys.path)
 
     def start_nanny(self, control_url: str) -> Any:
-        """Start the process that relays signals where a host is not the controller's."""
+        """Start the process that relays signals on a host other than the controller's."""
         with _safe_path():
             return super().start_nanny(control_url)
 
 
 def _put_current_folder(path: list[str]) -> None:
-    """Put it where IPython's kernel does: before the first folder of installed packages."""
+    """Insert the current folder where IPython's kernel does: before the first folder of installed packages."""
     path[:] = filter(None, path)
     packages = (at for at, folder in enumerate(path) if os.path.basename(folder) in ("site-packages", "dist-packages"))
     path.insert(next(packages, len(path)), "")
@@ -38,7 +38,7 @@ def _put_current_folder(path: list[str]) -> None:
 
 @contextmanager
 def _safe_path() -> Iterator[None]:
-    """Within, a Python that is started does not import from the current folder (3.11 and newer)."""
+    """A context in which Python processes that start do not import from the current folder (3.11 and newer)."""
     name = "PYTHONSAFEPATH"
     before = os.environ.get(name)
     os.environ[name] = "1"

@@ -12,16 +12,15 @@ from ring_notebook.error_text import MOST, error_text, printable
 from ring_notebook.errors import RingError
 from ring_notebook.records import Failure
 
-# An exception may drag a whole tensor along; the message and the frames travel anyway.
+# An exception may refer to a whole tensor. The message and the frames are sent in any case.
 _PICKLE_LIMIT = 1 << 20
 _PACKAGE = str(Path(__file__).parents[1])
 
 
 def describe(error: BaseException, run: str, rank: int, cell: str, aborted: bool) -> Failure:
-    """``error`` as the kernel needs it: its frames from the cell (compiled as the file ``cell``) inwards.
+    """``error`` as a record for the kernel: its frames from the cell (compiled as the file ``cell``) inwards.
 
-    ``aborted``: it is what became here of another rank's end.
-    Texts are shortened, and never those of a class that raises when it is asked for them.
+    ``aborted``: another rank failed first. Texts are shortened; a class that raises in ``__str__`` does no harm.
     """
     tb = from_cell(error, cell)
     kind: type[BaseException] = type(error)
@@ -49,16 +48,16 @@ def describe(error: BaseException, run: str, rank: int, cell: str, aborted: bool
 def _formatted(error: BaseException, tb: TracebackType | None) -> str:
     try:
         about = traceback.TracebackException(type(error), error, tb, compact=True)
-        if isinstance(error, RingError):  # it says by itself what is wrong; of our own code the user learns nothing
+        if isinstance(error, RingError):  # its message suffices; frames of our own code do not help the user
             about.stack[:] = [frame for frame in about.stack if not frame.filename.startswith(_PACKAGE)]
         return "".join(about.format())
-    except BaseException:  # of the exception itself, its notes or its cause
+    except BaseException:  # raised by the exception itself, its notes or its cause
         frames = "".join(traceback.format_tb(tb))
         return f"Traceback (most recent call last):\n{frames}{type(error).__name__}: {error_text(error)}\n"
 
 
 def from_cell(error: BaseException, cell: str) -> TracebackType | None:
-    """The traceback from the cell inwards. When it does not begin in the cell, none for what explains itself."""
+    """The traceback from the cell inwards. If it has no frame in the cell: None for errors that need none, else all."""
     walk = error.__traceback__
     while walk is not None:
         if walk.tb_frame.f_code.co_filename == cell:

@@ -1,4 +1,4 @@
-"""SIGINT during a run: it ends the cell, and never the report of how the cell ended."""
+"""SIGINT during a run: it ends the cell, but never the report of how the cell ended."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from time import clock_gettime, monotonic, pthread_getcpuclockid
 from types import FrameType, TracebackType
 
 _BETWEEN_LOOKS = 0.5  # seconds
-_WAITING = 0.001  # seconds of processor time between two looks, below which a thread waits and does not compute
-_PROBE = signal.SIGURG  # which nobody sends: it wakes the main thread, and the handler says that it has looked
-# In a process that the cell forks: what signals it would else be told to the watcher of this one.
+_WAITING = 0.001  # seconds of processor time between two checks; a thread that uses less is waiting
+_PROBE = signal.SIGURG  # otherwise unused: wakes the main thread, whose handler notes that it handles signals
+# A process that the cell forks would otherwise report its signals to this one's watcher.
 os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
 
 
 class Interruptible:
-    """While the block runs, SIGINT raises KeyboardInterrupt in what `call` calls and nowhere else.
+    """A context in which SIGINT raises KeyboardInterrupt in the function that `call` calls, and nowhere else.
 
     A signal before the call is raised in it; a signal after it is ignored. Python handles a signal when its main thread
-    is back in the interpreter. C++ that waits there without looking at signals keeps it; `unheard` tells of that, and
-    what the call raises then counts as the interrupt. A system call that began just after Python had looked for
+    is back in the interpreter. C++ code that waits without checking signals delays that; `unheard` reports it, and an
+    exception of the call then counts as the interrupt. A system call that began just after Python had checked for
     signals, such as that of a long sleep, is interrupted again.
     """
 
@@ -34,14 +34,14 @@ class Interruptible:
         self._raised = False
         self._dropped = False
         self._cut_off = False
-        self._looked = False  # the main thread has, at signals
+        self._looked = False  # the main thread has handled signals
         self._ended = Event()
         self._thread = get_ident()
         self._process = os.getpid()
         self.unheard: float | None = None
-        """How many seconds the main thread has waited in code that does not look at signals, since an interrupt.
+        """Seconds since an interrupt for which the main thread has waited in code that does not check signals.
 
-        None before the first one; 0.0 while the thread looks at signals, or computes.
+        None before the first interrupt; 0.0 while the thread checks signals, or computes.
         """
 
     def __enter__(self) -> Interruptible:
@@ -64,17 +64,17 @@ class Interruptible:
             signal.signal(number, handler)
 
     def _watch(self, come: socket.socket) -> None:
-        """Look at each signal when it arrives, whatever the main thread does."""
+        """Note each signal when it arrives, whatever the main thread does."""
         with come:
             while numbers := come.recv(64):
-                if self._descriptor_before >= 0:  # an event loop's, which runs no loop now
+                if self._descriptor_before >= 0:  # of an event loop, which does not run now
                     with suppress(OSError):
                         os.write(self._descriptor_before, numbers)
                 if signal.SIGINT in numbers and self._armed:
                     self._follow()
 
     def _follow(self) -> None:
-        """Until the call has ended, see whether the main thread looks at signals."""
+        """Until the call has ended, check whether the main thread handles signals."""
         clock = pthread_getcpuclockid(self._thread)
         looked, used = monotonic(), clock_gettime(clock)
         while self._armed:
@@ -89,7 +89,7 @@ class Interruptible:
             self.unheard = now - looked
 
     def call(self, body: Callable[[], None]) -> BaseException | None:
-        """Call ``body`` and return what it raised."""
+        """Call ``body`` and return its exception, or None."""
         try:
             try:
                 self._ended.clear()
@@ -100,7 +100,7 @@ class Interruptible:
             finally:
                 self._armed = False
         except BaseException as error:
-            # Again: another signal may have arrived just before the line above.
+            # Once more: another signal may have arrived just before the line above.
             self._armed = False
             if not isinstance(error, KeyboardInterrupt) and (self._cut_off or self._is_told_in(error)):
                 return KeyboardInterrupt().with_traceback(error.__traceback__)
@@ -110,7 +110,7 @@ class Interruptible:
         return None
 
     def _is_told_in(self, error: BaseException) -> bool:
-        """Whether C++ has met the KeyboardInterrupt, and raised an error of its own with its words."""
+        """Whether C++ code has turned the KeyboardInterrupt into an error of its own, which contains its text."""
         return self._raised and isinstance(error, RuntimeError) and KeyboardInterrupt.__name__ in str(error)
 
     def _on_signal(self, _signum: int, _frame: FrameType | None) -> None:
@@ -124,7 +124,7 @@ class Interruptible:
         self._looked = True
 
     def _on_unraisable(self, dropped: sys.UnraisableHookArgs) -> None:
-        """Interrupt again where Python drops what is raised, such as around a fork and in ``__del__``."""
+        """Interrupt again where Python drops exceptions, such as around a fork and in ``__del__``."""
         ours = self._armed and get_ident() == self._thread and os.getpid() == self._process
         if not ours or not isinstance(dropped.exc_value, KeyboardInterrupt):
             self._unraisable_before(dropped)

@@ -1,4 +1,4 @@
-"""What a rank measures of itself while a cell runs: calls in loops, its machine, and where its time goes."""
+"""Measurements of a rank while a cell runs: collectives in loops, the load of its machine, and its time."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ring_notebook.core import metrics, other_waits, world
 from ring_notebook.core.native import core
 from ring_notebook.gpus import gpus
 
-MOST = 32  # steps of a loop that are noted
+MOST = 32  # steps of a loop that are recorded
 SHORTEST = 0.5  # seconds over which a rate is measured
 
 
 class _Loop:
-    """One pass over a tracked loop: ``marks`` are the calls before some of its steps, the same ones on all ranks."""
+    """One pass over a tracked loop. ``marks``: the number of calls before some of its steps, the same on all ranks."""
 
     def __init__(self, name: str, line: int, calls: Callable[[], int]) -> None:
         self.name = name
@@ -29,23 +29,21 @@ class _Loop:
         self._every = 1
 
     def begin_step(self, step: int) -> None:
-        """Step ``step``, counted from 0, begins."""
+        """Note that step ``step``, counted from 0, begins."""
         if step % self._every:
             return
         marks = {**self.marks, step: self._calls()}
         if len(marks) > MOST:
             self._every *= 2
             marks = {at: calls for at, calls in marks.items() if at % self._every == 0}
-        self.marks = marks  # at once: another thread reads it
+        self.marks = marks  # in one assignment: another thread reads it
 
 
 class LoopCalls:
-    """How many collectives this rank had called when steps of a run's loops began, for a comparison of the ranks.
+    """The number of collectives that this rank had called when steps of a run's loops began, to compare the ranks.
 
-    ``calls`` says how many it has called in the run.
-
-    ``lines`` are those of the cell that the main thread is at, the innermost first: ranks in the same pass over the
-    same loop name it alike.
+    ``calls`` returns the number in the run so far. ``lines`` returns the lines of the cell that the main thread
+    executes, the innermost first: ranks in the same pass over the same loop give it the same name.
     """
 
     def __init__(self, calls: Callable[[], int], lines: Callable[[], Sequence[int]]) -> None:
@@ -53,12 +51,12 @@ class LoopCalls:
         self._lines = lines
         self._passes: Counter[str] = Counter()
         self._newest: _Loop | None = None
-        self.number = 0  # of the pass, from 1; 0 outside of loops, and where steps are counted over all passes
+        self.number = 0  # of the pass, from 1; 0 outside of loops, and where steps count over all passes
 
     def begin(self, place: str, whole: bool = False) -> Callable[[int], None]:
-        """A pass over the loop at ``place`` in its file begins; what this returns is called before each step.
+        """Begin a pass over the loop at ``place`` in its file. Returns a function to call before each step.
 
-        ``whole``: its steps are counted over all passes.
+        ``whole``: steps count over all passes.
         """
         lines = self._lines()
         name = f"{place} {' '.join(map(str, lines))}"
@@ -76,14 +74,14 @@ class LoopCalls:
 
 
 class Machine:
-    """What this rank's process and machine are doing since the last reading, by psutil and NVML.
+    """The load of this rank's process and machine since the last reading, from psutil and NVML.
 
-    ``gpu`` is the rank's own, as CUDA_VISIBLE_DEVICES names it.
+    ``gpu`` is the rank's own GPU, as named in CUDA_VISIBLE_DEVICES.
     """
 
     def __init__(self, gpu: str | None = None) -> None:
         self.threads = 0
-        """How many the rank computes with; 0 where that is not known."""
+        """Number of threads that the rank computes with; 0 if unknown."""
         self._process = psutil.Process()
         self._gpu = _device(gpu if gpu is not None else next(iter(gpus()), ""))
         self._process.cpu_percent(None)  # the first reading only starts the clock
@@ -91,7 +89,7 @@ class Machine:
         self._disk, self._network = self._disk_bytes(), _network_bytes()
 
     def read(self) -> dict[str, float]:
-        """What `records.Load` describes; a reading that the system refuses is left out, and a rate of too short a time.
+        """The values of `records.Load`, without readings that the system refuses and rates over too short a time.
 
         The system counts processor time in hundredths of a second: a rank that computed for one of three milliseconds
         would have used 330 % of a core.
@@ -107,7 +105,7 @@ class Machine:
         return {**values, **_gpu_values(self._gpu)}
 
     def _rates(self) -> dict[str, float]:
-        """What is counted per second, since the last time."""
+        """The values per second, since the last call."""
         now = monotonic()
         seconds, self._before = now - self._before, now
         disk, self._disk = self._disk, self._disk_bytes()
@@ -118,7 +116,7 @@ class Machine:
         return values
 
     def _disk_bytes(self) -> float:
-        """Bytes that this process has read from disks and written to them; -1 where the system does not say."""
+        """Bytes that this process has read from and written to disks; -1 if unknown."""
         with suppress(psutil.Error, AttributeError, OSError):
             io = self._process.io_counters()
             return float(io.read_bytes + io.write_bytes)
@@ -126,13 +124,13 @@ class Machine:
 
 
 def _network_bytes() -> float:
-    """Bytes that have crossed the interfaces of this host, the loopback left out."""
+    """Bytes sent and received on the interfaces of this host, except the loopback."""
     counters = psutil.net_io_counters(pernic=True)
     return float(sum(one.bytes_sent + one.bytes_recv for name, one in counters.items() if name != "lo"))
 
 
 def _device(name: str) -> Any:
-    """The NVML handle of a GPU by its index or UUID; None where there is none, or no driver."""
+    """The NVML handle of a GPU by its index or UUID; None without that GPU, or without a driver."""
     if not name:
         return None
     import pynvml
@@ -160,7 +158,7 @@ def _gpu_values(device: Any) -> dict[str, float]:
 
 
 class TimeSpent:
-    """Where the seconds of a run go, counted from its first row on, so that imports and set-up blur no share."""
+    """How the time of a run is spent, counted from its first row, so that set-up does not distort the shares."""
 
     def __init__(self) -> None:
         self._begun: float | None = None
@@ -168,20 +166,18 @@ class TimeSpent:
         self._ended: dict[str, float] | None = None
 
     def begin_training(self) -> None:
-        """The rank logs its first row: what came before counts no more."""
+        """The rank logs its first row: earlier time no longer counts."""
         self._before, self._begun = _counters(), monotonic()
 
     def end(self) -> None:
-        """The cell has ended: what comes now counts no more."""
+        """The cell has ended: later time does not count."""
         self._ended = self.now()
 
     def now(self) -> dict[str, float]:
-        """Seconds in collectives and messages, the part of them before other ranks had come, and waiting for data.
+        """Seconds in collectives and messages, the part of them spent waiting for other ranks, and waiting for data.
 
-        ``bubble`` is what of that part were messages.
-
-        ``training`` is the time that these are part of; without a row it is left out, and they count from the
-        beginning of the cell.
+        ``bubble`` is the wait for messages in that part. ``training`` is the whole time; without a row it is left out,
+        and the others count from the beginning of the cell.
         """
         if self._ended is not None:
             return self._ended

@@ -1,7 +1,7 @@
-"""MPI in the cells of a cluster whose ranks may die: all of it works until one has, and then a call raises, not hangs.
+"""MPI in the cells of a cluster whose ranks may die: until then MPI works, after that calls raise and do not hang.
 
-MPICH (5.0) does not notice that a process has died when nothing ends the others. A barrier or a receive then spins for
-ever, out of reach of any interrupt; revoke is not implemented, and shrink spins too. A process that is started later
+MPICH (5.0) does not notice that a process has died unless the others are ended too. A barrier or a receive then spins
+for ever and cannot be interrupted; revoke is not implemented, and shrink spins too. A process that is started later
 cannot join the communicators of the others.
 """
 
@@ -32,11 +32,11 @@ _ADVICE = (
 
 
 def begin() -> None:
-    """Start MPI together with all other engines; where this one takes the place of a dead one, withdraw it."""
+    """Start MPI together with all other engines; withdraw it in an engine that replaces a dead one."""
     if os.environ.get(STARTED_AGAIN):
         withdraw(f"this rank was started again after a death, and MPI cannot take it in: {_ADVICE}")
         return
-    if find_spec("mpi4py") is None:  # then no cell can use it
+    if find_spec("mpi4py") is None:  # then no cell can use MPI
         return
     from mpi4py import MPI
 
@@ -58,10 +58,10 @@ def withdraw_unless_whole() -> None:
 
 
 def withdraw(why: str) -> None:
-    """Have every use of MPI in this process raise MPIMissingError with ``why``.
+    """Make every use of MPI in this process raise MPIMissingError with ``why``.
 
-    A variable that holds MPI.COMM_WORLD or the module is replaced. In objects that hold them deeper, COMM_WORLD becomes
-    the null communicator, for which mpi4py raises. Communicators that a program has made itself and keeps there stay.
+    Replaces variables that refer to MPI.COMM_WORLD or the module. Inside other objects COMM_WORLD becomes the null
+    communicator, for which mpi4py raises. Communicators there that the program has made itself are not changed.
     """
     module = sys.modules.pop(_MODULE, None)
     sys.meta_path.insert(0, _Refusal(why))
@@ -80,7 +80,7 @@ def _is_of(module: ModuleType, value: object) -> bool:
 
 
 class _Withdrawn:
-    """Stands for MPI, or for a communicator."""
+    """Replaces MPI, or a communicator; every attribute raises."""
 
     def __init__(self, why: str) -> None:
         object.__setattr__(self, "_why", why)

@@ -1,4 +1,4 @@
-"""The variables of a rank's cells: set, read, described, and ``ring`` provided."""
+"""The variables of a rank's cells: sets, reads and describes them, and provides ``ring``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NOTHING = object()
 
 
 def provide_ring(names: set[str]) -> None:
-    """Make ``ring`` the face of the framework that a cell with these names uses, where the user has not bound it.
+    """Bind ``ring`` to the face of the framework that a cell with these names uses, unless the user has bound it.
 
     A cell that names no framework keeps the ``ring`` of the cell before it.
     """
@@ -40,7 +40,7 @@ def provide_ring(names: set[str]) -> None:
 
 
 def prepare_calls(tree: ast.AST) -> None:
-    """Do what frameworks ask for before a cell that names one of their functions."""
+    """Make the calls that frameworks need before a cell that names one of their functions."""
     named = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     named |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     for framework in frameworks():
@@ -50,7 +50,7 @@ def prepare_calls(tree: ast.AST) -> None:
 
 
 def count_waits() -> None:
-    """Have what this rank waits for in the C++ of frameworks count."""
+    """Let frameworks count the waits of this rank in their C++ code."""
     for framework in frameworks():
         if framework.count_waits and framework.face in sys.modules:
             setup.wait_for_preload()
@@ -58,7 +58,7 @@ def count_waits() -> None:
 
 
 def modes() -> list[Callable[[], list[str]]]:
-    """Have frameworks remember their modes: functions that put back what has changed since, and return its names."""
+    """Let frameworks remember their modes. Returns functions that restore changed modes and return their names."""
     loaded = [known for known in frameworks() if known.modes and known.face in sys.modules]
     if loaded:
         setup.wait_for_preload()
@@ -66,7 +66,7 @@ def modes() -> list[Callable[[], list[str]]]:
 
 
 def tells_of_lost_rank(error: BaseException) -> bool:
-    """Whether ``error`` is what the C++ of a framework raises when another rank has gone."""
+    """Whether a framework's C++ code raised ``error`` because another rank has gone."""
     return any(
         framework.lost_rank and framework.face in sys.modules and _call(framework.lost_rank, error)
         for framework in frameworks()
@@ -74,7 +74,7 @@ def tells_of_lost_rank(error: BaseException) -> bool:
 
 
 def threads() -> int:
-    """How many threads this rank computes with, as its framework or its environment says; 0: unknown."""
+    """The number of threads that this rank computes with, from its framework or its environment; 0 if unknown."""
     for framework in frameworks():
         if framework.threads and framework.face in sys.modules:
             setup.wait_for_preload()
@@ -111,13 +111,13 @@ def get(name: str) -> bytes:
     except Exception as error:
         kind = type(namespace[name]).__name__
         raise TypeError(
-            f"{name!r} ({kind}) cannot be pickled: {error}; pull what it is made of, such as its state_dict()"
+            f"{name!r} ({kind}) cannot be pickled: {error}; pull its parts, such as its state_dict()"
         ) from None
     return data
 
 
 def describe(name: str = "") -> dict[str, str]:
-    """Type, shape, dtype and device of a variable, or of all that cells have made; missing ones left out."""
+    """Type, shape, dtype and device of a variable, or of all variables of cells; a missing one is left out."""
     namespace = _namespace()
     return {
         key: _kind(namespace[key])
@@ -127,9 +127,9 @@ def describe(name: str = "") -> dict[str, str]:
 
 
 def names(path: str = "") -> list[str]:
-    """What cells have made or imported; with ``path`` what may follow it and a dot. Empty where there is none.
+    """Names that cells have made or imported; with ``path``, its attributes. Empty where there are none.
 
-    Of a path only modules and classes are walked: to look at what other objects have may run code.
+    Only modules and classes are searched, because reading attributes of other objects may run code.
     """
     namespace = _namespace()
     if not path:
@@ -143,16 +143,16 @@ def names(path: str = "") -> list[str]:
 
 
 def help_on(path: str) -> str:
-    """Signature and documentation of a name, such as ``ring.allreduce``; empty where there is none.
+    """Signature and documentation of a name, such as ``ring.allreduce``; empty where there are none.
 
-    What follows modules and classes is found; to look at what other objects have may run code.
+    Only attributes of modules and classes are found, because reading those of other objects may run code.
     """
     value = _found(path)
     if value is _NOTHING:
         return ""
     lines = []
     if callable(value):
-        with suppress(TypeError, ValueError):  # of code without a signature
+        with suppress(TypeError, ValueError):  # it has no signature
             lines.append(f"Signature: {path}{inspect.signature(value)}")
     if isinstance(value, ModuleType | type) or callable(value):
         lines.append(f"Docstring:\n{inspect.getdoc(value) or '<no docstring>'}")
@@ -162,11 +162,11 @@ def help_on(path: str) -> str:
 
 
 def _found(path: str) -> Any:
-    """The value of a name, or of one after modules and classes; _NOTHING where there is none."""
+    """The value of a name, or of an attribute of modules and classes; _NOTHING where there is none."""
     namespace = _namespace()
     first, *rest = path.split(".")
     value: Any = namespace.get(first, _NOTHING)
-    if first == "ring" and first not in namespace:  # the first cell that uses it gets it
+    if first == "ring" and first not in namespace:  # the first cell that uses it will bind it
         setup.wait_for_preload()
         value = import_module(default().face)
     for name in rest:
@@ -177,7 +177,7 @@ def _found(path: str) -> Any:
 
 
 def _kind(value: Any) -> str:
-    """Type, shape, dtype and device of a value, its text when it is short; of a class its name."""
+    """Type, shape, dtype and device of a value, and its text when it is short; the name of a class."""
     if isinstance(value, type):
         return f"class {value.__name__}"
     kind = type(value).__name__

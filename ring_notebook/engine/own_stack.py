@@ -1,4 +1,4 @@
-"""Where this rank is, in Python and in native code: written when SIGUSR1 comes, told when the kernel asks."""
+"""The stack of this rank, in Python and in native code: written on SIGUSR1, and sent when the kernel asks."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _file = 2
 
 
 def register(log: bool) -> None:
-    """Write the calls of the main thread when SIGUSR1 comes: to standard error where that is a log, else to a file.
+    """Write the stack of the main thread on SIGUSR1: to standard error where that is a log, else to a file.
 
-    The main thread alone: to walk the frames of threads that run may crash the process.
+    Only the main thread's: walking the frames of running threads may crash the process.
     """
     global _file
     if not log:
@@ -32,9 +32,9 @@ def register(log: bool) -> None:
 
 
 def tell() -> str:
-    """What is written now, for a kernel that sees no log of this rank. Called beside the cell that runs.
+    """The stack now, for a kernel that cannot read this rank's log. Called while the cell runs.
 
-    Where nothing is, because the cell has a handler of its own for SIGUSR1 or the disk is full, Python's calls alone.
+    Only the Python stack where SIGUSR1 writes nothing: the cell has a handler of its own, or the disk is full.
     """
     before = os.fstat(_file).st_size
     os.kill(os.getpid(), signal.SIGUSR1)
@@ -47,7 +47,7 @@ def tell() -> str:
 
 
 def _python_stack() -> str:
-    """The calls of the main thread, in the words of what is written else."""
+    """The Python stack of the main thread, in the same format."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     lines = ["Stack (most recent call first):"]
     while frame is not None:

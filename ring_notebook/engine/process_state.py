@@ -1,7 +1,7 @@
-"""What a cell may leave behind or use up: changed state and processes after a bad end, descriptors and memory.
+"""Restores what a failed cell may leave changed, ends its processes, and reserves descriptors and memory.
 
-An interrupt may come between the line that changes such a state and the one that would have put it back, in a library
-as in a cell. What the user's own objects hold is left as it is.
+An interrupt may come between the line that changes a state and the line that restores it, in a library or a cell. The
+user's own objects are not changed.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import Any, cast
 
 from ring_notebook.engine import namespace
 
-# Libraries set this one once, and rely on it in later cells: loaders of batches learn of dead workers by it.
+# Libraries set this one once and rely on it in later cells: data loaders notice dead workers with it.
 _OF_LIBRARIES = {signal.SIGCHLD}
 
 
 class ProcessState:
-    """The state when this object is made, in the thread that makes it."""
+    """The state of the process and this thread when the object is made."""
 
     def __init__(self) -> None:
         self._tracing = sys.gettrace(), sys.getprofile()
@@ -35,7 +35,7 @@ class ProcessState:
         self._modes = namespace.modes()
 
     def put_back(self) -> list[str]:
-        """Put back what has changed; returns what that is, in words."""
+        """Restore what has changed; returns descriptions of it."""
         return [
             *filter(None, [self._put_back_tracing(), self._put_back_handlers(), self._put_back_warnings()]),
             *filter(None, [self._put_back_folder()]),
@@ -50,26 +50,26 @@ class ProcessState:
         return "the trace function"
 
     def _put_back_handlers(self) -> str:
-        """Handlers that Python has not set, such as ours for stacks, cannot be set by it again."""
+        """Restore handlers that Python has set; it cannot restore others, such as ours for stacks."""
         changed = [
             number
             for number, handler in self._handlers.items()
             if handler is not None and signal.getsignal(number) is not handler
         ]
         for number in changed:
-            if number == signal.SIGALRM:  # it would end the engine where that is what it did before
+            if number == signal.SIGALRM:  # a pending alarm could end the engine under the restored handler
                 signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(number, self._handlers[number])
         return f"handlers of {', '.join(signal.Signals(number).name for number in changed)}" if changed else ""
 
     def _put_back_warnings(self) -> str:
-        """Filters that were added and name a message or a module stay: libraries add such ones when imported."""
+        """Restore the filters, but keep new ones that name a message or a module: libraries add those when imported."""
         filters, before, show = self._warnings
         now = list(warnings.filters)
         wanted = [*(one for one in now if one not in before and (one[1] or one[3])), *before]
         if warnings.filters is filters and set(now) == set(wanted) and warnings.showwarning is show:
             return ""
-        warnings.resetwarnings()  # tells Python that they change
+        warnings.resetwarnings()  # tells Python that the filters change
         warnings.filters, warnings.showwarning = filters, show
         cast("list[Any]", filters)[:] = wanted
         return "the warnings filters"
@@ -85,7 +85,7 @@ class ProcessState:
 
 
 def _folder() -> str:
-    """The current folder; empty where it is gone."""
+    """The current folder; empty if it was removed."""
     try:
         return os.getcwd()
     except OSError:
@@ -96,14 +96,14 @@ _SECONDS_TO_TERMINATE = 0.5
 
 
 def end_children(kept: Iterable[BaseProcess]) -> None:
-    """End all multiprocessing children but ``kept``: a data loader would wait 5 s for a worker that is busy.
+    """End all multiprocessing children except ``kept``: a data loader would wait 5 s for a busy worker.
 
-    Returns when they are gone.
+    Returns when they have ended.
     """
     left = [child for child in multiprocessing.active_children() if child not in set(kept)]
     if not left:
         return
-    # A data loader's handler would raise here that its worker was killed.
+    # A data loader's handler would raise here because its worker was killed.
     before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         for child in left:
@@ -118,20 +118,20 @@ def end_children(kept: Iterable[BaseProcess]) -> None:
 
 
 _DESCRIPTORS = 16  # libzmq ends its process when it cannot open a socket
-_BYTES = 32 << 20  # of an address space that may be limited: a thread takes 8 MiB. Nobody writes there
+_BYTES = 32 << 20  # of address space, which may be limited: a thread takes 8 MiB. Never written to
 
 
 class HeldBack:
-    """What an engine needs to record how a cell ended that has used up all descriptors or memory.
+    """A context that reserves descriptors and address space, which a cell then cannot use up.
 
-    While the block runs it cannot have these; afterwards they are free.
+    After the block they are free, so that the engine can record how the cell ended.
     """
 
-    # No generator: contextlib sets an attribute of the exception that leaves the block, which a user's may refuse.
+    # Not a generator: contextlib sets an attribute of the exception that leaves the block, which may refuse that.
     def __enter__(self) -> None:
         self._descriptors: list[int] = []
         self._memory: list[mmap.mmap] = []
-        with suppress(OSError, MemoryError):  # earlier cells may hold all that is left
+        with suppress(OSError, MemoryError):  # earlier cells may have used up the rest
             self._memory.append(mmap.mmap(-1, _BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ))
             while len(self._descriptors) < _DESCRIPTORS:
                 self._descriptors.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
@@ -140,5 +140,5 @@ class HeldBack:
         for one in self._memory:
             one.close()
         for descriptor in self._descriptors:
-            with suppress(OSError):  # the cell has closed what is not its own
+            with suppress(OSError):  # the cell has closed a descriptor that is not its own
                 os.close(descriptor)

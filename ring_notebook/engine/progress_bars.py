@@ -1,7 +1,7 @@
 """Progress bars of tqdm and rich on a rank: drawn as text, which the panel shows as it changes.
 
-`tqdm.auto`, which Hugging Face's libraries use, takes the widgets of `tqdm.notebook` in every ipykernel process,
-engines included. In what looks like a notebook rich draws into a widget, and clears the output of the cell.
+`tqdm.auto`, which Hugging Face's libraries use, chooses the widgets of `tqdm.notebook` in every ipykernel process,
+engines included. In an ipykernel process rich draws into a widget, and clears the output of the cell.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _TextBars(MetaPathFinder, Loader):
             tqdm_notebook=std.tqdm,
             trange=std.trange,
             tnrange=std.trange,
-            # What tqdm.autonotebook looks for; it takes this module where the name is not None.
+            # tqdm.autonotebook checks this name, and uses this module where it is not None.
             IProgress=std.tqdm,
             WARN_NOIPYW="",
         )
@@ -67,7 +67,7 @@ class _RichOnATerminal(MetaPathFinder, Loader):
 
 
 def _on_a_terminal(initialize: Any, console: Any) -> Any:
-    """The ``__init__`` of a Live that uses a ``console`` like a terminal in place of one like a notebook."""
+    """An ``__init__`` of Live that replaces a notebook console by a terminal console."""
 
     @wraps(initialize)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -79,7 +79,7 @@ def _on_a_terminal(initialize: Any, console: Any) -> Any:
 
 
 def install() -> None:
-    """Change both in this process, once; they are imported when a cell does."""
+    """Change both libraries in this process, once; they are imported when a cell imports them."""
     for kind in (_TextBars, _RichOnATerminal):
         if not any(isinstance(finder, kind) for finder in sys.meta_path):
             sys.meta_path.insert(0, kind())

@@ -1,4 +1,4 @@
-"""What becomes of the records of a rank: kept in its journal, and shipped to the kernel."""
+"""Keeps the records of a rank in its journal, and sends them to the kernel, at most four messages a second."""
 
 from __future__ import annotations
 
@@ -14,29 +14,28 @@ from ring_notebook.files.private_files import make_private_folder
 from ring_notebook.records import Record, messages, stamped
 
 PERIOD = 0.25
-"""Seconds between two messages of a rank, where it prints that often."""
+"""Seconds between two messages of a rank that prints often."""
 
 ROWS_EVERY = 2
-"""Rows alone wait so many periods: each message costs the rank, the controller and the kernel half a millisecond or
-more of processor time, and where they share their cores with the training every step pays for it."""
+"""Periods between two messages with only rows: each message costs the rank, the controller and the kernel half a
+millisecond or more of processor time, which slows the training where they share its cores."""
 
 STATUS_EVERY = 4
 """Periods between two statuses of a rank."""
 
-_SOON = 4  # periods from the start in which everything is sent at once
+_SOON = 4  # periods after the start in which everything is sent at once
 
 
-# One thread for all runs: for every thread that has published, ipykernel keeps a socket open.
+# One thread for all runs: ipykernel keeps a socket open for every thread that has published.
 _thread = ThreadPoolExecutor(1, "ring-publisher")
 
 
 class Publisher:
-    """Ships what ``collect`` returns every PERIOD, with rows every ROWS_EVERY and a status every STATUS_EVERY of them,
-    while the block runs.
+    """A context that sends the records of ``collect`` every PERIOD seconds, with rows every ROWS_EVERY periods and a
+    status every STATUS_EVERY periods.
 
-    ``collect(rows, status)`` returns new records, with rows and a Status when it is asked for them.
-    ``send`` takes one encoded message. The first exception of theirs is raised at the end of the block, which they
-    are called until.
+    ``collect(rows, status)`` returns new records, with rows and a Status if requested. ``send`` takes one encoded
+    message. Their first exception is raised at the end of the block; until then they are called again.
     """
 
     def __init__(self, collect: Callable[[bool, bool], Sequence[Record]], send: Callable[[bytes], None]) -> None:
@@ -59,18 +58,18 @@ class Publisher:
         tick = 0
         while True:
             rows = tick <= _SOON or tick % ROWS_EVERY == 0
-            # The first status says that the rank has begun, the second soon after where in the cell it is.
+            # The first status says that the rank has begun; the second follows soon and has the line of the cell.
             try:
                 for message in messages(self._collect(rows, tick == 1 or tick % STATUS_EVERY == 0)):
                     self._send(message)
-            except BaseException as error:  # what it has cost is lost; there may be memory for what comes next
+            except BaseException as error:  # these records are lost; there may be memory for the next ones
                 self._error = self._error or error
             tick += 1
             if self._stop.wait(PERIOD):
                 return
 
 
-_MOST_KEPT = 4 << 20  # bytes that wait in memory while the disk is full
+_MOST_KEPT = 4 << 20  # most bytes kept in memory while the disk is full
 
 
 class Spool:
@@ -83,18 +82,18 @@ class Spool:
         make_private_folder(directory)
 
     def begin(self, run: str) -> None:
-        """Forget the run before."""
+        """Begin the journal of run ``run`` and remove the one before."""
         for old in self._directory.glob(f"*.{self._rank}"):
             old.unlink()
         if self._journal is not None:
             self._journal.close()
         self._journal = Appender(self._directory / f"{run}.{self._rank}", _MOST_KEPT)
         self._full = False
-        with suppress(OSError):  # `add` tries again, and says why
-            self._journal.flush()  # now, because the cell may use up all descriptors
+        with suppress(OSError):  # `add` tries again, and returns the reason
+            self._journal.flush()  # opens the file now, because the cell may use up all descriptors
 
     def add(self, message: bytes) -> str:
-        """Append one message. Returns why it cannot, the first time in a run that the disk takes none; else nothing."""
+        """Append one message. Returns the reason when that first fails in a run, else an empty text."""
         assert self._journal is not None
         self._journal.add(stamped(message, time()))
         try:

@@ -1,4 +1,4 @@
-"""Executes a cell on this rank and turns whatever ends it into records."""
+"""Executes a cell on this rank and reports in records how it ended."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from ring_notebook.rank.rank_variables import master, rank_variables
 from ring_notebook.records import RECORDS, Ended, Failure, Load, Params, Record, Status, Trace, messages
 
 _LAST_WAIT = 5.0
-"""Seconds that a device has, when a run ends, to hand over the numbers that were logged."""
+"""Seconds to wait, when a run ends, for logged numbers on a device."""
 
 
 def execute(
@@ -48,15 +48,14 @@ def execute(
     checkpoints: str,
     resume: str,
 ) -> None:
-    """Run a cell as this rank's part of ``run``, in a new communicator epoch over ``engines``, its ranks in this order.
+    """Run a cell as this rank's part of ``run``, in a new epoch over ``engines``, which are its ranks in this order.
 
-    With ``recorded`` it ends with a Trace of what its collectives did. With ``horovod`` the cell imports this package
-    under Horovod's names. With ``only`` some engines execute the cell and the others leave the epoch at once: rank and
+    With ``recorded`` it sends a Trace of its collectives at the end. With ``horovod`` the cell imports this package
+    under Horovod's names. With ``only`` these engines execute the cell and the others leave the epoch at once: rank and
     size are those of all, and a collective raises. ``lost`` are the engines of the cluster that have died.
     ``checkpoints`` is the folder for those of the run, ``resume`` the one that it resumes from, or empty.
 
-    Returns when the rank has ended and everything it recorded has been sent; never raises what the cell
-    raised.
+    Returns when the cell has ended and all records were sent; never raises the cell's exception.
     """
     mpi_access.withdraw_from_survivors(lost)
     checkpoint_place.begin(checkpoints, resume)
@@ -75,14 +74,14 @@ class _Execution:
         self.recorded = recorded
         self.horovod = horovod
         self.cell: Cell | None = None
-        self.calls = 0  # of collectives
-        self.aborted = False  # by another rank's end
+        self.calls = 0  # number of collectives
+        self.aborted = False  # another rank failed first
         self.transport = ""  # of tensors on devices, once the ranks have agreed on it
-        self.entered = False  # the kernel knows that the cell itself has begun
-        self.error: BaseException | None = None  # that has ended the cell, or this rank's part of the run
+        self.entered = False  # the kernel was told that the cell itself has begun
+        self.error: BaseException | None = None  # the exception that has ended the cell, or this rank's part of the run
         self.reported = False
         self.state: ProcessState | None = None  # before the cell
-        self.unmeasured = False  # the load of the machine could not be read, and the user knows
+        self.unmeasured = False  # the load of the machine could not be read, and the user was told
         self.loops = LoopCalls(_calls, lambda: self.cell.current_lines() if self.cell else ())
         self.spent = TimeSpent()
         self.machine = _machine()
@@ -95,17 +94,17 @@ class _Execution:
             with self.interruptible:
                 self._carry_out(source, first_line)
                 self._report(perf_counter() - started)
-        except BaseException as error:  # of this engine, and not of the cell
+        except BaseException as error:  # an error of this engine, not of the cell
             if self.reported:
                 raise
             self.error = self._leave(error if self.error is None else self.error)
             self._report(perf_counter() - started)
         finally:
-            self.error = None  # its frames hold what the cell had, such as the workers of a loader
+            self.error = None  # its frames refer to objects of the cell, such as the workers of a loader
         metrics.end()
 
     def _carry_out(self, source: str, first_line: int) -> None:
-        """Run the cell, and leave nothing of it behind; `error` is what has ended it."""
+        """Run the cell and clean up after it; sets `error` to the exception that has ended it."""
         children = active_children()
         debuggers.forget_frames()
         shell = InteractiveShell.instance()
@@ -118,7 +117,7 @@ class _Execution:
             # First, because drawing figures takes time, and other ranks may wait for this one.
             self.error = self._leave(self.error)
             unshown = self.interruptible.call(show_figures)
-            self.error = unshown if self.error is None else self.error  # an exception may be false
+            self.error = unshown if self.error is None else self.error  # not `or`: an exception may be falsy
             if self.error is not None and not _is_exit(self.error):
                 self._put_back()
         if self.error is not None:
@@ -158,16 +157,17 @@ class _Execution:
             debuggers.stop()
 
     def _leave(self, error: BaseException | None) -> BaseException | None:
-        """End the epoch for all when this rank failed; leave it in any case. What has ended this rank, if anything.
+        """Leave the epoch; if this rank failed, abort it for all. Returns the exception that ended this rank, if any.
 
-        A device may have failed behind the last line of the cell.
+        A device may fail after the last line of the cell.
         """
         self.transport = _transport() or self.transport
         own = next((entry for entry in world.snapshot() if entry["rank"] == self.rank), None)
         if own is not None:
             self.calls = max(0, own["sequence"] - 1)  # without the barrier that opened the epoch
         if error is not None and not _is_exit(error):
-            # Groups of other backends end behind the epoch: who reads of that there has another rank to blame.
+            # Groups of other backends end after the epoch: a connection error there means that another rank failed
+            # first.
             self.aborted = world.is_aborted() and namespace.tells_of_lost_rank(error)
             world.fail(error)
         self.spent.end()
@@ -198,7 +198,7 @@ class _Execution:
         try:
             events = trace.take()
             return [Trace(self.run, self.rank, json.dumps(events).encode())] if events else []
-        except Exception as error:  # its memory, as a rule
+        except Exception as error:  # usually a lack of memory
             self._say(f"Left out of the record: the timeline of rank {self.rank} ({type(error).__name__}: {error})")
             return []
 
@@ -215,7 +215,7 @@ class _Execution:
         return "aborted" if self.aborted else "failed"
 
     def _line_of(self, error: BaseException | None) -> int:
-        """The line of the cell where ``error`` was raised, or what it has interrupted; 0 without one."""
+        """The line of the cell that raised ``error`` or that it interrupted; 0 without an error."""
         line = 0
         while error is not None and self.cell is not None and not line:
             tb = error.__traceback__
@@ -244,19 +244,19 @@ class _Execution:
         trace.training_begins()
 
     def _load(self) -> list[Record]:
-        """What this rank's machine does, where that can be read; in a run it is said once that it cannot."""
+        """The load of this rank's machine. Where it cannot be read, tells the user once in a run."""
         if self.machine is None:
             return []
         try:
             return [Load(self.run, self.rank, time(), self.machine.read())]
-        except Exception as error:  # such as that the cell has used up all descriptors
+        except Exception as error:  # for example, the cell has used up all descriptors
             if not self.unmeasured:
                 self.unmeasured = True
                 self._say(f"Left out of the record: the load of this machine ({type(error).__name__}: {error})")
             return []
 
     def _now(self, line: int) -> Status:
-        """What this rank is doing, at this line of the cell."""
+        """The status of this rank, at this line of the cell."""
         self.transport = _transport() or self.transport
         return Status(
             run=self.run,
@@ -277,7 +277,7 @@ class _Execution:
         )
 
     def _waiting(self) -> dict[str, Any] | None:
-        """The collective or message that this rank waits for, and which ranks have not called it."""
+        """The collective or message that this rank waits for, and the ranks that have not called it."""
         own = next((entry for entry in world.snapshot() if entry["rank"] == self.rank), None)
         if own is not None and own["state"] in ("waiting", "moving"):
             return own
@@ -289,12 +289,12 @@ class _Execution:
 
 
 def _calls() -> int:
-    """How many collectives this rank has called in the run, without the barrier that opened its epoch."""
+    """The number of collectives that this rank has called in the run, without the barrier that opened its epoch."""
     return max(0, world.calls() - 1)
 
 
 def _transport() -> str:
-    """What moves tensors on devices between all ranks: "nccl" or "host"; empty while nothing does."""
+    """What moves tensors on devices between all ranks: "nccl" or "host"; empty before the first."""
     try:
         return world.current().communicator.device_transport()[0]
     except NotInitializedError:
@@ -312,7 +312,7 @@ def _ask(question: Question) -> None:
 
 
 def _machine() -> Machine | None:
-    """What reads the load of this machine; None where the system lets nobody read it: a run must not fail for that."""
+    """The reader of this machine's load; None where the system forbids it, because a run must not fail for that."""
     try:
         return Machine()
     except Exception:
@@ -320,5 +320,5 @@ def _machine() -> Machine | None:
 
 
 def _is_exit(error: BaseException) -> bool:
-    """Whether a script would have ended well with it: ``sys.exit()``."""
+    """Whether ``error`` would end a script with success, like ``sys.exit()``."""
     return isinstance(error, SystemExit) and not error.code

@@ -1,4 +1,4 @@
-"""Makes an engine ready for runs, once after its start: ring memory, log, GPU, threads, framework."""
+"""Prepares an engine for runs, once after its start: ring memory, log, GPU, threads, framework."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from ring_notebook.rank.rank_threads import threads_set
 _preload: Thread | None = None
 _rank = (0, 1, 0, 1)  # rank and size, and both on this host
 spool: Spool | None = None
-"""Where this rank keeps its records, in a cluster that outlives its notebook."""
+"""The journal of this rank, in a cluster that outlives its notebook."""
 
 
 def prepare(directory: str, keep: bool, replaceable: bool) -> dict[str, Any]:
-    """Make this engine ready and say who it is: rank, size, pid, host, gpu, threads.
+    """Prepare this engine and return its rank, size, pid, host, gpu and threads.
 
-    Collective over all engines that start together. ``directory`` is the cluster's, where this host has it. With
-    ``keep`` the cluster outlives its notebook, and this rank keeps the records of its run for the next one. With
-    ``replaceable`` it has yet to `form`; else the engines find each other here. Raises
-    CoreMissingError when the native core is not compiled here.
+    All engines that start together call it. ``directory`` is the cluster's, if it exists on this host. With ``keep``
+    the cluster outlives its notebook, and this rank keeps the records of its run for the next notebook. With
+    ``replaceable`` the engines find each other later, in `form`; else in this call. Raises CoreMissingError when the
+    native core is not compiled here.
     """
     global _rank
     _rank = _find_rank(replaceable)
@@ -48,17 +48,18 @@ def prepare(directory: str, keep: bool, replaceable: bool) -> dict[str, Any]:
     _pin_gpu(local_number)
     capture.prepare_figures()
     progress_bars.install()
-    # The help that `name?` asks for is shown as output: an engine has no pager.
+    # Show the help of `name?` as output, because an engine has no pager.
     shell = InteractiveShell.instance()
     shell.set_hook("show_in_pager", as_hook(display_page), 0)
-    # IPython sets it for a terminal; libraries, such as Lightning, take it for one and start no ranks.
+    # IPython sets it as a terminal has it; libraries such as Lightning then assume an interactive shell and start no
+    # ranks.
     vars(sys).pop("ps1", None)
-    # Before a framework is loaded, whose loggers keep the stream that they find.
+    # Before a framework is loaded, because its loggers keep the stream that they find.
     capture.redirect()
     dialogue.install()
     debuggers.install()
     _serve_control(Kernel.instance())
-    # ipyparallel's handler waits for the cell to end; stopping a cluster must not.
+    # ipyparallel's handler waits for the end of the cell, but stopping a cluster must not.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     global _preload, spool
     if keep:
@@ -81,12 +82,12 @@ def rank() -> int:
 
 
 def memory() -> int:
-    """Bytes that this process holds, memory that it shares included."""
+    """Bytes of memory that this process uses, including shared memory."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def form(generation: int, members: list[int]) -> None:
-    """Find the living engines of the cluster, all of which are called with the same, greater ``generation``."""
+    """Form the living engines of the cluster; all call it with the same ``generation``, greater than any before."""
     world.form(generation, members)
     mpi_access.withdraw_unless_whole()
 
@@ -95,7 +96,7 @@ def _find_rank(replaceable: bool) -> tuple[int, int, int, int]:
     """Rank and size in the cluster, and on this host."""
     if not replaceable:
         topology = world.prepare_host().topology
-        mpi_access.begin()  # where the ring does without, MPI waits for all ranks, and a cell may have some of them
+        mpi_access.begin()  # now, because MPI's start waits for all ranks, and a cell may run on only some of them
         return topology.rank, topology.size, topology.local_rank, topology.local_size
     mpi_access.begin()
     number, size, local_number, local_size = (
@@ -105,7 +106,7 @@ def _find_rank(replaceable: bool) -> tuple[int, int, int, int]:
 
 
 def _keep_log(logs: Path, rank: int) -> None:
-    """Give this rank's standard output and error a file, with the stack where it crashes or gets SIGUSR1."""
+    """Redirect standard output and error to a file, which also gets the stack on a crash or SIGUSR1."""
     if has_log := logs.is_dir():
         log = os.open(logs / f"rank-{rank}.log", os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_TRUNC, 0o600)
         os.dup2(log, 1)
@@ -116,13 +117,13 @@ def _keep_log(logs: Path, rank: int) -> None:
 
 
 def wait_for_preload() -> None:
-    """Return when the default framework is loaded: an interrupt would leave its import half done."""
+    """Wait until the default framework is loaded: an interrupt would leave its import half done."""
     if _preload is not None:
         _preload.join()
 
 
 def _load_face() -> None:
-    with suppress(ImportError):  # where the framework is not installed, a cell that needs it raises this again
+    with suppress(ImportError):  # if the framework is not installed, a cell that needs it raises this again
         import_module(default().face)
 
 
@@ -132,7 +133,7 @@ def _pin_gpu(local_rank: int) -> None:
 
 
 def _serve_control(kernel: Any) -> None:
-    """Have the engine's ``kernel`` call the functions that `Engines.call_beside` names. They must not wait."""
+    """Let the engine's ``kernel`` call functions for `Engines.call_beside`. They must not wait."""
 
     def on_request(stream: Any, ident: Any, request: dict[str, Any]) -> None:
         content = _answer(request["content"])
@@ -142,11 +143,11 @@ def _serve_control(kernel: Any) -> None:
 
 
 def _answer(content: dict[str, Any]) -> dict[str, Any]:
-    """What the function returns, or why it failed, as JSON."""
+    """The result of the function, or its error, as JSON."""
     try:
         module, _, name = content["function"].partition(":")
         result = getattr(import_module(module), name)(*content["args"])
-        json.dumps(result)  # what is none cannot be sent, and the caller would wait
+        json.dumps(result)  # raises now if it is not JSON: it could not be sent, and the caller would wait
         return {"result": result}
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error_text(error)}"}

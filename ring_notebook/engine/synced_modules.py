@@ -22,15 +22,15 @@ from ring_notebook.files.private_files import make_private_folder, open_private
 from ring_notebook.rank.exit_watch import at_exit
 
 _OWN = __name__.partition(".")[0]
-_copy: Path | None = None  # of the notebook's folder, where this host does not see that
+_copy: Path | None = None  # of the notebook's folder, if this host does not have it
 _at_exit = ExitStack()
 
 
 def compare(folder: str, digests: Mapping[str, str], removed: Sequence[str]) -> tuple[str, list[str]]:
-    """The folder to import from on this host, and which of the files are missing or different there.
+    """The folder to import from on this host, and the files that are missing or different there.
 
-    That is the notebook's ``folder`` itself where this host sees it, else a private copy, from which ``removed`` files
-    are removed.
+    It is the notebook's ``folder`` itself if this host has it, else a private copy, from which ``removed`` files are
+    removed.
     """
     if _copy is None and all(digest(Path(folder, path)) == known for path, known in digests.items()):
         return folder, []
@@ -42,7 +42,7 @@ def compare(folder: str, digests: Mapping[str, str], removed: Sequence[str]) -> 
 
 
 def take(contents: Mapping[str, bytes]) -> None:
-    """Write files into this host's copy. Raises ValueError for a path that leads out of it."""
+    """Write files into this host's copy. Raises ValueError for a path outside of it."""
     for path, content in contents.items():
         file = _inside(path)
         make_private_folder(file.parent)
@@ -61,31 +61,31 @@ def _own_copy() -> Path:
 def _inside(path: str) -> Path:
     root = _own_copy()
     if not (root / path).resolve().is_relative_to(root):
-        raise ValueError(f"rank {setup.rank()}: {path!r} leads out of the folder that is synced")
+        raise ValueError(f"rank {setup.rank()}: {path!r} is outside of the synced folder")
     return root / path
 
 
 def use(roots: Sequence[str], changed: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Import from ``roots[rank]`` from now on, and reload what has ``changed`` there, as `%autoreload 2` does.
+    """Import from ``roots[rank]`` from now on, and reload modules that have ``changed`` there, as `%autoreload 2` does.
 
-    Returns the names of the reloaded modules, and what went wrong with the others.
+    Returns the names of the reloaded modules, and the errors of the others.
     """
     root = roots[setup.rank()]
     if root not in sys.path:
-        # Before the current folder, which comes after Python's own modules (`engine_program`).
+        # Before the current folder, which `engine_program` has put after Python's own modules.
         sys.path.insert(sys.path.index("") if "" in sys.path else 0, root)
     importlib.invalidate_caches()
     files = {os.path.join(root, path) for path in changed if path.endswith(".py")}
     for file in files:
-        # Written in the same second with the same size, a file looks like the one that was compiled.
+        # A file that was changed within a second to the same size would look like the compiled one.
         with suppress(OSError):
             os.unlink(cache_from_source(file))
         linecache.cache.pop(file, None)
     reloaded: list[str] = []
     failed: list[str] = []
-    # Python moves a module behind those that it has imported: it is to take the new ones.
+    # In the order of sys.modules, a module comes after those that it imports, so it gets the reloaded ones.
     for name, module in list(sys.modules.items()):
-        # A reload of this package would forget which rank this is: its developers have it in their folder.
+        # Not this package, which its developers have in their folder: a reload would lose the state of the rank.
         if name.partition(".")[0] != _OWN and _is_one_of(files, module):
             if error := _reload(module):
                 failed.append(error)
@@ -96,14 +96,14 @@ def use(roots: Sequence[str], changed: Sequence[str]) -> tuple[list[str], list[s
 
 def _is_one_of(files: set[str], module: ModuleType) -> bool:
     file = module.__dict__.get("__file__") if isinstance(module, ModuleType) else None
-    # A path may have links: to follow those of all modules takes a while.
+    # Compare names first: a path may have links, and resolving those of all modules takes long.
     return isinstance(file, str) and any(
         os.path.basename(file) == os.path.basename(one) and os.path.realpath(file) == one for one in files
     )
 
 
 def _reload(module: ModuleType) -> str:
-    """Reload the module and give its old functions and classes their new code; returns what it raised."""
+    """Reload the module and give its old functions and classes their new code; returns the error, or an empty text."""
     try:
         superreload(module)
     except SyntaxError as error:
