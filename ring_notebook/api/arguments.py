@@ -1,7 +1,4 @@
-"""Checks of arguments that no framework is needed for, and the reduction that Horovod's arguments ask for.
-
-Each raises before anything is sent.
-"""
+"""Checks of arguments that need no framework, before anything is sent, and the reduction for Horovod's arguments."""
 
 from __future__ import annotations
 
@@ -36,14 +33,14 @@ def check_scale(value: Any, name: str) -> float:
 
 
 def check_passes(value: int) -> int:
-    """``value`` as the number of backward passes in a step. Raises TypeError for no integer, ValueError below 1."""
+    """``value`` as the number of backward passes in a step. Raises TypeError unless an integer, ValueError below 1."""
     if check_integer(value, "backward_passes_per_step") < 1:
         raise ValueError(f"backward_passes_per_step must be at least 1, got {value}")
     return value
 
 
 class Reduction(NamedTuple):
-    """What an allreduce or reducescatter does besides moving data."""
+    """The arithmetic of an allreduce or reducescatter, and its ranks."""
 
     op: ReduceOp
     prescale: float
@@ -52,7 +49,7 @@ class Reduction(NamedTuple):
 
 
 def operation_of(average: bool | None, op: ReduceOp | None) -> ReduceOp:
-    """The operation that Horovod's arguments ask for: Average unless ``average`` or ``op`` says otherwise."""
+    """The operation for Horovod's arguments: Average unless ``average`` or ``op`` says otherwise."""
     if average is not None:
         if op is not None:
             raise ValueError("give either average or op, not both; average is Horovod's old form of op")
@@ -71,7 +68,7 @@ def operation_of(average: bool | None, op: ReduceOp | None) -> ReduceOp:
 def reduction_of(
     average: bool | None, op: ReduceOp | None, prescale: float, postscale: float, process_set: ProcessSet
 ) -> Reduction:
-    """The reduction that Horovod's arguments ask for."""
+    """The reduction for Horovod's arguments."""
     if average is None and type(op) is ReduceOp and type(prescale) is type(postscale) is float:
         if process_set is not global_process_set:
             check_process_set(process_set)

@@ -1,4 +1,4 @@
-"""init, shutdown, ranks, sizes, barrier, join, what was built: Horovod's functions without tensors, and constants."""
+"""Horovod's functions without tensors, and its constants: init, shutdown, ranks, sizes, barrier, join, *_built."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ Product = ReduceOp.PRODUCT
 def init(
     comm: RanksOrComm | None = None, process_sets: Sequence[ProcessSet] | Literal["dynamic"] | None = None
 ) -> None:
-    """Make this process a rank (Horovod: ``init``); when it is one already, only new process sets are registered.
+    """Make this process a rank (Horovod: ``init``). If it is one already, only registers new process sets.
 
-    ``comm`` is None for all processes that mpiexec started (a single process otherwise), a list of their ranks, or
-    an mpi4py communicator. ``process_sets`` are registered in order; "dynamic" is Horovod's word for allowing
-    `add_process_set` later, which is always allowed here. Works again after `shutdown`, any number of times.
+    ``comm`` is None for all processes of the job (one process if no launcher started it), a list of their ranks, or an
+    mpi4py communicator. ``process_sets`` are registered in order; "dynamic" is Horovod's value to allow
+    `add_process_set` later, which is always allowed here. May be called again after `shutdown`, any number of times.
     """
     if isinstance(process_sets, str) and process_sets != "dynamic":
         raise ValueError(f'process_sets must be a list of process sets or "dynamic", got {process_sets!r}')
@@ -78,8 +78,8 @@ def init(
 def shutdown() -> None:
     """Leave the group of ranks (Horovod: ``shutdown``). Does nothing before `init`.
 
-    Collectives of other ranks that wait for this one raise CollectiveAborted. So does this call where an operation on a
-    GPU has failed after its call had returned, and nothing has raised since.
+    Collectives of other ranks that wait for this one raise CollectiveAborted. This call raises it too if an operation
+    on a GPU failed after its call had returned, and no later call has raised.
     """
     world.close()
 
@@ -211,7 +211,7 @@ def join(device: int = -1) -> int:
 
     Until all have joined, this rank contributes zeros to the others' allreduces (their Average still divides by the
     full size). An allgather, a broadcast or the step of a fused optimizer raises CollectiveMismatch on the ranks that
-    call it; this rank stays joined. ``device`` is accepted for Horovod's sake and ignored.
+    call it; this rank stays joined. ``device`` is Horovod's argument and has no effect.
     """
     global _joins
     work = global_process_set.communicator.join()
@@ -221,5 +221,5 @@ def join(device: int = -1) -> int:
 
 
 def joins() -> int:
-    """How often all ranks have joined: ranks that had joined know nothing of what the others agreed on meanwhile."""
+    """How often all ranks have joined. Joined ranks take no part in what the others agree on meanwhile."""
     return _joins

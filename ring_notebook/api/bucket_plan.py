@@ -1,6 +1,6 @@
 """The bucket plan: which gradients are reduced together, in which order, and how the ranks agree on it.
 
-To agree takes two small sums and no allgather: ranks that have joined, and contribute zeros, do not stand in the way.
+The agreement takes two small sums and no allgather, so that joined ranks, which contribute zeros, do not disturb it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ring_notebook.errors import CollectiveMismatch
 
 @dataclass(frozen=True, slots=True)
 class ParameterSpec:
-    """What all ranks have to agree on about a parameter."""
+    """The properties of a parameter that all ranks must agree on."""
 
     name: str
     shape: tuple[int, ...]
@@ -46,8 +46,8 @@ def plan_buckets(
     """Buckets for ``parameters``, in the order in which they are reduced.
 
     Backward makes gradients in roughly the reverse order of registration, so parameters are taken from the last to
-    the first. A bucket is closed before it would exceed ``threshold`` bytes; a larger gradient has one to itself. The
-    parameters of each group (given by index) share buckets with no others, whatever their size.
+    the first. A bucket is closed before it would exceed ``threshold`` bytes; a larger gradient has a bucket of its own.
+    The parameters of each group (given by index) share one bucket per dtype with no others, whatever their size.
     """
     group_of = {index: number for number, group in enumerate(groups) for index in group}
     closed: list[BucketPlan] = []
@@ -67,30 +67,30 @@ def plan_buckets(
     return tuple(sorted(closed, key=lambda plan: -plan.parameters[-1]))
 
 
-_random = SystemRandom()  # that of a script may be seeded alike for all of its optimizers
+_random = SystemRandom()  # a script may seed Python's own before each of its optimizers
 
 
 def agree_on_plan(
     specs: Sequence[ParameterSpec], division: object, threaded: bool, process_set: ProcessSet
 ) -> tuple[bool, str]:
-    """Whether some rank wants to reduce during backward, and a mark, once all ranks are known to make the same plan.
+    """Check that all ranks make the same plan. Returns whether some rank reduces during backward, and a mark.
 
-    The mark is equal on all ranks, and tells the plan from all others that they may use at the same time. ``division``
-    stands for all that divides the parameters into buckets. Raises CollectiveMismatch on every rank,
-    naming the first difference, when the ranks' ``specs`` or ``division`` are not the same.
+    The mark is equal on all ranks, and distinguishes the plan from others in use at the same time. ``division`` is
+    everything that decides how parameters are divided into buckets. Raises CollectiveMismatch on every rank, naming the
+    first difference, when the ranks' ``specs`` or ``division`` differ.
     """
     digest = int.from_bytes(blake2b(repr((specs, division)).encode(), digest_size=6).digest(), "big")
-    parts = [digest >> 24, digest & 0xFFFFFF]  # small enough for int64 to hold the sum of their squares
+    parts = [digest >> 24, digest & 0xFFFFFF]  # small enough that int64 holds the sum of their squares
     shared = [1, int(threaded), _random.getrandbits(32), *parts, *(part * part for part in parts)]
     ranks, any_threaded, mark, *sums = allreduce_numbers(shared, ReduceOp.SUM, "bucket plan", process_set)
-    # Numbers are all equal if and only if their count times the sum of their squares is the square of their sum.
+    # All numbers are equal if and only if their count times the sum of their squares is the square of their sum.
     if any(ranks * squares != total * total for total, squares in zip(sums[:2], sums[2:], strict=True)):
         raise CollectiveMismatch(_difference(specs, process_set))
     return any_threaded > 0, f"{mark:x}"
 
 
 def agree_on_sparse(sparse: Sequence[bool], process_set: ProcessSet) -> list[bool]:
-    """Which parameters have a sparse gradient on some rank; ``sparse`` says which have one on this rank."""
+    """Which parameters have a sparse gradient on some rank; ``sparse`` has those of this rank."""
     if not sparse:
         return []
     counts = allreduce_numbers([int(here) for here in sparse], ReduceOp.SUM, "sparse gradients", process_set)

@@ -1,4 +1,4 @@
-"""What operations a rank has carried out and what it has sent for them: numbers that hold where times vary."""
+"""Counts of a rank's operations, messages and bytes: unlike times, they are reproducible."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from ring_notebook.api.process_sets import ProcessSet, global_process_set
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What one rank has done in the operations of a process set; later less earlier is what came in between."""
+    """Counts of one rank in the operations of a process set. Subtract earlier counts to get those in between."""
 
     operations: int
-    """Carried out for all ranks together: those that match by order, and what came of names (several in one sum)."""
+    """Operations carried out: those that match by order, and those by name, of which several may be fused into one."""
     gates: int
-    """Passed barriers among the ranks of this host."""
+    """Barriers among the ranks of this host."""
     messages: int
-    """Sent to other hosts by this rank: agreements and small tensors by the first rank of a host, the rest by all."""
+    """Messages of this rank to other hosts: headers and small tensors come from the first rank of a host only."""
     bytes: int
-    """Of these messages."""
+    """Bytes of these messages."""
 
     def __sub__(self, earlier: Counts) -> Counts:
         return Counts(
@@ -31,10 +31,10 @@ class Counts:
 
 
 def counts(process_set: ProcessSet = global_process_set) -> Counts:
-    """What this rank has done in operations of ``process_set`` since that began: with `init`, or with the cell's run.
+    """Counts of this rank in operations of ``process_set``, since `init`, or since the cell's run began.
 
-    Takes part in nothing, so that a rank may call it alone. The ranks' numbers of messages and bytes add up to the
-    traffic between hosts; there is none on one host. Aborts and departures are announced in messages that count not.
+    It is no collective: a single rank may call it. The sum of all ranks' messages and bytes is the traffic between
+    hosts; it is 0 on one host. Messages that announce aborts and departures are not counted.
     """
     check_process_set(process_set)
     communicator = process_set.communicator

@@ -1,4 +1,4 @@
-"""Handles of asynchronous collectives: poll, synchronize, and the rule that a name is used once at a time."""
+"""Handles of asynchronous collectives: poll, synchronize, and names, each of which one operation can use at a time."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ring_notebook.core.native import core
 
 
 class Waitable(Protocol):
-    """What a handle waits for: an operation of the core, one on a device, or another handle."""
+    """An operation that a handle waits for: of the core, on a device, or another handle."""
 
     def wait(self) -> Any:
         """Return when the operation has completed. Raises its error."""
 
     def done(self) -> bool:
-        """Whether `wait` would return at once."""
+        """Whether the operation has ended, so that `wait` does not wait."""
 
 
 class Handle:
@@ -39,19 +39,19 @@ class Handle:
         self._claim = _Claim(communicator, name) if name else None
 
     def only(self) -> Handle:
-        """This handle, giving the one item of its result instead of the list."""
+        """This handle, with the only item of its result as the result."""
         finish = self._finish
         if finish is not None:
             self._finish = lambda: finish()[0]
         return self
 
     def done(self) -> bool:
-        """Whether `wait` would return at once (also when the operation failed)."""
+        """Whether the operation has ended, also by an error."""
         return all(work.done() for work in self._works)
 
     def wait(self) -> Any:
-        """The result of the collective, once it has completed. Raises its error. May be called again."""
-        finish = self._finish  # another thread may be waiting, too, and take it away meanwhile
+        """Wait for the collective and return its result. Raises its error. May be called again."""
+        finish = self._finish  # another waiting thread may set it to None
         if finish is not None:
             try:
                 for work in self._works:
@@ -64,7 +64,7 @@ class Handle:
 
 
 class _Claim:
-    """A name in use, until its handle has been waited for or dropped."""
+    """A name in use, until its handle was waited for or dropped."""
 
     __slots__ = ("_key",)
 
@@ -77,7 +77,7 @@ class _Claim:
             del _named[self._key]
 
 
-# Names in use, by claim. A plain dict: all operations ask it, also those that take microseconds.
+# Names in use, by claim. A plain dict, because all operations use it, also those that take microseconds.
 _named: dict[tuple[int, str], int] = {}
 
 
@@ -96,18 +96,18 @@ def check_name(communicator: Communicator, name: str | None) -> str:
 
 
 def member_name(name: str | None, index: int) -> str | None:
-    """Name of one operation of a group called ``name``."""
+    """Name of operation ``index`` of a group called ``name``."""
     return f"{name}.{index}" if name else None
 
 
 def together(handles: Sequence[Waitable]) -> Handle:
-    """One handle for several; its result is the list of theirs."""
+    """One handle for several; its result is the list of their results."""
     return Handle(None, "", handles, lambda: [handle.wait() for handle in handles])
 
 
 @lru_cache(maxsize=1)
 def _kinds() -> tuple[type, ...]:
-    """What the functions that start a collective return."""
+    """The types of handles that functions which start a collective return."""
     return Handle, core.TensorWork
 
 
@@ -128,7 +128,8 @@ def poll(handle: Waitable) -> bool:
 def synchronize(handle: Waitable) -> Any:
     """Wait for an asynchronous collective and return its result (Horovod: ``synchronize``).
 
-    The result is a tensor, a list of tensors for a grouped collective, or what the function that started it says.
+    The result is a tensor, a list of tensors for a grouped collective, or as documented for the function that started
+    it.
 
     Raises the collective's error (CollectiveMismatch, CollectiveAborted, CollectiveTimeout) and KeyboardInterrupt;
     TypeError for anything but a handle.

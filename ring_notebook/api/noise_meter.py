@@ -1,4 +1,4 @@
-"""Measures the gradient noise scale on the gradients that are being reduced (McCandlish et al. 2018)."""
+"""Measures the gradient noise scale of the gradients that are reduced (McCandlish et al. 2018)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ring_notebook.core.communicator import ReduceOp
 
 
 class NoiseMeter:
-    """Measures in every ``every``-th round of a reducer; with ``carry`` all rows that are logged have the result.
+    """Measures in every ``every``-th round of a reducer; with ``carry`` the result is added to all logged rows.
 
-    ``batch_size`` is how many samples one rank has in a backward pass, None while it is not known.
+    ``batch_size`` is the number of samples of one rank in a backward pass, None while unknown.
     """
 
     def __init__(self, every: int, batch_size: float | None, *, carry: bool) -> None:
@@ -22,19 +22,20 @@ class NoiseMeter:
         self._every = every
         self._carry = carry
         self._rounds = 0
-        # |G|² and tr(S) in backward passes of one rank, smoothed apart: their ratio is no average of ratios.
+        # |G|² and tr(S) for batches of one backward pass of one rank, smoothed separately: the ratio of averages is
+        # not the average of ratios.
         self._estimates: tuple[float, float] | None = None
 
     @property
     def wanted(self) -> bool:
-        """Whether the round that is under way is to be measured."""
+        """Whether the present round is measured."""
         return (self._rounds + 1) % self._every == 0
 
     def end_round(self, here: float, reduced: float, passes: int, how: Reduction) -> None:
-        """Take in a round: the squared norms of this rank's and of the reduced gradient, and its backward passes.
+        """Add a round: ``here`` and ``reduced`` are the squared norms of this rank's and of the reduced gradient.
 
-        All ranks call this; when the round was wanted it exchanges 16 bytes. A round whose gradients overflowed, as
-        they may under a GradScaler, does not count.
+        All ranks call this; for a measured round they exchange 16 bytes. A round whose gradients overflowed, as they
+        may under a GradScaler, does not count.
         """
         wanted = self.wanted
         self._rounds += 1
@@ -46,8 +47,8 @@ class NoiseMeter:
         large = reduced / (size**2 if how.op is ReduceOp.SUM else 1)
         if not (math.isfinite(small) and math.isfinite(large) and accumulated > 0):
             return
-        # Equations A.2 and A.3 with batches of 1 and `size` times what a rank has in a round. The gradients of a round
-        # are the sum over its backward passes: divided by their number, they are those of a batch that is larger.
+        # Equations A.2 and A.3; the small batch is that of one rank in a round, the big one is `size` times as large.
+        # The gradients of a round are the sum over its backward passes; divided by their number they are a mean.
         signal = (size * large - small) / (size - 1) / accumulated**2
         noise = (small - large) / (1.0 - 1.0 / size) / accumulated
         before = self._estimates or (signal, noise)
@@ -58,7 +59,7 @@ class NoiseMeter:
             metrics.carry(noise_scale=value)
 
     def value(self) -> float:
-        """B_simple in samples. NaN before the first measurement, and while an estimate is not positive."""
+        """B_simple in samples; NaN before the first measurement, and while an estimate is not positive."""
         if self._estimates is None or self.batch_size is None:
             return math.nan
         signal, noise = self._estimates

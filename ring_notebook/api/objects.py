@@ -1,4 +1,4 @@
-"""Python objects across ranks, pickled with their tensors sent beside the pickle; and sums of a few numbers."""
+"""Python objects across ranks: pickled, with tensors sent separately; and sums of a few numbers."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.errors import RingError
 
 _FAILED = -1
-"""In place of a size: the object could not be pickled, and nothing follows."""
+"""Instead of a size: the object could not be pickled, and nothing follows."""
 _NO_PICKLE = b"\0"
-"""In place of a pickle, which is never that short: the object could not be pickled."""
+"""Instead of a pickle, which is never this short: the object could not be pickled."""
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Leaves plain tensors out of the pickle, to be sent as they are: a model's state need not be copied twice."""
+    """Leaves plain tensors out of the pickle, to send them separately: a model's state is not copied twice."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
-        self.tensors: dict[int, tuple[Any, Buffer]] = {}  # by id, so that a tensor that occurs twice stays one
+        self.tensors: dict[int, tuple[Any, Buffer]] = {}  # by id, so that a tensor that occurs twice is sent once
 
     def persistent_id(self, obj: Any) -> Any:
         for adapter in adapters():
@@ -43,7 +43,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 class _Unpickler(pickle.Unpickler):
-    """Puts empty tensors in host memory in the places of those left out."""
+    """Creates empty tensors in host memory for those that `_Pickler` left out."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
@@ -61,11 +61,11 @@ class _Unpickler(pickle.Unpickler):
 def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """The ``obj`` of ``root_rank`` on every rank (Horovod: ``broadcast_object``).
+    """Return the ``obj`` of ``root_rank`` on every rank (Horovod: ``broadcast_object``).
 
     ``root_rank`` is a global rank. The root returns ``obj`` itself, the others a copy with its tensors in host memory;
-    what they pass as ``obj`` is ignored. Tensors travel as they are, everything else through cloudpickle. When the
-    object cannot be pickled, the root raises what pickle raises, and the others RingError.
+    their own ``obj`` is ignored. Tensors are sent without pickling, everything else through cloudpickle. When the
+    object cannot be pickled, the root raises the error of pickle, and the others RingError.
     """
     check_process_set(process_set)
     name = name or "broadcast_object"
@@ -103,7 +103,7 @@ def broadcast_object(
 def gather_objects(obj: Any, name: str, process_set: ProcessSet) -> list[Any]:
     """The objects of all ranks of ``process_set``, in group order.
 
-    When one cannot be pickled, its rank raises what pickle raises, and the others RingError.
+    When one cannot be pickled, its rank raises the error of pickle, and the others RingError.
     """
     failure: BaseException | None = None
     payload = bytearray(_NO_PICKLE)
@@ -126,8 +126,8 @@ def gather_objects(obj: Any, name: str, process_set: ProcessSet) -> list[Any]:
 def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
     """The objects of all ranks, by rank (Horovod: ``allgather_object``).
 
-    Everything travels through cloudpickle, tensors too. When an object cannot be pickled, its rank raises what pickle
-    raises, and the others RingError.
+    Everything is sent through cloudpickle, tensors too. When an object cannot be pickled, its rank raises the error of
+    pickle, and the others RingError.
     """
     return gather_objects(obj, name or "allgather_object", global_process_set)
 
@@ -140,8 +140,7 @@ def allreduce_numbers(
 ) -> list[N]:
     """``numbers`` reduced over all ranks, element by element: as int64 where all are ints, else as float64.
 
-    Ranks that have joined contribute zeros. Raises CollectiveMismatch on every rank when the ranks give different
-    numbers of them.
+    Joined ranks contribute zeros. Raises CollectiveMismatch on every rank when the lengths differ.
     """
     values = array("q" if all(isinstance(number, int) for number in numbers) else "d", numbers)
     buffer = from_memoryview(values)

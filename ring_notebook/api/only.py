@@ -1,4 +1,4 @@
-"""`with only(0):` a block that some ranks execute while the others wait at its end."""
+"""`with only(0):` a block that only some ranks execute, while the others wait at its end."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from ring_notebook.core import world
 
 
 class _SkippedError(BaseException):
-    """Raised at the beginning of the block on ranks that do not execute it."""
+    """Raised at the start of the block on ranks that do not execute it."""
 
 
-class only:  # noqa: N801 - a statement reads it, as it does contextlib's suppress
+class only:  # noqa: N801 - read as part of a statement, like contextlib.suppress
     """A block for some ranks: ``with ring.only(0):`` or ``with ring.only(0, 2):``.
 
-    All ranks reach it. The named ones execute it, and are all there are in it: there they count from 0, and collectives
-    are theirs. The others wait at its end. Only a ``with`` statement can skip its block.
+    All ranks must reach it. The named ranks execute it. In it the world has only these ranks, numbered from 0, and
+    collectives are among them. The others wait at its end. It works only in a ``with`` statement.
 
-    Raises ValueError on every rank for ranks that do not exist, and CollectiveAborted on those that wait when a rank of
-    the block fails.
+    Raises ValueError on every rank for ranks that do not exist, and CollectiveAborted on the waiting ranks when a rank
+    of the block fails.
     """
 
     def __init__(self, *ranks: int) -> None:
@@ -35,7 +35,7 @@ class only:  # noqa: N801 - a statement reads it, as it does contextlib's suppre
         if any(not 0 <= rank < current.size for rank in self.ranks):
             raise ValueError(
                 f"rank {current.rank}: only{self.ranks}: expected ranks within 0..{current.size - 1}; "
-                "they count as in the block around"
+                "they are numbered as outside of the block"
             )
         frame = sys._getframe(1)
         if frame.f_globals.get("__name__") == "contextlib":
@@ -44,12 +44,12 @@ class only:  # noqa: N801 - a statement reads it, as it does contextlib's suppre
             self._skip(frame)
 
     def _skip(self, frame: FrameType) -> None:
-        """Have the next instruction of ``frame``, the first one of the block, raise."""
+        """Make the next instruction of ``frame``, the first one of the block, raise."""
 
         def raise_skipped(*_: Any) -> None:
             raise _SkippedError
 
-        # Python has no other way: a trace function is what is called between two instructions.
+        # Python has no other way to skip a block: it calls a trace function between two instructions.
         self._before = sys.gettrace(), frame.f_trace, frame.f_trace_opcodes
         self._frame = frame
         sys.settrace(lambda *_: None)

@@ -11,15 +11,15 @@ from ring_notebook.core.communicator import Communicator
 
 
 class ProcessSet:
-    """A group of ranks that can run collectives of its own (Horovod: ``ProcessSet``).
+    """A group of ranks with collectives of its own (Horovod: ``ProcessSet``).
 
-    ``ranks_or_comm`` is a list of global ranks, or an mpi4py communicator (each rank gives the one it is a member of,
-    so that one ``comm.Split`` makes several sets; a rank that is in none gives ``MPI.COMM_NULL``). The set works once
-    it is registered through ``init(process_sets=[...])`` or `add_process_set`, and until the next ``shutdown()``.
+    ``ranks_or_comm`` is a list of global ranks, or an mpi4py communicator (each rank gives the one that it is a member
+    of, so that one ``comm.Split`` makes several sets; a rank outside of all sets gives ``MPI.COMM_NULL``). The set can
+    be used after ``init(process_sets=[...])`` or `add_process_set` has registered it, until the next ``shutdown()``.
     """
 
     process_set_id: int | None = None
-    """Number of the set, equal on all ranks; 0 is the global set, None one that is not registered."""
+    """Number of the set, equal on all ranks; 0 for the global set, None for a set that is not registered."""
 
     def __init__(self, ranks_or_comm: Any) -> None:
         self._ranks: tuple[int, ...] | None = None
@@ -40,12 +40,12 @@ class ProcessSet:
 
     @property
     def ranks(self) -> list[int] | None:
-        """Global ranks of the members, ascending; None before a set made from a communicator is registered."""
+        """Global ranks of the members, ascending; None for a set made from a communicator that is not registered."""
         return None if self._ranks is None else list(self._ranks)
 
     @property
     def communicator(self) -> Communicator:
-        """The core's communicator of this set. Raises ValueError when it is not registered or this rank is outside."""
+        """The core's communicator of this set. Raises ValueError if the set is not registered or lacks this rank."""
         group = self._group
         if group is not None and self._world is world.current():
             return group
@@ -85,7 +85,7 @@ class ProcessSet:
 
     def group_rank(self, rank: int) -> int:
         """Index among the members of the global rank ``rank``. Raises ValueError when it is not a member."""
-        _ = self.communicator  # or it says why there is none
+        _ = self.communicator  # raises with the reason if there is none
         ranks = self.ranks or []
         if rank not in ranks:
             raise ValueError(
@@ -99,7 +99,7 @@ class ProcessSet:
 
 
 class _GlobalProcessSet(ProcessSet):
-    """All ranks of the current world: registered as long as there is one."""
+    """All ranks of the current world: registered while an epoch is open."""
 
     process_set_id = 0
 
@@ -131,7 +131,7 @@ class _GlobalProcessSet(ProcessSet):
 global_process_set: ProcessSet = _GlobalProcessSet()
 
 
-# Sets of earlier worlds stay here until the next change; `_registered` leaves them out.
+# Sets of earlier worlds stay here until the next change; `_registered` skips them.
 _sets: list[ProcessSet] = []
 
 
@@ -166,7 +166,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 def _register(member: ProcessSet) -> None:
     current = world.current()
-    # A script that takes every second rank has an empty set at size 1, and runs all the same.
+    # Empty sets are allowed: a script that takes ranks 1, 3, ... has one at size 1.
     member._group = current.communicator.group(member._ranks) if member._ranks else None
     member._world = current
     member.process_set_id = 1 + max((known.process_set_id or 0 for known in _sets), default=0)
@@ -174,16 +174,16 @@ def _register(member: ProcessSet) -> None:
 
 
 def registered_sets() -> dict[ProcessSet, list[int]]:
-    """The registered sets, in order, with the ranks in the job of their members: for `register_again`."""
+    """The registered sets, in order, with their members' ranks in the job, for `register_again`."""
     current = world.current()
     return {known: [current.ranks[rank] for rank in known._ranks or ()] for known in _registered()}
 
 
 def register_again(sets: Mapping[ProcessSet, Sequence[int]]) -> None:
-    """Register sets of an earlier epoch in this one; all ranks must call this, with the same ones.
+    """Register sets of an earlier epoch in this one; all ranks must call this with the same sets.
 
-    Each has those of its members that are in this epoch, under their new numbers. Sets that have become equal stay
-    apart; one that has no member left is empty.
+    Each keeps its members that are in this epoch, under their new numbers. Sets that have become equal stay separate;
+    a set without members is empty.
     """
     _registered()
     ranks = world.current().ranks
@@ -193,10 +193,10 @@ def register_again(sets: Mapping[ProcessSet, Sequence[int]]) -> None:
 
 
 def _split(added: ProcessSet) -> list[ProcessSet]:
-    """The sets that all ranks' MPI communicators make, in the same order on every rank; ``added`` is one of them."""
+    """The sets of all ranks' MPI communicators, in the same order on every rank; ``added`` is one of them."""
     current = world.current()
     members = tuple(sorted(added._mpi.allgather(current.rank))) if added._mpi else ()
-    # Numbers in text, with an end to each: what is gathered may not be empty.
+    # Numbers as text with a newline at the end, because the gathered data must not be empty.
     text = bytearray("".join(f"{member} " for member in members).encode() + b"\n")
     work = current.communicator.allgather(from_memoryview(text), name="process sets")
     lines = bytes(work.output()).decode().splitlines()

@@ -1,4 +1,4 @@
-"""What the shared floor needs of a framework's tensors, and the adapters of the frameworks that a rank has loaded."""
+"""The interface of a framework's tensors for `ring_notebook.api`, and the adapters of the loaded frameworks."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ class TensorAdapter(Protocol):
     """The framework's name in `ring_notebook.frameworks`."""
 
     def can_send(self, value: Any) -> bool:
-        """Whether ``value`` is a tensor that its dtype, its shape and its bytes describe completely."""
+        """Whether ``value`` is a tensor that is completely described by its dtype, shape and bytes."""
 
     def buffer_of(self, tensor: Any) -> Buffer:
-        """Buffer over the memory of ``tensor``, or over a contiguous copy in host memory where it has none."""
+        """Buffer over the memory of ``tensor``, or over a contiguous copy in host memory where that is not possible."""
 
     def empty(self, dtype: DType, shape: Sequence[int]) -> Any:
-        """A new tensor in host memory whose values are still to be written; `buffer_of` it makes no copy."""
+        """A new uninitialized tensor in host memory; `buffer_of` for it makes no copy."""
 
 
 _adapters: dict[str, TensorAdapter] = {}
 
 
 def register_adapter(adapter: TensorAdapter) -> None:
-    """Make the tensors of a framework known; a later adapter of the same name takes the place of an earlier one."""
+    """Register the tensors of a framework; a later adapter of the same name replaces an earlier one."""
     _adapters[adapter.name] = adapter
 
 
@@ -40,7 +40,7 @@ def adapters() -> tuple[TensorAdapter, ...]:
 
 
 def adapter_of(name: str) -> TensorAdapter:
-    """The adapter of the framework called ``name``, whose face is imported where that has not been done yet.
+    """The adapter of the framework called ``name``; imports its face if that has not been done.
 
     Raises RingError when no framework of that name is installed here.
     """

@@ -1,4 +1,4 @@
-"""Appends chunks to a file; while the disk is full it keeps the newest in memory, and writes them when it has room."""
+"""Appends chunks to a file; while the disk is full it keeps the newest in memory, and writes them later."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ring_notebook.files.private_files import make_private_folder
 
 
 class Appender:
-    """A new file that only grows, by whole chunks: a chunk that cannot be written leaves nothing behind.
+    """A new file that only grows, by whole chunks: a chunk that cannot be written is not left half written.
 
-    `add` keeps a chunk in memory, `flush` writes what is kept. Of chunks that could not be written the newest
-    ``limit`` bytes are kept; ``lost`` counts those that were dropped. The first `flush` creates the file.
+    `add` keeps a chunk in memory, `flush` writes the kept chunks. Of chunks that could not be written the newest
+    ``limit`` bytes are kept; ``lost`` counts the dropped ones. The first `flush` creates the file.
     """
 
     def __init__(self, path: Path, limit: int) -> None:
@@ -26,12 +26,12 @@ class Appender:
         self._file = -1
 
     def add(self, chunk: bytes) -> None:
-        """Take in a chunk for the next `flush`."""
+        """Keep a chunk for the next `flush`."""
         self._kept.append(chunk)
         self.kept_bytes += len(chunk)
 
     def flush(self) -> None:
-        """Write what is kept. Raises OSError when the disk does not take it; it stays in memory then."""
+        """Write the kept chunks. Raises OSError when a write fails; the rest is then still kept."""
         try:
             if self._file < 0:
                 make_private_folder(self.path.parent)
@@ -46,14 +46,14 @@ class Appender:
             raise
 
     def take_kept(self) -> bytes:
-        """Everything that could not be written, which this no longer keeps."""
+        """Take all chunks that could not be written; they are no longer kept."""
         kept = b"".join(self._kept)
         self._kept.clear()
         self.kept_bytes = 0
         return kept
 
     def close(self) -> None:
-        """Close the file. What could not be written is still kept."""
+        """Close the file. Chunks that could not be written are still kept."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

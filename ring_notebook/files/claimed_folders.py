@@ -1,7 +1,7 @@
-"""Folders, and files, that are removed when no process claims them any more, however their processes have ended.
+"""Folders and files that are removed when no process claims them any more, however their processes have ended.
 
-A lock tells the dead from the living where process ids do not: they are used again, and containers that share a folder
-have numbers of their own.
+A claim is a lock, because process ids do not suffice: they are reused, and containers that share a folder have
+different ones.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _NAME = re.compile(r"ring-(?:run|code)-[0-9a-f]{16}")
 
 
 def claim(path: Path) -> int:
-    """Make the folder at ``path``; a descriptor that keeps it from `remove_unclaimed` while a process has it.
+    """Make the folder at ``path`` and return a descriptor. While a process has that open, `remove_unclaimed` keeps it.
 
-    Other processes may have claimed it too.
+    Other processes may claim the folder too.
     """
     while True:
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=0o700)
-        with contextlib.suppress(FileNotFoundError):  # removed meanwhile, as abandoned
+        with contextlib.suppress(FileNotFoundError):  # another process has just removed it as unclaimed
             folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             with contextlib.suppress(OSError):  # no locks here: then nothing counts as abandoned
                 fcntl.flock(folder, fcntl.LOCK_SH)
@@ -40,7 +40,7 @@ def claim(path: Path) -> int:
 
 
 def remove_unclaimed(path: Path, remove: Callable[[], object]) -> None:
-    """Call ``remove`` if ``path`` is this user's and no process claims it, and while none can claim it."""
+    """Call ``remove`` if ``path`` belongs to this user and no process claims it; meanwhile no process can claim it."""
     with contextlib.suppress(OSError):  # in use, or a link
         folder = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
@@ -55,10 +55,10 @@ def remove_unclaimed(path: Path, remove: Callable[[], object]) -> None:
 def claimed_folder(kind: Literal["run", "code"]) -> Iterator[Path]:
     """A new private folder for temporary files, removed at the end of the block.
 
-    First it removes those of this user whose processes were killed before they could do so.
+    First removes this user's earlier folders whose processes were killed.
     """
     place = Path(tempfile.gettempdir())
-    with contextlib.suppress(OSError):  # a place that this user may not list
+    with contextlib.suppress(OSError):  # this user cannot list the folder
         for left in filter(_NAME.fullmatch, os.listdir(place)):
             remove_unclaimed(place / left, functools.partial(shutil.rmtree, place / left, ignore_errors=True))
     path = (place / f"ring-{kind}-{secrets.token_hex(8)}").resolve()

@@ -1,4 +1,4 @@
-"""Folders and files that nobody but their owner can read, whatever the umask."""
+"""Folders and files that only their owner can read, whatever the umask."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import IO, Any
 
 
 def make_private_folder(path: Path) -> None:
-    """Make ``path`` and those of its parents that are missing, with mode 0700; what is there keeps its mode."""
+    """Make ``path`` and its missing parents with mode 0700; existing folders keep their mode."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     for folder in reversed(missing):
         folder.mkdir(mode=0o700, exist_ok=True)  # mkdir's own `parents` would leave their mode to the umask
@@ -22,7 +22,7 @@ def open_private(path: Path, mode: str) -> IO[Any]:
 
 
 def open_regular(path: Path, flags: int = 0) -> IO[bytes]:
-    """Open ``path`` to read it. Raises OSError, and ValueError for what is no file: a named pipe would never answer."""
+    """Open ``path`` to read it. Raises OSError, and ValueError if it is not a regular file, such as a named pipe."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -31,7 +31,7 @@ def open_regular(path: Path, flags: int = 0) -> IO[bytes]:
 
 
 def open_own(path: Path) -> IO[bytes]:
-    """`open_regular`, and no link. Raises PermissionError for a file of another user, who could have it run code."""
+    """`open_regular` without links. Raises PermissionError for a file of another user, because it could run code."""
     file = open_regular(path, os.O_NOFOLLOW)
     if os.fstat(file.fileno()).st_uid in (os.geteuid(), 0):
         return file
@@ -40,7 +40,7 @@ def open_own(path: Path) -> IO[bytes]:
 
 
 def changed_by_others(folder: Path) -> str:
-    """How another user could change what is in ``folder``, and what helps; empty when none could."""
+    """How another user could change the content of ``folder``, and what to do; empty when none could."""
     try:
         status = folder.stat()
     except OSError:
@@ -53,5 +53,5 @@ def changed_by_others(folder: Path) -> str:
 
 
 def is_own(path: Path) -> bool:
-    """Whether ``path`` belongs to this user or to root: what another user has left may run code when it is read."""
+    """Whether ``path`` belongs to this user or to root: reading a file of another user may run code."""
     return path.lstat().st_uid in (os.geteuid(), 0)

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, whatever ends the process that writes them, and that show later damage."""
+"""Files that appear complete or not at all, even if the writing process is killed, with a checksum against damage."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from ring_notebook.files.claimed_folders import remove_unclaimed
 
 _MARK = b"ring-notebook"
 _CHECKSUM = struct.Struct(f"<{len(_MARK)}sQI")
-"""Behind the content: its length in bytes and its CRC-32. Readers of zip files, such as torch's, ignore it."""
+"""After the content: its length in bytes and its CRC-32. Readers of zip files, such as torch's, ignore it."""
 _PIECE = 1 << 20
 
 
 @contextlib.contextmanager
 def whole_file(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
-    """A file to write, which takes the place of ``path`` at the end of the block, unless that raises.
+    """A file to write, which replaces ``path`` at the end of the block, unless the block raises.
 
-    It is written beside ``path`` and synced to disk. First what processes of this user have left there goes that were
-    killed while they wrote the same file. With ``private`` it has mode 0600, whatever the umask. A checksum follows
-    what the block writes.
+    It is written beside ``path`` and synced to disk. First removes what processes of this user have left there when
+    they were killed while writing the same file. With ``private`` it has mode 0600, whatever the umask. A checksum is
+    added at its end.
     """
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
         remove_unclaimed(left, left.unlink)
@@ -44,7 +44,7 @@ def whole_file(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
 
 
 def is_whole(file: IO[bytes]) -> bool | None:
-    """Whether ``file`` is what `whole_file` wrote; None where no checksum is at its end. It is read from its start."""
+    """Whether the checksum of ``file`` is right; None if it has none. Leaves ``file`` at its start."""
     length = file.seek(0, os.SEEK_END) - _CHECKSUM.size
     file.seek(max(length, 0))
     found = file.read()
@@ -54,7 +54,7 @@ def is_whole(file: IO[bytes]) -> bool | None:
 
 
 def _checksum(file: IO[bytes], length: int) -> bytes:
-    """That of the first ``length`` bytes, after which the file is left."""
+    """The checksum of the first ``length`` bytes; leaves the file behind them."""
     file.seek(0)
     crc, left = 0, length
     while piece := file.read(min(left, _PIECE)):
