@@ -150,7 +150,7 @@ _CHOICES = {
     "wire": ("float16", "bfloat16"),
 }
 _LEAST = {"spin": -1, "start_timeout": -1, "min_np": 1}
-"""For numbers whose minimum is not 0."""
+"""Minima other than 0."""
 _MOST = {"inline": 1 << 30, "segment": 1 << 30, "memory": 1 << 62, "fusion_threshold": 1 << 62, "min_np": 1 << 30}
 _KINDS = {int: "an integer", float: "a number"}
 

@@ -375,7 +375,7 @@ class DeviceNumber(Protocol):
     """A number that is being copied from a device."""
 
     def has_arrived(self) -> bool:
-        """Whether `number` would not wait."""
+        """Whether `number` returns without waiting."""
 
     def number(self) -> float:
         """The number, once it has arrived."""
@@ -385,12 +385,12 @@ _copiers: list[Callable[[Any], DeviceNumber | None]] = []
 
 
 def register_copier(copier: Callable[[Any], DeviceNumber | None]) -> None:
-    """Have ``copier`` asked for every number on a device: it begins to copy those of its framework, None for others."""
+    """Register ``copier``, which begins to copy a number of its framework from a device and returns None for others."""
     _copiers.append(copier)
 
 
 def copy_from_device(value: Any) -> Any:
-    """``value``, an array of one number on a device, as it is now: on its way, or as a copy on its device."""
+    """Save ``value``, an array of one number on a device: as a copy on its way to the host, or on its device."""
     for copier in _copiers:
         if (number := copier(value)) is not None:
             return number
@@ -398,7 +398,7 @@ def copy_from_device(value: Any) -> Any:
 
 
 def has_arrived(value: Any, deadline: float = 0.0) -> bool:
-    """Whether `read` gives what the device had; ``deadline``, of the monotonic clock, is waited for first."""
+    """Whether `read` returns the value of the device. Waits until ``deadline``, on the monotonic clock."""
     if type(value) is float or not hasattr(value, "has_arrived"):
         return True
     while not _arrived(value):
@@ -411,12 +411,12 @@ def has_arrived(value: Any, deadline: float = 0.0) -> bool:
 def _arrived(value: DeviceNumber) -> bool:
     try:
         return value.has_arrived()
-    except RuntimeError:  # the device has failed; its next use says so
+    except RuntimeError:  # the device has failed; its next use raises the error
         return True
 
 
 def read(value: Any) -> float:
-    """The number; NaN for one that has not arrived, or that a device which has failed keeps."""
+    """The number; NaN where it has not arrived, or its device has failed."""
     if type(value) is float:
         return value
     if not hasattr(value, "has_arrived"):

@@ -228,10 +228,10 @@ Events = Sequence[dict[str, Any]]
 
 
 class GrowingTrace:
-    """The file ``path``, to which a thread adds what ``take`` gives, until `close`.
+    """The file ``path``, to which a thread adds the events of ``take``, until `close`.
 
-    ``shown`` is a second name of the file while it grows, if any; a file of that name gives way. What the disk does not
-    take fails no training: the file is removed, a line on stderr says why, and nothing more is written.
+    ``shown`` is a second name of the file while it grows, if any, and replaces a file of that name. A full disk does
+    not fail the training: the file is removed, a line on stderr says why, and nothing more is written.
     """
 
     def __init__(self, path: Path, shown: Path | None, begin: Events, take: Callable[[], Events]) -> None:
@@ -253,7 +253,7 @@ class GrowingTrace:
         self._thread.start()
 
     def close(self) -> Events:
-        """Add the rest; returns everything that is in the file."""
+        """Add the remaining events; returns all events of the file."""
         self._closing.set()
         self._thread.join()
         self._add_new()
@@ -276,7 +276,7 @@ class GrowingTrace:
                 self._fail(error)
 
     def _add(self, events: Events) -> None:
-        # Over the old end, with a new one, in one write: only a reader in this very moment may find half of both.
+        # Overwrite the old end in one write: only a read at that moment can see part of both.
         comma = b",\n" if self._size > len(_BEGIN) else b"\n"
         data = comma + ",\n".join(map(json.dumps, events)).encode()
         left, at = memoryview(data + _END), self._size
@@ -288,7 +288,7 @@ class GrowingTrace:
     def _show(self) -> None:
         if self._shown is None or (self._shown.exists() and not self._shown.is_file()):  # a device
             return
-        with suppress(OSError):  # a file system without links: only `path` is there while it grows
+        with suppress(OSError):  # a file system without links: then there is only `path` while it grows
             self._shown.unlink(missing_ok=True)
             os.link(self._path, self._shown)
 
@@ -302,8 +302,8 @@ class GrowingTrace:
 
 
 def report_unwritten(path: Path, error: OSError) -> None:
-    """Say on stderr that ``path`` cannot be written, and remove what there is of it."""
+    """Report on stderr that ``path`` cannot be written, and remove it."""
     with suppress(OSError):
-        if path.is_file():  # and not a device
+        if path.is_file():  # not a device
             path.unlink()
     print(f"the timeline {path} cannot be written: {error.strerror}", file=sys.stderr)  # noqa: T201

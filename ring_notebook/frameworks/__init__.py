@@ -62,7 +62,7 @@ def framework(name: str) -> Framework:
 
 
 def default() -> Framework:
-    """The framework of cells that use none by name: RING_FRAMEWORK, else the first of `BUILT_IN`."""
+    """The framework of cells that name none: RING_FRAMEWORK, else the first of `BUILT_IN`."""
     return framework(config().framework) if config().framework else BUILT_IN[0]
 
 

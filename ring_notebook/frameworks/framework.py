@@ -28,10 +28,10 @@ class Framework:
     before: Mapping[str, str] = field(default_factory=dict)
     """By name: the ``module:function`` that an engine calls before a cell that uses the name."""
     count_waits: str = ""
-    """What has `core.other_waits` count how long the framework's own C++ waits for other ranks, as ``module:function``;
-    an engine calls it before each cell."""
+    """The ``module:function`` that makes `core.other_waits` count waits in the framework's C++ code. An engine calls it
+    before each cell."""
     threads: str = ""
-    """How many threads a rank computes with, as ``module:function``; an engine calls it before each cell."""
+    """The ``module:function`` that returns the number of threads of a rank. An engine calls it before each cell."""
     modes: str = ""
     """The ``module:function`` that remembers the framework's modes of a thread, such as whether gradients are recorded.
     An engine calls it before each cell. It returns a function, which an engine calls after a cell that failed or was

@@ -173,7 +173,7 @@ import torch
 if torch.cuda.is_available():
     torch.cuda.set_device(ring.local_rank() % torch.cuda.device_count())
 """,
-    # It raises where there is a group, and a cell runs again.
+    # It raises where a group exists, and a cell may be run again.
     before={
         "init_process_group": "ring_notebook.torch.process_group.default_group:end_groups",
         "Accelerator": "ring_notebook.torch.process_group.default_group:forget_accelerate",

@@ -48,15 +48,15 @@ class Finder(MetaPathFinder, Loader):
 
 _finder = Finder()
 _made: dict[str, ModuleType] = {}
-"""The modules while the hook is off, so that a later import gives the same modules that a user has kept."""
+"""The modules while the hook is off, so that a later import returns the same modules."""
 
 
 def as_horovod() -> ExitStack:
     """Make ``import horovod`` import Ring Notebook in this process, also in libraries.
 
     It takes effect at once. An installed Horovod is not changed and cannot be imported meanwhile; modules that were
-    imported before stay valid. It ends with the ``with`` block, or with ``close()`` of the result: imports then find
-    what they found before. Does nothing, also at the end, if it is already in effect.
+    imported before stay valid. It ends with the ``with`` block, or with ``close()`` of the result: then imports work as
+    before. A call while it is in effect does nothing, also at its end.
     """
     leaving = ExitStack()
     if _finder not in sys.meta_path:

@@ -1,4 +1,4 @@
-"""Checkpoints: rank 0 writes them completely or not at all, and reads them for all ranks; when a training writes them."""
+"""Checkpoints: rank 0 writes them completely or not at all, and reads them for all ranks; and when to write them."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ struct alignas(64) Doorbell {
     SharedAtomic<std::uint32_t> rings{0};
     SharedAtomic<std::uint32_t> sleepers{0};
 
-    // Wakes the thread that sleeps here. Costs one load when nobody does.
+    // Wakes the thread that sleeps here. Costs one load when none does.
     void ring() noexcept {
         if (sleepers.load(std::memory_order_seq_cst) != 0) wake();
     }

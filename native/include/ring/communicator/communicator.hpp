@@ -94,7 +94,7 @@ class Work : public std::enable_shared_from_this<Work> {
     std::unique_ptr<Algorithm> algorithm_;
     std::uint64_t gate_ = 0;     // to wait for
     std::uint64_t gates_ = 0;    // passed since the agreement or algorithm began
-    std::int64_t mark_ = 0;      // when the phase began that a timeline shows next; 0 when nobody records
+    std::int64_t mark_ = 0;      // when the present phase began, for a timeline; 0 while none is recorded
     int last_ = -1;              // the rank that came last to its first gate; only while a timeline is recorded
     bool polling_ = false;       // waits for the link and not for a gate
     std::int64_t deadline_ = 0;  // monotonic ns, 0 for none
@@ -288,7 +288,7 @@ class Communicator {
     void announce_abort() noexcept;
     void leave() noexcept;
     void leave_with_epoch() noexcept;
-    // Before an operation is begun or queued, while nobody closes the queue.
+    // Call before an operation begins or is queued, while no thread closes the queue.
     void check_open(const Request& request) const;
     void wait_until_ready(Work& work, bool (Work::*ready)() const, double timeout, const Interruption& check);
     Served serve();

@@ -92,7 +92,7 @@ class OperationQueue {
 
     mutable std::mutex mutex_;
     std::deque<Entry> entries_;
-    std::thread::id turn_;  // none when nobody has it
+    std::thread::id turn_;  // empty when no thread has it
     std::atomic<bool> closed_{false};
 };
 

@@ -66,7 +66,7 @@ class Progress {
     std::atomic<std::uint32_t> watched_{0};  // watch() calls so far
     std::atomic<bool> watching_{false};      // it looks every kWatch
     bool any_work_ = false;
-    std::chrono::microseconds tick_{kSleep};  // until it looks again, where nobody wakes it
+    std::chrono::microseconds tick_{kSleep};  // until its next look, if it is not woken
 };
 
 }  // namespace ring

@@ -4,7 +4,7 @@
 //
 // The file is sparse: an arena is as large as the machine's memory and takes pages only where a rank has allocated.
 // A place in ring memory is an offset from the start of the file, the same number for every rank; each process adds
-// its own base. The file has no name, so nobody else can open it and nothing is left when the last process ends.
+// its own base. The file has no name, so no other user can open it and nothing is left when the last process ends.
 #pragma once
 
 #include <cstddef>
