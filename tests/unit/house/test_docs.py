@@ -76,6 +76,20 @@ def test_folders_and_files_in_code_font_exist() -> None:
     assert offenders(DOCUMENTS, unknown) == {}
 
 
+def test_names_of_the_code_exist() -> None:
+    """A name of the pages of the code, such as ``hold_deadlines`` or ``NameTable``, and of a test on any page."""
+    folders = ["ring_notebook", "native", "tests", "docs/*.py", "benchmarks/*.py"]
+    listed = subprocess.run(["git", "ls-files", *folders], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    sources = [ROOT / name for name in listed.split() if name.endswith((".py", ".pyi", ".cpp", ".hpp"))]
+    known = set(re.findall(r"\w+", "\n".join(path.read_text() for path in sources if path.exists())))
+
+    def unknown(path: Path) -> set[str]:
+        names = set(re.findall(r"`([A-Za-z]\w*(?:_\w+|[a-z][A-Z]\w*))(?:\(\))?`", path.read_text()))
+        return (names if path.name in OF_THE_CODE else {name for name in names if name.startswith("test_")}) - known
+
+    assert offenders(DOCUMENTS, unknown) == {}
+
+
 def test_commands_have_the_options_they_are_shown_with() -> None:
     """Of ``ringrun``, ``%ring``, ``%%ringtrain`` and ``%%ringscale``, where a piece of code begins with them."""
 
