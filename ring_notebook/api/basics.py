@@ -132,7 +132,7 @@ def mpi_threads_supported() -> bool:
 
 
 def mpi_enabled() -> bool:
-    """Whether MPI carries this process's group."""
+    """Whether MPI is initialized in this process, after `init`."""
     mpi = sys.modules.get("mpi4py.MPI")
     return world.is_initialized() and mpi is not None and bool(mpi.Is_initialized())
 
@@ -153,7 +153,7 @@ def gloo_built() -> bool:
 
 
 def nccl_built() -> int:
-    """0: NCCL is not used (Horovod returns its version number)."""
+    """0: nothing is compiled against NCCL, which is found at run time (Horovod returns its version number)."""
     return 0
 
 
@@ -168,19 +168,19 @@ def ccl_built() -> bool:
 
 
 def cuda_built() -> bool:
-    """False: the core reduces in host memory; tensors on a device are copied there and back."""
+    """False: nothing is compiled against CUDA, whose driver is found at run time."""
     return False
 
 
 def rocm_built() -> bool:
-    """False: the core reduces in host memory; tensors on a device are copied there and back."""
+    """False: tensors on AMD's GPUs are reduced in host memory."""
     return False
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Record what this rank's collectives do until `stop_timeline`; all ranks call it.
+    """Record the collectives of this rank until `stop_timeline`; all ranks call it.
 
-    ``mark_cycles`` is Horovod's; there are no cycles here to mark.
+    ``mark_cycles`` is Horovod's argument and has no effect: there are no cycles.
     """
     trace.start(file_path)
 
