@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ring_notebook.files.checkpoint_names import CHECKPOINTS
 from ring_notebook.hardware import cores
 from ring_notebook.notebook.deferred_interrupt import DeferredInterrupt
 from ring_notebook.notebook.engines import Engines
@@ -73,12 +74,12 @@ def send(
         *flags,
         list(only),
         sorted(engines.deaths()),
-        checkpoints,
+        str(folder / run / CHECKPOINTS),
         resume,
     )
     questions = Answering(chosen)
     with DeferredInterrupt() as interrupt:  # else ranks would execute a cell that no run of this kernel knows
-        futures = chosen.submit(_RANK_SIDE, (*args, *places), range(len(ranks)), log.put, questions.put)
+        futures = chosen.submit(_RANK_SIDE, args, range(len(ranks)), log.put, questions.put)
         sent = Run(chosen, log, futures, timeout=timeout, questions=questions)
     if interrupt.came:
         sent.interrupt()
