@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from harness.devices.pretended_gpu import PretendedGpu
-from ring_notebook.torch.optimizer import packing
+from ring_notebook.torch.optimizer import bucket_runtime
 from ring_notebook.torch.optimizer.bucket_runtime import Packer
 
 pytestmark = pytest.mark.sizes(2, slow=(1, 3))
@@ -57,7 +57,7 @@ def distributed(hvd: ModuleType, device: torch.device, **options: Any) -> tuple[
     return model, hvd.DistributedOptimizer(optimizer, model.named_parameters(), **options)
 
 
-@pytest.mark.parametrize("small", [0, 200, packing.SMALL], ids=["in place", "some packed", "all packed"])
+@pytest.mark.parametrize("small", [0, 200, bucket_runtime.SMALL], ids=["in place", "some packed", "all packed"])
 @pytest.mark.parametrize("overlap", ["thread", "inline"])
 def test_ranks_train_as_one_process(
     hvd: ModuleType,
@@ -70,7 +70,7 @@ def test_ranks_train_as_one_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     settings(overlap=overlap, fusion_threshold=1000)  # several buckets
-    monkeypatch.setattr(packing, "SMALL", small)
+    monkeypatch.setattr(bucket_runtime, "SMALL", small)
     model, optimizer = distributed(hvd, device)
     for got, want in zip(train(model, optimizer, batches(rank)), expected(size), strict=True):
         torch.testing.assert_close(got, want)
