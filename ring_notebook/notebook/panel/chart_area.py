@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ipywidgets import Dropdown, GridBox, HBox, Layout, ToggleButton, Widget
 
-from ring_notebook.notebook.panel import machine_load
+from ring_notebook.notebook.panel import machines
 from ring_notebook.notebook.panel.charts.chart import Chart, charts, columns, titles
 from ring_notebook.notebook.record.choices import Look
 from ring_notebook.notebook.record.run_view import RunView
@@ -60,7 +60,7 @@ class ChartArea:
             return
         every = charts(view, self._names(view), self.look)
         if self.look.machine:
-            every += machine_load.charts(view, self.look)
+            every += machines.charts(view, self.look)
         made = {chart.title: chart for chart in every}
         if not made:
             return

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import NamedTuple
 
-from ring_notebook.notebook.panel import machine_load, slow_ranks
+from ring_notebook.notebook.panel import machines, slow_ranks
 from ring_notebook.notebook.panel.progress import Progress, progress
 from ring_notebook.notebook.panel.waits import left_out, left_out_in_loop, stall_sentence
 from ring_notebook.notebook.record.run_record import RunRecord
@@ -68,7 +68,7 @@ def headline(log: RunRecord, view: RunView, stuck: Sequence[RankView] = ()) -> H
         (
             *((slow.sentence,) if slow else ()),
             *_too_long(batch, None if stuck else done.left),
-            *machine_load.warnings(log, view),
+            *machines.warnings(log, view),
         ),
         done.part,
     )

@@ -16,7 +16,7 @@ from ring_notebook.notebook.panel import (
     headline,
     hints,
     labelled_lines,
-    machine_load,
+    machines,
     rank_table,
     report,
     waits,
@@ -62,7 +62,7 @@ class Panel:
         self._asks = asks
         self._charts = ChartArea(plot, log.look, log.keep_look)
         self._lint = report.lint(log)
-        self._loads = machine_load.Cells()
+        self._loads = machines.Cells()
         self._table_due = 0.0
         self._ended = Event()
         self._place: Any = None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from html import escape
 
-from ring_notebook.notebook.panel import machine_load, slow_ranks
+from ring_notebook.notebook.panel import machines, slow_ranks
 from ring_notebook.notebook.panel.charts.chart import RATE
 from ring_notebook.notebook.record.run_view import RankView, RunView
 from ring_notebook.notebook.record.spent import SHARES, Spent
@@ -51,14 +51,14 @@ class Table:
     aside: frozenset[str] = frozenset()
 
 
-def table(view: RunView, still: bool = False, loads: machine_load.Cells | None = None) -> Table:
+def table(view: RunView, still: bool = False, loads: machines.Cells | None = None) -> Table:
     """The rows of a run. ``still`` leaves out the columns of a run in progress; ``loads`` remembers its own cells."""
     shares = _shares(view)
     metrics = view.charted[:MOST_METRICS]
     more = len(view.charted) - len(metrics)
     silent = not still and any(rank.quiet > SILENT and not rank.ended for rank in view.ranks)
     columns = ["rank", "status", "step", *[RATE] * bool(view.throughput), *shares, *["silent for"] * silent]
-    titles = [title for name, title in machine_load.COLUMNS.items() if view.loads.get(name)]
+    titles = [title for name, title in machines.COLUMNS.items() if view.loads.get(name)]
     aside = frozenset({RATE, *metrics[max(FIRST_METRICS, NARROW - len(titles)) :]})
     columns += [*metrics, *[f"and {more:,} more metrics"] * (more > 0), *titles]
     slow = slow_ranks.find(view)
@@ -67,7 +67,7 @@ def table(view: RunView, still: bool = False, loads: machine_load.Cells | None =
     shown_ranks = sorted(view.ranks, key=lambda rank: rank.rank not in late) if view.size > TEXT_ROWS else view.ranks
     rows = []
     died = view.died
-    machines = (loads or machine_load.Cells()).of(view)
+    of_machines = (loads or machines.Cells()).of(view)
     for rank in shown_ranks:
         cells = [str(rank.rank), status_of(rank, still, died), str(rank.step)]
         if view.throughput:
@@ -75,7 +75,7 @@ def table(view: RunView, still: bool = False, loads: machine_load.Cells | None =
         cells += [f"{by_rank[rank.rank]:.0%}" for by_rank in shares.values()]
         if silent:
             cells.append("" if rank.ended or rank.quiet < SILENT else duration(rank.quiet))
-        cells += [*_last(rank, metrics), *[""] * (more > 0), *machines[rank.rank]]
+        cells += [*_last(rank, metrics), *[""] * (more > 0), *of_machines[rank.rank]]
         rows.append(tuple(cells))
     bars = tuple(_bar(rank.spent) for rank in shown_ranks) if shares else ()
     return Table(tuple(columns), tuple(rows), late, bars, aside)

@@ -9,7 +9,7 @@ from typing import Any
 
 from IPython.display import HTML
 
-from ring_notebook.notebook.panel import display_area, headline, hints, labelled_lines, machine_load, rank_table
+from ring_notebook.notebook.panel import display_area, headline, hints, labelled_lines, machines, rank_table
 from ring_notebook.notebook.panel.charts import svg_chart
 from ring_notebook.notebook.panel.charts.chart import Chart, charts, titles
 from ring_notebook.notebook.panel.charts.curves import many
@@ -161,7 +161,7 @@ def _machine(log: RunRecord, view: RunView) -> str:
     """
     if not view.names and view.elapsed < MACHINE_SECONDS:
         return ""
-    shown = svg_chart.grid(machine_load.charts(view, log.look))
+    shown = svg_chart.grid(machines.charts(view, log.look))
     return f"<details{' open' * log.look.machine}><summary>Machine</summary>{shown}</details>" if shown else ""
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from ring_notebook.errors import ClusterError
 from ring_notebook.notebook.cluster.cluster import Cluster
-from ring_notebook.notebook.panel import machine_load
+from ring_notebook.notebook.panel import machines
 from ring_notebook.notebook.run.run import Run
 from ring_notebook.records import Status
 
@@ -96,4 +96,4 @@ def test_a_run_tells_with_how_many_threads_its_ranks_compute(cluster: Cluster) -
     run.wait()
     told = {row.rank: row.values.get("threads") for row in run.log.loads()}
     assert told == {0: 64.0, 1: 64.0}
-    assert any("2 ranks compute with 128 threads on" in one for one in machine_load.warnings(run.log, run.log.view()))
+    assert any("2 ranks compute with 128 threads on" in one for one in machines.warnings(run.log, run.log.view()))

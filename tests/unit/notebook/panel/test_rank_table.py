@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Callable
 from types import FrameType
 
-from ring_notebook.notebook.panel import machine_load, rank_table
+from ring_notebook.notebook.panel import machines, rank_table
 from ring_notebook.notebook.record.run_view import RunState, RunView
 from ring_notebook.notebook.style import PHASE_COLORS, rank_color
 from ring_notebook.records import Load, MetricBatch, Status
@@ -34,7 +34,7 @@ def running() -> RunState:
     return state
 
 
-def page(view: RunView, loads: machine_load.Cells | None = None) -> str:
+def page(view: RunView, loads: machines.Cells | None = None) -> str:
     return rank_table.html(rank_table.table(view, loads=loads))
 
 
@@ -55,7 +55,7 @@ def calls(action: Callable[[], object]) -> int:
 
 
 def test_a_table_drawn_again_costs_what_has_changed() -> None:
-    state, loads = running(), machine_load.Cells()
+    state, loads = running(), machines.Cells()
     first = calls(lambda: page(state.view(1060.0), loads))
     again = calls(lambda: page(state.view(1060.2), loads))
     step(state, 1, 60)
@@ -65,14 +65,14 @@ def test_a_table_drawn_again_costs_what_has_changed() -> None:
 
 
 def test_what_is_remembered_is_what_there_is() -> None:
-    state, loads = RunState(RANKS, 1000.0), machine_load.Cells()
+    state, loads = RunState(RANKS, 1000.0), machines.Cells()
     for second in range(5):
         for rank in range(RANKS):
             before = state.view(1000.0 + second)
             shown = page(before)
             step(state, rank, second)
             view = state.view(1000.0 + second)
-            assert page(view, loads) == page(view, machine_load.Cells())
+            assert page(view, loads) == page(view, machines.Cells())
             assert page(before) == shown, "a view does not change"
     state.apply(Load("run", 2, 1006.0, {"gpu": 20.0}), 1006.0)
     assert "GPU" in page(state.view(1006.0), loads)

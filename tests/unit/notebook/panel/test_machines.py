@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ring_notebook.notebook.panel import machine_load, rank_table, report
+from ring_notebook.notebook.panel import machines, rank_table, report
 from ring_notebook.notebook.record.choices import Look
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.record.run_record import RunRecord
@@ -50,7 +50,7 @@ def test_readings_are_kept_drawn_and_listed(tmp_path: Path) -> None:
     for one in (log, again):
         content = rank_table.table(one.view(), still=True)
         assert content.rows[1][content.columns.index("CPU")] == "▂▅▇ 90%"
-        assert [chart.title for chart in machine_load.charts(one.view(), Look())] == ["CPU"]
+        assert [chart.title for chart in machines.charts(one.view(), Look())] == ["CPU"]
     log.summary["seconds"] = 30.0
     page = report.mime_bundle(log)["text/html"]
     assert "<details><summary>Machine</summary>" in page
@@ -73,7 +73,7 @@ def test_readings_are_kept_drawn_and_listed(tmp_path: Path) -> None:
 )
 def test_memory_that_runs_out_is_said_before(tmp_path: Path, values: list[float], warns: bool) -> None:
     log = recorded(tmp_path, "memory_left", values)
-    found = machine_load.warnings(log, log.view())
+    found = machines.warnings(log, log.view())
     assert bool(found) is warns
     if warns:
         assert found == ("memory runs out in about 31 s: 6.2 GiB left where rank 0 runs",)
@@ -81,25 +81,23 @@ def test_memory_that_runs_out_is_said_before(tmp_path: Path, values: list[float]
 
 def test_ranks_that_share_cores(tmp_path: Path) -> None:
     log = recorded(tmp_path, "cpu", [1.0], size=9)
-    assert machine_load.warnings(log, log.view()) == ("9 ranks share 8 cores: each computes more slowly than alone",)
+    assert machines.warnings(log, log.view()) == ("9 ranks share 8 cores: each computes more slowly than alone",)
     log.environment["gpus"] = ["0"]
-    assert machine_load.warnings(log, log.view()) == ()
+    assert machines.warnings(log, log.view()) == ()
 
 
 def test_more_threads_than_cores(tmp_path: Path) -> None:
     log = recorded(tmp_path, "threads", [16.0, 4.0], size=2)
-    assert machine_load.warnings(log, log.view()) == ()
+    assert machines.warnings(log, log.view()) == ()
     log = recorded(tmp_path / "more", "threads", [1.0, 8.0], size=2)
-    (warning,) = machine_load.warnings(log, log.view())
+    (warning,) = machines.warnings(log, log.view())
     assert warning.startswith("2 ranks compute with 16 threads on 8 cores, which wait for one another: unset OMP_NUM_")
     log.environment["gpus"] = ["0"]
-    assert machine_load.warnings(log, log.view()) == ()
+    assert machines.warnings(log, log.view()) == ()
 
 
 def test_a_gpu_that_idles_for_data(tmp_path: Path) -> None:
     log = recorded(tmp_path, "gpu", [30.0] * 12, training=20.0, data_wait=8.0)
-    assert machine_load.warnings(log, log.view()) == (
-        "the GPU of rank 0 idles: 40% of the time goes to waiting for data",
-    )
+    assert machines.warnings(log, log.view()) == ("the GPU of rank 0 idles: 40% of the time goes to waiting for data",)
     busy = recorded(tmp_path / "busy", "gpu", [95.0] * 12, training=20.0, data_wait=8.0)
-    assert machine_load.warnings(busy, busy.view()) == ()
+    assert machines.warnings(busy, busy.view()) == ()
