@@ -97,7 +97,7 @@ begun = log.started = log._state.started = time.time()
 clock = [begun]
 for rank in log._state._ranks.values():
     rank.rate._origin = begun
-log._now = lambda: clock[0]
+log.now = lambda: clock[0]
 
 def send(rank, first, seconds):
     rows = array("d")

@@ -39,7 +39,7 @@ def test_the_cell_says_how_many_passes_there_are(source: str, wanted: int | None
 def said(directory: Path, source: str, number: int) -> headline.Headline:
     """The headline of a rank that is at step 30 of 40 of a pass, whose step 10 was ten seconds ago."""
     log = RunLog(directory / "r1", "r1", "", 1, source, {}, {}, 1000.0)
-    log._now = lambda: 1010.0  # type: ignore[method-assign]
+    log.now = lambda: 1010.0  # type: ignore[method-assign]
     for done, now in ((10, 1000.0), (30, 1010.0)):
         log._state.apply(Status("r1", 0, now, line=3, progress=(done, 40), extra={"pass": number}), now)
     try:
