@@ -7,6 +7,7 @@ between its imports and `init`.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,12 +18,22 @@ from warnings import warn
 from ring_notebook.config import config
 from ring_notebook.errors import CoreMissingError
 
+
+def _where_to_find_it() -> str:
+    here = Path(__file__).parents[1]
+    for folder in sys.path:
+        if (other := Path(folder, "ring_notebook").absolute()) != here and any(other.glob("_core.*")):
+            return (
+                f"Python imports the sources in {here}, which are not compiled, before {other}: run in another folder"
+            )
+    return "Compile it with `pip install -e .` in a clone, or `pip install --force-reinstall ring-notebook`"
+
+
 try:
     from ring_notebook import _core as core
 except ImportError as error:
     raise CoreMissingError(
-        f"the native core of Ring Notebook cannot be loaded ({error}). "
-        "Compile it with `pip install -e .` in a clone, or `pip install --force-reinstall ring-notebook`."
+        f"the native core of Ring Notebook cannot be loaded ({error}). {_where_to_find_it()}."
     ) from error
 
 __all__ = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,7 @@ from ring_notebook.api.objects import allgather_object
 init()
 print(allgather_object(rank()), size(), sorted(sys.modules.keys() & {"torch", "IPython", "numpy", "mpi4py"}))
 """
+SOURCES = Path(__file__).parents[2] / "ring_notebook"
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +98,24 @@ def test_what_needs_torch_says_so(plain: Path, tmp_path: Path) -> None:
 def test_training_with_the_extra_torch(tmp_path: Path) -> None:
     python = environment(tmp_path / "environment", "ring-notebook[torch]")
     assert "size 2\n" in notebook(python, tmp_path, TRAIN)
+
+
+def test_sources_in_front_of_what_is_installed(tmp_path: Path) -> None:
+    """As after `pip install .`, in the clone: it says which folder is in the way."""
+    clone, installed = tmp_path / "clone" / "ring_notebook", tmp_path / "installed" / "ring_notebook"
+    for folder in (clone, installed):
+        folder.parent.mkdir()
+    clone.symlink_to(SOURCES)
+    installed.mkdir()
+    (installed / "_core.so").touch()
+    program = (
+        f"import sys; sys.path[:0] = {[str(clone.parent), str(installed.parent)]}; import ring_notebook.core.native"
+    )
+    # -S: without the finder of an editable install
+    code, _, err = call(Path(sys.executable), tmp_path, "-S", "-c", program)
+    assert code == 1
+    said = f"Python imports the sources in {clone}, which are not compiled, before {installed}: run in another folder."
+    assert err.splitlines()[-1].endswith(said)
 
 
 @pytest.mark.skipif(not PIP.exists(), reason="make test-install installs with pip")
