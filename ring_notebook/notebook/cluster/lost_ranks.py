@@ -31,6 +31,7 @@ class LostRanks:
 
     def __init__(self, log: Path, logs: Path) -> None:
         self._log = log
+        self._written = ""
         self._logs = logs
         self._lock = Lock()
         self._deaths: dict[int, Death] = {}
@@ -53,7 +54,7 @@ class LostRanks:
     def watch(self, engines: Iterable[Engine]) -> None:
         """Watch these engines too."""
         for engine in engines:
-            reports = len(failures_of(read_text(self._log), engine.rank))
+            reports = len(failures_of(self._output(), engine.rank))
             start = self._starts.get(engine.rank, 0)
             if not engine.local:
                 with self._lock:
@@ -87,7 +88,7 @@ class LostRanks:
         with self._lock:
             self._starts[rank] = self._starts.get(rank, 0) + 1
             self._deaths.pop(rank, None)
-            self._reports[rank] = len(failures_of(read_text(self._log), rank))
+            self._reports[rank] = len(failures_of(self._output(), rank))
             self._elsewhere.pop(rank, None)
 
     def add(self, rank: int, death: Death) -> None:
@@ -97,7 +98,7 @@ class LostRanks:
 
     def ended(self, rank: int) -> Death | None:
         """Why the present process of ``rank`` has ended; None while nothing says that it has."""
-        output = read_text(self._log)
+        output = self._output()
         reports = failures_of(output, rank)
         if len(reports) <= self._reports.get(rank, 0):
             return None
@@ -118,6 +119,11 @@ class LostRanks:
         for descriptor in self._watched:
             os.close(descriptor)
         os.close(self._wake)
+
+    def _output(self) -> str:
+        """The output so far; what was read before while the file of it is missing, or is written again."""
+        self._written = max(read_text(self._log), self._written, key=len)
+        return self._written
 
     def _watch(self) -> None:
         while not self._closed:
