@@ -224,6 +224,7 @@ def test_checkpointed_module(hvd: ModuleType, reentrant: bool) -> None:
 
 
 @pytest.mark.sizes(2)  # to compile takes seconds
+@pytest.mark.filterwarnings("ignore:Guards may run slower:RuntimeWarning")  # of torch on Python 3.13.0
 def test_compiled_module(hvd: ModuleType) -> None:
     def make() -> nn.Module:
         model: Any = torch.compile(make_model(), backend="aot_eager")
