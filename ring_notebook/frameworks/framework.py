@@ -21,6 +21,9 @@ class Framework:
     """The module that its cells see as ``ring``. An engine imports the face of the default framework when it starts."""
     modules: tuple[str, ...]
     """Prefixes of the names of its modules, and of modules that load it."""
+    first_imports: tuple[str, ...] = ()
+    """Modules that its first training step imports. With the face, one process imports them for all engines of a host;
+    they start no thread."""
     gpu_word: str = ""
     """A word in the source of every cell that uses a GPU."""
     gpu_setup: str = ""

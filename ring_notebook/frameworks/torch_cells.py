@@ -166,6 +166,7 @@ TORCH = Framework(
     name="torch",
     face="ring_notebook.torch",
     modules=("torch",),
+    first_imports=("ring_notebook.torch.first_imports",),
     gpu_word="cuda",
     gpu_setup="""
 import torch

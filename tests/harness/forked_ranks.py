@@ -47,7 +47,7 @@ class ForkServer:
         """In the block, supervisors that this process starts fork their ranks from it."""
         if self._process is None:
             environment = {name: value for name, value in os.environ.items() if name != TOKEN}
-            self._process = start_server(self._address, _MODULES, environment | preloaded(environment))
+            self._process = start_server(str(self._address), _MODULES, environment | preloaded(environment))
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv(ADDRESS, str(self._address))
             yield

@@ -106,7 +106,7 @@ def processes_with(variable: str, value: str) -> list[str]:
                 b"\0"
             ):
                 continue
-            command = " ".join(process.cmdline())
+            command = " ".join(" ".join(process.cmdline()).split())
             if process.status() != psutil.STATUS_ZOMBIE and not any(name in command for name in _OF_PYTHON):
                 found.append(f"{process.pid} {command}")
         except (OSError, psutil.Error):

@@ -8,10 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from harness.forked_ranks import ForkServer
 from harness.leftovers import SharedProcesses
 from notebook.kernel import Notebook, with_cluster
 from ring_notebook.config import config
 from ring_notebook.notebook.cluster.cluster import Cluster
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _forked(fork_server: ForkServer) -> Iterator[None]:
+    """All clusters of these tests fork their ranks from one process, except in `test_lifecycle.py`."""
+    with fork_server.used():
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -41,6 +41,7 @@ from ring_notebook.launch.supervisor.forked_rank import (
     Request,
     fixed,
     prove_same_user,
+    socket_address,
 )
 from ring_notebook.launch.supervisor.parent_death import bind_to_parent, wrap
 from ring_notebook.own_python import module_command
@@ -50,26 +51,33 @@ _ROOM = 16 << 10
 _LONGEST = 1 << 20
 
 
-def start_server(address: Path, modules: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def start_server(address: str, modules: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start a server that imports ``modules`` and ends with this process. Supervisors find it by `ADDRESS`.
 
-    Jobs may be started at once: their ranks wait until it is ready.
+    Jobs may be started at once: their ranks wait until it is ready. Modules that are not installed are left out; when
+    one raises anything else, the server ends and ranks are started as usual.
     """
-    command = module_command(__spec__.name, str(address), *modules, " " * _ROOM)
-    server = subprocess.Popen(
-        wrap(command), env={**environment, "RING_FORK_SERVER_ROOM": " " * _ROOM}, stdin=subprocess.DEVNULL
-    )
-    while not address.exists() and server.poll() is None:
-        time.sleep(0.01)
-    return server
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        before = os.umask(0o077)
+        listener.bind(socket_address(address))
+        os.umask(before)
+        listener.listen(128)
+        command = module_command(__spec__.name, str(listener.fileno()), *modules, " " * _ROOM)
+        return subprocess.Popen(
+            wrap(command),
+            env={**environment, "RING_FORK_SERVER_ROOM": " " * _ROOM},
+            stdin=subprocess.DEVNULL,
+            pass_fds=[listener.fileno()],
+        )
 
 
 def main() -> None:
     """Entry point: serve. In a rank it returns with the program to run in place of this one."""
-    address, *modules = (argument for argument in sys.argv[1:] if argument.strip())
-    server = _Server(address)
+    listener, *modules = (argument for argument in sys.argv[1:] if argument.strip())
+    server = _Server(socket.socket(fileno=int(listener)))
     for name in modules:
-        importlib.import_module(name)
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(name)
     gc.collect()
     gc.freeze()  # a collection in a rank leaves the pages alone that it shares with the server
     program = server.serve()
@@ -88,14 +96,9 @@ class _Rank:
 class _Server:
     """The loop. It reaps a rank only when its supervisor knows how it ended."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, listener: socket.socket) -> None:
         self._fixed = fixed(os.environ)
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        before = os.umask(0o077)
-        self._listener.bind(f"{address}.new")
-        os.umask(before)
-        self._listener.listen(128)
-        os.rename(f"{address}.new", address)  # only now: nobody is to find it who would be turned away
+        self._listener = listener
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._ranks: dict[int, _Rank] = {}

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ADDRESS = "RING_FORK_SERVER"
-"""Environment: the socket of a server that forks the ranks of jobs, of this user."""
+"""Environment: the socket of a server that forks the ranks of jobs, of this user; a path, or @ and a name."""
 
 _READ_AT_START = ("PYTHON", "LD_", "LC_", "LANG", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "MALLOC_", "TORCH_")
 """How the names of variables begin that the interpreter, the loader and libraries read when they start."""
@@ -102,7 +102,7 @@ class ForkedRank(subprocess.Popen[bytes]):
                 [0, 1, 2, *descriptors],
                 fixed(environment),
             )
-            connection.connect(address)
+            connection.connect(socket_address(address))
             prove_same_user(connection)
             socket.send_fds(connection, [pickle.dumps(request)], [*theirs, *descriptors])
             pid = NUMBER.unpack(connection.recv(NUMBER.size))[0]
@@ -159,6 +159,11 @@ def fixed(environment: Mapping[str, str]) -> dict[str, str]:
         name: value for name, value in environment.items() if name.startswith(_READ_AT_START) and name != UNBUFFERED
     }
     return fixed | {name: os.readlink(f"/proc/self/ns/{name}") for name in _NAMESPACES} | {"python": sys.executable}
+
+
+def socket_address(address: str) -> str:
+    """The address for a socket. Names that begin with @ are no files: nothing of them stays behind."""
+    return f"\0{address[1:]}" if address.startswith("@") else address
 
 
 def prove_same_user(connection: socket.socket) -> None:

@@ -19,12 +19,14 @@ from ipyparallel.cluster.launcher import LocalControllerLauncher, MPIEngineSetLa
 from traitlets import Bool, List, Unicode, default
 from traitlets.config import Config
 
+from ring_notebook import frameworks
 from ring_notebook.config import config
 from ring_notebook.errors import ClusterError
 from ring_notebook.files.private_files import open_private
 from ring_notebook.launch.launchers.find_launcher import find_launcher
 from ring_notebook.launch.launchers.hosts import Host, master_of, only_here
 from ring_notebook.launch.supervisor.engine_supervisor import make_requests, request
+from ring_notebook.launch.supervisor.local_ranks import SHARED_IMPORTS
 from ring_notebook.launch.supervisor.outer_job import without_outer_job
 from ring_notebook.launch.supervisor.parent_death import wrap
 from ring_notebook.launch.supervisor.rank_failure import split_reports
@@ -103,10 +105,17 @@ class EngineLauncher(_PrivateLog, MPIEngineSetLauncher):  # type: ignore[misc]
 
     def get_env(self) -> dict[str, str]:
         hosts = [Host(*host) for host in self.hosts]
-        return {**super().get_env(), MASTER: master_of(hosts), **find_launcher().environment()}
+        shared = {SHARED_IMPORTS: _shared_imports()}
+        return {**super().get_env(), MASTER: master_of(hosts), **find_launcher().environment(), **shared}
 
     def get_output(self, remove: bool = False) -> str:
         return _kept_output(self)
+
+
+def _shared_imports() -> str:
+    """The modules of an engine and of the default framework, separated by spaces."""
+    framework = frameworks.default()
+    return " ".join(("ring_notebook.engine.engine_program", framework.face, *framework.first_imports))
 
 
 def _kept_output(launcher: Any) -> str:

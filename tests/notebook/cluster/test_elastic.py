@@ -9,8 +9,6 @@ import pytest
 from ring_notebook.errors import ClusterError
 from ring_notebook.notebook.cluster.cluster import Cluster
 
-pytestmark = pytest.mark.usefixtures("forked_ranks")
-
 CELL = """
 import os, pathlib, signal
 import torch

@@ -27,7 +27,7 @@ SUM = "import torch\ntotal = float(ring.allreduce(torch.ones(1), op=ring.Sum))\n
 
 
 @pytest.fixture(scope="module")
-def cluster(_own_records: Path, forked_ranks: None) -> Iterator[Cluster]:
+def cluster(_own_records: Path) -> Iterator[Cluster]:
     """Three engines for all tests of this module."""
     with Cluster(3) as started:
         yield started

@@ -19,6 +19,7 @@ import pytest
 from harness.waiting import until
 from ring_notebook.config import config
 from ring_notebook.errors import ClusterError, MPIMissingError
+from ring_notebook.launch.supervisor.forked_rank import ADDRESS
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.engines import Engines
 
@@ -35,6 +36,14 @@ time.sleep(600)
 """
 SECONDS_TO_VANISH = 30.0
 pytestmark = pytest.mark.usefixtures("without_torch")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _own_fork_server() -> Iterator[None]:
+    """Each cluster of this file has a process of its own that forks its engines, as a user's has."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv(ADDRESS)
+        yield
 
 
 def alive(pids: list[int]) -> list[str]:
@@ -94,6 +103,36 @@ def new_processes() -> Callable[[], list[int]]:
     return lambda: [child.pid for child in psutil.Process().children(recursive=True) if child.pid not in before]
 
 
+def test_engines_are_forks_of_one_process(new_processes: Callable[[], list[int]]) -> None:
+    """Also those that `heal` starts. Where that process is killed, all engines are, and the next start has another."""
+    with Cluster(2) as cluster:
+        pids = new_processes()
+        engines = [psutil.Process(engine.pid) for engine in cluster.status()]
+        server = engines[0].parent()
+        assert server is not None
+        assert [engine.parent() for engine in engines] == [server, server]
+        assert "fork_server" in " ".join(server.cmdline())
+        engines[1].kill()
+        until(lambda: 1 not in cluster.living)
+        cluster.heal()
+        assert psutil.Process(cluster.status()[1].pid).parent() == server
+        server.kill()
+        until(lambda: not cluster.running)
+        assert_gone(pids)
+        cluster.start()
+        assert cluster.run("print(ring.rank())").wait().status == "ok"
+
+
+def test_engines_start_where_that_process_cannot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    raises = "import os, sys\nif 'RING_FORK_SERVER_ROOM' in os.environ:\n    sys.exit('on purpose')\n"
+    (tmp_path / "sitecustomize.py").write_text(raises)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    with Cluster(2) as cluster:
+        parents = [psutil.Process(engine.pid).parent() for engine in cluster.status()]
+        assert parents[0] == parents[1]
+        assert "fork_server" not in " ".join(parents[0].cmdline() if parents[0] else [])
+
+
 def test_start_stop_and_start_again(new_processes: Callable[[], list[int]]) -> None:
     cluster = Cluster(2).start()
     pids = new_processes()
@@ -151,6 +190,7 @@ def test_an_engine_that_does_not_start_says_why(
         until(lambda: len([*tmp_path.glob("came *")]) == 2, 100.0)
         wait(engines, ranks, 2.0)
 
+    monkeypatch.setenv(ADDRESS, str(tmp_path / "nobody"))  # forks do not import it
     engines_alone = "import os\nif 'RING_RANK' in os.environ:\n" + indent(broken, "    ")
     (tmp_path / "sitecustomize.py").write_text(engines_alone + "\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)

@@ -41,7 +41,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Pope
     address = tmp_path_factory.mktemp("server") / "socket"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MARK", "1")
-        process = start_server(address, ["json"], os.environ)
+        process = start_server(str(address), ["json"], os.environ)
         patch.setenv(ADDRESS, str(address))
         yield process
     process.kill()
@@ -168,7 +168,7 @@ def test_the_server_lives_on_when_rank_and_supervisor_end_at_once(
 
 
 def test_ranks_end_with_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with start_server(tmp_path / "socket", [], os.environ) as server:
+    with start_server(str(tmp_path / "socket"), [], os.environ) as server:
         monkeypatch.setenv(ADDRESS, str(tmp_path / "socket"))
         with start_rank([sys.executable, "-c", SLEEPS], os.environ, subprocess.DEVNULL, []) as rank:
             server.kill()
