@@ -89,7 +89,20 @@ NAMES = {
     "HostsUpdatedInterrupt",
 }
 
-BEYOND = {"prepare", "log", "track", "save", "load", "empty", "noise_scale", "check", "LARS", "LAMB", "only"} | {
+BEYOND = {
+    "prepare",
+    "log",
+    "track",
+    "save",
+    "load",
+    "checkpoint",
+    "empty",
+    "noise_scale",
+    "check",
+    "LARS",
+    "LAMB",
+    "only",
+} | {
     "CollectiveAborted",
     "CollectiveError",
     "CollectiveMismatch",
