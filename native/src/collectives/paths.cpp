@@ -1,6 +1,7 @@
 #include "ring/collectives/paths.hpp"
 
 #include <algorithm>
+#include <cstring>
 #include <string>
 
 #include "collectives/device/launch.hpp"
@@ -116,6 +117,8 @@ const std::vector<Path>& all_paths() {
 }
 
 bool is_launched(const Path& path) { return path.make == make_nccl || path.make == make_device_copy; }
+
+bool takes_one_gate(const Path& path) { return std::strcmp(path.gates, "1") == 0 && !is_launched(path); }
 
 const Path& choose(const std::vector<Header>& headers, const Topology& topology) {
     if (headers.empty()) throw InvalidArgument("a path is chosen for at least one rank, got no headers");

@@ -115,7 +115,10 @@ std::shared_ptr<Communicator> Communicator::open(Setup setup, double timeout, co
     auto* const doubts = reinterpret_cast<std::byte*>(&self->doubts_);
     meet.pieces = {{doubts, doubts, 1}};
     meet.name = "begin";
+    // Between hosts, as with a commit: a rank that has all headers may abort while messages to others are under way.
+    self->patience_.store(self->fabric_ ? kCommitPatience : 0, std::memory_order_relaxed);
     self->run(std::move(meet), timeout, check)->get();
+    self->patience_.store(0, std::memory_order_relaxed);
     opening.joined();
     return self;
 }

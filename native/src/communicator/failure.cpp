@@ -10,6 +10,23 @@
 #include "ring/communicator/progress.hpp"
 
 namespace ring {
+namespace {
+
+// Of what every rank is told, by the next operation at the latest; an interrupt is for one rank.
+bool is_of_epoch(const std::exception_ptr& error) {
+    try {
+        std::rethrow_exception(error);
+    } catch (const Aborted&) {
+        return true;
+    } catch (const Timeout&) {
+        return true;
+    } catch (...) {
+        return false;
+    }
+}
+
+}  // namespace
+
 std::string Communicator::locate(const Work& work) const { return who() + ": " + describe(work.header_); }
 
 // The checks that a waiting thread makes from time to time, besides its gate and the link.
@@ -90,6 +107,23 @@ bool Communicator::explain(const Work& work, std::exception_ptr& error) {
     return true;
 }
 
+// Behind an abort: completes an operation that other ranks may have completed, and rules out any other.
+bool Communicator::complete_in_spite(Work& work) noexcept {
+    const std::uint64_t sequence = work.header_.sequence;
+    if (fabric_ || work.gates_ > 0) return group_->rule_out(sequence) && work.header_.kind == OpKind::Commit;
+    if (!group_->all_have_come(work.gate_) && !group_->rule_out(sequence)) return false;
+    try {
+        if (!work.algorithm_) work.algorithm_ = make_algorithm(work, group_->headers(sequence));
+        if (work.takes_one_gate_ && group_->decide(sequence)) {
+            work.algorithm_->advance(0);
+            return work.header_.kind != OpKind::Join || work.result_.last_joined >= 0;
+        }
+    } catch (...) {  // they did not agree, or this rank has no memory
+    }
+    group_->rule_out(sequence);
+    return false;
+}
+
 void Communicator::fail(Work& work, std::exception_ptr error) noexcept {
     bool ended = !work.is_trial();
     try {
@@ -97,9 +131,8 @@ void Communicator::fail(Work& work, std::exception_ptr error) noexcept {
     } catch (...) {  // the error stays what it was
         group_->abort(FixedText("rank %d ran out of memory in %s", rank(), to_string(work.request_.kind)));
     }
-    // Only after the abort, so that a rank that finds the commit ruled out has a reason to report.
-    const bool rules_out = ended && work.started() && (work.header_.kind == OpKind::Commit || work.patience_ != 0);
-    const bool has_succeeded = rules_out && group_->rule_out(work.header_.sequence);
+    // Only after the abort, so that a rank that finds the operation ruled out has a reason to report.
+    const bool has_completed = ended && work.started() && complete_in_spite(work);
     if (ended) {
         announce_abort();
         work.algorithm_.reset();  // cancels its transfers
@@ -108,7 +141,7 @@ void Communicator::fail(Work& work, std::exception_ptr error) noexcept {
         keep_tensors_until_quiet(work);
     }
     group_->set_state(RankState::Idle);
-    if (has_succeeded && work.header_.kind == OpKind::Commit) {
+    if (has_completed && (work.header_.kind == OpKind::Commit || is_of_epoch(error))) {
         work.finish(nullptr);
     } else if (!device_ || !device_->fail(work.shared_from_this(), error))
         work.finish(std::move(error));

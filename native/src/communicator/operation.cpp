@@ -42,6 +42,7 @@ void Work::finish(std::exception_ptr error) noexcept {
 }
 
 void Communicator::begin(Work& work) {
+    work.stage_ = Work::Stage::Queued;  // a joined rank begins again
     group_->be_patient(work.patience_, sequence_ + 1);
     const bool commits = work.request_.kind == OpKind::Commit;
     if (commits) read_notices();
@@ -64,6 +65,7 @@ void Communicator::begin(Work& work) {
     note(work, Phase::Packing);
     group_->post(header);
     group_->set_state(RankState::Waiting);
+    work.gate_ = group_->gates() + 1;  // also where `arrive` throws
     work.stage_ = Work::Stage::Posted;
     work.algorithm_.reset();  // before the agreement, whose memory it reads
     work.agreement_.reset();
@@ -123,6 +125,10 @@ Communicator::Served Communicator::attempt(Work& work) {
             return Served::Moved;
         }
     }
+    if (work.takes_one_gate_) {
+        if (group_->aborted() && !group_->decide(work.header_.sequence)) throw Aborted(group_->abort_reason());
+        return take_step(work, work.algorithm_->advance(0));
+    }
     const HostGroup::Moving moving(*group_);
     return take_step(work, work.algorithm_->advance(work.gates_));
 }
@@ -131,6 +137,7 @@ Communicator::Served Communicator::attempt(Work& work) {
 // ranks that have not joined; the group continues. A joined rank did not call the operation, so it keeps taking part.
 std::unique_ptr<Algorithm> Communicator::make_algorithm(Work& work, const std::vector<Header>& headers) {
     check_posted(headers);
+    work.takes_one_gate_ = false;
     const bool joined = work.header_.kind == OpKind::Join;
     const auto take_no_part = [&] {
         if (device_) device_->take_no_part();
@@ -150,6 +157,7 @@ std::unique_ptr<Algorithm> Communicator::make_algorithm(Work& work, const std::v
         if (path.make != make_push_list) work.guests_.clear();  // the path takes the tensors themselves
         Operation operation{*group_, work.request_, headers, work.result_, fabric_.get(), work.agreement_.get()};
         if (device_) device_->take_part(work, operation, path);
+        work.takes_one_gate_ = takes_one_gate(path);
         return path.make(operation);
     } catch (const Unsupported& error) {
         if (joined) return take_no_part();
@@ -189,8 +197,8 @@ Communicator::Served Communicator::complete(Work& work) {
         begin(work);  // the others called another operation; take part until all have joined
         return Served::Moved;
     }
-    // Another rank may have given up after this one passed the gate.
-    if (work.header_.kind == OpKind::Commit && !group_->decide(work.header_.sequence))
+    // Another rank may have given up after this one had all headers.
+    if (fabric_ && work.header_.kind == OpKind::Commit && !group_->decide(work.header_.sequence))
         throw Aborted(group_->abort_reason());
     end(work);
     return Served::Done;

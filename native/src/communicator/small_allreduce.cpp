@@ -82,7 +82,9 @@ bool Communicator::post_small(const SmallAllreduce& call, Arrival& arrival) {
 // Takes the result if all ranks have come, and agree.
 bool Communicator::complete_small(const SmallAllreduce& call, const Arrival& arrival) {
     const Header& header = arrival.header;
-    if (!group_->all_have_arrived(arrival.gate) || group_->aborted() || !group_->agrees_at_once(header)) return false;
+    if (!group_->all_have_arrived(arrival.gate) || !group_->agrees_at_once(header)) return false;
+    // In this order: a rank that gives up behind the abort then sees that all have come, and completes it too.
+    if (group_->aborted() && !group_->decide(header.sequence)) return false;
     const void* sources[kMostRanks];
     for (int i = 0; i < size(); ++i) sources[i] = group_->inline_slot(i, header.sequence);
     Scale scale = scale_behind(header, static_cast<std::size_t>(size()));
@@ -162,6 +164,8 @@ std::shared_ptr<Work> Communicator::arrived_work(const SmallAllreduce& call, con
         return work;
     } catch (...) {  // the others have this rank's part, and it cannot take theirs
         group_->abort(FixedText("rank %d ran out of memory in %s", rank(), to_string(arrival.header.kind)));
+        if (group_->all_have_come(arrival.gate) || group_->rule_out(arrival.header.sequence))
+            complete_small(call, arrival);  // as they may have done
         announce_abort();
         group_->set_state(RankState::Idle);
         end_turn();

@@ -120,9 +120,9 @@ std::uint64_t HostGroup::operations() const {
     return std::max(own.headers[0].load().sequence, own.headers[1].load().sequence);
 }
 
-bool HostGroup::all_have_arrived(std::uint64_t gate) const {
+bool HostGroup::all_have_arrived(std::uint64_t gate) const noexcept {
     for (int i = 0; i < size(); ++i)
-        if (mailbox(i).arrivals.load(std::memory_order_acquire) < gate) return false;
+        if (mailbox(i).arrivals.load(std::memory_order_seq_cst) < gate) return false;
     return true;
 }
 
@@ -144,28 +144,24 @@ void HostGroup::wake_all() const noexcept {
 
 bool HostGroup::decide(std::uint64_t sequence) noexcept {
     std::uint64_t last = block_->decided.load(std::memory_order_seq_cst);
-    while (last < sequence)  // which it is not once they are ruled out
+    while (last < sequence)  // which it is not once kRuledOut is set
         if (block_->decided.compare_exchange_weak(last, sequence, std::memory_order_seq_cst)) return true;
     return (last & ~kRuledOut) >= sequence;
 }
 
 bool HostGroup::rule_out(std::uint64_t sequence) noexcept {
     std::uint64_t last = block_->decided.load(std::memory_order_seq_cst);
-    do {
-        if ((last & ~kRuledOut) >= sequence) return true;
-    } while (!block_->decided.compare_exchange_weak(last, last | kRuledOut, std::memory_order_seq_cst));
-    std::uint64_t first = block_->given_up.load(std::memory_order_seq_cst);
-    while ((first == 0 || first > sequence) &&
-           !block_->given_up.compare_exchange_weak(first, sequence, std::memory_order_seq_cst)) {
-    }
-    return false;
+    while (last < sequence)  // this member has completed what came before
+        if (block_->decided.compare_exchange_weak(last, (sequence - 1) | kRuledOut, std::memory_order_seq_cst))
+            return false;
+    return (last & ~kRuledOut) >= sequence;
 }
 
 bool HostGroup::is_out_of_patience() const noexcept {
     const std::int64_t patience = patience_.load(std::memory_order_relaxed);
     if (patience == 0) return true;
-    const std::uint64_t given_up = block_->given_up.load(std::memory_order_seq_cst);
-    if (given_up != 0 && given_up <= carried_.load(std::memory_order_relaxed)) return true;
+    const std::uint64_t decided = block_->decided.load(std::memory_order_seq_cst);
+    if ((decided & kRuledOut) != 0 && (decided & ~kRuledOut) < carried_.load(std::memory_order_relaxed)) return true;
     const std::int64_t now = monotonic_ns();
     std::int64_t since = 0;
     if (aborted_at_.compare_exchange_strong(since, now, std::memory_order_relaxed)) since = now;
@@ -310,9 +306,15 @@ std::vector<RankActivity> HostGroup::activity() const {
 
 std::string HostGroup::missing(std::uint64_t gate) const {
     std::vector<int> ranks;
-    for (int i = 0; i < size(); ++i)
-        if (!has_arrived(i, gate)) ranks.push_back(members_.ranks[static_cast<std::size_t>(i)]);
-    return rank_list(ranks) + " not called it";
+    std::string stopped;
+    for (int i = 0; i < size(); ++i) {
+        if (has_arrived(i, gate)) continue;
+        ranks.push_back(members_.ranks[static_cast<std::size_t>(i)]);
+        if (domain_->stopped(local_rank(i)))
+            stopped += "; a signal or a debugger has stopped rank " + std::to_string(ranks.back()) + " (process " +
+                       std::to_string(domain_->slot(local_rank(i)).pid) + ")";
+    }
+    return rank_list(ranks) + " not called it" + stopped;
 }
 
 }  // namespace ring

@@ -273,6 +273,12 @@ void Domain::drop_dead() noexcept {
     }
 }
 
+bool Domain::stopped(int rank) const {
+    char state = '\0';
+    std::uint64_t began = 0;
+    return read_life(slot(rank).pid.load(std::memory_order_acquire), state, began) && (state == 'T' || state == 't');
+}
+
 bool Domain::dead(int rank) noexcept {
     const auto pid = static_cast<pid_t>(slot(rank).pid.load(std::memory_order_acquire));
     if (pid == 0 || pid == getpid()) return false;

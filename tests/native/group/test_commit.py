@@ -1,4 +1,4 @@
-"""A commit succeeds on all ranks of a host or on none, whatever ends it on some of them and at whatever moment."""
+"""A commit, and what else takes one gate, completes on all ranks of a host or on none, whatever ends it and when."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
+import torch
 
+from native.bindings.test_tensor_reader import READER
 from native.calls import Guard
 from native.ranks import Body, Seat, as_hosts, as_processes, as_threads
 from native.values import Tensor
 from ring_notebook.core.buffers import DType
-from ring_notebook.core.communicator import Communicator
+from ring_notebook.core.communicator import Communicator, ReduceOp
 from ring_notebook.errors import CollectiveAborted, CollectiveMismatch, CollectiveTimeout
+from ring_notebook.torch.tensors import buffer_of
 
 SCHEDULES = 10_000
 
@@ -45,11 +48,44 @@ def test_all_ranks_commit_and_the_group_lives_on() -> None:
     as_hosts(5, body)
 
 
+def completes(ring: Communicator, call: str) -> bool:
+    """Whether an operation of one gate has completed here. Where it has not, it has raised."""
+    if call == "commit":
+        return commits(ring)
+    values = torch.ones(2)
+    tensor = buffer_of(values)
+    try:
+        if call == "allreduce":
+            ring.allreduce([tensor], [tensor])
+        elif call == "queued":
+            ring.allreduce([tensor], [tensor], blocking=False).wait()
+        elif call == "small" and READER is not None:
+            ring.allreduce_tensors(READER, values, values, ReduceOp.SUM, 1.0, 1.0, "")
+        elif call == "started" and READER is not None:
+            work = ring.start_tensors(READER, values, ReduceOp.SUM, 1.0, 1.0, "")
+            assert work is not None
+            work.wait()
+        elif call == "broadcast":
+            ring.broadcast(tensor, tensor, root=1)
+        elif call == "allgather":
+            ring.allgather(tensor)
+        else:
+            ring.barrier()
+    except CollectiveAborted:
+        return False
+    assert values.tolist() == [ring.size if call in SUMS else 1.0] * 2
+    return True
+
+
+SUMS = ("allreduce", "queued", *(("small", "started") if READER is not None else ()))
+CALLS = ("commit", "broadcast", "allgather", "barrier", *SUMS)
+
+
 @dataclass
 class Schedule:
     """What a seed draws; the rest is the machine's scheduler, with a thread for each rank."""
 
-    commits: int
+    calls: list[str]
     delays: list[list[int]]
     """Microseconds before each commit, by rank."""
     aborter: int
@@ -59,12 +95,12 @@ class Schedule:
     """Microseconds from there until that thread ends the epoch, whatever the rank does then."""
 
     @classmethod
-    def draw(cls, seed: int, size: int) -> Schedule:
+    def draw(cls, seed: int, size: int, of: Sequence[str]) -> Schedule:
         dice = random.Random(seed)
         delays = [[dice.choice((0, 0, 1, 20, 60)) for _ in range(3)] for _ in range(size)]
-        commits = dice.randrange(1, 4)
-        after = dice.choice((0, 0, 0, 1, 2, commits))
-        return cls(commits, delays, dice.randrange(size), min(after, commits), dice.choice((0, 5, 20, 40, 80, 150)))
+        calls = [dice.choice(of) for _ in range(dice.randrange(1, 4))]
+        after = min(dice.choice((0, 0, 0, 1, 2, len(calls))), len(calls))
+        return cls(calls, delays, dice.randrange(size), after, dice.choice((0, 5, 20, 40, 80, 150)))
 
 
 def idle(microseconds: int) -> None:
@@ -73,12 +109,18 @@ def idle(microseconds: int) -> None:
         pass
 
 
-@pytest.mark.parametrize(("launch", "count"), [(as_threads, SCHEDULES), (as_hosts, 40)])
-def test_random_schedules_never_part_the_ranks(launch: Callable[[int, Body], object], count: int) -> None:
-    """In each an abort strikes at some moment of a few commits."""
+@pytest.mark.parametrize(
+    ("launch", "calls", "count"),
+    [(as_threads, ("commit",), SCHEDULES), (as_threads, CALLS, SCHEDULES), (as_hosts, ("commit",), 40)],
+    ids=["commits", "one-gate", "hosts"],
+)
+def test_random_schedules_never_part_the_ranks(
+    launch: Callable[[int, Body], object], calls: Sequence[str], count: int
+) -> None:
+    """In each an abort strikes at some moment of a few calls, or while others are still opening the epoch."""
     size = 3
-    schedules = [Schedule.draw(seed, size) for seed in range(count)]
-    made = [[0] * count for _ in range(size)]
+    schedules = [Schedule.draw(seed, size, calls) for seed in range(count)]
+    made = [[-1] * count for _ in range(size)]  # what opens the epoch is one too
 
     def end(ring: Communicator, pause: int) -> None:
         idle(pause)
@@ -86,17 +128,15 @@ def test_random_schedules_never_part_the_ranks(launch: Callable[[int, Body], obj
 
     def body(seat: Seat) -> None:
         for number, schedule in enumerate(schedules):
-            try:
-                ring = seat.open(number + 1)
-            except CollectiveAborted:  # before it has learned that all had come
-                continue
+            ring = seat.open(number + 1)
+            made[seat.rank][number] = 0
             ender = threading.Thread(target=end, args=(ring, schedule.pause))
             aborts = seat.rank == schedule.aborter
-            for turn in range(schedule.commits):
+            for turn, call in enumerate(schedule.calls):
                 if aborts and turn == schedule.after:
                     ender.start()
                 idle(schedule.delays[seat.rank][turn])
-                if not commits(ring):
+                if not completes(ring, call):
                     break
                 made[seat.rank][number] += 1
             if aborts:
@@ -109,8 +149,8 @@ def test_random_schedules_never_part_the_ranks(launch: Callable[[int, Body], obj
     launch(size, body)
     parted = [number for number in range(count) if len({counts[number] for counts in made}) > 1]
     assert not parted, [(schedules[number], [counts[number] for counts in made]) for number in parted[:3]]
-    ended = sum(made[0][number] < schedules[number].commits for number in range(count))
-    assert count / 50 < ended < count  # aborts do strike, and not those after the last commit
+    ended = sum(made[0][number] < len(schedules[number].calls) for number in range(count))
+    assert count / 50 < ended < count  # aborts do strike, and not those after the last call
 
 
 def test_a_rank_that_calls_something_else_is_a_mismatch_and_the_group_lives_on() -> None:

@@ -48,6 +48,10 @@ const Path& choose(const std::vector<Header>& headers, const Topology& topology)
 // Whether the path ends when it has been launched on a device, and the device carries it out.
 bool is_launched(const Path& path);
 
+// Whether an operation of this path completes behind the gate of its headers, from what lies in the mailboxes: once all
+// ranks have arrived, none needs another one.
+bool takes_one_gate(const Path& path);
+
 // All paths, in the order in which they are tried.
 const std::vector<Path>& all_paths();
 

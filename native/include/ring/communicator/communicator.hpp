@@ -92,6 +92,7 @@ class Work : public std::enable_shared_from_this<Work> {
     std::vector<int> numbers_;                       // and those of all its members
     std::unique_ptr<Agreement> agreement_;
     std::unique_ptr<Algorithm> algorithm_;
+    bool takes_one_gate_ = false;
     std::uint64_t gate_ = 0;     // to wait for
     std::uint64_t gates_ = 0;    // passed since the agreement or algorithm began
     std::int64_t mark_ = 0;      // when the present phase began, for a timeline; 0 while none is recorded
@@ -255,6 +256,8 @@ class Communicator {
     // Ends this thread's turn. `drops_front`: removes the front of the queue, which has been carried out.
     // `front_has_arrived`: the queue has one operation, and no other rank waits for this one in it.
     void end_turn(bool drops_front = false, bool front_has_arrived = false);
+    // An abort by a rank that has passed the commit may overtake the commit's messages between hosts.
+    static constexpr std::int64_t kCommitPatience = 500'000'000;  // ns
     static constexpr int kFewLooks = 50;
     static constexpr int kManyLooks = 1000;  // some 50 µs
     struct Arrival;
@@ -283,6 +286,7 @@ class Communicator {
     void check_waiting(Work& work, const Interruption& check);
     void warn_of_stall(Work& work, std::int64_t now) const;
     void fail(Work& work, std::exception_ptr error) noexcept;
+    bool complete_in_spite(Work& work) noexcept;
     bool explain(const Work& work, std::exception_ptr& error);
     void keep_tensors_until_quiet(const Work& work) noexcept;
     void announce_abort() noexcept;

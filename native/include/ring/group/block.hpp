@@ -59,10 +59,9 @@ struct GroupBlock {
     alignas(64) SharedAtomic<std::uint64_t> released{0};
     // Where the block of the lane lies that carries out what has a name; some member reserves it when one is given.
     SharedAtomic<std::uint64_t> lane{kNowhere};
-    // Sequence of the last commit that has succeeded, and kRuledOut once no later one can.
+    // Sequence of the last operation known to complete on all members in spite of an abort, and kRuledOut once a member
+    // has given up the next one.
     SharedAtomic<std::uint64_t> decided{0};
-    // Sequence of the first operation that a member has given up after an abort; 0 while there is none.
-    SharedAtomic<std::uint64_t> given_up{0};
     SharedAtomic<std::uint64_t> ticket{0};  // of the operation on devices whose gate was released last; see Tickets
     // Only the block of an epoch uses these; its groups share them.
     alignas(64) SharedAtomic<std::uint32_t> aborted{0};  // 1: someone writes the reason, 2: it can be read

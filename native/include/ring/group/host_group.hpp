@@ -108,7 +108,12 @@ class HostGroup {
     }
     // Whether all members have come to the gate, which a rank that looks sees sooner than that it has been released.
     // What they have written before can be read.
-    bool all_have_arrived(std::uint64_t gate) const;
+    bool all_have_arrived(std::uint64_t gate) const noexcept;
+    // The same behind an abort. If this is false, each member that has yet to come will see the abort when it has.
+    bool all_have_come(std::uint64_t gate) const noexcept {
+        block_->arrived.fetch_add(0, std::memory_order_seq_cst);
+        return all_have_arrived(gate);
+    }
     // Whether all members have posted what this rank has. False says nothing: they may agree all the same.
     bool agrees_at_once(const Header& own) const;
     // Headers of all members for the operation whose gate has been released.
@@ -135,10 +140,12 @@ class HostGroup {
     // Throws Aborted when the epoch has ended or a member has died that had not left.
     void check_members();
 
-    // --- commits: operations that succeed for all members of this host or for none ---
-    // A member that has passed the gate of a commit calls `decide`; a member that gives the commit up calls `rule_out`.
-    // The first call decides for all members. Both return whether the commit has succeeded. `rule_out` also ends all
-    // later commits, unless this one has succeeded: then the ranks do what they have committed to.
+    // --- operations that complete on all members of this host or on none ---
+    // These are commits, and on one host all operations that take one gate and read mailboxes only. A member that sees
+    // that all have come completes it; if an abort has come too, it calls `decide` first. A member that cannot wait for
+    // the others calls `rule_out`, behind an abort and after it has seen `all_have_come` false. So where one member has
+    // completed the operation without a look at `decided`, nobody rules it out. The first call decides for all members.
+    // Both return whether the operation completes. `rule_out` also ends all later ones.
     bool decide(std::uint64_t sequence) noexcept;
     bool rule_out(std::uint64_t sequence) noexcept;
     // This rank carries out operation `sequence`, and continues it for `ns` after an abort: an operation between two
@@ -208,7 +215,7 @@ class HostGroup {
 
     void set_state(RankState state, std::int64_t now = monotonic_ns());
     std::vector<RankActivity> activity() const;
-    // "ranks 1, 3 have not called it": those that have not arrived at `gate`.
+    // "ranks 1, 3 have not called it": those that have not arrived at `gate`, and which of them are stopped.
     std::string missing(std::uint64_t gate) const;
 
    private:

@@ -144,6 +144,8 @@ class Domain {
     bool owned() const { return owner_.is_this_process(); }
     // Whether the process of that rank has ended (also when its parent has not yet reaped it).
     bool dead(int rank) noexcept;
+    // Whether a signal or a debugger has stopped it.
+    bool stopped(int rank) const;
 
     // Shows the other ranks which processors this thread may run on now.
     void publish_cores();
