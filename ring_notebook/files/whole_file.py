@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import glob
 import os
 import secrets
+import stat
 import struct
 import zlib
 from collections.abc import Iterator
@@ -19,6 +21,7 @@ _MARK = b"ring-notebook"
 _CHECKSUM = struct.Struct(f"<{len(_MARK)}sQI")
 """After the content: its length in bytes and its CRC-32. Readers of zip files, such as torch's, ignore it."""
 _PIECE = 1 << 20
+_MOST_LINKS = 40  # as the kernel's
 
 
 @contextlib.contextmanager
@@ -27,20 +30,44 @@ def whole_file(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
 
     It is written beside ``path`` and synced to disk. First removes what processes of this user have left there when
     they were killed while writing the same file. With ``private`` it has mode 0600, whatever the umask. A checksum is
-    added at its end.
+    added at its end. Raises PermissionError where the folder of ``path`` is a link of another user; one that takes its
+    place later changes nothing.
     """
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
-        remove_unclaimed(left, left.unlink)
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
+    descriptor = _open_folder(path.parent)
+    folder = Path(f"/proc/self/fd/{descriptor}")
+    partial = folder / f".{path.name}.{secrets.token_hex(8)}.partial"
     try:
+        for left in folder.glob(f".{glob.escape(path.name)}.*.partial"):
+            remove_unclaimed(left, left.unlink)
         with _claimed(partial, 0o600 if private else 0o666) as file:
             yield file
             file.write(_checksum(file, file.seek(0, os.SEEK_END)))
             file.flush()
             os.fsync(file.fileno())
-            partial.replace(path)
+            partial.replace(folder / path.name)
+    except OSError as error:
+        for name in ("filename", "filename2"):
+            if str(getattr(error, name)).startswith(f"{folder}/"):
+                setattr(error, name, str(path))  # which the user knows
+        raise
     finally:
         partial.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _open_folder(path: Path) -> int:
+    """A descriptor of the folder at ``path``, or where a link leads to that is this user's or root's."""
+    for _ in range(_MOST_LINKS):
+        found = os.open(path, os.O_PATH | os.O_NOFOLLOW)
+        status = os.fstat(found)
+        if not stat.S_ISLNK(status.st_mode):
+            return found
+        target = os.readlink("", dir_fd=found)
+        os.close(found)
+        if status.st_uid not in (os.geteuid(), 0):
+            raise PermissionError(f"{path} is a link of another user, who could lead it anywhere; remove it")
+        path = path.parent / target
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
 
 
 def is_whole(file: IO[bytes]) -> bool | None:

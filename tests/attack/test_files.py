@@ -15,6 +15,7 @@ import pytest
 from ring_notebook.config import config
 from ring_notebook.errors import ClusterError
 from ring_notebook.files.private_files import make_private_folder
+from ring_notebook.files.whole_file import whole_file
 from ring_notebook.notebook.cluster import discovery
 from ring_notebook.notebook.cluster.cluster import Cluster
 
@@ -155,6 +156,33 @@ def test_a_planted_commit_is_not_loaded(tmp_path: Path) -> None:
     assert f": the commit {commit} cannot be used: " in done.stderr
     assert "it belongs to another user" in done.stderr
     assert not mark.exists()
+
+
+@needs_root
+def test_a_folder_of_commits_that_another_user_has_turned_into_a_link(tmp_path: Path) -> None:
+    """Before a commit or while it is written: nothing is written where the link leads to."""
+    folder, moved, elsewhere = (tmp_path / name for name in ("commits", "moved", "elsewhere"))
+    for one in (folder, elsewhere):
+        one.mkdir()
+
+    def swap() -> None:
+        folder.rename(moved)
+        folder.symlink_to(elsewhere)
+        os.lchown(folder, NOBODY, NOBODY)
+
+    with whole_file(folder / "commit.pt") as file:
+        file.write(b"written")
+        swap()
+    assert [one.name for one in moved.iterdir()] == ["commit.pt"]
+    with pytest.raises(PermissionError, match=f"{folder} is a link of another user"), whole_file(folder / "commit.pt"):
+        pass
+    assert list(elsewhere.iterdir()) == []
+    os.lchown(folder, os.geteuid(), os.getegid())  # a link of one's own, here a relative one, leads where it should
+    folder.unlink()
+    folder.symlink_to("elsewhere")
+    with whole_file(folder / "commit.pt") as file:
+        file.write(b"written")
+    assert [one.name for one in elsewhere.iterdir()] == ["commit.pt"]
 
 
 @pytest.mark.parametrize("name", ["x-y-HOST", "²-0-HOST", f"{'9' * 300}"[:200] + "-0-HOST", "1-\n-HOST", "1--HOST"])
