@@ -6,12 +6,14 @@ import struct
 import zlib
 from collections.abc import Sequence
 from itertools import count
-from time import sleep
+from math import inf
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, TypeAlias
 
 from ring_notebook.config import config
 from ring_notebook.core.native import core
 from ring_notebook.core.place import Place, Topology
+from ring_notebook.errors import CollectiveTimeout
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
@@ -73,15 +75,24 @@ def _agree_over_tcp(link: _core.TcpLink, ranks: list[int], own: int, last: int) 
     """Each tells the first of them its ``last``, which answers with the number after the greatest.
 
     A rank that was interrupted here tries again: of what it has told the newest counts, and an answer to an earlier
-    attempt does not.
+    attempt does not. Raises CollectiveTimeout past ``RING_TIMEOUT``.
     """
+    limit = config().timeout
+    deadline = monotonic() + limit if limit > 0 else inf
+
+    def pause(missing: Sequence[int]) -> None:
+        if monotonic() > deadline:
+            names = ", ".join(f"rank {rank}" for rank in missing)
+            raise CollectiveTimeout(f"rank {own} waited {limit:.1f} s for {names} to join the next epoch")
+        sleep(_PAUSE)
+
     leader, others = ranks[0], ranks[1:]
     tag = link.first_free_tag + zlib.crc32(repr(ranks).encode()) % (1 << 24)  # other sets agree beside this one
     if own == leader:
         told: dict[int, tuple[int, int]] = {}
         while (found := link.take(tag)) or len(told) < len(others):
             if found is None:
-                sleep(_PAUSE)
+                pause([rank for rank in others if rank not in told])
                 continue
             told[found[0]] = _AGREEMENT.unpack(found[1])
         agreed = max([last, *(number for _, number in told.values())]) + 1
@@ -92,7 +103,7 @@ def _agree_over_tcp(link: _core.TcpLink, ranks: list[int], own: int, last: int) 
     link.post(leader, tag, _AGREEMENT.pack(attempt, last))
     while True:
         if (found := link.take(tag)) is None:
-            sleep(_PAUSE)
+            pause([leader])
             continue
         answered, agreed = _AGREEMENT.unpack(found[1])
         if answered == attempt:

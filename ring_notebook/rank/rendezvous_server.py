@@ -265,6 +265,7 @@ class RendezvousServer(threading.Thread):
             self._loop.run_until_complete(asyncio.sleep(0))  # what they have closed is closed in the next turn
         finally:
             self._loop.close()
+            self._listener.close()  # also where it was closed before it had begun to serve
 
     async def _serve(self) -> None:
         start = asyncio.start_unix_server if self._listener.family == socket.AF_UNIX else asyncio.start_server
