@@ -12,6 +12,7 @@ import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from ring_notebook.gpus import gpus, gpus_of_script
 from ring_notebook.hardware import oom_kills
@@ -30,6 +31,9 @@ from ring_notebook.verdict import RankFailure
 SHARED_IMPORTS = "RING_SHARED_IMPORTS"
 """Environment of a job: the modules that one process of each host imports for all ranks there, which are its forks.
 Importing PyTorch costs a rank 2 s of processor time and 160 MB."""
+
+
+_SECONDS_TO_REAP = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +232,7 @@ class LocalRanks(HostRanks):
         self._selector.unregister(self._pidfds[rank])
         os.close(self._pidfds.pop(rank))
         process = self._processes.pop(rank)
-        code = process.wait()
+        code = _exit_code(process)
         if rank in self._late:
             self._late.discard(rank)
             code = self.status(rank).code
@@ -252,3 +256,12 @@ class LocalRanks(HostRanks):
             **self._status_files[rank].variables,
             **({"RING_MIN_NP": str(job.min_np)} if job.min_np else {}),
         }
+
+
+def _exit_code(process: subprocess.Popen[bytes]) -> int:
+    """How a process has exited. Of one that was traced, Linux tells its debugger first, which may never ask."""
+    try:
+        return process.wait(_SECONDS_TO_REAP)
+    except subprocess.TimeoutExpired:
+        process.returncode = os.waitstatus_to_exitcode(int(Path(f"/proc/{process.pid}/stat").read_text().split()[-1]))
+        return process.returncode

@@ -23,7 +23,7 @@ _SECONDS_TO_WRITE = 10.0
 _SECONDS_TO_TELL = 5.0
 _PERIOD = 0.01
 _RANK_SIDE = "ring_notebook.engine.own_stack:tell"
-_STOPPED = "a signal has stopped it; `kill -CONT {pid}` lets it continue"
+_STOPPED = "a signal or a debugger has stopped it; `kill -CONT {pid}`, or the debugger, lets it continue"
 _SILENT = "its process does not react to signals: it is ending, or waits in the kernel, as for a disk that is gone"
 _SILENT_THERE = (
     "it does not answer: it is stopped, or native code holds its interpreter; its log would tell, but {host} does not "
