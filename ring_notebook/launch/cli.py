@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ring_notebook.config import config
 from ring_notebook.errors import RingError
 from ring_notebook.gpus import gpus, sharing
 from ring_notebook.launch.allocation import find_allocation
@@ -37,11 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _reserve_standard_streams()
     parser, options = parse(sys.argv[1:] if argv is None else argv)
     if options.doctor or options.check_build:
-        from ring_notebook.launch.doctor import diagnose, render
-
-        checks = diagnose()
-        print(render(checks))  # noqa: T201 - this is what the command is for
-        return int(any(check.status == "fail" for check in checks))
+        return _diagnose(parser, options)
     if not options.command:
         parser.error("nothing to run; for example: ringrun -np 4 train.py")
     options.command = _with_python(options.command)
@@ -96,6 +93,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"{error}{few}")
     except (RingError, ValueError) as error:
         parser.error(str(error))
+
+
+def _diagnose(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    """Check the hosts that are named, else those of the allocation, else this one. 1 where a check has failed."""
+    from ring_notebook.launch.doctor_of_hosts import as_json, diagnose_hosts, render
+
+    try:
+        check_values(options)
+        hosts = hosts_of(options)
+        if not hosts and (allocation := find_allocation()):
+            hosts = list(allocation.hosts)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    os.environ.update(environment(options))
+    config.cache_clear()
+    checks = diagnose_hosts(hosts)
+    print(as_json(checks) if options.json else render(checks))  # noqa: T201 - this is what the command is for
+    return int(any(check.status == "fail" for check in checks))
 
 
 def _run(options: argparse.Namespace, hosts: Sequence[Host], n: int, min_np: int, env: Mapping[str, str]) -> int:

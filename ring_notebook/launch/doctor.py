@@ -1,15 +1,17 @@
-"""The doctor: checks everything that a run needs on this machine, and says what to do about what is wrong."""
+"""What the doctor checks on one host: everything that a run needs, and what to do about what is wrong."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import re
 import resource
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -22,45 +24,98 @@ from ring_notebook.launch.gpu_check import check_gpus
 from ring_notebook.launch.launchers.find_launcher import find_launcher
 from ring_notebook.launch.launchers.launcher import loaded_mpi
 from ring_notebook.launch.supervisor.outer_job import without_outer_job
-from ring_notebook.own_python import code_command
+from ring_notebook.own_python import code_command, module_command
 from ring_notebook.rank.preload import ineligible, preloaded
 from ring_notebook.rank.rank_threads import threads_set
 
 _GIB = 1 << 30
+_MOST_RANKS = 8  # that measure allreduce where nobody has said how many
+_SECONDS_TO_START = 60.0
+_FAIR_SHARE = 0.5  # of what the hardware should give
 _WIDGETS = ("@jupyter-widgets/jupyterlab-manager", "ipecharts")
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check: what it found, and what to do unless ``status`` is ok."""
+    """One check: what it found, and what to do unless ``status`` is ok. ``host`` is empty for one of all hosts."""
 
     name: str
     status: Literal["ok", "warn", "fail"]
     found: str
     advice: str = ""
+    host: str = ""
 
 
-def diagnose() -> list[Check]:
-    """Run all checks. It takes a few seconds: MPI, torch and GPUs are really used."""
-    return [_guarded(look) for look in _LOOKS]
+def diagnose(slots: int = 0) -> list[Check]:
+    """Run all checks that need no other host, for ``slots`` ranks; 0: as many as a cluster has by default.
+
+    It takes a few seconds: MPI, torch and GPUs are really used.
+    """
+    return [*(_guarded(look) for look in _LOOKS), _guarded(partial(_cores, slots), "cores")]
 
 
-def render(checks: list[Check]) -> str:
-    """One line per check, and under it what to do."""
-    width = max(len(check.name) for check in checks)
-    lines = []
-    for check in checks:
-        lines.append(f"{check.status:4}  {check.name:{width}}  {check.found}")
-        if check.advice:
-            lines.append(f"{'':4}  {'':{width}}  -> {check.advice}")
-    return "\n".join(lines)
+def check_allreduce(slots: int = 0, seconds: float = 2.5) -> Check:
+    """Have ranks of this host measure allreduce, against what its memory allows."""
+    return _guarded(partial(_allreduce, slots, seconds), "allreduce")
 
 
-def _guarded(look: Callable[[], Check]) -> Check:
+def measure_allreduce(where: Sequence[str], seconds: float) -> dict[str, float] | str:
+    """What `core.allreduce_check` measures on the ranks that the options ``where`` of ringrun name, or why it fails."""
+    program = module_command("ring_notebook.core.allreduce_check", str(seconds))
+    command = module_command("ring_notebook.launch.cli", *where, *program)
+    limit = 2 * seconds + _SECONDS_TO_START
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            timeout=limit,
+            check=False,
+            env=without_outer_job(os.environ),
+        )
+    except subprocess.TimeoutExpired:
+        return f"no result within {limit:g} s"
+    measured = done.stdout.partition("{")  # behind the rank's number
+    return json.loads("{" + measured[2]) if measured[1] and not done.returncode else _last_line(done)
+
+
+def installed(package: str) -> str:
+    """The version of a package that is installed; empty without it."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _guarded(look: Callable[[], Check], name: str = "") -> Check:
     try:
         return look()
     except (RingError, OSError, ValueError, subprocess.SubprocessError) as error:
-        return Check(look.__name__.strip("_"), "fail", str(error), "repair this first, then run the doctor again")
+        name = name or getattr(look, "__name__", "").strip("_")
+        return Check(name, "fail", str(error), "repair this first, then run the doctor again")
+
+
+def _allreduce(slots: int, seconds: float) -> Check:
+    ranks = slots or min(_MOST_RANKS, max(2, cores()))
+    if ranks < 2:
+        return Check("allreduce", "ok", "one rank, which moves nothing on this host")
+    # Named, because in an allocation the ranks would go to all of its hosts.
+    measured = measure_allreduce(["-np", str(ranks), "-H", f"localhost:{ranks}"], seconds)
+    if isinstance(measured, str):
+        advice = f"`ringrun -np {ranks} python -c 'import ring_notebook.torch as hvd; hvd.init()'` may show more"
+        return Check("allreduce", "fail", f"{ranks} ranks of this host cannot sum: {measured}", advice)
+    # Each rank reads a part of all inputs, and writes it to all outputs: two bytes for each byte of a rank.
+    limit = measured["memory"] / (2 * ranks)
+    advice = "other programs may use its cores or memory: try again when it is idle, or start fewer ranks"
+    return against_limit("allreduce", f"{ranks} ranks", measured["rate"], limit, "its memory allows", advice)
+
+
+def against_limit(name: str, who: str, rate: float, limit: float, what: str, advice: str) -> Check:
+    """A rate in bytes per second beside what the hardware should give."""
+    share = rate / limit
+    found = f"{who} sum at {rate / 1e9:.2g} GB/s, {share:.0%} of what {what} ({limit / 1e9:.2g} GB/s)"
+    return Check(name, "ok", found) if share >= _FAIR_SHARE else Check(name, "warn", found, advice)
 
 
 def _ask(code: str, timeout: float = 60, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -72,7 +127,8 @@ def _ask(code: str, timeout: float = 60, env: Mapping[str, str] | None = None) -
 
 
 def _last_line(done: subprocess.CompletedProcess[str]) -> str:
-    return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    return last.removeprefix("ringrun: ")
 
 
 def _python() -> Check:
@@ -123,12 +179,14 @@ def _mpi() -> Check:
     return Check("mpi", "ok", f"{found}, two ranks connected")
 
 
-def _cores() -> Check:
+def _cores(slots: int = 0) -> Check:
     usable, present = cores(), os.cpu_count() or 1
     found = f"{usable} of {present} usable by this process"
     if usable == 1 and present > 1:
         return Check("cores", "warn", found, "give the container or `taskset` more, or ranks take turns on it")
-    threads, ranks = threads_set(), len(gpus()) or max(2, usable)
+    threads, ranks = threads_set(), slots or len(gpus()) or max(2, usable)
+    if slots > max(usable, len(gpus())):
+        return Check("cores", "warn", f"{found}, for {slots} ranks that take turns on them", "start fewer ranks here")
     if threads > 1 and threads * ranks > usable:
         each = f"OMP_NUM_THREADS or MKL_NUM_THREADS gives {ranks} ranks {threads} threads each"
         return Check("cores", "warn", f"{found}; {each}", "unset both: ranks then share the cores")
@@ -219,4 +277,4 @@ def _allocator() -> Check:
     return Check("allocator", "ok", "ring: large tensors of ranks lie in ring memory when they are reduced")
 
 
-_LOOKS = (_python, _settings, _core, _allocator, _mpi, _cores, _memory, _files, _torch, _gpus, _notebook)
+_LOOKS = (_python, _settings, _core, _allocator, _mpi, _memory, _files, _torch, _gpus, _notebook)

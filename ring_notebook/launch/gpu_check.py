@@ -92,7 +92,8 @@ def check_gpus() -> Finding:
 def _run() -> tuple[str, str, bool]:
     """What the ranks have printed on both streams, and whether they have ended in time."""
     program = module_command("ring_notebook.core.gpu_check_rank")
-    command = module_command("ring_notebook.launch.cli", "--no-prefix", "-np", "2", "--elastic", *program)
+    options = ("--no-prefix", "-np", "2", "-H", "localhost:2", "--elastic")
+    command = module_command("ring_notebook.launch.cli", *options, *program)
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=without_outer_job(os.environ)
     ) as job:

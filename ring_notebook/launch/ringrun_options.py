@@ -87,10 +87,19 @@ def parse(argv: Sequence[str]) -> tuple[argparse.ArgumentParser, argparse.Namesp
     if options.command[:1] == ["--"]:
         del options.command[0]
     if options.doctor or options.check_build:
-        others = [flag for flag in _given(parser, options) if flag not in ("--doctor", "-cb", "--verbose")]
+        others = [flag for flag in _given(parser, options) if flag not in _OF_DOCTOR]
         if others:
-            parser.error(f"--doctor checks this host alone, and takes no {others[0]}; run it on each host")
+            parser.error(f"--doctor starts no program, and takes no {others[0]}; it takes hosts (-H, --hostfile)")
+    elif options.json:
+        parser.error("--json is an option of --doctor")
     return parser, options
+
+
+_OF_DOCTOR = (
+    *("--doctor", "-cb", "--json", "--verbose", "-H", "-hostfile", "--host-discovery-script", "--slots-per-host"),
+    *("-p", "-i", "--network-interface", "--tcp"),
+)
+"""Options that go with --doctor, by their first names."""
 
 
 def _given(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Iterator[str]:
@@ -246,7 +255,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--ppn", type=int, metavar="N", help="ranks on each host, whatever its slots")
     add("--cpus-per-rank", type=int, metavar="N", help="cores that each rank computes with (OMP_NUM_THREADS)")
     add("-v", "--version", action="version", version=f"ringrun {__version__}")
-    add("--doctor", action="store_true", help="check this machine and say what to repair")
+    add("--doctor", action="store_true", help="check this machine, or all of -H or an allocation: what to repair")
+    add("--json", action="store_true", help="what --doctor finds, for tools")
     add("-cb", "--check-build", action="store_true", help="the same (Horovod's name)")
     add("--verbose", action="store_true", help="print the allocation and the command line of the launcher")
     add("--horovod", action="store_true", help="make `import horovod` mean Ring Notebook in the ranks")

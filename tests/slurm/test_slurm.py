@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import signal
@@ -145,6 +146,15 @@ def test_a_host_that_is_lost_is_named_and_no_survivor(system: Slurm, tmp_path: P
     while not system.is_up():
         assert time.monotonic() < deadline, system.run(["sinfo", "--Node", "--long"])
         time.sleep(0.3)
+
+
+def test_the_doctor_visits_all_hosts_of_the_allocation(system: Slurm) -> None:
+    code, output = system.run(system.python(program=[*RINGRUN[:1], "--doctor", "--json"]))
+    assert code == 0, output
+    found = {(one["host"], one["name"]): one for one in json.loads(output[output.index("[") :])}
+    assert {host for host, _ in found} == {"", "ring-a", "ring-b"}
+    assert found["", "between hosts"]["found"].startswith("4 ranks of 2 hosts sum at"), output
+    assert found["ring-b", "allreduce"]["found"].startswith("2 ranks sum at"), output
 
 
 def test_a_notebook_starts_its_cluster_over_the_allocation(system: Slurm) -> None:

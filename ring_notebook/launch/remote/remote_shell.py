@@ -14,6 +14,7 @@ from ring_notebook.own_python import module_command
 _SSH = ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20"]
 # A step of its own that leaves all cores and GPUs of the host to the ranks. Its ranks are ours, not Slurm's.
 _SRUN = ["srun", "--nodes=1", "--ntasks=1", "--overlap", "--mpi=none", "--cpu-bind=none", "--disable-status"]
+_AGENT = "ring_notebook.launch.remote.agent"
 _OF_BATCH_SYSTEMS = (("LSB_JOBID", "blaunch"), ("PBS_JOBID", "pbs_tmrsh"))
 """Variables that tell a batch system, and its program that takes the place of ssh within an allocation."""
 
@@ -23,12 +24,13 @@ def ssh_command(port: int | None = None, identity: str | None = None) -> list[st
     return [*_SSH, *(["-p", str(port)] if port else []), *(["-i", identity] if identity else [])]
 
 
-def agent_command(host: str, env: Mapping[str, str] = os.environ) -> list[str]:
-    """How to start the agent on ``host``: RING_REMOTE_SHELL, the batch system's own program within its job, else ssh.
+def agent_command(host: str, env: Mapping[str, str] = os.environ, module: str = _AGENT) -> list[str]:
+    """How to start the agent, or another ``module``, on ``host``.
 
-    Secrets are on no command line: environment, program and input follow over the agent's standard input.
+    By RING_REMOTE_SHELL, the batch system's own program within its job, else ssh. Secrets are on no command line:
+    environment, program and input follow over the agent's standard input.
     """
-    agent = module_command("ring_notebook.launch.remote.agent")
+    agent = module_command(module)
     quoted = [shlex.quote(word) for word in agent]  # ssh and its like hand one string to a shell
     if config().remote_shell:
         return [*shlex.split(config().remote_shell), host, *quoted]

@@ -20,7 +20,7 @@ import cloudpickle
 from ring_notebook.config import config
 from ring_notebook.errors import ClusterError
 from ring_notebook.launch.batch_job import job_name, walltime
-from ring_notebook.launch.launchers.hosts import parse_hosts
+from ring_notebook.launch.launchers.hosts import Host, parse_hosts
 from ring_notebook.notebook.cluster import discovery
 from ring_notebook.notebook.cluster.death import Death
 from ring_notebook.notebook.cluster.default_size import choose_size
@@ -86,6 +86,11 @@ class Cluster:
     def n(self) -> int:
         """The number of engines; `restart` changes it."""
         return self._n
+
+    @property
+    def hosts(self) -> tuple[Host, ...]:
+        """The hosts of the engines and their slots; empty for this host alone."""
+        return self._hosts
 
     @property
     def why(self) -> str:

@@ -110,10 +110,11 @@ class RingMagics(Magics):
     def _default(self, state: str | None) -> None:
         print(self._session.set_default(None if state is None else state == "on"))  # noqa: T201
 
-    def _doctor(self) -> None:
-        from ring_notebook.launch import doctor
+    def _doctor(self, hosts: str, json: bool) -> None:
+        from ring_notebook.launch.doctor_of_hosts import as_json, diagnose_hosts, render
 
-        print(doctor.render(doctor.diagnose()))  # noqa: T201
+        checks = diagnose_hosts(self._session.hosts(hosts))
+        print(as_json(checks) if json else render(checks))  # noqa: T201
 
     def _status(self, json: bool) -> Any:
         if not json:

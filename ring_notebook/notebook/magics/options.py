@@ -241,7 +241,7 @@ def _ring() -> LineParser:
         notify="say when a long run ends, fails or logs NaN: in JupyterLab, and by a function of this notebook",
         runs="list the runs of this folder, newest first; compare, tag, note or delete some, or write what one printed",
         export="write the last cell and the --setup cells before it as a script for ringrun",
-        doctor="check everything that engines need and say what to fix",
+        doctor="check everything that engines need, on all hosts, and say what to fix",
         help="show this help, or that of one command",
     )
     start = commands["start"]
@@ -277,6 +277,11 @@ def _ring() -> LineParser:
     queue.add_argument("action", nargs="?", choices=["cancel"], help="cancel cells that wait")
     queue.add_argument("cells", nargs="*", type=_count, metavar="N", help="their numbers; by default all of them")
     commands["status"].add_argument("--json", action="store_true", help="print it for tools, as JSON")
+    doctor = commands["doctor"]
+    doctor.add_argument(
+        "--hosts", type=_hosts, default="", metavar="a:4,b:4", help="these; by default those of the cluster or the job"
+    )
+    doctor.add_argument("--json", action="store_true", help="print it for tools, as JSON")
     heal = commands["heal"]
     heal.add_argument(
         "-t", "--ranks", type=_ranks, metavar="0,2-3", help="start these again, dead or alive; by default all dead ones"

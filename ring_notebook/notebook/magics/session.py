@@ -19,8 +19,10 @@ from IPython.display import display
 
 from ring_notebook.errors import ClusterError, RingError
 from ring_notebook.launch.batch_job import job_name, walltime
+from ring_notebook.launch.launchers.hosts import Host, parse_hosts
 from ring_notebook.notebook.cluster import discovery
 from ring_notebook.notebook.cluster.cluster import Cluster
+from ring_notebook.notebook.cluster.default_size import choose_size
 from ring_notebook.notebook.cluster.stacks import render
 from ring_notebook.notebook.magics.cell_queue import CellQueue, QueuedCell
 from ring_notebook.notebook.magics.cells import check_syntax
@@ -78,6 +80,12 @@ class Session:
             self.cluster = cluster.start()
         hint = f"\n{self.left_behind()}" if left else ""
         return f"Started {_engines(cluster)} ({_described(cluster)}) in {cluster.seconds_to_start:.1f} s.{hint}"
+
+    def hosts(self, named: str = "") -> Sequence[Host]:
+        """The hosts that are named, else those of the cluster, else those of the batch job; empty for this alone."""
+        if named:
+            return parse_hosts(named)
+        return self.cluster.hosts if self.cluster is not None else choose_size().hosts
 
     def left_behind(self) -> str:
         """One line on the cluster that this notebook's kernel before this one has left; empty without one."""

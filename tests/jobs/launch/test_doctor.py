@@ -13,7 +13,8 @@ import pytest
 from native.fakes.device import environment
 from ring_notebook import config as settings
 from ring_notebook.launch import doctor, gpu_check
-from ring_notebook.launch.doctor import Check, diagnose, render
+from ring_notebook.launch.doctor import Check, diagnose
+from ring_notebook.launch.doctor_of_hosts import render
 from ring_notebook.launch.gpu_check import Finding, check_gpus
 
 
@@ -44,7 +45,7 @@ def test_a_machine_that_passes_the_tests_is_well() -> None:
 
 def test_what_is_amiss_does_not_hide_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RING_MPIEXEC", "/no/such/mpiexec")
-    monkeypatch.setattr(doctor, "_LOOKS", (doctor._python, doctor._mpi, doctor._cores))
+    monkeypatch.setattr(doctor, "_LOOKS", (doctor._python, doctor._mpi))
     checks = by_name(diagnose())
     assert checks["mpi"].status == "fail"
     assert "/no/such/mpiexec does not run" in checks["mpi"].found

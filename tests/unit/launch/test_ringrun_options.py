@@ -131,8 +131,9 @@ def ringrun(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("--doctor -H nowhere:2", "--doctor checks this host alone, and takes no -H; run it on each host"),
-        ("-cb -np 2", "--doctor checks this host alone, and takes no -np"),
+        ("--doctor -H a:2 --ppn 2", "--doctor starts no program, and takes no --ppn; it takes hosts (-H, --hostfile)"),
+        ("-cb -np 2", "--doctor starts no program, and takes no -np"),
+        ("--json -np 2 p", "--json is an option of --doctor"),
         ("--min-np 2 -np 2 -H a,b --mpi-args=-v true", "an elastic job starts without mpiexec; leave out the options"),
         ("-np 2 --elastci true", "unrecognized arguments: --elastci; did you mean: --elastic"),
         ("--ppn 2 -np 4 true", "-np 4 with --ppn 2 needs several hosts; name them with -H"),
