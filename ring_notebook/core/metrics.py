@@ -49,11 +49,15 @@ class _Recorder:
         self.progress = (0, 0)
         self.loops: Callable[[str, bool], Callable[[int], None]] | None = None
         self.on_first_row: Callable[[], None] | None = None
+        self.warmup = 1
+        self.first_step: int | None = None
 
     def add(self, now: float, step: int | None, values: dict[str, Any]) -> None:
         if step is None:
             step = self.logged if self.step is None else self.step
-        if self.on_first_row is not None:
+        if self.first_step is None:
+            self.first_step = step
+        if self.on_first_row is not None and step - self.first_step >= self.warmup - 1:
             self.on_first_row()
             self.on_first_row = None
         self.logged += 1
@@ -255,17 +259,20 @@ def _samples(batch: Any) -> int:
 
 
 def begin(
-    loops: Callable[[str, bool], Callable[[int], None]] | None = None, on_first_row: Callable[[], None] | None = None
+    loops: Callable[[str, bool], Callable[[int], None]] | None = None,
+    on_first_row: Callable[[], None] | None = None,
+    warmup: int = 1,
 ) -> None:
     """A run starts: drop all rows, then keep every row until it is drained.
 
-    ``on_first_row`` is called before the first row. ``loops`` is called with the place (``file:line``) of each loop
-    that `track` begins, and whether its total covers all passes over the loader; the function that it returns is called
-    before each step.
+    ``on_first_row`` is called before the first row, or with a larger ``warmup`` before the row of the step by which
+    that many steps are done: rows are logged when their steps are. ``loops`` is called with the place (``file:line``)
+    of each loop that `track` begins, and whether its total covers all passes over the loader; the function that it
+    returns is called before each step.
     """
     _recorder.reset()
     _watched.clear()
-    _recorder.loops, _recorder.on_first_row = loops, on_first_row
+    _recorder.loops, _recorder.on_first_row, _recorder.warmup = loops, on_first_row, warmup
     _forget_params()
     _recorder.attached = True
 

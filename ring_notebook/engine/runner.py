@@ -47,6 +47,7 @@ def execute(
     lost: list[int],
     checkpoints: str,
     resume: str,
+    warmup: int,
 ) -> None:
     """Run a cell as this rank's part of ``run``, in a new epoch over ``engines``, which are its ranks in this order.
 
@@ -54,25 +55,27 @@ def execute(
     under Horovod's names. With ``only`` these engines execute the cell and the others leave the epoch at once: rank and
     size are those of all, and a collective raises. ``lost`` are the engines of the cluster that have died.
     ``checkpoints`` is the folder for those of the run, ``resume`` the one that it resumes from, or empty.
+    After ``warmup`` steps the account of the rank's time begins.
 
     Returns when the cell has ended and all records were sent; never raises the cell's exception.
     """
     mpi_access.withdraw_from_survivors(lost)
     checkpoint_place.begin(checkpoints, resume)
     own = not only or setup.rank() in only
-    _Execution(run, epoch, engines, recorded, horovod).execute(source if own else "", first_line)
+    _Execution(run, epoch, engines, recorded, horovod, warmup).execute(source if own else "", first_line)
 
 
 class _Execution:
     """One rank's part of one run."""
 
-    def __init__(self, run: str, epoch: int, engines: list[int], recorded: bool, horovod: bool) -> None:
+    def __init__(self, run: str, epoch: int, engines: list[int], recorded: bool, horovod: bool, warmup: int) -> None:
         self.run = run
         self.epoch = epoch
         self.engines = engines
         self.rank = engines.index(setup.rank())
         self.recorded = recorded
         self.horovod = horovod
+        self.warmup = warmup
         self.cell: Cell | None = None
         self.calls = 0  # number of collectives
         self.aborted = False  # another rank failed first
@@ -108,7 +111,7 @@ class _Execution:
         children = active_children()
         debuggers.forget_frames()
         shell = InteractiveShell.instance()
-        metrics.begin(self.loops.begin, self._training_begins)
+        metrics.begin(self.loops.begin, self._training_begins, self.warmup)
         other_waits.begin()
         if setup.spool is not None:
             setup.spool.begin(self.run)

@@ -217,6 +217,12 @@ def _scale() -> LineParser:
     parser.add_argument("sizes", type=_sizes, metavar="1,2,4", help="numbers of ranks")
     parser.add_argument("--name", default="", metavar="NAME", help="name of the runs")
     parser.add_argument("--timeout", type=float, default=0.0, metavar="S", help="stop each run after S seconds")
+    parser.add_argument("--repeat", type=_count, default=1, metavar="N", help="run each size N times; show the median")
+    parser.add_argument("--warmup", type=_count, default=1, metavar="N", help="steps at the beginning not to count")
+    kind = parser.add_exclusive()
+    kind("--strong", dest="kind", action="store_const", const="strong", help="the global batch is to stay the same")
+    kind("--weak", dest="kind", action="store_const", const="weak", default="", help="it is to grow with the ranks")
+    parser.add_argument("--csv", default="", metavar="FILE", help="write the numbers to this file")
     return parser
 
 

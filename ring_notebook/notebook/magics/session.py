@@ -35,7 +35,7 @@ from ring_notebook.notebook.run.failures import brief
 from ring_notebook.notebook.run.notices import show_in_lab
 from ring_notebook.notebook.run.run import Run
 from ring_notebook.notebook.run.run_verdict import own_failures
-from ring_notebook.notebook.run.scaling import ScalingReport, measure
+from ring_notebook.notebook.run.scaling import Kind, Measured, ScalingReport, cause, kind_of, measure, measured
 from ring_notebook.notebook.run.send import spoken_name
 from ring_notebook.notebook.style import ago, duration, plural, rank_list
 from ring_notebook.notebook.style import ranks as rank_text
@@ -366,20 +366,47 @@ class Session:
         """Cancel cells that wait, by default all of them; returns which. Raises RingError for an unknown number."""
         return " ".join(f"Cancelled cell {one.name}." for one in self._queue.cancel(numbers)) or "No cell waits."
 
-    def scale(self, cell: str, sizes: Sequence[int], *, name: str = "", timeout: float = 0.0) -> ScalingReport:
-        """Run a cell at several numbers of ranks, one after the other, and compare their throughput."""
+    def scale(
+        self,
+        cell: str,
+        sizes: Sequence[int],
+        *,
+        name: str = "",
+        timeout: float = 0.0,
+        repeat: int = 1,
+        warmup: int = 1,
+        kind: Kind = "",
+        csv: str = "",
+    ) -> ScalingReport:
+        """Run a cell at several numbers of ranks, one after the other, ``repeat`` times; compare throughput and time.
+
+        The first ``warmup`` steps count for nothing. ``kind`` is what the user means to measure. ``csv`` names a file.
+        """
         check_syntax(cell, first_line=2)
+        if csv:
+            open(csv, "a").close()  # before the runs, which may take hours
         if self.cluster is None:
             print(self.start(max(sizes), sync=self._syncs))  # noqa: T201
         for size in sizes:  # all of them, before the first one runs
             self.require().check_size(size)
-        runs: list[Run] = []
-        for size in sorted(set(sizes)):
-            first = runs[0].summary if runs else {}
-            one_rank = first["samples_per_s"] if first.get("size") == 1 else 0.0
-            options = CellOptions(size, name=f"{name or 'scale'} {size}", timeout=timeout, one_rank=one_rank)
-            self.train(cell, options, give=runs.append)
-        return ScalingReport(measure([run.summary for run in runs]))
+        runs: list[Measured] = []
+        for number in range(1, repeat + 1):  # every size in turn, so that all see what the machine does meanwhile
+            for size in sorted(set(sizes)):
+                title = f"{name or 'scale'} {size}{f' #{number}' if repeat > 1 else ''}"
+                one_rank = runs[0].rate if runs and runs[0].ranks == 1 else 0.0
+                options = CellOptions(size, name=title, timeout=timeout, one_rank=one_rank, warmup=warmup)
+                given: list[Run] = []
+                self.train(cell, options, give=given.append)
+                log = given[0].log
+                runs.append(measured(log, warmup))
+                if not runs[-1].rate and log.view().samples_per_s:
+                    raise RingError(f"{title}: the cell logged too few steps after --warmup {warmup}; let it make more")
+        points = measure(runs)
+        cores = 0 if log.environment["gpus"] else log.environment["cores"] * len(log.environment["hosts"])
+        report = ScalingReport(points, "\n".join(filter(None, [cause(points, cores), kind_of(points, kind)])))
+        if csv:
+            report.to_csv(csv)
+        return report
 
     def export(self, path: str, name: str = "") -> Script:
         """Write the cell of the last run, or of the one whose name begins with ``name``, as a script for ``ringrun``.

@@ -79,6 +79,8 @@ class CellOptions:
     """The front end's own; empty where it has none. An edited set-up cell replaces the one of the same id."""
     one_rank: float = 0.0
     """The samples/s that the same cell has been measured to reach on one rank."""
+    warmup: int = 1
+    """Steps after which the account of the ranks' time begins."""
 
     def kept(self) -> dict[str, Any]:
         """What is kept with the run. In the background or not is a matter of the moment."""

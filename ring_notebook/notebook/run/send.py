@@ -76,6 +76,7 @@ def send(
         sorted(engines.deaths()),
         str(folder / run / CHECKPOINTS),
         resume,
+        int(options.get("warmup", 1)),
     )
     questions = Answering(chosen)
     with DeferredInterrupt() as interrupt:  # else ranks would execute a cell that no run of this kernel knows

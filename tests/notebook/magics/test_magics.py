@@ -314,14 +314,27 @@ def test_export_writes_the_last_cell_or_a_named_one(notebook: Notebook) -> None:
 
 def test_the_same_cell_at_several_sizes(notebook: Notebook) -> None:
     outputs = notebook.run(
-        "%%ringscale 1,2\nimport time\nfrom ring_notebook.core.metrics import log\n"
-        "for _ in range(4): time.sleep(0.2); log(samples=100)"
+        "%%ringscale 1,2 --repeat 2 --warmup 2 --weak --csv scale.csv\nimport time\n"
+        "from ring_notebook.core.metrics import log\n"
+        "for step in range(5): time.sleep(0.2); log(samples=100)"
     )
     table = outputs[-1]["data"]["text/plain"].splitlines()
-    assert table[0].split() == ["ranks", "seconds", "samples/s", "speedup", "efficiency"]
-    assert [line.split()[0] for line in table[1:]] == ["1", "2"]
-    rate, speedup = ([float(line.split()[column].replace(",", "")) for line in table[1:]] for column in (2, 3))
+    assert table[0].split()[:5] == ["ranks", "seconds", "global", "batch", "samples/s"]
+    assert table[0].split()[5:] == ["spread", "speedup", "efficiency", "compute", "loading", "moving", "waiting"]
+    assert [line.split()[0] for line in table[1:3]] == ["1", "2"]
+    assert [line.split()[2] for line in table[1:3]] == ["100", "200"]
+    rate, speedup = ([float(line.split()[column].replace(",", "")) for line in table[1:3]] for column in (3, 5))
     assert speedup == pytest.approx([1.0, rate[1] / rate[0]], abs=0.1)
+    assert "Weak scaling: 100 samples a rank." in table
+    assert len(notebook.text("print(open('scale.csv').read())").splitlines()) == 4
+    assert (
+        "--warmup 9; let it make more"
+        in notebook.error(
+            "%%ringscale 1,2 --warmup 9\nfrom ring_notebook.core.metrics import log\n"
+            "for _ in range(3): time.sleep(0.01); log(samples=1)"
+        )[1]
+    )
+    assert "not allowed with" in notebook.run("%%ringscale 1,2 --weak --strong\npass")[0]["text"]
     assert "expected numbers of ranks" in notebook.run("%%ringscale 1,x\npass")[0]["text"]
 
 

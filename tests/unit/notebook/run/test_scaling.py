@@ -1,0 +1,119 @@
+"""How runs of several sizes are compared, and what is said of what is lost."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from ring_notebook.notebook.record.run_log import RunLog
+from ring_notebook.notebook.run.scaling import (
+    Kind,
+    Measured,
+    Scaling,
+    ScalingReport,
+    cause,
+    kind_of,
+    lost,
+    measure,
+    measured,
+)
+from ring_notebook.records import Ended, MetricBatch, encode
+
+ALL_COMPUTE = {"compute": 1.0, "data": 0.0, "moving": 0.0, "waiting": 0.0, "bubble": 0.0}
+
+
+def shares(**parts: float) -> dict[str, float]:
+    return {**ALL_COMPUTE, "compute": 1 - sum(parts.values()), **parts}
+
+
+def one(
+    ranks: int, rate: float, batch: float = 64.0, parts: Mapping[str, float] = ALL_COMPUTE, seconds: float = 1.0
+) -> Measured:
+    return Measured(ranks, seconds, rate, batch, parts)
+
+
+def test_a_run_is_measured_after_its_warm_up(tmp_path: Path) -> None:
+    """A row is logged when its step is done: with a warm-up of 3 the clock starts at the row of step 2."""
+    log = RunLog(tmp_path / "r", "r", "scale", 2, "", {}, {})
+    for rank in range(2):
+        times = [100.0, 150.0, 152.0, 154.0, 156.0]  # the second step compiles
+        values = array("d", [number for step, time in enumerate(times) for number in (time, 1000 + step, 32.0)])
+        log.put(encode([MetricBatch(log.run, rank, ("samples",), values)]))
+        spent = {"training": 10.0, "communication": 4.0, "waiting": 3.0, "data_wait": 1.0}
+        log.put(encode([Ended(log.run, rank, "ok", 60.0, spent)]))
+    log.finish("ok")
+    run = measured(log, warmup=3)
+    assert (run.ranks, run.seconds, run.rate, run.batch) == (2, 4.0, 32.0, 64.0)
+    assert run.shares == pytest.approx({"compute": 0.5, "data": 0.1, "moving": 0.1, "waiting": 0.3, "bubble": 0.0})
+    assert measured(log, warmup=1).rate == pytest.approx(2 * 4 * 32 / 56)
+    assert measured(log, warmup=6).rate == 0.0
+
+
+def test_repeated_runs_give_their_median_and_spread() -> None:
+    points = measure([one(2, 150.0), one(1, 100.0), one(1, 90.0), one(2, 180.0), one(1, 110.0), one(2, 160.0)])
+    assert [(point.ranks, point.rate, point.speedup, point.efficiency) for point in points] == [
+        (1, 100.0, 1.0, 1.0),
+        (2, 160.0, 1.6, 0.8),
+    ]
+    assert [point.spread for point in points] == pytest.approx([0.2, 30 / 160])
+
+
+def test_without_samples_the_time_counts() -> None:
+    points = measure([one(1, 0.0, 0.0, seconds=8.0), one(4, 0.0, 0.0, seconds=2.5)])
+    assert points[1].speedup == pytest.approx(3.2)
+    assert "samples/s" not in ScalingReport(points).columns
+
+
+def test_what_is_lost_adds_up() -> None:
+    points = measure([one(1, 100.0), one(4, 200.0, parts=shares(moving=0.2, waiting=0.25))])
+    parts = lost(points[0], points[1])
+    assert parts == pytest.approx({"compute": 0.05, "data": 0, "moving": 0.2, "waiting": 0.25, "bubble": 0})
+    assert sum(parts.values()) == pytest.approx(1 - points[1].efficiency)
+
+
+@pytest.mark.parametrize(
+    ("last", "cores", "said"),
+    [
+        (one(4, 380.0), 8, "4 ranks reach 95% of ideal scaling."),
+        (
+            one(4, 100.0, parts=shares(waiting=0.7)),
+            2,
+            "4 ranks reach 25% of ideal scaling: they take turns on 2 cores, so more ranks than cores gain nothing.",
+        ),
+        (one(4, 200.0, parts=shares(waiting=0.5)), 8, "50% is lost, most of it (50%) in waiting for the slowest rank."),
+        (one(4, 200.0, parts=shares(moving=0.4)), 8, "50% is lost, most of it (40%) in moving data between ranks"),
+        (one(4, 200.0, parts=shares(data=0.5)), 0, "50% is lost, most of it (50%) in waiting for data"),
+        (one(4, 200.0), 8, "50% is lost, most of it (50%) in compute, which takes longer for each sample"),
+    ],
+)
+def test_the_cause_of_what_is_lost(last: Measured, cores: int, said: str) -> None:
+    assert said in cause(measure([one(1, 100.0), last]), cores)
+
+
+@pytest.mark.parametrize(
+    ("batches", "wanted", "said"),
+    [
+        ((64, 64), "", "Strong scaling: the global batch is 64 on any number of ranks."),
+        ((64, 256), "", "Weak scaling: 64 samples a rank."),
+        ((64, 100), "", "The global batch: it is 64 on 1 rank and 100 on 4."),
+        ((64, 256), "weak", "Weak scaling: 64 samples a rank."),
+        ((64, 256), "strong", "Not strong scaling: the global batch should stay the same; it is 64 on 1 rank and 256"),
+        ((64, 64), "weak", "Not weak scaling: the global batch should grow with the ranks; it is 64 on 1 rank and 64"),
+        ((0, 0), "strong", ""),
+    ],
+)
+def test_which_scaling_was_measured(batches: tuple[int, int], wanted: Kind, said: str) -> None:
+    points = measure([one(1, 100.0, batches[0]), one(4, 300.0, batches[1])])
+    assert kind_of(points, wanted).startswith(said)
+
+
+def test_the_numbers_as_a_file(tmp_path: Path) -> None:
+    point = Scaling(2, 1.5, 100.0, 64.0, 0.1, 1.8, 0.9, shares(moving=0.25))
+    ScalingReport([point]).to_csv(tmp_path / "scale.csv")
+    assert (tmp_path / "scale.csv").read_text().splitlines() == [
+        "ranks,seconds,samples_per_s,batch,spread,speedup,efficiency,compute,data,moving,waiting,bubble",
+        "2,1.5,100,64,0.1,1.8,0.9,0.75,0,0.25,0,0",
+    ]
