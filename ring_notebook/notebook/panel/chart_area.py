@@ -52,7 +52,8 @@ class ChartArea:
         self.buttons = HBox(
             [self._menu, self._log, self._smooth, self._machine], layout=Layout(display="none", flex="0 0 auto")
         )
-        self.grid = GridBox(layout=Layout(width="100%", grid_gap="8px 24px"))
+        # A chart is drawn in whole pixels: in half a pixel less it would have a scroll bar.
+        self.grid = GridBox(layout=Layout(width="100%", grid_gap="8px 24px", overflow="hidden"))
 
     def draw(self, view: RunView) -> None:
         """Show the run as it is now, unless the last drawing was so large that the page needs more time."""

@@ -65,7 +65,13 @@ class Scale:
 
 def margin(y: Scale) -> int:
     """Pixels that the labels of the y axis need at the left of a chart."""
-    return max(_LEAST, _GAP + round(_CHARACTER * max(len(y.label(tick)) for tick in y.ticks)))
+    texts = [_plain(tick) for tick in (y.low, *y.ticks, y.high)] if y.log else [y.label(tick) for tick in y.ticks]
+    return max(_LEAST, _GAP + round(_CHARACTER * max(map(len, texts))))
+
+
+def _plain(tick: float) -> str:
+    """A tick as a live chart writes it on a logarithmic axis, where it chooses the ticks."""
+    return f"{tick:.0e}" if tick < 1e-6 else f"{tick:,.6f}".rstrip("0").rstrip(".")
 
 
 def scales(curves: Curves, from_zero: bool, log: bool = False) -> tuple[Scale, Scale]:
@@ -76,8 +82,7 @@ def scales(curves: Curves, from_zero: bool, log: bool = False) -> tuple[Scale, S
         rows += [curves.band.low, curves.band.high]
     x, y = _scale([line.x for line in drawn], False), _scale(rows, from_zero)
     if log and y.low > 0:
-        room = (y.high / y.low) ** 0.05
-        return x, Scale(y.low / room, y.high * room, log=True)
+        return x, _rounded_log(y)
     return x, _rounded(y)
 
 
@@ -86,6 +91,14 @@ def _rounded(scale: Scale) -> Scale:
     step = _step(scale.high - scale.low)
     low, high = math.floor(scale.low / step + 1e-9) * step, math.ceil(scale.high / step - 1e-9) * step
     return Scale(float(f"{low:.12g}"), float(f"{high:.12g}"))
+
+
+def _rounded_log(scale: Scale) -> Scale:
+    """The logarithmic axis between two of 1, 2 and 5 times a power of ten."""
+    low, high = (10.0 ** math.floor(math.log10(value)) for value in (scale.low, scale.high))
+    low *= max(factor for factor in (1, 2, 5) if low * factor <= scale.low * (1 + 1e-9))
+    high *= min(factor for factor in (1, 2, 5, 10) if high * factor >= scale.high * (1 - 1e-9))
+    return Scale(float(f"{low:.3g}"), float(f"{high:.3g}"), log=True)
 
 
 def _step(width: float) -> float:

@@ -139,7 +139,7 @@ class LiveChart:
                 "splitLine": faint,
                 "axisLine": {"show": False},
                 "axisTick": {"show": False},
-                "axisLabel": {**small, "margin": 6},
+                "axisLabel": {**small, "margin": 6, "hideOverlap": True},
             },
             "series": [{"id": name, "name": name, **one} for name, one in self._series.items()],
         }

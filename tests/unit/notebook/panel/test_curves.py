@@ -6,7 +6,7 @@ from array import array
 import numpy as np
 import pytest
 
-from ring_notebook.notebook.panel.charts.axes import Scale, scales
+from ring_notebook.notebook.panel.charts.axes import Scale, margin, scales
 from ring_notebook.notebook.panel.charts.curves import Curves, many, per_rank, smoothed
 from ring_notebook.notebook.record.series import Points
 
@@ -113,6 +113,21 @@ def test_a_logarithmic_axis_has_powers_of_ten() -> None:
     assert set(y.ticks) >= {0.001, 0.01, 0.1, 1, 10, 100}
     assert y.place(0.001) < y.place(1) < y.place(100)
     assert y.place(10) - y.place(1) == pytest.approx(y.place(1) - y.place(0.1))
+
+
+@pytest.mark.parametrize(
+    ("values", "low", "high", "longest"),
+    [
+        ([0.1674, 294271.7], 0.1, 500_000, "500,000"),
+        ([2.5e-6, 1e-3], 2e-6, 1e-3, "0.000002"),
+        ([0.26, 0.973], 0.2, 1, "0.2"),
+        ([3.0, 3.1], 2, 5, "2"),
+    ],
+)
+def test_no_label_of_a_logarithmic_axis_is_cut(values: list[float], low: float, high: float, longest: str) -> None:
+    _, y = scales(per_rank({0: points([0, 1], values)}), from_zero=False, log=True)
+    assert (y.low, y.high) == (low, high), "what a live chart writes at its ends is round"
+    assert margin(y) >= 7 * len(longest)
 
 
 def test_a_value_of_zero_makes_an_axis_linear() -> None:
