@@ -71,6 +71,20 @@ class Cell:
         value = eval(code, self._namespace)
         return _wait_for(value) if code.co_flags & inspect.CO_COROUTINE else value
 
+    def importing(self) -> str:
+        """The package that the main thread imports for the cell; "" when it imports none. From any thread.
+
+        In place of ours, the one that ours import.
+        """
+        found = ""
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        while frame is not None and frame.f_code.co_filename != self.file:
+            if frame.f_code.co_name == "_find_and_load" and frame.f_code.co_filename.startswith("<frozen importlib"):
+                package = str(frame.f_locals.get("name", "")).partition(".")[0]
+                found = found if package == __name__.partition(".")[0] else package
+            frame = frame.f_back
+        return found
+
     def current_line(self) -> int:
         """The line of the cell that the main thread executes, 0 outside of the cell; any thread may call it."""
         return next(iter(self.current_lines()), 0)

@@ -275,6 +275,7 @@ class _Execution:
                 "pass": self.loops.number,
                 "transport": self.transport,
                 "statement": self.cell.current_statement() if self.cell else -1,
+                "importing": self.cell.importing() if self.cell else "",
                 "unheard": self.interruptible.unheard,
             },
         )

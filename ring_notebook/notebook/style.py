@@ -140,11 +140,22 @@ CSS = """<style>
 .ring-lines, .ring-lines .widget-html-content { font: 12px/1.45 var(--jp-code-font-family, monospace);
   white-space: pre-wrap; min-height: 0; height: auto; }
 .ring-notice { border-left: 3px solid #f59e0b; padding: 2px 0 2px 10px; margin: 6px 0; line-height: 1.5; }
-.ring-load span { margin-right: 4px; color: #8791a0; font-size: 9px; letter-spacing: -1px; }
+.ring-load span { margin-right: 4px; color: #8791a0; font-size: 9px; letter-spacing: -1px; opacity: .5; }
 .ring-stuck th, .ring-stuck td { text-align: left !important; }
 .ring-stuck { border-color: #ef4444; }
 .ring-alert { border-color: #ef4444; color: #ef4444; }
 .ring-hint { border-color: #3b82f6; }
+.ring-gone { display: none; }
+.ring-panel.jupyter-widgets-disconnected .ring-gone { display: block; }
+.ring-panel.jupyter-widgets-disconnected .jupyter-button, .ring-panel.jupyter-widgets-disconnected .widget-dropdown,
+  .ring-panel.jupyter-widgets-disconnected .ring-bar { display: none; }
+.ring-panel.jupyter-widgets-disconnected tbody td:nth-child(2), .ring-last tbody td:nth-child(2) {
+  visibility: hidden; }
+.ring-panel.jupyter-widgets-disconnected .ring-status { font-size: 0; }
+.ring-panel.jupyter-widgets-disconnected .ring-status::after { content: "● last state seen"; font-size: 14px;
+  color: #8791a0; }
+.ring-panel.jupyter-widgets-disconnected::before, .ring-panel .jupyter-widgets-disconnected::before {
+  content: none !important; }
 .ring-report summary { cursor: pointer; margin-top: 4px; }
 .ring-rows { max-height: 260px; overflow: auto; }
 @container (max-width: 1100px) { .ring-table tr th, .ring-table tr td { padding-right: 8px; }

@@ -179,6 +179,14 @@ class NotebookPage:
         for kernel in self._kernels():
             self.page.request.post(f"{self._lab.url}/api/kernels/{kernel}/interrupt")
 
+    def restart(self) -> None:
+        """Restart the kernel, as its menu does."""
+        self.cell(0).locator(".jp-InputArea-prompt").click()
+        for key in ("Escape", "0", "0"):
+            self.page.keyboard.press(key)
+        self.page.locator(".jp-Dialog button.jp-mod-accept").click()
+        self.page.locator(".jp-StatusBar-TextItem", has_text="| Idle").wait_for()
+
     def shut_down(self) -> None:
         """End the notebook's kernel, and with it its cluster."""
         if self.page.is_closed():

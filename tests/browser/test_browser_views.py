@@ -9,6 +9,7 @@ import pytest
 from playwright.sync_api import expect
 
 from browser.lab import Lab, NotebookPage
+from browser.simulated import TRAINING
 from ring_notebook.notebook.run.timeline import MIME
 
 START = "%load_ext ring_notebook\n%ring start -n 2"
@@ -77,6 +78,49 @@ def test_a_failure_in_the_background_is_told_in_its_panel_and_in_a_notice(
     for part in ("Traceback (most recent call last):", "Cell, line 4, in <module>", "raised on rank 1"):
         expect(notebook.output(1)).to_contain_text(part, use_inner_text=True)
     picture(notebook, 1, "background-failed")
+
+
+def test_a_page_whose_kernel_is_gone_shows_the_last_state(
+    lab: Lab,
+    open_notebook: Callable[[str], NotebookPage],
+    picture: Callable[[NotebookPage, int, str], None],
+) -> None:
+    """In the page itself after a restart, and in a page that is opened later: what was there, and what to do."""
+    cell = TRAINING.format(size=2, run="gone", name="digits")
+    NotebookPage.write(lab.directory / "gone.ipynb", cell, "'another kernel'")
+    notebook = open_notebook("gone.ipynb")
+    notebook.run(0)
+    notebook.wait_ended(0)
+    panel = notebook.output(0).locator(".ring-panel")
+    notebook.until(lambda: panel.locator("canvas").count() >= 4)
+    kept, gone = notebook.output(0).locator(".ring-last"), panel.locator(".ring-gone")
+    notebook.until(lambda: kept.locator(".ring-chart").count() >= 4)  # as it is renewed
+    assert not kept.is_visible(), "beside the panel there is no picture of it"
+    assert not gone.is_visible()
+    notebook.save()
+
+    notebook.restart()
+    gone.wait_for()
+    expect(gone).to_contain_text("%ring attach shows it")
+    assert not panel.get_by_role("button").first.is_visible(), "nobody would hear it"
+    assert panel.locator("canvas").count() >= 4
+    look = "element => getComputedStyle(element, '::before').content"
+    assert {one.evaluate(look) for one in panel.locator(".jupyter-widgets-disconnected").all()} == {"none"}
+    assert panel.locator(".ring-status").evaluate("one => getComputedStyle(one, '::after').content") == (
+        '"● last state seen"'
+    )
+    picture(notebook, 0, "restarted")
+    notebook.save()
+
+    later = open_notebook("gone.ipynb")
+    kept = later.output(0).locator(".ring-last")
+    kept.wait_for()
+    later.until(lambda: "model not found" in later.output(0).evaluate("one => one.textContent"))
+    expect(kept).to_contain_text("last state seen", use_inner_text=True)
+    expect(kept).to_contain_text("%ring attach shows it", use_inner_text=True)
+    assert kept.locator(".ring-chart").count() >= 4
+    assert "model not found" not in later.output(0).inner_text()
+    picture(later, 0, "reopened-gone")
 
 
 @pytest.mark.slow

@@ -328,7 +328,7 @@ class Session:
         give: Callable[[Any], None],
     ) -> None:
         """Show that a cell waits, where it will show its run, and run it from another thread when its turn has come."""
-        note, place = (display({"text/plain": ""}, raw=True, display_id=True) for _ in range(2))
+        note, *places = (display({"text/plain": ""}, raw=True, display_id=True) for _ in range(3))
         shown = ""
 
         def tell(text: str) -> None:
@@ -349,7 +349,7 @@ class Session:
                 return
             tell(queued.despite)
             give(run)
-            run.show(options.plot, place=place)
+            run.show(options.plot, places=(places[0], places[1]))
 
         waits()
         Thread(target=follow, name=f"ring-queued-{queued.number}", daemon=True).start()

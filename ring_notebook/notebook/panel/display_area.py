@@ -46,11 +46,6 @@ class Gallery:
             self.widget.layout.display = None if children else "none"
         self._due = monotonic() + sent / BYTES_PER_SECOND
 
-    def finish(self, view: RunView) -> None:
-        """Show the last state at once."""
-        self._due = 0.0
-        self.draw(view)
-
 
 class _Frame:
     """One display under its label."""

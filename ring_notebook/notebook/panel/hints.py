@@ -6,7 +6,6 @@ Hints come from two sources: the calls of the cell (`ring_notebook.frameworks`),
 from __future__ import annotations
 
 import ast
-import re
 from collections import Counter
 from collections.abc import Iterator
 from html import escape
@@ -16,8 +15,6 @@ from IPython.core.inputtransformer2 import TransformerManager
 from ring_notebook.frameworks import CellCalls, Hint, default, named, names_in
 from ring_notebook.notebook.record.run_view import RunView
 from ring_notebook.notebook.style import rank_list
-
-__all__ = ["Hint", "Lint", "html", "logs_metrics", "text"]
 
 _SAME_LINES = 5  # equal lines of all ranks before there is a hint
 
@@ -36,6 +33,20 @@ class Lint:
         self._framework = named(names_in(tree)) or default()
         self._cell = CellCalls(tree, gpus)
         self._static = tuple(self._framework.hints(self._cell))
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The metrics that the cell logs itself, by name; "" for those whose names it does not show.
+
+        Functions that it calls may log others. `track` logs samples, unless it counts a range.
+        """
+        found: dict[str, None] = {}
+        for call in self._cell.calls:
+            if call.name == "log":
+                found |= dict.fromkeys(one.arg or "" for one in call.node.keywords if one.arg != "step")
+            elif call.name == "track" and not ast.unparse(call.node).partition("(")[2].startswith("range("):
+                found["samples"] = None
+        return tuple(found)
 
     def hints(self, view: RunView) -> tuple[Hint, ...]:
         """The hints for the run so far; none for a single rank.
@@ -82,8 +93,3 @@ def html(hints: tuple[Hint, ...]) -> str:
         shown = "".join(f"<code>{piece}</code>" if index % 2 else piece for index, piece in enumerate(pieces))
         notices.append(f"<div class='ring-notice ring-hint'>{shown}</div>")
     return "".join(notices)
-
-
-def logs_metrics(source: str) -> bool:
-    """Whether the cell seems to log metrics itself; functions that it calls may log too."""
-    return re.search(r"\.(log|track)\(", source) is not None

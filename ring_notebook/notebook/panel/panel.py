@@ -7,6 +7,7 @@ from threading import Event, Thread
 from time import monotonic
 from typing import Any, ClassVar
 
+from IPython import get_ipython
 from IPython.display import DisplayHandle, display
 from ipywidgets import HTML, Button, HBox, Layout, VBox
 
@@ -21,13 +22,17 @@ from ring_notebook.notebook.panel import (
     report,
     waits,
 )
-from ring_notebook.notebook.panel.chart_area import ChartArea, answer_while_busy
+from ring_notebook.notebook.panel.chart_area import MOST_CHARTS, ChartArea, answer_while_busy
+from ring_notebook.notebook.panel.charts import svg_chart
+from ring_notebook.notebook.panel.charts.chart import empty
 from ring_notebook.notebook.panel.display_area import Gallery
 from ring_notebook.notebook.record.run_record import RunRecord
-from ring_notebook.notebook.record.run_view import RunView
+from ring_notebook.notebook.record.run_view import SAMPLES, RunView
 from ring_notebook.notebook.style import CSS
 
 PERIOD = 0.2  # seconds between redraws
+PICTURE_PERIOD = 5.0  # seconds between pictures of the panel for a page without widgets
+_NOTHING = {"text/html": "", "text/plain": ""}
 TEXT_BYTES = 60_000  # per second; a table of many ranks, and output after a clear_output, are drawn less often
 CHUNK = 2_000  # characters of output; a chunk is sent again when more output comes
 CHUNKS = 60
@@ -66,6 +71,8 @@ class Panel:
         self._table_due = 0.0
         self._ended = Event()
         self._place: Any = None
+        self._picture: Any = None
+        self._picture_due = 0.0
         self._redraw = Thread(target=self._loop, name=f"ring-panel-{log.run}", daemon=True)
 
         self._head, self._alarms = HTML(layout=Layout(flex="1 1 auto")), HTML()
@@ -73,22 +80,26 @@ class Panel:
         self._button = Button(description="Stop", icon="stop", tooltip="Interrupt every rank", layout=size)
         self._button.on_click(self._on_stop)
         answer_while_busy(self._button)
-        # Shown until the first step instead of charts and table, with their height, so that the page does not jump.
-        expected = bool(plot) or hints.logs_metrics(log.source)
-        self._beginning = HTML(layout=Layout(min_height="300px" if expected else None))
+        # Shown until the first step: what the ranks do, and axes in the place of the charts, so that the page does not
+        # jump.
+        self._beginning = HTML()
+        logged = self._lint.metrics
+        expected = empty([*plot, *[SAMPLES] * (SAMPLES in logged)] if plot else logged, log.size)[:MOST_CHARTS]
+        self._axes = HTML(svg_chart.CSS + svg_chart.grid(expected) if expected else "")
         self._table = HTML(layout=Layout(max_height="230px", overflow="auto"))
         self._notices = HTML()
         self._output = _OutputArea()
         self._gallery = Gallery()
         self._box = VBox(
             [
-                HTML(CSS),
+                HTML(f"{CSS}<div class='ring-gone'>{report.under_way(log)['text/html']}</div>"),
                 HBox(
                     [self._head, self._charts.buttons, self._button],
                     layout=Layout(align_items="flex-start", width="100%"),
                 ),
                 self._alarms,
                 self._beginning,
+                self._axes,
                 self._charts.grid,
                 self._table,
                 self._notices,
@@ -97,20 +108,23 @@ class Panel:
             ]
         )
         self._box.add_class("ring-panel")
+        self._box.add_class(report.run_class(log))
 
-    def show(self, place: DisplayHandle | None = None) -> None:
-        """Display the panel in the current cell, or in ``place``, and keep it up to date."""
+    def show(self, places: tuple[DisplayHandle, DisplayHandle] | None = None) -> None:
+        """Display the panel here, or in two ``places``, for its picture and itself; keep it up to date."""
         for panel in [one for one in Panel._ended_panels if one._log.run != self._log.run]:
             Panel._ended_panels.remove(panel)
             close_widgets.close(panel._box)
         self._draw_text(self._log.view())
-        # The text is for pages without a live widget: a notebook saved during the run, or opened elsewhere.
-        bundle = {**self._box._repr_mimebundle_(), **report.under_way(self._log)}
-        if place is None:
-            self._place = display(bundle, raw=True, display_id=True)
+        # For pages without the widget: a notebook that was saved during the run. Pages with it show no picture.
+        picture = report.last_state(self._log, self._plot)
+        bundle = {**self._box._repr_mimebundle_(), **_NOTHING}
+        if places is None:
+            self._picture, self._place = (display(one, raw=True, display_id=True) for one in (picture, bundle))
         else:
-            self._place = place
-            place.update(bundle, raw=True)
+            self._picture, self._place = places
+            self._picture.update(picture, raw=True)
+            self._place.update(bundle, raw=True)
         self._redraw.start()
 
     def close(self, still: bool = True) -> None:
@@ -118,17 +132,16 @@ class Panel:
         self._ended.set()
         self._redraw.join()
         ended = still and self._log.status != "running"  # else this kernel has left the run
-        left = report.under_way(self._log) if still else {"text/plain": ""}
+        left = report.under_way(self._log) if still else _NOTHING
         told = not self._apart
-        bundle = report.mime_bundle(self._log, self._plot, error=told) if ended else left
+        bundle = report.mime_bundle(self._log, self._plot, displays=True, error=told) if ended else left
         if self._place is not None:
-            complete = report.mime_bundle(self._log, self._plot, displays=True) if ended and told else bundle
-            self._place.update(complete, raw=True)
-        live = [widget for widget in self._box.children if widget is not self._gallery.widget]
-        self._box.children = [HTML(bundle["text/html"]), self._gallery.widget] if still else []
-        if still:
-            self._gallery.finish(self._log.view())
-        for widget in live if still else (*live, self._gallery.widget):
+            shown = report.mime_bundle(self._log, self._plot, error=False) if ended and self._apart else bundle
+            self._picture.update(shown, raw=True)
+            self._place.update(_NOTHING, raw=True)
+        live = self._box.children
+        self._box.children = [HTML(bundle["text/html"])] if still else []
+        for widget in live:
             close_widgets.close(widget)
         Panel._ended_panels.append(self)
 
@@ -140,6 +153,15 @@ class Panel:
                 self._charts.draw(view)
             except Exception as error:  # table and Stop button must keep working
                 self._log.trouble = f"a chart cannot be drawn: {type(error).__name__}: {error}"
+            self._draw_picture()
+
+    def _draw_picture(self) -> None:
+        """Renew the picture for pages without the widget, with a hundredth of this thread's time at most."""
+        begun = monotonic()
+        if begun < self._picture_due or get_ipython() is None or not hasattr(get_ipython(), "kernel"):
+            return
+        self._picture.update(report.last_state(self._log, self._plot), raw=True)
+        self._picture_due = monotonic() + max(PICTURE_PERIOD, 100 * (monotonic() - begun))
 
     def _draw_text(self, view: RunView) -> None:
         stuck = view.stuck(config().stall_warning)
@@ -154,7 +176,8 @@ class Panel:
         waiting = waits.stall_html(stuck, self._log.source, self._log.first_line)
         begun = bool(view.names or stuck)
         self._beginning.value = "" if begun else waits.beginning_html(view, self._log.source, self._log.first_line)
-        self._beginning.layout.display = "none" if begun else None
+        for widget in (self._beginning, self._axes):
+            widget.layout.display = "none" if begun else None
         self._notices.value = trouble + waiting + hints.html(self._lint.hints(view))
         self._output.add(view)
         self._gallery.draw(view)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from html import escape
 from typing import Any
 
@@ -14,7 +16,7 @@ from ring_notebook.notebook.panel.charts import svg_chart
 from ring_notebook.notebook.panel.charts.chart import Chart, charts, titles
 from ring_notebook.notebook.panel.charts.curves import many
 from ring_notebook.notebook.record.run_record import RunRecord
-from ring_notebook.notebook.record.run_view import RunView
+from ring_notebook.notebook.record.run_view import Printed, RunView
 from ring_notebook.notebook.style import CSS, first_names, number, plural, rank_list
 from ring_notebook.notebook.table import Listing
 
@@ -34,28 +36,84 @@ def mime_bundle(log: RunRecord, plot: Sequence[str] = (), displays: bool = False
     view = log.view()
     page, text = _page(log, view, plot, error), _text(log, view, plot, error)
     if displays and view.displays:
-        page += f"<div>{display_area.html(view.displays)}</div>{escape(_earlier(log, view))}"
-        text = "\n".join(filter(None, [text, display_area.text(view.displays) + _earlier(log, view)]))
+        page += escape(_earlier(log, view))
+        text = "\n".join([*filter(None, [text, _earlier(log, view)]), ""])
+        for one, after in zip(view.displays, _between(view)[1:], strict=True):
+            page += f"<div>{display_area.html([one])}</div>{_output(log, after)}"
+            text += display_area.text([one]) + _printed(after)
     return {"text/html": page, "text/plain": text}
 
 
 def under_way(log: RunRecord) -> dict[str, str]:
     """The text in place of a live panel that cannot be drawn, as ``text/html`` and ``text/plain``."""
     text = (
-        f"Run {log.title} on {plural(log.size, 'rank')} was in progress when this notebook was saved. "
+        f"Run {log.title} on {plural(log.size, 'rank')} was in progress when this page last heard of it. "
         f"%ring attach shows it, here or in another notebook; its records are in {log.directory}"
     )
     return {"text/html": f"<div>{escape(text)}</div>", "text/plain": text}
 
 
+def last_state(log: RunRecord, plot: Sequence[str] = ()) -> dict[str, str]:
+    """The run in progress as a picture, for a page without the panel; on others it is hidden."""
+    view = log.view()
+    content = replace(headline.headline(log, view), status="last state seen", left=None)
+    shown = charts(view, plot or titles(view)[:MOST_CHARTS], log.look)
+    table = rank_table.html(rank_table.table(view)) if view.names or view.died else ""
+    text = under_way(log)["text/plain"]
+    page = (
+        f"{CSS}{_LAST.replace('RUN', run_class(log))}{svg_chart.CSS * bool(shown)}"
+        f"<div class='ring-report ring-last {run_class(log)}'>{headline.html(content)}"
+        f"<div class='ring-notice'>{escape(text)}</div>{svg_chart.grid(shown)}"
+        f"<div class='ring-rows'>{table}</div>{_output(log, view.output, view.dropped_lines)}</div>"
+    )
+    return {"text/html": page, "text/plain": text}
+
+
+def run_class(log: RunRecord) -> str:
+    """The class of a page's elements that show this run."""
+    return f"ring-run-{re.sub(r'[^a-zA-Z0-9-]', '-', log.run)}"
+
+
+# A page shows the panel or its last state. JupyterLab says "model not found" in the place of a panel whose kernel has
+# ended, or is busy while the page opens.
+_LAST = """<style>
+:is(.jp-OutputArea, .cell_container):has(.ring-panel.RUN) .ring-last.RUN { display: none; }
+.jp-OutputArea-child:has(.ring-last.RUN) + .jp-OutputArea-child:not(:has(.ring-panel, .ring-report)) { display: none; }
+</style>"""
+
+
 def outputs(log: RunRecord) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Displays of the ranks as outputs of a notebook (data, metadata), each after a label with its ranks."""
+    """Displays of the ranks as outputs of a notebook (data, metadata), each after a label with its ranks.
+
+    What a rank has printed after a display stands below it.
+    """
     view = log.view()
     bundles: list[tuple[dict[str, Any], dict[str, Any]]] = []
-    for one in view.displays:
+    for one, after in zip(view.displays, _between(view)[1:], strict=True):
         ranks = {"text/html": display_area.label(one), "text/plain": f"[{rank_list(one.ranks)}]"}
         bundles += [(ranks, {}), (one.data, one.metadata)]
+        if after:
+            bundles.append(
+                ({"text/html": f"{CSS}{_output(log, after)}", "text/plain": _printed(after).rstrip("\n")}, {})
+            )
     return [({"text/plain": note}, {}) for note in [_earlier(log, view)] if note] + bundles
+
+
+def _between(view: RunView) -> list[list[Printed]]:
+    """What the ranks have printed before the first display, between it and the second, and so on.
+
+    A rank that does not show a display may be behind or ahead of those that do: it counts what had come by then.
+    """
+    parts: list[list[Printed]] = [[] for _ in range(len(view.displays) + 1)]
+    before = [(one.printed, min(one.printed.values())) for one in view.displays]
+    for piece in view.output:
+        parts[sum(piece.number > printed.get(piece.rank, least) for printed, least in before)].append(piece)
+    return parts
+
+
+def _printed(output: Sequence[Printed]) -> str:
+    """What ranks have printed, for a terminal."""
+    return labelled_lines.text(labelled_lines.Lines().take(output, last=True)[-MOST_PRINTED:])
 
 
 def _earlier(log: RunRecord, view: RunView) -> str:
@@ -144,7 +202,7 @@ def _page(log: RunRecord, view: RunView, plot: Sequence[str], error: bool) -> st
         f"{style}<div class='ring-report'>{headline.html(headline.headline(log, view))}"
         f"{_params(log)}{alert(_trouble(log))}{notice}{svg_chart.grid(shown)}{_uncharted(view, plot)}"
         f"<div class='ring-rows'>{table}</div>{machine}"
-        f"{hints.html(lint(log).hints(view))}{_output(log, view)}</div>"
+        f"{hints.html(lint(log).hints(view))}{_output(log, _between(view)[0], view.dropped_lines)}</div>"
     )
 
 
@@ -189,18 +247,18 @@ def _uncharted(view: RunView, plot: Sequence[str]) -> str:
     return f"<div>{more:,} more metrics: --plot NAME, or Run.plot(NAME), charts them</div>" if more > 0 else ""
 
 
-def _output(log: RunRecord, view: RunView) -> str:
-    lines = labelled_lines.Lines().take(view.output, last=True)
+def _output(log: RunRecord, output: Sequence[Printed], dropped_lines: int = 0) -> str:
+    lines = labelled_lines.Lines().take(output, last=True)
     if not lines:
         return ""
     kept = lines[-MOST_PRINTED:]
     before, visible = labelled_lines.split_last(kept, VISIBLE)
-    count = view.dropped_lines + labelled_lines.count(lines) - labelled_lines.count(visible)
+    count = dropped_lines + labelled_lines.count(lines) - labelled_lines.count(visible)
     command = f"<code>%ring runs output {escape(log.run if ' ' in log.title else log.title)}</code>"
     where = f"<div>The last lines of them; {command} writes all to a file</div>"
     earlier = (
         f"<details><summary>{plural(count, 'earlier line')}</summary>"
-        f"{where if view.dropped_lines or kept != lines else ''}"
+        f"{where if dropped_lines or kept != lines else ''}"
         f"<div class='ring-lines'>{labelled_lines.html(before)}</div></details>"
     )
     return f"{earlier if count else ''}<div class='ring-lines'>{labelled_lines.html(visible)}</div>"
@@ -212,5 +270,5 @@ def _text(log: RunRecord, view: RunView, plot: Sequence[str], error: bool) -> st
     if view.names or view.died:
         parts.append(rank_table.text(rank_table.table(view, still=True)))
     parts += map(hints.text, lint(log).hints(view))
-    parts.append(labelled_lines.text(labelled_lines.Lines().take(view.output, last=True)[-MOST_PRINTED:]).rstrip("\n"))
+    parts.append(_printed(_between(view)[0]).rstrip("\n"))
     return "\n".join(part for part in parts if part)

@@ -14,7 +14,7 @@ from html import escape
 from typing import Any
 
 from ring_notebook.notebook.record.run_view import RankView, RunView
-from ring_notebook.notebook.style import duration, rank_list, ranks
+from ring_notebook.notebook.style import duration, plural, rank_list, ranks
 
 _MOST_PLACES = 4  # lines of the cell, with the ranks that are there
 _MOST_ROWS = 8
@@ -31,23 +31,28 @@ def _source_line(source: str, first_line: int, line: int) -> str:
 
 
 def _lines(view: RunView, source: str, first_line: int) -> list[str]:
-    """A line for each line of the cell at which ranks are, and for how long."""
-    places: dict[int, list[int]] = {}
-    since: dict[int, float] = {}
+    """A line for each line of the cell at which ranks are, and each package they import there; and for how long."""
+    places: dict[tuple[int, str], list[int]] = {}
+    since: dict[tuple[int, str], float] = {}
     for rank in view.ranks:
         if rank.ended is None:
-            line = rank.status.line if rank.status else -1
-            places.setdefault(line, []).append(rank.rank)
-            since[line] = max(since.get(line, 0.0), rank.idle)
-    return [_at(line, places[line], since[line], source, first_line) for line in sorted(places)[:_MOST_PLACES]]
+            place = (rank.status.line, str(_fact(rank, "importing") or "")) if rank.status else (-1, "")
+            places.setdefault(place, []).append(rank.rank)
+            since[place] = max(since.get(place, 0.0), rank.idle)
+    shown = sorted(places)[:_MOST_PLACES]
+    return [
+        f"{_at(*place, places[place], view.size, source, first_line)} ({duration(since[place])})" for place in shown
+    ]
 
 
-def _at(line: int, who: list[int], seconds: float, source: str, first_line: int) -> str:
-    if line < 0:
-        return f"{ranks(who)}: the cell is on its way ({duration(seconds)})"
-    if line == 0:
-        return f"{ranks(who)}: opening the run ({duration(seconds)})"
-    return f"{ranks(who)} at line {line}: {_source_line(source, first_line, line)} ({duration(seconds)})"
+def _at(line: int, package: str, who: list[int], size: int, source: str, first_line: int) -> str:
+    where = f"line {line}: {_source_line(source, first_line, line)}"
+    if package:
+        on = plural(size, "rank") if len(who) == size else ranks(who)
+        return f"importing {package} on {on}{f', {where}' if line > 0 else ''}"
+    if line > 0:
+        return f"{ranks(who)} at {where}"
+    return f"{ranks(who)}: {'opening the run' if line == 0 else 'the cell is on its way'}"
 
 
 def beginning_html(view: RunView, source: str, first_line: int) -> str:

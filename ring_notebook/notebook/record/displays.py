@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -19,12 +19,14 @@ class Displayed(NamedTuple):
     """A display that ``ranks`` show, as a notebook's output: ``data`` by MIME type.
 
     ``place`` (the number of the display on its first rank, and that rank) stays the same when the display is updated.
+    ``printed``: how many pieces of output of all ranks had come when each of its ranks displayed it.
     """
 
     place: tuple[int, int]
     ranks: tuple[int, ...]
     data: dict[str, Any]
     metadata: dict[str, Any]
+    printed: Mapping[int, int]
 
     @property
     def nbytes(self) -> int:
@@ -43,6 +45,7 @@ class _Item:
     id: str
     data: dict[str, Any]
     metadata: dict[str, Any]
+    printed: int
 
 
 class Displays:
@@ -55,8 +58,8 @@ class Displays:
         self._forgotten = 0
         self._nbytes = 0  # at most so many are in memory
 
-    def add(self, display: Display) -> None:
-        """Take in a display of a rank, or the update of one."""
+    def add(self, display: Display, printed: int) -> None:
+        """Take in a display of a rank, or the update of one, after ``printed`` pieces of output of all ranks."""
         # Equal data of several ranks is shared, so that 128 ranks need no more memory than one.
         data = next((item.data for item in self._items if item.data == display.data), display.data)
         rank = display.rank
@@ -67,7 +70,7 @@ class Displays:
             return
         self._ordinals[rank] += 1
         self._numbers[rank] += 1
-        item = _Item(rank, self._ordinals[rank], self._numbers[rank], display.id, data, display.metadata)
+        item = _Item(rank, self._ordinals[rank], self._numbers[rank], display.id, data, display.metadata, printed)
         self._items.append(item)
         # Only beyond a multiple of the bounds: another rank may show an equal display, which needs no space.
         self._nbytes += _size(data)
@@ -114,8 +117,9 @@ class Displays:
 
 
 def _joined(items: list[_Item]) -> Displayed:
-    place = min((item.ordinal, item.rank) for item in items)
-    return Displayed(place, tuple(sorted(item.rank for item in items)), items[0].data, items[0].metadata)
+    first = min(items, key=attrgetter("ordinal", "rank"))
+    printed = {item.rank: item.printed for item in sorted(items, key=attrgetter("rank"))}
+    return Displayed((first.ordinal, first.rank), tuple(printed), first.data, first.metadata, printed)
 
 
 def bundles(displays: Iterable[Display]) -> list[Displayed]:
@@ -124,7 +128,9 @@ def bundles(displays: Iterable[Display]) -> list[Displayed]:
     result = []
     for display in displays:
         shown[display.rank] += 1
-        result.append(Displayed((shown[display.rank], display.rank), (display.rank,), display.data, display.metadata))
+        result.append(
+            Displayed((shown[display.rank], display.rank), (display.rank,), display.data, display.metadata, {})
+        )
     return result
 
 

@@ -158,7 +158,13 @@ class _Rank:
 
 def _position(status: Status) -> tuple[object, ...]:
     waiting = status.waiting or {}
-    return status.progress, status.line, waiting.get("sequence"), waiting.get("operation")
+    return (
+        status.progress,
+        status.line,
+        status.extra.get("importing"),
+        waiting.get("sequence"),
+        waiting.get("operation"),
+    )
 
 
 def _points(lines: Mapping[str, Mapping[int, Series]]) -> dict[str, dict[int, Points]]:
@@ -216,7 +222,7 @@ class RunState:
         elif isinstance(record, Output):
             self._print(record)
         elif isinstance(record, Display):
-            self._displays.add(record)
+            self._displays.add(record, self._printed)
         elif isinstance(record, Cleared):
             self._clear(record.rank)
         elif isinstance(record, Failure):

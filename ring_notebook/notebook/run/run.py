@@ -257,9 +257,9 @@ class Run:
         plot: Sequence[str] = (),
         live_after: float = 0.0,
         apart: bool = False,
-        place: DisplayHandle | None = None,
+        places: tuple[DisplayHandle, DisplayHandle] | None = None,
     ) -> None:
-        """Show the run in the current cell, or in ``place``: a live panel, which becomes a report when it has ended.
+        """Show the run in the current cell, or in ``places``: a live panel, which becomes a report when it has ended.
 
         A run that ends within ``live_after`` seconds shows its report only. ``plot`` names the metrics to chart. With
         ``apart`` the report leaves out what the ranks have displayed, which `show_displays` shows, and why the run has
@@ -271,13 +271,13 @@ class Run:
                 asks = self._questions.sentence
                 with DeferredInterrupt() as interrupt:  # half a panel would never become a report
                     self._panels.append(Panel(self.log, plot=plot, stop=self.interrupt, asks=asks, apart=apart))
-                    self._panels[-1].show(place)
+                    self._panels[-1].show(places)
                 if interrupt.came:
                     raise KeyboardInterrupt
                 return
-            bundle = mime_bundle(self.log, plot, error=not apart, displays=place is not None)
-            if place is not None:
-                place.update(bundle, raw=True)
+            bundle = mime_bundle(self.log, plot, error=not apart, displays=places is not None)
+            if places is not None:
+                places[1].update(bundle, raw=True)
                 return
             display(bundle, raw=True)
         if not apart:

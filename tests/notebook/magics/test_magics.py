@@ -17,6 +17,8 @@ from harness.waiting import until
 from notebook.kernel import ANSI, Notebook
 from ring_notebook.notebook.run.timeline import MIME
 
+WIDGET = "application/vnd.jupyter.widget-view+json"
+
 
 @pytest.fixture(scope="module")
 def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
@@ -245,11 +247,14 @@ def test_in_the_background_other_cells_run_meanwhile(notebook: Notebook, tmp_pat
 
 
 def test_what_is_saved_while_a_run_goes_on_says_how_to_see_it(notebook: Notebook) -> None:
-    (panel,) = notebook.run("%%ringtrain --background --name going --out going\nimport time; time.sleep(60)")
-    for shown in (panel["data"]["text/plain"], panel["data"]["text/html"]):
-        assert "Run going on 2 ranks was in progress when this notebook was saved. %ring attach" in shown
+    picture, panel = notebook.run("%%ringtrain --background --name going --out going\nimport time; time.sleep(60)")
+    for shown in (picture["data"]["text/plain"], picture["data"]["text/html"]):
+        assert "Run going on 2 ranks was in progress when this page last heard of it. %ring attach" in shown
+    assert WIDGET in panel["data"]
     notebook.error("going.stop()\ngoing.wait()")
-    assert "in progress" not in panel["data"]["text/plain"]
+    assert "in progress" not in picture["data"]["text/plain"]
+    assert "interrupted · going" in picture["data"]["text/plain"]
+    assert WIDGET not in panel["data"]
 
 
 def test_in_the_background_a_failure_is_raised_where_it_is_waited_for(notebook: Notebook) -> None:
@@ -336,6 +341,20 @@ def test_the_same_cell_at_several_sizes(notebook: Notebook) -> None:
     )
     assert "not allowed with" in notebook.run("%%ringscale 1,2 --weak --strong\npass")[0]["text"]
     assert "expected numbers of ranks" in notebook.run("%%ringscale 1,x\npass")[0]["text"]
+
+
+def test_a_measurement_of_several_sizes_counts_no_imports(notebook: Notebook) -> None:
+    notebook.run(
+        "from pathlib import Path\n"
+        "Path('imported_late.py').write_text('import sys\\nframe, within = sys._getframe(), False\\n'\n"
+        "    'while frame: within |= \"cell of run\" in frame.f_code.co_filename; frame = frame.f_back\\n')"
+    )
+    outputs = notebook.run(
+        "%%ringscale 1,2\nimport imported_late\nprint('imported within a run:', imported_late.within)"
+    )
+    printed = "".join(output.get("data", {}).get("text/plain", "") for output in outputs)
+    assert printed.count("imported within a run: False") == 2
+    assert "imported within a run: True" not in printed
 
 
 def test_a_cell_imports_horovod_when_asked_and_the_next_one_does_not(notebook: Notebook) -> None:

@@ -15,7 +15,9 @@ def test_ranks_that_do_not_come_are_named(own: int, missing: str, monkeypatch: p
     monkeypatch.setenv("RING_TIMEOUT", "0.2")
     config.cache_clear()
     try:
-        with pytest.raises(CollectiveTimeout, match=rf"^rank {own} waited 0\.2 s for {missing} to join the next epoch$"):
+        with pytest.raises(
+            CollectiveTimeout, match=rf"^rank {own} waited 0\.2 s for {missing} to join the next epoch$"
+        ):
             _agree_over_tcp(core.TcpLink(3), [0, 1, 2], own, 7)
     finally:
         monkeypatch.undo()

@@ -319,7 +319,9 @@ def draw(dice: random.Random) -> tuple[int, list[Caller], bool]:
     elif wrong == "all at once":
         for caller in callers:
             caller.fault, caller.step = dice.choice(("", "ends", "fails")), dice.randrange(STEPS)
-    callers += [Caller(None, None, 0.0, fault, dice.randrange(4)) for fault in ("stranger", "noise") if dice.random() < 0.2]
+    callers += [
+        Caller(None, None, 0.0, fault, dice.randrange(4)) for fault in ("stranger", "noise") if dice.random() < 0.2
+    ]
     is_good = not wrong and all(caller.fault != "noise" for caller in callers)
     return size, callers, is_good
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from ring_notebook.notebook.panel.charts.curves import Curves, Line, mean, mean_line, per_rank
 from ring_notebook.notebook.record.choices import Look
-from ring_notebook.notebook.record.run_view import RunView
+from ring_notebook.notebook.record.run_view import EPOCH, SAMPLES, RunView
 from ring_notebook.notebook.style import VALIDATION, number, ranks, whole
 
 RATE = "samples/s"  # a chart of every run with samples
@@ -57,7 +57,16 @@ class Chart:
 
 def titles(view: RunView) -> tuple[str, ...]:
     """The metrics with a chart of their own: not the epoch, and not the validation of another metric."""
-    return tuple(name for name in view.charted if _trained(name, view) is None)
+    return tuple(name for name in view.charted if _trained(name, view.curves) is None)
+
+
+def empty(names: Collection[str], ranks: int) -> list[Chart]:
+    """Charts without a line, for metrics that a cell will log."""
+    shown = [name for name in names if name not in (SAMPLES, EPOCH) and _trained(name, names) is None]
+    made = [Chart(name, "", "step", Curves(())) for name in shown]
+    if SAMPLES in names:
+        made.append(Chart(f"{RATE} per rank" if ranks > 1 else RATE, "", "seconds", Curves(()), from_zero=True))
+    return made
 
 
 def charts(view: RunView, names: Collection[str], look: Look) -> list[Chart]:
@@ -73,7 +82,7 @@ def charts(view: RunView, names: Collection[str], look: Look) -> list[Chart]:
 
 def _metric(view: RunView, name: str, look: Look) -> Chart:
     curves = per_rank(view.curves[name], look.smooth, look.ranks)
-    beside = [one for one in view.charted if _trained(one, view) == name]
+    beside = [one for one in view.charted if _trained(one, view.curves) == name]
     extra = [mean_line(one, view.curves[one], VALIDATION, sparse=True) for one in beside]
     judged = extra[0] if extra else _judged(curves)
     curves = replace(curves, lines=(*curves.lines, *extra))
@@ -166,13 +175,13 @@ def _best(line: Line, toward: int) -> tuple[float, float] | None:
     return float(line.x[index]), float(line.y[index])
 
 
-def _trained(name: str, view: RunView) -> str | None:
+def _trained(name: str, known: Collection[str]) -> str | None:
     """The metric whose validation ``name`` is: ``loss`` for ``val_loss``; None if there is none."""
     found = _VALIDATION.match(name)
     if not found:
         return None
     base = found[1] or found[2]
-    like = [one for one in (base, f"train_{base}", f"train/{base}", f"{base}_train") if one in view.curves]
+    like = [one for one in (base, f"train_{base}", f"train/{base}", f"{base}_train") if one in known]
     return like[0] if like and like[0] != name else None
 
 

@@ -55,7 +55,8 @@ def svg(chart: Chart) -> str:
     for tick in y.ticks:
         at = f"{100 - 100 * y.place(tick):.2f}%"
         parts.append(f"<line x1='0' x2='100%' y1='{at}' y2='{at}' stroke='{GREY}' stroke-opacity='.22'/>")
-    for tick, kind in [*((tick, "") for tick in x.ticks), *((tick, " class='w'") for tick in x.finer_ticks)]:
+    ticks = [*((tick, "") for tick in x.ticks), *((tick, " class='w'") for tick in x.finer_ticks)]
+    for tick, kind in ticks if chart.curves.lines else ():  # an empty chart has no values yet
         at = f"{100 * x.place(tick):.2f}%"
         anchor = "start" if x.place(tick) < _BEGIN else "end" if x.place(tick) > _END else "middle"
         parts.append(f"<text{kind} x='{at}' y='{height + 17}' text-anchor='{anchor}'>{x.label(tick)}</text>")
@@ -71,7 +72,8 @@ def labels(chart: Chart) -> tuple[str, int]:
     _, y = scales(chart.curves, chart.from_zero, chart.log)
     top, width = TOP + _legend(chart.curves)[1], margin(y)
     height = HEIGHT - top - BOTTOM
-    labels = [(top + height * (1 - y.place(tick)) + 4, y.label(tick)) for tick in y.ticks]
+    ticks = y.ticks if chart.curves.lines else ()
+    labels = [(top + height * (1 - y.place(tick)) + 4, y.label(tick)) for tick in ticks]
     labels.append((top + height + 17, escape(chart.unit)))
     texts = "".join(f"<text x='{width - 6}' y='{at:.1f}' text-anchor='end'>{text}</text>" for at, text in labels)
     size = f"width='{width}' height='{HEIGHT}'"
@@ -227,7 +229,7 @@ def grid(charts: Sequence[Chart]) -> str:
     if not charts:
         return ""
     shown = "".join(
-        f"<div class='ring-chart'>{_ZOOM}<div style='display:flex'>{_labels(one)}"
+        f"<div class='ring-chart'>{_ZOOM * bool(one.curves.lines)}<div style='display:flex'>{_labels(one)}"
         "<div class='ring-frame' style='overflow-x:auto;flex:1;min-width:0'>"
         "<div class='ring-wide' style='position:relative;resize:horizontal;overflow:hidden'>"
         f"{_image(one)}<div class='ring-tips'>{tips(one)}</div></div></div></div></div>"
@@ -237,7 +239,9 @@ def grid(charts: Sequence[Chart]) -> str:
 
 
 def _image(chart: Chart) -> str:
-    about = escape(f"{chart.title} over {chart.xlabel}: {chart.note}", quote=True)
+    about = escape(
+        f"{chart.title} over {chart.xlabel}: {chart.note if chart.curves.lines else 'no values yet'}", quote=True
+    )
     return f"<img alt='{about}' width='100%' height='{HEIGHT}' src='{_address(svg(chart))}'>"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from array import array
 from collections.abc import Callable
@@ -19,19 +20,43 @@ from ring_notebook.records import MetricBatch, Status, encode
 @pytest.mark.parametrize(
     ("source", "plot", "expected"),
     [
-        ("for batch in ring.track(loader):\n    step(batch)", (), True),
-        ("hvd.log(loss=loss)", (), True),
-        ("train()", ("loss",), True),
-        ("print(ring.rank())", (), False),
-        ("logging = catalog(3)", (), False),
+        ("for batch in ring.track(loader):\n    step(batch)", (), ["samples/s per rank"]),
+        ("for step in ring.track(range(9)):\n    ring.log(loss=1, val_loss=2, epoch=3, step=4)", (), ["loss"]),
+        ("hvd.log(loss=math.log(2), samples=8)", (), ["loss", "samples/s per rank"]),
+        ("hvd.log(**found)", (), [""]),
+        ("train()", ("loss",), ["loss"]),
+        ("ring.log(a=1, b=2, samples=3)", ("b",), ["b", "samples/s per rank"]),
+        ("print(ring.rank())", (), []),
+        ("logging = catalog(3)", (), []),
     ],
 )
-def test_room_for_what_will_come(tmp_path: Path, source: str, plot: tuple[str, ...], expected: bool) -> None:
+def test_axes_of_what_will_come(tmp_path: Path, source: str, plot: tuple[str, ...], expected: list[str]) -> None:
     log = RunLog(tmp_path, "run", "name", 2, source, {}, {})
     panel = Panel(log, plot=plot)
     panel._draw_text(log.view())
-    assert (panel._beginning.layout.min_height == "300px") is expected
+    assert re.findall("<img alt='([^']*) over [a-z]+: no values yet'", panel._axes.value) == expected
+    assert panel._axes.layout.display is None
     assert "the cell is on its way" in panel._beginning.value
+    log.finish("ok")
+
+
+def test_a_package_that_all_ranks_import_is_named(tmp_path: Path) -> None:
+    log = RunLog(tmp_path / "run", "run", "", 2, "import torch\ntrain()", {}, {})
+    panel = Panel(log)
+    for line, said in (
+        (0, "importing torch on 2 ranks (0."),
+        (1, "importing torch on 2 ranks, line 1: import torch (0."),
+    ):
+        facts = {"importing": "torch"}
+        log.put(encode([Status("run", rank, 0.0, line=line, extra=facts) for rank in (0, 1)]))
+        wait_until(lambda: log.taken == log.received)
+        panel._draw_text(log.view())
+        assert said in panel._beginning.value
+    log.put(encode([Status("run", 0, 0.0, line=2)]))
+    wait_until(lambda: log.taken == log.received)
+    panel._draw_text(log.view())
+    assert "importing torch on rank 1, line 1" in panel._beginning.value
+    assert "rank 0 at line 2: train()" in panel._beginning.value
     log.finish("ok")
 
 
@@ -46,7 +71,7 @@ def test_what_a_rank_does_is_shown_until_the_first_step(tmp_path: Path) -> None:
     log.put(encode([MetricBatch("run", 0, ("loss",), array("d", (log.started, 0, 0.5)))]))
     wait_until(lambda: log.taken == 2)
     panel._draw_text(log.view())
-    assert panel._beginning.layout.display == "none"
+    assert panel._beginning.layout.display == panel._axes.layout.display == "none"
     assert panel._table.value.count("<tr>") == 3
     log.finish("ok")
 

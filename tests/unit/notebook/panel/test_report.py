@@ -168,6 +168,46 @@ def test_displays_are_in_the_page_or_outputs_of_their_own(tmp_path: Path) -> Non
     assert [data["text/plain"] for data, _ in outputs[::2]] == ["[0]", "[0-1]"]
 
 
+def test_what_is_printed_after_a_display_stands_below_it(tmp_path: Path) -> None:
+    log = RunLog(tmp_path / "r1", "r1", "", 2, "", {}, {})
+    shown = {"text/html": "<b>figure</b>", "text/plain": "<Figure>"}
+    for rank in (0, 1):  # one after the other, as they send it
+        told = [
+            Output("r1", rank, "stdout", "before\n"),
+            Display("r1", rank, shown),
+            Output("r1", rank, "stdout", "7\n"),
+        ]
+        log.put(encode(told))
+    log.put(encode([Display("r1", 0, {"text/plain": "own", "text/html": "own"})]))
+    log.put(encode([Output("r1", 1, "stdout", "last\n"), *(Ended("r1", rank, "ok", 3.0) for rank in (0, 1))]))
+    log.finish("ok")
+    whole = report.mime_bundle(log, displays=True)
+    assert whole["text/plain"].split("\n", 1)[1] == "[0-1] before\n[0-1] <Figure>\n[0-1] 7\n[0] own\n[1] last\n"
+    said = ("</span> before", "<b>figure</b>", "</span> 7", "<div>own", "</span> last")
+    places = [whole["text/html"].index(text) for text in said]
+    assert places == sorted(places)
+    first = report.mime_bundle(log)["text/plain"]
+    assert "before" in first
+    assert "7" not in first.split("before")[1]
+    following = [data["text/plain"] for data, _ in report.outputs(log)]
+    assert following == ["[0-1]", "<Figure>", "[0-1] 7", "[0]", "own", "[1] last"]
+
+
+def test_the_last_state_is_a_picture_that_says_what_to_do(tmp_path: Path) -> None:
+    log = RunLog(tmp_path / "r1", "r1", "digits", 2, "", {}, {})
+    rows = array("d", (value for step in range(9) for value in (log.started + step, step, 1 / (step + 1))))
+    log.put(encode([MetricBatch("r1", rank, ("loss",), rows) for rank in (0, 1)]))
+    while log.taken < log.received:
+        time.sleep(0.001)
+    page = report.last_state(log)["text/html"]
+    assert page.count("%ring attach") == 1
+    assert "last state seen" in page
+    assert "● running" not in page
+    assert "loss" in texts(images(page)[0])
+    assert page.count("<tr>") == 3
+    log.finish("ok")
+
+
 def test_of_many_displays_the_newest_stay_and_it_is_said_where_the_others_are(tmp_path: Path) -> None:
     log = run(tmp_path / "r1", 2, *(Display("r1", 0, {"text/html": f"number {i} " + 50_000 * "x"}) for i in range(100)))
     page = report.mime_bundle(log, displays=True)["text/html"]

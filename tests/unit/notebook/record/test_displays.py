@@ -19,7 +19,7 @@ def seen(displays: Displays) -> list[tuple[tuple[int, ...], Any]]:
 def taking(*displays: Display) -> Displays:
     taken = Displays()
     for display in displays:
-        taken.add(display)
+        taken.add(display, 0)
     return taken
 
 
@@ -35,12 +35,12 @@ def test_what_one_rank_repeats_is_kept() -> None:
 def test_an_update_takes_the_place_of_what_the_same_rank_showed() -> None:
     taken = taking(shows(0, "a", "x"), shows(1, "a", "x"), shows(0, "after"))
     place = taken.visible()[0][0].place
-    taken.add(shows(0, "b", "x", update=True))
+    taken.add(shows(0, "b", "x", update=True), 0)
     assert seen(taken) == [((0,), "b"), ((1,), "a"), ((0,), "after")]
     assert taken.visible()[0][0].place == place
-    taken.add(shows(1, "b", "x", update=True))
+    taken.add(shows(1, "b", "x", update=True), 0)
     assert seen(taken) == [((0, 1), "b"), ((0,), "after")]
-    taken.add(shows(1, "nothing", "unknown", update=True))
+    taken.add(shows(1, "nothing", "unknown", update=True), 0)
     assert len(seen(taken)) == 2
 
 
@@ -49,7 +49,7 @@ def test_what_a_rank_takes_back_is_gone_and_its_place_is_taken_again() -> None:
     before = taken.visible()[0][0].place
     taken.clear(0)
     assert seen(taken) == [((1,), "stays")]
-    taken.add(shows(0, "frame 2"))
+    taken.add(shows(0, "frame 2"), 0)
     assert taken.visible()[0][0].place == before
 
 
