@@ -60,7 +60,8 @@ class Job:
         """Wait for a condition, which must come while the job runs."""
         deadline = time.monotonic() + LIMIT
         while not holds():
-            assert self.process.poll() is None and time.monotonic() < deadline, self.output
+            assert self.process.poll() is None, self.output
+            assert time.monotonic() < deadline, self.output
             time.sleep(0.02)
 
     def end(self) -> None:
@@ -104,7 +105,7 @@ def test_a_rank_is_killed_under_a_debugger(takes_note: bool, tmp_path: Path) -> 
     finally:
         if not takes_note:
             os.waitpid(job.ranks[1], 0x40000000)
-    assert "rank 1 on " in job.output and "failed first: killed by SIGKILL" in job.output
+    assert "failed first: killed by SIGKILL" in job.output
 
 
 def test_the_supervisor_is_killed_under_a_debugger(tmp_path: Path) -> None:

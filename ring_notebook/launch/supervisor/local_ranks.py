@@ -32,7 +32,6 @@ SHARED_IMPORTS = "RING_SHARED_IMPORTS"
 """Environment of a job: the modules that one process of each host imports for all ranks there, which are its forks.
 Importing PyTorch costs a rank 2 s of processor time and 160 MB."""
 
-
 _SECONDS_TO_REAP = 1.0
 
 

@@ -1,4 +1,4 @@
-"""Seeded random schedules of a formation: whatever comes when, or ends when, no two ranks form with different members."""
+"""Seeded random schedules of a formation: whatever comes or ends when, no two ranks form with different members."""
 
 from __future__ import annotations
 
@@ -110,7 +110,8 @@ class Inherited:
         assert self._go.acquire(timeout=LIMIT)
         rendezvous = Rendezvous(cast(socket.socket, self.wire), self.number, self.size)
         try:
-            for self.generation, members in self.plan:
+            for generation, members in self.plan:
+                self.generation = generation
                 rendezvous.begin(self.generation, members)
                 try:
                     self.formed[self.generation] = form(rendezvous, self._disturb)
@@ -226,7 +227,7 @@ class Supervised:
                 without = [one.number for one in there if one not in formed and generation not in one.disturbed]
                 assert not without, f"ranks {without} have not formed in {generation}, and others have"
             if not self.faults and generation == max(self.members):
-                assert [one.number for one in formed] != [] and len(formed) == len(members)
+                assert len(formed) == len(members)
 
 
 @pytest.mark.parametrize("count", [2_000, pytest.param(10_000, marks=pytest.mark.slow)])
@@ -256,8 +257,8 @@ class Caller:
     delay: float
     """Seconds until it comes."""
     fault: str = ""
-    """``stranger``, ``noise``: it has another secret, or ends with some bytes of its first message. ``ends``, ``fails``:
-    it ends, or raises, in a step."""
+    """``stranger``, ``noise``: it has another secret, or ends with some bytes of its first message. ``ends``,
+    ``fails``: it ends, or raises, in a step."""
     step: int = 0
     formed: Any = None
     raised: BaseException | None = None
