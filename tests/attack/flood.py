@@ -1,8 +1,8 @@
-"""What another host of the network tries on the ports of a job: a program, `flood.py SECONDS NAMESPACE...`.
+"""What another host of the network tries on the ports of a job: a program, `flood.py SECONDS TIMES FILE NAMESPACE...`.
 
 It looks for listeners in each namespace again and again, and connects to all of them without end: with silence, halves
 of handshakes, repeated ones, noise, impossible lengths, a byte at a time, and hanging up in the middle. It ends when
-its input does, and writes how often it has connected.
+its input does, and makes the file once it has connected so many times.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections import deque
+from pathlib import Path
 
 TCP, RENDEZVOUS = b"ring-notebook 1\n", b"ring-rendezvous 1\n"
 HELD = 400
@@ -66,8 +67,9 @@ def attack(targets: list[tuple[str, int]], until: float) -> int:
 
 if __name__ == "__main__":
     ends = time.monotonic() + float(sys.argv[1])
-    count = 0
+    count, enough, spaces = 0, int(sys.argv[2]), sys.argv[4:]
     while time.monotonic() < ends and not select.select([sys.stdin], [], [], 0.02)[0]:
-        if targets := [place for space in sys.argv[2:] for place in listening(space)]:
+        if targets := [place for space in spaces for place in listening(space)]:
             count += attack(targets, min(ends, time.monotonic() + 1.0))
-    sys.stdout.write(f"connected {count}\n")
+            if count >= enough:
+                Path(sys.argv[3]).touch()
