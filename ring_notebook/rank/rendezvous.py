@@ -190,7 +190,7 @@ class Rendezvous:
             raise CollectiveTimeout(
                 f"rank {self.rank} waited {limit:g} s for {names} to join the next epoch (RING_TIMEOUT)"
             )
-        return int(found["next"]), list(found["members"])
+        return int(found["next"]), [one for one in ranks if one in found["members"]]
 
     def formed(self) -> None:
         """The ranks have found each other. A supervisor can be asked again, of any other server nothing is left."""

@@ -48,7 +48,7 @@ class Gathering:
         self._size = size
         self._elastic = elastic
         self._gone: dict[int, str] = {}
-        self._assembling: dict[int, tuple[tuple[int, ...], int]] = {}  # who waits: for which ranks, after which epoch
+        self._assembling: dict[int, tuple[frozenset[int], int]] = {}  # who waits: for which ranks, after which epoch
         self._assembled: dict[int, dict[str, Any]] = {}  # what each rank was answered last
         self.left_out: set[int] = set()
         """The ranks that others have continued without."""
@@ -110,32 +110,36 @@ class Gathering:
         if not isinstance(request, dict):
             raise ValueError(f"rank {rank}: expected a request, got {request!r:.100}")
         ranks, epoch = request.get("ranks"), request.get("epoch")
-        if not (isinstance(epoch, int) and isinstance(ranks, list) and rank in ranks):
+        known = range(self._size)
+        if not (
+            isinstance(epoch, int) and isinstance(ranks, list) and rank in ranks and all(r in known for r in ranks)
+        ):
             raise ValueError(f"rank {rank}: expected it among ranks, and an epoch, got {request!r:.100}")
         if (told := self._assembled.get(rank)) and told["next"] > epoch:  # the others have counted on it
             return {rank: told | {"epoch": epoch}}
-        self._assembling[rank] = tuple(ranks), epoch
-        return self._count(tuple(ranks))
+        self._assembling[rank] = frozenset(ranks), epoch
+        return self._count(rank)
 
-    def _count(self, ranks: tuple[int, ...]) -> Replies:
-        """Answer those that assemble as ``ranks``, if they are all that live."""
-        members = [rank for rank in ranks if rank not in self._gone]
-        waiting = {rank: epoch for rank, (others, epoch) in self._assembling.items() if others == ranks}
-        if not waiting.keys() >= set(members):
+    def _count(self, rank: int) -> Replies:
+        """Answer those that assemble with ``rank``, if they are all that live."""
+        members = self._assembling[rank][0].difference(self._gone)
+        # A rank that has not seen the epoch before open still counts on those that were to be in it.
+        waiting = {one: call for one, call in self._assembling.items() if call[0].difference(self._gone) == members}
+        if not waiting.keys() >= members:
             return {}
-        number = 1 + max(waiting.values())
-        self.left_out |= set(ranks).difference(members)
-        for rank, epoch in waiting.items():
-            self._assembled[rank] = {"epoch": epoch, "next": number, "members": members}
-            del self._assembling[rank]
-        return {rank: self._assembled[rank] for rank in waiting}
+        number = 1 + max(epoch for _, epoch in waiting.values())
+        for one, (ranks, epoch) in waiting.items():
+            self.left_out |= ranks - members
+            self._assembled[one] = {"epoch": epoch, "next": number, "members": sorted(members)}
+            del self._assembling[one]
+        return {one: self._assembled[one] for one in waiting}
 
     def give_up(self, rank: int) -> Replies:
         """Rank ``rank`` waits no longer for others to assemble; it is told which are missing."""
         if rank not in self._assembling:
             return {}
         ranks, epoch = self._assembling.pop(rank)
-        missing = [one for one in ranks if one != rank and one not in self._gone and one not in self._assembling]
+        missing = sorted(ranks - {rank} - self._gone.keys() - self._assembling.keys())
         return {rank: {"epoch": epoch, "missing": missing}}
 
     def exited(self, rank: int, how: str) -> Replies:
@@ -144,8 +148,9 @@ class Gathering:
         self._assembling.pop(rank, None)
         if self.has_formed:
             replies: Replies = {}
-            for ranks in {ranks for ranks, _ in self._assembling.values() if rank in ranks}:
-                replies |= self._count(ranks)
+            for one in list(self._assembling):
+                if one in self._assembling:  # else it has just been answered
+                    replies |= self._count(one)
             return replies
         self.error = self.error or self._gone[rank]
         return self.refuse(self._gone[rank]) if self._awaited and rank in self._awaited[1] else {}

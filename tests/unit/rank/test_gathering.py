@@ -145,6 +145,18 @@ def test_all_that_live_assemble() -> None:
     assert gathering.assemble(2, calls(0, 2, epoch=8)) == {0: told, 2: told}
 
 
+def test_a_rank_that_has_not_seen_the_last_epoch_open() -> None:
+    """It still counts on a rank that the others have gone on without before."""
+    gathering = formed(4)
+    gathering.exited(3, "SIGKILL")
+    for rank in range(3):
+        gathering.assemble(rank, calls(0, 1, 2, 3))
+    gathering.exited(2, "SIGKILL")
+    assert gathering.assemble(0, calls(0, 1, 2, epoch=1)) == {}, "it was in that epoch"
+    told = {"epoch": 1, "next": 2, "members": [0, 1]}
+    assert gathering.assemble(1, calls(0, 1, 2, 3, epoch=1)) == {0: told, 1: told}, "it was not"
+
+
 def test_a_rank_that_was_interrupted_while_it_assembles_asks_again() -> None:
     """Before the others have its answer it counts once; after that it gets the answer that they have."""
     gathering = formed(2)
@@ -167,7 +179,17 @@ def test_parts_of_a_job_assemble_beside_each_other() -> None:
 
 
 @pytest.mark.parametrize(
-    "request_", [None, calls(1), {"ranks": [0]}, {"ranks": 0, "epoch": 0}, {"ranks": [0], "epoch": "1"}]
+    "request_",
+    [
+        None,
+        calls(1),
+        calls(0, 2),
+        {"ranks": [0]},
+        {"ranks": 0, "epoch": 0},
+        {"ranks": [0], "epoch": "1"},
+        {"ranks": [0, [1]], "epoch": 0},
+    ],
+    ids=str,
 )
 def test_what_is_no_call(request_: object) -> None:
     with pytest.raises(ValueError, match="rank 0: expected "):
