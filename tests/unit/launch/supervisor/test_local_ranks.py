@@ -17,7 +17,7 @@ def test_a_rank_that_exits_before_the_others_have_started_loses_no_output(capfd:
     """The supervisor of another host may say late that all ranks have been started."""
     program = [sys.executable, "-c", "print('said'); raise SystemExit(4)"]
     assignment = Assignment(program, dict(os.environ), [0], 1, "127.0.0.1")
-    ranks = LocalRanks(assignment, lambda _rank, _channel, _again: {}, raise_file_limit())
+    ranks = LocalRanks(assignment, lambda *_: {}, raise_file_limit())
     exits: list[tuple[int, int]] = []
     ours, theirs = socket.socketpair()
     with selectors.DefaultSelector() as selector, ours, theirs:
