@@ -152,10 +152,11 @@ class LocalRanks(HostRanks):
     def _share_imports(self) -> subprocess.Popen[bytes] | None:
         """Have the ranks forked from one process that imports what the job's SHARED_IMPORTS names.
 
-        Not where there are GPUs: what CUDA does in forks of a process that has its libraries has not been tried.
+        Not where there are GPUs: what CUDA does in forks of a process that has its libraries has not been tried. Not
+        over several hosts: while this process waits for the imports it gives other hosts no sign of life.
         """
         modules = self._assignment.environment.get(SHARED_IMPORTS, "").split()
-        if not modules or len(self.ranks) < 2 or self._gpus or ADDRESS in os.environ:
+        if not modules or len(self.ranks) < max(2, self._assignment.size) or self._gpus or ADDRESS in os.environ:
             return None
         address = f"@ring-{secrets.token_hex(16)}"
         server = start_server(address, modules, self._environment(self.ranks[0], {}))
