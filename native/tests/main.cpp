@@ -5,9 +5,9 @@
 //   ring_tests --faults
 //   ring_tests --fuzz [seconds] [seed]
 //
-// With --past-cache ranks write segments past the cache, with --tcp hosts are connected by sockets. With --devices most
-// tensors are on devices, of a driver and an NCCL that are faked. With --faults come faults that are arranged one by
-// one instead, and with --fuzz damaged bytes from other processes.
+// With --past-cache ranks write segments past the cache; with --tcp sockets connect the hosts. With --devices most
+// tensors are on devices of the fake driver and the fake NCCL. --faults instead runs tests of single faults, and --fuzz
+// sends damaged bytes from other processes.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -115,7 +115,7 @@ int main(int count, char** values) {
             for (int epoch = 1; epoch <= epochs && failures == 0; ++epoch) {
                 begun = std::max(begun.load(), epoch);
                 try {
-                    // On one host the ranks agree on a number, each from one of its own.
+                    // On one host the ranks agree on the number of the epoch, each starting from its own.
                     last = hosts > 1 ? static_cast<std::uint64_t>(epoch)
                                      : agree_on_epoch(*domain, {everyone, last + static_cast<std::uint64_t>(index)},
                                                       kAgreement, nullptr);
@@ -145,7 +145,7 @@ int main(int count, char** values) {
 
     std::size_t left = 0;
     for (const auto& domain : domains) {
-        domain->release(domain->allocate(1));  // takes back what the others have released
+        domain->release(domain->allocate(1));  // reclaims blocks that the others have released
         left += domain->allocated();
     }
     if (made.reserved != kNowhere) domains.front()->release(made.reserved);

@@ -21,7 +21,7 @@ Plan make_plan(std::uint64_t seed, std::uint64_t epoch, int ranks) {
         plan.groups.push_back(members);
     }
 
-    // Nothing, within the mailbox, a few segments, many lines of a chunk.
+    // Empty, within the mailbox, a few segments, many cache lines in each chunk.
     constexpr std::uint64_t sizes[] = {0, 1, 700, 4096, 5003, 70'001, 200'003};
     constexpr OpKind kinds[] = {OpKind::Allreduce, OpKind::Allreduce, OpKind::ReduceScatter, OpKind::Allgather,
                                 OpKind::Broadcast, OpKind::Alltoall,  OpKind::Barrier};

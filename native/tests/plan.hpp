@@ -1,4 +1,4 @@
-// What all ranks of one epoch are going to do: drawn from a seed, so that every rank draws the same.
+// The actions of all ranks in one epoch: drawn from a seed, so that every rank has the same plan.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ struct Action {
     bool named;  // queued ones: in another order on each rank
 };
 
-// How an epoch ends before its plan does.
+// How an epoch ends before the end of its plan.
 struct Trouble {
     enum class Kind { None, Abort, Interrupt, Leave, Mismatch };
     Kind kind = Kind::None;
@@ -34,7 +34,7 @@ struct Plan {
 
 Plan make_plan(std::uint64_t seed, std::uint64_t epoch, int ranks);
 
-// Element `i` of what `rank` brings to action `action`. Sums over a few ranks are exact in float32.
+// Element `i` of the input of `rank` to action `action`. Sums over a few ranks are exact in float32.
 inline float value(int rank, std::size_t action, std::uint64_t i) {
     return static_cast<float>((static_cast<std::uint64_t>(rank) * 5 + action * 3 + i) % 17);
 }

@@ -12,12 +12,12 @@ namespace {
 
 constexpr double kTimeout = 60.0;  // seconds; a sanitizer on a busy machine is slow
 
-// Elements: the kernels of the fake NCCL take one after the other.
+// Elements; few, because the kernels of the fake NCCL process one after the other.
 constexpr std::uint64_t kMostOnDevice = 5003;
 
 struct Interrupted {};
 
-// Ordinary memory or ring memory, as the rank pleases.
+// Ordinary memory or ring memory, by the rank's choice.
 class Tensor {
    public:
     Tensor(const std::shared_ptr<Domain>& domain, std::uint64_t count, bool in_ring) {
@@ -110,7 +110,7 @@ void Rank::run(const Plan& plan, std::uint64_t epoch) {
         if (plan.trouble.kind != Trouble::Kind::Mismatch) throw;
     } catch (const Interrupted&) {
     }
-    // Some operations may be under way: first the communicators go, which ends them, and then the tensors.
+    // Operations may be under way: first destroy the communicators, which ends them, then the tensors.
     groups_.clear();
     for (Open& one : open) one.communicator.reset();
     for (Open& one : held_) one.communicator.reset();
@@ -137,7 +137,7 @@ void Rank::cause(const Trouble& trouble) {
         case Trouble::Kind::Leave:
             break;
     }
-    // Also when the others happened to call a barrier too: from here on this rank would be out of step.
+    // Also if the others happened to call a barrier too: from now on this rank would be out of step.
     everybody.close(nullptr);
     throw Interrupted{};
 }
@@ -154,7 +154,7 @@ void Rank::act(const Plan& plan, std::size_t index, std::vector<Open>& open) {
     Open one{&action, index, group->ranks(), group->index(), on_device, action.count, 0, nullptr, nullptr,
              {},      false, group,          nullptr,        {}};
     if (on_device) one.count = std::min(one.count, kMostOnDevice);
-    // An allgather takes another count from each rank, none from some.
+    // In an allgather each rank has another count, and some have none.
     const std::uint64_t own = action.kind == OpKind::Allgather
                                   ? one.count * static_cast<std::uint64_t>(group->index()) / size
                                   : one.count * (by_rank ? size : 1);
@@ -211,7 +211,7 @@ void Rank::start_held(std::vector<Open>& open) {
     held_.clear();
 }
 
-// Those with names wait for what other ranks may have yet to start, so they are settled when nothing is held back.
+// Named operations may wait for names that other ranks have not started yet, so they are settled when all are started.
 void Rank::settle(std::vector<Open>& open, std::size_t leave, bool named) {
     for (auto one = open.begin(); one != open.end() && open.size() > leave;) {
         if (named || !one->action->named) {

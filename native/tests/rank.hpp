@@ -1,4 +1,4 @@
-// One rank of the random test: carries plans out and checks every result.
+// One rank of the random test: carries out plans and checks every result.
 #pragma once
 
 #include <memory>
@@ -29,7 +29,7 @@ class Rank {
     std::size_t operations() const { return operations_; }
 
    private:
-    struct Open;  // a queued operation whose result has yet to be checked
+    struct Open;  // a queued operation whose result is not checked yet
 
     void act(const Plan& plan, std::size_t index, std::vector<Open>& open);
     void start_held(std::vector<Open>& open);
@@ -40,7 +40,7 @@ class Rank {
     Seat seat_;
     std::mt19937_64 random_;
     std::vector<std::shared_ptr<Communicator>> groups_;
-    std::vector<Open> held_;  // with names, to be started in an order of this rank's own
+    std::vector<Open> held_;  // named operations, to be started in an order of this rank's own
     std::size_t operations_ = 0;
 };
 

@@ -18,7 +18,7 @@ namespace {
 
 constexpr double kStuck = 120.0;  // seconds
 
-// Sends the rest of messages that were given up half sent.
+// Sends the rest of messages that were cancelled half sent.
 class Attendant {
    public:
     explicit Attendant(std::vector<std::shared_ptr<TcpLink>> links) : links_(std::move(links)) {}

@@ -1,4 +1,4 @@
-// What the tests of single faults share: ranks as threads that must end in time, and communicators over them.
+// Helpers of the tests of single faults: ranks as threads that must end in time, and communicators over them.
 #pragma once
 
 #include <functional>
@@ -19,7 +19,7 @@ inline void expect(bool condition, const std::string& what) {
     if (!condition) throw std::logic_error(what);
 }
 
-// Whether the call throws this.
+// Whether the call throws `Failure`.
 template <class Failure>
 bool fails(const std::function<void()>& call) {
     try {
@@ -43,7 +43,7 @@ struct Place {
 // Whether hosts are connected by TCP, as several machines are, or through ring memory.
 extern bool over_tcp;
 
-// One for each rank of the domains, each a host of its own. The caller releases what is reserved for them, if anything.
+// A link for each rank of the domains, each a host of its own. The caller releases their reserved memory, if any.
 struct Links {
     std::vector<std::shared_ptr<Link>> links;
     std::uint64_t reserved = kNowhere;
@@ -51,15 +51,15 @@ struct Links {
 };
 Links make_links(const std::vector<std::shared_ptr<Domain>>& domains);
 
-// Runs the body once per rank, each in a thread, and throws what one of them threw. Ends the process with the name of
-// the test where they are stuck.
+// Runs the body once per rank, each in a thread, and throws the exception of one of them. Ends the process with the
+// name of the test if ranks are stuck.
 void as_ranks(const char* test, int size, bool as_hosts, const std::function<void(Place)>& body);
 
-// Carries an operation out, inline or queued, and throws its error.
+// Carries out an operation, inline or queued, and throws its error.
 void carry_out(Communicator& ring, Request request, bool queued, double timeout = kTimeout,
                const Interruption& check = nullptr);
 
-// Seconds since the call of this.
+// A function that returns the seconds since this call.
 std::function<double()> stopwatch();
 
 // Returns when the condition holds; throws where it does not in time.

@@ -1,4 +1,4 @@
-// A device of the fake driver as a rank of a test uses it: with a stream, and tensors that are written on it.
+// A device of the fake driver for a rank of a test, with a stream on which tensors are written.
 #pragma once
 
 #include <cstddef>
@@ -12,19 +12,19 @@ namespace ring::test {
 class FakeDevice {
    public:
     explicit FakeDevice(int index);
-    // Nothing uses its stream any more.
+    // Call it when nothing uses the stream any more.
     ~FakeDevice();
     FakeDevice(const FakeDevice&) = delete;
     FakeDevice& operator=(const FakeDevice&) = delete;
 
     const std::shared_ptr<Devices>& devices() const { return devices_; }
-    // Has the stream write the tensor, as a framework's kernels do.
+    // Queues a write of the tensor on the stream, as a framework's kernels do.
     void write(void* tensor, const void* values, std::size_t bytes) const;
-    // Says that the tensors of the request are written by the stream.
+    // Sets the device and stream of the request.
     void put(Request& request) const;
-    // Returns when the stream, which waits for the operation once that is launched, sees its results. Throws its error.
+    // Makes the stream wait for the launched operation, and returns when the stream has its results. Throws its error.
     void finish(Communicator& communicator, Work& work) const;
-    // Returns when the stream has nothing left to do.
+    // Returns when the stream is idle.
     void drain() const;
 
    private:

@@ -1,11 +1,11 @@
-// As much of an MPI as a link calls, in this program, so that a test can choose the moment at which a message comes.
+// The functions of an MPI that a link calls, in this program, so that a test can choose when a message arrives.
 #pragma once
 
 namespace ring::test::fake_mpi {
 
-// A large message has begun to come for every receive that is posted: none of them can be cancelled any more.
+// A large message begins to arrive for every posted receive: none of them can be cancelled any more.
 void match();
-// The rest of it comes.
+// The rest of the messages arrives.
 void deliver();
 
 }  // namespace ring::test::fake_mpi

@@ -1,11 +1,11 @@
-// Calls of the C++ and C libraries that this program takes over, so that a test can make them fail or see them.
+// Calls of the C++ and C libraries that this program replaces, so that a test can make them fail or observe them.
 #pragma once
 
 #include <functional>
 
 namespace ring::test {
 
-// While it lives, allocations of this thread fail after the first `after` ones, and as many as `failures` of them.
+// During its lifetime the first `after` allocations of this thread succeed, and the next `failures` ones fail.
 class NoMemory {
    public:
     explicit NoMemory(long after = 0, long failures = -1);
@@ -13,11 +13,11 @@ class NoMemory {
     NoMemory(const NoMemory&) = delete;
     NoMemory& operator=(const NoMemory&) = delete;
 
-    // Whether one has failed.
+    // Whether an allocation has failed.
     static bool has_failed();
 };
 
-// While it lives, this is called in the middle of every fallocate of this thread.
+// During its lifetime a function is called in the middle of every fallocate of this thread.
 class DuringFallocate {
    public:
     explicit DuringFallocate(std::function<void()> call);

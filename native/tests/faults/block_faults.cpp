@@ -1,4 +1,4 @@
-// Ranks that are late for a group whose block is closed, freed or somebody else's.
+// Ranks that are late for a group whose block is closed, freed or reused.
 #include <cstring>
 #include <vector>
 
@@ -14,11 +14,11 @@ const std::vector<int> kLocal{0, 1};
 HostGroup::Members member(int index, std::uint64_t epoch) { return {kLocal, kLocal, index, epoch, 0}; }
 
 std::size_t allocated(const std::shared_ptr<Domain>& domain) {
-    domain->release(domain->allocate(1));  // frees what nobody uses any more
+    domain->release(domain->allocate(1));  // frees blocks that no rank uses any more
     return domain->allocated();
 }
 
-// One that is late for an epoch is told so, and the next one, whose block lies at the same place, is left as it is.
+// A rank that is late for an epoch gets an error, and does not touch the next epoch, whose block is at the same offset.
 void late_for_an_epoch() {
     const auto first = Domain::create(0, 2, kArena);
     const auto second = first->share(1);
@@ -39,7 +39,7 @@ void late_for_an_epoch() {
     enter(block, 8);
 }
 
-// The memory of a block that was freed is a tensor now, and looks as the block did: nothing is written to it.
+// The memory of a freed block is a tensor now, with the bytes of the block: the late rank writes nothing to it.
 void late_for_a_block_that_is_a_tensor() {
     const auto first = Domain::create(0, 2, kArena);
     const auto second = first->share(1);
@@ -58,7 +58,7 @@ void late_for_a_block_that_is_a_tensor() {
     expect(std::memcmp(tensor.data(), before.data(), bytes) == 0, "a rank that was late wrote to a tensor");
 }
 
-// A rank that is about to enter has not yet looked whether it may: the owner does not free the block meanwhile.
+// A rank is about to enter and has not checked yet whether it may: the owner does not free the block meanwhile.
 void freed_while_a_rank_enters() {
     const auto first = Domain::create(0, 2, kArena);
     const auto second = first->share(1);
@@ -75,7 +75,7 @@ void freed_while_a_rank_enters() {
         };
         expect(fails<Aborted>(try_it) != is_valid, "a rank entered a block or not against what was said of it");
         expect(during != 0, "a block was freed under a rank that was about to enter it");
-        // The first member never came, and nobody lets it in any more.
+        // The first member never came, and cannot enter any more.
         expect(allocated(first) == 0, "a block was not freed when nobody entered it any more");
         reservation = std::make_unique<BlockReservation>(first, kLocal, kRoom);
     }

@@ -24,7 +24,7 @@ Request sum(std::vector<float>& tensor) {
     return request;
 }
 
-// The operation that another thread carries out ends well, and only then the group is left.
+// An operation on another thread succeeds, and only then the rank leaves the group.
 void closed_beside_an_operation(bool queued) {
     std::atomic<bool> closes{false}, joins{false};
     as_ranks("closed beside an operation", 2, false, [&](Place place) {
@@ -53,7 +53,7 @@ void closed_beside_an_operation(bool queued) {
     });
 }
 
-// Operations that other threads begin meanwhile either complete or say that it is closed.
+// Operations that other threads begin meanwhile either complete, or raise that the communicator is closed.
 void closed_under_a_stream_of_operations() {
     for (std::uint64_t epoch = 1; epoch <= 20; ++epoch)
         as_ranks("closed under a stream of operations", 1, false, [&](Place place) {
@@ -69,7 +69,7 @@ void closed_under_a_stream_of_operations() {
         });
 }
 
-// A signal handler runs within the operation that it interrupts, so it cannot wait for that.
+// A signal handler runs inside the operation that it interrupts, so it cannot wait for the operation.
 void used_from_within_an_operation() {
     for (const bool closes : {false, true})
         as_ranks("used from within an operation", 2, false, [&](Place place) {
@@ -86,7 +86,7 @@ void used_from_within_an_operation() {
         });
 }
 
-// Who closes its epoch and forgets a group of it has left that too, and other hosts learn of it.
+// A rank that closes its epoch, but not a group of it, has left the group too, and other hosts learn of it.
 void closed_without_its_group(bool busy) {
     std::atomic<bool> told{false};
     as_ranks("closed without its group", 2, true, [&](Place place) {

@@ -1,9 +1,9 @@
-// What must hold when something below the core fails, each arranged on purpose.
+// Tests of the core when something below it fails, each failure made on purpose.
 #pragma once
 
 namespace ring::test {
 
-// Each throws std::logic_error for what does not hold.
+// Each throws std::logic_error when a check fails.
 void check_links();
 void check_tcp();
 void check_notices();

@@ -1,4 +1,4 @@
-// Links that fail, and transfers that cannot be taken back.
+// Links that fail, and transfers that cannot be cancelled.
 #include <atomic>
 #include <vector>
 
@@ -44,8 +44,8 @@ class Cut : public Link {
     std::atomic<bool> cut_{false};
 };
 
-// A link that fails ends the operation that needed it and the epoch, and whatever comes later ends too, although the
-// other hosts cannot be told.
+// A failed link ends the operation that needs it, the epoch, and all later operations, although no notice can reach the
+// other hosts.
 void a_link_is_cut(bool queued) {
     as_ranks("a link is cut", 2, true, [&](Place place) {
         const auto link = std::make_shared<Cut>(place.link);
@@ -59,7 +59,7 @@ void a_link_is_cut(bool queued) {
     });
 }
 
-// A receive that MPI does not give back is waited for by nobody, and its memory stays until it has ended.
+// No call waits for a receive that MPI cannot cancel, and its memory is kept until it has ended.
 void a_receive_that_cannot_be_cancelled() {
     const auto link = make_mpi_link({nullptr, 0, 0, sizeof(int), -2, -1, 32767});
     for (const bool matched : {false, true}) {

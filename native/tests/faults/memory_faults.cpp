@@ -1,4 +1,5 @@
-// Ring memory: blocks that are kept, calls that must not wait for one another, and what must not be held for ever.
+// Ring memory: blocks that are kept, calls that must not wait for each other, and objects that must not be kept for
+// ever.
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -11,7 +12,7 @@
 namespace ring::test {
 namespace {
 
-// Holds when it is told to.
+// A condition that the test sets.
 class Told : public Arena::Condition {
    public:
     explicit Told(const bool& told) : told_(told) {}
@@ -40,7 +41,7 @@ void a_block_is_kept() {
     expect(is_free(), "a block was kept although its conditions hold");
 }
 
-// The kernel takes its time to reserve pages; ranks that look whether others live do not wait for that.
+// The kernel takes long to reserve pages; ranks that check whether others are alive do not wait for it.
 void pages_are_reserved_beside_other_calls() {
     const auto domain = Domain::create(0, 2, kArena);
     const std::uint64_t block = domain->allocate(kPage);
@@ -63,7 +64,7 @@ void pages_are_reserved_beside_other_calls() {
     expect(in_time, "other calls waited until the kernel had reserved pages");
 }
 
-// A tensor that is kept from being reused, because a rank is stopped while it may write there, keeps no domain.
+// A tensor that is not reused, because a stopped rank may write to it, does not keep the domain alive.
 void what_is_kept_does_not_keep_the_domain() {
     std::weak_ptr<Domain> gone[2];
     {

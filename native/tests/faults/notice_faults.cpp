@@ -1,4 +1,4 @@
-// Notices whose first part arrives and whose rest does not: their sender has died, say, after it announced a message.
+// Notices of which only the first part arrives: for example, their sender has died after it announced a message.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -18,13 +18,14 @@ struct Interrupted {};
 
 bool is_notice(int tag) { return tag % 8 == Fabric::kNotice; }
 
-// A link that shows a notice at once and delivers it when it is told to. Tensors end only after that first part.
+// A link that announces a notice at once and delivers it on request. Transfers of tensors end only after the first
+// part.
 class Withholding : public Link {
    public:
     explicit Withholding(std::shared_ptr<Link> link) : link_(std::move(link)) {}
     void deliver() { delivers_ = true; }
     bool has_shown() const { return has_shown_; }
-    // From now on what carries tensors ends only after a notice has been shown.
+    // From now on transfers of tensors end only after a notice was announced.
     void notices_first() { notices_first_ = true; }
 
     Transfer send(int to, int tag, const void* data, std::size_t bytes) override {
@@ -97,7 +98,7 @@ void the_rest_never_comes(bool queued, bool interrupted) {
     });
 }
 
-// What arrived after another host's abort may be anything, so an operation does not complete before it has read of it.
+// Data that arrived after another host's abort may be wrong, so an operation reads the notice before it completes.
 void an_abort_counts_before_what_came_after_it() {
     as_ranks("an abort counts first", 2, true, [&](Place place) {
         const auto link = std::make_shared<Withholding>(place.link);
@@ -124,7 +125,7 @@ void an_abort_counts_before_what_came_after_it() {
     });
 }
 
-// Hosts that would lay messages into memory of different sizes find that in their first exchange, which is small.
+// Hosts whose messages have different sizes find that in their first exchange, which is small.
 void settings_differ_between_hosts() {
     as_ranks("settings differ between hosts", 2, true, [](Place place) {
         place.options.inline_bytes = place.rank == 0 ? 16 << 10 : 512 << 10;

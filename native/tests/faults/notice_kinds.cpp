@@ -1,4 +1,4 @@
-// What each kind of notice does to the group that reads it, and that it does nothing else.
+// The effect of each kind of notice on the group that reads it, and that it has no other.
 #include <cstring>
 #include <deque>
 #include <string>
@@ -17,7 +17,7 @@ constexpr std::int64_t kAbort = -1, kLeaving = -2;
 constexpr int kStranger = 40;
 const std::vector<int> kHostOf{0, 1, 1, 2}, kAddresses{7, 5, 9, 3};
 
-// A link on which notices have arrived that the test has made.
+// A link on which notices made by the test have arrived.
 class Inbox : public Link {
    public:
     void put(int source, std::uint64_t id, std::int64_t last_sequence, const std::string& reason = {}) {
@@ -76,7 +76,7 @@ struct Reader {
             if (notices.has_left(address)) return true;
         return notices.has_left(kStranger);
     }
-    // The epoch works, and nobody has gone.
+    // Expects that the epoch works, and no rank has gone.
     void expect_untouched(const char* after) {
         expect(!anybody_has_left() && departed(1'000'000).empty() && !group->aborted(),
                std::string("something happened after ") + after);
@@ -92,7 +92,7 @@ void an_abort_ends_the_epoch_for_its_reason() {
     expect(!reader.anybody_has_left() && reader.departed(1'000'000).empty(), "an abort was taken for a departure");
 }
 
-// It may not have the end that a string has.
+// A reason that fills its field and has no terminating zero.
 void a_reason_of_all_bytes() {
     Reader reader;
     reader.link->put(5, kId, kAbort, std::string(2 * kReasonBytes, 'r'));

@@ -1,4 +1,4 @@
-// A rank that runs out of memory at any moment: it does not end the process, and all that wait for it learn of it.
+// A rank that runs out of memory at any moment: its process does not end, and all ranks that wait for it learn of it.
 #include <atomic>
 #include <optional>
 #include <string>
@@ -13,10 +13,10 @@ namespace {
 
 struct Interrupted {};
 
-// Longer than what a string holds without memory of its own.
+// Longer than a string holds without an allocation.
 const std::string kReason(500, 'x');
 
-// Every allocation from one on fails while an operation fails; first the very first one, then the second, and so on.
+// While an operation fails, all allocations fail: from the first one on, then from the second on, and so on.
 template <class Try>
 void at_every_allocation(Try&& attempt) {
     bool failed = true;
@@ -61,7 +61,7 @@ void an_operation_fails(bool as_hosts, bool aborted) {
     });
 }
 
-// A stopped rank may still write to the tensor of an operation that failed, so it is kept, with no memory for that.
+// A stopped rank may still write to the tensor of a failed operation, so the tensor is kept, also when memory is short.
 void a_tensor_is_kept() {
     const auto first = Domain::create(0, 2, kArena);
     const auto second = first->share(1);
@@ -90,12 +90,12 @@ void a_tensor_is_kept() {
     expect(first->allocated() == before - kPage, "a tensor that nobody writes to was not freed");
 }
 
-// What was reserved for a group goes back when the operation that makes it cannot be queued.
+// The memory reserved for a group is released when the operation that makes it cannot be queued.
 void a_group_is_not_queued() {
     as_ranks("a group is not queued without memory", 1, false, [](const Place& place) {
         std::uint64_t epoch = 0;
         at_every_allocation([&](long after) {
-            const auto ring = place.open(++epoch);  // whose progress thread has yet to start
+            const auto ring = place.open(++epoch);  // its progress thread has not started yet
             const auto allocated = [&] {
                 place.domain->release(place.domain->allocate(1));
                 return place.domain->allocated();
@@ -117,8 +117,8 @@ void a_group_is_not_queued() {
     });
 }
 
-// A communicator that is dropped with an operation under way tells those that wait: those of its host at once, those of
-// others when there is memory for a message.
+// When a communicator is dropped with an operation under way, the waiting ranks learn of it: those of its host at once,
+// those of other hosts when there is memory for a message.
 void a_communicator_is_dropped(bool as_hosts) {
     std::uint64_t epoch = 0;
     at_every_allocation([&](long after) {
@@ -166,7 +166,7 @@ void a_host_leaves() {
     });
 }
 
-// What MPI may still write to is kept when its receive is cancelled.
+// Memory that MPI may still write to is kept when its receive is cancelled.
 void a_receive_is_cancelled() {
     const auto link = make_mpi_link({nullptr, 0, 0, sizeof(int), -2, -1, 32767});
     auto memory = std::make_shared<std::vector<char>>(1000);

@@ -1,5 +1,5 @@
-// The link over TCP by itself: messages before there is a connection, out of order, given up in the middle, and peers
-// that go or send what is no message.
+// The link over TCP alone: messages before there is a connection, out of order, cancelled half sent, and peers that go
+// or send invalid bytes.
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -35,10 +35,10 @@ std::vector<int> values(std::size_t bytes, int first) {
     return made;
 }
 
-// As those do who watch for notices: moves on what nobody waits for any more.
+// Polls for notices, as waiting ranks do, which also moves messages that no call waits for.
 void look(TcpLink& link) { expect(!link.take(TcpLink::kFirstFree + 1), "a message from nowhere"); }
 
-// Both sides look until both have ended.
+// Polls both sides until both transfers have ended.
 void settle(TcpLink& first, Link::Transfer& one, TcpLink& second, Link::Transfer& other) {
     wait_for(
         [&] {
@@ -86,7 +86,7 @@ void messages_of_all_sizes() {
         for (int times = 0; times < 3; ++times) exchange(pair, ++tag, bytes);
 }
 
-// Those of a tag keep their order, whether they were asked for before they came, while they came, or after.
+// Messages of a tag keep their order, whether their receive began before they arrived, meanwhile, or later.
 void messages_that_nobody_has_asked_for() {
     const Pair pair;
     pair.connect();
@@ -125,7 +125,7 @@ void a_message_of_another_length() {
     exchange(pair, 2, 100);
 }
 
-// Given up in the middle of a large message: nothing is written any more, and what follows arrives.
+// A cancel in the middle of a large message: nothing is written after it, and later messages arrive.
 void a_transfer_is_cancelled() {
     for (const bool by_sender : {false, true}) {
         const Pair pair;
@@ -186,7 +186,7 @@ void a_rank_cannot_be_reached() {
     pair.first->cancel(send, nullptr);
 }
 
-// A message that nobody has asked for, and that there is no memory for, is taken in when there is.
+// A message without a receive, for which memory is short, is received when there is memory.
 void a_message_finds_no_memory() {
     const Pair pair;
     pair.connect();

@@ -1,4 +1,4 @@
-// Bytes that no rank would write, at every place where one process reads what another has written.
+// Invalid bytes at every place where one process reads data of another.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,8 @@ namespace ring::test {
 
 using Dice = std::mt19937_64;
 
-// Each takes turns until `seconds` are over, and throws std::logic_error for what does not hold. What a damaged message
-// may lead to is an error; what it may not is for the sanitizers to see, and to hang.
+// Each repeats until `seconds` are over, and throws std::logic_error when a check fails. A damaged message may cause an
+// error, but no hang and no fault that a sanitizer reports.
 void fuzz_values(Dice& dice, double seconds);
 void fuzz_link(Dice& dice, double seconds);
 void fuzz_ring_memory(Dice& dice, double seconds);

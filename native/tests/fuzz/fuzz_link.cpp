@@ -1,4 +1,4 @@
-// What hosts send one another arrives damaged, cut short or too long: headers, notices, messages and their answers.
+// Data between hosts arrives damaged, too short or too long: headers, notices, messages and their answers.
 #include <cstring>
 #include <deque>
 #include <mutex>
@@ -13,13 +13,13 @@ namespace {
 constexpr double kPatience = 0.3;  // seconds; a message that was damaged may never be answered
 constexpr int kHosts = 3;
 
-// A link that damages some of what it sends on one channel.
+// A link that damages some of the messages that it sends on one channel.
 class Damaging : public Link {
    public:
     Damaging(std::shared_ptr<Link> link, int channel, Dice::result_type seed)
         : link_(std::move(link)), channel_(channel), dice_(seed) {}
 
-    // From here on.
+    // Begins to damage messages.
     void begin() {
         const std::lock_guard<std::mutex> lock(mutex_);
         damages_ = true;
@@ -29,7 +29,7 @@ class Damaging : public Link {
         if (!damages_ || tag % 8 != channel_ || dice_() % 4 != 0) return link_->send(to, tag, data, bytes);
         const auto* from = static_cast<const std::byte*>(data);
         std::vector<std::byte>& copy = copies_.emplace_back(from, from + bytes);
-        // Tensors may hold anything; of a message the first part says what follows.
+        // Damage the first part of a message, which describes the rest; a tensor may have any bytes.
         for (Dice::result_type times = 1 + dice_() % 3; times > 0; --times)
             damage_one(dice_, copy.data(), std::min<std::size_t>(copy.size(), 600));
         if (dice_() % 4 == 0) copy.resize(1 + dice_() % (bytes + bytes / 8));
@@ -68,8 +68,8 @@ Request one_tensor(OpKind kind, std::vector<float>& in, std::vector<float>& out,
     return request;
 }
 
-// The same on all ranks: operations, and messages around the ring of hosts. Their memory goes to `kept`, which outlives
-// the communicator: a message that has timed out may still move.
+// Operations and messages around the ring of hosts, the same on all ranks. `kept` owns their memory and outlives the
+// communicator, because a message that has timed out may still move.
 void talk(Communicator& ring, int rank, Dice dice, std::deque<std::vector<float>>& kept) {
     constexpr OpKind kinds[] = {OpKind::Allreduce, OpKind::ReduceScatter, OpKind::Allgather,
                                 OpKind::Broadcast, OpKind::Alltoall,      OpKind::Barrier};

@@ -1,4 +1,4 @@
-// A rank of the same host writes into ring memory what no rank would: damaged headers, and damaged messages.
+// A rank of the same host writes invalid data into ring memory: damaged headers, and damaged messages.
 #include <atomic>
 #include <cstring>
 #include <deque>
@@ -14,7 +14,7 @@ namespace {
 constexpr double kPatience = 0.3;  // seconds
 constexpr std::uint64_t kBeyond = kNowhere / 2;
 
-// What one rank does to a header that would have agreed with the other rank's.
+// Damages one field of a header that agreed with the other rank's.
 void damage_field(Dice& dice, Header& header) {
     const std::uint64_t places[] = {kBeyond, kNowhere - 1, kNowhere - 100, std::uint64_t{1} << 40};
     const auto any = static_cast<std::uint8_t>(dice());
@@ -61,7 +61,7 @@ void damage_field(Dice& dice, Header& header) {
         case 13:
             header.layout = dice();
             break;
-        // Any place in ring memory may be read; what is written there would be somebody's.
+        // An input may be anywhere in ring memory, but an output there would overwrite data in use.
         case 14:
             header.input = dice() % 2 == 0 ? places[dice() % std::size(places)] : dice() % kArena / 64 * 64;
             break;
@@ -109,7 +109,7 @@ Letter* post_letter(Dice& dice, HostGroup& group, std::uint64_t count) {
     return letter;
 }
 
-// What the honest rank does, and the other one answers with what it has posted itself.
+// An operation of the honest rank, which the other rank answers with headers of its own.
 Request some_request(Dice& dice, std::vector<std::byte>& memory, Domain& domain, std::optional<Region>& region) {
     constexpr OpKind kinds[] = {OpKind::Allreduce, OpKind::ReduceScatter, OpKind::Allgather,
                                 OpKind::Broadcast, OpKind::Alltoall,      OpKind::Barrier};
@@ -141,7 +141,7 @@ Request some_request(Dice& dice, std::vector<std::byte>& memory, Domain& domain,
 }
 
 void honest(const Place& place, Dice dice, std::uint64_t epoch) {
-    // They outlive the communicator: what has timed out may still move.
+    // They outlive the communicator, because a message that has timed out may still move.
     std::deque<std::vector<std::byte>> memories;
     std::deque<std::optional<Region>> regions;
     std::deque<std::vector<float>> letters;
@@ -158,7 +158,7 @@ void honest(const Place& place, Dice dice, std::uint64_t epoch) {
         }
         try {
             carry_out(*ring, std::move(request), dice() % 2 == 0, kPatience);
-        } catch (const Mismatch&) {  // the group lives on
+        } catch (const Mismatch&) {  // the group stays usable
         }
     }
 }
@@ -192,7 +192,7 @@ void hostile(const Place& place, Dice dice, std::uint64_t epoch, const std::atom
             Header header = newest;
             std::int64_t* const splits = group.splits(1, sequence);
             splits[0] = splits[1] = static_cast<std::int64_t>(header.count / 2);
-            // The first one lets the epoch begin.
+            // The first header is intact, so that the epoch begins.
             if (sequence > 1 && dice() % 2 == 0) damage_field(dice, header);
             if (sequence > 1 && dice() % 8 == 0) splits[dice() % 2] = static_cast<std::int64_t>(dice());
             group.post(header);

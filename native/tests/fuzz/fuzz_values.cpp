@@ -1,4 +1,4 @@
-// What is read from bytes alone: numbers with names, headers, and the news of a round.
+// Values that are parsed from bytes: enums, headers, and the news of a round.
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -36,7 +36,7 @@ Header some_header(Dice& dice) {
     return header;
 }
 
-// Half of the time a few bytes of a good one, else all of them.
+// Half of the time a valid header with a few damaged bytes, else random bytes.
 Header damaged_header(Dice& dice) {
     Header header = some_header(dice);
     std::byte raw[sizeof header];
@@ -67,7 +67,7 @@ void news(Dice& dice) {
         std::vector<std::byte> data = said.encode();
         for (std::size_t i = dice() % 3; i > 0; --i) damage_one(dice, data.data(), data.size());
         if (dice() % 4 == 0) data.resize(dice() % (data.size() + 100));
-        // As long as it says, so that a sanitizer sees what is read behind it.
+        // A copy of exactly this length, so that a sanitizer reports a read beyond its end.
         const std::vector<std::byte> come(data.begin(), data.end());
         try {
             table.add(member, News::decode(come.data(), come.size()));

@@ -9,7 +9,7 @@ namespace ring {
 struct Error : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
-// Ranks called different things; the group lives on.
+// Ranks called different operations; the group stays usable.
 struct Mismatch : Error {
     using Error::Error;
 };
@@ -30,7 +30,7 @@ struct OutOfMemory : Error {
 struct InvalidArgument : Error {
     using Error::Error;
 };
-// All ranks agree on a call that nothing can carry out; the group lives on.
+// All ranks agree on an operation that no path can carry out; the group stays usable.
 struct Unsupported : InvalidArgument {
     using InvalidArgument::InvalidArgument;
 };

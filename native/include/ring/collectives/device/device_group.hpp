@@ -12,7 +12,7 @@ namespace ring {
 class DeviceGroup {
    public:
     enum class Way {
-        Unknown,  // the ranks have yet to agree
+        Unknown,  // the ranks have not agreed yet
         Nccl,
         Host,   // through host memory, for `reason`
         Error,  // some rank insists on NCCL, which cannot be used for `reason`

@@ -48,7 +48,7 @@ class Notices {
         int source;  // address
         Link::Transfer transfer;
     };
-    // For as long as the process lives: the link may read it.
+    // Keeps the notice until the process ends, because the link may read it.
     static void keep(std::unique_ptr<Outgoing> outgoing) noexcept;
     void announce(Outgoing& outgoing, std::int64_t last_sequence, std::string_view reason) noexcept;
     void send(Outgoing& outgoing) noexcept;
