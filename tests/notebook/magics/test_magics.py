@@ -457,20 +457,25 @@ def test_a_rank_that_ignores_the_stop_is_ended_and_started_again(notebook: Noteb
             "import os, time",
             "kept = 7",
             "while ring.rank():",
-            "    try: open('begun', 'w').close(); time.sleep(60)",
+            "    try: open('begun 1', 'w').close(); time.sleep(60)",
             "    except KeyboardInterrupt: pass",
-            "time.sleep(60)",
+            "open('begun 0', 'w').close(); time.sleep(60)",
         ]
     )
-    begun = Path(notebook.text("import os; print(os.getcwd())").strip(), "begun")
+    folder = Path(notebook.text("import os; print(os.getcwd())").strip())
+
+    def begun() -> bool:
+        return len(list(folder.glob("begun *"))) == 2
+
     notebook.run("import os; os.environ['RING_STOP_LIMIT'] = '1'; from ring_notebook.config import config")
     notebook.run("config.cache_clear()")
-    outputs = notebook.run(f"%%ringtrain\n{stubborn}", begun.exists)
+    outputs = notebook.run(f"%%ringtrain\n{stubborn}", begun)
     assert "rank 1 was ended: it had not stopped 1 s after an interrupt" in str(outputs[-1])
     assert "Started rank 1 again" in str(outputs)
-    begun.unlink()
+    for rank in range(2):
+        (folder / f"begun {rank}").unlink()
     notebook.run(f"%%ringtrain --background\n{stubborn}")
-    until(begun.exists)
+    until(begun)
     assert "Started rank 1 again" in notebook.text("%ring restart --rank 1")
     notebook.run("%%ringtrain\nassert ring.rank() or kept == 7")
     notebook.run("del os.environ['RING_STOP_LIMIT']; config.cache_clear()")
