@@ -103,7 +103,7 @@ def ranks(numbers: Iterable[int]) -> str:
 
 # For panel and report. Colors of the page come first, so that both follow its theme.
 CSS = """<style>
-.ring-panel, .ring-report { border: 1px solid var(--jp-border-color2, #8885); border-radius: 8px;
+.ring-panel, .ring-report, .ring-last { border: 1px solid var(--jp-border-color2, #8885); border-radius: 8px;
   padding: 10px 14px; margin: 2px 0; color: var(--jp-ui-font-color1, inherit); font-size: 13px; }
 .ring-head { display: flex; gap: 2px 0; align-items: baseline; flex-wrap: wrap; line-height: 1.6;
   margin-left: -14px; clip-path: inset(0 0 0 14px); }

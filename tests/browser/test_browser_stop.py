@@ -73,7 +73,7 @@ def go_on(notebook: NotebookPage) -> None:
 
 @pytest.mark.parametrize("notebook", [LONG], indirect=True)
 def test_stop_ends_every_rank_of_a_long_run(notebook: NotebookPage) -> None:
-    rows = notebook.output(1).locator(".ring-table:has(th:text-is('loss')) tbody tr")
+    rows = notebook.output(1).locator(":is(.ring-panel, .ring-report) .ring-table:has(th:text-is('loss')) tbody tr")
     notebook.until(lambda: rows.count() == 2)
     stop(notebook)
     assert [row.locator("td").nth(1).inner_text() for row in rows.all()] == ["interrupted", "interrupted"]
@@ -91,7 +91,8 @@ def test_the_panel_says_who_waits_for_whom(
     assert cells[1] == "allreduce late"
     assert cells[4].startswith("6: ring.allreduce")
     assert cells[5] == "1"
-    assert "rank 0 waits for rank 1 in allreduce 'late'" in notebook.output(1).locator(".ring-alarm").first.inner_text()
+    alarm = notebook.output(1).locator(".ring-panel .ring-alarm").first
+    assert "rank 0 waits for rank 1 in allreduce 'late'" in alarm.inner_text()
     stop(notebook)
     go_on(notebook)
 

@@ -63,7 +63,7 @@ class Notebook:
             self.loop.run_until_complete(self.client.async_execute_cell(cell, index))
         if interrupt is not None:
             interrupt.cancel()
-        return [output for output in cell.outputs if any(output.get("data", {"": "not a display"}).values())]
+        return [output for output in cell.outputs if output.get("data") != {"text/html": "", "text/plain": ""}]
 
     def text(self, source: str) -> str:
         """The text of a cell's outputs, streams and results; fails when it has an error."""

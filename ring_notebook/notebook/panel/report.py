@@ -62,7 +62,7 @@ def last_state(log: RunRecord, plot: Sequence[str] = ()) -> dict[str, str]:
     text = under_way(log)["text/plain"]
     page = (
         f"{CSS}{_LAST.replace('RUN', run_class(log))}{svg_chart.CSS * bool(shown)}"
-        f"<div class='ring-report ring-last {run_class(log)}'>{headline.html(content)}"
+        f"<div class='ring-last {run_class(log)}'>{headline.html(content)}"
         f"<div class='ring-notice'>{escape(text)}</div>{svg_chart.grid(shown)}"
         f"<div class='ring-rows'>{table}</div>{_output(log, view.output, view.dropped_lines)}</div>"
     )

@@ -68,7 +68,7 @@ def test_an_interrupt_ends_the_waiting_and_not_the_run(notebook: Notebook) -> No
 
 def test_background_cells_wait_in_order_are_listed_and_cancelled(notebook: Notebook) -> None:
     notebook.run(f"{UNTIL}seen = ['long']")
-    (note, _) = notebook.run("%%ringtrain --background --name second --out second\nseen.append('second')")
+    note, *_ = notebook.run("%%ringtrain --background --name second --out second\nseen.append('second')")
     assert "Cell second waits for run long. `%ring queue cancel 1` cancels it." in note["data"]["text/plain"]
     notebook.run("%%ringtrain --background --name third -t 1 --out third\nseen.append('third')")
     notebook.run("%%ringtrain --background --name fourth --out fourth\nseen.append('fourth')")

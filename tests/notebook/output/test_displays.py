@@ -75,7 +75,7 @@ def test_updates_and_clear_output(notebook: Notebook) -> None:
 def test_in_the_background_displays_are_part_of_the_report(notebook: Notebook) -> None:
     cell = "%%ringtrain --background --out shown\nimport time\nfrom IPython.display import HTML, display\n"
     notebook.run(cell + "time.sleep(0.3)\nfor i in range(30): display(HTML(f'<b>number {i}</b>'))")
-    (place,) = notebook.document.cells[-1].outputs
+    place, _ = notebook.document.cells[-1].outputs
     notebook.run("shown.wait()")
     deadline = time.monotonic() + 60
     while "number 29" not in place["data"].get("text/html", ""):
