@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Sequence
@@ -102,12 +103,12 @@ def outputs(log: RunRecord) -> list[tuple[dict[str, Any], dict[str, Any]]]:
 def _between(view: RunView) -> list[list[Printed]]:
     """What the ranks have printed before the first display, between it and the second, and so on.
 
-    A rank that does not show a display may be behind or ahead of those that do: it counts what had come by then.
+    What a rank prints stands below the last thing that it has displayed itself before: ranks do not keep step.
     """
     parts: list[list[Printed]] = [[] for _ in range(len(view.displays) + 1)]
-    before = [(one.printed, min(one.printed.values())) for one in view.displays]
     for piece in view.output:
-        parts[sum(piece.number > printed.get(piece.rank, least) for printed, least in before)].append(piece)
+        shown = [one.printed.get(piece.rank, math.inf) < piece.number for one in view.displays]
+        parts[max((place for place, before in enumerate(shown, start=1) if before), default=0)].append(piece)
     return parts
 
 

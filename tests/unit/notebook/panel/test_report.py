@@ -182,15 +182,15 @@ def test_what_is_printed_after_a_display_stands_below_it(tmp_path: Path) -> None
     log.put(encode([Output("r1", 1, "stdout", "last\n"), *(Ended("r1", rank, "ok", 3.0) for rank in (0, 1))]))
     log.finish("ok")
     whole = report.mime_bundle(log, displays=True)
-    assert whole["text/plain"].split("\n", 1)[1] == "[0-1] before\n[0-1] <Figure>\n[0-1] 7\n[0] own\n[1] last\n"
-    said = ("</span> before", "<b>figure</b>", "</span> 7", "<div>own", "</span> last")
+    assert whole["text/plain"].split("\n", 1)[1] == "[0-1] before\n[0-1] <Figure>\n[0-1] 7\n[1] last\n[0] own\n"
+    said = ("</span> before", "<b>figure</b>", "</span> 7", "</span> last", "<div>own")
     places = [whole["text/html"].index(text) for text in said]
     assert places == sorted(places)
     first = report.mime_bundle(log)["text/plain"]
     assert "before" in first
     assert "7" not in first.split("before")[1]
     following = [data["text/plain"] for data, _ in report.outputs(log)]
-    assert following == ["[0-1]", "<Figure>", "[0-1] 7", "[0]", "own", "[1] last"]
+    assert following == ["[0-1]", "<Figure>", "[0-1] 7\n[1] last", "[0]", "own"]
 
 
 def test_the_last_state_is_a_picture_that_says_what_to_do(tmp_path: Path) -> None:
