@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
@@ -19,9 +20,18 @@ from ring_notebook.config import config
 from ring_notebook.errors import CoreMissingError
 
 
+def _is_editable() -> bool:
+    """Whether the package is installed so that its sources in a clone are those to import (PEP 610)."""
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    with suppress(PackageNotFoundError):
+        return '"editable": true' in (distribution("ring-notebook").read_text("direct_url.json") or "").lower()
+    return False
+
+
 def _where_to_find_it() -> str:
     here = Path(__file__).parents[1]
-    for folder in sys.path:
+    for folder in () if _is_editable() else sys.path:
         if (other := Path(folder, "ring_notebook").absolute()) != here and any(other.glob("_core.*")):
             return (
                 f"Python imports the sources in {here}, which are not compiled, before {other}: run in another folder"
