@@ -31,7 +31,7 @@ def test_all_hosts_are_checked_and_what_is_between_them(hosts: TwoHosts) -> None
     # The link has a tenth of what its interface claims.
     between = found["", "between hosts"]
     assert between.status == "warn", between
-    assert between.found.startswith("3 ranks of 2 hosts sum at 0.1")
+    assert between.found.startswith("3 ranks of 2 hosts sum at 0.")
     assert "iperf3" in between.advice
 
 

@@ -184,7 +184,7 @@ def test_a_background_run_is_answered_when_the_user_wants(notebook: Notebook) ->
     notebook.run(BACKGROUND)
     until_asked(notebook)
     assert "rank 1 asks 'Name?': `%ring answer` answers." in notebook.text("print(run.asks())")
-    assert "waits for an answer (`%ring answer`)" in notebook.error(NEXT)[1], "the ranks are busy"
+    assert "waits for an answer (`%ring answer`)" in notebook.error("%ring pull name")[1], "the ranks are busy"
     asked, printed, reply = notebook.talk("%ring answer", "Ada", "p name", "c")
     assert reply["status"] == "ok", error(reply)
     assert asked == ["rank 1: Name? ", "rank 1 (Pdb) ", "rank 1 (Pdb) "]

@@ -306,10 +306,10 @@ def test_a_caller_that_says_nothing_does_not_hold_up_the_ranks_of_run(tmp_path: 
 import socket
 from ring_notebook.launch import run_function
 start = run_function.Job
-def with_a_silent_caller(program, n, hosts, env, *rest):
+def with_a_silent_caller(program, n, hosts, env, *rest, **named):
     address = next(value for name, value in env.items() if name == run_function.ADDRESS)
     callers.append(socket.socket(socket.AF_UNIX)); callers[0].connect(address)
-    return start(program, n, hosts, env, *rest)
+    return start(program, n, hosts, env, *rest, **named)
 callers = []
 run_function.Job = with_a_silent_caller
 print(run_function.run(lambda: 7, n=2))
