@@ -1,0 +1,100 @@
+"""The first hour of a newcomer as one notebook: each cell beside what a person should see under it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+from playwright.sync_api import expect
+
+from browser.lab import Lab, NotebookPage
+
+
+@dataclass(frozen=True)
+class Step:
+    """A cell, the texts that its output shows, in this order, and texts that it does not show."""
+
+    cell: str
+    shows: tuple[str, ...] = ()
+    never: tuple[str, ...] = ("Traceback", "Error")
+
+
+STEPS = (
+    Step("%load_ext ring_notebook\n%ring start -n 2", ("Started 2 engines",)),
+    Step("ring.rank()", ("%%ringtrain",), ("is not defined",)),
+    Step(
+        "%%ringtrain --name two-models\n"
+        "import torch\n"
+        "from torch.utils.data import TensorDataset\n"
+        "G, D = torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)\n"
+        "g, d = torch.optim.SGD(G.parameters(), 0.1), torch.optim.Adam(D.parameters())\n"
+        "loader = torch.utils.data.DataLoader(TensorDataset(torch.ones(32, 2)), 4)\n"
+        "G, D, g, d, loader = ring.prepare(G, D, g, d, loader)\n"
+        "step, rate = 0, 0.1\n"
+        "for (batch,) in ring.track(loader):\n"
+        "    step += 1\n"
+        "    loss = D(G(batch)).mean()\n"
+        "    g.zero_grad(); d.zero_grad(); loss.backward(); g.step(); d.step()\n"
+        "    ring.log(loss=loss, **{f'metric_{n:02}': n for n in range(4)})\n",
+        (
+            "ok",
+            "two-models",
+            "2 ranks",
+            "rate 0.1",
+            "loss",
+            "metric_00",
+            "metric_01",
+            "metric_02",
+            "metric_03",
+            "memory",
+        ),
+        ("Traceback", "Error", "step 0", "takes from 2 to 3 positional"),
+    ),
+    Step(
+        "%%ringtrain --name too-fast\n"
+        "import math\n"
+        "for step in ring.track(range(60)):\n"
+        "    ring.log(loss=math.nan if step > 40 else 1 / (step + 1))\n",
+        ("▲ loss is NaN on ranks 0-1 since step 41",),
+        ("Traceback", "samples/s"),
+    ),
+    Step(
+        "%%ringtrain\n"
+        "import matplotlib.pyplot as plt\n"
+        "figure, axes = plt.subplots(figsize=(3, 1))\n"
+        "display(figure); plt.close(figure)\n"
+        "print('printed after the figure')\n"
+        "7 * 6",
+        ("[0-1]", "[0-1] printed after the figure", "[0-1] 42"),
+    ),
+    Step(
+        "%%ringtrain\nfor n in range(60): print('line', n)", ("10 earlier lines", "line 10", "line 59"), ("line 9\n",)
+    ),
+    Step("data = [1, 2, 3]\n%ring push data", ("Pushed data to 2 ranks.",)),
+    Step(
+        "%%ringtrain --background --name broken\nimport time\ntime.sleep(1)\n{}['missing_key']",
+        ("failed", "broken", "Cell, line 4", "KeyError: 'missing_key'", "ranks 0-1: same"),
+        ("Stop",),
+    ),
+    Step("%ring runs", ("name", "curve", "loss", "broken", "too-fast", "two-models")),
+)
+
+
+@pytest.mark.slow
+def test_the_first_hour(
+    lab: Lab, open_notebook: Callable[[str], NotebookPage], picture: Callable[[NotebookPage, int, str], None]
+) -> None:
+    NotebookPage.write(lab.directory / "newcomer.ipynb", *(step.cell for step in STEPS))
+    notebook = open_notebook("newcomer.ipynb")
+    for index, step in enumerate(STEPS):
+        notebook.run(index)
+        notebook.wait_ended(index)
+        output = notebook.output(index)
+        for text in step.shows:
+            expect(output).to_contain_text(text, use_inner_text=True)
+        said = output.inner_text()
+        places = [said.index(text) for text in step.shows]
+        assert places == sorted(places), (said, step.shows)
+        assert not [text for text in step.never if text in said], said
+        picture(notebook, index, f"newcomer-{index}")
