@@ -17,7 +17,7 @@ from harness.shares import agreed_shares
 from harness.two_hosts import NAMES
 from harness.waiting import until
 from notebook.endurance.endure import SECONDS_TO_END
-from notebook.endurance.equal_steps import Training
+from notebook.endurance.equal_steps import ENDS, Training
 from ring_notebook.errors import ClusterError, CollectiveAborted, MPIMissingError
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.cluster.workspace import Workspace
@@ -216,14 +216,14 @@ time.sleep(600)
     kernel.wait()
 
 
-def parted(times: int) -> None:
-    """A training that is interrupted and fails again and again has made the same steps on both hosts."""
+def parted(times: int, *ends: str) -> None:
+    """A training that is interrupted, fails and loses ranks again and again has made the same steps on both hosts."""
     with Cluster(hosts=HOSTS) as cluster:
         for name in ("sgd", "fused"):
             cluster.run("%reset -f").wait()
             training = Training(cluster, name)
             for number in range(times):
-                training.run(("is interrupted", "raises", "disagrees")[number % 3])
+                training.run(ends[number % len(ends)])
                 training.check()
             training.run(steps=2)
             training.check_against_one_process()
@@ -235,6 +235,6 @@ if __name__ == "__main__":
         "everything": everything,
         "killed": killed,
         "vanishes": vanishes,
-        "parted": lambda: parted(6),
-        "parted_often": lambda: parted(100),
+        "parted": lambda: parted(6, "is interrupted", "raises", "disagrees"),
+        "parted_often": lambda: parted(100, *ENDS),
     }[sys.argv[1]]()

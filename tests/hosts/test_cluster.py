@@ -29,13 +29,13 @@ def assert_nothing_runs(hosts: TwoHosts) -> None:
         pytest.param("vanishes", marks=pytest.mark.slow),
         "allocated",
         "parted",
-        pytest.param("parted_often", marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
+        pytest.param("parted_often", marks=[pytest.mark.slow, pytest.mark.timeout(1700)]),
     ],
 )
 def test_across(hosts: TwoHosts, tmp_path: Path, step: str) -> None:
     environment = {"RING_RUNS_DIR": str(tmp_path / "runs"), "PYTHONPATH": str(Path(PROGRAM).parents[1])}
     if step == "allocated":
         environment |= ALLOCATION
-    limit = 800 if step == "parted_often" else 250
+    limit = 1600 if step == "parted_often" else 250
     hosts.on_first([sys.executable, PROGRAM, step], timeout=limit, environment=environment)
     assert_nothing_runs(hosts)
