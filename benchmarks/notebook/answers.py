@@ -1,9 +1,10 @@
 """How soon a notebook's user has an answer: start, restart, empty cell, interrupt, the next cell after each failure.
 
-    python benchmarks/notebook/answers.py [--ranks 2] [--rounds 5]
+    python benchmarks/notebook/answers.py [--ranks 2] [--rounds 5] [--own-interpreters]
 
 Medians of the rounds, each on the cluster that the one before has left. An interrupt and a death are measured from the
-signal on; the next cell is a barrier of all ranks, and after a start waits until they have loaded torch.
+signal on; the next cell is a barrier of all ranks, and after a start waits until they have loaded torch. With
+--own-interpreters no process forks the engines.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
+
 from ring_notebook.errors import RingError
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.run.run import Run
@@ -31,16 +34,38 @@ FAILURES = {
 }
 
 
+FIRST_STEP = """
+import torch
+model = torch.nn.Linear(2, 2)
+optimizer = ring.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+model(torch.ones(1, 2)).sum().backward()
+optimizer.step()
+"""
+
+
+def processor_time(process: psutil.Process) -> float:
+    """Seconds, with those of its children that have ended."""
+    times = process.cpu_times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
 def main() -> None:
     """Print a line for each figure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--own-interpreters", action="store_true")
     given = parser.parse_args()
+    if given.own_interpreters:
+        os.environ["RING_FORK_SERVER"] = "/nobody"
     os.environ["RING_RUNS_DIR"] = str(Path(tempfile.mkdtemp(prefix="ring-answers-")) / "runs")
     found: dict[str, list[float]] = defaultdict(list)
     with Cluster(given.ranks) as cluster:
         found["start of a cluster"].append(cluster.seconds_to_start)
+        found["first training step after it"].append(next_cell(cluster, FIRST_STEP))
+        below = psutil.Process().children(recursive=True)
+        found["processor time until then, all processes"].append(sum(map(processor_time, below)))
+        found["memory of all processes then (MB)"].append(sum(one.memory_full_info().pss for one in below) / 1e6)
         for _ in range(given.rounds):
             measure(cluster, lambda what, seconds: found[what].append(seconds))
     print(f"{given.ranks} ranks, medians of {given.rounds} (start: 1), seconds\n\n| | s |\n|---|---|")
