@@ -17,6 +17,7 @@ GRID = 256  # points of a chart whose ranks logged at different steps
 SMOOTHING = 0.9  # the share of the previous value, as in TensorBoard's slider
 BAND = "range"  # its label
 DIFFERS = 4.0  # times the typical distance of a rank from the others
+_NEAR = 0.75  # the share of the steps that a rank has made which keeps up with the others
 _LEAST_POINTS = 12  # with fewer points a difference may be noise
 Floats = npt.NDArray[np.float64]
 
@@ -147,5 +148,8 @@ def _aligned(lines: Sequence[tuple[Any, Any]]) -> tuple[Floats, Floats]:
     first = arrays[0][0]
     if all(np.array_equal(first, x) for x, _ in arrays):
         return first, np.stack([y for _, y in arrays])
-    grid = np.linspace(min(x[0] for x, _ in arrays), max(x[-1] for x, _ in arrays), GRID)
+    begin, ends = min(x[0] for x, _ in arrays), [x[-1] for x, _ in arrays]
+    # Up to where all ranks have been, unless one is far behind: the mean of those ahead would jump at its end.
+    end = min(ends) if min(ends) - begin > _NEAR * (max(ends) - begin) else max(ends)
+    grid = np.linspace(begin, end, GRID)
     return grid, np.stack([np.interp(grid, x, y, left=np.nan, right=np.nan) for x, y in arrays])

@@ -64,6 +64,21 @@ def test_ranks_that_logged_at_other_steps_share_a_grid() -> None:
     assert np.isnan(curves.lines[1].y[mean.x > 10]).all()
 
 
+def test_ranks_that_are_a_few_steps_apart_are_compared_where_all_have_been() -> None:
+    lengths = (100, 97, 98, 99)
+    lines = {
+        rank: points(range(length), [1 / (step + 1) + (rank == 2) for step in range(length)])
+        for rank, length in enumerate(lengths)
+    }
+    curves = per_rank(lines)
+    assert [line.label for line in curves.drawn] == ["mean of 4", "rank 2"], "also while the ranks do not keep step"
+    mean = curves.lines[0]
+    assert mean.x[-1] == 96
+    assert mean.y[-1] == pytest.approx(1 / 97 + 0.25), "of all ranks, also at the end"
+    lines[3] = points(range(9), [1.0] * 9)
+    assert per_rank(lines).lines[0].x[-1] == 99, "a rank that logs no more hides nothing"
+
+
 def test_a_gap_of_one_rank_leaves_the_mean_of_the_others() -> None:
     curves = per_rank({rank: points([0], [math.nan if rank == 0 else 2.0]) for rank in range(9)})
     assert by_label(curves)["mean of 9"] == [2.0]
