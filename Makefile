@@ -87,7 +87,7 @@ sanitize: $(VENV)/installed
 
 screenshot: $(VENV)/installed
 	RING_PICTURES=$(PICTURES) $(BIN)/pytest tests/browser -m "slow or not slow" $(ARGS)
-	PYTHONPATH=tests $(BIN)/python -m browser.animate $(PICTURES)/panel.gif
+	PYTHONPATH=tests $(BIN)/python -m browser.animate $(PICTURES)
 
 nightly: $(VENV)/installed
 	$(BIN)/python .ci/nightly $(ARGS)

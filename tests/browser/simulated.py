@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["BEGINNING", "BROKEN", "LIVE", "REPORT", "STUCK", "TRAINING"]
+__all__ = ["BEGINNING", "BROKEN", "REPORT", "STUCK", "TRAINING"]
 
 _SOURCE = (
     "import torch\n"
@@ -88,45 +88,4 @@ for rank in range({{size}}):
 BEGINNING = f"""{_HEAD}
 for rank in range({{size}}):
     log.put(encode([Status(log.run, rank, log.started, line=1 if rank else 2)]))
-{_SHOW}"""
-# The same steps as they come: ten for each number that somebody writes into the file ``tick``, half a second each.
-LIVE = f"""{_HEAD}
-import threading
-
-begun = log.started = log._state.started = time.time()
-clock = [begun]
-for rank in log._state._ranks.values():
-    rank.rate._origin = begun
-log.now = lambda: clock[0]
-
-def send(rank, first, seconds):
-    rows = array("d")
-    for step in range(first, first + 10):
-        loss = abs(2.3 * math.exp(-step / 60) + 0.08 + 0.06 * math.exp(-step / 200) * random.gauss(0, 1))
-        loss += 0.35 if rank == 2 else 0
-        rate = 64.0 * (1 + 0.1 * math.sin(step / 15))
-        rows.extend((begun + step / 20, step, loss, min(0.99, 1 - loss / 3.1), step // 100, rate))
-    busy = (0.95 if rank == {{size}} - 1 else 0.68) * seconds
-    facts = {{{{"training": seconds, "communication": seconds - busy, "waiting": (seconds - busy) * 0.85}}}}
-    facts["data_wait"] = 0.03 * seconds
-    values = {{{{"cpu": 90 + 9 * math.sin(seconds + rank), "memory": (2.1 + 0.2 * rank) * 2**30}}}}
-    values["gpu"] = 84 + 12 * math.sin(2 * seconds + rank)
-    log.put(encode([
-        MetricBatch(log.run, rank, ("loss", "accuracy", "epoch", "samples"), rows),
-        Status(log.run, rank, time.time(), line=4, progress=(first + 10, 600), extra=facts),
-        Load(log.run, rank, begun + seconds, values),
-    ]))
-
-def train():
-    for tick in range(1, 60):
-        while not Path("tick").exists() or int(Path("tick").read_text() or 0) < tick:
-            time.sleep(0.02)
-        for rank in range({{size}}):
-            send(rank, 10 * (tick - 1), tick / 2)
-        settle()
-        for rank in log._state._ranks.values():
-            rank.progress_start = (begun, 0, 600)
-        clock[0] = begun + tick / 2
-
-threading.Thread(target=train, daemon=True).start()
 {_SHOW}"""
