@@ -192,6 +192,14 @@ class FusedOptimizer(Wrapper):
             flat.steps, flat.whole = old.steps, old.whole
             flat.state = old.state if keep or old.whole is None else flat.shards_of(old.whole)
 
+    def give_up_state(self) -> bool:
+        """Forget the state without a call of other ranks, before this is wrapped anew; whether shares were lost."""
+        lost = any(flat.state and flat.whole is None for flat in self._flats)
+        self._communicator = self._process_set.communicator
+        self._flats = []
+        self.state.clear()
+        return lost
+
     def _seat(self) -> tuple[int, int, int, int]:
         """The numbers that decide which share of the state this rank holds."""
         return self._communicator.size, self._communicator.rank, self._mates.size, self._mates.rank

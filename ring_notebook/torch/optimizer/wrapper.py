@@ -112,7 +112,7 @@ class Wrapper(torch.optim.Optimizer):
         }
         scale, found_inf = given.get("grad_scale"), given.get("found_inf")
         if scale is not None:
-            for parameter in _parameters(self):
+            for parameter in parameters_of(self):
                 if parameter.grad is not None:
                     parameter.grad.div_(scale.to(parameter.grad.device))
         yield lambda: found_inf is not None and _overflowed(found_inf, process_set)
@@ -139,7 +139,7 @@ class Wrapper(torch.optim.Optimizer):
             return False
         if not mend(shared()):
             return False
-        for parameter in _parameters(self):
+        for parameter in parameters_of(self):
             parameter.grad = None
         return True
 
@@ -163,7 +163,7 @@ def wrap(mixin: type[W], optimizer: torch.optim.Optimizer, names: dict[Tensor, s
     ranks must call this. `claim` makes the result the owner of the parameters.
     """
     original = original_of(optimizer)
-    for owner in owners_of(_parameters(original)):
+    for owner in owners_of(parameters_of(original)):
         if owner._wrapped is original:
             owner._gather_state()
     base = type(original)
@@ -181,9 +181,9 @@ def wrap(mixin: type[W], optimizer: torch.optim.Optimizer, names: dict[Tensor, s
 
 def claim(wrapper: W) -> W:
     """Make ``wrapper`` the owner of its parameters; an older one, left by a re-run cell, then raises in ``step()``."""
-    for owner in owners_of(_parameters(wrapper)):
+    for owner in owners_of(parameters_of(wrapper)):
         owner._release()
-    for parameter in _parameters(wrapper):
+    for parameter in parameters_of(wrapper):
         _owners[parameter] = weakref.ref(wrapper)
     return wrapper
 
@@ -198,7 +198,8 @@ def _nobody() -> None:
     return None
 
 
-def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    """All parameters of ``optimizer``, in its order."""
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 

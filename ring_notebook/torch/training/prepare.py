@@ -14,6 +14,8 @@ from torch.utils.data import DataLoader
 
 from ring_notebook.api.arguments import check_passes
 from ring_notebook.api.basics import local_rank, size
+from ring_notebook.api.objects import gather_objects
+from ring_notebook.api.process_sets import global_process_set
 from ring_notebook.core import world
 from ring_notebook.core.metrics import note_params
 from ring_notebook.torch.devices import accelerator
@@ -21,7 +23,7 @@ from ring_notebook.torch.optimizer.adasum_optimizer import AdasumOptimizer
 from ring_notebook.torch.optimizer.distributed import DistributedOptimizer
 from ring_notebook.torch.optimizer.fused import FusedOptimizer
 from ring_notebook.torch.optimizer.reducing_optimizer import ReducingOptimizer
-from ring_notebook.torch.optimizer.wrapper import original_of
+from ring_notebook.torch.optimizer.wrapper import original_of, owners_of, parameters_of
 from ring_notebook.torch.process_group.default_group import process_group
 from ring_notebook.torch.steps.known import note_models, note_schedulers
 from ring_notebook.torch.steps.repair import furthest
@@ -166,6 +168,7 @@ def prepare(
     names = _names_of_parameters(inner)
     batch = batch_size_of(loaders[0]) if loaders else None
     root = furthest([original_of(optimizer) for optimizer in optimizers])
+    _give_up_lost_shares(optimizers)
     for own in inner:
         broadcast_tensors([*own.named_parameters(), *own.named_buffers()], root_rank=root)
     for optimizer in optimizers:
@@ -182,6 +185,26 @@ def prepare(
         prepared[id(models[0])] = wrap(prepared[id(models[0])], optimizers[0], strategy)
     returned = tuple(prepared[id(one)] for one in objects)
     return returned if len(returned) > 1 else returned[0]
+
+
+def _give_up_lost_shares(optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Have the state of fused optimizers begin anew on all ranks where one of them has been started again.
+
+    Each rank held a share of it, and the share of that rank is lost. A warning says so.
+    """
+    if world.doubts() == 0:
+        return
+    fused = [[one for one in owners_of(parameters_of(o)) if isinstance(one, FusedOptimizer)] for o in optimizers]
+    rows = gather_objects([bool(owners) for owners in fused], "fused optimizers", global_process_set)
+    for number, owners in enumerate(fused):
+        new = [rank for rank, row in enumerate(rows) if not row[number]]
+        for owner in owners if new else ():
+            if owner.give_up_state():
+                warnings.warn(
+                    f"prepare: rank {new[0]} has been started again, and its share of the state of "
+                    f"{_class_of(original_of(owner))} is lost (fused=True); the state begins anew on all ranks",
+                    stacklevel=3,
+                )
 
 
 def _described(value: object) -> str:

@@ -56,6 +56,17 @@ def test_a_rank_that_is_killed_and_healed_continues_with_the_others(cluster: Clu
     training.check_against_one_process()
 
 
+def test_a_fused_state_begins_anew_where_a_rank_is_healed(cluster: Cluster) -> None:
+    """Each rank had a share of it. The weights are those of the ranks that lived."""
+    training = Training(cluster, "fused")
+    training.run(steps=2)
+    before = training.check()
+    training.run("is killed")
+    assert training.check() >= before
+    training.run(steps=2)
+    training.check()
+
+
 def test_ranks_that_have_parted_are_named_and_made_equal(cluster: Cluster) -> None:
     training = Training(cluster, "sgd")
     training.run(steps=3)
