@@ -14,7 +14,7 @@ from ring_notebook.verdict import WALLTIME_WARNING, judge_batch_job
 
 _SECONDS_TO_ANSWER = 5.0
 _LOST = ("down", "fail", "unknown", "error", "not_responding")
-_ended: dict[str, str] = {}  # what has ended a job: it cannot begin again
+_ended: dict[str, str] = {}  # by job that has ended: the sentence that says why
 
 
 def job_name(env: Mapping[str, str] = os.environ) -> str:

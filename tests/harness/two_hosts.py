@@ -124,6 +124,17 @@ class TwoHosts:
         assert done.returncode == 0, done.stdout
         return done.stdout
 
+    def start(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+        """Start ``command`` on the first host, with more of an ``environment``. A signal to the process reaches it."""
+        return subprocess.Popen(
+            [str(self.folder / "launcher"), NAMES[0], f"exec {shlex.join(command)}"],
+            env={**os.environ, **self.environment, **(environment or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
     def processes(self) -> list[str]:
         """The command lines of all processes on the hosts, except their ssh servers."""
         commands = []

@@ -82,14 +82,7 @@ def test_a_host_that_vanishes_is_a_death_of_its_ranks(hosts: TwoHosts) -> None:
     """Nothing is closed: supervisor, agent and connections are silent. The ranks there end, and the others go on."""
     code = f"{SETUP}SILENCE = {SILENCE}; supervise.main()"
     command = [sys.executable, "-c", code, "4", "1", "", HERE_FIRST, sys.executable, "-c", VANISHES]
-    started = subprocess.Popen(
-        [str(hosts.folder / "launcher"), NAMES[0], f"exec {shlex.join(command)}"],
-        env={**os.environ, **hosts.environment},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    started = hosts.start(command)
     with started as job:
         try:
             assert job.stdout is not None

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -49,14 +47,7 @@ def job_that_waits(hosts: TwoHosts, silence: float = 30.0, program: str = WAITS)
     """The supervisor of a job whose ranks have said "ready"; it and its agents give up after ``silence`` seconds."""
     code = f"{SETUP}SILENCE = {silence}; supervise.main()"
     command = [sys.executable, "-c", code, "4", "0", "", BOTH[-1], sys.executable, "-c", program]
-    started = subprocess.Popen(
-        [str(hosts.folder / "launcher"), NAMES[0], f"exec {shlex.join(command)}"],
-        env={**os.environ, **hosts.environment, "UCX_TLS": "tcp,self", "RING_TEST_SECRET": "of-nobody-else"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    started = hosts.start(command, {"UCX_TLS": "tcp,self", "RING_TEST_SECRET": "of-nobody-else"})
     with started as job:
         try:
             assert job.stdout is not None

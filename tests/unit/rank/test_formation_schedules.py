@@ -47,7 +47,7 @@ def form(rendezvous: Rendezvous, disturb: Callable[[int], None]) -> tuple[Any, .
 
 
 class Wire:
-    """Stands for the socket of a rank. Whoever reads gives the turn back until the dice deliver something."""
+    """Stands for the socket of a rank. A reader yields to other ranks until the schedule delivers a message."""
 
     family = socket.AF_UNIX
 

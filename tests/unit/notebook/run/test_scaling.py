@@ -1,4 +1,4 @@
-"""How runs of several sizes are compared, and what is said of what is lost."""
+"""Runs of several sizes are compared, and the report names the cause of lost efficiency."""
 
 from __future__ import annotations
 
