@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _diagnose(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     """Check the hosts that are named, else those of the allocation, else this one. 1 where a check has failed."""
-    from ring_notebook.launch.doctor_of_hosts import as_json, diagnose_hosts, render
+    from ring_notebook.launch.doctor import as_json, diagnose_hosts, render
 
     try:
         check_values(options)

@@ -1,280 +1,332 @@
-"""What the doctor checks on one host: everything that a run needs, and what to do about what is wrong."""
+"""The doctor of all hosts of a job: visits each, compares them, and has ranks of all of them sum.
+
+On each host it starts this module as a program, as an agent is started: that one says that it is there, tells the time
+when asked, reads one line of JSON, and answers with one: its checks, and what is compared between hosts.
+"""
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
-import re
-import resource
+import shlex
+import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from importlib.util import find_spec
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
-from ring_notebook import config as settings
-from ring_notebook.errors import RingError
-from ring_notebook.gpus import gpus
-from ring_notebook.hardware import cores
-from ring_notebook.launch.gpu_check import check_gpus
-from ring_notebook.launch.launchers.find_launcher import find_launcher
-from ring_notebook.launch.launchers.launcher import loaded_mpi
+from ring_notebook import __version__
+from ring_notebook.config import config
+from ring_notebook.launch.host_checks import (
+    Check,
+    against_limit,
+    check_allreduce,
+    diagnose,
+    installed,
+    measure_allreduce,
+)
+from ring_notebook.launch.launchers.hosts import Host, is_local
+from ring_notebook.launch.remote.network import interface_towards
+from ring_notebook.launch.remote.remote_shell import agent_command
 from ring_notebook.launch.supervisor.outer_job import without_outer_job
-from ring_notebook.own_python import code_command, module_command
-from ring_notebook.rank.preload import ineligible, preloaded
-from ring_notebook.rank.rank_threads import threads_set
+from ring_notebook.launch.supervisor.parent_death import wrap
+from ring_notebook.own_python import module_command
+from ring_notebook.verdict import SECONDS_TO_CONNECT, describe_exit
 
-_GIB = 1 << 30
-_MOST_RANKS = 8  # that measure allreduce where nobody has said how many
-_SECONDS_TO_START = 60.0
-_FAIR_SHARE = 0.5  # of what the hardware should give
-_WIDGETS = ("@jupyter-widgets/jupyterlab-manager", "ipecharts")
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One check: what it found, and what to do unless ``status`` is ok. ``host`` is empty for one of all hosts."""
-
-    name: str
-    status: Literal["ok", "warn", "fail"]
-    found: str
-    advice: str = ""
-    host: str = ""
+_SECONDS_TO_ANSWER = 240.0  # for all checks of a host: MPI, torch and GPUs are used, and a disk may be slow
+_SECONDS_BETWEEN = 2.5
+_CLOCKS_APART = 1.0  # seconds from which the order of what ranks of two hosts report may be wrong
+_MOST_VISITS = 64  # at a time
+_MARK = "ring-doctor: "  # of each line, because a shell may print lines of its own
+_INTERFACES = Path("/sys/class/net")
+_RDMA = Path("/sys/class/infiniband")
+_PROGRAM = "ring_notebook.launch.doctor"
+_SAME = "install the same environment at the same path on every host"
 
 
-def diagnose(slots: int = 0) -> list[Check]:
-    """Run all checks that need no other host, for ``slots`` ranks; 0: as many as a cluster has by default.
+@dataclass(frozen=True)
+class Visit:
+    """What became of the visit to one host: its checks, and what is compared with other hosts.
 
-    It takes a few seconds: MPI, torch and GPUs are really used.
+    ``offset``: how many seconds its clock is before ours, give or take ``doubt``. ``speed``: bytes per second that its
+    network interface claims; None where it is unknown.
     """
-    return [*(_guarded(look) for look in _LOOKS), _guarded(partial(_cores, slots), "cores")]
+
+    host: str
+    checks: list[Check] = field(default_factory=list)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    interface: str = ""
+    speed: float | None = None
+    offset: float = 0.0
+    doubt: float = 0.0
 
 
-def check_allreduce(slots: int = 0, seconds: float = 2.5) -> Check:
-    """Have ranks of this host measure allreduce, against what its memory allows."""
-    return _guarded(partial(_allreduce, slots, seconds), "allreduce")
-
-
-def measure_allreduce(where: Sequence[str], seconds: float) -> dict[str, float] | str:
-    """What `core.allreduce_check` measures on the ranks that the options ``where`` of ringrun name, or why it fails."""
-    program = module_command("ring_notebook.core.allreduce_check", str(seconds))
-    command = module_command("ring_notebook.launch.cli", *where, *program)
-    limit = 2 * seconds + _SECONDS_TO_START
+def diagnose_hosts(hosts: Sequence[Host] = ()) -> list[Check]:
+    """Check all hosts at the same time, then what is between them; no hosts mean this one."""
+    slots: dict[str, int] = {}
+    for host in hosts or [Host(socket.gethostname(), 0)]:
+        name = socket.gethostname() if is_local(host.name) else host.name
+        slots[name] = slots.get(name, 0) + host.slots
+    text, token = uuid.uuid4().hex, Path(f".ring-doctor-{uuid.uuid4().hex}").absolute()
+    started: list[subprocess.Popen[str]] = []
     try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            timeout=limit,
-            check=False,
-            env=without_outer_job(os.environ),
-        )
-    except subprocess.TimeoutExpired:
-        return f"no result within {limit:g} s"
-    measured = done.stdout.partition("{")  # behind the rank's number
-    return json.loads("{" + measured[2]) if measured[1] and not done.returncode else _last_line(done)
+        with suppress(OSError):  # nobody may write here
+            token.write_text(text)
+        shown = token if token.exists() else None
+        with ThreadPoolExecutor(min(len(slots), _MOST_VISITS)) as pool:
+            try:
+                visits = list(pool.map(lambda name: _visit(name, slots, shown, text, started), slots))
+            except BaseException:  # an interrupt: the pool waits for its threads
+                pool.shutdown(wait=False, cancel_futures=True)
+                for process in started:
+                    with suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGKILL)  # with what it has started
+                raise
+    finally:
+        token.unlink(missing_ok=True)
+    checks = [check for visit in visits for check in visit.checks]
+    there = [visit for visit in visits if visit.versions]
+    if len(slots) > 1 and there:
+        checks += compare(there)
+    if len(there) > 1:
+        checks.append(_between(there, {visit.host: max(1, slots[visit.host]) for visit in there}))
+    return checks
 
 
-def installed(package: str) -> str:
-    """The version of a package that is installed; empty without it."""
+def render(checks: Sequence[Check]) -> str:
+    """A line for each finding, with the hosts that have it unless all do, and under it what to do."""
+    every = {check.host for check in checks if check.host}
+    found: dict[Check, list[str]] = {}
+    for check in checks:
+        found.setdefault(replace(check, host=""), []).append(check.host)
+    order = list(dict.fromkeys(check.name for check in checks))
+    width = max(map(len, order))
+    lines = []
+    for check, where in sorted(found.items(), key=lambda item: order.index(item[0].name)):
+        who = "" if set(where) in ({""}, every) else f"{', '.join(where)}: "
+        lines.append(f"{check.status:4}  {check.name:{width}}  {who}{check.found}")
+        if check.advice:
+            lines.append(f"{'':4}  {'':{width}}  -> {check.advice}")
+    return "\n".join(lines)
+
+
+def as_json(checks: Sequence[Check]) -> str:
+    """The checks for tools: a list of objects with name, status, found, advice and host (empty: of all hosts)."""
+    return json.dumps([asdict(check) for check in checks], indent=1)
+
+
+def _visit(
+    name: str, slots: Mapping[str, int], token: Path | None, text: str, started: list[subprocess.Popen[str]]
+) -> Visit:
+    """Run all checks on host ``name``; its process is added to ``started``."""
+    command = module_command(_PROGRAM) if is_local(name) else agent_command(name, module=_PROGRAM)
+    given = {
+        "environment": without_outer_job(os.environ),
+        "folder": os.getcwd(),
+        "token": str(token or ""),
+        "text": text,
+        "slots": slots[name],
+        "others": [other for other in slots if other != name],
+    }
+    with tempfile.TemporaryFile("w+", errors="replace") as errors:
+        try:
+            process = subprocess.Popen(
+                wrap(command),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                errors="replace",
+                start_new_session=True,
+            )
+        except OSError as error:
+            return _unusable(name, f"{command[0]} does not start: {error.strerror}", command)
+        started.append(process)
+        with process:
+            try:
+                _answer(process, SECONDS_TO_CONNECT)
+                began = time.time()
+                _send(process, "now")
+                clock = float(_answer(process, SECONDS_TO_CONNECT))
+                ended = time.time()
+                _send(process, json.dumps(given))
+                said: dict[str, Any] = json.loads(_answer(process, _SECONDS_TO_ANSWER))
+            except (EOFError, ValueError, OSError) as error:
+                process.kill()
+                how = str(error) if isinstance(error, EOFError) and str(error) else describe_exit(process.wait())
+                errors.seek(0)
+                last = errors.read().strip().splitlines()[-1:]
+                return _unusable(name, ": ".join([how, *last]), command)
+    facts = said["facts"]
+    return Visit(
+        name,
+        [Check(**{**check, "host": name}) for check in said["checks"]],
+        facts["versions"],
+        facts["interface"],
+        facts["speed"],
+        clock - (began + ended) / 2,
+        (ended - began) / 2,
+    )
+
+
+def _send(process: subprocess.Popen[str], line: str) -> None:
+    assert process.stdin is not None
+    process.stdin.write(f"{line}\n")
+    process.stdin.flush()
+
+
+def _answer(process: subprocess.Popen[str], seconds: float) -> str:
+    """The next line of the doctor on that host. Raises EOFError when none comes, in time."""
+    assert process.stdout is not None
+    late = threading.Event()
+
+    def end() -> None:
+        late.set()
+        process.kill()
+
+    timer = threading.Timer(seconds, end)
+    timer.start()
     try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
+        for line in process.stdout:
+            if line.startswith(_MARK):
+                return line.removeprefix(_MARK).strip()
+    finally:
+        timer.cancel()
+    raise EOFError(f"no answer within {seconds:g} s" if late.is_set() else "")
 
 
-def _guarded(look: Callable[[], Check], name: str = "") -> Check:
-    try:
-        return look()
-    except (RingError, OSError, ValueError, subprocess.SubprocessError) as error:
-        name = name or getattr(look, "__name__", "").strip("_")
-        return Check(name, "fail", str(error), "repair this first, then run the doctor again")
+def _unusable(name: str, why: str, command: Sequence[str]) -> Visit:
+    advice = f"try it: {shlex.join(command[: command.index(name) + 1] if name in command else command[:1])} true"
+    if "No module named" in why or "No such file" in why or "not found" in why:
+        advice = _SAME
+    return Visit(name, [Check("host", "fail", f"cannot be used: {why}", advice, name)])
 
 
-def _allreduce(slots: int, seconds: float) -> Check:
-    ranks = slots or min(_MOST_RANKS, max(2, cores()))
-    if ranks < 2:
-        return Check("allreduce", "ok", "one rank, which moves nothing on this host")
-    # Named, because in an allocation the ranks would go to all of its hosts.
-    measured = measure_allreduce(["-np", str(ranks), "-H", f"localhost:{ranks}"], seconds)
+def compare(visits: Sequence[Visit]) -> list[Check]:
+    """What differs between hosts that has to be the same."""
+    checks = []
+    for what, status in (("ring_notebook", "fail"), ("Python", "fail"), ("torch", "warn")):
+        hosts: dict[str, list[str]] = {}
+        for visit in visits:
+            version = visit.versions.get(what) or "none"
+            # Ranks exchange what Python has pickled: the minor version counts.
+            hosts.setdefault(".".join(version.split(".")[:2]) if what == "Python" else version, []).append(visit.host)
+        if len(hosts) > 1:
+            said = "; ".join(f"{version} on {', '.join(names)}" for version, names in hosts.items())
+            checks.append(Check("versions", status, f"{what} differs: {said}", _SAME))  # type: ignore[arg-type]
+    apart = {one.host: one.offset for one in visits if abs(one.offset) - one.doubt > _CLOCKS_APART}
+    if apart:
+        each = (f"that of {host} is {abs(by):.1f} s {'fast' if by > 0 else 'slow'}" for host, by in apart.items())
+        advice = "let chrony or another NTP service set them; until then the order of what hosts report may be wrong"
+        checks.append(Check("clocks", "warn", f"seen from this host {', '.join(each)}", advice))
+    else:
+        most = max(abs(one.offset) + one.doubt for one in visits)
+        checks.append(Check("clocks", "ok", f"no more than {most:.2g} s apart"))
+    return checks
+
+
+def _between(visits: Sequence[Visit], slots: Mapping[str, int]) -> Check:
+    """Have ranks of all hosts sum, against what their network interfaces claim."""
+    ranks, hosts = sum(slots.values()), len(visits)
+    where = ",".join(f"{host}:{count}" for host, count in slots.items())
+    measured = measure_allreduce(["-np", str(ranks), "-H", where], _SECONDS_BETWEEN)
     if isinstance(measured, str):
-        advice = f"`ringrun -np {ranks} python -c 'import ring_notebook.torch as hvd; hvd.init()'` may show more"
-        return Check("allreduce", "fail", f"{ranks} ranks of this host cannot sum: {measured}", advice)
-    # Each rank reads a part of all inputs, and writes it to all outputs: two bytes for each byte of a rank.
-    limit = measured["memory"] / (2 * ranks)
-    advice = "other programs may use its cores or memory: try again when it is idle, or start fewer ranks"
-    return against_limit("allreduce", f"{ranks} ranks", measured["rate"], limit, "its memory allows", advice)
-
-
-def against_limit(name: str, who: str, rate: float, limit: float, what: str, advice: str) -> Check:
-    """A rate in bytes per second beside what the hardware should give."""
-    share = rate / limit
-    found = f"{who} sum at {rate / 1e9:.2g} GB/s, {share:.0%} of what {what} ({limit / 1e9:.2g} GB/s)"
-    return Check(name, "ok", found) if share >= _FAIR_SHARE else Check(name, "warn", found, advice)
-
-
-def _ask(code: str, timeout: float = 60, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """The answer of a fresh Python: what it imports may be broken and stays out of this process."""
-    variables = {**os.environ, **(env or {})}
-    return subprocess.run(
-        code_command(code), capture_output=True, text=True, timeout=timeout, check=False, env=variables
+        advice = (
+            "let the hosts connect to one another on all TCP ports (a firewall?), or name an interface that leads to "
+            "all of them: --network-interface NAME, RING_INTERFACE"
+        )
+        return Check("between hosts", "fail", f"ranks of {hosts} hosts cannot sum: {measured}", advice)
+    who = f"{ranks} ranks of {hosts} hosts"
+    speeds = [visit.speed for visit in visits if visit.speed]
+    if len(speeds) < hosts:
+        rate = f"{measured['rate'] / 1e9:.2g} GB/s"
+        return Check("between hosts", "ok", f"{who} sum at {rate}; not all interfaces say what they should give")
+    # Each host sends the sum of its ranks to the next one in pieces, twice all but one of them.
+    limit = min(speeds) / (2 * (hosts - 1) / hosts)
+    slowest = min((visit for visit in visits if visit.speed), key=lambda visit: visit.speed or 0.0)
+    advice = (
+        "measure the link itself, as with iperf3: a virtual interface may claim what it has not got; "
+        "--network-interface NAME takes another one"
+    )
+    return against_limit(
+        "between hosts", who, measured["rate"], limit, f"{slowest.interface} of {slowest.host} claims", advice
     )
 
 
-def _last_line(done: subprocess.CompletedProcess[str]) -> str:
-    last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-    return last.removeprefix("ringrun: ")
+def main() -> None:
+    """Check this host for the doctor at the other end of standard input and output."""
+    _say("ready")
+    sys.stdin.readline()
+    _say(repr(time.time()))
+    given = json.loads(sys.stdin.readline())
+    os.environ.clear()
+    os.environ.update(given["environment"])
+    config.cache_clear()
+    checks = [_disk(given["folder"], given["token"], given["text"])]
+    interface, speed = "", None
+    if given["others"]:
+        interface, speed, found = _network(given["others"])
+        checks.append(found)
+    checks = [*diagnose(given["slots"]), *checks, check_allreduce(given["slots"])]
+    facts: dict[str, Any] = {
+        "host": socket.gethostname(),
+        "versions": {"ring_notebook": __version__, "Python": sys.version.split()[0], "torch": installed("torch")},
+        "interface": interface,
+        "speed": speed,
+    }
+    _say(json.dumps({"checks": [asdict(check) for check in checks], "facts": facts}))
 
 
-def _python() -> Check:
-    return Check("python", "ok", f"{sys.version.split()[0]} at {sys.executable}")
+def _say(text: str) -> None:
+    sys.__stdout__.write(f"{_MARK}{text}\n")  # type: ignore[union-attr]
+    sys.__stdout__.flush()  # type: ignore[union-attr]
 
 
-def _settings() -> Check:
-    default = settings.Config()
-    changed = [
-        f"{name}={value}"
-        for name in settings.Config.__slots__
-        if (value := getattr(settings.config(), name)) != getattr(default, name)
-    ]
-    return Check("settings", "ok", ", ".join(changed) or "all at their defaults")
-
-
-def _core() -> Check:
-    done = _ask("from ring_notebook.core.native import core; print(core.isa())")
-    if done.returncode:
-        return Check(
-            "core", "fail", _last_line(done), "compile it: `pip install -e .` in a clone, or reinstall the wheel"
-        )
-    return Check("core", "ok", f"compiled, kernels for {done.stdout.strip()}")
-
-
-def _mpi() -> Check:
-    if find_spec("mpi4py") is None and not settings.config().mpiexec:
-        return Check("mpi", "ok", "none: ranks find each other without it (`ring-notebook[mpi]` brings one for mpi4py)")
-    mpi = loaded_mpi()
-    launcher = find_launcher()
-    program = code_command("import os; from mpi4py import MPI; os.write(1, b'%d;' % MPI.COMM_WORLD.size)")
-    done = subprocess.run(
-        launcher.command(program, 2),
-        env={**without_outer_job(os.environ), **launcher.environment()},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    found = f"mpi4py loads {mpi}, {launcher} starts ranks"
-    if done.returncode:
-        return Check("mpi", "fail", f"{found}; two ranks do not start: {_last_line(done)}", "`pip install mpich`")
-    if done.stdout != "2;2;":
-        sizes = done.stdout.replace(";", " ").strip()
-        return Check(
-            "mpi", "fail", f"{found} that found sizes {sizes}, expected 2 2", f"set RING_MPIEXEC to an mpiexec of {mpi}"
-        )
-    return Check("mpi", "ok", f"{found}, two ranks connected")
-
-
-def _cores(slots: int = 0) -> Check:
-    usable, present = cores(), os.cpu_count() or 1
-    found = f"{usable} of {present} usable by this process"
-    if usable == 1 and present > 1:
-        return Check("cores", "warn", found, "give the container or `taskset` more, or ranks take turns on it")
-    threads, ranks = threads_set(), slots or len(gpus()) or max(2, usable)
-    if slots > max(usable, len(gpus())):
-        return Check("cores", "warn", f"{found}, for {slots} ranks that take turns on them", "start fewer ranks here")
-    if threads > 1 and threads * ranks > usable:
-        each = f"OMP_NUM_THREADS or MKL_NUM_THREADS gives {ranks} ranks {threads} threads each"
-        return Check("cores", "warn", f"{found}; {each}", "unset both: ranks then share the cores")
-    return Check("cores", "ok", found)
-
-
-def _memory() -> Check:
-    meminfo = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    free = int(meminfo["MemAvailable"].split()[0]) * 1024
-    found = f"{free / _GIB:.1f} GiB available"
-    done = _ask("from ring_notebook import _core; print(_core.memory_left())")
-    if done.returncode == 0 and (left := int(done.stdout)) < 0.9 * free:  # what is available changes all the time
-        found = f"{left / _GIB:.1f} GiB left of what this container or job may use, {found} on the machine"
-        free = left
-    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if soft != resource.RLIM_INFINITY:
-        found += f", {soft / _GIB:.1f} GiB per process (ulimit -v)"
-    if free < _GIB:
-        return Check("memory", "warn", found, "each rank with torch takes about 0.3 GiB before it has a model")
-    return Check("memory", "ok", found)
-
-
-def _files() -> Check:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < 1024:
-        return Check(
-            "files", "warn", f"{soft} open files allowed", f"`ulimit -n {min(hard, 4096)}` before starting Jupyter"
-        )
-    return Check("files", "ok", f"{soft} open files allowed")
-
-
-def _torch() -> Check:
-    done = _ask("import torch; print(torch.__version__, torch.cuda.is_available())", timeout=120)
-    if done.returncode:
-        if find_spec("torch") is None:
-            return Check("torch", "warn", "not installed", "`pip install 'ring-notebook[torch]'` to train with PyTorch")
-        return Check("torch", "fail", _last_line(done), "`pip install torch`")
-    version, cuda = done.stdout.split()
-    devices = gpus()
-    found = f"{version}, {len(devices)} GPUs"
-    requires = importlib.metadata.requires("ring-notebook") or ()
-    oldest = next(one.partition(";")[0] for one in requires if one.startswith("torch>="))
-    if _release(version) < _release(oldest):
-        return Check("torch", "fail", f"{found}, but Ring Notebook needs {oldest}", "`pip install -U torch`")
-    if devices and cuda != "True":
-        return Check("torch", "warn", f"{found}, but this torch cannot use them", "install a CUDA build of torch")
-    return Check("torch", "ok", found)
-
-
-def _release(version: str) -> tuple[int, ...]:
-    """Major and minor number of the first version in a text."""
-    found = re.search(r"(\d+)\.(\d+)", version)
-    return tuple(map(int, found.groups())) if found else ()
-
-
-def _gpus() -> Check:
-    return Check("gpus", *check_gpus())
-
-
-def _notebook() -> Check:
-    done = _ask("from jupyter_core.paths import jupyter_path; print(*jupyter_path('labextensions'), sep='\\n')")
-    folders = [Path(line) for line in done.stdout.splitlines()]
-    missing = [name for name in _WIDGETS if not any((folder / name).is_dir() for folder in folders)]
+def _disk(folder: str, token: str, text: str) -> Check:
+    """Whether this host sees the folder of the job, and a file there that the first host has written."""
     try:
-        found = f"JupyterLab {importlib.metadata.version('jupyterlab')}"
-    except importlib.metadata.PackageNotFoundError:
-        found = "no JupyterLab in this environment"
-    if missing:
-        advice = "`pip install ipywidgets ipecharts` where Jupyter runs, then reload the page"
-        return Check("notebook", "warn", f"{found}, without {', '.join(missing)}", advice)
-    return Check("notebook", "ok", f"{found}, widgets and charts installed")
+        os.chdir(folder)
+    except OSError as error:
+        advice = "ranks start in this folder: make it on each host, or start from a folder that all hosts share"
+        return Check("disk", "fail", f"{folder}: {error.strerror}", advice)
+    if not token:
+        return Check("disk", "ok", f"{folder}; whether other hosts see it was not tried: it cannot be written")
+    with suppress(OSError):
+        if Path(token).read_text() == text:
+            return Check("disk", "ok", f"{folder} is shared")
+    advice = "bring script and data to each host at this path; what rank 0 saves stays on its host"
+    return Check("disk", "warn", f"{folder} is another one than on the host of the doctor", advice)
 
 
-def _allocator() -> Check:
-    if why := ineligible():
-        return Check(
-            "allocator", "ok" if settings.config().allocator == "system" else "warn", f"the C library's, because {why}"
-        )
-    code = "from ring_notebook import _core; print(_core.Domain.create(0, 1, 1 << 28).serve_tensors())"
-    done = _ask(code, env=preloaded())
-    if done.returncode or done.stdout.split() != ["True"]:
-        return Check(
-            "allocator",
-            "warn",
-            "the C library's, because this system preloads no other one" if not done.returncode else _last_line(done),
-            "ranks work as before, ordinary tensors take longer to reduce; RING_ALLOCATOR=system silences this",
-        )
-    return Check("allocator", "ok", "ring: large tensors of ranks lie in ring memory when they are reduced")
+def _network(others: Sequence[str]) -> tuple[str, float | None, Check]:
+    """The interface that leads to the other hosts, the bytes per second that it claims, and the finding."""
+    name = config().interface or interface_towards(others)
+    if not name:
+        unknown = f"no route to {', '.join(others)}"
+        advice = "put their names into /etc/hosts or the DNS, or name the interface with RING_INTERFACE"
+        return "", None, Check("network", "fail", unknown, advice)
+    if not (_INTERFACES / name).exists():
+        advice = f"RING_INTERFACE must name one of {', '.join(sorted(os.listdir(_INTERFACES)))}"
+        return "", None, Check("network", "fail", f"there is no interface {name}", advice)
+    if name == "lo":
+        advice = f"give {others[0]} its own address in /etc/hosts or the DNS of this host"
+        return name, None, Check("network", "fail", f"{others[0]} leads to this host itself", advice)
+    megabits = 0
+    with suppress(OSError, ValueError):  # of a wireless one, for example
+        megabits = int((_INTERFACES / name / "speed").read_text())
+    claim = f"{megabits / 1000:g} Gbit/s" if megabits > 0 else "of unknown speed"
+    rdma = f", and RDMA by {', '.join(sorted(os.listdir(_RDMA)))}" if _RDMA.is_dir() and any(_RDMA.iterdir()) else ""
+    return name, megabits * 125e3 if megabits > 0 else None, Check("network", "ok", f"{name}, {claim}{rdma}")
 
 
-_LOOKS = (_python, _settings, _core, _allocator, _mpi, _memory, _files, _torch, _gpus, _notebook)
+if __name__ == "__main__":
+    main()

@@ -111,7 +111,7 @@ class RingMagics(Magics):
         print(self._session.set_default(None if state is None else state == "on"))  # noqa: T201
 
     def _doctor(self, hosts: str, json: bool) -> None:
-        from ring_notebook.launch.doctor_of_hosts import as_json, diagnose_hosts, render
+        from ring_notebook.launch.doctor import as_json, diagnose_hosts, render
 
         checks = diagnose_hosts(self._session.hosts(hosts))
         print(as_json(checks) if json else render(checks))  # noqa: T201

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ring_notebook import hardware
-from ring_notebook.launch import doctor
+from ring_notebook.launch import host_checks
 from ring_notebook.launch.run_function import run
 from ring_notebook.rank.rank_threads import (
     MKL,
@@ -120,11 +120,11 @@ def test_what_a_user_has_set() -> None:
 
 def test_the_doctor_warns_of_more_threads_than_cores(eight_cores: pytest.MonkeyPatch) -> None:
     eight_cores.delenv("OMP_NUM_THREADS", raising=False)
-    assert doctor._cores().status == "ok"
+    assert host_checks._cores().status == "ok"
     eight_cores.setenv("OMP_NUM_THREADS", "1")
-    assert doctor._cores().status == "ok"
+    assert host_checks._cores().status == "ok"
     eight_cores.setenv("OMP_NUM_THREADS", "4")
-    check = doctor._cores()
+    check = host_checks._cores()
     assert check.status == "warn"
     assert check.found.endswith("gives 8 ranks 4 threads each")
     assert check.advice == "unset both: ranks then share the cores"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ring_notebook.launch import doctor_of_hosts, host_doctor
-from ring_notebook.launch.doctor import Check, against_limit
-from ring_notebook.launch.doctor_of_hosts import Visit, compare, render
+from ring_notebook.launch import doctor
+from ring_notebook.launch.doctor import Visit, compare, render
+from ring_notebook.launch.host_checks import Check, against_limit
 
 SAME = {"ring_notebook": "1.0", "Python": "3.11.7", "torch": "2.13.0"}
 
@@ -74,9 +74,9 @@ def test_a_rate_beside_what_the_hardware_should_give(rate: float, status: str) -
 def test_between_hosts(monkeypatch: pytest.MonkeyPatch, measured: object, status: str, words: str) -> None:
     """Of three hosts each sends four thirds of what a rank sums."""
     asked: list[list[str]] = []
-    monkeypatch.setattr(doctor_of_hosts, "measure_allreduce", lambda where, _seconds: asked.append(where) or measured)
+    monkeypatch.setattr(doctor, "measure_allreduce", lambda where, _seconds: asked.append(where) or measured)
     visits = [Visit("a", speed=5e9, interface="eth0"), Visit("b", speed=2.5e9, interface="eth1"), Visit("c", speed=5e9)]
-    check = doctor_of_hosts._between(visits, {"a": 2, "b": 2, "c": 1})
+    check = doctor._between(visits, {"a": 2, "b": 2, "c": 1})
     assert asked == [["-np", "5", "-H", "a:2,b:2,c:1"]]
     assert check.status == status
     assert words in check.found
@@ -86,14 +86,14 @@ def test_a_disk_that_is_shared_is_known_by_a_file(tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
     token = tmp_path / "token"
     token.write_text("here")
-    assert host_doctor._disk(str(tmp_path), str(token), "here").status == "ok"
-    assert host_doctor._disk(str(tmp_path), str(token), "elsewhere").status == "warn"
-    missing = host_doctor._disk(str(tmp_path / "none"), str(token), "here")
+    assert doctor._disk(str(tmp_path), str(token), "here").status == "ok"
+    assert doctor._disk(str(tmp_path), str(token), "elsewhere").status == "warn"
+    missing = doctor._disk(str(tmp_path / "none"), str(token), "here")
     assert (missing.status, missing.found) == ("fail", f"{tmp_path}/none: No such file or directory")
 
 
 def test_an_interface_that_does_not_lead_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, _, found = host_doctor._network(["localhost"])
+    _, _, found = doctor._network(["localhost"])
     assert (found.status, found.found) == ("fail", "localhost leads to this host itself")
-    _, _, found = host_doctor._network(["no.such.host.invalid"])
+    _, _, found = doctor._network(["no.such.host.invalid"])
     assert (found.status, found.found) == ("fail", "no route to no.such.host.invalid")
