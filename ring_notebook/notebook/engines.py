@@ -21,6 +21,7 @@ from ring_notebook.records import RECORDS
 
 _POLL = 0.02
 _SECONDS_TO_HEAR = 1.0  # of engines that register, until the controller is asked for them
+_SECONDS_TO_JOIN = 0.25  # of a subscription, until an engine is asked to publish again
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,7 @@ class Engines:
         self.deaths = deaths
         self.end = end
         self.all: list[Engine] = []
+        self._heard: set[int] = set()
 
     def part(self, ranks: Sequence[int]) -> Engines:
         """Some of the engines, which count from 0 in this order. `close` is for all of them."""
@@ -94,6 +96,7 @@ class Engines:
         Raises ClusterError when the controller does not do that in time.
         """
         client = self._client
+        self._heard.discard(rank)
         if rank not in client.ids:
             return
         client._send(client._query_stream, "unregistration_request", content={"id": rank})
@@ -208,6 +211,21 @@ class Engines:
             if isinstance(error, ipyparallel.RemoteError):
                 raise ClusterError(f"{error.ename}: {error.evalue}")
         return results
+
+    def hear(self, ranks: Sequence[int], timeout: float = 10.0) -> None:
+        """Wait until what the engines of ``ranks`` publish arrives here, once for each of them.
+
+        Subscriptions between engine, controller and client take effect after they connect, and what is published before
+        that is lost. Returns after ``timeout`` seconds in any case: an engine may be busy for longer.
+        """
+        deadline = monotonic() + timeout
+        while (silent := [rank for rank in ranks if rank not in self._heard]) and monotonic() < deadline:
+            futures: list[Any] = self.submit("os:getpid", (), silent)
+            # ipyparallel ends `output` when the engine has published that it is idle again.
+            until = monotonic() + _SECONDS_TO_JOIN
+            self._heard.update(
+                r for r, f in zip(silent, futures, strict=True) if f.output.wait(max(0.0, until - monotonic()))
+            )
 
     def living(self) -> list[int]:
         """The ranks that have not died."""

@@ -311,6 +311,7 @@ class Cluster:
             self._begin_formation(engines, self._processes)
             meet(engines, self.living, self._generation)
             self._met = True
+        engines.hear(ranks)
         sent = send(
             engines,
             self.directory.name,

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,3 +92,20 @@ def test_another_kernel_finds_a_cluster_whose_folder_was_removed(ring: Path) -> 
         os.kill(processes.controller, signal.SIGKILL)
     assert done.stdout.splitlines() == ["attached [0, 1]", "stopped"], done.stderr
     assert not cluster.directory.exists()
+
+
+def test_a_run_right_after_an_attach_waits_for_the_subscription(ring: Path) -> None:
+    started = Cluster(2, keep=True).start()
+    started._leave_or_stop()
+    cluster = Cluster.attach()
+    assert cluster._engines is not None
+    client = cluster._engines._client
+    client._io_loop.add_callback(client._iopub_socket.unsubscribe, b"")
+    later = threading.Timer(0.7, client._io_loop.add_callback, (client._iopub_socket.subscribe, b""))
+    try:
+        later.start()
+        assert cluster.run("print('here')").wait().status == "ok"
+    finally:
+        later.join()
+        cluster.foreign = False
+        cluster.stop()
