@@ -126,7 +126,7 @@ class ReducingOptimizer(Wrapper):
         if hasattr(self, "found_inf") and closure is None:
             return self._step_for_scaler(keeps)
         if closure is not None:
-            self._mend(self._reducer.how.process_set, self._shared)
+            self._mend(self._reducer.how.process_set, self._shared, whole=True)
             with all_or_none(self, process_set, self._end_step):
                 return super().step(closure if keeps else self._reducing(closure))
         if not keeps:

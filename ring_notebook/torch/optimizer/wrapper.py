@@ -16,7 +16,7 @@ from ring_notebook.api.basics import joins
 from ring_notebook.api.process_sets import ProcessSet
 from ring_notebook.core.communicator import Communicator, ReduceOp
 from ring_notebook.torch.collectives.allreduce import allreduce
-from ring_notebook.torch.steps.repair import Shared, may_have_parted, mend, trust
+from ring_notebook.torch.steps.repair import Shared, begin, may_have_parted, mend, trust
 
 _SHARED = ("param_groups", "state")
 
@@ -120,24 +120,20 @@ class Wrapper(torch.optim.Optimizer):
         # next time by its own scale.
         self.__dict__.update(given)
 
-    def _is_first_of_epoch(self, process_set: ProcessSet) -> bool:
-        """Whether this is the first call in an epoch, or since ranks joined, which may have missed the first call."""
+    def _mend(self, process_set: ProcessSet, shared: Callable[[], Shared], whole: bool = False) -> bool:
+        """At the first steps of an epoch, make the ranks equal again; whether their states had diverged.
+
+        If so, drops the gradients, which are older than that; the caller skips the step. ``whole`` is for a step that
+        cannot be skipped any more once it has begun.
+        """
         if not process_set.included() or process_set.size() == 1:
             return False
         communicator = process_set.communicator
-        if self._epoch is not None and self._epoch() is communicator and self._joins == joins():
-            return False
-        self._epoch, self._joins = weakref.ref(communicator), joins()
-        return True
-
-    def _mend(self, process_set: ProcessSet, shared: Callable[[], Shared]) -> bool:
-        """At the first step of an epoch, make the ranks equal again; whether their states had diverged.
-
-        If so, drops the gradients, which are older than that; the caller skips the step.
-        """
-        if not self._is_first_of_epoch(process_set) or not may_have_parted(self._wrapped, process_set):
-            return False
-        if not mend(shared()):
+        if self._epoch is None or self._epoch() is not communicator or self._joins != joins():
+            # Ranks that had joined may have missed the first step.
+            self._epoch, self._joins = weakref.ref(communicator), joins()
+            begin(self._wrapped, process_set)
+        if not may_have_parted(self._wrapped) or not mend(shared(), whole):
             return False
         for parameter in parameters_of(self):
             parameter.grad = None

@@ -25,7 +25,7 @@ from ring_notebook.core.communicator import Communicator
 from ring_notebook.core.step_guard import step_guard
 from ring_notebook.torch.steps.committed import Undo, run_first
 from ring_notebook.torch.steps.known import count_step, note_models
-from ring_notebook.torch.steps.repair import Shared, may_have_parted, mend
+from ring_notebook.torch.steps.repair import Shared, begin, may_have_parted, mend
 
 _TRAINING = "_ring_training"
 _COMMITS = "_ring_commits"
@@ -142,14 +142,18 @@ def _take_back_all() -> None:
 
 def _mend(optimizer: torch.optim.Optimizer, training: _Training) -> None:
     """Compare the ranks after an aborted epoch. The gradients of the first step are older than that."""
-    if training.group.size() != world.current().size or not may_have_parted(optimizer, global_process_set):
+    if training.group.size() != world.current().size:
+        return
+    begin(optimizer, global_process_set)
+    if not may_have_parted(optimizer):
         return
     whole = bool(training.models)
     models = [one() for one in training.models]
     note_models(optimizer, [model for model in models if model is not None])
     state = whole and type(optimizer).__name__ != "ZeroRedundancyOptimizer"  # whose ranks have shares of the state
     shared = Shared(optimizer, training.names, global_process_set, state=state, weights=whole)
-    if mend(shared):
+    # Whole: at a later step a rank may call something of the default group, which no call of this one would contradict.
+    if mend(shared, whole=True):
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None

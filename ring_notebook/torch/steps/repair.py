@@ -1,8 +1,9 @@
-"""Compares ranks whose states may have diverged, at an optimizer's first step after that, and makes them equal again.
+"""Compares ranks whose states may have diverged, at an optimizer's first steps after that, and makes them equal again.
 
 After an epoch that ended without an abort there is nothing to compare. After an abort each optimizer is compared once:
-its parameters, state and options, and the tensors of `known`, as one sum over all ranks. Ranks that differ continue
-from a rank with the most steps.
+its parameters, state and options, and the tensors of `known`, as one sum over all ranks. To cost about a hundredth
+of a step, each of 16 steps compares one share of the large tensors. A step that only some ranks have made changes all
+shares, so the first comparison finds it. Ranks that differ continue from a rank with the most steps.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.errors import DriftError
 from ring_notebook.torch.collectives.broadcast import broadcast_
 from ring_notebook.torch.steps.known import schedulers_of, set_steps, steps_of, tensors_beside
-from ring_notebook.torch.steps.state_digest import digest, marks, options_of, state_of
+from ring_notebook.torch.steps.state_digest import SHARES, digest, marks, options_of, state_of
 
-_SETTLED = "_ring_settled"
+_SETTLED = "_ring_settled"  # the doubts until which an optimizer is compared, and the shares compared since
 _MOST_NAMES = 4  # in a message
 
 
@@ -71,16 +72,26 @@ class Shared:
 
 def trust(optimizer: torch.optim.Optimizer) -> None:
     """Note that ``optimizer`` is new: earlier aborts matter only if another rank has had it longer."""
-    optimizer.__dict__.setdefault(_SETTLED, world.doubts())
+    optimizer.__dict__.setdefault(_SETTLED, (world.doubts(), SHARES))
 
 
-def may_have_parted(optimizer: torch.optim.Optimizer, process_set: ProcessSet) -> bool:
-    """Whether ``optimizer`` must be compared; all ranks of the set call this at its first step of an epoch."""
+def begin(optimizer: torch.optim.Optimizer, process_set: ProcessSet) -> None:
+    """Agree on the shares to compare; all ranks of the set call this at an optimizer's first step of an epoch."""
     doubts = world.doubts()
     if doubts == 0:
-        return False
-    behind = optimizer.__dict__.get(_SETTLED, 0) < doubts
-    return allreduce_numbers([int(behind)], ReduceOp.SUM, "ranks that may have parted", process_set)[0] > 0
+        return
+    until, compared = optimizer.__dict__.get(_SETTLED, (0, 0))
+    own = compared if until == doubts else 0
+    ranks = allreduce_numbers(
+        [int(own == share) for share in range(SHARES)], ReduceOp.SUM, "ranks that may have parted", process_set
+    )
+    least = next((share for share, count in enumerate(ranks) if count), SHARES)
+    optimizer.__dict__[_SETTLED] = doubts, least
+
+
+def may_have_parted(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a share of ``optimizer`` must be compared at this step; the same on all ranks since `begin`."""
+    return bool(optimizer.__dict__.get(_SETTLED, (0, SHARES))[1] < SHARES)
 
 
 def furthest(optimizers: Sequence[torch.optim.Optimizer]) -> int:
@@ -97,14 +108,18 @@ def furthest(optimizers: Sequence[torch.optim.Optimizer]) -> int:
     return root
 
 
-def mend(shared: Shared) -> bool:
-    """Compare the ranks and make them equal; whether anything differed. All ranks of the set call this.
+def mend(shared: Shared, whole: bool = False) -> bool:
+    """Compare the next share, or with ``whole`` all of them, and make the ranks equal; whether anything differed.
+
+    All ranks of the set call this.
 
     Raises DriftError on all of them where RING_REPAIR forbids it, or where each rank has a share that no other has.
     """
-    own = marks(shared.values())
-    shared.optimizer.__dict__[_SETTLED] = world.doubts()
-    if _are_alike(own, shared.process_set):
+    doubts, share = shared.optimizer.__dict__[_SETTLED]
+    own = marks(shared.values(), None if whole else share)
+    alike = _are_alike(own, shared.process_set)
+    shared.optimizer.__dict__[_SETTLED] = doubts, share + 1 if alike and not whole else SHARES
+    if alike:
         return False
     rows: list[dict[str, Any]] = gather_objects(own, "digests of ranks that may have parted", shared.process_set)
     if len({frozenset(name for name in row if name.startswith("parameter ")) for row in rows}) > 1:

@@ -12,17 +12,23 @@ from torch import Tensor, nn
 _LOCAL = ("running_mean", "running_var", "num_batches_tracked")
 """Buffers of a batch norm, which differ by rank where each rank uses its own batches."""
 _WORD = 8  # bytes
+SHARES = 16
+"""Shares of the blocks of a large tensor, each compared at a step of its own."""
+_BLOCK = 512  # words, 4 KiB
 
 
-def marks(values: Mapping[str, Any]) -> dict[str, Any]:
+def marks(values: Mapping[str, Any], share: int | None = None) -> dict[str, Any]:
     """A mark of each of ``values``: shape, dtype and a sum of a tensor, the text of another value.
+
+    With ``share`` sums only that share of each tensor's blocks; tensors under 64 KiB belong to share 0.
 
     The sum is that of a tensor's memory as words of 64 bits: it is as fast as reading memory, and the sums of two
     different tensors are equal by chance once in 2**64 times. Swapped elements are not noticed. Waits for a device
     once.
     """
-    sums = {name: _sum(value) for name, value in values.items() if isinstance(value, Tensor)}
-    found: dict[str, Any] = {name: repr(value) for name, value in values.items() if name not in sums}
+    tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+    found: dict[str, Any] = {name: repr(value) for name, value in values.items() if name not in tensors}
+    sums = {name: _sum(value, share) for name, value in tensors.items() if not share or _is_large(value)}
     for device in {one.device for one in sums.values()}:
         names = [name for name, one in sums.items() if one.device == device]
         totals: list[int] = torch.stack([sums[name] for name in names]).tolist()
@@ -36,18 +42,29 @@ def digest(marks: Mapping[str, Any]) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=_WORD).digest(), "big") >> 1
 
 
-def _sum(tensor: Tensor) -> Tensor:
+def _is_large(tensor: Tensor) -> bool:
+    return tensor.numel() * tensor.element_size() >= SHARES * _BLOCK * _WORD
+
+
+def _sum(tensor: Tensor, share: int | None) -> Tensor:
     tensor = tensor.detach()
     if tensor.layout is not torch.strided:
         tensor = tensor.to_dense()
     memory = tensor.contiguous().reshape(-1)
     if memory.storage_offset() * memory.element_size() % _WORD or memory.data_ptr() % _WORD:
         memory = memory.clone()
-    if memory.numel() * memory.element_size() % _WORD == 0:
-        return memory.view(torch.int64).sum()
-    words = memory.view(torch.uint8)
-    whole = words.numel() // _WORD * _WORD
-    return words[:whole].view(torch.int64).sum() + words[whole:].sum(dtype=torch.int64)
+    size, rest = memory.numel() * memory.element_size(), None
+    if size % _WORD:
+        memory, rest = memory.view(torch.uint8)[: -(size % _WORD)], memory.view(torch.uint8)[-(size % _WORD) :]
+    words = memory.view(torch.int64)
+    if share is not None and _is_large(tensor):
+        blocks = words[: len(words) // (SHARES * _BLOCK) * SHARES * _BLOCK].view(-1, SHARES, _BLOCK)
+        if share:
+            return blocks[:, share].sum()
+        total = blocks[:, share].sum() + words[blocks.numel() :].sum()
+    else:
+        total = words.sum()
+    return total if rest is None else total + rest.sum(dtype=torch.int64)
 
 
 def state_of(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> Iterator[tuple[str, Tensor]]:

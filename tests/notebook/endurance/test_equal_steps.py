@@ -81,6 +81,29 @@ def test_ranks_that_have_parted_are_named_and_made_equal(cluster: Cluster) -> No
     assert "parted" not in training.run(steps=1)
 
 
+def test_one_element_of_a_large_tensor_is_found_within_16_steps(cluster: Cluster) -> None:
+    begin = """
+model = torch.nn.Linear(512, 512)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer = ring.prepare(model, optimizer)
+def step():
+    optimizer.zero_grad()
+    model(torch.ones(4, 512)).square().mean().backward()
+    optimizer.step()
+step()
+if rank == 0: raise ValueError("boom")
+"""
+    with pytest.raises(ValueError, match="boom"):
+        cluster.run(MODEL + begin).wait()
+    cluster.run("if rank == 2:\n    with torch.no_grad(): model.weight.view(-1)[9 * 1024] += 1").wait()
+    runs = [cluster.run(f"for _ in range({steps}): step()").wait() for steps in (3, 6, 1, 6)]
+    said = ["parted" in "".join(piece.text for piece in run.log.view().output) for run in runs]
+    assert said == [False, False, True, False]
+    cluster.run("found = model.state_dict()").wait()
+    first, *others = [cluster.pull("found", rank) for rank in range(3)]
+    assert all(torch.equal(one[key], first[key]) for one in others for key in first)
+
+
 def test_buffers_and_averages_known_by_a_broadcast_alone(cluster: Cluster) -> None:
     """Out of a state_dict, whose tensors are no buffers. A model that each rank trains for itself is left alone."""
     begin = """
