@@ -75,7 +75,7 @@ class RankFailure:
 
 
 Kind = (
-    Literal["exited", "aborts", "leaving", "missed", "apart", "unwanted"]
+    Literal["exited", "aborts", "leaving", "missed", "apart", "unwanted", "joined"]
     | Literal["started", "ended", "launcher", "signal", "stopped", "looked"]
 )
 
@@ -88,8 +88,10 @@ class Event(NamedTuple):
     - ``leaving``: the program of a rank has ended, not because of another rank, and its exit handlers still run
     - ``missed``: other ranks still need this rank, which has exited with 0
     - ``apart``: the ranks of an elastic job will never find each other; the value says why
-    - ``unwanted``: the user has asked to end this rank
-    - ``started``, ``ended``: a site's launcher has started this rank, or the rank has ended
+    - ``unwanted``: this rank is to end while others live on
+    - ``joined``: the ranks of an elastic job have taken in this one
+    - ``started``: a process of this rank has been started, by a site's launcher or in place of one that has exited
+    - ``ended``: the rank of a site's launcher has ended
     - ``launcher``: the launcher has exited with this code
     - ``signal``: this signal has come for the job
     - ``stopped``: no process waits for the job any more
@@ -104,10 +106,10 @@ class Event(NamedTuple):
 class Rules(NamedTuple):
     """The kind of a job of ``n`` ranks, for `judge`.
 
-    ``min_np``: the job is elastic and continues with so many ranks. ``engines``: ranks of a notebook, which never exit
-    by themselves and live on when another one dies. ``launched``: a launcher starts and ends the ranks; the owner of
-    the job only hears of ranks that fail, and signals the launcher. ``start_limit``: seconds that a site's launcher has
-    to start all ranks; 0 for any time.
+    ``min_np``: the job is elastic and continues with so many ranks; with fewer for ``patience`` seconds, within which
+    others may join. ``engines``: ranks of a notebook, which never exit by themselves and live on when another one dies.
+    ``launched``: a launcher starts and ends the ranks; the owner of the job only hears of ranks that fail, and signals
+    the launcher. ``start_limit``: seconds that a site's launcher has to start all ranks; 0 for any time.
     """
 
     n: int
@@ -115,6 +117,7 @@ class Rules(NamedTuple):
     engines: bool = False
     launched: bool = False
     start_limit: float | None = None
+    patience: float = 0.0
 
 
 def judge(rules: Rules, events: Iterable[Event], now: float, deaf: float = 0.0) -> Verdict:
@@ -145,6 +148,8 @@ class Verdict:
         self.ends = False  # this verdict ends the job
         self.due = False  # this look has decided something new; its owner then adds an event `looked`
         self._rules = rules
+        self._members = set(range(rules.n))  # ranks that take part, or have finished
+        self._size = rules.n  # of the job when it was largest
         self._exited: set[int] = set()
         self._leaving: dict[int, RankFailure] = {}
         self._apart = ""
@@ -153,7 +158,7 @@ class Verdict:
         self._through_at = 0.0
         self._launcher_code: int | None = None
         self._passed_on: dict[int, float] = {}  # when each signal came first
-        self._end_at = self._warn_at = self._launcher_at = inf
+        self._end_at = self._warn_at = self._launcher_at = self._short_at = inf
         self._start_warning = inf if rules.start_limit is None else min(WARN_START, rules.start_limit or inf)
 
     @property
@@ -164,7 +169,7 @@ class Verdict:
     @property
     def look_at(self) -> float:
         """When to look again, unless an event comes first."""
-        return min(self._end_at, self._warn_at, self._launcher_at)
+        return min(self._end_at, self._warn_at, self._launcher_at, self._short_at)
 
     @property
     def code(self) -> int:
@@ -174,7 +179,7 @@ class Verdict:
             return exit_code(-self.ended_by)
         if self._launcher_code is not None and (rules.min_np or not self.failures):
             return int(bool(self.problem)) if self.ends else exit_code(self._launcher_code)
-        if rules.min_np and not self._apart and rules.n - len(self.failures) >= rules.min_np:
+        if rules.min_np and not self._apart and len(self._members) >= rules.min_np:
             return 0
         first = first_failure(self.failures, rules.n)
         return 0 if first is None else exit_code(first.code or 1)
@@ -189,6 +194,7 @@ class Verdict:
                 self._launcher_code = code
             case Event(_, "started", int(rank)):
                 self._started.add(rank)
+                self._exited.discard(rank)
             case Event(at, "ended", int(rank)):
                 self._started.add(rank)
                 self._through.add(rank)
@@ -197,6 +203,9 @@ class Verdict:
                 self.doomed.add(rank)
             case Event(_, "exited", RankFailure(rank)) if rank in self.doomed:
                 self.doomed.discard(rank)  # as requested
+                self._members.discard(rank)
+                if self._rules.min_np:
+                    self._exited.add(rank)
             case _ if self.is_ending:
                 pass
             case Event(at, "exited", RankFailure() as how):
@@ -212,6 +221,12 @@ class Verdict:
                     self.doomed.add(how.rank)
             case Event(at, "missed", int(rank)) if rank in self.finished:
                 self._fail(at, self.finished.pop(rank))
+            case Event(_, "joined", int(rank)):
+                self._members.add(rank)
+                self._size = max(self._size, rank + 1)
+                self.words.append(f"rank {rank} has joined. Continuing with {_ranks(len(self._members))}")
+                if len(self._members) >= self._rules.min_np:
+                    self._short_at = inf
             case Event(_, "leaving", RankFailure() as how):
                 self._leaving[how.rank] = how
             case Event(_, "apart", str(why)):
@@ -222,10 +237,12 @@ class Verdict:
     def _look(self, now: float, deaf: float) -> None:
         """Decide what is due."""
         if self._launcher_code is not None:
-            self._end_at = self._warn_at = self._launcher_at = inf
+            self._end_at = self._warn_at = self._launcher_at = self._short_at = inf
             return
         self._look_at_launcher(now, deaf)
-        if not self.is_ending and (now >= self._end_at or len(self._exited) >= self._rules.n):
+        if now >= self._short_at and not self.is_ending:
+            self._end_within(now, 0.0)
+        if not self.is_ending and (now >= self._end_at or len(self._exited) >= self._size):
             self._blame_who_has_left(now)
         if now >= self._warn_at:
             left = STOPPING - WARN_STOPPING
@@ -235,7 +252,7 @@ class Verdict:
             if self.ended_by and self._rules.launched and not self.ends:
                 self.words.append(f"killing the ranks: they have not ended within {STOPPING:.0f} s")
             self.signals.append(signal.SIGKILL if self.is_ending else signal.SIGTERM)
-            self.ends = True
+            self.ends, self._short_at = True, inf
             self._end_at = now + GRACE
 
     def _look_at_launcher(self, now: float, deaf: float) -> None:
@@ -287,7 +304,8 @@ class Verdict:
         """A rank has failed. Unless the job continues, all end within ``patience``, by default as its exit demands."""
         rules, failed = self._rules, f"rank {how.rank} failed: {describe_exit(how.code)}"
         self.failures.append(how)
-        left = rules.n - len(self.failures)
+        self._members.discard(how.rank)
+        left = len(self._members)
         if rules.engines or (rules.min_np and (rules.launched or self._end_at < inf)):
             return
         if not rules.min_np:
@@ -298,10 +316,14 @@ class Verdict:
             self._end_within(at, GRACE)
         elif left < rules.min_np:
             fewer = f"fewer than the {rules.min_np} of --min-np"
-            self.words.append(f"{failed}. {_ranks(left)} of {rules.n} left, {fewer}")
-            self._end_within(at, GRACE)
+            waits = f"; waiting {rules.patience:g} s for others to join" if left and rules.patience else ""
+            self.words.append(f"{failed}. {_ranks(left)} of {self._size} left, {fewer}{waits}")
+            if waits:
+                self._short_at = min(self._short_at, at + rules.patience)
+            else:
+                self._end_within(at, GRACE)
         else:
-            self.words.append(f"{failed}. Continuing with {_ranks(left)} of {rules.n}")
+            self.words.append(f"{failed}. Continuing with {_ranks(left)} of {self._size}")
 
     def _end_within(self, at: float, seconds: float) -> None:
         self._end_at = min(self._end_at, at + seconds)

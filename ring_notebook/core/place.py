@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from ring_notebook.core.native import core
 from ring_notebook.errors import MPIMissingError, RingError
 from ring_notebook.rank.launch_check import check_alone
 from ring_notebook.rank.mpi_memory import unname_shared_memory
-from ring_notebook.rank.rendezvous import Rendezvous
+from ring_notebook.rank.rendezvous import FormationError, Rendezvous
 from ring_notebook.rank.tcp_connections import TcpConnections, listen
 
 if TYPE_CHECKING:
@@ -156,20 +157,45 @@ def find_place() -> Place:
         check_alone()
     if rendezvous is None:
         return Place(Topology(0, (0,)), core.Domain.create(0, 1, config().memory), None, (0,))
-    return _form(rendezvous)
+    with _closed_on_failure(rendezvous):
+        return _join(rendezvous) if isinstance(rendezvous, Rendezvous) and rendezvous.joins else _form(rendezvous)
 
 
-def form_again(place: Place | None, generation: int, members: Sequence[int]) -> Place:
+def _join(rendezvous: Rendezvous) -> Place:
+    """The place of a process that the ranks of an elastic job take in when they assemble next."""
+    epoch = 0
+    while True:
+        found = rendezvous.assemble([], epoch, 0.0)
+        epoch = found.epoch
+        rendezvous.begin(found.generation, found.members, found.size)
+        with suppress(FormationError):
+            return _form(rendezvous)
+
+
+def form_again(place: Place | None, generation: int, members: Sequence[int], size: int = 0) -> Place:
     """The place of this rank among ``members`` of its job, in new ring memory; ``place`` is the one that it has now.
 
-    All members call this with the same ``generation``, greater than that of any call before. Raises RingError where no
-    supervisor of ours has started this rank, and as `find_place` does.
+    All members call this with the same ``generation``, greater than that of any call before. The job has ``size`` ranks
+    then, or as many as before. Raises RingError where no supervisor of ours has started this rank, and as `find_place`
+    does.
     """
     rendezvous = place.rendezvous if place else Rendezvous.take()
     if rendezvous is None:
         raise RingError("this rank cannot join other ranks: no supervisor of ours has started it")
-    rendezvous.begin(generation, members)
-    return _form(rendezvous)
+    rendezvous.begin(generation, members, size)
+    with nullcontext() if place else _closed_on_failure(rendezvous):
+        return _form(rendezvous)
+
+
+@contextmanager
+def _closed_on_failure(rendezvous: Rendezvous | _MpiRendezvous) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        rendezvous.close()
+        if isinstance(error, FormationError):  # nobody assembles again
+            raise RingError(str(error)) from None
+        raise
 
 
 def _form(rendezvous: Rendezvous | _MpiRendezvous) -> Place:
@@ -200,7 +226,7 @@ def _together(rendezvous: Rendezvous | _MpiRendezvous, step: Callable[[], object
         raise error
     for rank in rendezvous.members:
         if told[rank][1] is not None:
-            raise RingError(f"rank {rendezvous.rank} failed to initialize: {told[rank][1]}")
+            raise FormationError(f"rank {rendezvous.rank} failed to initialize: {told[rank][1]}")
     return [one and one[0] for one in told]
 
 
@@ -263,7 +289,7 @@ class _Formation:
             return Place(topology, memory, link, topology.hosts, rendezvous=rendezvous, leave=leave)
         if self._listener is not None:
             tcp = core.TcpLink(topology.size)
-            addresses = [(str(host), int(port)) for (host, port), *_ in cards]
+            addresses = [(str(host), int(port)) for host, port in (card[0] if card else ("", 0) for card in cards)]
             connections = TcpConnections(tcp, topology.rank, self._listener, addresses, found.key)
             leave = partial(_hang_up, tcp, connections)
             return Place(topology, memory, tcp, topology.hosts, found.elastic, rendezvous=rendezvous, leave=leave)
@@ -271,7 +297,6 @@ class _Formation:
 
     def close(self) -> None:
         """The ranks do not form."""
-        self._rendezvous.close()
         if self._listener is not None:
             self._listener.close()
 

@@ -10,6 +10,7 @@ import atexit
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +24,7 @@ from ring_notebook.errors import CollectiveAborted, NotInitializedError, RingErr
 from ring_notebook.rank.exit_watch import at_exit, watch_exits
 from ring_notebook.rank.preload import unload_from_children
 from ring_notebook.rank.rank_status import exit_code_of, report_status
-from ring_notebook.rank.rendezvous import Rendezvous, is_offered
+from ring_notebook.rank.rendezvous import FormationError, Rendezvous, is_offered
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +73,17 @@ def prepare_host() -> Place:
     return _state.place or _settle(find_place())
 
 
-def form(generation: int, members: Sequence[int]) -> None:
+def form(generation: int, members: Sequence[int], size: int = 0) -> None:
     """Form ``members`` of the job anew. All of them call this with the same ``generation``, greater than any before.
 
-    They use new ring memory; tensors in the old one stay valid. Ranks keep their numbers; ranks that are not members
-    count as absent. Needs our supervisor. Raises RingError when a member dies meanwhile.
+    The job has ``size`` ranks then, or as many as before. They use new ring memory; tensors in the old one stay valid.
+    Ranks keep their numbers; ranks that are not members count as absent. Needs our supervisor. Raises RingError when a
+    member dies meanwhile.
     """
-    _settle(form_again(_state.place, generation, members))
+    try:
+        _settle(form_again(_state.place, generation, members, size))
+    except FormationError as error:
+        raise RingError(str(error)) from None
 
 
 def _settle(place: Place) -> Place:
@@ -142,19 +147,39 @@ def init(comm: RanksOrComm | None = None) -> None:
 
 
 def _open_with_the_living(place: Place, rendezvous: Rendezvous, ranks: list[int]) -> None:
-    """Open an epoch over the living ranks, which the supervisor knows on every host; repeat if one dies meanwhile."""
+    """Open an epoch over the living ranks, which the supervisor knows on every host; repeat if one dies meanwhile.
+
+    Processes that wait to be taken in are; all form with them before.
+    """
     while True:
-        _state.epoch, members = rendezvous.assemble(ranks, _state.epoch, config().timeout)
-        if len(members) < config().min_np:
+        epoch, ranks, generation, size = rendezvous.assemble(ranks, _state.epoch, config().timeout)
+        _state.epoch = epoch
+        if len(ranks) < config().min_np:
             raise RingError(
-                f"{len(members)} of {place.topology.size} ranks are left, fewer than the {config().min_np} of "
+                f"{len(ranks)} of {place.topology.size} ranks are left, fewer than the {config().min_np} of "
                 "RING_MIN_NP (ringrun --min-np)"
             )
-        try:
-            _open(place, members, _state.epoch, None)
-        except CollectiveAborted:
-            continue  # one of them died before it joined the epoch
-        return
+        with suppress(FormationError, CollectiveAborted):  # one of them died before it joined the epoch
+            if generation > rendezvous.generation:
+                place = _settle(form_again(place, generation, ranks, size))
+                _state.epoch = epoch
+            _open(place, ranks, epoch, None)
+            return
+
+
+def has_just_joined() -> bool:
+    """Whether the others of an elastic job had formed without this process, and have taken it in; True once."""
+    rendezvous = _state.place and _state.place.rendezvous
+    joined = bool(rendezvous and rendezvous.joins)
+    if rendezvous and joined:
+        rendezvous.joins = False
+    return joined
+
+
+def is_updated() -> bool:
+    """Whether processes wait to be taken into the job, which happens when all ranks call `init` again."""
+    rendezvous = _state.place and _state.place.rendezvous
+    return bool(rendezvous and rendezvous.is_updated())
 
 
 def open_run(run: str, epoch: int, ranks: Sequence[int]) -> World:

@@ -32,9 +32,9 @@ _ADVICE = (
 
 
 def begin() -> None:
-    """Start MPI together with all other engines; withdraw it in an engine that replaces a dead one."""
+    """Start MPI together with all other engines; withdraw it in an engine that was started later."""
     if os.environ.get(STARTED_AGAIN):
-        withdraw(f"this rank was started again after a death, and MPI cannot take it in: {_ADVICE}")
+        withdraw(f"this rank was started again after a death, or to grow, and MPI cannot take it in: {_ADVICE}")
         return
     if find_spec("mpi4py") is None:  # then no cell can use MPI
         return
@@ -54,7 +54,7 @@ def withdraw_from_survivors(lost: Sequence[int]) -> None:
 def withdraw_unless_whole() -> None:
     """Withdraw MPI when the ranks that have formed are not those that were started together."""
     if _MODULE in sys.modules and not world.has_mpi():
-        withdraw(f"a rank has died, and MPI cannot take in the one that took its place: {_ADVICE}")
+        withdraw(f"the cluster has other ranks than at its start, and MPI cannot take these in: {_ADVICE}")
 
 
 def withdraw(why: str) -> None:

@@ -86,9 +86,9 @@ def memory() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def form(generation: int, members: list[int]) -> None:
-    """Form the living engines of the cluster; all call it with the same ``generation``, greater than any before."""
-    world.form(generation, members)
+def form(generation: int, members: list[int], size: int) -> None:
+    """Form the living engines of a cluster of ``size``; all call it with the same, greater ``generation``."""
+    world.form(generation, members, size)
     mpi_access.withdraw_unless_whole()
 
 

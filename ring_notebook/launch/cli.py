@@ -21,7 +21,8 @@ from ring_notebook.launch.batch_job import walltime, who_ended_it
 from ring_notebook.launch.job import Job, print_message
 from ring_notebook.launch.launchers.hosts import Host, check_slots, only_here
 from ring_notebook.launch.rank_output import RankFiles
-from ring_notebook.launch.ringrun_options import check_values, environment, hosts_of, notes, parse
+from ring_notebook.launch.ringrun_options import check_values, elastic_rules, environment, hosts_of, notes, parse
+from ring_notebook.launch.supervisor.growth import Elastic
 from ring_notebook.launch.supervisor.outer_job import ADDED
 from ring_notebook.launch.supervisor.rank_failure import explain_start
 from ring_notebook.rank.launch_check import started_several
@@ -63,7 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print_message(str(allocation))
         if options.ppn:
             hosts = [Host(host.name, options.ppn) for host in hosts]
-        n = options.np or sum(host.slots for host in hosts) or options.ppn or 0
+        slots = sum(host.slots for host in hosts)
+        n = options.np or min(slots, options.max_np or slots) or options.ppn or 0
         if n < 1:
             parser.error("the number of ranks is missing: give -np N, -H or --hostfile, or run in an allocation")
         if options.ppn and not hosts and n > options.ppn:
@@ -73,12 +75,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         here = only_here(hosts)
         if here and (shared := sharing(n, gpus())):
             print_message(shared)
-        min_np = 1 if options.min_np is None else options.min_np
-        if not 1 <= min_np <= n:
-            parser.error(f"--min-np must be between 1 and the {n} ranks of the job, got {min_np}")
+        elastic = elastic_rules(options, n)
         for note in notes(options, here):
             print_message(note)
-        elastic = options.elastic or options.min_np is not None or bool(options.host_discovery_script)  # as horovodrun
         # `python` means the Python that ringrun belongs to, also when its environment is not activated.
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
         if here and (problem := explain_start(options.command, path)):  # nothing is known of other hosts
@@ -86,8 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return problem[0]
         if not options.cpus_per_rank and (said := threads_started(n, here)):
             print_message(said)
-        least = min_np if elastic and options.reset_limit != 0 else 0
-        return _run(options, hosts, n, least, {"PATH": path, **environment(options)})
+        return _run(options, hosts, n, elastic, {"PATH": path, **environment(options)})
     except OSError as error:
         few = "; this process may open too few files, raise `ulimit -n`" if error.errno == errno.EMFILE else ""
         parser.error(f"{error}{few}")
@@ -113,7 +111,7 @@ def _diagnose(parser: argparse.ArgumentParser, options: argparse.Namespace) -> i
     return int(any(check.status == "fail" for check in checks))
 
 
-def _run(options: argparse.Namespace, hosts: Sequence[Host], n: int, min_np: int, env: Mapping[str, str]) -> int:
+def _run(options: argparse.Namespace, hosts: Sequence[Host], n: int, elastic: Elastic, env: Mapping[str, str]) -> int:
     """The exit code of the job."""
     files = RankFiles(Path(options.output_dir), n) if options.output_dir else None
     job = Job(
@@ -122,7 +120,7 @@ def _run(options: argparse.Namespace, hosts: Sequence[Host], n: int, min_np: int
         hosts,
         env,
         shlex.split(f"{options.mpi_args} {options.binding_args}"),
-        min_np=min_np,
+        elastic=elastic,
         start_timeout=options.start_timeout,
         prefix=not options.no_prefix,
         times=options.times,

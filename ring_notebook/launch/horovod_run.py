@@ -10,7 +10,8 @@ from typing import Any
 
 from ring_notebook.horovod.as_horovod import variables
 from ring_notebook.launch.launchers.hosts import named_hosts, only_here
-from ring_notebook.launch.run_function import run_on_ranks
+from ring_notebook.launch.run_function import elastic_of, run_on_ranks
+from ring_notebook.launch.supervisor.growth import NOT_ELASTIC
 
 
 def run(
@@ -52,7 +53,9 @@ def run(
     output_filename: a folder for what the ranks print, also in files ``rank.<N>/stdout`` and ``stderr``.
     mpi_args: more options for mpiexec, quoted as for a shell.
     executable: the Python of the ranks, which must have Ring Notebook.
-    max_num_proc, slots, cooldown_range: without effect: no rank joins a running job, and no host is discovered.
+    max_num_proc: ranks join in place of those that fail, and where the hosts have slots, up to so many.
+    cooldown_range: for how many seconds a host rests after its first failure, and at most.
+    slots: without effect: no host is discovered.
     use_gloo, use_mpi: without effect: there is one core. Both at once raise ValueError, as in Horovod.
     start_timeout, disable_cache, verbose: without effect: nothing is probed before the ranks start, and a job that
         cannot start says why. RING_START_TIMEOUT limits the start by an mpiexec or srun.
@@ -71,6 +74,7 @@ def run(
     if n < 1:
         raise ValueError(f"num_proc must be at least 1, got {n}")
     least = min_np if min_num_proc is None else min_num_proc
+    most = max_np if max_num_proc is None else max_num_proc
     return run_on_ranks(
         func,
         args,
@@ -80,7 +84,7 @@ def run(
         hostfile,
         variables(),
         shlex.split(mpi_args or ""),
-        None if reset_limit == 0 else least,
+        NOT_ELASTIC if reset_limit == 0 else elastic_of(least, most, cooldown_range),
         executable or sys.executable,
         None if output_filename is None else Path(output_filename),
     )

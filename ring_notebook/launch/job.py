@@ -15,6 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from types import FrameType
 from typing import Literal, TextIO
 
@@ -24,6 +25,7 @@ from ring_notebook.launch.launchers.find_launcher import find_launcher
 from ring_notebook.launch.launchers.hosts import Host, master_of
 from ring_notebook.launch.merge_traces import Traces
 from ring_notebook.launch.rank_output import RankFiles, RankOutput, Style, is_colourful
+from ring_notebook.launch.supervisor.growth import NOT_ELASTIC, Elastic
 from ring_notebook.launch.supervisor.outer_job import without_outer_job
 from ring_notebook.launch.supervisor.output_lines import SOON, TAGGED, Carrier, pieces
 from ring_notebook.launch.supervisor.parent_death import wrap
@@ -41,8 +43,8 @@ class Job:
     """``program`` on ``n`` ranks. It ends when this process does, however this process ends.
 
     What the ranks print goes to ``sys.stdout`` and ``sys.stderr`` as they are when the job starts, which in a
-    notebook are the cell's. All of ``env`` reaches the ranks of all hosts. With ``min_np`` the job is elastic: it
-    continues while so many ranks are left. ``start_timeout`` is in seconds; None means that of
+    notebook are the cell's. All of ``env`` reaches the ranks of all hosts. ``elastic`` has the rules of an elastic
+    job. ``start_timeout`` is in seconds; None means that of
     `config`. With ``prefix`` lines begin with their rank, in colour on a terminal, with ``times`` also with the time,
     and ``files`` take what each rank prints too; tracebacks then come in one piece each. Raises MPIMissingError and
     ValueError as `find_launcher` and `Launcher.command` do.
@@ -56,13 +58,13 @@ class Job:
         env: Mapping[str, str] | None = None,
         mpi_args: Sequence[str] = (),
         stdin: int | None = None,
-        min_np: int = 0,
+        elastic: Elastic = NOT_ELASTIC,
         start_timeout: float | None = None,
         prefix: bool = False,
         times: bool = False,
         files: RankFiles | None = None,
     ) -> None:
-        launcher = find_launcher(min_np, mpi_args)
+        launcher = find_launcher(elastic, mpi_args)
         tagged = {TAGGED: "1"} if prefix or times or files else {}
         exported = {MASTER, *tagged, *(env or ())}
         self.command = launcher.command(launcher.supervised(program), n, hosts, mpi_args, exported)
@@ -87,7 +89,7 @@ class Job:
         if launcher.foreign:
             hides = bool(mpi_args) or any(name in environment for name in _HIDING)
             limit = _start_limit(start_timeout, hides)
-        self._rules = Rules(n, min_np, launched=True, start_limit=limit)
+        self._rules = Rules(n, elastic.min_np, launched=True, start_limit=limit)
         self._began = time.monotonic()
         self._looked = self._deaf = 0.0
         self._events: list[Event] = []
@@ -99,11 +101,12 @@ class Job:
         self._causes: dict[int, str] = {}  # what ranks raised
         named: tuple[tuple[TextIO | None, Literal["stdout", "stderr"]], ...]
         named = ((sys.stdout, "stdout"), (sys.stderr, "stderr"))
+        style = partial(Style, n, prefix, times=times, most=elastic.most(n))
         self._outputs = [
             _Output(
                 sink,
                 self._note,
-                RankOutput(Style(n, prefix, is_colourful(sink), times), name, files, self._causes) if tagged else None,
+                RankOutput(style(colour=is_colourful(sink)), name, files, self._causes) if tagged else None,
             )
             for sink, name in named
         ]

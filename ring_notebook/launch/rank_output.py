@@ -29,42 +29,62 @@ _NOT_OURS = (str(Path(__file__).parents[1]), *(sysconfig.get_path(name) for name
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How lines of one stream begin: with the rank, if there are several (``ranks``), in colour, with the time."""
+    """How lines of one stream begin: with the rank, if there are several (``ranks``), in colour, with the time.
+
+    In a job that grows there are up to ``most`` ranks.
+    """
 
     ranks: int
     prefix: bool = True
     colour: bool = False
     times: bool = False
+    most: int = 0
+
+    @property
+    def limit(self) -> int:
+        """How many ranks there may be."""
+        return max(self.ranks, self.most)
 
     def before(self, rank: int) -> bytes:
         """What comes before a line of ``rank``."""
         text = time.strftime("%H:%M:%S ") if self.times else ""
-        if self.prefix and self.ranks > 1 and rank != _SHARED:
+        if self.prefix and self.limit > 1 and rank != _SHARED:
             name = f"[{rank:>{len(str(self.ranks - 1))}}]"
             text += f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{name}\x1b[0m " if self.colour else f"{name} "
         return text.encode()
 
 
 class RankFiles:
-    """The files ``folder/rank.N/stdout`` and ``stderr``, as horovodrun names them; N has leading zeros."""
+    """The files ``folder/rank.N/stdout`` and ``stderr``, as horovodrun names them; N has leading zeros.
+
+    Those of ranks after the first ``ranks`` are made when they print something.
+    """
 
     def __init__(self, folder: Path, ranks: int) -> None:
         self.error = ""
         """Why they are not complete."""
+        self._folder = folder
+        self._digits = len(str(ranks - 1))
         self._files: dict[tuple[int, str], BinaryIO] = {}
         for rank in range(ranks):
-            own = folder / f"rank.{rank:0{len(str(ranks - 1))}d}"
-            own.mkdir(parents=True, exist_ok=True)
-            for name in ("stdout", "stderr"):
-                self._files[rank, name] = (own / name).open("wb", buffering=0)
+            self._open(rank)
+
+    def _open(self, rank: int) -> None:
+        own = self._folder / f"rank.{rank:0{self._digits}d}"
+        own.mkdir(parents=True, exist_ok=True)
+        for name in ("stdout", "stderr"):
+            self._files[rank, name] = (own / name).open("wb", buffering=0)
 
     def write(self, rank: int, name: str, data: bytes) -> None:
         """Add what ``rank`` has printed; what the disk does not take is told in ``error``."""
-        if (rank, name) in self._files:
-            try:
-                self._files[rank, name].write(data)
-            except OSError as error:
-                self.error = f"{self._files[rank, name].name}: {error.strerror}"
+        if rank == _SHARED:
+            return
+        try:
+            if (rank, name) not in self._files:
+                self._open(rank)
+            self._files[rank, name].write(data)
+        except OSError as error:
+            self.error = f"{error.filename or self._files[rank, name].name}: {error.strerror}"
 
     def close(self) -> None:
         """Close all of them."""
@@ -92,7 +112,9 @@ class RankOutput:
         if self._is_plain(data):
             before = functools.lru_cache(lambda rank: self.style.before(int(rank)))
             return _TAG.sub(lambda tag: before(tag[1]), data)
-        pieces, self._writer, self._kept = untagged(self._kept + data, self._writer, self.style.ranks)
+        pieces, self._writer, self._kept = untagged(
+            self._kept + data, self._writer, max(self.style.ranks, self.style.most)
+        )
         shown = b"".join(self._take(rank, line) for rank, line in pieces)
         late = time.monotonic() - _LONGEST_HOLD
         for rank in [rank for rank, (since, _) in self._held.items() if since < late]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import difflib
 import shlex
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,11 +13,11 @@ from typing import Any, NoReturn
 from ring_notebook import __version__
 from ring_notebook.config import config
 from ring_notebook.horovod.as_horovod import variables
-from ring_notebook.launch.launchers.hosts import Host, named_hosts, parse_hostfile
+from ring_notebook.launch.launchers.hosts import Host, discovered_hosts, named_hosts
 from ring_notebook.launch.remote.remote_shell import ssh_command
+from ring_notebook.launch.supervisor.growth import Elastic
 from ring_notebook.rank.rank_threads import OMP
 
-_SECONDS_TO_DISCOVER = 60.0
 _CYCLES, _FIRST_IN_HOSTS = "there are no cycles", "ranks of a host always reduce in memory that they share, first"
 _TUNING, _LOGS = "buckets are planned from the model, and nothing is tuned", "the core writes no log"
 _MPI, _CONTROLLER = (
@@ -44,9 +43,6 @@ _IDLE: tuple[tuple[tuple[str, ...], int, str], ...] = (
     (("--log-with-timestamp", "--log-without-timestamp"), 0, _LOGS),
     (("--log-hide-timestamp", "--no-log-hide-timestamp"), 0, _LOGS),
     (("--gloo", "--mpi"), 0, _CONTROLLER),
-    (("--elastic-timeout",), 1, "ranks that are left find each other at once, or the job ends"),
-    (("--blacklist-cooldown-range",), 2, "a host that failed is not used again"),
-    (("--max-np", "--max-num-proc"), 1, "ranks are not added to a running job"),
 )
 """Options of ``horovodrun`` that mean nothing here, how many values each takes, and why."""
 
@@ -116,6 +112,7 @@ def check_values(options: argparse.Namespace) -> None:
     least = {
         **dict.fromkeys(("np", "ppn", "cpus_per_rank", "slots_per_host", "ssh_port"), 1),
         **dict.fromkeys(("start_timeout", "stall_warning", "stall_shutdown", "fusion_threshold_mb", "reset_limit"), 0),
+        "elastic_timeout": 0,
     }
     for name, lowest in least.items():
         value = getattr(options, name)
@@ -124,6 +121,9 @@ def check_values(options: argparse.Namespace) -> None:
             flag = {"--stall-warning": _STALL[0], "--stall-shutdown": _STALL[1]}.get(flag, flag)
             seconds = " seconds" if isinstance(value, float) else ""
             raise ValueError(f"{flag} must be at least {lowest}{seconds}, got {value:g}")
+    if options.cooldown and not 0 <= options.cooldown[0] <= options.cooldown[1]:
+        told = " ".join(f"{seconds:g}" for seconds in options.cooldown)
+        raise ValueError(f"--blacklist-cooldown-range takes the least and the most seconds, got {told}")
     if not (options.ssh_port or options.ssh_identity_file):
         return
     if config().remote_shell:
@@ -151,13 +151,31 @@ def environment(options: argparse.Namespace) -> dict[str, str]:
     return env
 
 
+def elastic_rules(options: argparse.Namespace, n: int) -> Elastic:
+    """The rules of the job, which begins with ``n`` ranks. Raises ValueError for numbers that do not go together."""
+    min_np = 1 if options.min_np is None else options.min_np
+    if not 1 <= min_np <= n:
+        raise ValueError(f"--min-np must be between 1 and the {n} ranks of the job, got {min_np}")
+    asked = options.elastic or options.min_np is not None or options.max_np is not None  # as horovodrun
+    if options.reset_limit == 0 or not (asked or options.host_discovery_script):
+        return Elastic()
+    if options.max_np is not None and options.max_np < n:
+        raise ValueError(f"--max-np must be at least the {n} ranks that the job begins with, got {options.max_np}")
+    given = {"patience": options.elastic_timeout, "cooldown": options.cooldown and tuple(options.cooldown)}
+    return Elastic(
+        min_np,
+        options.max_np or 0,
+        options.host_discovery_script or "",
+        options.slots_per_host,
+        **{name: value for name, value in given.items() if value is not None},
+    )
+
+
 def notes(options: argparse.Namespace, here: bool) -> list[str]:
     """A line for each option that has no effect, or less than it says; ``here``: all ranks are on this host."""
     said = list(options.idle)
     if options.interfaces and not here and len(options.interfaces) > 1:
         said.append(f"ranks connect through one network interface of each host: {options.interfaces[0]} is taken")
-    if options.host_discovery_script:
-        said.append("--host-discovery-script is asked once, when the job starts: no host joins later")
     between_hosts = {
         "--network-interface": options.interfaces,
         "-p": options.ssh_port,
@@ -171,25 +189,10 @@ def notes(options: argparse.Namespace, here: bool) -> list[str]:
 
 def hosts_of(options: argparse.Namespace) -> list[Host]:
     """The hosts that the user has named, in whatever way; empty for none. Raises ValueError and OSError."""
-    if options.host_discovery_script:
+    named = named_hosts(options.hosts, options.hostfile, options.slots_per_host)
+    if options.host_discovery_script and not named:
         return discovered_hosts(options.host_discovery_script, options.slots_per_host)
-    return named_hosts(options.hosts, options.hostfile, options.slots_per_host)
-
-
-def discovered_hosts(script: str, slots: int) -> list[Host]:
-    """The hosts that a script prints, one a line, as ``HOST`` or ``HOST:SLOTS``. Raises ValueError when it fails."""
-    try:
-        done = subprocess.run(
-            shlex.split(script), capture_output=True, text=True, timeout=_SECONDS_TO_DISCOVER, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        raise ValueError(f"--host-discovery-script {script} has not ended within {error.timeout:g} s") from None
-    if done.returncode:
-        raise ValueError(f"--host-discovery-script {script} failed: exit code {done.returncode} {done.stderr.strip()}")
-    hosts = parse_hostfile(done.stdout, slots)
-    if not hosts:
-        raise ValueError(f"--host-discovery-script {script} names no host")
-    return hosts
+    return named
 
 
 def config_words(given: Mapping[str, Any]) -> list[str]:
@@ -269,7 +272,7 @@ def _parser() -> argparse.ArgumentParser:
     add, where = group.add_argument, group.add_mutually_exclusive_group()
     where.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="the hosts, and how many ranks each may run")
     where.add_argument("-hostfile", "--hostfile", metavar="FILE", help="the same, one host a line: 'a slots=2'")
-    where.add_argument("--host-discovery-script", metavar="COMMAND", help="a program that prints the hosts")
+    add("--host-discovery-script", metavar="COMMAND", help="a program that prints the hosts; it is asked every second")
     add("--slots-per-host", type=int, default=1, metavar="N", help="slots of hosts that are named without a number")
     add("-p", "--ssh-port", type=int, metavar="PORT", help="port of ssh on all hosts")
     add("-i", "--ssh-identity-file", metavar="FILE", help="private key for ssh")
@@ -287,6 +290,10 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument_group("elastic jobs").add_argument
     add("--elastic", action="store_true", help="continue without ranks that die (see elastic.run)")
     add("--min-np", "--min-num-proc", type=int, metavar="K", help="the same, while so many ranks are left")
+    add("--max-np", "--max-num-proc", type=int, metavar="M", help="start ranks again, and others, up to so many")
+    add("--elastic-timeout", type=float, metavar="S", help="seconds to wait for ranks while fewer than --min-np live")
+    cooldown = "--blacklist-cooldown-range"
+    add(cooldown, type=float, nargs=2, dest="cooldown", metavar="S", help="a host rests after a failure: least, most")
     add("--reset-limit", type=int, metavar="N", help="0: the first failure ends the job; others are not counted")
 
     add = parser.add_argument_group("waits").add_argument

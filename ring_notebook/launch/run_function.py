@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from math import inf
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
@@ -29,6 +30,7 @@ from ring_notebook.launch.allocation import find_allocation
 from ring_notebook.launch.job import Job
 from ring_notebook.launch.launchers.hosts import Host, check_slots, is_local, named_hosts
 from ring_notebook.launch.rank_output import RankFiles
+from ring_notebook.launch.supervisor.growth import NOT_ELASTIC, Elastic
 from ring_notebook.own_python import code_command
 from ring_notebook.rank.function_rank import ADDRESS, KEY, Outcome
 
@@ -50,6 +52,7 @@ def run(
     env: Mapping[str, str] | None = None,
     mpi_args: Sequence[str] = (),
     min_np: int | None = None,
+    max_np: int | None = None,
 ) -> list[Any]:
     """Call ``fn(*args, **kwargs)`` on ranks 0..n-1, each a fresh process; what each returned, by rank.
 
@@ -57,13 +60,24 @@ def run(
     ``n`` (Horovod: ``num_proc``) defaults to the slots of the hosts, which are ``hosts`` ("a:2,b:2"),
     ``hostfile``, or the allocation of a batch system; without any of them it is the number of GPUs, or of cores.
     ``env`` adds variables, ``mpi_args`` options for mpiexec. With ``min_np`` the job is elastic: it continues
-    without ranks that die or raise, while so many are left, and the results are those of the ranks that returned.
+    without ranks that die or raise, while so many are left, and the results are those of the ranks that returned. With
+    ``max_np`` ranks join it, in place of those and where the hosts have slots, up to so many; see `elastic.run`.
 
     Raises the exception that the first failing rank raised, caused by a RunFailed that holds the rank and its
     traceback; RunFailed alone when a rank died; MPIMissingError when there is no MPI; ValueError for a ``min_np``
     out of range, and for hosts with too few slots.
     """
-    return run_on_ranks(fn, args, kwargs or {}, n or num_proc, hosts, hostfile, env or {}, mpi_args, min_np)
+    return run_on_ranks(
+        fn, args, kwargs or {}, n or num_proc, hosts, hostfile, env or {}, mpi_args, elastic_of(min_np, max_np)
+    )
+
+
+def elastic_of(min_np: int | None, max_np: int | None, cooldown: Sequence[float] | None = None) -> Elastic:
+    """The rules of a job with these limits; not an elastic one where there are none."""
+    if min_np is None and max_np is None:
+        return NOT_ELASTIC
+    rules = Elastic(1 if min_np is None else min_np, max_np or 0)
+    return replace(rules, cooldown=(cooldown[0], cooldown[1])) if cooldown else rules
 
 
 def run_on_ranks(
@@ -75,7 +89,7 @@ def run_on_ranks(
     hostfile: str | None,
     env: Mapping[str, str],
     mpi_args: Sequence[str],
-    min_np: int | None,
+    elastic: Elastic,
     python: str = sys.executable,
     output: Path | None = None,
 ) -> list[Any]:
@@ -84,8 +98,10 @@ def run_on_ranks(
     allocation = None if named else find_allocation()
     where = allocation.hosts if allocation else named
     size = n or sum(host.slots for host in where) or len(gpus()) or cores()
-    if min_np is not None and not 1 <= min_np <= size:
-        raise ValueError(f"min_np must be between 1 and the {size} ranks of the job, got {min_np}")
+    if elastic is not NOT_ELASTIC and not 1 <= elastic.min_np <= size:
+        raise ValueError(f"min_np must be between 1 and the {size} ranks of the job, got {elastic.min_np}")
+    if elastic.max_np and elastic.max_np < size:
+        raise ValueError(f"max_np must be at least the {size} ranks that the job begins with, got {elastic.max_np}")
     if named:
         check_slots(size, named)
     work = (sys.path, cloudpickle.dumps((fn, tuple(args), dict(kwargs))))
@@ -101,7 +117,7 @@ def run_on_ranks(
                 {**env, ADDRESS: inbox.address, KEY: key},
                 mpi_args,
                 subprocess.DEVNULL,
-                min_np or 0,
+                elastic,
                 files=files,
             )
             code = job.wait()
@@ -109,7 +125,7 @@ def run_on_ranks(
             inbox.close()
             if files:
                 files.close()
-    if min_np is not None and code == 0:
+    if elastic.min_np and code == 0:
         return [pickle.loads(outcome.value) for _, outcome in sorted(inbox.outcomes.items()) if not outcome.traceback]
     return _results(inbox.outcomes, size, code, job)
 

@@ -1,33 +1,36 @@
 """Starts the ranks of a job on its hosts, which they fill in order, and supervises them.
 
-``python -m ring_notebook.launch.supervise N MIN_NP REQUESTS HOSTS PROGRAM ARGS...``. HOSTS is ``HOST:SLOTS,...``, empty
-for this host. Nothing starts anywhere before the agents of all other hosts have answered.
+``python -m ring_notebook.launch.supervise N ELASTIC REQUESTS HOSTS PROGRAM ARGS...``. HOSTS is ``HOST:SLOTS,...``,
+empty for this host. Nothing starts anywhere before the agents of all other hosts have answered.
 
-With a MIN_NP of 0 all ranks end soon after one fails. Otherwise the job is elastic: it continues while MIN_NP ranks are
-left, which have no MPI. With REQUESTS the ranks are engines of a notebook (`EngineSupervisor`).
+With an ELASTIC of 0 all ranks end soon after one fails. Otherwise the job is elastic, as `Elastic` says: it continues
+while so many ranks are left, which have no MPI, and may grow. With REQUESTS the ranks are engines of a notebook
+(`EngineSupervisor`).
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import FrameType
 
 from ring_notebook.launch.connections.connections import Connections, new_job_name
 from ring_notebook.launch.connections.mpi_host import ALONE
-from ring_notebook.launch.launchers.hosts import Host, is_local, parse_hosts
+from ring_notebook.launch.launchers.hosts import Host, discovered_hosts, is_local, parse_hosts, slots_by_name
 from ring_notebook.launch.remote.network import network_variables
 from ring_notebook.launch.remote.remote_ranks import HostsLostError, RemoteRanks, connect
 from ring_notebook.launch.remote.remote_shell import agent_command
 from ring_notebook.launch.supervisor.engine_supervisor import EngineSupervisor
+from ring_notebook.launch.supervisor.growth import Elastic, Growth
 from ring_notebook.launch.supervisor.local_ranks import Assignment, HostRanks, LocalRanks, raise_file_limit
 from ring_notebook.launch.supervisor.outer_job import without_outer_job
 from ring_notebook.launch.supervisor.output_lines import TAGGED
 from ring_notebook.launch.supervisor.rank_failure import report, report_start_error
-from ring_notebook.launch.supervisor.supervisor import Supervisor
+from ring_notebook.launch.supervisor.supervisor import Hosts, Supervisor
 from ring_notebook.rank.rank_variables import MASTER, loopback
 from ring_notebook.verdict import Rules
 
@@ -50,13 +53,13 @@ def place(n: int, hosts: Sequence[Host]) -> dict[str, list[int]]:
 
 def main() -> None:
     """Run the program of ``sys.argv`` and exit with the exit code of the job."""
-    n, min_np, requests = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    placed, program = place(n, parse_hosts(sys.argv[4])), sys.argv[5:]
+    n, elastic, requests, hosts = int(sys.argv[1]), Elastic.parse(sys.argv[2]), sys.argv[3], parse_hosts(sys.argv[4])
+    program = sys.argv[5:]
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(signum) is not signal.SIG_IGN:
             signal.signal(signum, _leave)  # until the supervisor takes them; ssh and the agents end with us
     try:
-        supervisor = _supervise(program, n, min_np, requests, placed)
+        supervisor = _supervise(program, n, elastic, requests, hosts)
     except HostsLostError as error:
         for host in error.hosts:
             if host.unusable is not None:
@@ -67,28 +70,38 @@ def main() -> None:
     sys.exit(supervisor.run())
 
 
-def _supervise(program: list[str], n: int, min_np: int, requests: str, placed: dict[str, list[int]]) -> Supervisor:
+def _supervise(program: list[str], n: int, elastic: Elastic, requests: str, known: Sequence[Host]) -> Supervisor:
     """The supervisor of ranks that have been started, after the agents of all other hosts have answered."""
     files = raise_file_limit()
     job, environment = new_job_name(), without_outer_job(os.environ)
-    elsewhere = [name for name in placed if not is_local(name)]
+    placed, slots = place(n, known), slots_by_name(known) or {socket.gethostname(): n}
+    elsewhere = [name for name in (slots if elastic.grows else placed) if not is_local(name)]
     master = (os.environ.get(MASTER) if elsewhere else "") or loopback()
     network = network_variables(elsewhere) if elsewhere else ALONE
     number = {rank: index for index, ranks in enumerate(placed.values()) for rank in ranks}
-    connections = Connections(job, [number[rank] for rank in range(n)], network, bool(min_np))
-    hosts: list[HostRanks] = []
-    for name, ranks in placed.items():
-        tagged = TAGGED in os.environ
-        assignment = Assignment(program, environment, ranks, n, master, min_np, tagged, engines=bool(requests))
+    connections = Connections(job, [number[rank] for rank in range(n)], network, bool(elastic.min_np))
+    tagged = TAGGED in os.environ
+
+    def make(name: str, ranks: list[int], size: int, others: Iterable[str]) -> HostRanks:
+        assignment = Assignment(program, environment, ranks, size, master, elastic.min_np, tagged, bool(requests))
         if is_local(name):
-            hosts.append(LocalRanks(assignment, connections.variables, files))
-        else:
-            others = [other for other in placed if other != name]
-            hosts.append(RemoteRanks(name, assignment, others, job, agent_command(name)))
-    connect([host for host in hosts if isinstance(host, RemoteRanks)])
+            return LocalRanks(assignment, connections.variables, files)
+        return RemoteRanks(name, assignment, [other for other in others if other != name], job, agent_command(name))
+
+    hosts = Hosts(make, {name: make(name, ranks, n, placed) for name, ranks in placed.items()}, slots)
+    connect([host for host in hosts.by_name.values() if isinstance(host, RemoteRanks)])
     if requests:
         return EngineSupervisor(hosts, connections, n, program, requests)
-    return Supervisor(hosts, connections, Rules(n, min_np))
+    growth = Growth(elastic, slots) if elastic.grows else None
+    ask = functools.partial(_ask, elastic) if elastic.script else None
+    return Supervisor(
+        hosts, connections, Rules(n, elastic.min_np, patience=elastic.patience if growth else 0.0), program, growth, ask
+    )
+
+
+def _ask(elastic: Elastic) -> dict[str, int]:
+    """The slots of the hosts that the script of the job names now."""
+    return slots_by_name(discovered_hosts(elastic.script, elastic.slots))
 
 
 def _leave(signum: int, _frame: FrameType | None) -> None:

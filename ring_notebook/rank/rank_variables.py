@@ -9,7 +9,7 @@ from collections.abc import Mapping
 MASTER = "RING_MASTER"
 """The variable in which a launcher tells ranks the host of rank 0 and a port of it, as ``host:port``."""
 STARTED_AGAIN = "RING_STARTED_AGAIN"
-"""Set for an engine that takes the place of one that has died. MPI cannot take it in, the ring can."""
+"""Set for a process that joins ranks which run, maybe in place of one that has died. MPI cannot take it in."""
 _LOOPBACK, _USUAL_PORT = "127.0.0.1", 29500
 # What MPICH, HPE Cray's PALS, Open MPI and Slurm tell a rank: its rank, the size, and both on its host.
 _LAUNCHERS = (

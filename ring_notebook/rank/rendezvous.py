@@ -8,6 +8,7 @@ allgather (`ring_notebook.core.place`). A line ``cmd=ring_gather value=JSON`` ho
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import json
@@ -18,10 +19,11 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ring_notebook.config import config
 from ring_notebook.errors import CollectiveTimeout, RingError
+from ring_notebook.rank.rank_variables import STARTED_AGAIN
 from ring_notebook.rank.rendezvous_server import (
     ACCEPTED,
     ASSEMBLE,
@@ -64,6 +66,22 @@ def is_offered(env: Mapping[str, str] = os.environ) -> bool:
     return bool(where) and not where.isdigit() and env.get(_TAKEN) != _mark(where, env)
 
 
+class FormationError(RingError):
+    """A member has exited, or cannot form. Those of an elastic job that live assemble, and form again."""
+
+
+class Assembled(NamedTuple):
+    """What ranks of an elastic job that have assembled open: an epoch, of these members.
+
+    Where processes have joined them, all form before, in ``generation`` of a job of ``size`` ranks; 0 where none has.
+    """
+
+    epoch: int
+    members: list[int]
+    generation: int
+    size: int
+
+
 class Rendezvous:
     """A rank's side. ``rank`` and ``size`` are those of the job."""
 
@@ -80,11 +98,16 @@ class Rendezvous:
         """Whether the job continues without ranks that die; known once they have gathered something."""
         self.has_mpi = False
         """Whether MPI.COMM_WORLD has the same ranks."""
+        self.joins = False
+        """Whether the others of an elastic job have formed without this one, which they are to take in."""
+        self._updated = False  # processes wait to be taken in
         self._channel = channel
         self._secret = secret
         self._where = where  # the address of the server; empty where our supervisor serves
         self._server: RendezvousServer | None = None  # where this process serves
-        self._generation = self._step = 0
+        self.generation = 0
+        """Of the formation that this rank has begun last."""
+        self._step = 0
         self._unread = b""
         self._limit = self._deadline = math.inf
 
@@ -118,6 +141,7 @@ class Rendezvous:
             ) from None
         made = cls(channel, rank, int(env[SIZE]))
         made.has_mpi = "PMI_FD" in env
+        made.joins = STARTED_AGAIN in env and "RING_MIN_NP" in env
         return made
 
     @classmethod
@@ -151,9 +175,14 @@ class Rendezvous:
         """The address of this host on the way to the server; empty where nothing says it."""
         return str(self._channel.getsockname()[0]) if self._channel.family != socket.AF_UNIX else ""
 
-    def begin(self, generation: int, members: Sequence[int]) -> None:
-        """Gather among ``members`` from now on, all of which begin with the same, greater ``generation``."""
-        self._generation, self._step, self.members = generation, 0, tuple(members)
+    def begin(self, generation: int, members: Sequence[int], size: int = 0) -> None:
+        """Gather among ``members`` from now on, all of which begin with the same, greater ``generation``.
+
+        The job has ``size`` ranks then, or as many as before.
+        """
+        self.generation, self._step, self.members = generation, 0, tuple(members)
+        if size not in (0, self.size):
+            self.size, self.has_mpi = size, False  # MPI keeps the ranks that it began with
 
     def gather(self, value: Any, last: bool = False) -> list[Any]:
         """What all `members` have given, by rank; None for others. JSON can hold each ``value``.
@@ -162,7 +191,7 @@ class Rendezvous:
         instead. May be interrupted.
         """
         members = list(self.members) if len(self.members) < self.size else None
-        request = {"generation": self._generation, "step": self._step, "members": members, "last": last, "value": value}
+        request = {"generation": self.generation, "step": self._step, "members": members, "last": last, "value": value}
         answer = self._ask(GATHER, request)
         values, key = answer.get("values"), answer.get("key")
         if not isinstance(values, list) or len(values) != self.size or not isinstance(key, str):
@@ -173,12 +202,12 @@ class Rendezvous:
         self.elastic = answer.get("elastic") is True
         return values
 
-    def assemble(self, ranks: Sequence[int], epoch: int, limit: float) -> tuple[int, list[int]]:
-        """The number of the next epoch of an elastic job, and those of ``ranks`` that live and open it.
+    def assemble(self, ranks: Sequence[int], epoch: int, limit: float) -> Assembled:
+        """The next epoch of an elastic job, which those of ``ranks`` that live open, and those that have joined them.
 
-        All of these have to call this, with the newest ``epoch`` that each has tried to open. Raises CollectiveTimeout
-        when they have not within ``limit`` seconds, 0 for any time, and RingError when the supervisor has exited. May
-        be interrupted.
+        All of these have to call this, with the newest ``epoch`` that each has tried to open; one that joins names no
+        ``ranks``. Raises CollectiveTimeout when they have not within ``limit`` seconds, 0 for any time, and RingError
+        when the supervisor has exited. May be interrupted.
         """
         self._limit, self._deadline = limit, time.monotonic() + limit if limit else math.inf
         try:
@@ -190,7 +219,19 @@ class Rendezvous:
             raise CollectiveTimeout(
                 f"rank {self.rank} waited {limit:g} s for {names} to join the next epoch (RING_TIMEOUT)"
             )
-        return int(found["next"]), [one for one in ranks if one in found["members"]]
+        self._updated = False  # who waited then has been taken in
+        number, members = int(found["next"]), list(found["members"])
+        if "forms" in found:  # who has joined comes last: the others give it what they have
+            return Assembled(number, members, *found["forms"])
+        return Assembled(number, [one for one in ranks if one in members], 0, self.size)
+
+    def is_updated(self) -> bool:
+        """Whether processes have come since this rank has assembled last, which wait for it and the others to do so."""
+        with contextlib.suppress(OSError):  # nothing has come
+            if not self._updated and self.elastic and (piece := self._channel.recv(_CAPACITY, socket.MSG_DONTWAIT)):
+                *lines, self._unread = (self._unread + piece).split(b"\n")
+                self._updated = any(b'"updated"' in line for line in lines)
+        return self._updated
 
     def formed(self) -> None:
         """The ranks have found each other. A supervisor can be asked again, of any other server nothing is left."""
@@ -208,11 +249,15 @@ class Rendezvous:
 
     def _ask(self, command: str, request: dict[str, Any]) -> dict[str, Any]:
         answer: dict[str, Any] | None = None
+        kind: type[RingError] = FormationError
         try:
             self._channel.settimeout(None)
             self._channel.sendall(f"cmd={command} value={json.dumps(request)}\n".encode())
             while answer is None:
                 found = self._read_answer()
+                if "updated" in found:
+                    self._updated = True
+                    continue
                 echoed = {name: found[name] for name in ("generation", "step", "epoch") if name in found}
                 if echoed.items() <= request.items():  # else it is to a request that was interrupted
                     answer = found
@@ -222,13 +267,13 @@ class Rendezvous:
                 if self._where
                 else "the supervisor of the ranks has exited"
             )
-            answer = {"error": gone}
+            answer, kind = {"error": gone}, RingError
         if "error" in answer:
-            raise self._error(str(answer["error"]))
+            raise self._error(str(answer["error"]), kind)
         return answer
 
-    def _error(self, why: str) -> RingError:
-        return RingError(f"{_name(self.rank)} failed to initialize: {why}")
+    def _error(self, why: str, kind: type[RingError] = RingError) -> RingError:
+        return kind(f"{_name(self.rank)} failed to initialize: {why}")
 
     def _read_answer(self) -> dict[str, Any]:
         line = self._read_line()

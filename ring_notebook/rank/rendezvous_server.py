@@ -32,6 +32,7 @@ MOST_STRANGERS = 128
 """Connections that have proven nothing yet."""
 _LONGEST_LINE = 1 << 16
 _CREDENTIALS = struct.Struct("3i")
+_NOT_JOINED = "rank {} has not joined the others"
 
 Replies = dict[int, dict[str, Any]]
 """What to send to which ranks."""
@@ -41,17 +42,29 @@ class Gathering:
     """Who has given what, among ranks 0 to ``size`` - 1 of a job; ``elastic`` is what its ranks are told of it.
 
     Ranks form once in each generation. A request of a newer generation ends what others still wait for. Those of an
-    elastic job that live assemble for each epoch, without the ranks that have exited.
+    elastic job that live assemble for each epoch, without the ranks that have exited. Processes that were started since
+    join them then: all form again, in the next generation.
     """
 
     def __init__(self, size: int, elastic: bool = False) -> None:
         self._size = size
         self._elastic = elastic
+        self.least = 0
+        """With how many ranks an elastic job continues; others wait until so many have joined them."""
         self._gone: dict[int, str] = {}
+        self._joining: dict[int, int] = {}  # processes that wait to be taken in: after which epoch
+        self._formed = set(range(size))  # members of the newest formation that live
+        self._next = 0  # the newest generation that an elastic job was told to form
+        self._since: dict[int, int] = {}  # the generation that has taken a rank in
         self._assembling: dict[int, tuple[frozenset[int], int]] = {}  # who waits: for which ranks, after which epoch
         self._assembled: dict[int, dict[str, Any]] = {}  # what each rank was answered last
         self.left_out: set[int] = set()
         """The ranks that others have continued without."""
+        self.joined: set[int] = set()
+        """The ranks that formations have taken in, until somebody removes them here."""
+        self.dismissed: set[int] = set()
+        """The ranks that others have continued without because they were to leave, until somebody removes them here."""
+        self._leaving: set[int] = set()
         self._begin(0)
 
     def _begin(self, generation: int) -> None:
@@ -87,6 +100,9 @@ class Gathering:
         answer = {"values": values, "key": self._key, "elastic": self._elastic}
         replies |= {member: answer | self._echo() for member in members}
         self._values, self._awaited, self.has_formed = {}, None, last
+        if last:
+            self.joined |= set(members) - self._formed
+            self._formed, self._leaving = set(members), set()
         return replies
 
     def _read(self, rank: int, request: object) -> tuple[int, int, tuple[int, ...], bool, Any]:
@@ -105,34 +121,83 @@ class Gathering:
         """Rank ``rank`` is to open an epoch after ``epoch`` with those of ``ranks`` that live, once all of them ask.
 
         All of these get the same number, of the ``next`` epoch, and the same ``members``. A rank that was interrupted
-        asks again. Raises ValueError for what is no request.
+        asks again. A process that is to join asks with no ``ranks``; it gets the same when the others assemble, which
+        are told that it waits. Then ``forms`` says in which generation all form before, and how many ranks the job has;
+        those who have joined are the last of the ``members``. Raises ValueError for what is no request.
         """
         if not isinstance(request, dict):
             raise ValueError(f"rank {rank}: expected a request, got {request!r:.100}")
         ranks, epoch = request.get("ranks"), request.get("epoch")
         known = range(self._size)
+        joins = ranks == [] and rank not in self._formed
         if not (
-            isinstance(epoch, int) and isinstance(ranks, list) and rank in ranks and all(r in known for r in ranks)
+            isinstance(epoch, int)
+            and isinstance(ranks, list)
+            and (joins or rank in ranks)
+            and all(r in known for r in ranks)
         ):
             raise ValueError(f"rank {rank}: expected it among ranks, and an epoch, got {request!r:.100}")
         if (told := self._assembled.get(rank)) and told["next"] > epoch:  # the others have counted on it
             return {rank: told | {"epoch": epoch}}
+        if joins:
+            self._gone[rank] = _NOT_JOINED.format(rank)
+            self._joining[rank] = epoch
+            return self._update() | self._count_all()
         self._assembling[rank] = frozenset(ranks), epoch
         return self._count(rank)
 
+    def _count_all(self) -> Replies:
+        """Answer all that assemble and can be answered."""
+        replies: Replies = {}
+        for one in list(self._assembling):
+            if one in self._assembling:  # else it has just been answered
+                replies |= self._count(one)
+        return replies
+
     def _count(self, rank: int) -> Replies:
-        """Answer those that assemble with ``rank``, if they are all that live."""
+        """Answer those that assemble with ``rank``, if they are all that live, and those that join them."""
         members = self._assembling[rank][0].difference(self._gone)
         # A rank that has not seen the epoch before open still counts on those that were to be in it.
         waiting = {one: call for one, call in self._assembling.items() if call[0].difference(self._gone) == members}
         if not waiting.keys() >= members:
             return {}
+        if members >= self._formed:  # not a part of the job
+            stay = members - self._leaving
+            if not stay or len(stay | self._joining.keys()) < self.least:  # those that leave wait for others
+                stay = members
+            if len(stay | self._joining.keys()) < self.least:
+                return {}
+            for one in members - stay:
+                self._gone[one] = f"rank {one} was to leave the job"
+            self._formed -= members - stay
+            self.dismissed |= members - stay
+            members = stay
+            waiting = {one: call for one, call in waiting.items() if one in stay}
+            waiting |= {one: (members, epoch) for one, epoch in self._joining.items()}
         number = 1 + max(epoch for _, epoch in waiting.values())
+        taken, forms = members | waiting.keys(), dict[str, list[int]]()
+        if not taken <= self._formed:
+            self._next = max(self._next, self._generation) + 1
+            self._since |= dict.fromkeys(self._joining, self._next)
+            forms = {"forms": [self._next, self._size]}
+        order = sorted(taken, key=lambda one: (self._since.get(one, 0), one))
+        self.left_out -= taken
         for one, (ranks, epoch) in waiting.items():
-            self.left_out |= ranks - members
-            self._assembled[one] = {"epoch": epoch, "next": number, "members": sorted(members)}
-            del self._assembling[one]
+            self.left_out |= ranks - taken
+            self._assembled[one] = {"epoch": epoch, "next": number, "members": order, **forms}
+            self._assembling.pop(one, None)
+            if self._joining.pop(one, None) is not None:
+                del self._gone[one]
         return {one: self._assembled[one] for one in waiting}
+
+    def dismiss(self, ranks: set[int]) -> Replies:
+        """These ranks, and no others, are to leave when the job assembles next, which those that train are told."""
+        before, self._leaving = self._leaving, ranks & self._formed
+        return {} if self._leaving <= before else self._update()
+
+    def _update(self) -> Replies:
+        """Tell those that train that the job changes when they assemble next."""
+        return {one: {"updated": True} for one in self._formed}
 
     def give_up(self, rank: int) -> Replies:
         """Rank ``rank`` waits no longer for others to assemble; it is told which are missing."""
@@ -145,20 +210,28 @@ class Gathering:
     def exited(self, rank: int, how: str) -> Replies:
         """Rank ``rank`` has exited; returns what to send to those that wait for it."""
         self._gone[rank] = f"rank {rank} exited ({how}) before all ranks had called init()"
+        self._formed.discard(rank)
         self._assembling.pop(rank, None)
-        if self.has_formed:
-            replies: Replies = {}
-            for one in list(self._assembling):
-                if one in self._assembling:  # else it has just been answered
-                    replies |= self._count(one)
-            return replies
-        self.error = self.error or self._gone[rank]
-        return self.refuse(self._gone[rank]) if self._awaited and rank in self._awaited[1] else {}
+        self._joining.pop(rank, None)
+        first = self._generation == 0 or not self._elastic  # else those that live form again without it
+        if not self.has_formed and first:
+            self.error = self.error or self._gone[rank]
+        refused = self._awaited and rank in self._awaited[1] and not self.has_formed
+        replies = self.refuse(self._gone[rank]) if refused else {}
+        return replies | (self._count_all() if self.has_formed or not first else {})
 
     def started_again(self, rank: int) -> None:
-        """Another process is rank ``rank`` now."""
-        self._gone.pop(rank, None)
+        """Another process is rank ``rank`` now, one of an elastic job once it has joined the others."""
+        if not self._elastic:
+            self._gone.pop(rank, None)
+        elif self.has_formed or self._generation:
+            self._gone[rank] = _NOT_JOINED.format(rank)
         self._assembled.pop(rank, None)
+        self.left_out.discard(rank)
+
+    def resize(self, size: int) -> None:
+        """The job has ranks 0 to ``size`` - 1 from the next formation on."""
+        self._size = size
 
     @property
     def waiting(self) -> set[int]:

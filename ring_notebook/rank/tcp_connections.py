@@ -44,9 +44,11 @@ def listen(own: str = "") -> socket.socket:
     """A socket that listens on the interface to the other hosts, on a port that the kernel chooses.
 
     The interface is RING_INTERFACE, else the one that the job has found (GLOO_SOCKET_IFNAME, which may be a list), else
-    that of the address ``own``, else that of this host's name. Raises OSError when it has no address.
+    that of the address ``own``, else that of this host's name, as on the first host of a job that has grown to others.
+    Raises OSError when it has no address.
     """
     name = config().interface or os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    name = "" if name == "lo" else name
     address = _address_of(name) if name else own or socket.gethostbyname(socket.gethostname())
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from elastic import test_dying as on_one_host
+from elastic import test_growing
 from harness.two_hosts import NAMES, TwoHosts
 from hosts.test_over_ssh import SETUP, assert_nothing_is_left
 
@@ -26,10 +27,15 @@ def train(
     hosts: TwoHosts, victims: str, when: str, how: str, where: str = HERE_FIRST
 ) -> subprocess.CompletedProcess[str]:
     """The training of `elastic.training` on two ranks of each host, started on the first one."""
-    ringrun = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix", "--elastic", "-np", "4", "-H", where]
-    program = ["python", str(PROGRAM), victims, when, how]
+    options = ["--no-prefix", "--elastic", "-np", "4", "-H", where]
+    return ringrun(hosts, *options, "python", str(PROGRAM), victims, when, how)
+
+
+def ringrun(hosts: TwoHosts, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """``ringrun`` on the first host."""
+    command = [sys.executable, "-m", "ring_notebook.launch.cli", *arguments]
     return subprocess.run(
-        [str(hosts.folder / "launcher"), NAMES[0], shlex.join([*ringrun, *program])],
+        [str(hosts.folder / "launcher"), NAMES[0], shlex.join(command)],
         env={**os.environ, **hosts.environment},
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -53,6 +59,21 @@ def train(
 def test_the_living_train_on(hosts: TwoHosts, victims: str, how: str, where: str) -> None:
     done = train(hosts, victims, "step", how, where)
     on_one_host.check(done, 4, {int(rank) for rank in victims.split(",")}, per_host=2)
+    assert_nothing_is_left(hosts)
+
+
+def test_a_job_grows_to_another_host(hosts: TwoHosts, tmp_path: Path) -> None:
+    """It begins on one; a script names two. The ranks of the second host die once, and others come for them."""
+    script = tmp_path / "hosts.sh"
+    script.write_text("#!/bin/sh\necho ring-a:2\necho ring-b:2\n")
+    script.chmod(0o755)
+    options = ["--no-prefix", "-np", "2", "--min-np", "2", "-H", "ring-a:2", "--host-discovery-script", str(script)]
+    program = ["python", test_growing.PROGRAM, "4", "2,3"]
+    done = ringrun(hosts, *options, *program)
+    reports = test_growing.check(done, 4)
+    assert [report["joined"] for report in reports] == [False, False, True, True]
+    assert sorted(report["local"] for report in reports) == [[0, 2], [0, 2], [1, 2], [1, 2]]
+    assert done.stderr.count("has joined") == 4
     assert_nothing_is_left(hosts)
 
 

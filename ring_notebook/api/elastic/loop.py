@@ -26,7 +26,8 @@ def run(func: Callable[..., R]) -> Callable[..., R]:
     would occur again. All other exceptions are raised at once.
 
     In a job of ``ringrun --elastic`` the surviving ranks continue, on all hosts: they are renumbered from 0, and a
-    process set keeps its surviving members. Elsewhere the death of a rank ends the job.
+    process set keeps its surviving members. Elsewhere the death of a rank ends the job. With ``--max-np`` new ranks
+    join at the next commit, at which HostsUpdatedInterrupt is raised; ``state.sync()`` gives them what rank 0 has.
 
     In a notebook, and where ``RING_COMMIT_DIR`` names a folder, commits are on disk too, and stay there until ``func``
     returns. A training that was killed, stopped, or raised anything resumes from there when the same function is
@@ -41,7 +42,10 @@ def run(func: Callable[..., R]) -> Callable[..., R]:
         if not isinstance(state, State):
             raise TypeError(f"{name_of(func)} takes an elastic.State first, got {type(state).__name__}")
         path = commit_path(func)
-        if path is not None and state.keep_on_disk(path) and rank() == 0:
+        if world.has_just_joined():  # others who train, and have loaded what was there
+            if path is not None:
+                state.keep_on_disk(path, load=False)
+        elif path is not None and state.keep_on_disk(path) and rank() == 0:
             print(f"{name_of(func)}: resuming from {path}; delete it to restart")  # noqa: T201
         ranks, sets = world.current().ranks, registered_sets()
         failed_at: tuple[int, tuple[int, ...]] | None = None
@@ -51,9 +55,10 @@ def run(func: Callable[..., R]) -> Callable[..., R]:
                 if again:
                     shutdown()
                     init(list(ranks))
+                    ranks = world.current().ranks
                     register_again(sets)
                     state.on_reset()
-                    ranks, sets, again = world.current().ranks, registered_sets(), False
+                    sets, again = registered_sets(), False
                 return _train(func, state, skip_sync, *args, **kwargs)
             except HostsUpdatedInterrupt as interrupt:
                 skip_sync = interrupt.skip_sync

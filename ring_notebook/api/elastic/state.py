@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ring_notebook.api.objects import allreduce_numbers
+from ring_notebook.core import world
 from ring_notebook.core.communicator import ReduceOp
 from ring_notebook.errors import HostsUpdatedInterrupt
 
@@ -45,8 +46,8 @@ class State:
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Raise HostsUpdatedInterrupt on all ranks when `on_hosts_updated` was called on one."""
-        updated, self._hosts_updated = int(self._hosts_updated), False
+        """Raise HostsUpdatedInterrupt on all ranks when new ranks wait to join, or `on_hosts_updated` was called."""
+        updated, self._hosts_updated = int(self._hosts_updated or world.is_updated()), False
         if allreduce_numbers([updated], ReduceOp.MAX, "host updates") != [0]:
             raise HostsUpdatedInterrupt
 
@@ -67,8 +68,8 @@ class State:
     def write(self) -> None:
         """Write what `save` has kept to the path that `keep_on_disk` was given."""
 
-    def keep_on_disk(self, path: Path) -> bool:
-        """Write commits to ``path`` too. Returns whether a commit was there; all ranks have then loaded it."""
+    def keep_on_disk(self, path: Path, load: bool = True) -> bool:
+        """Write commits to ``path`` too. Returns whether one was there to ``load``; all ranks have then loaded it."""
         return False
 
     def remove_from_disk(self) -> None:

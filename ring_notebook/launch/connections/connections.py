@@ -30,7 +30,8 @@ class Connections:
     def __init__(
         self, job: str, places: Sequence[int], network: Mapping[str, str] = ALONE, elastic: bool = False
     ) -> None:
-        self._size = len(places)
+        self.size = len(places)
+        """The number of ranks; `resize` changes it."""
         self._elastic = elastic
         self._channels: dict[int, socket.socket] = {}
         self._pmi = PmiServer(job, places, elastic)
@@ -40,6 +41,36 @@ class Connections:
     def error(self) -> str:
         """Why the ranks will never find each other; empty while they may, and once they have."""
         return self._pmi.gathering.error
+
+    def resize(self, size: int) -> None:
+        """The job has ``size`` ranks from its next formation on. MPI keeps those that it began with."""
+        self.size = size
+        self._pmi.gathering.resize(size)
+
+    def wait_for(self, least: int) -> None:
+        """Have the ranks of an elastic job wait for others while they are fewer than ``least``."""
+        self._pmi.gathering.least = least
+
+    def take_joined(self) -> set[int]:
+        """The ranks that those of an elastic job have taken in, each once."""
+        gathering = self._pmi.gathering
+        joined, gathering.joined = gathering.joined, set()
+        return joined
+
+    def dismiss(self, ranks: set[int]) -> None:
+        """Have these ranks of an elastic job leave it when it assembles next."""
+        self._reply(self._pmi.dismiss(ranks))
+
+    def take_dismissed(self) -> set[int]:
+        """The ranks that those of an elastic job have continued without because they were to leave, each once."""
+        gathering = self._pmi.gathering
+        dismissed, gathering.dismissed = gathering.dismissed, set()
+        return dismissed
+
+    @property
+    def has_formed(self) -> bool:
+        """Whether the ranks have found each other, if they form again now too."""
+        return self._pmi.gathering.has_formed
 
     def pair(self, rank: int) -> tuple[socket.socket, socket.socket]:
         """A new socket to the process that is ``rank`` from now on: our end, and the one that it has to inherit."""
@@ -54,9 +85,9 @@ class Connections:
             channel.close()
         self._host.close()
 
-    def variables(self, rank: int, channel: socket.socket, again: bool) -> dict[str, str]:
-        """Those that tell ``rank``, its first process or ``again``, of its socket."""
-        return self._host.variables(self._size, rank, channel, again)
+    def variables(self, size: int, rank: int, channel: socket.socket, again: bool) -> dict[str, str]:
+        """Those that tell ``rank`` of ``size``, its first process or ``again``, of its socket."""
+        return self._host.variables(size, rank, channel, again)
 
     def take_abort(self, rank: int) -> int | None:
         """The exit code with which ``rank`` has asked to end the whole job, once; None when it has not."""
@@ -93,10 +124,12 @@ class Connections:
         except OSError:
             return False
 
-    def deserters(self, exited: Sequence[int], statuses: Sequence[RankStatus]) -> set[int]:
-        """Those of the ranks that ``exited`` with 0 which others still need; ``statuses`` are those of all ranks."""
+    def deserters(self, exited: Mapping[int, RankStatus]) -> set[int]:
+        """Those of the ranks that ``exited`` with 0, and have reported this before, which others still need."""
         if self._elastic:
             return self._pmi.gathering.left_out
         # Once one rank uses MPI, every other one has to: it waits for them when it starts and when it ends.
         used = self._pmi.initialized
-        return {rank for rank in exited if statuses[rank].left_early or (used and rank not in self._pmi.finalized)}
+        return {
+            rank for rank, status in exited.items() if status.left_early or (used and rank not in self._pmi.finalized)
+        }

@@ -61,7 +61,7 @@ class PmiServer:
         mapping = process_mapping(places)
         self._values = {"PMI_process_mapping": mapping} if mapping else {}
         self._at_barrier: set[int] = set()
-        self._unread = [b""] * size
+        self._unread = dict.fromkeys(range(size), b"")
         self._in_spawn: set[int] = set()
         self.gathering = Gathering(size, elastic)
         """What the ranks have told each other without MPI."""
@@ -136,9 +136,13 @@ class PmiServer:
         self._unread[rank] = b""
         self.gathering.started_again(rank)
 
+    def dismiss(self, ranks: set[int]) -> dict[int, bytes]:
+        """These ranks are to leave an elastic job; returns what to send to which ranks."""
+        return _lines(self.gathering.dismiss(ranks))
+
     def exited(self, rank: int, how: str) -> dict[int, bytes]:
         """Rank ``rank`` has exited; returns what to send to which ranks that wait for it."""
-        return {to: f"{line}\n".encode() for to, line in _answers(self.gathering.exited(rank, how)).items()}
+        return _lines(self.gathering.exited(rank, how))
 
     def _refuse_spawn(self, rank: int, line: str) -> dict[int, str]:
         """MPI_Comm_spawn sends several lines up to ``endcmd``; the size of a job is fixed."""
@@ -147,6 +151,10 @@ class PmiServer:
             return {}
         self._in_spawn.discard(rank)
         return {rank: "cmd=spawn_result rc=-1 status=1"}
+
+
+def _lines(replies: Replies) -> dict[int, bytes]:
+    return {to: f"{line}\n".encode() for to, line in _answers(replies).items()}
 
 
 def _answers(replies: Replies) -> dict[int, str]:

@@ -18,6 +18,7 @@ from ring_notebook.errors import MPIMissingError
 from ring_notebook.launch.launchers.launcher import Launcher, loaded_mpi
 from ring_notebook.launch.launchers.own_launchers import Own, check_file_size
 from ring_notebook.launch.launchers.site_launchers import Aprun, Hydra, Jsrun, OpenMPI, Pals, Srun
+from ring_notebook.launch.supervisor.growth import NOT_ELASTIC, Elastic
 
 _MPICH = "HYDRA build details"
 """What the mpiexec of MPICH prints first with --version."""
@@ -33,12 +34,12 @@ _LAUNCHERS: tuple[tuple[str, type[Launcher]], ...] = (
 )
 
 
-def find_launcher(min_np: int = 0, mpi_args: Sequence[str] = (), requests: str = "") -> Launcher:
+def find_launcher(elastic: Elastic = NOT_ELASTIC, mpi_args: Sequence[str] = (), requests: str = "") -> Launcher:
     """RING_MPIEXEC, else the mpiexec beside this Python (its MPI wheel), else the one on the PATH.
 
     Our own supervisor takes the place of the MPICH wheel's mpiexec, which listens on all interfaces without
     authentication, unless ``mpi_args`` has options for mpiexec. It also starts ranks where mpi4py or an mpiexec is
-    missing, and all elastic jobs, those with a ``min_np``. ``requests`` is the pipe through which it takes requests to
+    missing, and all ``elastic`` jobs. ``requests`` is the pipe through which it takes requests to
     start ranks again.
 
     Raises MPIMissingError when there is none that takes ``mpi_args``, when it does not run, and when it belongs to
@@ -46,10 +47,10 @@ def find_launcher(min_np: int = 0, mpi_args: Sequence[str] = (), requests: str =
     job, and RingError where a limit of this process lets no rank start.
     """
     check_file_size()
-    if min_np:
+    if elastic.min_np:
         if mpi_args:
             raise ValueError("an elastic job starts without mpiexec; leave out the options for mpiexec")
-        return Own(min_np=min_np)
+        return Own(elastic=elastic)
     beside = Path(sys.executable).with_name("mpiexec")
     path = config().mpiexec or (str(beside) if beside.exists() else shutil.which("mpiexec"))
     if not config().mpiexec and find_spec("mpi4py") is None:

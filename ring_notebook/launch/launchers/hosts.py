@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 import socket
+import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ring_notebook.rank.rank_variables import free_port, loopback
+
+_SECONDS_TO_DISCOVER = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,22 @@ def named_hosts(hosts: str | None, hostfile: str | None, slots: int = 1) -> list
     if hosts:
         return parse_hosts(hosts, slots)
     return parse_hostfile(Path(hostfile).read_text(), slots) if hostfile else []
+
+
+def discovered_hosts(script: str, slots: int) -> list[Host]:
+    """The hosts that a script prints, one a line, as ``HOST`` or ``HOST:SLOTS``. Raises ValueError when it fails."""
+    try:
+        done = subprocess.run(
+            shlex.split(script), capture_output=True, text=True, timeout=_SECONDS_TO_DISCOVER, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ValueError(f"--host-discovery-script {script} has not ended within {error.timeout:g} s") from None
+    if done.returncode:
+        raise ValueError(f"--host-discovery-script {script} failed: exit code {done.returncode} {done.stderr.strip()}")
+    hosts = parse_hostfile(done.stdout, slots)
+    if not hosts:
+        raise ValueError(f"--host-discovery-script {script} names no host")
+    return hosts
 
 
 def check_slots(n: int, hosts: Sequence[Host]) -> None:
@@ -94,6 +114,15 @@ def is_local(name: str) -> bool:
     """Whether ``name`` is this host."""
     here = socket.gethostname()
     return name in {"localhost", "127.0.0.1", "::1", here, here.split(".")[0]}
+
+
+def slots_by_name(hosts: Sequence[Host]) -> dict[str, int]:
+    """The slots of each host by its name. A host may be named twice, and all names of this one are one."""
+    slots: dict[str, int] = {}
+    for host in hosts:
+        name = socket.gethostname() if is_local(host.name) else host.name
+        slots[name] = slots.get(name, 0) + host.slots
+    return slots
 
 
 def _host(piece: str, default: int) -> Host:

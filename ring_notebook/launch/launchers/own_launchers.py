@@ -13,6 +13,7 @@ from pathlib import Path
 from ring_notebook.errors import RingError
 from ring_notebook.launch.launchers.hosts import Host, check_slots, only_here
 from ring_notebook.launch.launchers.launcher import Launcher
+from ring_notebook.launch.supervisor.growth import NOT_ELASTIC, Elastic
 from ring_notebook.own_python import module_command
 
 _FILES_PER_RANK = 7
@@ -33,7 +34,7 @@ class Own(Launcher):
 
     An agent gets the whole environment, over the streams of ssh or what a batch system has for it.
 
-    With a ``min_np`` the job is elastic: it continues without ranks that fail while so many are left, and has no MPI.
+    An ``elastic`` job continues without ranks that fail, may grow, and has no MPI.
     With a named pipe for ``requests`` the ranks are a notebook's engines: those that live continue, and others are
     started again when `engine_supervisor.request` asks for it.
     """
@@ -42,7 +43,7 @@ class Own(Launcher):
     foreign = False
 
     path: str = sys.executable
-    min_np: int = 0
+    elastic: Elastic = NOT_ELASTIC
     requests: str = ""
 
     def __str__(self) -> str:
@@ -53,13 +54,14 @@ class Own(Launcher):
         return bool(self.requests)
 
     def options(self, n: int, hosts: Sequence[Host], exported: Iterable[str]) -> list[str]:
-        named = ""
-        if not only_here(hosts):
-            check_slots(n, hosts)
-            named = ",".join(f"{host.name}:{host.slots}" for host in hosts)
-        elif problem := too_many_ranks(n):
+        here = only_here(hosts)
+        if here and (problem := too_many_ranks(n)):
             raise ValueError(problem)
-        arguments = str(n), str(self.min_np), self.requests, named
+        named = ""
+        if not here or self.elastic.grows:  # else slots that are free do not matter
+            check_slots(n, hosts or [Host("localhost", n)])
+            named = ",".join(f"{host.name}:{host.slots}" for host in hosts)
+        arguments = str(n), str(self.elastic), self.requests, named
         return module_command("ring_notebook.launch.supervise", *arguments)[1:]
 
 

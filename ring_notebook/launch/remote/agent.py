@@ -87,7 +87,7 @@ class Agent:
         if frame.kind == Kind.ASSIGNMENT:
             self._assign(json.loads(frame.payload))
         elif frame.kind == Kind.START:
-            self._start(frame.number, bool(frame.payload))
+            self._start(frame.number, json.loads(frame.payload or b"{}"))
         elif frame.kind == Kind.STARTED:
             self._carry_on()
         elif frame.kind == Kind.MESSAGE:
@@ -130,20 +130,21 @@ class Agent:
         except OSError as error:
             self._refusal = error
             return
-        variables = functools.partial(self._mpi.variables, assignment.size)
         stdin = self._input_ends[0] if self._input_ends else None
-        self._ranks = LocalRanks(assignment, variables, files, self._carry, stdin)
+        self._ranks = LocalRanks(assignment, self._mpi.variables, files, self._carry, stdin)
         self._ranks.watch(self._selector, self._tell_exit)
 
-    def _start(self, rank: int, again: bool) -> None:
+    def _start(self, rank: int, now: dict[str, Any]) -> None:
         if self._ranks is None:
             assert self._refusal is not None
             self._refuse(rank, self._refusal)
             return
+        if now:
+            self._ranks.assign(now["ranks"], now["size"])
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                self._ranks.start(rank, theirs, again)
+                self._ranks.start(rank, theirs, bool(now))
             except OSError as error:
                 ours.close()
                 self._refuse(rank, error)

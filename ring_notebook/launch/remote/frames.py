@@ -35,7 +35,7 @@ class Kind(enum.IntEnum):
     ASSIGNMENT = 2
     """To the agent: what its ranks have to run."""
     START = 3
-    """To the agent: start a rank [rank]; with a payload it is started again."""
+    """To the agent: start a rank [rank]; with a payload, the ranks of the host and of the job now, it joins others."""
     STARTED = 4
     """To the agent: all ranks have been started."""
     REFUSED = 5

@@ -47,11 +47,10 @@ class RemoteRanks(HostRanks):
     """
 
     def __init__(self, name: str, assignment: Assignment, others: Sequence[str], job: str, command: list[str]) -> None:
-        super().__init__(assignment.ranks)
+        super().__init__(assignment)
         self.name = name
         self.unusable: RankFailure | None = None
         """The failure of its first rank, where it was lost before its agent had answered."""
-        self._assignment = assignment
         self._others = list(others)
         self._host = name  # what it calls itself, once it has said that
         self._job = job
@@ -60,10 +59,13 @@ class RemoteRanks(HostRanks):
         self._statuses: dict[int, RankStatus] = {}
         self._asked_to_end = self._ended = False
         self._input = Window()
-        self._outputs: dict[int, Inlet] = {}
+        self._outputs: dict[int, Inlet] = {}  # what its ranks print, once they have been started
         self._start_agent()
 
     def _start_agent(self) -> None:
+        for output in self._outputs.values():
+            output.put(b"")
+        self._outputs = {}
         self.lost = ""
         """Why the host is lost."""
         self.ready = False
@@ -110,10 +112,13 @@ class RemoteRanks(HostRanks):
                 stream.close()
             self._start_agent()
             self._watch_agent()
+        if again and not self._outputs:  # the first rank of this agent
             self._carry_output()
+        self._statuses.pop(rank, None)
         self._running.add(rank)
         self._channels.add(rank, channel.dup(), self._selector)
-        self._send(Kind.START, rank, b"again" if again else b"")
+        now = {"ranks": self.ranks, "size": self._assignment.size}
+        self._send(Kind.START, rank, json.dumps(now).encode() if again else b"")
 
     def _send(self, kind: Kind, number: int = 0, payload: bytes = b"") -> None:
         if self.ready:
@@ -128,8 +133,6 @@ class RemoteRanks(HostRanks):
 
     def _carry_output(self) -> None:
         self._send(Kind.STARTED)
-        for output in self._outputs.values():
-            output.put(b"")
         self._outputs = {
             fd: Inlet(functools.partial(put, fd), functools.partial(self._tell_taken, fd)) for fd in (1, 2)
         }

@@ -10,19 +10,18 @@ import os
 import re
 import selectors
 import stat
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
 from ring_notebook.files.private_files import make_private_folder, open_private
 from ring_notebook.launch.connections.connections import Connections
-from ring_notebook.launch.supervisor.local_ranks import HostRanks
-from ring_notebook.launch.supervisor.rank_failure import report_start_error
-from ring_notebook.launch.supervisor.supervisor import Supervisor
+from ring_notebook.launch.supervisor.supervisor import Hosts, Supervisor
 from ring_notebook.verdict import RankFailure, Rules
 
-_REQUEST = re.compile(rb"(start|end) (\d{1,9})")
+Request = Literal["start", "end", "size", "slots"]
+"""Start a rank again, or for the first time; end one; have so many ranks; have so many slots on a host."""
+_REQUEST = re.compile(rb"(start|end|size|slots) (\d{1,9})(?: (\S{1,255}))?")
 _CAPACITY = 1 << 12  # bytes
 
 
@@ -31,14 +30,14 @@ def make_requests(path: Path) -> None:
     os.mkfifo(path, 0o600)
 
 
-def request(path: Path, what: Literal["start", "end"], rank: int) -> None:
-    """Ask the supervisor of the pipe at ``path`` to start ``rank`` again, or to kill it if it runs.
+def request(path: Path, what: Request, number: int, host: str = "") -> None:
+    """Ask the supervisor of the pipe at ``path`` for something: of a rank, or a number, of slots on a ``host``.
 
     Raises OSError when no supervisor reads from it.
     """
     pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     try:
-        os.write(pipe, f"{what} {rank}\n".encode())
+        os.write(pipe, f"{what} {number} {host}".rstrip().encode() + b"\n")
     finally:
         os.close(pipe)
 
@@ -46,13 +45,10 @@ def request(path: Path, what: Literal["start", "end"], rank: int) -> None:
 class EngineSupervisor(Supervisor):
     """``program`` on ``n`` engines, as many of which live as do; it ends when all have. ``requests`` is the pipe."""
 
-    def __init__(
-        self, hosts: Sequence[HostRanks], connections: Connections, n: int, program: list[str], requests: str
-    ) -> None:
-        self._program = program
+    def __init__(self, hosts: Hosts, connections: Connections, n: int, program: list[str], requests: str) -> None:
         self._wanted: set[int] = set()  # to be started again as soon as their processes have ended
         self._unread = b""
-        super().__init__(hosts, connections, Rules(n, engines=True))
+        super().__init__(hosts, connections, Rules(n, engines=True), program)
         self._pipe = Path(requests)
         self._folder = KeptFolder(self._pipe.parent, self._pipe)
         self._listen()
@@ -79,35 +75,39 @@ class EngineSupervisor(Supervisor):
             *lines, rest = (self._unread + os.read(self._requests, _CAPACITY)).split(b"\n")
             self._unread = rest[-_CAPACITY:]
             for line in lines:
-                match = _REQUEST.fullmatch(line)
-                if match and int(match[2]) < self._rules.n and not self._verdict.is_ending:
-                    self._carry_out(match[1].decode(), int(match[2]))
+                if (match := _REQUEST.fullmatch(line)) and not self._verdict.is_ending:
+                    self._carry_out(match[1].decode(), int(match[2]), (match[3] or b"").decode(errors="replace"))
 
-    def _carry_out(self, what: str, rank: int) -> None:
-        if what == "end":
-            self._wanted.discard(rank)
-            if rank in self._running:
-                self._note("unwanted", rank)
-        elif rank in self._running:
-            self._wanted.add(rank)
+    def _carry_out(self, what: str, number: int, host: str) -> None:
+        if what == "slots" and host:
+            self._hosts.slots[host] = max(1, number)
+        elif what == "size":
+            self._resize(number)
+        elif number >= self._connections.size:
+            return
+        elif what == "end":
+            self._end(number)
+        elif number in self._running:
+            self._wanted.add(number)
         else:
-            self._start_again(rank)
+            self._assign(number, self._hosts.names([number]).get(number) or self._hosts.free(self._running))
+            self._start_again(number)
+
+    def _end(self, rank: int) -> None:
+        self._wanted.discard(rank)
+        if rank in self._running:
+            self._note("unwanted", rank)
+
+    def _resize(self, size: int) -> None:
+        """The engines are ranks 0 to ``size`` - 1 from now on; those after them end, more are started one by one."""
+        for rank in range(size, self._connections.size):
+            self._end(rank)
+        self._connections.resize(size)
+        self._hosts.resize(size)
 
     def _look(self) -> None:
         super()._look()
-        for rank in self._verdict.doomed & self._running:
-            self._host_of[rank].kill(rank)
         self._keep_folder()
-
-    def _start_again(self, rank: int) -> None:
-        self._hang_up(rank)
-        try:
-            self._start(rank, again=True)
-        except OSError as error:
-            code = report_start_error(self._program, error)
-            self._note("exited", self._host_of[rank].failure(rank, code))
-            return
-        self._running.add(rank)
 
     def _handle_exit(self, how: RankFailure) -> None:
         super()._handle_exit(how)

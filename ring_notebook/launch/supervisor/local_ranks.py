@@ -11,7 +11,7 @@ import socket
 import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ring_notebook.gpus import gpus, gpus_of_script
@@ -57,11 +57,20 @@ class Assignment:
 class HostRanks(ABC):
     """The ranks of one host. ``watch`` comes first, then one ``start`` for each rank, then ``carry_output``.
 
-    After that a rank that has exited may be started again.
+    After that a rank that has exited may be started again, and others that `assign` adds.
     """
 
-    def __init__(self, ranks: Sequence[int]) -> None:
-        self.ranks = tuple(ranks)
+    def __init__(self, assignment: Assignment) -> None:
+        self._assignment = assignment
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks of this host, by local rank."""
+        return self._assignment.ranks
+
+    def assign(self, ranks: Sequence[int], size: int) -> None:
+        """The host has ``ranks`` of a job of ``size`` from now on, some of which are yet to be started."""
+        self._assignment = replace(self._assignment, ranks=list(ranks), size=size)
 
     def watch(self, selector: selectors.BaseSelector, on_exit: Callable[[RankFailure], None]) -> None:
         """Have what happens here noticed by ``selector``, whose keys carry functions to call.
@@ -121,26 +130,25 @@ def raise_file_limit() -> tuple[int, int]:
 class LocalRanks(HostRanks):
     """The ranks of this host, with their environment, status and output.
 
-    ``variables`` gives those by which a rank finds the others through its socket, and ``files`` are its limits.
+    ``variables`` gives those by which a rank of so many finds the others through its socket; ``files`` are its limits.
     """
 
     def __init__(
         self,
         assignment: Assignment,
-        variables: Callable[[int, socket.socket, bool], dict[str, str]],
+        variables: Callable[[int, int, socket.socket, bool], dict[str, str]],
         files: tuple[int, int],
         carrier: Callable[[subprocess.Popen[bytes], int | None], Carrier] = carry,
         stdin: int | None = None,
     ) -> None:
-        super().__init__(assignment.ranks)
-        self._assignment = assignment
+        super().__init__(assignment)
         self._variables = variables
         self._files = files
         self._carrier = carrier
         self._stdin = stdin  # of rank 0; None for that of this process
         self._oom_kills = oom_kills()
         self._gpus = gpus()
-        self._status_files = {rank: StatusFile() for rank in self.ranks}
+        self._status_files: dict[int, StatusFile] = {}
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._pidfds: dict[int, int] = {}
         self._groups: list[int] = []
@@ -170,11 +178,14 @@ class LocalRanks(HostRanks):
 
     def start(self, rank: int, channel: socket.socket, again: bool = False) -> None:
         if again:
-            self._status_files[rank].close()
-            self._status_files[rank] = StatusFile()
+            self._carries = True  # all ranks that the host began with have been started
             self._oom_kills = oom_kills()
+        if before := self._status_files.get(rank):
+            before.close()
+        self._status_files[rank] = StatusFile()
         stdin = self._stdin if rank == 0 and not again else subprocess.DEVNULL
-        self._launch(rank, self._variables(rank, channel, again), stdin, [channel.fileno()])
+        variables = self._variables(self._assignment.size, rank, channel, again)
+        self._launch(rank, variables, stdin, [channel.fileno()])
 
     def _launch(self, rank: int, variables: dict[str, str], stdin: int | None, inherited: list[int]) -> None:
         """Start the process of ``rank`` with these variables besides those of the job."""
@@ -211,7 +222,8 @@ class LocalRanks(HostRanks):
             send_signal(process, signal.SIGKILL)
 
     def status(self, rank: int) -> RankStatus:
-        return self._status_files[rank].read()
+        file = self._status_files.get(rank)
+        return file.read() if file else RankStatus()
 
     def failure(self, rank: int, code: int) -> RankFailure:
         return failure_of(rank, code, self.status(rank), self._oom_kills)
@@ -253,7 +265,7 @@ class LocalRanks(HostRanks):
         return {
             **with_variables_of_job(own, added),
             **preloaded(own),
-            **self._status_files[rank].variables,
+            **(self._status_files[rank].variables if rank in self._status_files else {}),
             **({"RING_MIN_NP": str(job.min_np)} if job.min_np else {}),
         }
 

@@ -8,41 +8,109 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 
 from ring_notebook.launch.connections.connections import Connections
+from ring_notebook.launch.supervisor.growth import Discovery, Growth
 from ring_notebook.launch.supervisor.local_ranks import HostRanks
-from ring_notebook.launch.supervisor.rank_failure import report
+from ring_notebook.launch.supervisor.rank_failure import report, report_start_error
 from ring_notebook.launch.supervisor.start_and_signal import FORWARDED
 from ring_notebook.verdict import Event, Kind, RankFailure, Rules, describe_exit, judge
 
 _LOOK = 0.5  # seconds: hosts are checked so often
 
 
-class Supervisor:
-    """The job of the ranks of ``hosts``, which find each other through ``connections``."""
+Make = Callable[[str, list[int], int, Iterable[str]], HostRanks]
 
-    def __init__(self, hosts: Sequence[HostRanks], connections: Connections, rules: Rules) -> None:
+
+class Hosts:
+    """The hosts of a job by name, and which of them has each rank; ``slots`` are those of all that it may use.
+
+    ``make(name, ranks, size, others)`` makes another one, for these ranks of a job of ``size`` on the hosts ``others``.
+    """
+
+    def __init__(self, make: Make, by_name: Mapping[str, HostRanks], slots: Mapping[str, int]) -> None:
+        self.by_name = dict(by_name)
+        self.slots = dict(slots)
+        self._make = make
+        self._name_of = {rank: name for name, host in by_name.items() for rank in host.ranks}
+
+    def of(self, rank: int) -> HostRanks:
+        """The host of ``rank``."""
+        return self.by_name[self._name_of[rank]]
+
+    def names(self, ranks: Iterable[int]) -> dict[int, str]:
+        """The names of the hosts of ``ranks``."""
+        return {rank: self._name_of[rank] for rank in ranks if rank in self._name_of}
+
+    def resize(self, size: int) -> None:
+        """The job has ``size`` ranks from now on."""
+        for host in self.by_name.values():
+            host.assign([rank for rank in host.ranks if rank < size], size)
+
+    def assign(self, rank: int, name: str, size: int) -> HostRanks | None:
+        """``rank`` of a job of ``size`` is on the host ``name`` from now on; returns that one if it is a new one."""
+        if self._name_of.get(rank, name) != name:
+            host = self.of(rank)
+            host.assign([one for one in host.ranks if one != rank], size)
+        self._name_of[rank] = name
+        if name in self.by_name:
+            host = self.by_name[name]
+            host.assign(host.ranks if rank in host.ranks else [*host.ranks, rank], size)
+            return None
+        self.by_name[name] = self._make(name, [rank], size, self.by_name)
+        return self.by_name[name]
+
+    def free(self, ranks: Iterable[int]) -> str:
+        """The first host that has a slot beside ``ranks``; where none has, the least full one."""
+        used = Counter(self.names(ranks).values())
+        return min(self.slots, key=lambda name: max(0.0, (1 + used[name] - self.slots[name]) / self.slots[name]))
+
+
+class Supervisor:
+    """The job of the ranks of ``hosts``, which find each other through ``connections``, and run ``program``.
+
+    With a ``growth`` others are started while the job runs; ``ask`` says once a second which slots there are.
+    """
+
+    def __init__(
+        self,
+        hosts: Hosts,
+        connections: Connections,
+        rules: Rules,
+        program: list[str],
+        growth: Growth | None = None,
+        ask: Callable[[], Mapping[str, int]] | None = None,
+    ) -> None:
         self._hosts = hosts
-        self._host_of = {rank: host for host in hosts for rank in host.ranks}
+        self._program = program
         self._rules = rules
         self._connections = connections
+        self._growth = growth
+        self._joining: set[int] = set()  # ranks that were started, and that an elastic job has yet to take in
         self._began = time.monotonic()
         self._events: list[Event] = []
         self._verdict = judge(rules, (), 0.0)
         self._selector = selectors.DefaultSelector()
         self._channels: dict[int, socket.socket] = {}
-        self._running = set(self._host_of)
+        self._running = set(range(rules.n))
         # A signal waits until it can be passed on to all ranks.
         signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
         self._catch_signals()
-        for host in hosts:
+        for host in hosts.by_name.values():
             host.watch(self._selector, self._handle_exit)
         for rank in range(rules.n):
             self._start(rank)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
-        for host in hosts:
+        for host in hosts.by_name.values():
             host.carry_output()
+        if growth is not None:
+            connections.wait_for(rules.min_np)
+        if ask is not None:
+            self._discovery = Discovery(ask, _say)
+            self._selector.register(self._discovery.changed, selectors.EVENT_READ, self._take_slots)
+            self._discovery.start()
 
     def run(self) -> int:
         """Wait for all ranks; the exit code of the job.
@@ -52,14 +120,15 @@ class Supervisor:
         while self._running:
             for key, _ in self._selector.select(max(0.0, min(_LOOK, self._verdict.look_at - self._now()))):
                 key.data()
-            for host in self._hosts:
+            for host in [*self._hosts.by_name.values()]:
                 host.check()
             self._look()
+            self._grow()
         if self._verdict.is_ending:
-            for host in self._hosts:
+            for host in self._hosts.by_name.values():
                 host.end_children()
         self._connections.close()
-        for host in self._hosts:
+        for host in self._hosts.by_name.values():
             host.close()
         return self._verdict.code
 
@@ -69,16 +138,62 @@ class Supervisor:
     def _start(self, rank: int, again: bool = False) -> None:
         ours, theirs = self._connections.pair(rank)
         with theirs:
-            self._host_of[rank].start(rank, theirs, again)
+            self._hosts.of(rank).start(rank, theirs, again)
         self._channels[rank] = ours
         self._selector.register(ours, selectors.EVENT_READ, lambda: self._read_message(rank))
+
+    def _start_again(self, rank: int) -> None:
+        """Start a process as ``rank`` in place of one that has exited, or as one more rank."""
+        self._hang_up(rank)
+        self._note("started", rank)
+        try:
+            self._start(rank, again=True)
+        except OSError as error:
+            code = report_start_error(self._program, error)
+            self._note("exited", self._hosts.of(rank).failure(rank, code))
+            return
+        self._running.add(rank)
+
+    def _assign(self, rank: int, name: str) -> None:
+        """``rank`` is on the host ``name`` from now on, and may be one more than there were."""
+        self._connections.resize(max(self._connections.size, rank + 1))
+        if made := self._hosts.assign(rank, name, self._connections.size):
+            made.watch(self._selector, self._handle_exit)
+
+    def _grow(self) -> None:
+        """Start the ranks for which there are slots now, and end those for which there are none any more."""
+        growth = self._growth
+        if growth is None or self._verdict.is_ending:
+            return
+        for rank in self._connections.take_joined():
+            self._joining.discard(rank)
+            self._note("joined", rank)
+        for rank in self._connections.take_dismissed():
+            self._note("unwanted", rank)
+        if self._verdict.finished or self._running <= self._joining:  # nobody is left who would take them in
+            for rank in self._joining & self._running:
+                self._note("unwanted", rank)
+            return
+        if not self._connections.has_formed:
+            return
+        places = self._hosts.names(self._running)
+        self._connections.dismiss(growth.surplus(places) - self._joining)
+        for rank, name in growth.due(places, self._now()).items():
+            self._assign(rank, name)
+            self._joining.add(rank)
+            self._start_again(rank)
+
+    def _take_slots(self) -> None:
+        os.eventfd_read(self._discovery.changed)
+        assert self._growth is not None
+        self._growth.slots = self._discovery.slots
 
     def _read_message(self, rank: int) -> None:
         if not self._connections.receive(rank):
             self._hang_up(rank)
         code = self._connections.take_abort(rank)
         if code is not None:
-            self._note("aborts", self._host_of[rank].failure(rank, code))
+            self._note("aborts", self._hosts.of(rank).failure(rank, code))
 
     def _hang_up(self, rank: int) -> None:
         if channel := self._channels.pop(rank, None):
@@ -87,6 +202,8 @@ class Supervisor:
 
     def _handle_exit(self, how: RankFailure) -> None:
         self._running.discard(how.rank)
+        if self._growth is not None and how.code and how.rank not in self._verdict.doomed:
+            self._growth.fail(self._hosts.names([how.rank])[how.rank], self._now())
         self._connections.exited(how.rank, describe_exit(how.code))
         if self._connections.error:
             self._note("apart", self._connections.error)
@@ -100,26 +217,27 @@ class Supervisor:
         now, before = self._now(), self._verdict
         verdict = judge(self._rules, self._events, now)
         if verdict.finished:
-            statuses = [self._host_of[rank].status(rank) for rank in range(self._rules.n)]
-            if missed := self._connections.deserters([*verdict.finished], statuses).intersection(verdict.finished):
+            statuses = {rank: self._hosts.of(rank).status(rank) for rank in verdict.finished}
+            if missed := self._connections.deserters(statuses).intersection(statuses):
                 for rank in missed:
                     self._note("missed", rank)
                 verdict = judge(self._rules, self._events, now)
         if verdict.due:
             for rank in sorted(self._running):
-                if (status := self._host_of[rank].status(rank)).is_leaving:
-                    self._note("leaving", self._host_of[rank].failure(rank, status.leaves_with))
+                if (status := self._hosts.of(rank).status(rank)).is_leaving:
+                    self._note("leaving", self._hosts.of(rank).failure(rank, status.leaves_with))
             self._note("looked")
             verdict = judge(self._rules, self._events, now)
         self._verdict = verdict
         for failure in verdict.failures[len(before.failures) :]:
             report(failure)
         for text in verdict.words[len(before.words) :]:
-            with contextlib.suppress(OSError):  # nobody reads any more, or the disk is full
-                os.write(2, f"ringrun: {text}\n".encode())
+            _say(text)
         for signum in verdict.signals[len(before.signals) :]:
-            for host in self._hosts:
+            for host in self._hosts.by_name.values():
                 host.send(signum)
+        for rank in verdict.doomed & self._running:
+            self._hosts.of(rank).kill(rank)
 
     def _catch_signals(self) -> None:
         wake = os.eventfd(0, os.EFD_CLOEXEC)
@@ -131,3 +249,8 @@ class Supervisor:
 
         for signum in FORWARDED:
             signal.signal(signum, note)
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):  # nobody reads any more, or the disk is full
+        os.write(2, f"ringrun: {text}\n".encode())

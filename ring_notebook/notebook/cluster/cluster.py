@@ -20,12 +20,14 @@ import cloudpickle
 from ring_notebook.config import config
 from ring_notebook.errors import ClusterError
 from ring_notebook.launch.batch_job import job_name, walltime
-from ring_notebook.launch.launchers.hosts import Host, parse_hosts
+from ring_notebook.launch.launchers.hosts import Host, check_slots, only_here, parse_hosts, slots_by_name
+from ring_notebook.launch.launchers.own_launchers import too_many_ranks
 from ring_notebook.notebook.cluster import discovery
 from ring_notebook.notebook.cluster.death import Death
 from ring_notebook.notebook.cluster.default_size import choose_size
 from ring_notebook.notebook.cluster.engine_status import EngineStatus, engine_statuses
-from ring_notebook.notebook.cluster.heal import NOT_HERE, end, heal, meet, prepare_engines
+from ring_notebook.notebook.cluster.heal import NOT_HERE, end, heal, meet, prepare_engines, remove
+from ring_notebook.notebook.cluster.lost_ranks import LostRanks
 from ring_notebook.notebook.cluster.processes import Processes, require_descriptors
 from ring_notebook.notebook.cluster.readiness import UnfinishedRuns, check_ranks, require_living
 from ring_notebook.notebook.cluster.stacks import Stack, stacks
@@ -84,7 +86,7 @@ class Cluster:
 
     @property
     def n(self) -> int:
-        """The number of engines; `restart` changes it."""
+        """The number of engines; `grow`, `shrink` and `restart` change it."""
         return self._n
 
     @property
@@ -148,7 +150,7 @@ class Cluster:
             about = discovery.read(directory)
             if not about:  # removed meanwhile by the kernel that has ended it
                 continue
-            cluster = cls(about["n"], keep=about["keep"])
+            cluster = cls(about["n"], about.get("hosts", ""), keep=about["keep"])
             cluster._why = about["why"]
             cluster.foreign = discovery.has_kernel(about) and about["kernel"] != os.getpid()
             cluster.directory = directory
@@ -234,23 +236,88 @@ class Cluster:
         dies meanwhile, and where all engines end with one, as under a site's mpiexec. After an interrupt another call
         heals.
         """
-        engines, processes = self._connected(), self._processes
-        if processes is None or processes.lost is None:
-            raise ClusterError(NOT_HERE)
-        if self.foreign:
-            raise ClusterError("the notebook that has started this cluster can heal it")
+        engines, processes, lost = self._changeable("heal")
         if ranks is None:
-            processes.lost.look(engines.all)
+            lost.look(engines.all)
         wanted = sorted(engines.deaths() if ranks is None else set(ranks))
         if wanted:
             check_ranks(self.n, wanted)
             self.runs.require_idle(engines, True, but=wanted)
-            self._begin_formation(engines, processes)
-            heal(engines, processes.lost, processes.request, wanted, self.directory, self._keep, self._generation)
-            self._met = True
-            self._describe(engines, processes)
-            self._workspace.bring(engines, wanted)
+            self._start_engines(engines, processes, lost, wanted, self.n)
         return wanted
+
+    def grow(self, n: int, hosts: str = "") -> list[int]:
+        """Start engines until there are ``n``; returns their ranks. All others keep their variables, as in `heal`.
+
+        ``hosts`` (``"a:4,b:4"``) are the slots from now on, of hosts that the cluster has or new ones. Raises
+        ClusterError as `heal`, for too few slots, and when there are as many engines already.
+        """
+        engines, processes, lost = self._changeable("grow")
+        if n <= self.n:
+            raise ClusterError(f"the cluster has {self.n} engines already; `%ring shrink {n}` ends some")
+        where = tuple(parse_hosts(hosts)) or self._hosts
+        if only_here(self._hosts) and not only_here(where):
+            raise ClusterError(
+                "engines of other hosts cannot reach a cluster that was started for this host alone; `%ring stop`, "
+                f"then `%ring start -n {n} --hosts {hosts}`"
+            )
+        if not only_here(where):
+            try:
+                check_slots(n, where)
+            except ValueError as error:
+                raise ClusterError(f"{error}: `%ring grow {n} --hosts a:4,b:4`") from None
+        elif problem := too_many_ranks(n):
+            raise ClusterError(problem)
+        require_descriptors(n)
+        self.runs.require_idle(engines, True)
+        for name, slots in slots_by_name(where).items():
+            processes.request("slots", slots, name)
+        self._hosts = where
+        processes.request("size", n)
+        new = list(range(self.n, n))
+        self._start_engines(engines, processes, lost, new, n)
+        return new
+
+    def shrink(self, n: int) -> list[int]:
+        """End all engines but the first ``n``; returns the ranks that were ended. The others keep their variables.
+
+        Raises ClusterError as `heal`, and when there are not more than ``n``.
+        """
+        engines, processes, lost = self._changeable("shrink")
+        if not 1 <= n < self.n:
+            raise ClusterError(f"expected 1 to {self.n - 1} ranks to keep, got {n}; the cluster has {self.n} engines")
+        self.runs.require_idle(engines, True)
+        dropped = list(range(n, self.n))
+        self._begin_formation(engines, processes)
+        remove(engines, lost, processes.request, n, self.n)
+        self._take_size(n)
+        meet(engines, engines.living(), self._generation, n)
+        self._met = True
+        self._describe(engines, processes)
+        return dropped
+
+    def _changeable(self, what: str) -> tuple[Engines, Processes, LostRanks]:
+        """The parts of this cluster. Raises ClusterError where no engine can be started or ended alone."""
+        engines, processes = self._connected(), self._processes
+        if processes is None or processes.lost is None:
+            raise ClusterError(NOT_HERE)
+        if self.foreign:
+            raise ClusterError(f"the notebook that has started this cluster can {what} it")
+        return engines, processes, processes.lost
+
+    def _start_engines(
+        self, engines: Engines, processes: Processes, lost: LostRanks, ranks: Sequence[int], n: int
+    ) -> None:
+        self._begin_formation(engines, processes)
+        heal(engines, lost, processes.request, ranks, n, self.directory, self._keep, self._generation)
+        if n != self.n:
+            self._take_size(n)
+        self._met = True
+        self._describe(engines, processes)
+        self._workspace.bring(engines, ranks)
+
+    def _take_size(self, n: int) -> None:
+        self._n, self._why = n, "as asked for"
 
     def _end_rank(self) -> Callable[[int, str], None] | None:
         """Kills the engine of a rank that `heal` can start again; None where none can be."""
@@ -309,7 +376,7 @@ class Cluster:
         require_living(engines, ranks)
         if not self._met and self._processes is not None:  # since a heal that failed
             self._begin_formation(engines, self._processes)
-            meet(engines, self.living, self._generation)
+            meet(engines, self.living, self._generation, self.n)
             self._met = True
         engines.hear(ranks)
         sent = send(
@@ -441,7 +508,7 @@ class Cluster:
         if processes.lost is not None:
             processes.lost.watch(engines.all)
             self._generation = 1
-            meet(engines, range(self.n), self._generation)
+            meet(engines, range(self.n), self._generation, self.n)
         self._met = True
         self._describe(engines, processes)
 
@@ -456,6 +523,7 @@ class Cluster:
             self.directory,
             {
                 "n": self.n,
+                "hosts": ",".join(f"{host.name}:{host.slots}" for host in self._hosts),
                 "why": self.why,
                 "keep": self._keep,
                 "met": self._met,

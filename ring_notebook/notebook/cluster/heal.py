@@ -1,4 +1,4 @@
-"""Prepares new engines for runs, starts dead ones again, and has all that live form together."""
+"""Prepares new engines for runs, starts dead ones again and more, ends some, and has all that live form together."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from socket import gethostname
 from time import time
-from typing import Literal
 
 from ring_notebook.errors import ClusterError
+from ring_notebook.launch.supervisor.engine_supervisor import Request
 from ring_notebook.notebook.cluster.death import Death
 from ring_notebook.notebook.cluster.lost_ranks import LostRanks
 from ring_notebook.notebook.cluster.process_life import began
@@ -28,19 +28,20 @@ _FORGET_TIMEOUT = 10.0
 def heal(
     engines: Engines,
     lost: LostRanks,
-    request: Callable[[Literal["start", "end"], int], None],
+    request: Callable[[Request, int], None],
     ranks: Sequence[int],
+    n: int,
     directory: Path,
     keep: bool,
     generation: int,
 ) -> None:
-    """Start the engines of ``ranks`` again, ending those of them that live, and have all `meet` in ``generation``.
+    """Start the engines of ``ranks``, which are among ``n``, and have all `meet` in ``generation``.
 
-    ``request`` asks the supervisor. Whatever fails, or interrupts it: ``ranks`` have died then as before, and another
-    call may start them. Raises ClusterError, with the story of a rank that died meanwhile.
+    They take the place of engines that have died, or are ended, or come after all that there are. ``request`` asks the
+    supervisor. Whatever fails, or interrupts it: ``ranks`` have died then as before, and another call may start them;
+    those that are new are no ranks of the cluster. Raises ClusterError, with the story of a rank that died meanwhile.
     """
-    deaths = lost.deaths
-    n = len(engines.all)
+    deaths, before = lost.deaths, len(engines.all)
     try:
         for rank in ranks:
             lost.expect(rank)
@@ -49,18 +50,30 @@ def heal(
             request("start", rank)
         engines.wait_for(ranks, _START_TIMEOUT, lambda: _failed(lost, ranks))
         for engine in prepare_engines(engines, n, directory, keep, True, ranks):
-            engines.all[engine.rank] = replace(engine, replaced=time())
+            engines.all[engine.rank : engine.rank + 1] = [replace(engine, replaced=time())]
             lost.watch([engine])
-        meet(engines, engines.living(), generation)
+        meet(engines, engines.living(), generation, n)
     except BaseException:
         for rank in ranks:
             end(lost, request, rank, "was ended and not started again", deaths.get(rank))
+        if n > before:
+            remove(engines, lost, request, before, n)
         raise
+
+
+def remove(engines: Engines, lost: LostRanks, request: Callable[[Request, int], None], n: int, before: int) -> None:
+    """End all engines of ``before`` but the first ``n``, which are to `meet` again."""
+    request("size", n)
+    del engines.all[n:]
+    for rank in range(n, before):
+        lost.forget(rank)
+    for rank in range(n, before):
+        engines.forget(rank, _FORGET_TIMEOUT)
 
 
 def end(
     lost: LostRanks,
-    request: Callable[[Literal["start", "end"], int], None],
+    request: Callable[[Request, int], None],
     rank: int,
     how: str,
     before: Death | None = None,
@@ -111,9 +124,9 @@ def prepare_engines(
     ]
 
 
-def meet(engines: Engines, ranks: Sequence[int], generation: int) -> None:
-    """Have these engines, all that live, form again, in new ring memory. Their variables stay.
+def meet(engines: Engines, ranks: Sequence[int], generation: int, n: int) -> None:
+    """Have these engines, all of ``n`` that live, form again, in new ring memory. Their variables stay.
 
     ``generation`` is greater than that of any call before, whatever became of it.
     """
-    engines.call(f"{_SETUP}:form", generation, list(ranks), ranks=ranks, timeout=_TIMEOUT)
+    engines.call(f"{_SETUP}:form", generation, list(ranks), n, ranks=ranks, timeout=_TIMEOUT)

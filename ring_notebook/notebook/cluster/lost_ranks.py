@@ -91,6 +91,12 @@ class LostRanks:
             self._reports[rank] = len(failures_of(self._output(), rank))
             self._elsewhere.pop(rank, None)
 
+    def forget(self, rank: int) -> None:
+        """``rank`` is no rank of the cluster any more, whatever becomes of its process."""
+        self.expect(rank)
+        with self._lock:
+            del self._reports[rank]
+
     def add(self, rank: int, death: Death) -> None:
         """``rank`` is dead, whatever has become of its process."""
         with self._lock:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from threading import Event, Thread
 from time import monotonic, sleep
-from typing import Any, Literal
+from typing import Any
 
 import ipyparallel
 from ipyparallel.cluster.launcher import LocalControllerLauncher, MPIEngineSetLauncher
@@ -25,7 +25,7 @@ from ring_notebook.errors import ClusterError
 from ring_notebook.files.private_files import open_private
 from ring_notebook.launch.launchers.find_launcher import find_launcher
 from ring_notebook.launch.launchers.hosts import Host, master_of, only_here
-from ring_notebook.launch.supervisor.engine_supervisor import make_requests, request
+from ring_notebook.launch.supervisor.engine_supervisor import Request, make_requests, request
 from ring_notebook.launch.supervisor.local_ranks import SHARED_IMPORTS
 from ring_notebook.launch.supervisor.outer_job import without_outer_job
 from ring_notebook.launch.supervisor.parent_death import wrap
@@ -222,15 +222,15 @@ class Processes:
             return {self.death.rank: self.death}
         return self.lost.deaths if self.lost else {}
 
-    def request(self, what: Literal["start", "end"], rank: int) -> None:
-        """Have the supervisor start ``rank`` again, or kill it. Raises ClusterError when there is none.
+    def request(self, what: Request, number: int, host: str = "") -> None:
+        """Ask the supervisor for something, as `request` says. Raises ClusterError when there is none.
 
         Where somebody has removed the cluster's folder, the supervisor makes it again.
         """
         deadline = monotonic() + _SECONDS_TO_RESTORE
         while True:
             try:
-                request(self._requests, what, rank)
+                request(self._requests, what, number, host)
                 return
             except OSError as error:
                 if (trouble := self.trouble()) or monotonic() > deadline:

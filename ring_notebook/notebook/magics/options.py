@@ -241,6 +241,8 @@ def _ring() -> LineParser:
         interrupt="stop the run in progress; variables and cluster are kept",
         stop="stop the cluster",
         heal="start the ranks again that have died; the others keep their variables",
+        grow="start more engines; the others keep their variables",
+        shrink="end the last engines; the others keep their variables",
         restart="stop the cluster and start it again; all variables of ranks are lost",
         push="copy variables of this notebook to every rank",
         pull="copy variables of a rank into this notebook",
@@ -292,6 +294,12 @@ def _ring() -> LineParser:
     heal.add_argument(
         "-t", "--ranks", type=_ranks, metavar="0,2-3", help="start these again, dead or alive; by default all dead ones"
     )
+    grow = commands["grow"]
+    grow.add_argument("n", type=_count, metavar="N", help="number of engines from now on")
+    grow.add_argument(
+        "--hosts", type=_hosts, default="", metavar="a:4,b:4", help="hosts and the number of engines that each may have"
+    )
+    commands["shrink"].add_argument("n", type=_count, metavar="N", help="number of engines from now on")
     restart = commands["restart"]
     restart.add_argument("-n", type=_count, metavar="N", help="number of engines; by default as before")
     restart.add_argument(

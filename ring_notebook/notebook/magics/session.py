@@ -209,27 +209,42 @@ class Session:
 
         Raises what `Cluster.heal` raises, and what a set-up cell does.
         """
+        return self._start_ranks(lambda cluster: cluster.heal(ranks), "again ") or "No rank has died."
+
+    def grow(self, n: int, hosts: str = "") -> str:
+        """Start engines until there are ``n``, and run the set-up cells on them alone. Raises as `heal`."""
+        return self._start_ranks(lambda cluster: cluster.grow(n, hosts))
+
+    def _start_ranks(self, start: Callable[[Cluster], list[int]], again: str = "") -> str:
+        """Have ``start`` start ranks, and run the set-up cells on these; returns how many, or nothing for no ranks."""
         cluster = self.require()
         with self._queue.held():  # until the set-up cells have run
-            started = time.monotonic()
-            healed = cluster.heal(ranks)
-            if not healed:
-                return "No rank has died."
+            began = time.monotonic()
+            started = start(cluster)
+            if not started:
+                return ""
             print(  # noqa: T201
-                f"Started {rank_text(healed)} again in {time.monotonic() - started:.1f} s, without variables; "
+                f"Started {rank_text(started)} {again}in {time.monotonic() - began:.1f} s, without variables; "
                 "the others keep theirs."
             )
             ran = 0
             for cell in set_up_cells(self._setup):
                 chosen = cell.options.get("ranks") or range(cell.options.get("n") or cluster.n)
-                if only := [rank for rank in healed if rank in chosen]:
+                if only := [rank for rank in started if rank in chosen]:
                     try:
                         self.train(cell.source, CellOptions.of(cell.options), only)
                     except RingError:
                         print(f"{rank_text(only)}: a set-up cell failed; run it on all ranks if it communicates.")  # noqa: T201
                         raise
                     ran += 1
-            return f"Ran {plural(ran, 'set-up cell')} on {rank_text(healed)}." if ran else "There are no set-up cells."
+            return f"Ran {plural(ran, 'set-up cell')} on {rank_text(started)}." if ran else "There are no set-up cells."
+
+    def shrink(self, n: int) -> str:
+        """End all engines but the first ``n``."""
+        cluster = self.require()
+        with self._queue.held():
+            ended = cluster.shrink(n)
+        return f"Ended {rank_text(ended)}; the other {_engines(cluster)} keep their variables."
 
     def require(self) -> Cluster:
         """The cluster. Raises ClusterError when there is none."""

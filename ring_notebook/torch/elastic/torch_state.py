@@ -72,14 +72,14 @@ class TorchState(State):
             if isinstance(value, ElasticSampler):
                 value.reset()
 
-    def keep_on_disk(self, path: Path) -> bool:
-        """Put commits into ``path`` too. True when rank 0 found one there, which now holds on all ranks.
+    def keep_on_disk(self, path: Path, load: bool = True) -> bool:
+        """Put commits into ``path`` too. True when rank 0 found one there to ``load``, which now holds on all ranks.
 
         Raises RingError on all ranks when it is damaged, and when another user wrote it: a pickle runs code when it is
         loaded.
         """
         self._path = path
-        found = broadcast_object(path.exists(), name="elastic resume")
+        found = load and broadcast_object(path.exists(), name="elastic resume")
         if found:
             try:
                 self._load(checkpoint.load(path, weights_only=False, private=True))

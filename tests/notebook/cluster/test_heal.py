@@ -367,3 +367,46 @@ def test_memory_of_the_dead_goes_back(cluster: Cluster) -> None:
     cluster.run(held).wait()
     assert 2 << 26 <= cluster.pull("held") < 3 << 26
     assert cluster.run("assert ring.rank() == 1 or float(kept.sum()) == 1 << 24").wait().status == "ok"
+
+
+def test_a_cluster_that_grows_and_shrinks(cluster: Cluster) -> None:
+    """The living keep their variables; a new rank that dies is healed like any other."""
+    with pytest.raises(ClusterError, match=r"the cluster has 3 engines already; `%ring shrink 3` ends some"):
+        cluster.grow(3)
+    with pytest.raises(ClusterError, match=r"expected 1 to 2 ranks to keep, got 3; the cluster has 3 engines"):
+        cluster.shrink(3)
+    with pytest.raises(ClusterError, match="cannot reach a cluster that was started for this host alone"):
+        cluster.grow(4, "localhost:2,elsewhere:2")
+    pids = [one.pid for one in cluster.status()]
+    assert cluster.grow(5) == [3, 4]
+    assert [one.pid for one in cluster.status()][:3] == pids
+    assert names(cluster) == ["int 0", "int 1", "int 2", None, None]
+    assert_whole(cluster, TRAINS)
+    kill(cluster, 1, 4)
+    assert cluster.heal() == [1, 4]
+    assert_whole(cluster, "import os\nassert int(os.environ['WORLD_SIZE']) == 5 or ring.rank() in (0, 2)\n")
+    assert cluster.shrink(2) == [2, 3, 4]
+    until(lambda: not any(psutil.pid_exists(pid) for pid in pids[2:]))
+    assert names(cluster) == ["int 0", None]
+    assert_whole(cluster, "assert ring.size() == 2\n")
+    kill(cluster, 0)
+    assert cluster.heal() == [0], "those that were ended are not missed"
+    assert cluster.grow(3) == [2]
+    assert_whole(cluster)
+
+
+def test_a_growth_that_is_interrupted(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cluster is as large as before, and grows at the next try."""
+
+    def fail(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ring_notebook.notebook.cluster.heal.meet", fail)
+        with pytest.raises(KeyboardInterrupt):
+            cluster.grow(4)
+    assert cluster.n == len(cluster.status()) == 3
+    assert_whole(cluster)
+    assert cluster.grow(4) == [3]
+    assert_whole(cluster)
+    cluster.shrink(3)

@@ -486,3 +486,9 @@ def test_heal_starts_a_dead_rank_with_its_set_up_cells(notebook: Notebook) -> No
     assert re.search(r"Ran \d+ set-up cells? on rank 1\.", healed)  # other tests have given theirs
     notebook.run("%%ringtrain\nassert base == (10 * ring.rank(), 2)\nassert (kept if ring.rank() == 0 else 7) == 7")
     assert notebook.text("%ring heal") == "No rank has died.\n"
+    grown = notebook.text("%ring grow 3")
+    assert re.match(r"Started rank 2 in [\d.]+ s, without variables; the others keep theirs\.\n", grown)
+    assert re.search(r"Ran \d+ set-up cells? on rank 2\.", grown)
+    notebook.run("%%ringtrain\nassert base == (10 * ring.rank(), 3 if ring.rank() == 2 else 2)")
+    assert notebook.text("%ring shrink 2") == "Ended rank 2; the other 2 engines keep their variables.\n"
+    notebook.run("%%ringtrain\nassert base == (10 * ring.rank(), ring.size())")

@@ -30,6 +30,8 @@ from ring_notebook.verdict import (
 )
 
 SCRIPT, ELASTIC, ALL_OF_3, ENGINES = Rules(3), Rules(3, 1), Rules(3, 3), Rules(3, engines=True)
+GROWING = Rules(3, 2, patience=60.0)
+FEWER = "1 rank of 3 left, fewer than the 2 of --min-np; waiting 60 s for others to join"
 OURS, OURS_ELASTIC = Rules(2, launched=True), Rules(2, 1, launched=True)
 THEIRS, PATIENT = Rules(2, launched=True, start_limit=60.0), Rules(2, launched=True, start_limit=0.0)
 HINT = "killed by SIGKILL; if nobody sent it, the Linux kernel did, out of memory"
@@ -72,7 +74,8 @@ def play(rules: Rules, steps: Sequence[Step], until: float = 200.0) -> tuple[lis
             latest = judge(rules, events, now, deaf)
             assert not latest.due
         sent += [(now, number) for number in latest.signals[len(sent) :]]
-        gone = sum(event.kind == "exited" for event in events) >= rules.n and not rules.engines and not rules.launched
+        kinds = [event.kind for event in events]
+        gone = kinds.count("exited") >= rules.n + kinds.count("started") and not rules.engines and not rules.launched
         if not left and (gone or any(event.kind == "launcher" for event in events)):
             return sent, latest
         now = min(latest.look_at, left[0].at if left else inf)
@@ -174,6 +177,29 @@ ENDS: list[tuple[str, Rules, list[Step], list[tuple[float, int]], int, str, list
     ("ranks that were through are not blamed for a failure after them", ELASTIC,
      [(1, "exited", rank(0)), (1, "exited", rank(2)), (2, "exited", rank(1, 1))], [], 0,
      "rank 1 on h failed first: exit code 1", ["rank 1 failed: exit code 1. Continuing with 2 ranks of 3"]),
+    # Ranks join: as many others as there are slots, and those that come for the dead.
+    ("a rank joins in place of one that has died", GROWING,
+     [(1, "exited", rank(1, 3)), (3, "started", 1), (4, "joined", 1), *((9, "exited", rank(n)) for n in range(3))],
+     [], 0, "rank 1 on h failed first: exit code 3",
+     ["rank 1 failed: exit code 3. Continuing with 2 ranks of 3", "rank 1 has joined. Continuing with 3 ranks"]),
+    ("a rank joins, and then others die", GROWING,
+     [(1, "started", 3), (2, "joined", 3), (3, "exited", rank(0, 4)), (4, "exited", rank(1, 4)),
+      (9, "exited", rank(2)), (9, "exited", rank(3))], [], 0, "rank 0 on h failed first: exit code 4",
+     ["rank 3 has joined. Continuing with 4 ranks", "rank 0 failed: exit code 4. Continuing with 3 ranks of 4",
+      "rank 1 failed: exit code 4. Continuing with 2 ranks of 4"]),
+    ("too few are left until another one joins", GROWING,
+     [(1, "exited", rank(0, 4)), (1, "exited", rank(1, 4)), (30, "started", 1), (55, "joined", 1),
+      (150, "exited", rank(1)), (150, "exited", rank(2))], [], 0, "rank 0 on h failed first: exit code 4",
+     ["rank 0 failed: exit code 4. Continuing with 2 ranks of 3", f"rank 1 failed: exit code 4. {FEWER}",
+      "rank 1 has joined. Continuing with 2 ranks"]),
+    ("too few are left, and the one that is to join fails too", GROWING,
+     [(1, "exited", rank(0, 4)), (1, "exited", rank(1, 4)), (30, "started", 1), (40, "exited", rank(1, 5))],
+     [(61, SIGTERM), (66, SIGKILL)], 4, "rank 0 on h failed first: exit code 4",
+     ["rank 0 failed: exit code 4. Continuing with 2 ranks of 3", f"rank 1 failed: exit code 4. {FEWER}",
+      f"rank 1 failed: exit code 5. {FEWER}"]),
+    ("a rank leaves because its host is not to be used any more", GROWING,
+     [(1, "unwanted", 2), (2, "exited", rank(2, -SIGKILL)), (9, "exited", rank(0)), (9, "exited", rank(1))], [], 0, "",
+     []),
     # Engines live on, and are killed alone.
     ("an engine dies", ENGINES, [(1, "exited", rank(1, -SIGKILL))], [], 137, f"rank 1 on h failed first: {HINT}", []),
     ("an engine exits", ENGINES,

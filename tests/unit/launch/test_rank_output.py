@@ -67,10 +67,11 @@ def test_what_no_rank_has_printed_is_nobodys() -> None:
         (Style(2), b"[0] a\n[1] b\n[0] c\nringrun: d\n"),
         (Style(1), b"a\nb\nc\nringrun: d\n"),
         (Style(2, prefix=False), b"a\nb\nc\nringrun: d\n"),
+        (Style(1, most=2), b"[0] a\n[0] b\n[0] c\nringrun: d\n"),
         (Style(11), b"[ 0] a\n[ 1] b\n[ 0] c\nringrun: d\n"),
         (Style(2, colour=True), b"\x1b[36m[0]\x1b[0m a\n\x1b[33m[1]\x1b[0m b\n\x1b[36m[0]\x1b[0m c\nringrun: d\n"),
     ],
-    ids=["two", "one", "none", "eleven", "colours"],
+    ids=["two", "one", "none", "grows", "eleven", "colours"],
 )
 def test_each_line_says_whose_it_is(style: Style, shown: bytes) -> None:
     output = RankOutput(style, "stdout")
@@ -120,8 +121,8 @@ def test_the_cause_in_one_line(traceback: bytes, cause: str) -> None:
 
 def test_files_of_ranks(tmp_path: Path) -> None:
     files = RankFiles(tmp_path, 11)
-    output = RankOutput(Style(11), "stdout", files)
-    output.feed(tagged(3, b"a\n") + b"ringrun: b\n" + tagged(10, b"c"))
+    output = RankOutput(Style(11, most=12), "stdout", files)
+    output.feed(tagged(3, b"a\n") + b"ringrun: b\n" + tagged(11, b"joined\n") + tagged(10, b"c"))
     files.close()
     assert {
         path.relative_to(tmp_path).as_posix(): path.read_bytes()
@@ -130,4 +131,5 @@ def test_files_of_ranks(tmp_path: Path) -> None:
     } == {
         "rank.03/stdout": b"a\n",
         "rank.10/stdout": b"c",
+        "rank.11/stdout": b"joined\n",
     }

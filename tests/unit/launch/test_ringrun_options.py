@@ -10,7 +10,8 @@ import pytest
 
 from ring_notebook.launch.allocation import find_allocation
 from ring_notebook.launch.launchers.hosts import Host
-from ring_notebook.launch.ringrun_options import config_words, environment, hosts_of, notes, parse
+from ring_notebook.launch.ringrun_options import config_words, elastic_rules, environment, hosts_of, notes, parse
+from ring_notebook.launch.supervisor.growth import Elastic
 
 # All options of horovodrun 0.28 with a value for each, in the order of its launch.py.
 HOROVODRUN = """
@@ -45,7 +46,8 @@ def test_all_options_of_horovodrun_are_taken() -> None:
     said = notes(options, here=False)
     assert "--cycle-time-ms has no effect: there are no cycles" in said
     assert "ranks connect through one network interface of each host: eth0 is taken" in said
-    assert len(said) == len(set(said)) == 33  # 32 of no effect, and the interface
+    assert len(said) == len(set(said)) == 29  # 28 of no effect, and the interface
+    assert elastic_rules(options, 2) == Elastic(1, 4, "", 2, (1.0, 2.0), 9.0)
 
 
 @pytest.mark.parametrize(
@@ -111,9 +113,31 @@ def test_a_script_names_the_hosts(tmp_path: Path) -> None:
     script.chmod(0o755)
     words = ["--host-discovery-script", str(script), "--slots-per-host", "2", "p"]
     assert hosts_of(parse(words)[1]) == [Host("a", 4), Host("b", 2)]
+    assert elastic_rules(parse(words)[1], 6) == Elastic(1, 0, str(script), 2)
+    assert hosts_of(parse(["-H", "a:2", *words])[1]) == [Host("a", 2)], "what the job begins with"
     script.write_text("#!/bin/sh\necho no queue >&2; exit 3\n")
     with pytest.raises(ValueError, match="failed: exit code 3 no queue"):
         hosts_of(parse(words)[1])
+
+
+@pytest.mark.parametrize(
+    ("words", "rules"),
+    [
+        ("", Elastic()),
+        ("--elastic", Elastic(1)),
+        ("--min-np 3", Elastic(3)),
+        ("--elastic --reset-limit 0 --max-np 8", Elastic()),
+        ("--max-np 8", Elastic(1, 8)),
+        ("--min-np 2 --max-np 4 --blacklist-cooldown-range 2 30", Elastic(2, 4, cooldown=(2.0, 30.0))),
+    ],
+)
+def test_what_makes_a_job_elastic(words: str, rules: Elastic) -> None:
+    assert elastic_rules(parse([*words.split(), "p"])[1], 4) == rules
+
+
+def test_a_limit_below_the_ranks_that_a_job_begins_with() -> None:
+    with pytest.raises(ValueError, match="--max-np must be at least the 4 ranks that the job begins with, got 3"):
+        elastic_rules(parse(["--max-np", "3", "p"])[1], 4)
 
 
 def test_slots_follow_the_cores_of_each_rank() -> None:

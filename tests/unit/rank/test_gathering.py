@@ -178,10 +178,106 @@ def test_parts_of_a_job_assemble_beside_each_other() -> None:
     assert gathering.assemble(3, calls(1, 3)) == {}, "rank 1 waits no more"
 
 
+def form(gathering: Gathering, generation: int, members: list[int]) -> None:
+    """These ranks form, in one step."""
+    more = {"generation": generation, "members": members, "last": True}
+    replies = [gathering.take(rank, asks(rank, **more)) for rank in members]
+    assert replies[-1].keys() == set(members)
+    assert "error" not in replies[-1][members[0]]
+
+
+JOINS = calls()
+UPDATE = {"updated": True}
+
+
+def test_processes_join_those_that_train_when_these_assemble() -> None:
+    """One in place of a dead rank and one more: the others are told, form with them, and come first."""
+    gathering = formed(3)
+    gathering.exited(0, "SIGKILL")
+    gathering.resize(4)
+    for rank in (0, 3):
+        gathering.started_again(rank)
+        assert gathering.assemble(rank, JOINS) == {1: UPDATE, 2: UPDATE}
+    assert gathering.assemble(1, calls(0, 1, 2, epoch=5)) == {}
+    told = {"next": 6, "members": [1, 2, 0, 3], "forms": [1, 4]}
+    assert gathering.assemble(2, calls(0, 1, 2, epoch=5)) == {
+        rank: {"epoch": 5 if rank in (1, 2) else 0, **told} for rank in range(4)
+    }
+    form(gathering, 1, [1, 2, 0, 3])
+    assert gathering.joined == {0, 3}
+    assert gathering.left_out == set()
+    assert gathering.assemble(3, calls(0, 1, 2, 3)) == {3: {"epoch": 0, **told}}, "its init() after it has formed"
+    for rank in range(3):
+        assert gathering.assemble(rank, calls(0, 1, 2, 3, epoch=6)) == {}
+    told = {"epoch": 6, "next": 7, "members": [1, 2, 0, 3]}
+    assert gathering.assemble(3, calls(0, 1, 2, 3, epoch=6)) == dict.fromkeys(range(4), told), "nobody forms again"
+
+
+def test_who_dies_before_all_have_formed_with_those_that_join() -> None:
+    """The others hear of it, assemble again, and take in another one that joins, in a newer generation."""
+    gathering = formed(2)
+    gathering.resize(4)
+    for rank in (2, 3):
+        gathering.started_again(rank)
+        gathering.assemble(rank, JOINS)
+    gathering.assemble(0, calls(0, 1))
+    assert gathering.assemble(1, calls(0, 1))[3]["forms"] == [1, 4]
+    members = {"generation": 1, "members": [0, 1, 2, 3]}
+    assert gathering.take(0, asks(0, **members)) == {}
+    assert gathering.exited(2, "SIGKILL")[0]["error"].startswith("rank 2 exited (SIGKILL)")
+    assert gathering.error == "", "the job is not at its end"
+    assert "error" in gathering.take(1, asks(0, **members))[1]
+    assert gathering.assemble(0, calls(0, 1, 2, 3, epoch=1)) == {}
+    assert gathering.assemble(1, calls(0, 1, epoch=1)) == {}, "rank 3 was to be in that epoch"
+    answers = gathering.assemble(3, calls(epoch=1))
+    assert {rank: (answer["next"], answer["members"], answer["forms"]) for rank, answer in answers.items()} == (
+        each((0, 1, 3), (2, [0, 1, 3], [2, 4]))
+    )
+    form(gathering, 2, [0, 1, 3])
+    assert gathering.joined == {3}
+
+
+def test_too_few_wait_for_others() -> None:
+    gathering = formed(2)
+    gathering.least = 2
+    gathering.exited(0, "SIGKILL")
+    assert gathering.assemble(1, calls(0, 1)) == {}
+    gathering.started_again(0)
+    answers = gathering.assemble(0, JOINS)
+    assert [answers[rank]["members"] for rank in (0, 1)] == [[1, 0]] * 2
+
+
+def test_ranks_that_are_to_leave() -> None:
+    """They get no answer when the others do; where too few would stay, they stay until others have come."""
+    gathering = formed(3)
+    gathering.least = 2
+    assert gathering.dismiss({1, 2}) == dict.fromkeys(range(3), UPDATE)
+    assert gathering.dismiss({1, 2}) == {}
+    for rank in (0, 1):
+        assert gathering.assemble(rank, calls(0, 1, 2)) == {}
+    assert gathering.assemble(2, calls(0, 1, 2))[0]["members"] == [0, 1, 2]
+    assert gathering.dismiss({1}) == {}, "they know that something changes"
+    for rank in (0, 1):
+        assert gathering.assemble(rank, calls(0, 1, 2, epoch=1)) == {}
+    told = {"epoch": 1, "next": 2, "members": [0, 2]}
+    assert gathering.assemble(2, calls(0, 1, 2, epoch=1)) == {0: told, 2: told}
+    assert gathering.dismissed == {1}
+
+
+def test_a_part_of_a_job_takes_nobody_in() -> None:
+    gathering = formed(3)
+    gathering.resize(4)
+    gathering.started_again(3)
+    gathering.assemble(3, JOINS)
+    assert gathering.assemble(0, calls(0, 1)) == {}
+    assert gathering.assemble(1, calls(0, 1)).keys() == {0, 1}
+
+
 @pytest.mark.parametrize(
     "request_",
     [
         None,
+        calls(),
         calls(1),
         calls(0, 2),
         {"ranks": [0]},

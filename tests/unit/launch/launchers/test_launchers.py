@@ -16,6 +16,7 @@ from ring_notebook.launch.launchers.hosts import Host
 from ring_notebook.launch.launchers.launcher import Launcher
 from ring_notebook.launch.launchers.own_launchers import Own
 from ring_notebook.launch.launchers.site_launchers import Aprun, Hydra, Jsrun, OpenMPI, Pals, Srun
+from ring_notebook.launch.supervisor.growth import Elastic
 from ring_notebook.own_python import module_command
 
 HERE = [Host("localhost", 3)]
@@ -90,7 +91,7 @@ def test_command_lines(
 
 @pytest.mark.parametrize(("hosts", "named"), [([], ""), (HERE, ""), (TWO, "a:2,b:2")])
 def test_command_line_of_our_supervisor(hosts: list[Host], named: str) -> None:
-    assert Own(min_np=2).command(["p"], 3, hosts) == [*SUPERVISOR, "3", "2", "", named, "p"]
+    assert Own(elastic=Elastic(2)).command(["p"], 3, hosts) == [*SUPERVISOR, "3", "2", "", named, "p"]
     assert Own(requests="pipe").command(["p"], 3, hosts) == [*SUPERVISOR, "3", "0", "pipe", named, "p"]
 
 
@@ -142,7 +143,7 @@ def test_a_launcher_is_known_by_what_it_says_of_itself(
     monkeypatch.setenv("RING_MPIEXEC", str(path))
     monkeypatch.setattr("ring_notebook.launch.launchers.find_launcher.loaded_mpi", lambda: kind.mpis[0])
     assert find_launcher() == kind(str(path))
-    assert find_launcher(min_np=2) == Own(min_np=2), "elastic ranks need our supervisor"
+    assert find_launcher(Elastic(2)) == Own(elastic=Elastic(2)), "elastic ranks need our supervisor"
 
 
 @pytest.mark.parametrize(("name", "kind"), [("aprun", Aprun), ("jsrun", Jsrun)])
