@@ -25,6 +25,12 @@ TRAINING = "training"
 """The kind of two events of that thread. A rank trains between them: from its first row to the end of its cell."""
 
 
+MEDIA = ("image", "figure", "histogram", "text")
+"""What `ring.log` takes beside numbers. Each is a `Display` whose metadata has ``LOGGED``: its kind, name and step."""
+LOGGED = "ring_logged"
+HISTOGRAM = "application/vnd.ring-histogram+json"
+"""The type of the numbers of a histogram: ``counts``, and ``edges``, one more."""
+
 TRANSPORTS = {"host": "GPU tensors through CPU memory", "nccl": "GPU tensors by NCCL"}
 """What moves tensors on GPUs between the ranks of a run, in words, by the name that the core gives it."""
 
@@ -34,7 +40,8 @@ class MetricBatch:
     """Rows that one rank logged with the same metrics.
 
     ``values`` holds the rows one after another, ``width`` float64 each: time (seconds since the epoch), step, and the
-    value of each metric in the order of ``names``. A metric may have any name, ``time`` included.
+    value of each metric in the order of ``names``. A metric may have any name, ``time`` included. ``units`` are those
+    that the rank has given to some of them since its last batch.
     """
 
     kind: ClassVar[str] = "metrics"
@@ -42,6 +49,7 @@ class MetricBatch:
     rank: int
     names: tuple[str, ...]
     values: array[float]
+    units: dict[str, str] = field(default_factory=dict)
 
     @property
     def width(self) -> int:
@@ -200,6 +208,7 @@ def _line(record: Record) -> bytes:
     if isinstance(record, MetricBatch):
         values = b64encode(record.values.tobytes()).decode()
         fields = {"run": record.run, "rank": record.rank, "names": record.names, "values": values}
+        fields |= {"units": record.units} if record.units else {}
     elif isinstance(record, Trace):
         fields = {"run": record.run, "rank": record.rank, "events": b64encode(record.events).decode()}
     else:

@@ -1,4 +1,4 @@
-"""log, log_params and track: the rows that this rank has recorded and that were not drained yet.
+"""log, log_params and track: the rows and pictures that this rank has recorded and that were not drained yet.
 
 Numbers on a device are copied in the background, and read when they have arrived.
 """
@@ -15,7 +15,7 @@ from time import monotonic, monotonic_ns, sleep, time
 from typing import Any, Generic, Protocol, TypeVar
 
 from ring_notebook.rank.exit_watch import at_exit
-from ring_notebook.records import MetricBatch
+from ring_notebook.records import LOGGED, MEDIA, Display, MetricBatch
 
 T = TypeVar("T")
 _Row = tuple[float, int, dict[str, Any]]
@@ -25,6 +25,9 @@ _TRACK_PERIOD = 0.2
 _PRINT_PERIOD = 1.0
 _LAST_WAIT = 5.0  # seconds to wait for numbers on a device at the end of a script
 _WAITS_KEPT = 1 << 14
+_LONGEST_UNIT = 24  # characters
+# What a rank shows in a run with `log`: so many, and so many characters of them in records.
+MOST_SHOWN, MOST_SHOWN_SIZE = 500, 32 << 20
 
 
 class _Recorder:
@@ -51,10 +54,16 @@ class _Recorder:
         self.on_first_row: Callable[[], None] | None = None
         self.warmup = 1
         self.first_step: int | None = None
+        self.latest = 0  # the step of the last row
+        self.units: dict[str, str] = {}
+        self.new_units: dict[str, str] = {}
+        self.shown: deque[tuple[str, str, int, Any, Any]] = deque()  # kind, name, step, data and metadata
+        self.shown_count = self.shown_size = 0
 
     def add(self, now: float, step: int | None, values: dict[str, Any]) -> None:
         if step is None:
             step = self.logged if self.step is None else self.step
+        self.latest = step
         if self.first_step is None:
             self.first_step = step
         if self.on_first_row is not None and step - self.first_step >= self.warmup - 1:
@@ -70,6 +79,33 @@ class _Recorder:
         self.rows.append((now, step, values))
         if not self.attached:
             self.print_row()
+
+    def show(self, kind: str, step: int | None, values: Any) -> None:
+        """Keep what pages show, up to the limits of a run; a script shows none."""
+        if not self.attached:
+            return
+        from ring_notebook.core import media  # needs numpy, which a script without pictures may do without
+
+        if step is None:
+            step = self.latest if self.step is None else self.step
+        for name, value in media.named(kind, values).items():
+            if not isinstance(name, str):
+                raise TypeError(f"log: {kind} {name!r:.100} must have a text for a name")
+            _check_name(name)
+            if self.shown_count >= MOST_SHOWN or self.shown_size >= MOST_SHOWN_SIZE:
+                return
+            try:
+                data, metadata = media.bundle(kind, value)
+            except TypeError as error:
+                raise TypeError(f"log: {kind} {name!r} {error}") from None
+            self.shown.append((kind, name, step, data, metadata))
+            self.shown_count += 1
+            self.shown_size += sum(len(one) for one in data.values())
+            if self.shown_count >= MOST_SHOWN or self.shown_size >= MOST_SHOWN_SIZE:
+                most = f"{MOST_SHOWN} or {MOST_SHOWN_SIZE >> 20} MiB"
+                sys.stderr.write(
+                    f"ring.log: the next images, figures, histograms and texts are left out; a rank has {most}\n"
+                )
 
     def print_row(self) -> None:
         """In a plain script rank 0 prints the latest row once a second; the other rows are dropped."""
@@ -120,25 +156,53 @@ _valid_names: set[str] = set()  # names that were checked already
 _watched: dict[str, Any] = {}
 
 
-def log(step: int | None = None, **values: Any) -> None:
+def log(step: int | None = None, *, units: Mapping[str, str] | None = None, **values: Any) -> None:
     """Record numbers of this rank, for example ``log(loss=loss, samples=len(x))``; returns at once.
 
     A value is a number, or a tensor or array with one element. A value on a device is copied in the background and read
     when it has arrived, so that training never waits for it. ``step`` defaults to the batch of `track`, else to the
-    count of calls. ``samples`` (the number of samples of this step) gives the throughput; `track` adds it by itself. In
-    a notebook every row reaches the run's record; in a script rank 0 prints one line a second. Raises TypeError, which
-    names the metric, for a value that is not a number, and for a ``step`` that is not an integer.
+    count of calls. ``samples`` (the number of samples of this step) gives the throughput; `track` adds it by itself.
+    ``units`` are those of metrics whose names do not say them: ``units={"length": "tokens"}``. In a notebook every row
+    reaches the run's record; in a script rank 0 prints one line a second.
+
+    ``image`` (an array or tensor, a PIL image), ``figure`` (of matplotlib; it is closed), ``histogram`` (an array or
+    tensor) and ``text`` are shown in notebooks; a dictionary has several of a kind by name:
+    ``log(image={"input": x, "mask": y})``. They are read at once, also from a device. Of an image at most 512 pixels a
+    side are kept, of a text 20,000 characters; of a run on each rank the first 500, or 32 MiB.
+
+    Raises TypeError, which names the metric, for a value that is not of its kind, and for a ``step`` that is not an
+    integer.
     """
     if step is not None and not hasattr(step, "__index__"):
         raise TypeError(f"log: step must be an integer, got {step!r}; give metrics by name, as in log(loss=0.5)")
+    shown = []
     for name, value in values.items():
         if name not in _valid_names:
             _check_name(name)
         if type(value) is not float:
-            values[name] = _number(name, value)
+            if name in MEDIA and not isinstance(value, Number):
+                shown.append(name)
+            else:
+                values[name] = _number(name, value)
+    if units is not None and units != _recorder.units:
+        _note_units(units)
+    pictures = {kind: values.pop(kind) for kind in shown}
     for name in _watched.keys() & values.keys():
         _watched[name] = values[name]
-    _recorder.add(time(), step, values)
+    if values or not pictures:
+        _recorder.add(time(), step, values)
+    for kind, value in pictures.items():
+        _recorder.show(kind, step, value)
+
+
+def _note_units(units: Mapping[str, str]) -> None:
+    if not isinstance(units, Mapping) or not all(isinstance(one, str) for item in units.items() for one in item):
+        raise TypeError(f'log: units must be texts by metric, as in units={{"length": "tokens"}}, got {units!r:.100}')
+    for name, unit in units.items():
+        if _recorder.units.get(name) != unit:
+            _check_name(name)
+            _check_name(unit)
+            _recorder.units[name] = _recorder.new_units[name] = unit[:_LONGEST_UNIT]
 
 
 def watch(name: str) -> None:
@@ -320,9 +384,25 @@ def drain(run: str, rank: int, limit: float = 0.0) -> list[MetricBatch]:
         now, step, values = rows.popleft()
         names = tuple(values)
         if not batches or batches[-1].names != names:
-            batches.append(MetricBatch(run, rank, names, array("d")))
+            batches.append(MetricBatch(run, rank, names, array("d"), _units_of(names)))
         batches[-1].values.extend((now, step, *map(read, values.values())))
     return batches
+
+
+def _units_of(names: Iterable[str]) -> dict[str, str]:
+    """The units of these metrics that no batch has told yet."""
+    new = _recorder.new_units
+    return {name: new.pop(name) for name in names if name in new} if new else {}
+
+
+def drain_shown(run: str, rank: int) -> list[Display]:
+    """Take the images, figures, histograms and texts logged so far. Any thread may call it."""
+    shown = _recorder.shown
+    taken = [shown.popleft() for _ in range(len(shown))]
+    return [
+        Display(run, rank, data, {**about, LOGGED: {"kind": kind, "name": name, "step": step}}, f"{kind}/{name}")
+        for kind, name, step, data, about in taken
+    ]
 
 
 _LONGEST = 200  # characters of a hyper-parameter that is not a number

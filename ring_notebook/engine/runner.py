@@ -233,7 +233,7 @@ class _Execution:
         records: list[Record] = list(self.capture.drain())
         if rows:
             batches = metrics.drain(self.run, self.rank, limit)
-            records += batches
+            records += [*batches, *metrics.drain_shown(self.run, self.rank)]
             if given := metrics.drain_params():
                 records.append(Params(self.run, self.rank, given))
         line = self.cell.current_line() if self.cell else 0

@@ -147,7 +147,7 @@ CSS = """<style>
 .ring-hint { border-color: #3b82f6; }
 .ring-gone { display: none; }
 .ring-panel.jupyter-widgets-disconnected .ring-gone { display: block; }
-.ring-panel.jupyter-widgets-disconnected .jupyter-button, .ring-panel.jupyter-widgets-disconnected .widget-dropdown,
+.ring-panel.jupyter-widgets-disconnected .jupyter-button, .ring-panel.jupyter-widgets-disconnected .ring-choices,
   .ring-panel.jupyter-widgets-disconnected .ring-bar { display: none; }
 .ring-panel.jupyter-widgets-disconnected tbody td:nth-child(2), .ring-last tbody td:nth-child(2) {
   visibility: hidden; }

@@ -152,6 +152,13 @@ class RingMagics(Magics):
         print(self._session.cancel(cells))  # noqa: T201
         return None
 
+    def _plot(self, metrics: list[str], runs: list[str], **look: Any) -> Any:
+        last = [self._session.run.log] if self._session.run is not None else []
+        records = [catalogue.find(run) for run in runs] or last
+        if not records:
+            raise RingError("no cell has run in this notebook; name runs, `%ring runs` lists them")
+        return catalogue.plot(records, metrics, **look)
+
     def _runs(self, action: str | None, names: list[str], every: bool, sort: str, where: list[str]) -> Any:
         if action is None:
             return catalogue.listing(every=every, sort=sort, where=where)

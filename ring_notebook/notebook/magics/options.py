@@ -13,6 +13,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic_arguments import MagicArgumentParser
 
 from ring_notebook.launch.launchers.hosts import parse_hosts
+from ring_notebook.notebook.record.choices import AXES, MOST_SMOOTH
 
 _COLUMN = 26  # where the explanations begin
 _MOST_RANKS = 1 << 16  # in one span, so that a typing error costs no memory
@@ -183,6 +184,13 @@ def _hosts(text: str) -> str:
     return text
 
 
+def _share(text: str) -> float:
+    share = float(text)
+    if not 0 <= share <= MOST_SMOOTH:
+        raise argparse.ArgumentTypeError(f"expected a share from 0 to {MOST_SMOOTH}, got {text}")
+    return share
+
+
 def _metrics(text: str) -> Sequence[str]:
     return [name for name in text.split(",") if name]
 
@@ -195,7 +203,7 @@ def _train() -> LineParser:
     parser.add_argument("--name", default="", metavar="NAME", help="name of the run")
     parser.add_argument("--timeout", type=float, default=0.0, metavar="S", help="stop the run after S seconds")
     parser.add_argument(
-        "--plot", type=_metrics, default=[], metavar="loss,acc", help="metrics to chart; by default the first three"
+        "--plot", type=_metrics, default=[], metavar="loss,acc", help="metrics to chart; loss+val_loss: both in one"
     )
     parser.add_argument(
         "--timeline", action="store_true", help="record what each rank does when, and show it at the end"
@@ -248,6 +256,7 @@ def _ring() -> LineParser:
         pull="copy variables of a rank into this notebook",
         notify="say when a long run ends, fails or logs NaN: in JupyterLab, and by a function of this notebook",
         runs="list the runs of this folder, newest first; compare, tag, note or delete some, or write what one printed",
+        plot="chart metrics of the last run, or of several runs in the same charts",
         export="write the last cell and the --setup cells before it as a script for ringrun",
         doctor="check everything that engines need, on all hosts, and say what to fix",
         help="show this help, or that of one command",
@@ -326,6 +335,19 @@ def _ring() -> LineParser:
         "--sort", default="", metavar="NAME", help="by a column, metric or parameter; --sort=-NAME: smallest first"
     )
     runs.add_argument("--where", nargs="+", default=[], metavar="WORD", help="only runs with these words, or lr=0.1")
+    plot = commands["plot"]
+    plot.add_argument(
+        "metrics",
+        type=_metrics,
+        metavar="loss,acc",
+        help="metrics; loss+val_loss: both in one chart; 'grad/*': all of them",
+    )
+    plot.add_argument("runs", nargs="*", metavar="RUN", help="beginnings of names or ids; by default the last run")
+    plot.add_argument("-x", choices=AXES, default="", help="the x axis")
+    plot.add_argument(
+        "--smooth", type=_share, default=0.0, metavar="0.9", help="average: the share of the value before"
+    )
+    plot.add_argument("--log", action="store_true", help="a logarithmic scale where all values are positive")
     export = commands["export"]
     export.add_argument("path", metavar="FILE", help="the script to write")
     export.add_argument(

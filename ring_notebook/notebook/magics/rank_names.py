@@ -25,7 +25,7 @@ from ring_notebook.notebook.run import catalogue
 
 _CELL = re.compile(r"\s*%%ring(train|scale)\b.*\n")  # the lines after it run on the ranks
 _PULL = re.compile(r"\s*%ring\s+pull\s")
-_RUN = re.compile(r"\s*%ring\s+(runs\s+(?:compare|output|tag|note|delete)\s|export\s+\S+\s+)")
+_RUN = re.compile(r"\s*%ring\s+(runs\s+(?:compare|output|tag|note|delete)\s|(?:export|plot)\s+\S+\s+)")
 _NAME = re.compile(r"[^\W\d]\w*(\.\w*)*$")
 
 

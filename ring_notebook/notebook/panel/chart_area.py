@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from html import escape
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from ipywidgets import Dropdown, GridBox, HBox, Layout, ToggleButton, Widget
+from ipywidgets import (
+    HTML,
+    Button,
+    Dropdown,
+    FloatSlider,
+    GridBox,
+    HBox,
+    Label,
+    Layout,
+    Text,
+    ToggleButton,
+    VBox,
+    Widget,
+)
 
+from ring_notebook.notebook import close_widgets
 from ring_notebook.notebook.panel import machines
-from ring_notebook.notebook.panel.charts.chart import Chart, charts, columns, titles
-from ring_notebook.notebook.record.choices import Look
+from ring_notebook.notebook.panel.charts.chart import Chart, axes, columns, grouped
+from ring_notebook.notebook.panel.charts.metric_names import Section, titles
+from ring_notebook.notebook.record.choices import MOST_SMOOTH, Look
 from ring_notebook.notebook.record.run_view import RunView
 
 if TYPE_CHECKING:
     from ring_notebook.notebook.panel.charts.live_chart import LiveChart
 
-MOST_CHARTS = 6  # of metrics, without --plot; a menu shows the others
+MOST_CHARTS = 6  # of metrics, without --plot; a click on a group, or a search, shows others
 CHART_BYTES = 150_000  # per second; charts with many points are drawn less often
-_OTHERS = "more metrics…"
+MOST_NEW = 12  # charts that are added at once; the others follow, so that the page stays awake
 
 
 def load_charts() -> type[LiveChart]:
@@ -30,7 +46,7 @@ def load_charts() -> type[LiveChart]:
 
 
 class ChartArea:
-    """The charts of one run. ``grid`` and ``buttons`` are widgets; ``look`` is the choice of the reader.
+    """The charts of one run. ``area`` and ``buttons`` are widgets; ``look`` is the choice of the reader.
 
     ``plot``: the metrics to chart, by default the first ones logged. ``on_look`` is called with each new choice.
     """
@@ -40,59 +56,78 @@ class ChartArea:
         self._plot = tuple(plot)
         self._on_look = on_look
         self._charts: dict[str, LiveChart] = {}
-        self._shown: tuple[str, ...] = ()
+        self._groups: dict[str, _Group] = {}
         self._due = 0.0
+        height = "24px"
+        self._search = Text(
+            look.search, placeholder="search charts", layout=Layout(width="120px", height=height, display="none")
+        )
+        self._x = Dropdown(
+            options=_axes((look.x,)), tooltip="The x axis of metrics", layout=Layout(width="100px", height=height)
+        )
+        self._smooth = FloatSlider(
+            look.smooth,
+            min=0,
+            max=MOST_SMOOTH,
+            step=0.01,
+            description="smooth",
+            readout_format=".2f",
+            tooltip="Exponential average of every curve: the share of the previous value",
+            style={"description_width": "auto"},
+            layout=Layout(width="190px", height=height),
+        )
         self._log = _toggle("log", "Logarithmic scale where all values are positive", look.log)
-        self._smooth = _toggle("smooth", "Exponential average of every curve", look.smooth)
-        self._menu = Dropdown(options=[_OTHERS], layout=Layout(width="130px", display="none"))
         self._machine = _toggle("machine", "Charts of processor, memory, GPU, disk and network", look.machine)
-        for widget in (self._log, self._smooth, self._machine, self._menu):
+        choices = (self._search, self._x, self._smooth, self._log, self._machine)
+        for widget in choices:
             answer_while_busy(widget)
             widget.observe(self._chosen, "value")
-        self.buttons = HBox(
-            [self._menu, self._log, self._smooth, self._machine], layout=Layout(display="none", flex="0 0 auto")
-        )
+        self.buttons = HBox(choices, layout=Layout(display="none", flex_flow="row wrap", justify_content="flex-end"))
+        self.buttons.add_class("ring-choices")
+        self._none = Label("no metric has these words", layout=Layout(display="none"))
         # A chart is drawn in whole pixels: in half a pixel less it would have a scroll bar.
-        self.grid = GridBox(layout=Layout(width="100%", grid_gap="8px 24px", overflow="hidden"))
+        self.area = VBox([self._none], layout=Layout(width="100%", overflow="hidden"))
 
     def draw(self, view: RunView) -> None:
         """Show the run as it is now, unless the last drawing was so large that the page needs more time."""
         if monotonic() < self._due:
             return
-        every = charts(view, self._names(view), self.look)
+        made = grouped(view, self._plot, self.look, MOST_CHARTS)
         if self.look.machine:
-            every += machines.charts(view, self.look)
-        made = {chart.title: chart for chart in every}
-        if not made:
+            made.append((Section("machines", ()), machines.charts(view, self.look)))
+        self._none.layout.display = None if self.look.search and not made else "none"
+        if not self._charts and not any(drawn for _, drawn in made):
             return
-        sent = sum(self._chart(title).draw(chart) for title, chart in made.items())
+        self._offer(view)
+        new = [one.title for _, drawn in made for one in drawn if one.title not in self._charts][MOST_NEW:]
+        made = [(section, [one for one in drawn if one.title not in new]) for section, drawn in made]
+        sent = sum(self._chart(one.title).draw(one) for _, drawn in made for one in drawn)
         self._due = monotonic() + sent / CHART_BYTES
-        self._place(view, made)
+        self._place(made)
 
-    def _names(self, view: RunView) -> list[str]:
-        if self._plot:
-            return list(self._plot)
-        every = titles(view)
-        names = list(every[:MOST_CHARTS])
-        wanted = self._menu.value
-        if wanted in every and wanted not in names:
-            names[-1] = wanted
-        return names
+    def _offer(self, view: RunView) -> None:
+        """Show the choices that this run has."""
+        self.buttons.layout.display = "flex"
+        if self.look.search or (not self._plot and len(titles(view.charted)) > MOST_CHARTS):
+            self._search.layout.display = None
+        options = _axes(dict.fromkeys((*axes(view), self.look.x)))
+        if self._x.options != options:
+            self._x.unobserve(self._chosen, "value")  # new options take the value away for a moment
+            self._x.options = options
+            self._x.value = self.look.x
+            self._x.observe(self._chosen, "value")
 
-    def _place(self, view: RunView, made: dict[str, Chart]) -> None:
-        shown = tuple(made)
-        if shown != self._shown:
-            self._shown = shown
-            self.grid.layout.grid_template_columns = columns(len(shown))
-            self.grid.children = tuple(self._charts[title].widget for title in shown)
-            self.buttons.layout.display = "flex"
-        others = () if self._plot else titles(view)[MOST_CHARTS:]
-        options = (_OTHERS, *others)
-        if others and self._menu.options != options:
-            value = self._menu.value
-            self._menu.options = options
-            self._menu.value = value if value in options else _OTHERS
-            self._menu.layout.display = None
+    def _place(self, made: Sequence[tuple[Section, Sequence[Chart]]]) -> None:
+        for section, drawn in made:
+            if section.group not in self._groups:
+                self._groups[section.group] = _Group(section.group, self._group_clicked)
+            widgets = [self._charts[one.title].widget for one in drawn]
+            self._groups[section.group].show(widgets, section.more, section.group in self.look.groups)
+        children = (self._none, *(self._groups[section.group].widget for section, _ in made))
+        if children != self.area.children:
+            self.area.children = children
+        for title in self._charts.keys() - {one.title for _, drawn in made for one in drawn}:
+            close_widgets.close(self._charts.pop(title).widget)
 
     def _chart(self, title: str) -> LiveChart:
         if title not in self._charts:
@@ -103,15 +138,54 @@ class ChartArea:
     def _rank_clicked(self, rank: int) -> None:
         self._set(replace(self.look, ranks=self.look.ranks ^ {rank}))
 
+    def _group_clicked(self, group: str) -> None:
+        self._set(replace(self.look, groups=self.look.groups ^ {group}))
+
     def _chosen(self, _change: dict[str, Any]) -> None:
-        values = {"log": self._log.value, "smooth": self._smooth.value, "machine": self._machine.value}
-        self._set(replace(self.look, **values))
+        self._set(
+            replace(
+                self.look,
+                log=self._log.value,
+                smooth=self._smooth.value,
+                machine=self._machine.value,
+                x=self._x.value,
+                search=self._search.value.strip(),
+            )
+        )
 
     def _set(self, look: Look) -> None:
         self._due = 0.0
         if look != self.look:
             self.look = look
             self._on_look(look)
+
+
+class _Group:
+    """The charts of a group under its name, with a button for those that are not shown."""
+
+    def __init__(self, group: str, on_click: Callable[[str], None]) -> None:
+        self._button = Button(tooltip="Show all charts of this group", layout=Layout(width="auto", height="20px"))
+        self._button.on_click(lambda _button: on_click(group))
+        answer_while_busy(self._button)
+        name = HTML(f"<b>{escape(group)}</b>")
+        self._head = HBox([name, self._button], layout=Layout(grid_gap="8px", align_items="center"))
+        self._named = bool(group)
+        self._grid = GridBox(layout=Layout(width="100%", grid_gap="8px 24px"))
+        self.widget = VBox([self._head, self._grid], layout=Layout(width="100%"))
+
+    def show(self, charts: Sequence[Widget], more: int, opened: bool) -> None:
+        """Show these charts; ``more`` are left out, or none because a reader has ``opened`` the group."""
+        self._button.description = f"{more:,} more" if more else "fewer"
+        self._button.layout.display = None if more or opened else "none"
+        self._head.layout.display = None if self._named or more or opened else "none"
+        if tuple(charts) != self._grid.children:
+            self._grid.layout.grid_template_columns = columns(len(charts))
+            self._grid.children = tuple(charts)
+
+
+def _axes(names: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    """The choices of the x axis."""
+    return tuple((f"by {name}", name) for name in names)
 
 
 def _toggle(word: str, tooltip: str, value: bool) -> ToggleButton:

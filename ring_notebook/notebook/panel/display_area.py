@@ -11,7 +11,6 @@ from ipywidgets import HTML, Layout, Output, VBox
 
 from ring_notebook.notebook import close_widgets
 from ring_notebook.notebook.record.displays import Displayed
-from ring_notebook.notebook.record.run_view import RunView
 from ring_notebook.notebook.style import GREY, rank_color, rank_list
 
 # A server drops messages of a kernel above a megabyte per second, and the charts need some of it.
@@ -19,19 +18,20 @@ BYTES_PER_SECOND = 400_000
 
 
 class Gallery:
-    """The current displays, each under a label with its ranks. `draw` sends only what has changed."""
+    """Displays under labels with their ranks, below or ``beside`` each other. `draw` sends only what has changed."""
 
-    def __init__(self) -> None:
+    def __init__(self, beside: bool = False) -> None:
         self._frames: dict[tuple[int, int], _Frame] = {}
         self._due = 0.0
-        self.widget = VBox(layout=Layout(display="none", overflow="visible"))
+        flow = {"flex_flow": "row wrap", "grid_gap": "4px 20px"} if beside else {}
+        self.widget = VBox(layout=Layout(display="none", overflow="visible", **flow))
 
-    def draw(self, view: RunView) -> None:
-        """Show the displays of ``view``. A plot that changes faster than it can be sent skips states."""
+    def draw(self, displays: Iterable[Displayed]) -> None:
+        """Show these displays. A plot that changes faster than it can be sent skips states."""
         if monotonic() < self._due:
             return
         sent = 0
-        shown = {one.place: one for one in view.displays}
+        shown = {one.place: one for one in displays}
         for place, one in shown.items():
             if place in self._frames:
                 sent += self._frames[place].draw(one)
@@ -59,7 +59,7 @@ class _Frame:
     def draw(self, one: Displayed) -> int:
         """Show a newer state; returns the number of bytes sent."""
         before, self._shown = self._shown, one
-        if one.ranks != before.ranks:
+        if label(one) != label(before):
             self._label.value = label(one)
         if one.data is before.data:
             return 0
@@ -77,7 +77,18 @@ _PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 def label(one: Displayed) -> str:
     """The label with the ranks that show it, for a page."""
     color = rank_color(one.ranks[0]) if len(one.ranks) == 1 else GREY
-    return f"<span style='color:{color};font:12px monospace'>[{rank_list(one.ranks)}]</span>"
+    about = "" if one.logged is None else f" {_about(one)}"
+    return f"<span style='color:{color};font:12px monospace'>[{rank_list(one.ranks)}]</span>{escape(about)}"
+
+
+def _about(one: Displayed) -> str:
+    return f"{one.logged.name} · step {one.logged.step:,}" if one.logged is not None else ""
+
+
+def row(displays: Iterable[Displayed]) -> str:
+    """Those of `ring.log` beside each other, for a page; empty without any."""
+    shown = "".join(f"<div style='max-width:100%;overflow:auto'>{html([one])}</div>" for one in displays)
+    return f"<div class='ring-media' style='display:flex;flex-wrap:wrap;gap:4px 20px'>{shown}</div>" if shown else ""
 
 
 def html(displays: Iterable[Displayed]) -> str:
@@ -87,7 +98,9 @@ def html(displays: Iterable[Displayed]) -> str:
 
 def text(displays: Iterable[Displayed]) -> str:
     """All of them for a terminal."""
-    return "".join(f"[{rank_list(one.ranks)}] {_plain(one)}\n" for one in displays)
+    return "".join(
+        f"[{rank_list(one.ranks)}] {' '.join(filter(None, [_about(one), _plain(one)]))}\n" for one in displays
+    )
 
 
 def _body(one: Displayed) -> str:
@@ -105,6 +118,7 @@ def _body(one: Displayed) -> str:
 def _image(one: Displayed, mime: str, data: str) -> str:
     about = one.metadata.get(mime, {})
     size = "".join(f" {name}='{int(about[name])}'" for name in ("width", "height") if name in about)
+    size += " style='image-rendering:pixelated;max-width:100%'" if one.logged and one.logged.kind == "image" else ""
     return f"<img alt='{escape(_plain(one), quote=True)}'{size} src='data:{mime};base64,{data.strip()}'>"
 
 

@@ -15,6 +15,7 @@ from IPython.core.inputtransformer2 import TransformerManager
 from ring_notebook.frameworks import CellCalls, Hint, default, named, names_in
 from ring_notebook.notebook.record.run_view import RunView
 from ring_notebook.notebook.style import rank_list
+from ring_notebook.records import MEDIA
 
 _SAME_LINES = 5  # equal lines of all ranks before there is a hint
 
@@ -43,7 +44,8 @@ class Lint:
         found: dict[str, None] = {}
         for call in self._cell.calls:
             if call.name == "log":
-                found |= dict.fromkeys(one.arg or "" for one in call.node.keywords if one.arg != "step")
+                names = (one.arg or "" for one in call.node.keywords)
+                found |= dict.fromkeys(name for name in names if name not in ("step", "units", *MEDIA))
             elif call.name == "track" and not ast.unparse(call.node).partition("(")[2].startswith("range("):
                 found["samples"] = None
         return tuple(found)

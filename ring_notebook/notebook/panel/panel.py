@@ -89,18 +89,21 @@ class Panel:
         self._table = HTML(layout=Layout(max_height="230px", overflow="auto"))
         self._notices = HTML()
         self._output = _OutputArea()
-        self._gallery = Gallery()
+        self._gallery, self._media = Gallery(), Gallery(beside=True)
         self._box = VBox(
             [
                 HTML(f"{CSS}<div class='ring-gone'>{report.under_way(log)['text/html']}</div>"),
                 HBox(
                     [self._head, self._charts.buttons, self._button],
-                    layout=Layout(align_items="flex-start", width="100%"),
+                    layout=Layout(
+                        align_items="flex-start", width="100%", flex_flow="row wrap", justify_content="flex-end"
+                    ),
                 ),
                 self._alarms,
                 self._beginning,
                 self._axes,
-                self._charts.grid,
+                self._charts.area,
+                self._media.widget,
                 self._table,
                 self._notices,
                 self._output.widget,
@@ -180,7 +183,8 @@ class Panel:
             widget.layout.display = "none" if begun else None
         self._notices.value = trouble + waiting + hints.html(self._lint.hints(view))
         self._output.add(view)
-        self._gallery.draw(view)
+        self._gallery.draw(view.displays)
+        self._media.draw(view.media)
 
     def _on_stop(self, _button: Button) -> None:
         self._button.description = "Stopping…"

@@ -14,8 +14,10 @@ from IPython.display import HTML
 
 from ring_notebook.notebook.panel import display_area, headline, hints, labelled_lines, machines, rank_table
 from ring_notebook.notebook.panel.charts import svg_chart
-from ring_notebook.notebook.panel.charts.chart import Chart, charts, titles
+from ring_notebook.notebook.panel.charts.chart import Chart, charts, compared, grouped
 from ring_notebook.notebook.panel.charts.curves import many
+from ring_notebook.notebook.panel.charts.metric_names import Section, expanded, missing, titles
+from ring_notebook.notebook.record.choices import Look
 from ring_notebook.notebook.record.run_record import RunRecord
 from ring_notebook.notebook.record.run_view import Printed, RunView
 from ring_notebook.notebook.style import CSS, first_names, number, plural, rank_list
@@ -58,13 +60,13 @@ def last_state(log: RunRecord, plot: Sequence[str] = ()) -> dict[str, str]:
     """The run in progress as a picture, for a page without the panel; on others it is hidden."""
     view = log.view()
     content = replace(headline.headline(log, view), status="last state seen", left=None)
-    shown = charts(view, plot or titles(view)[:MOST_CHARTS], log.look)
+    shown = _charts(grouped(view, plot, log.look, MOST_CHARTS))
     table = rank_table.html(rank_table.table(view)) if view.names or view.died else ""
     text = under_way(log)["text/plain"]
     page = (
         f"{CSS}{_LAST.replace('RUN', run_class(log))}{svg_chart.CSS * bool(shown)}"
         f"<div class='ring-last {run_class(log)}'>{headline.html(content)}"
-        f"<div class='ring-notice'>{escape(text)}</div>{svg_chart.grid(shown)}"
+        f"<div class='ring-notice'>{escape(text)}</div>{shown}{display_area.row(view.media)}"
         f"<div class='ring-rows'>{table}</div>{_output(log, view.output, view.dropped_lines)}</div>"
     )
     return {"text/html": page, "text/plain": text}
@@ -122,32 +124,48 @@ def _earlier(log: RunRecord, view: RunView) -> str:
     return f"{view.dropped} earlier displays: see Run.displays, or {log.directory}" if view.dropped else ""
 
 
-def figure(log: RunRecord, names: Sequence[str] = ()) -> HTML:
-    """Charts of the named metrics; without names, of all.
+def figure(logs: Sequence[RunRecord], names: Sequence[str] = (), look: Look | None = None) -> HTML:
+    """Charts of the named metrics; without names, of the first ones. Of several runs each chart has the mean of each.
 
-    Raises KeyError with the metrics of the run for a name that is not among them.
+    ``loss+val_loss`` is one chart of both, and ``grad/*`` are all that begin so. Raises KeyError with the metrics that
+    there are for a name that is not among them.
     """
-    view = log.view()
-    for name in names:
-        if name not in view.curves:
-            raise KeyError(f"run {log.run} has no metric {name!r}; it logged: {first_names(view.charted) or 'none'}")
-    shown = charts(view, names or titles(view)[:MOST_CHARTS], log.look)
-    return HTML(CSS + svg_chart.CSS + svg_chart.grid(shown) + _uncharted(view, names))
+    views = {label: log.view() for label, log in zip(_labels(logs), logs, strict=True)}
+    known = tuple(dict.fromkeys(name for view in views.values() for name in view.charted))
+    for name in missing(names, known):
+        which = " and ".join(log.run for log in logs)
+        raise KeyError(f"run {which} has no metric {name!r}; it logged: {first_names(known) or 'none'}")
+    chosen = look or logs[0].look
+    if len(views) > 1:
+        shown = svg_chart.grid(compared(views, expanded(names or titles(known), known), chosen))
+    elif names:
+        shown = svg_chart.grid(charts(views.popitem()[1], names, chosen))
+    else:
+        made = grouped(views.popitem()[1], (), chosen, MOST_CHARTS)
+        shown = _charts(made) + _uncharted(made)
+    return HTML(CSS + svg_chart.CSS + shown)
 
 
-def compare(logs: Sequence[RunRecord], names: Sequence[str] = ()) -> HTML:
-    """Runs side by side: their differences, and a chart per metric with the mean over the ranks of each run."""
+def compare(logs: Sequence[RunRecord]) -> HTML:
+    """Runs side by side: their differences, a chart of each metric, and a column for each run.
+
+    A column says how its run went, and has its newest images, figures, histograms and texts.
+    """
     labels = _labels(logs)
     views = {label: log.view() for label, log in zip(labels, logs, strict=True)}
-    shared = names or tuple(dict.fromkeys(name for view in views.values() for name in view.charted))
-    made = []
-    for name in shared:
-        curves = {run: view.curves[name] for run, view in views.items() if name in view.curves}
-        made.append(Chart(name, "mean", "step", many(curves)))
-    rates = {run: view.throughput for run, view in views.items() if view.throughput}
-    if rates:
+    known = tuple(dict.fromkeys(name for view in views.values() for name in view.charted))
+    made = compared(views, titles(known), logs[0].look)
+    if rates := {label: view.throughput for label, view in views.items() if view.throughput}:
         made.append(Chart("samples/s per rank", "mean", "seconds", many(rates), from_zero=True))
-    return HTML(differences(logs, labels)._repr_html_() + CSS + svg_chart.CSS + svg_chart.grid(made))
+    beside = "".join(
+        f"<div style='min-width:0'>{headline.html(headline.headline(log, view))}{display_area.row(view.media)}</div>"
+        for log, view in zip(logs, views.values(), strict=True)
+    )
+    columns = "display:grid;gap:8px 24px;grid-template-columns:repeat(auto-fit,minmax(min(100%,300px),1fr))"
+    return HTML(
+        f"{CSS}{svg_chart.CSS}{differences(logs, labels)._repr_html_()}"
+        f"<div class='ring-report' style='{columns}'>{beside}</div>{svg_chart.grid(made)}"
+    )
 
 
 def differences(logs: Sequence[RunRecord], labels: Sequence[str]) -> Listing:
@@ -196,12 +214,14 @@ def _page(log: RunRecord, view: RunView, plot: Sequence[str], error: bool) -> st
     notice = "".join(_notice(one) for one in _notices(log, view, plot, error))
     told = view.names or view.died
     table = rank_table.html(rank_table.table(view, still=True)) if told else ""
-    shown = charts(view, plot or titles(view)[:MOST_CHARTS], log.look)
+    made = grouped(view, plot, log.look, MOST_CHARTS)
+    shown = _charts(made)
     machine = _machine(log, view)
     style = CSS + svg_chart.CSS * bool(shown or machine)
     return (
         f"{style}<div class='ring-report'>{headline.html(headline.headline(log, view))}"
-        f"{_params(log)}{alert(_trouble(log))}{notice}{svg_chart.grid(shown)}{_uncharted(view, plot)}"
+        f"{_params(log)}{alert(_trouble(log))}{notice}{shown}{_uncharted(made)}"
+        f"{display_area.row(view.media)}"
         f"<div class='ring-rows'>{table}</div>{machine}"
         f"{hints.html(lint(log).hints(view))}{_output(log, _between(view)[0], view.dropped_lines)}</div>"
     )
@@ -226,11 +246,11 @@ def _machine(log: RunRecord, view: RunView) -> str:
 
 def _notices(log: RunRecord, view: RunView, plot: Sequence[str], error: bool) -> list[str]:
     """What is wrong: the run's error where it is wanted, and metrics in ``plot`` that were not logged."""
-    missing = [name for name in plot if name not in view.names]
+    lacking = missing(plot, view.names)
     logged = first_names(view.charted)
-    note = f"--plot {', '.join(missing)}: not logged; the run logged {logged or 'no metrics'}."
+    note = f"--plot {', '.join(lacking)}: not logged; the run logged {logged or 'no metrics'}."
     reason = str(log.summary.get("shown") or log.summary.get("error", "")) if error else ""
-    return [*filter(None, [reason]), *([note] if missing and log.summary else [])]
+    return [*filter(None, [reason]), *([note] if lacking and log.summary else [])]
 
 
 def _notice(text: str) -> str:
@@ -243,9 +263,18 @@ def _trouble(log: RunRecord) -> str:
     return str(log.trouble or log.summary.get("trouble", ""))
 
 
-def _uncharted(view: RunView, plot: Sequence[str]) -> str:
-    more = 0 if plot else len(titles(view)) - MOST_CHARTS
-    return f"<div>{more:,} more metrics: --plot NAME, or Run.plot(NAME), charts them</div>" if more > 0 else ""
+def _charts(made: Sequence[tuple[Section, Sequence[Chart]]]) -> str:
+    """The charts of a page, each group but the first under its name."""
+    heads = (f"<b>{escape(section.group)}</b>" if section.group else "" for section, _ in made)
+    return "".join(head + svg_chart.grid(drawn) for head, (_, drawn) in zip(heads, made, strict=True) if drawn)
+
+
+def _uncharted(made: Sequence[tuple[Section, Sequence[Chart]]]) -> str:
+    """How many charts are left out, and where they are."""
+    more = [f"{section.group}/*" if section.group else "*" for section, _ in made if section.more]
+    count = sum(section.more for section, _ in made)
+    which = f"<code>%ring plot '{escape(','.join(more))}'</code>"
+    return f"<div>{plural(count, 'more metric')}: {which} charts them</div>" if count else ""
 
 
 def _output(log: RunRecord, output: Sequence[Printed], dropped_lines: int = 0) -> str:
@@ -271,5 +300,6 @@ def _text(log: RunRecord, view: RunView, plot: Sequence[str], error: bool) -> st
     if view.names or view.died:
         parts.append(rank_table.text(rank_table.table(view, still=True)))
     parts += map(hints.text, lint(log).hints(view))
+    parts.append(display_area.text(view.media).rstrip("\n"))
     parts.append(_printed(_between(view)[0]).rstrip("\n"))
     return "\n".join(part for part in parts if part)

@@ -1,4 +1,4 @@
-"""What the ranks have displayed: the newest, equal displays of several ranks as one."""
+"""What the ranks have displayed or logged as pictures: the newest, equal displays of several ranks as one."""
 
 from __future__ import annotations
 
@@ -8,11 +8,28 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from ring_notebook.records import Display
+from ring_notebook.records import LOGGED, MEDIA, Display
 
 MOST = 20
 _SLACK = 4  # times as much is kept as is shown
 MOST_BYTES = 600_000  # so that a saved notebook stays small; a single larger display is kept all the same
+
+
+class Logged(NamedTuple):
+    """The kind (`records.MEDIA`), the name and the step of what a rank has shown with `ring.log`."""
+
+    kind: str
+    name: str
+    step: int
+
+
+def logged(display: Display | Displayed) -> Logged | None:
+    """What `ring.log` was given; None for what a rank has displayed, or what no rank of ours has sent."""
+    about = display.metadata.get(LOGGED)
+    if not isinstance(about, dict) or about.get("kind") not in MEDIA:
+        return None
+    name, step = about.get("name"), about.get("step")
+    return Logged(about["kind"], name, step) if isinstance(name, str) and isinstance(step, int) else None
 
 
 class Displayed(NamedTuple):
@@ -32,6 +49,11 @@ class Displayed(NamedTuple):
     def nbytes(self) -> int:
         """Its approximate size in a message or a file."""
         return _size(self.data)
+
+    @property
+    def logged(self) -> Logged | None:
+        """What `ring.log` was given; None for what a rank has displayed."""
+        return logged(self)
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         return self.data, self.metadata
@@ -63,11 +85,13 @@ class Displays:
         # Equal data of several ranks is shared, so that 128 ranks need no more memory than one.
         data = next((item.data for item in self._items if item.data == display.data), display.data)
         rank = display.rank
-        if display.update:
-            for item in self._items:
-                if (item.rank, item.id) == (rank, display.id):
-                    item.data, item.metadata = data, display.metadata
-            return
+        is_logged = logged(display) is not None
+        if display.update or is_logged:
+            same = [item for item in self._items if (item.rank, item.id) == (rank, display.id)]
+            for item in same:
+                item.data, item.metadata = data, display.metadata
+            if same or not is_logged:
+                return
         self._ordinals[rank] += 1
         self._numbers[rank] += 1
         item = _Item(rank, self._ordinals[rank], self._numbers[rank], display.id, data, display.metadata, printed)
@@ -122,11 +146,13 @@ def _joined(items: list[_Item]) -> Displayed:
     return Displayed((first.ordinal, first.rank), tuple(printed), first.data, first.metadata, printed)
 
 
-def bundles(displays: Iterable[Display]) -> list[Displayed]:
-    """All displays one by one, as a notebook shows them."""
+def bundles(displays: Iterable[Display], of_log: bool = False) -> list[Displayed]:
+    """All displays one by one, as a notebook shows them; with ``of_log`` what `ring.log` was given."""
     shown: Counter[int] = Counter()
     result = []
     for display in displays:
+        if (logged(display) is not None) != of_log:
+            continue
         shown[display.rank] += 1
         result.append(
             Displayed((shown[display.rank], display.rank), (display.rank,), display.data, display.metadata, {})

@@ -171,7 +171,7 @@ class RunLog(RunRecord):
 
 def _main_curve(view: RunView, plotted: Sequence[str]) -> dict[str, Any]:
     """A few values of the metric that was asked for first, else of the loss, else of the first: means over ranks."""
-    wanted = [*plotted, "loss", *view.charted]
+    wanted = [*(one for name in plotted for one in (name, *name.split("+"))), "loss", *view.charted]
     name = next((name for name in wanted if name in view.curves), "")
     lines = [points.y for points in view.curves.get(name, {}).values() if len(points.y)]
     if not lines:

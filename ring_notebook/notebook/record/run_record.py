@@ -161,6 +161,10 @@ class RunRecord:
         """Everything that the ranks have displayed, from disk, in the order in which the notebook received it."""
         return bundles(self._all(Display))
 
+    def media(self) -> list[Displayed]:
+        """All images, figures, histograms and texts of `ring.log`, from disk, as `displays`."""
+        return bundles(self._all(Display), of_log=True)
+
     def output(self) -> Iterator[Printed]:
         """Everything that the ranks have printed, from disk, in the order in which the notebook received it."""
         pieces = enumerate(self._all(Output), 1)

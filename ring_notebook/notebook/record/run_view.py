@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from array import array
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, NamedTuple
 
-from ring_notebook.notebook.record.displays import Displayed, Displays
+from ring_notebook.notebook.record.displays import Displayed, Displays, logged
 from ring_notebook.notebook.record.series import Points, Rate, Series
 from ring_notebook.notebook.record.spent import NOTHING_SPENT, Spent, spent
 from ring_notebook.records import Cleared, Display, Ended, Failure, Load, MetricBatch, Output, Params, Record, Status
@@ -64,10 +65,12 @@ class RunView:
 
     ``curves`` holds points over steps by metric and rank, ``throughput`` samples/s over seconds since the
     start by rank. ``output`` is the newest of what the ranks printed (``dropped_lines`` older lines are left out),
-    ``displays`` the newest of what they displayed (``dropped`` older ones are left out). ``cleared`` counts calls of
-    clear_output. ``epochs`` are the steps at which the logged epoch changed, with its new value. ``broken`` holds the
-    first value that is not finite of each metric and rank: its step, and "NaN" or "inf". ``loads`` holds what
-    `records.Load` names over seconds since the start, by rank.
+    ``displays`` the newest of what they displayed (``dropped`` older ones are left out), ``media`` the newest image,
+    figure, histogram or text that they have logged under each name. ``cleared`` counts calls of clear_output.
+    ``epochs`` are the steps at which the logged epoch changed, with its new value. ``broken`` holds the first value
+    that is not finite of each metric and rank: its step, and "NaN" or "inf". ``loads`` holds what `records.Load` names
+    over seconds since the start, by rank. ``axes`` holds, by rank, "time" (seconds since the start) and "samples" (of
+    this rank until then) over steps. ``units`` are those that ranks have given to metrics.
     """
 
     size: int
@@ -79,12 +82,15 @@ class RunView:
     output: tuple[Printed, ...]
     failures: tuple[Failure, ...]
     displays: tuple[Displayed, ...] = ()
+    media: tuple[Displayed, ...] = ()
     dropped: int = 0
     dropped_lines: int = 0
     cleared: int = 0
     epochs: tuple[tuple[float, float], ...] = ()
     broken: Mapping[str, Mapping[int, tuple[float, str]]] = field(default_factory=dict)
     loads: Mapping[str, Mapping[int, Points]] = field(default_factory=dict)
+    axes: Mapping[int, Mapping[str, Points]] = field(default_factory=dict)
+    units: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def charted(self) -> tuple[str, ...]:
@@ -133,6 +139,14 @@ class _Rank:
     status: Status | None = None
     ended: Ended | None = None
     progress_start: tuple[float, int, int] = (0.0, 0, 0)
+    axes: dict[str, Series] = field(default_factory=dict)
+
+    def extend_axes(self, steps: array[float], seconds: Iterable[float], amounts: array[float] | None) -> None:
+        """Keep where on other axes than that of steps the rows are."""
+        self.axes.setdefault("time", Series()).extend(steps, array("d", seconds))
+        if amounts is not None:  # before `rate` takes them
+            totals = array("d", accumulate(amounts, initial=self.rate.total))[1:]
+            self.axes.setdefault(SAMPLES, Series()).extend(steps, totals)
 
     def set_status(self, status: Status, now: float) -> None:
         before, self.status = self.status, status
@@ -190,7 +204,7 @@ class RunState:
         self._output_characters = 0
         self._dropped_lines = 0
         self._printed = 0
-        self._displays = Displays()
+        self._displays, self._media = Displays(), Displays()
         self._cleared = 0
         self._epochs: list[tuple[float, float]] = []
         self._loads: dict[str, dict[int, Series]] = {}
@@ -198,6 +212,7 @@ class RunState:
         self._seen_curves: Mapping[str, Mapping[int, Points]] | None = None
         self._seen_loads: Mapping[str, Mapping[int, Points]] | None = None
         self._broken: dict[str, dict[int, tuple[float, str]]] = {}
+        self._units: dict[str, str] = {}
 
     def apply(self, record: Record, now: float) -> None:
         """Apply one record. Raises ValueError when its rank is not one of the run."""
@@ -222,7 +237,7 @@ class RunState:
         elif isinstance(record, Output):
             self._print(record)
         elif isinstance(record, Display):
-            self._displays.add(record, self._printed)
+            (self._media if logged(record) else self._displays).add(record, self._printed)
         elif isinstance(record, Cleared):
             self._clear(record.rank)
         elif isinstance(record, Failure):
@@ -235,6 +250,9 @@ class RunState:
             return
         times, steps, *columns = (batch.values[index :: batch.width] for index in range(batch.width))
         rank.step = int(steps[-1])
+        self._units |= batch.units
+        amounts = columns[batch.names.index(SAMPLES)] if SAMPLES in batch.names else None
+        rank.extend_axes(steps, (one - self.started for one in times), amounts)
         for name, values in zip(batch.names, columns, strict=True):
             rank.last[name] = values[-1]
             self.names.setdefault(name)
@@ -325,10 +343,17 @@ class RunState:
             output=tuple(self._output),
             failures=tuple(self.failures),
             displays=displays,
+            media=self._media.visible()[0],
             dropped=dropped,
             dropped_lines=self._dropped_lines,
             cleared=self._cleared,
             epochs=tuple(self._epochs),
             loads=self._seen_loads,
             broken={name: dict(ranks) for name, ranks in self._broken.items() if ranks},
+            axes={
+                number: {name: series.points() for name, series in rank.axes.items()}
+                for number, rank in self._ranks.items()
+                if rank.axes
+            },
+            units=dict(self._units),
         )

@@ -19,7 +19,9 @@ from ring_notebook.errors import RingError
 from ring_notebook.files import checkpoint_names
 from ring_notebook.files.private_files import open_private
 from ring_notebook.notebook.panel import labelled_lines
+from ring_notebook.notebook.panel.charts.chart import axes
 from ring_notebook.notebook.panel.report import compare as compare_report
+from ring_notebook.notebook.panel.report import figure
 from ring_notebook.notebook.record.choices import keep_labels, read_labels
 from ring_notebook.notebook.record.constants import constants
 from ring_notebook.notebook.record.run_files import OUTPUT_TEXT, RUN
@@ -138,8 +140,25 @@ def names() -> list[str]:
 
 
 def compare(names: Sequence[str]) -> Any:
-    """The curves of several runs in one figure. Raises RingError for one that does not exist."""
+    """Several runs side by side. Raises RingError for one that does not exist."""
     return compare_report([find(name) for name in names])
+
+
+def plot(
+    records: Sequence[RunRecord], metrics: Sequence[str], x: str = "", smooth: float = 0.0, log: bool = False
+) -> Any:
+    """Charts of metrics, of one run or of several in the same charts, over ``x`` (`Look.x`).
+
+    Raises RingError for a metric that none of the runs has logged, and for an axis that one of them has not got.
+    """
+    without = [record.title for record in records if x and x not in axes(record.view())]
+    if without:
+        raise RingError(f"{', '.join(without)}: no x axis {x!r}; log samples, the epoch, and steps that do not go back")
+    look = replace(records[0].look, log=log, smooth=smooth)
+    try:
+        return figure(records, metrics, replace(look, x=x) if x else look)
+    except KeyError as error:
+        raise RingError(error.args[0]) from None
 
 
 def tag(name: str, tags: Sequence[str]) -> str:

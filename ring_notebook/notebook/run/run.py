@@ -205,6 +205,11 @@ class Run:
         return self.log.displays()
 
     @property
+    def media(self) -> list[Displayed]:
+        """All images, figures, histograms and texts of ``ring.log``, oldest first; ``logged`` has name and step."""
+        return self.log.media()
+
+    @property
     def directory(self) -> Path:
         """The folder of the run's records."""
         return self.log.directory
@@ -217,6 +222,13 @@ class Run:
     def to_csv(self, path: str | Path) -> Path:
         """Write every logged row to ``path``: rank, time, step and a column for each metric."""
         return trackers.to_csv(self.log, path)
+
+    def to_media(self, folder: str | Path = "") -> Path:
+        """Write the images, figures, histograms and texts of ``ring.log`` as files; returns the folder.
+
+        By default it is ``media`` in the folder of the run. A file is called ``input-step-120-rank-0.png``.
+        """
+        return trackers.to_media(self.log, folder)
 
     def to_pandas(self) -> Any:
         """Every logged row as a DataFrame, see `Metrics.to_pandas`."""
@@ -235,8 +247,11 @@ class Run:
         return trackers.to_mlflow(self.log, **options)
 
     def plot(self, *names: str) -> Any:
-        """A figure of the named metrics, of all without names. Raises KeyError for a metric that was not logged."""
-        return figure(self.log, names)
+        """Charts of the named metrics, of the first ones without names; ``loss+val_loss`` is one chart of both.
+
+        Raises KeyError for a metric that was not logged.
+        """
+        return figure([self.log], names)
 
     def export(self, path: str | Path) -> Script:
         """Write the cell and the set-up cells before it to ``path`` as a script for ``ringrun``.

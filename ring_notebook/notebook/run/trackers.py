@@ -1,15 +1,24 @@
-"""Hands the metrics of a run to other tools: files of CSV, pandas, TensorBoard, Weights & Biases, MLflow."""
+"""Hands what a run has logged to other tools: files, TensorBoard, Weights & Biases, MLflow."""
 
 from __future__ import annotations
 
 import csv
+import io
+import json
 import math
+import re
+from base64 import b64decode
 from collections.abc import Iterator
+from html import escape
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from ring_notebook.files.private_files import make_private_folder, open_private
+from ring_notebook.notebook.record.displays import Displayed
 from ring_notebook.notebook.record.logged_rows import MetricRow
 from ring_notebook.notebook.record.run_record import RunRecord
+from ring_notebook.records import HISTOGRAM
 
 
 def to_csv(record: RunRecord, path: str | Path) -> Path:
@@ -25,24 +34,69 @@ def to_csv(record: RunRecord, path: str | Path) -> Path:
     return target
 
 
+def to_media(record: RunRecord, folder: str | Path = "") -> Path:
+    """Write what `ring.log` was given as image, figure, histogram or text to files of ``folder``. Raises OSError."""
+    target = Path(folder) if folder else record.directory / "media"
+    make_private_folder(target)
+    for name, content in _files(record):
+        with open_private(target / name, "wb") as file:
+            file.write(content)
+    return target
+
+
+def _files(record: RunRecord) -> Iterator[tuple[str, bytes]]:
+    """Name and content of each file; a name has no part of a path, whatever a metric is called."""
+    for one in record.media():
+        assert one.logged is not None
+        kind, name, step = one.logged
+        short = re.sub(r"[^\w.-]+", "_", name).lstrip(".")[:80] or kind
+        stem = f"{short}-step-{step}-rank-{one.ranks[0]}"
+        if HISTOGRAM in one.data:
+            yield f"{stem}.json", json.dumps(one.data[HISTOGRAM]).encode()
+        elif "image/png" in one.data:
+            yield f"{stem}.png", b64decode(one.data["image/png"])
+        else:
+            yield f"{stem}.txt", one.data["text/plain"].encode()
+
+
 def to_tensorboard(record: RunRecord, directory: str | Path = "runs") -> Path:
     """Write the run as event files below ``directory``: of several ranks a TensorBoard run for each.
 
-    Raises ModuleNotFoundError where TensorBoard is not installed.
+    Images, figures, histograms and texts of `ring.log` are those of the rank. Raises ModuleNotFoundError where
+    TensorBoard is not installed.
     """
     try:
         from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
+        from tensorboard.plugins.text.summary_v2 import text_pb
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(f"{error}; install TensorBoard: `pip install tensorboard`") from None
     top = Path(directory) / (record.name or record.run)
     writers: dict[int, Any] = {}
+
+    def add(rank: int, time: float, step: int, summary: Any) -> None:
+        if rank not in writers:
+            writers[rank] = EventFileWriter(str(top if record.size == 1 else top / f"rank {rank}"))
+        writers[rank].add_event(Event(wall_time=time, step=step, summary=summary))
+
+    def shown(one: Displayed, name: str) -> Any:
+        if numbers := one.data.get(HISTOGRAM):
+            low, high = numbers["edges"][0], numbers["edges"][-1]
+            buckets = {"bucket": numbers["counts"], "bucket_limit": numbers["edges"][1:]}
+            histogram = HistogramProto(min=low, max=high, num=sum(numbers["counts"]), **buckets)
+            return Summary(value=[Summary.Value(tag=name, histo=histogram)])
+        if "image/png" in one.data:
+            image = Summary.Image(encoded_image_string=b64decode(one.data["image/png"]))
+            return Summary(value=[Summary.Value(tag=name, image=image)])
+        return text_pb(name, one.data["text/plain"])
+
     for row in record.metrics():
-        if row.rank not in writers:
-            writers[row.rank] = EventFileWriter(str(top if record.size == 1 else top / f"rank {row.rank}"))
         values = [Summary.Value(tag=name, simple_value=value) for name, value in row.values.items()]
-        writers[row.rank].add_event(Event(wall_time=row.time, step=row.step, summary=Summary(value=values)))
+        add(row.rank, row.time, row.step, Summary(value=values))
+    for one in record.media():
+        if one.logged is not None:
+            add(one.ranks[0], record.started, one.logged.step, shown(one, one.logged.name))
     for writer in writers.values():
         writer.close()
     return top
@@ -51,23 +105,39 @@ def to_tensorboard(record: RunRecord, directory: str | Path = "runs") -> Path:
 def to_wandb(record: RunRecord, **options: Any) -> Any:
     """Log the run to Weights & Biases; ``options`` are those of ``wandb.init``. Returns the finished wandb run.
 
-    The config is the hyper-parameters, the metrics are the means of the ranks by step.
+    The config is the hyper-parameters, the metrics are the means of the ranks by step. Images, figures, histograms and
+    texts are those of the first rank that logged them at a step; images need Pillow.
     """
     try:
         import wandb
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(f"{error}; install it: `pip install wandb`") from None
     there = wandb.init(**{"name": record.title, "config": record.params, "tags": list(record.labels.tags), **options})
-    for step, values in _means(record):
-        there.log(values, step=step)
+    steps: dict[int, dict[str, Any]] = dict(_means(record))
+    for one in record.media():
+        if one.logged is not None:
+            steps.setdefault(one.logged.step, {}).setdefault(one.logged.name, _for_wandb(wandb, one))
+    for step in sorted(steps):
+        there.log(steps[step], step=step)
     there.finish()
     return there
+
+
+def _for_wandb(wandb: Any, one: Displayed) -> Any:
+    if numbers := one.data.get(HISTOGRAM):
+        return wandb.Histogram(np_histogram=(numbers["counts"], numbers["edges"]))
+    if "image/png" in one.data:
+        from PIL import Image
+
+        return wandb.Image(Image.open(io.BytesIO(b64decode(one.data["image/png"]))))
+    return wandb.Html(f"<pre>{escape(one.data['text/plain'])}</pre>")
 
 
 def to_mlflow(record: RunRecord, **options: Any) -> str:
     """Log the run to MLflow; ``options`` are those of ``mlflow.start_run``. Returns the id of MLflow's run.
 
-    The metrics are the means of the ranks by step; values that are no numbers are left out.
+    The metrics are the means of the ranks by step; values that are no numbers are left out. The files of `to_media`
+    are artifacts in ``media``.
     """
     try:
         import mlflow
@@ -77,6 +147,9 @@ def to_mlflow(record: RunRecord, **options: Any) -> str:
         mlflow.log_params(record.params)
         for step, values in _means(record):
             mlflow.log_metrics({name: value for name, value in values.items() if math.isfinite(value)}, step=step)
+        if record.media():
+            with TemporaryDirectory() as folder:
+                mlflow.log_artifacts(str(to_media(record, folder)), "media")
         run_id: str = there.info.run_id
     return run_id
 

@@ -288,7 +288,7 @@ def test_a_run_in_the_background_can_be_stopped(notebook: Notebook) -> None:
     assert notebook.text("print(run.stop(), run.status)") == "True interrupted\n"
     notebook.text("%%ringtrain\npass")
     assert notebook.error("run.wait()")[0] == "KeyboardInterrupt"
-    notebook.run("%%ringtrain --background --name second\ntime.sleep(60)")
+    notebook.run("%%ringtrain --background --name second\nimport time\ntime.sleep(60)")
     assert "Run second has ended." in notebook.text("%ring interrupt")
     assert "No run is in progress." in notebook.text("%ring interrupt")
 
@@ -304,6 +304,10 @@ def test_runs_are_listed_and_compared(notebook: Notebook) -> None:
     (figure,) = notebook.run("%ring runs compare slow fast")
     assert "loss" in figure["data"]["text/html"]
     assert "no run 'nothing'" in notebook.error("%ring runs compare slow nothing")[1]
+    (figure,) = notebook.run("%ring plot -x time loss+loss slow fast")
+    assert re.findall("<img alt='([^:]+):", figure["data"]["text/html"]) == ["loss+loss over seconds"]
+    assert "loss over step" in notebook.run("%ring plot loss")[0]["data"]["text/html"]
+    assert "no metric 'acc'; it logged: loss" in notebook.error("%ring plot acc")[1]
 
 
 def test_export_writes_the_last_cell_or_a_named_one(notebook: Notebook) -> None:

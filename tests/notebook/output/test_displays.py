@@ -37,6 +37,26 @@ def test_a_figure_that_was_drawn_before_the_cell_failed_is_shown(notebook: Noteb
     assert [output["ename"] for output in outputs if output["output_type"] == "error"] == ["ZeroDivisionError"]
 
 
+def test_what_ranks_log_as_pictures_is_in_the_report_and_in_files(notebook: Notebook) -> None:
+    outputs = notebook.run(
+        "%%ringtrain --name pictures --out run\nimport numpy as np, matplotlib.pyplot as plt\n"
+        "for step in range(3):\n"
+        "    ring.log(loss=1.0, histogram=np.arange(9.0), text={'<b>': f'step {step} of {ring.rank()}'})\n"
+        "figure, axes = plt.subplots(figsize=(2, 1))\nring.log(figure=figure, image=np.eye(4))\n"
+    )
+    shown = outputs[-1]["data"]["text/html"]
+    assert [ranks for ranks, _ in displayed(outputs)] == [], "a figure that is logged is not displayed again"
+    for said in ("[0-1]</span> image · step 2", "[0-1]</span> figure · step 2", "[0]</span> &lt;b&gt; · step 2"):
+        assert said in shown
+    assert ("<pre>step 2 of 1</pre>" in shown, "<pre>step 1 of 1</pre>" in shown) == (True, False)
+    assert "step 2 of 1" in outputs[-1]["data"]["text/plain"]
+    assert notebook.text("print(len(run.media), len(run.displays))") == "16 0\n"
+    assert (
+        notebook.text("print(len([*run.to_media().iterdir()]), run.to_media() == run.directory / 'media')")
+        == "16 True\n"
+    )
+
+
 def test_the_last_value_looks_as_in_a_notebook(notebook: Notebook) -> None:
     outputs = notebook.run("%%ringtrain\nimport pandas\npandas.DataFrame({'loss': [1.5]})")
     ((ranks, data),) = displayed(outputs)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 import threading
 import time
+from base64 import b64decode
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from ring_notebook.core import metrics
 from ring_notebook.records import MetricBatch
@@ -245,3 +249,86 @@ def test_a_script_prints_its_last_row() -> None:
     script = "from ring_notebook.core.metrics import log\nfor i in range(5): log(loss=i)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200, check=True)
     assert done.stdout.splitlines()[-1] == "step 4  loss 4"
+
+
+@pytest.mark.parametrize(
+    ("pixels", "shape", "width"),
+    [
+        (np.zeros((4, 6)), (4, 6, 1), 126),
+        (np.zeros((4, 6, 3), np.uint8), (4, 6, 3), 126),
+        (np.zeros((3, 8, 6), np.float32), (8, 6, 3), 96),
+        (torch.zeros(3, 6, 4, dtype=torch.bfloat16), (6, 4, 3), 84),
+        (torch.zeros(1, 5, 5, requires_grad=True), (5, 5, 1), 125),
+        (np.zeros((2000, 600)), (500, 150, 1), 150),
+    ],
+)
+def test_an_image_becomes_a_picture(pixels: Any, shape: tuple[int, ...], width: int) -> None:
+    metrics.begin()
+    metrics.log(loss=2.0)
+    metrics.log(loss=1.0, image=pixels)
+    (shown,) = metrics.drain_shown("run", 3)
+    assert shown.metadata["ring_logged"] == {"kind": "image", "name": "image", "step": 1}
+    assert shown.metadata["image/png"]["width"] == width
+    picture = np.asarray(Image.open(io.BytesIO(b64decode(shown.data["image/png"]))))
+    assert picture.reshape(shape).max() == 0
+    assert metrics.drain("run", 0)[0].names == ("loss",)
+
+
+def test_a_picture_has_the_colors_of_its_numbers() -> None:
+    metrics.begin()
+    metrics.log(image={"float": np.array([[0, 0.5, 2, np.nan]]), "whole": np.array([[0, 128, 300, 5]])})
+    pictures = [Image.open(io.BytesIO(b64decode(one.data["image/png"]))) for one in metrics.drain_shown("run", 0)]
+    assert [np.asarray(one).ravel().tolist() for one in pictures] == [[0, 128, 255, 0], [0, 128, 255, 5]]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"image": np.zeros((2, 3, 4, 5))}, r"log: image 'image' is no image: got shape \(2, 3, 4, 5\) of float64"),
+        ({"image": "x.png"}, "is no image"),
+        ({"figure": "x"}, "log: figure 'figure' is no figure: got str"),
+        ({"histogram": ["a"]}, "log: histogram 'histogram' is no array of numbers"),
+        ({"text": {"note": 3}}, "log: text 'note' is no text: got int"),
+        ({"text": {1: "a"}}, "log: text 1 must have a text for a name"),
+        ({"loss": 1.0, "units": 3}, "log: units must be texts by metric"),
+    ],
+)
+def test_what_is_not_of_its_kind_is_named(values: dict[str, Any], said: str) -> None:
+    metrics.begin()
+    with pytest.raises(TypeError, match=said):
+        metrics.log(**values)
+
+
+def test_numbers_are_metrics_whatever_their_name() -> None:
+    metrics.begin()
+    metrics.log(image=3, text=0.5)
+    (batch,) = metrics.drain("run", 0)
+    assert (batch.names, [*batch.values][2:]) == (("image", "text"), [3.0, 0.5])
+
+
+def test_a_unit_is_sent_once() -> None:
+    metrics.begin()
+    for unit in ("m", "m", "km"):
+        metrics.log(length=1.0, units={"length": unit})
+        metrics.log(other=1.0)
+    assert [batch.units for batch in metrics.drain("run", 0)] == [{"length": "km"}, {}, {}, {}, {}, {}]
+    metrics.log(length=1.0, units={"length": "km"})
+    assert metrics.drain("run", 0)[0].units == {}
+
+
+def test_a_rank_shows_so_many_pictures_in_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    metrics.begin()
+    for step in range(metrics.MOST_SHOWN + 2):
+        metrics.log(step=step, text="x")
+    assert len(metrics.drain_shown("run", 0)) == metrics.MOST_SHOWN
+    assert capsys.readouterr().err.count("the next images, figures, histograms and texts are left out") == 1
+    metrics.begin()
+    metrics.log(text="x")
+    assert len(metrics.drain_shown("run", 0)) == 1
+
+
+def test_a_script_shows_no_pictures() -> None:
+    metrics.begin()
+    metrics.end()
+    metrics.log(text="x")
+    assert metrics.drain_shown("run", 0) == []

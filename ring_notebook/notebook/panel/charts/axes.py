@@ -10,7 +10,7 @@ import numpy as np
 from ring_notebook.notebook.panel.charts.curves import Curves, Floats
 from ring_notebook.notebook.style import number, whole
 
-_CHARACTER, _GAP, _LEAST = 7.0, 6, 30  # pixels: per character, from label to axis, for the name of the x axis
+_CHARACTER, _GAP, _LEAST = 7.0, 6, 30  # pixels: per character, from label to axis, for a short name of the x axis
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ class Scale:
         return whole(tick) if abs(tick) >= 1000 else number(tick)
 
 
-def margin(y: Scale) -> int:
-    """Pixels that the labels of the y axis need at the left of a chart."""
-    texts = [_plain(tick) for tick in (y.low, *y.ticks, y.high)] if y.log else [y.label(tick) for tick in y.ticks]
-    return max(_LEAST, _GAP + round(_CHARACTER * max(map(len, texts))))
+def margin(y: Scale, *units: str) -> int:
+    """Pixels that the labels of the y axis, and the units of both axes, need at the left of a chart."""
+    ticks = [_plain(tick) for tick in (y.low, *y.ticks, y.high)] if y.log else [y.label(tick) for tick in y.ticks]
+    return max(_LEAST, _GAP + round(_CHARACTER * max(map(len, [*units, *ticks]))))
 
 
 def _plain(tick: float) -> str:

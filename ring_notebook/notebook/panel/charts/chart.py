@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from ring_notebook.notebook.panel.charts.curves import Curves, Line, mean, mean_line, per_rank
-from ring_notebook.notebook.record.choices import Look
+from ring_notebook.notebook.panel.charts.curves import Curves, Line, many, mean, mean_line, per_rank
+from ring_notebook.notebook.panel.charts.metric_names import (
+    Section,
+    direction,
+    expanded,
+    parts,
+    sections,
+    trained,
+    unit,
+)
+from ring_notebook.notebook.record.choices import AXES, STEP, TIME, Look
 from ring_notebook.notebook.record.run_view import EPOCH, SAMPLES, RunView
-from ring_notebook.notebook.style import VALIDATION, number, ranks, whole
+from ring_notebook.notebook.record.series import Points
+from ring_notebook.notebook.style import VALIDATION, number, rank_color, ranks, whole
 
 RATE = "samples/s"  # a chart of every run with samples
-_LOWER = re.compile(r"loss|err|mse|mae|ppl|perplex|nll|wer|fid|\bkl\b|entropy", re.IGNORECASE)
-_HIGHER = re.compile(r"acc|auc|f1|bleu|rouge|iou|\bmap\b|reward|return|precision|recall|r2|score|psnr", re.IGNORECASE)
-_VALIDATION = re.compile(r"^(?:val|valid|validation|test|eval)[_/. -](.+)$|^(.+)[_/. -](?:val|valid|test|eval)$")
+_OTHER_VALIDATION = 4  # the color of a second validation in a chart, as that of a rank
 MOST_BROKEN = 8  # steps at which ranks begin to lack a number
 _CHANGES = 0.02  # the least change between two fifths of a curve
 
@@ -32,7 +40,10 @@ class Mark:
 
 @dataclass(frozen=True)
 class Chart:
-    """One chart. ``note`` is beside the title; ``best`` is the best point so far; ``broken`` marks NaN and infinity."""
+    """One chart. ``note`` is beside the title; ``best`` is the best point so far; ``broken`` marks NaN and infinity.
+
+    ``values`` is the unit of the y axis, where the title does not say it.
+    """
 
     title: str
     note: str
@@ -43,6 +54,7 @@ class Chart:
     best: tuple[float, float] | None = None
     epochs: tuple[Mark, ...] = ()
     broken: tuple[Mark, ...] = ()
+    values: str = ""
 
     @property
     def unit(self) -> str:
@@ -50,19 +62,19 @@ class Chart:
         return "s" if self.xlabel == "seconds" else self.xlabel
 
     @property
+    def digits(self) -> int:
+        """Decimals of a place on the x axis."""
+        return 2 if self.xlabel == EPOCH else 0
+
+    @property
     def some_epochs(self) -> tuple[Mark, ...]:
         """At most a dozen epochs, without the first one, which begins with the chart."""
         return self.epochs[1 :: 1 + len(self.epochs) // 12]
 
 
-def titles(view: RunView) -> tuple[str, ...]:
-    """The metrics with a chart of their own: not the epoch, and not the validation of another metric."""
-    return tuple(name for name in view.charted if _trained(name, view.curves) is None)
-
-
 def empty(names: Collection[str], ranks: int) -> list[Chart]:
     """Charts without a line, for metrics that a cell will log."""
-    shown = [name for name in names if name not in (SAMPLES, EPOCH) and _trained(name, names) is None]
+    shown = [name for name in names if name not in (SAMPLES, EPOCH) and trained(name, names) is None]
     made = [Chart(name, "", "step", Curves(())) for name in shown]
     if SAMPLES in names:
         made.append(Chart(f"{RATE} per rank" if ranks > 1 else RATE, "", "seconds", Curves(()), from_zero=True))
@@ -70,34 +82,135 @@ def empty(names: Collection[str], ranks: int) -> list[Chart]:
 
 
 def charts(view: RunView, names: Collection[str], look: Look) -> list[Chart]:
-    """A chart for each logged metric of ``names``, and the chart of samples/s."""
-    made = [_metric(view, name, look) for name in names if name in view.curves]
-    if any(len(points.x) > 1 for points in view.throughput.values()):
-        curves = per_rank(view.throughput, look.smooth, look.ranks)
-        note = f"{whole(view.samples_per_s)} in all" if len(view.ranks) > 1 else whole(view.samples_per_s)
-        title = f"{RATE} per rank" if len(view.ranks) > 1 else RATE
-        made.append(Chart(title, note, "seconds", curves, from_zero=True))
+    """A chart for each of ``names`` that was logged.
+
+    A name is that of a metric, several joined by a plus sign for one chart, or a pattern.
+    """
+    axis = look.x if look.x in axes(view) else STEP
+    made = []
+    for name in expanded(names, view.curves):
+        found = parts(name, view.curves)
+        if found:
+            made.append(_metric(view, name, look, axis) if found == (name,) else _together(view, name, look, axis))
     return made
 
 
-def _metric(view: RunView, name: str, look: Look) -> Chart:
-    curves = per_rank(view.curves[name], look.smooth, look.ranks)
-    beside = [one for one in view.charted if _trained(one, view.curves) == name]
-    extra = [mean_line(one, view.curves[one], VALIDATION, sparse=True) for one in beside]
+def grouped(view: RunView, plot: Sequence[str], look: Look, most: int) -> list[tuple[Section, list[Chart]]]:
+    """The charts of a page by group: those of ``plot``, else the first ``most`` or what the reader has chosen.
+
+    The chart of samples/s is in the first group.
+    """
+    found = [Section("", tuple(plot))] if plot else sections(view.charted, look.search, look.groups, most)
+    made = [(section, charts(view, section.shown, look)) for section in found]
+    if rate := _rate(view, look):
+        made = made if made and not made[0][0].group else [(Section("", ()), []), *made]
+        made[0][1].extend(rate)
+    return made
+
+
+def _rate(view: RunView, look: Look) -> list[Chart]:
+    if look.search not in RATE or not any(len(points.x) > 1 for points in view.throughput.values()):
+        return []
+    curves = per_rank(view.throughput, look.smooth, look.ranks)
+    note = f"{whole(view.samples_per_s)} in all" if len(view.ranks) > 1 else whole(view.samples_per_s)
+    title = f"{RATE} per rank" if len(view.ranks) > 1 else RATE
+    return [Chart(title, note, "seconds", curves, from_zero=True)]
+
+
+def axes(view: RunView) -> tuple[str, ...]:
+    """What the x axis of the metrics can be: all but the step are found by it, so it must not go back."""
+    times = [np.asarray(by_rank[TIME].x) for by_rank in view.axes.values()]
+    if not times or not all((np.diff(steps) >= 0).all() for steps in times):
+        return (STEP,)
+    there = {TIME, SAMPLES} & {name for by_rank in view.axes.values() for name in by_rank}
+    there |= {EPOCH} if len(view.epochs) > 1 else set()
+    return tuple(name for name in AXES if name == STEP or name in there)
+
+
+def over(view: RunView, axis: str, points: Mapping[int, Points]) -> dict[int, Points]:
+    """The points of ranks over another axis than their steps: seconds, samples of all ranks, or epochs."""
+    return {rank: Points(_placed(view, axis, rank, line.x), line.y) for rank, line in points.items()}
+
+
+def _placed(view: RunView, axis: str, rank: int, steps: Any) -> Any:
+    """Where steps of a rank are on an axis."""
+    if axis == STEP or not len(steps):
+        return steps
+    if axis == EPOCH:
+        at, values = (list(one) for one in zip(*view.epochs, strict=True))
+        last = at[-1] - at[-2]  # the epoch in progress is taken to be as long as the one before
+        at, values = [*at, at[-1] + last], [*values, 2 * values[-1] - values[-2]]
+        return np.interp(steps, at, values)
+    known = view.axes.get(rank, {}).get(axis) or next(one[axis] for one in view.axes.values() if axis in one)
+    times = len(view.throughput) if axis == SAMPLES else 1
+    return times * np.interp(steps, known.x, known.y)
+
+
+def _metric(view: RunView, name: str, look: Look, axis: str) -> Chart:
+    curves = per_rank(over(view, axis, view.curves[name]), look.smooth, look.ranks)
+    beside = [one for one in view.charted if trained(one, view.curves) == name]
+    extra = [
+        mean_line(one, over(view, axis, view.curves[one]), color, sparse=True)
+        for one, color in zip(beside, _validation_colors(len(beside)), strict=True)
+    ]
     judged = extra[0] if extra else _judged(curves)
     curves = replace(curves, lines=(*curves.lines, *extra))
     best = _best(judged, direction(name)) if judged is not None else None
-    log = look.log and all(np.nanmin(line.y, initial=np.inf) > 0 for line in curves.lines)
+    values, firsts = unit(name, view.units), view.broken.get(name, {})
     return Chart(
         name,
-        _note(name, curves, judged, best, _no_numbers(view, name)),
-        "step",
+        _note(name, curves, judged, best, _no_numbers(view, name), values),
+        "seconds" if axis == TIME else axis,
         curves,
-        log=log,
+        log=look.log and _positive(curves),
         best=best,
-        epochs=tuple(Mark(step, f"{epoch:g}") for step, epoch in view.epochs),
-        broken=_broken(view.broken.get(name, {})),
+        epochs=_epochs(view, axis),
+        broken=_broken({rank: (_at(view, axis, rank, step), kind) for rank, (step, kind) in firsts.items()}),
+        values="" if values == name else values,
     )
+
+
+def _validation_colors(count: int) -> list[str]:
+    return [VALIDATION, *(rank_color(_OTHER_VALIDATION + index) for index in range(count))][:count]
+
+
+def _together(view: RunView, wanted: str, look: Look, axis: str) -> Chart:
+    """Several metrics of a run, each the mean of its ranks."""
+    (made,) = compared({"": view}, [wanted], replace(look, x=axis))
+    return replace(made, epochs=_epochs(view, axis))
+
+
+def compared(views: Mapping[str, RunView], names: Sequence[str], look: Look) -> list[Chart]:
+    """Charts of several runs, by the label of each: the mean over the ranks of a run is a line, for each metric."""
+    axis = look.x if all(look.x in axes(view) for view in views.values()) else STEP
+    made = []
+    for name in names:
+        found = [
+            (f"{label} {one}".strip() if one != name else label, one, over(view, axis, view.curves[one]))
+            for label, view in views.items()
+            for one in parts(name, view.curves)
+        ]
+        curves = many({label: points for label, _, points in found}, look.smooth)
+        units = {unit(one, view.units) for view in views.values() for one in parts(name, view.curves)}
+        values = units.pop() if len(units) == 1 else ""
+        xlabel = "seconds" if axis == TIME else axis
+        made.append(Chart(name, "mean", xlabel, curves, log=look.log and _positive(curves), values=values))
+    return made
+
+
+def _positive(curves: Curves) -> bool:
+    return all(np.nanmin(line.y, initial=np.inf) > 0 for line in curves.lines)
+
+
+def _at(view: RunView, axis: str, rank: int, step: float) -> float:
+    return float(_placed(view, axis, rank, [step])[0])
+
+
+def _epochs(view: RunView, axis: str) -> tuple[Mark, ...]:
+    if axis == EPOCH:
+        return ()
+    rank = next(iter(view.axes), 0)
+    return tuple(Mark(_at(view, axis, rank, step), f"{epoch:g}") for step, epoch in view.epochs)
 
 
 def _broken(firsts: Mapping[int, tuple[float, str]]) -> tuple[Mark, ...]:
@@ -134,24 +247,24 @@ def _judged(curves: Curves) -> Line | None:
 
 
 def _note(
-    name: str, curves: Curves, judged: Line | None, best: tuple[float, float] | None, no_numbers: str = ""
+    name: str, curves: Curves, judged: Line | None, best: tuple[float, float] | None, no_numbers: str, values: str
 ) -> str:
     if judged is None or not len(judged.y):
         return ""
     main = _judged(Curves(tuple(line for line in curves.lines if not line.sparse), curves.band)) or judged
     finite = main.y[np.isfinite(main.y)]
     # No trend beside ranks without numbers: it would praise what was before.
-    parts = [no_numbers or (number(float(finite[-1])) if finite.size else "no number")]
-    parts += [trend(main)] if direction(name) and not no_numbers else []
+    newest = _with_unit(float(finite[-1]), values) if finite.size else "no number"
+    said = [no_numbers or newest]
+    said += [trend(main)] if direction(name) and not no_numbers else []
     if best is not None:
         which = judged.label.replace(name, "").strip("_/. -") if judged.sparse else ""
-        parts.append(" ".join(filter(None, ["best", which, number(best[1])])))
-    return " · ".join(filter(None, parts))
+        said.append(" ".join(filter(None, ["best", which, number(best[1])])))
+    return " · ".join(filter(None, said))
 
 
-def direction(name: str) -> int:
-    """-1 if a lower value of this metric is better, 1 if a higher one is, 0 if its name does not say."""
-    return -1 if _LOWER.search(name) else 1 if _HIGHER.search(name) else 0
+def _with_unit(value: float, values: str) -> str:
+    return f"{number(value)}{'' if values == '%' else ' '}{values}".rstrip()
 
 
 def trend(line: Line) -> str:
@@ -173,16 +286,6 @@ def _best(line: Line, toward: int) -> tuple[float, float] | None:
         return None
     index = int(np.nanargmin(line.y) if toward < 0 else np.nanargmax(line.y))
     return float(line.x[index]), float(line.y[index])
-
-
-def _trained(name: str, known: Collection[str]) -> str | None:
-    """The metric whose validation ``name`` is: ``loss`` for ``val_loss``; None if there is none."""
-    found = _VALIDATION.match(name)
-    if not found:
-        return None
-    base = found[1] or found[2]
-    like = [one for one in (base, f"train_{base}", f"train/{base}", f"{base}_train") if one in known]
-    return like[0] if like and like[0] != name else None
 
 
 def columns(count: int) -> str:

@@ -14,7 +14,6 @@ from ring_notebook.notebook.style import MEAN, rank_color
 
 MOST_LINES = 2  # ranks that are all drawn; of more ranks the mean is drawn, and each one on demand
 GRID = 256  # points of a chart whose ranks logged at different steps
-SMOOTHING = 0.9  # the share of the previous value, as in TensorBoard's slider
 BAND = "range"  # its label
 DIFFERS = 4.0  # times the typical distance of a rank from the others
 _NEAR = 0.75  # the share of the steps that a rank has made which keeps up with the others
@@ -26,7 +25,8 @@ Floats = npt.NDArray[np.float64]
 class Line:
     """One line. A NaN in ``y`` is a gap. A click on the label draws a line that is not ``shown``.
 
-    ``sparse``: values of a validation, with a mark for each point and a dashed line.
+    ``sparse``: values of a validation, with a mark for each point and a dashed line. ``raw``: the values that ``y`` is
+    an average of, drawn faintly behind it.
     """
 
     label: str
@@ -35,6 +35,7 @@ class Line:
     y: Floats
     shown: bool = True
     sparse: bool = False
+    raw: Floats | None = None
 
 
 @dataclass(frozen=True)
@@ -64,37 +65,45 @@ class Curves:
         return max((len(line.x) for line in self.lines), default=0)
 
 
-def per_rank(points: Mapping[int, Points], smooth: bool = False, chosen: Collection[int] = ()) -> Curves:
+def per_rank(points: Mapping[int, Points], smooth: float = 0.0, chosen: Collection[int] = ()) -> Curves:
     """A line per rank. Of more than two ranks: their mean, a band from lowest to highest, and ranks that differ.
 
-    ``chosen`` ranks are always drawn. With ``smooth`` every line is an exponential average.
+    ``chosen`` ranks are always drawn. With ``smooth`` (see `smoothed`) every line is an average, over its own values.
     """
     points = {rank: line for rank, line in points.items() if len(line.x)}
     if len(points) <= MOST_LINES:
-        return Curves(tuple(_rank_line(rank, line, smooth) for rank, line in points.items()))
+        return Curves(
+            tuple(
+                _line(f"rank {rank}", rank_color(rank), _array(line.x), _array(line.y), smooth)
+                for rank, line in points.items()
+            )
+        )
     x, rows = _aligned(tuple(points.values()))
-    if smooth:
-        rows = np.stack([smoothed(row) for row in rows])
     ranks = tuple(points)
-    apart = {ranks[index] for index in differing(rows)} | set(chosen)
-    lines = [Line(f"mean of {len(ranks)}", MEAN, x, mean(rows))]
+    even = smoothed(rows, smooth)
+    apart = {ranks[index] for index in differing(even)} | set(chosen)
+    raw = rows if smooth else [None] * len(rows)
+    lines = [Line(f"mean of {len(ranks)}", MEAN, x, mean(even), raw=mean(rows) if smooth else None)]
     lines += [
-        Line(f"rank {rank}", rank_color(rank), x, row, rank in apart) for rank, row in zip(ranks, rows, strict=True)
+        Line(f"rank {rank}", rank_color(rank), x, row, rank in apart, raw=own)
+        for rank, row, own in zip(ranks, even, raw, strict=True)
     ]
-    return Curves(tuple(lines), Band(x, np.fmin.reduce(rows), np.fmax.reduce(rows)))
+    return Curves(tuple(lines), Band(x, np.fmin.reduce(even), np.fmax.reduce(even)))
 
 
-def many(runs: Mapping[str, Mapping[int, Points]]) -> Curves:
-    """A line per run, the mean of its ranks, to compare runs in one chart."""
-    lines = [mean_line(label, points, rank_color(index)) for index, (label, points) in enumerate(runs.items())]
-    return Curves(tuple(lines))
+def many(lines: Mapping[str, Mapping[int, Points]], smooth: float = 0.0) -> Curves:
+    """A line per run or metric, the mean of its ranks, to compare them in one chart."""
+    return Curves(tuple(mean_line(label, one, rank_color(at), smooth) for at, (label, one) in enumerate(lines.items())))
 
 
-def mean_line(label: str, points: Mapping[int, Points], color: str, smooth: bool = False, sparse: bool = False) -> Line:
+def mean_line(label: str, points: Mapping[int, Points], color: str, smooth: float = 0.0, sparse: bool = False) -> Line:
     """The mean of the ranks as one line."""
     x, rows = _aligned(tuple(points.values()))
-    y = mean(rows)
-    return Line(label, color, x, smoothed(y) if smooth and not sparse else y, sparse=sparse)
+    return _line(label, color, x, mean(rows), 0.0 if sparse else smooth, sparse)
+
+
+def _line(label: str, color: str, x: Floats, y: Floats, smooth: float, sparse: bool = False) -> Line:
+    return Line(label, color, x, smoothed(y, smooth), sparse=sparse, raw=y if smooth else None)
 
 
 def differing(rows: Floats) -> tuple[int, ...]:
@@ -112,19 +121,21 @@ def differing(rows: Floats) -> tuple[int, ...]:
     return tuple(int(whole[index]) for index in sorted(apart, key=lambda index: -distance[index])[:2])
 
 
-def smoothed(values: Floats) -> Floats:
-    """The exponential average of values, unbiased at its beginning. A NaN stays NaN and does not count."""
-    result, total, weight = np.full(len(values), np.nan), 0.0, 0.0
-    for index, value in enumerate(values):
-        if np.isfinite(value):
-            total, weight = SMOOTHING * total + value, SMOOTHING * weight + 1.0
-            result[index] = total / weight
-    return result
+def smoothed(values: Floats, share: float) -> Floats:
+    """The exponential average along the last axis, unbiased at its beginning. A NaN stays NaN and does not count.
 
-
-def _rank_line(rank: int, points: Points, smooth: bool) -> Line:
-    x, y = _array(points.x), _array(points.y)
-    return Line(f"rank {rank}", rank_color(rank), x, smoothed(y) if smooth else y)
+    ``share`` is that of the previous value, as in TensorBoard's slider; with 0 the values themselves.
+    """
+    if not share:
+        return values
+    known = np.isfinite(values)
+    columns = np.moveaxis(np.where(known, values, 0.0), -1, 0)
+    result, total, weight = np.full(columns.shape, np.nan), np.zeros(columns.shape[1:]), np.zeros(columns.shape[1:])
+    for at, (column, there) in enumerate(zip(columns, np.moveaxis(known, -1, 0), strict=True)):
+        total = np.where(there, share * total + column, total)
+        weight = np.where(there, share * weight + 1.0, weight)
+        np.divide(total, weight, out=result[at : at + 1].reshape(total.shape), where=there)
+    return np.moveaxis(result, 0, -1)
 
 
 def mean(rows: Floats) -> Floats:

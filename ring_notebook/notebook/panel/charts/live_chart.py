@@ -12,7 +12,7 @@ from ipecharts import EChartsRawWidget
 from ring_notebook.notebook.panel.charts.axes import Scale, margin, scales
 from ring_notebook.notebook.panel.charts.chart import Chart
 from ring_notebook.notebook.panel.charts.curves import BAND, Band, Floats, Line
-from ring_notebook.notebook.panel.charts.svg_chart import BOTTOM, HEIGHT, TOP
+from ring_notebook.notebook.panel.charts.svg_chart import BOTTOM, HEIGHT, RAW, TOP
 from ring_notebook.notebook.style import GREY, RED
 
 _LEGEND = "88%"  # of the width, beside the labels of the y axis
@@ -55,7 +55,8 @@ class LiveChart:
         # Drawn lines come first: a narrow page shows the first labels, and the others behind an arrow.
         ordered = sorted(lines, key=lambda line: not line.shown)
         labels: list[Any] = [_name(line) for line in ordered] if len(lines) > 1 else []
-        series = {line.label: _line(line) for line in lines}
+        series = {f"{line.label} raw": _raw(line) for line in lines if line.raw is not None and line.shown}
+        series |= {line.label: _line(line) for line in lines}
         if chart.curves.band is not None:
             series = {BAND: _band(chart.curves.band, lines[0].color), **series}
             swatch = {"name": BAND, "icon": _BOX, "itemStyle": {"opacity": 0.3}}
@@ -65,6 +66,7 @@ class LiveChart:
         gone = {name: {**old, "data": []} for name, old in self._series.items() if name not in series}
         self._series = series | gone
         _, y = scales(chart.curves, chart.from_zero, chart.log)
+        left = margin(y, chart.values, chart.unit)
         small = {"fontSize": 11, "color": GREY}
         faint = {"lineStyle": {"color": GREY, "opacity": 0.22}}
         return {
@@ -72,17 +74,17 @@ class LiveChart:
             "backgroundColor": "transparent",
             "title": {
                 "text": f"{{title|{chart.title}}}  {chart.note}",
-                "left": margin(y),
+                "left": left,
                 "top": 4,
                 "padding": 0,
                 "textStyle": {**small, "fontWeight": 400, "rich": {"title": {"fontSize": 13, "fontWeight": 600}}},
             },
-            "grid": {"left": margin(y), "right": _RIGHT, "top": TOP, "bottom": BOTTOM},
+            "grid": {"left": left, "right": _RIGHT, "top": TOP, "bottom": BOTTOM},
             "legend": {
                 "type": "scroll",
                 "data": labels,
                 "selected": {_name(line): line.shown for line in lines},
-                "left": margin(y),
+                "left": left,
                 "width": _LEGEND,
                 "top": 16,
                 "padding": [4, 0],
@@ -114,7 +116,7 @@ class LiveChart:
             "tooltip": {
                 "trigger": "axis",
                 "confine": True,
-                "axisPointer": {"type": "line", "label": {"precision": 0}},
+                "axisPointer": {"type": "line", "label": {"precision": chart.digits}},
                 "backgroundColor": "rgba(31,41,55,.94)",
                 "borderWidth": 0,
                 "textStyle": {"fontSize": 11, "color": "#f3f4f6"},
@@ -135,6 +137,9 @@ class LiveChart:
             },
             "yAxis": {
                 "type": "log" if y.log else "value",
+                "name": chart.values,
+                "nameGap": 8,
+                "nameTextStyle": {**small, "align": "right", "padding": [0, 6, 0, 0]},
                 **_bounds(y),
                 "splitLine": faint,
                 "axisLine": {"show": False},
@@ -168,6 +173,21 @@ def _line(line: Line) -> dict[str, Any]:
         "symbolSize": 6,
         "lineStyle": {"width": 1.8, "type": "dashed" if line.sparse else "solid"},
         "emphasis": {"disabled": True},
+    }
+
+
+def _raw(line: Line) -> dict[str, Any]:
+    """What the line is an average of, behind it; without a label, and without values under the mouse."""
+    assert line.raw is not None
+    return {
+        "type": "line",
+        "data": _pairs(line.x, line.raw),
+        "color": line.color,
+        "showSymbol": False,
+        "lineStyle": {"width": 1, "opacity": RAW},
+        "emphasis": {"disabled": True},
+        "tooltip": {"show": False},
+        "silent": True,
     }
 
 
@@ -242,11 +262,15 @@ def _same(one: Chart, other: Chart | None) -> bool:
     if other is None or _plain(one) != _plain(other) or len(one.curves.lines) != len(other.curves.lines):
         return False
     pairs = zip(one.curves.lines, other.curves.lines, strict=True)
-    return all(a.label == b.label and a.shown == b.shown and _equal((a.x, a.y), (b.x, b.y)) for a, b in pairs)
+    return all(a.label == b.label and a.shown == b.shown and _equal(_values(a), _values(b)) for a, b in pairs)
 
 
 def _plain(chart: Chart) -> tuple[object, ...]:
-    return chart.note, chart.log, chart.best, chart.epochs, chart.broken
+    return chart.note, chart.log, chart.best, chart.epochs, chart.broken, chart.xlabel, chart.values
+
+
+def _values(line: Line) -> list[Floats]:
+    return [line.x, line.y, line.y if line.raw is None else line.raw]
 
 
 def _equal(one: Iterable[Floats], other: Iterable[Floats]) -> bool:

@@ -27,6 +27,7 @@ HEIGHT = 250  # pixels
 TOP, BOTTOM = 48, 32  # margins
 RIGHT = 1  # percent, so that a mark at the end is not cut
 _BEGIN, _END = 0.02, 0.97  # of the x axis; a label outside begins or ends with the axis
+RAW = 0.3  # the opacity of what a smooth line is an average of
 TIPS = 60  # places of a chart with values to hover over
 MOST_LABELS = 24  # in the legend
 _LEGEND = 400  # its width; a narrow page cuts it
@@ -68,13 +69,13 @@ def svg(chart: Chart) -> str:
 
 
 def labels(chart: Chart) -> tuple[str, int]:
-    """The labels of the y axis and the name of the x axis as one SVG, and its width in pixels."""
+    """The labels of the y axis, its unit and the name of the x axis as one SVG, and its width in pixels."""
     _, y = scales(chart.curves, chart.from_zero, chart.log)
-    top, width = TOP + _legend(chart.curves)[1], margin(y)
+    top, width = TOP + _legend(chart.curves)[1], margin(y, chart.values, chart.unit)
     height = HEIGHT - top - BOTTOM
     ticks = y.ticks if chart.curves.lines else ()
     labels = [(top + height * (1 - y.place(tick)) + 4, y.label(tick)) for tick in ticks]
-    labels.append((top + height + 17, escape(chart.unit)))
+    labels += [(top + height + 17, escape(chart.unit)), *[(top - 10, escape(chart.values))] * bool(chart.values)]
     texts = "".join(f"<text x='{width - 6}' y='{at:.1f}' text-anchor='end'>{text}</text>" for at, text in labels)
     size = f"width='{width}' height='{HEIGHT}'"
     return f"<svg xmlns='http://www.w3.org/2000/svg' {size} {_FONT} font-size='11' fill='{GREY}'>{texts}</svg>", width
@@ -90,6 +91,11 @@ def _lines(curves: Curves, x: Scale, y: Scale) -> list[str]:
         parts.append(f"<path d='{_path(around_x, around_y, x, y)}Z' fill='{color}' fill-opacity='.18'/>")
     for line in curves.drawn:
         dashes = " stroke-dasharray='5 4'" if line.sparse else ""
+        if line.raw is not None:
+            parts.append(
+                f"<path d='{_path(line.x, line.raw, x, y)}' fill='none' stroke='{line.color}' "
+                f"stroke-opacity='{RAW}' vector-effect='non-scaling-stroke'/>"
+            )
         parts.append(
             f"<path d='{_path(line.x, line.y, x, y)}' fill='none' stroke='{line.color}' stroke-width='1.8' "
             f"stroke-linejoin='round' vector-effect='non-scaling-stroke'{dashes}/>"
@@ -177,11 +183,11 @@ def tips(chart: Chart) -> str:
     found = []
     for index in range(count):
         at = x.low + (index + 0.5) / count * (x.high - x.low)
-        rows = [f"{chart.xlabel} {at:,.0f}"]
+        rows = [f"{chart.xlabel} {at:,.{chart.digits}f}"]
         for line in drawn:
             known = np.flatnonzero(np.isfinite(line.y))
             nearest = known[np.abs(line.x[known] - at).argmin()]
-            rows.append(f"{line.label}  {number(float(line.y[nearest]))}")
+            rows.append(f"{line.label}  {number(float(line.y[nearest]))} {chart.values}".rstrip())
         if chart.curves.band is not None:
             nearest = np.abs(chart.curves.band.x - at).argmin()
             low, high = chart.curves.band.low[nearest], chart.curves.band.high[nearest]

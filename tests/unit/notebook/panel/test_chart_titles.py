@@ -7,7 +7,7 @@ from array import array
 
 import pytest
 
-from ring_notebook.notebook.panel.charts.chart import charts
+from ring_notebook.notebook.panel.charts.chart import axes, charts, compared
 from ring_notebook.notebook.record.choices import Look
 from ring_notebook.notebook.record.run_view import RunState
 from ring_notebook.records import MetricBatch
@@ -53,3 +53,65 @@ def test_a_metric_that_has_numbers_again_has_its_trend() -> None:
     (chart,) = charts(state.view(40.0), ["loss"], Look())
     assert chart.note == "0.025 · falling · best 0.025"
     assert [mark.label for mark in chart.broken] == ["NaN, rank 0"]
+
+
+def rows(*values: tuple[float, ...]) -> array[float]:
+    return array("d", (number for row in values for number in row))
+
+
+def trained(size: int = 2) -> RunState:
+    """Four steps, two seconds apart, in two epochs; 8 samples each on every rank."""
+    state = RunState(size, 100.0)
+    for rank in range(size):
+        steps = rows(*((102.0 + 2 * step, step, 4.0 - step + rank, step // 2, 8.0) for step in range(4)))
+        state.apply(MetricBatch("run", rank, ("loss", "epoch", "samples"), steps, {"loss": "nats"}), 110.0)
+    return state
+
+
+@pytest.mark.parametrize(
+    ("axis", "xlabel", "places", "epochs"),
+    [
+        ("step", "step", [0, 1, 2, 3], [0, 2]),
+        ("time", "seconds", [2, 4, 6, 8], [2, 6]),
+        ("samples", "samples", [16, 32, 48, 64], [16, 48]),
+        ("epoch", "epoch", [0, 0.5, 1, 1.5], []),
+        ("other", "step", [0, 1, 2, 3], [0, 2]),
+    ],
+)
+def test_the_x_axis_is_chosen(axis: str, xlabel: str, places: list[float], epochs: list[float]) -> None:
+    view = trained().view(110.0)
+    for name in ("loss", "loss+loss"):
+        (chart,) = charts(view, [name], Look(x=axis))
+        assert chart.xlabel == xlabel
+        assert chart.curves.lines[0].x.tolist() == places
+        assert [mark.x for mark in chart.epochs] == epochs
+
+
+def test_a_run_offers_the_axes_that_it_has() -> None:
+    assert axes(trained().view(110.0)) == ("step", "time", "samples", "epoch")
+    state = RunState(1, 0.0)
+    assert axes(state.view(1.0)) == ("step",)
+    state.apply(MetricBatch("run", 0, ("loss",), rows((1, 5, 0.5), (2, 6, 0.4))), 2.0)
+    assert axes(state.view(2.0)) == ("step", "time")
+    state.apply(MetricBatch("run", 0, ("loss",), rows((3, 0, 0.3))), 3.0)
+    assert axes(state.view(3.0)) == ("step",), "a step that comes again has no one time"
+
+
+def test_units_are_said() -> None:
+    view = trained().view(110.0)
+    (chart,) = charts(view, ["loss"], Look())
+    assert (chart.values, chart.note) == ("nats", "1.5 nats · best 1.5")
+    assert charts(view, ["loss+loss"], Look())[0].values == "nats"
+
+
+def test_metrics_and_runs_in_one_chart() -> None:
+    state = RunState(2, 0.0)
+    for rank in range(2):
+        names = ("loss", "val_loss")
+        state.apply(MetricBatch("run", rank, names, rows((1, 0, 1.0 + rank, 3.0), (2, 1, 0.5 + rank, 2.0))), 2.0)
+    view = state.view(2.0)
+    (chart,) = charts(view, ["loss+val_loss"], Look())
+    assert {line.label: line.y.tolist() for line in chart.curves.lines} == {"loss": [1.5, 1.0], "val_loss": [3, 2]}
+    one, both = compared({"a": view, "b": view}, ["loss", "loss+val_loss"], Look())
+    assert [line.label for line in one.curves.lines] == ["a", "b"]
+    assert [line.label for line in both.curves.lines] == ["a loss", "a val_loss", "b loss", "b val_loss"]

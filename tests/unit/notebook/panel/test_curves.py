@@ -91,12 +91,31 @@ def test_runs_over_one_another() -> None:
     assert by_label(curves) == {"a": [2, 2], "b": [9, 8]}
 
 
-def test_smoothing_begins_at_the_first_value_and_leaves_gaps() -> None:
-    smooth = smoothed(np.array([4.0, math.nan, 2.0]))
-    assert smooth[0] == 4.0
-    assert math.isnan(smooth[1])
-    assert 2.0 < smooth[2] < 4.0
-    assert np.allclose(smoothed(np.full(50, 3.0)), 3.0)
+@pytest.mark.parametrize(
+    ("values", "share", "expected"),
+    [
+        ([4.0, 2.0, 3.0], 0.0, [4.0, 2.0, 3.0]),
+        ([4.0, 2.0], 0.5, [4.0, (0.5 * 4 + 2) / 1.5]),
+        ([math.nan, 4.0, math.inf, 2.0], 0.5, [math.nan, 4.0, math.nan, (0.5 * 4 + 2) / 1.5]),
+        ([3.0] * 50, 0.9, [3.0] * 50),
+        ([[4.0, 2.0], [math.nan, 1.0]], 0.5, [[4.0, 4 / 1.5], [math.nan, 1.0]]),
+        ([], 0.9, []),
+    ],
+)
+def test_smoothing_begins_at_the_first_value_and_leaves_gaps(
+    values: list[float], share: float, expected: list[float]
+) -> None:
+    assert smoothed(np.array(values), share) == pytest.approx(np.array(expected), nan_ok=True)
+
+
+def test_a_smooth_line_has_its_own_values_behind_it() -> None:
+    rows = {rank: points([0, 1], [rank, rank + 2]) for rank in range(3)}
+    (alone,) = per_rank({0: rows[0]}, 0.5).lines
+    assert (alone.y.tolist(), alone.raw.tolist()) == ([0, 2 / 1.5], [0, 2])  # type: ignore[union-attr]
+    assert [line.raw for line in per_rank({0: rows[0]}).lines] == [None]
+    mean, first, *_ = per_rank(rows, 0.5).lines
+    assert (mean.raw.tolist(), first.raw.tolist()) == ([1, 3], [0, 2])  # type: ignore[union-attr]
+    assert [line.raw.tolist() for line in many({"a": rows}, 0.5).lines] == [[1, 3]]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,19 @@ def test_ranks_are_a_mean_and_a_band_and_wait_for_a_click() -> None:
     assert series(live)["rank 2"]["name"] == "rank 2"
 
 
+def test_a_smooth_line_has_its_values_behind_it_until_it_is_not_smooth() -> None:
+    live = LiveChart()
+    live.draw(Chart("loss", "", "step", per_rank({0: Points(STEPS, STEPS)}, 0.9), values="nats"))
+    behind = series(live)["rank 0 raw"]
+    assert behind["data"][-1] == [39.0, 39.0]
+    assert series(live)["rank 0"]["data"][-1][1] < 39
+    assert [*series(live)] == ["rank 0 raw", "rank 0", "marks"], "behind is before"
+    assert live.widget.option["yAxis"]["name"] == "nats"
+    live.draw(Chart("loss", "", "step", per_rank({0: Points(STEPS, STEPS)})))
+    assert series(live)["rank 0 raw"]["data"] == []
+    assert live.widget.option["yAxis"]["name"] == ""
+
+
 def test_the_band_is_one_line_there_and_back() -> None:
     live = LiveChart()
     live.draw(chart(3, odd=1))

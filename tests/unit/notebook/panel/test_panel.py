@@ -81,10 +81,43 @@ def test_a_click_is_kept_with_the_run(tmp_path: Path) -> None:
     panel = Panel(log)
     panel._charts._log.value = True
     panel._charts._rank_clicked(1)
+    panel._charts._smooth.value = 0.8
+    panel._charts._search.value = "los "
+    panel._charts._group_clicked("grad")
     log.finish("ok")
-    assert RunRecord.load(log.directory).look == Look(log=True, ranks=frozenset({1}))
+    kept = Look(log=True, smooth=0.8, ranks=frozenset({1}), search="los", groups=frozenset({"grad"}))
+    assert RunRecord.load(log.directory).look == kept
+    (log.directory / "look.json").write_text('{"smooth": true}')
+    assert RunRecord.load(log.directory).look == Look(smooth=0.9), "as an earlier version has kept it"
     (log.directory / "look.json").write_text("[]")
     assert RunRecord.load(log.directory).look == Look()
+
+
+def test_groups_and_a_search_choose_the_charts(tmp_path: Path) -> None:
+    log = RunLog(tmp_path / "run", "run", "", 1, "train()", {}, {})
+    names = ("loss", *(f"grad/{index}" for index in range(15)))
+    log.put(encode([MetricBatch("run", 0, names, array("d", (log.started, *range(17))))]))
+    wait_until(lambda: log.taken == 1)
+    area = Panel(log)._charts
+
+    def shown() -> list[str]:
+        area._due = 0.0
+        area.draw(log.view())
+        return [*area._charts]
+
+    assert shown() == ["loss", "grad/0", "grad/1", "grad/2", "grad/3", "grad/4"]
+    area._groups["grad"]._button.click()
+    assert len(shown()) == 16
+    assert area._groups["grad"]._button.description == "fewer"
+    area._search.value = "1 grad"
+    assert sorted(shown()) == ["grad/1", "grad/10", "grad/11", "grad/12", "grad/13", "grad/14"]
+    area._search.value = "what"
+    assert shown() == []
+    assert area._none.layout.display is None
+    area._search.value = ""
+    assert len(shown()) == 12, "the others are added a moment later, so that the page stays awake"
+    assert len(shown()) == 16
+    log.finish("ok")
 
 
 def wait_until(holds: Callable[[], bool]) -> None:

@@ -10,13 +10,16 @@ from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 from ring_notebook.config import config
+from ring_notebook.core import metrics
 from ring_notebook.notebook.panel import headline, rank_table, report, waits
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.record.run_record import first_line
 from ring_notebook.notebook.run import catalogue
+from ring_notebook.notebook.run.trackers import to_media
 from ring_notebook.notebook.style import ago, duration, rank_list, whole
 from ring_notebook.records import Display, Ended, Load, MetricBatch, Output, Record, Status, encode
 
@@ -223,9 +226,9 @@ def test_of_many_displays_the_newest_stay_and_it_is_said_where_the_others_are(tm
 
 def test_figure_of_chosen_metrics(tmp_path: Path) -> None:
     log = run(tmp_path / "r1", 2)
-    assert "loss" in texts(images(report.figure(log, ["loss"]).data)[0])
+    assert "loss" in texts(images(report.figure([log], ["loss"]).data)[0])
     with pytest.raises(KeyError, match="no metric 'los'; it logged: loss"):
-        report.figure(log, ["los"])
+        report.figure([log], ["los"])
 
 
 def test_runs_are_laid_over_one_another(tmp_path: Path) -> None:
@@ -244,6 +247,42 @@ def test_runs_in_a_legend_have_short_names_that_differ(tmp_path: Path) -> None:
     loss = images(report.compare(logs).data)[0]
     unnamed = {f"lr = 0.2 21:07:03 #{index}" for index in (4, 5)}
     assert {"a", "b 21:07:01", "b 21:07:02"} | unnamed <= set(texts(loss))
+
+
+def test_media_are_shown_with_name_and_step_and_hostile_text_is_text(tmp_path: Path) -> None:
+    metrics.begin()
+    metrics.log(step=7, image={"<i>": np.zeros((2, 3))}, text="<script>", histogram=np.arange(9.0))
+    log = run(tmp_path / "r1", 2, *metrics.drain_shown("r1", 1))
+    metrics.log(step=8, text={"text": "newer"})
+    other = run(tmp_path / "r2", 2, *metrics.drain_shown("r2", 1))
+    page = report.mime_bundle(log)["text/html"]
+    assert "[1]</span> &lt;i&gt; · step 7" in page
+    assert "<pre>&lt;script&gt;</pre>" in page
+    assert "<script" not in page
+    assert "<i>" not in page.replace("<i data-tip", "")
+    assert "histogram of 9 values, mean 4, deviation 2.582" in page
+    assert "width='126' height='84'" in page, "a small image is enlarged in whole pixels"
+    assert [one.logged.name for one in log.media() if one.logged] == ["<i>", "text", "histogram"]
+    assert log.displays() == []
+    both = report.compare([log, other]).data
+    assert ("&lt;script&gt;" in both, "<pre>newer</pre>" in both) == (True, True)
+    written = to_media(log)
+    assert written == log.directory / "media"
+    assert sorted(path.name for path in written.iterdir()) == [
+        "_i_-step-7-rank-1.png",
+        "histogram-step-7-rank-1.json",
+        "text-step-7-rank-1.txt",
+    ]
+
+
+def test_groups_have_names_and_what_is_left_out_is_said(tmp_path: Path) -> None:
+    names = ("loss", *(f"grad/{index}" for index in range(13)))
+    page = report.mime_bundle(run(tmp_path, 1, MetricBatch(tmp_path.name, 0, names, array("d", range(16)))))[
+        "text/html"
+    ]
+    assert "<b>grad</b><div class='ring-charts'" in page
+    assert "<div>2 more metrics: <code>%ring plot 'grad/*'</code> charts them</div>" in page
+    assert len(images(page)) == report.MOST_CHARTS + 1, "and the samples/s"
 
 
 def test_a_metric_to_plot_that_was_not_logged_is_named(tmp_path: Path) -> None:

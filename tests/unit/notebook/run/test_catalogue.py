@@ -180,6 +180,17 @@ def test_a_comparison_says_what_differs(runs: Path) -> None:
     assert "<img" in page
 
 
+def test_metrics_of_one_run_or_of_several_are_plotted(runs: Path) -> None:
+    records = [trained(runs, "1-small", 0.01, 0.3), trained(runs, "2-large", 1.0, 0.1)]
+    for given in (records[:1], records):
+        page = catalogue.plot(given, ["loss"], x="time", smooth=0.5, log=True).data
+        assert re.findall("<img alt='([^:]+):", page) == ["loss over seconds"]
+    with pytest.raises(RingError, match="no metric 'los'; it logged: loss"):
+        catalogue.plot(records, ["loss+los"])
+    with pytest.raises(RingError, match="no x axis 'epoch'"):
+        catalogue.plot(records, ["loss"], x="epoch")
+
+
 def test_parameters_are_those_of_the_cell_and_of_rank_0(runs: Path) -> None:
     log = RunLog(runs / "r", "r", "", 2, "a = 1\nb, c = 'x', [1]\nd: float = 0.5\n_e = 3\nif a:\n    f = 2\n", {}, {})
     log.put(encode([Params("r", 1, {"lr": 0.2, "own": 1}), Params("r", 0, {"lr": 0.1, "a": 7})]))

@@ -1,0 +1,154 @@
+"""The pictures, figures, histograms and texts of `log`: each as a display that any page shows."""
+
+from __future__ import annotations
+
+import io
+import math
+import struct
+import sys
+import zlib
+from base64 import b64encode
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from ring_notebook.error_text import printable
+from ring_notebook.records import HISTOGRAM
+
+MOST_SIDE = 512  # pixels of an image; of a larger one every second, third, ... is kept
+MOST_FIGURE = 400_000  # bytes; a larger figure is drawn with fewer pixels
+MOST_TEXT = 20_000  # characters
+_SMALL = 128  # pixels; a smaller image is shown in whole multiples of its size
+_DPI = (100, 60, 30)
+_BINS = 48
+_WIDTH, _HEIGHT = 320, 120  # of the picture of a histogram
+_TEXT_HEIGHT = 16
+
+
+def bundle(kind: str, value: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Data by MIME type and metadata of a value of one of the kinds of `records.MEDIA`.
+
+    Raises TypeError that says what the kind takes.
+    """
+    return {"image": _image, "figure": _figure, "histogram": _histogram, "text": _text}[kind](value)
+
+
+def named(kind: str, value: Any) -> Mapping[str, Any]:
+    """The values by name: of a dictionary its own, else one that is called like its kind."""
+    return value if isinstance(value, Mapping) else {kind: value}
+
+
+def _image(value: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    pixels = _array(value)
+    if pixels.ndim == 2:
+        pixels = pixels[:, :, None]
+    colors = (1, 3, 4)
+    # A tensor has its channels first, as PyTorch wants them, and an array last; either also the other way.
+    first = (
+        pixels.ndim == 3 and pixels.shape[0] in colors and (hasattr(value, "detach") or pixels.shape[2] not in colors)
+    )
+    pixels = pixels.transpose(1, 2, 0) if first else pixels
+    if pixels.ndim != 3 or pixels.shape[2] not in colors or not pixels.size or pixels.dtype.kind not in "buif":
+        raise TypeError(
+            f"is no image: got shape {tuple(pixels.shape)} of {pixels.dtype}; give numbers of shape [height, width], "
+            "[height, width, 3] or [3, height, width], floats from 0 to 1 or integers from 0 to 255"
+        )
+    every = math.ceil(max(pixels.shape[:2]) / MOST_SIDE)
+    pixels = pixels[::every, ::every]
+    scale = 255.0 if pixels.dtype.kind in "bf" else 1.0
+    shown = np.clip(np.nan_to_num(pixels.astype(float) * scale), 0, 255).round().astype(np.uint8)
+    height, width, _ = shown.shape
+    times = max(1, _SMALL // max(height, width))
+    size = {"width": width * times, "height": height * times}
+    return {"image/png": b64encode(_png(shown)).decode(), "text/plain": f"image of {width} x {height}"}, {
+        "image/png": size
+    }
+
+
+def _png(pixels: Any) -> bytes:
+    """Pixels of shape [height, width, 1, 3 or 4] and dtype uint8 as a file."""
+    height, width, channels = pixels.shape
+    rows = np.zeros((height, 1 + width * channels), np.uint8)  # each begins with its filter: none
+    rows[:, 1:] = pixels.reshape(height, -1)
+    color = {1: 0, 3: 2, 4: 6}[channels]
+    parts = {
+        b"IHDR": struct.pack(">IIBBBBB", width, height, 8, color, 0, 0, 0),
+        b"IDAT": zlib.compress(rows.tobytes(), 6),
+        b"IEND": b"",
+    }
+    chunks = (
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in parts.items()
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+def _figure(value: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    if not hasattr(value, "savefig"):
+        raise TypeError(f"is no figure: got {type(value).__name__}; give a figure of matplotlib")
+    for dpi in _DPI:
+        file = io.BytesIO()
+        value.savefig(file, format="png", dpi=dpi, bbox_inches="tight")
+        if file.tell() <= MOST_FIGURE:
+            break
+    if plots := sys.modules.get("matplotlib.pyplot"):  # else the end of the cell would show it again
+        plots.close(value)
+    return {"image/png": b64encode(file.getvalue()).decode(), "text/plain": "figure"}, {}
+
+
+def _histogram(value: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    array = _array(value)
+    if array.dtype.kind not in "buif":
+        raise TypeError(f"is no array of numbers: got {array.dtype}")
+    values = array.astype(float).ravel()
+    finite = values[np.isfinite(values)]
+    try:
+        counts, edges = np.histogram(finite, bins=_BINS)
+    except ValueError as error:  # values as far apart as floats can be
+        raise TypeError(f"has no histogram: {error}") from None
+    about = f"histogram of {values.size:,} values"
+    about += f", mean {finite.mean():.4g}, deviation {finite.std():.4g}" if finite.size else ""
+    about += f", {values.size - finite.size:,} of them not finite" if finite.size < values.size else ""
+    source = b64encode(_bars(counts.tolist(), edges.tolist()).encode()).decode()
+    # As an image: front ends remove SVG from notebooks that are not trusted.
+    picture = f"<img alt='{escape(about)}' width='{_WIDTH}' src='data:image/svg+xml;base64,{source}'>"
+    numbers = {"counts": counts.tolist(), "edges": edges.tolist()}
+    return {"text/html": f"{picture}<div>{escape(about)}</div>", "text/plain": about, HISTOGRAM: numbers}, {}
+
+
+def _bars(counts: list[int], edges: list[float]) -> str:
+    width, height = _WIDTH / len(counts), _HEIGHT - _TEXT_HEIGHT
+    top = max(counts) or 1
+    bars = "".join(
+        f"<rect x='{index * width:.1f}' y='{height * (1 - count / top):.1f}' width='{width - 0.8:.1f}' "
+        f"height='{height * count / top:.1f}'/>"
+        for index, count in enumerate(counts)
+        if count
+    )
+    places = zip((0, len(counts) // 2, len(counts)), ("start", "middle", "end"), strict=True)
+    ticks = "".join(
+        f"<text x='{at * width:.1f}' y='{_HEIGHT - 3}' text-anchor='{anchor}'>{edges[at]:.4g}</text>"
+        for at, anchor in places
+    )
+    style = "font-family='system-ui,sans-serif' font-size='11' fill='#8791a0'"
+    size = f"width='{_WIDTH}' height='{_HEIGHT}'"
+    return f"<svg xmlns='http://www.w3.org/2000/svg' {size} {style}><g fill='#6366f1'>{bars}</g>{ticks}</svg>"
+
+
+def _text(value: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    if not isinstance(value, str):
+        raise TypeError(f"is no text: got {type(value).__name__}")
+    return {"text/plain": printable(value, MOST_TEXT)}, {}
+
+
+def _array(value: Any) -> Any:
+    """A tensor of any device and dtype, or anything else with numbers, as an array of this process."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        try:
+            return np.asarray(value)
+        except TypeError:  # a dtype that numpy has not got, such as bfloat16
+            return np.asarray(value.float())
+    return np.asarray(value)
