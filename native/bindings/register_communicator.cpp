@@ -438,6 +438,7 @@ void register_communicator(py::module_& module) {
                  return py::make_tuple(counts.operations, counts.gates, std::move(sent));
              })
         .def("seconds_spent", [](const Communicator& self) { return 1e-9 * self.recorder().spent(); })
+        .def("bytes_posted", [](const Communicator& self) { return self.recorder().posted(); })
         .def("seconds_waited", [](const Communicator& self) { return 1e-9 * self.recorder().waited(); })
         .def(
             "record", [](const Communicator& self, std::size_t capacity) { self.recorder().start(capacity); },

@@ -419,6 +419,10 @@ class Communicator:
         """Seconds of this rank's callers in operations of the epoch, and the part spent waiting for other ranks."""
         return self._native.seconds_spent(), self._native.seconds_waited()
 
+    def bytes_posted(self) -> int:
+        """Bytes of the tensors in this rank's operations of the epoch, in all groups."""
+        return self._native.bytes_posted()
+
     def counts(self) -> dict[str, Any]:
         """Totals of this rank's operations that match by order, since the group began.
 

@@ -12,10 +12,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from numbers import Number
 from time import monotonic, monotonic_ns, sleep, time
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+from ring_notebook.config import config
+from ring_notebook.gpus import gpus
 from ring_notebook.rank.exit_watch import at_exit
 from ring_notebook.records import LOGGED, MEDIA, Display, MetricBatch
+
+if TYPE_CHECKING:
+    from ring_notebook.core.time_spent import ScriptMeter
 
 T = TypeVar("T")
 _Row = tuple[float, int, dict[str, Any]]
@@ -59,6 +64,7 @@ class _Recorder:
         self.new_units: dict[str, str] = {}
         self.shown: deque[tuple[str, str, int, Any, Any]] = deque()  # kind, name, step, data and metadata
         self.shown_count = self.shown_size = 0
+        self.meter: ScriptMeter | None = None
 
     def add(self, now: float, step: int | None, values: dict[str, Any]) -> None:
         if step is None:
@@ -79,6 +85,8 @@ class _Recorder:
         self.rows.append((now, step, values))
         if not self.attached:
             self.print_row()
+            if self.meter is not None:
+                self.meter.add(step, values)
 
     def show(self, kind: str, step: int | None, values: Any) -> None:
         """Keep what pages show, up to the limits of a run; a script shows none."""
@@ -112,12 +120,21 @@ class _Recorder:
         if not self.prints_last:
             self.prints_last = True
             at_exit(self.print_last)
+            self.measure()
         if monotonic() - self.printed < _PRINT_PERIOD:
             # Keep the latest row that can be printed: without a notebook nothing drains the rows.
             while len(self.rows) > 1 and _is_there(self.rows[1]):
                 self.rows.popleft()
             return
         self.print_latest()
+
+    def measure(self) -> None:
+        """Where `ringrun --scale` has started this script: measure its steps, and report them when it ends."""
+        if config().scale_warmup:
+            from ring_notebook.core.time_spent import ScriptMeter
+
+            self.meter = ScriptMeter(config().scale_warmup, bool(gpus()), data_wait)
+            at_exit(self.meter.report)
 
     def print_last(self) -> None:
         """At the end of a script: print the last row, if it came less than a second after the last printed one."""

@@ -61,6 +61,8 @@ class _State:
     """Seconds in collectives, in earlier epochs of the run."""
     waited: float = 0.0
     """The part of `communicated` in which this rank waited for others."""
+    posted: int = 0
+    """Bytes of the tensors in operations of earlier epochs of the run."""
     doubts: int = 0
     """Number of epochs that ended by an abort and of changes of the ranks, as of the last exchange between ranks."""
 
@@ -190,7 +192,7 @@ def open_run(run: str, epoch: int, ranks: Sequence[int]) -> World:
     another one can be interrupted.
     """
     close()
-    _state.communicated = _state.waited = 0.0
+    _state.communicated, _state.waited, _state.posted = 0.0, 0.0, 0
     _state.run = (run, list(ranks))
     place = prepare_host()
     _state.epoch = max(_state.epoch, epoch)
@@ -324,6 +326,7 @@ def close() -> None:
             _state.doubts += world.communicator.aborted
             spent, waited = world.communicator.seconds_spent()
             _state.communicated, _state.waited = _state.communicated + spent, _state.waited + waited
+            _state.posted += world.communicator.bytes_posted()
             prepare_host().domain.trim()
 
 
@@ -375,6 +378,12 @@ def waiting() -> float:
     """The part of `communication` in which this rank waited for other ranks to call the operation, in seconds."""
     world = _state.world
     return _state.waited + (0.0 if world is None else world.communicator.seconds_spent()[1])
+
+
+def posted() -> int:
+    """Bytes of the tensors in collectives that this rank has called since its run began."""
+    world = _state.world
+    return _state.posted + (0 if world is None else world.communicator.bytes_posted())
 
 
 def calls() -> int:

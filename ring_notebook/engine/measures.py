@@ -1,4 +1,4 @@
-"""Measurements of a rank while a cell runs: collectives in loops, the load of its machine, and its time."""
+"""Measurements of a rank while a cell runs: collectives in loops, and the load of its machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 
 import psutil
 
-from ring_notebook.core import metrics, other_waits, world
 from ring_notebook.core.native import core
 from ring_notebook.gpus import gpus
 
@@ -155,41 +154,3 @@ def _gpu_values(device: Any) -> dict[str, float]:
     with suppress(pynvml.NVMLError):  # a part of a GPU (MIG) has no utilization of its own
         values["gpu"] = float(pynvml.nvmlDeviceGetUtilizationRates(device).gpu)
     return values
-
-
-class TimeSpent:
-    """How the time of a run is spent, counted from its first row, so that set-up does not distort the shares."""
-
-    def __init__(self) -> None:
-        self._begun: float | None = None
-        self._before: dict[str, float] = {}
-        self._ended: dict[str, float] | None = None
-
-    def begin_training(self) -> None:
-        """The rank logs its first row: earlier time no longer counts."""
-        self._before, self._begun = _counters(), monotonic()
-
-    def end(self) -> None:
-        """The cell has ended: later time does not count."""
-        self._ended = self.now()
-
-    def now(self) -> dict[str, float]:
-        """Seconds in collectives and messages, the part of them spent waiting for other ranks, and waiting for data.
-
-        ``bubble`` is the wait for messages in that part. ``training`` is the whole time; without a row it is left out,
-        and the others count from the beginning of the cell.
-        """
-        if self._ended is not None:
-            return self._ended
-        counted = {name: value - self._before.get(name, 0.0) for name, value in _counters().items()}
-        return counted if self._begun is None else {**counted, "training": monotonic() - self._begun}
-
-
-def _counters() -> dict[str, float]:
-    other = other_waits.seconds()
-    return {
-        "communication": world.communication() + other.foreign,
-        "waiting": world.waiting() + other.foreign,
-        "bubble": other.messages + other.foreign_messages,
-        "data_wait": metrics.data_wait(),
-    }

@@ -15,12 +15,13 @@ from ipyparallel.engine.datapub import publish_data
 from IPython.core.interactiveshell import InteractiveShell
 
 from ring_notebook.core import checkpoint_place, metrics, other_waits, trace, world
+from ring_notebook.core.time_spent import TimeSpent
 from ring_notebook.engine import debuggers, dialogue, mpi_access, namespace, setup
 from ring_notebook.engine.capture import Capture, show_figures
 from ring_notebook.engine.cell import Cell
 from ring_notebook.engine.failure_record import describe, from_cell
 from ring_notebook.engine.interrupt import Interruptible
-from ring_notebook.engine.measures import LoopCalls, Machine, TimeSpent
+from ring_notebook.engine.measures import LoopCalls, Machine
 from ring_notebook.engine.process_state import HeldBack, ProcessState, end_children
 from ring_notebook.engine.publisher import Publisher
 from ring_notebook.errors import CollectiveAborted, NotInitializedError
@@ -86,7 +87,7 @@ class _Execution:
         self.state: ProcessState | None = None  # before the cell
         self.unmeasured = False  # the load of the machine could not be read, and the user was told
         self.loops = LoopCalls(_calls, lambda: self.cell.current_lines() if self.cell else ())
-        self.spent = TimeSpent()
+        self.spent = TimeSpent(metrics.data_wait)
         self.machine = _machine()
         self.capture = Capture(run, self.rank)
         self.interruptible = Interruptible()

@@ -22,11 +22,15 @@ from ring_notebook.launch.job import Job, print_message
 from ring_notebook.launch.launchers.hosts import Host, check_slots, only_here
 from ring_notebook.launch.rank_output import RankFiles
 from ring_notebook.launch.ringrun_options import check_values, elastic_rules, environment, hosts_of, notes, parse
-from ring_notebook.launch.supervisor.growth import Elastic
+from ring_notebook.launch.supervisor.growth import NOT_ELASTIC, Elastic
 from ring_notebook.launch.supervisor.outer_job import ADDED
 from ring_notebook.launch.supervisor.rank_failure import explain_start
+from ring_notebook.plain_table import aligned
+from ring_notebook.prediction import compare
 from ring_notebook.rank.launch_check import started_several
 from ring_notebook.rank.rank_threads import threads_started
+from ring_notebook.scaling import Measured, measured, table, write_csv
+from ring_notebook.spent import RankTimes
 
 _SECONDS_TO_SAY = 2.0  # that the first of several ringruns has to say what is wrong; srun may end all when one ends
 
@@ -65,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.ppn:
             hosts = [Host(host.name, options.ppn) for host in hosts]
         slots = sum(host.slots for host in hosts)
-        n = options.np or min(slots, options.max_np or slots) or options.ppn or 0
+        n = max(options.scale or [0]) or options.np or min(slots, options.max_np or slots) or options.ppn or 0
         if n < 1:
             parser.error("the number of ranks is missing: give -np N, -H or --hostfile, or run in an allocation")
         if options.ppn and not hosts and n > options.ppn:
@@ -83,9 +87,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if here and (problem := explain_start(options.command, path)):  # nothing is known of other hosts
             print_message(problem[1])
             return problem[0]
-        if not options.cpus_per_rank and (said := threads_started(n, here)):
+        if not options.cpus_per_rank and not options.scale and (said := threads_started(n, here)):
             print_message(said)
-        return _run(options, hosts, n, elastic, {"PATH": path, **environment(options)})
+        env = {"PATH": path, **environment(options)}
+        walltime().warn = print_message
+        try:
+            return _scale(options, hosts, env) if options.scale else _run(options, hosts, n, elastic, env)
+        finally:
+            walltime().close()
     except OSError as error:
         few = "; this process may open too few files, raise `ulimit -n`" if error.errno == errno.EMFILE else ""
         parser.error(f"{error}{few}")
@@ -111,9 +120,44 @@ def _diagnose(parser: argparse.ArgumentParser, options: argparse.Namespace) -> i
     return int(any(check.status == "fail" for check in checks))
 
 
-def _run(options: argparse.Namespace, hosts: Sequence[Host], n: int, elastic: Elastic, env: Mapping[str, str]) -> int:
-    """The exit code of the job."""
-    files = RankFiles(Path(options.output_dir), n) if options.output_dir else None
+def _scale(options: argparse.Namespace, hosts: Sequence[Host], env: Mapping[str, str]) -> int:
+    """Run the program at each size, and print how it scales. The exit code is that of the first job that fails."""
+    if options.csv:
+        open(options.csv, "a").close()  # before the runs, which may take hours
+    runs: list[Measured] = []
+    for number in range(1, options.repeat + 1):  # every size in turn, so that all see what the machine does meanwhile
+        for n in sorted(set(options.scale)):
+            which = f", run {number} of {options.repeat}" if options.repeat > 1 else ""
+            print_message(f"{n} rank{'s' * (n != 1)}{which}")
+            times: dict[int, RankTimes] = {}
+            if code := _run(options, hosts, n, NOT_ELASTIC, env, times, f"np.{n}/run.{number}"):
+                return code
+            if len(times) < n:
+                print_message(
+                    f"--scale {n}: {n - len(times)} of {n} ranks logged too few steps after --warmup {options.warmup}; "
+                    "each step has to call ring.log(samples=...), or to take its batch from ring.track"
+                )
+                return 2
+            runs.append(measured([times[rank] for rank in sorted(times)]))
+    points, notes = compare(runs, options.kind, options.predict or (), options.link, options.gpus_per_host)
+    if options.csv:
+        write_csv(points, options.csv)
+    columns, rows = table(points)
+    print(aligned([columns, *rows]), *notes, sep="\n")  # noqa: T201 - this is what the command is for
+    return 0
+
+
+def _run(
+    options: argparse.Namespace,
+    hosts: Sequence[Host],
+    n: int,
+    elastic: Elastic,
+    env: Mapping[str, str],
+    times: dict[int, RankTimes] | None = None,
+    folder: str = "",
+) -> int:
+    """The exit code of the job; ``times`` takes what its ranks have measured, ``folder`` is below ``--output-dir``."""
+    files = RankFiles(Path(options.output_dir, folder), n) if options.output_dir else None
     job = Job(
         options.command,
         n,
@@ -128,10 +172,10 @@ def _run(options: argparse.Namespace, hosts: Sequence[Host], n: int, elastic: El
     )
     if options.verbose:
         print(shlex.join(job.command), file=sys.stderr, flush=True)  # noqa: T201
-    walltime().warn = print_message
     with job.signals_passed_on():
         code = job.wait()
-    walltime().close()
+    if times is not None:
+        times.update(job.times)
     if code and (ended := who_ended_it()):  # before its ranks: they have failed because of it
         print_message(ended)
     elif code and not job.verdict.ended_by:

@@ -32,6 +32,7 @@ from ring_notebook.launch.supervisor.parent_death import wrap
 from ring_notebook.launch.supervisor.rank_failure import RankMark, split_reports
 from ring_notebook.launch.supervisor.start_and_signal import end_session
 from ring_notebook.rank.rank_variables import MASTER
+from ring_notebook.spent import RankTimes
 from ring_notebook.verdict import Event, Kind, RankFailure, Rules, describe_exit, first_failure, judge
 
 _HIDING = ("SLURM_STDERRMODE", "SLURM_STDOUTMODE")  # by which srun keeps from us what the ranks say
@@ -99,6 +100,8 @@ class Job:
         for descriptor in (self._exited, self._wake):
             weakref.finalize(self, os.close, descriptor)
         self._causes: dict[int, str] = {}  # what ranks raised
+        self.times: dict[int, RankTimes] = {}
+        """What each rank has measured of its steps, of a script that `ringrun --scale` has started."""
         named: tuple[tuple[TextIO | None, Literal["stdout", "stderr"]], ...]
         named = ((sys.stdout, "stdout"), (sys.stderr, "stderr"))
         style = partial(Style, n, prefix, times=times, most=elastic.most(n))
@@ -106,6 +109,7 @@ class Job:
             _Output(
                 sink,
                 self._note,
+                self.times,
                 RankOutput(style(colour=is_colourful(sink)), name, files, self._causes) if tagged else None,
             )
             for sink, name in named
@@ -235,11 +239,16 @@ class _Output:
     """Writes one output stream of the job to ``sink``, and has the reports in it noted."""
 
     def __init__(
-        self, sink: TextIO | None, note: Callable[[Kind, RankFailure | int], None], lines: RankOutput | None
+        self,
+        sink: TextIO | None,
+        note: Callable[[Kind, RankFailure | int], None],
+        times: dict[int, RankTimes],
+        lines: RankOutput | None,
     ) -> None:
         self._sink = sink
         self._lines = lines
         self._note = note
+        self._times = times
         self._kept = b""
         self.is_writing = False
         """Whether a write is under way, which the reader of the output may hold up."""
@@ -253,8 +262,11 @@ class _Output:
             self._note("exited", failure)
         self._write(self._lines.feed(text) if self._lines else text)
 
-    def _take_mark(self, mark: RankMark) -> None:
-        self._note("ended" if mark.ended else "started", mark.rank)
+    def _take_mark(self, mark: RankMark | RankTimes) -> None:
+        if isinstance(mark, RankTimes):
+            self._times[mark.rank] = mark
+        else:
+            self._note("ended" if mark.ended else "started", mark.rank)
 
     def close(self) -> None:
         """The output has ended: an unfinished report is ordinary text."""

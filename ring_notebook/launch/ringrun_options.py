@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import difflib
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from ring_notebook import __version__
 from ring_notebook.config import config
@@ -16,8 +16,11 @@ from ring_notebook.horovod.as_horovod import variables
 from ring_notebook.launch.launchers.hosts import Host, discovered_hosts, named_hosts
 from ring_notebook.launch.remote.remote_shell import ssh_command
 from ring_notebook.launch.supervisor.growth import Elastic
+from ring_notebook.prediction import link_rate
 from ring_notebook.rank.rank_threads import OMP
+from ring_notebook.scaling import rank_counts
 
+T = TypeVar("T")
 _CYCLES, _FIRST_IN_HOSTS = "there are no cycles", "ranks of a host always reduce in memory that they share, first"
 _TUNING, _LOGS = "buckets are planned from the model, and nothing is tuned", "the core writes no log"
 _MPI, _CONTROLLER = (
@@ -70,6 +73,18 @@ class _Interfaces(argparse.Action):
         options.interfaces = [*options.interfaces, *(name for name in str(values).split(",") if name)]
 
 
+def _read_by(read: Callable[[str], T]) -> Callable[[str], T]:
+    """``read`` as a type of argparse, which shows the text of its own errors only."""
+
+    def type_of(text: str) -> T:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return type_of
+
+
 def parse(argv: Sequence[str]) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     """The parser, for errors, and the options of ``argv``; those of a ``--config-file`` are read before."""
     parser = _parser()
@@ -88,6 +103,12 @@ def parse(argv: Sequence[str]) -> tuple[argparse.ArgumentParser, argparse.Namesp
             parser.error(f"--doctor starts no program, and takes no {others[0]}; it takes hosts (-H, --hostfile)")
     elif options.json:
         parser.error("--json is an option of --doctor")
+    given = list(_given(parser, options))
+    if options.scale:
+        if others := [flag for flag in given if flag in _NOT_SCALED]:
+            parser.error(f"--scale says how many ranks there are, and each is to stay; it takes no {others[0]}")
+    elif others := [flag for flag in given if flag in _OF_SCALE]:
+        parser.error(f"{others[0]} is an option of --scale; for example: ringrun --scale 1,2,4 python train.py")
     return parser, options
 
 
@@ -96,6 +117,18 @@ _OF_DOCTOR = (
     *("-p", "-i", "--network-interface", "--tcp"),
 )
 """Options that go with --doctor, by their first names."""
+
+
+_OF_SCALE = ("--repeat", "--warmup", "--strong", "--weak", "--csv", "--predict", "--link", "--gpus-per-host")
+_NOT_SCALED = (
+    "-np",
+    "--elastic",
+    "--min-np",
+    "--max-np",
+    "--elastic-timeout",
+    "--reset-limit",
+    "--host-discovery-script",
+)
 
 
 def _given(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Iterator[str]:
@@ -111,6 +144,7 @@ def check_values(options: argparse.Namespace) -> None:
     """Raise ValueError for a value that an option cannot have, and for options of which one would not count."""
     least = {
         **dict.fromkeys(("np", "ppn", "cpus_per_rank", "slots_per_host", "ssh_port"), 1),
+        **dict.fromkeys(("repeat", "warmup", "gpus_per_host"), 1),
         **dict.fromkeys(("start_timeout", "stall_warning", "stall_shutdown", "fusion_threshold_mb", "reset_limit"), 0),
         "elastic_timeout": 0,
     }
@@ -142,6 +176,7 @@ def environment(options: argparse.Namespace) -> dict[str, str]:
         "RING_STALL_WARNING": "0" if options.no_stall_check else options.stall_warning,
         "RING_TIMEOUT": options.stall_shutdown,
         OMP: options.cpus_per_rank,
+        "RING_SCALE_WARMUP": options.warmup if options.scale else None,
     }
     env |= {name: str(value) for name, value in told.items() if value is not None}
     if options.fusion_threshold_mb is not None:
@@ -301,6 +336,25 @@ def _parser() -> argparse.ArgumentParser:
     add("--stall-check", action="store_false", dest="no_stall_check", default=False, help=argparse.SUPPRESS)
     add(_STALL[0], type=float, dest="stall_warning", metavar="S", help="seconds until a wait is reported")
     add(_STALL[1], type=float, dest="stall_shutdown", metavar="S", help="seconds until a wait raises")
+
+    group = parser.add_argument_group("scaling")
+    add, kind = group.add_argument, group.add_mutually_exclusive_group().add_argument
+    add("--scale", type=_read_by(rank_counts), metavar="1,2,4", help="run the program on so many ranks, and compare")
+    add("--repeat", type=int, default=1, metavar="N", help="run each size N times; show the median")
+    add("--warmup", type=int, default=1, metavar="N", help="steps at the beginning not to count")
+    kind(
+        "--strong",
+        dest="kind",
+        action="store_const",
+        const="strong",
+        default="",
+        help="the global batch is to stay the same",
+    )
+    kind("--weak", dest="kind", action="store_const", const="weak", default="", help="it is to grow with the ranks")
+    add("--csv", metavar="FILE", help="write the numbers to this file")
+    add("--predict", type=_read_by(rank_counts), metavar="8,64", help="sizes to predict from the others")
+    add("--link", type=_read_by(link_rate), metavar="25Gbit", help="rate of each host's network, to predict with")
+    add("--gpus-per-host", type=int, metavar="N", help="ranks of each host, to predict with")
 
     add = parser.add_argument_group("launchers of a site").add_argument
     add("--mpi-args", default="", metavar="ARGS", help="more options for mpiexec, quoted as for a shell")

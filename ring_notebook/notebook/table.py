@@ -10,6 +10,7 @@ from html import escape
 from typing import Any
 
 from ring_notebook.notebook.style import plural
+from ring_notebook.plain_table import aligned
 
 _HIDDEN = "position:absolute;opacity:0;width:0"
 # CSS can order items of a grid, but not rows of a table. Without this sheet there are no arrows.
@@ -51,12 +52,8 @@ class Listing:
 
     def __repr__(self) -> str:
         shown = [index for index, name in enumerate(self.columns) if name not in self.folded]
-        lines = [[line[index] for index in shown] for line in (self.columns, *self.rows)]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(shown))]
-        text = [
-            "  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip() for line in lines
-        ]
-        return "\n".join([*text, *filter(None, [self.note])])
+        text = aligned([[line[index] for index in shown] for line in (self.columns, *self.rows)])
+        return "\n".join(filter(None, [text, self.note]))
 
     def _repr_html_(self) -> str:
         note = "".join(f"<p>{escape(line)}</p>" for line in self.note.splitlines())

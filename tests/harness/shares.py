@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ring_notebook.notebook.record.spent import SHARES
 from ring_notebook.notebook.run.run import Run
+from ring_notebook.spent import SHARES
 
 __all__ = ["agreed_shares"]
 

@@ -2,6 +2,8 @@
 
 namespace PREFIX-a               namespace PREFIX-b
 hostname ring-a, 10.77.0.1  ---- hostname ring-b, 10.77.0.2     veth pair, tbf limits each direction
+
+More hosts are joined by a bridge, in a namespace of its own; tbf limits what each of them sends.
 """
 
 from __future__ import annotations
@@ -41,8 +43,7 @@ _LAUNCHER = """\
     while [ "${1#-}" != "$1" ]; do shift; done
     host=$1; shift
     case $host in
-      ring-a|10.77.0.1) name=ring-a; space=%(prefix)s-a ;;
-      ring-b|10.77.0.2) name=ring-b; space=%(prefix)s-b ;;
+      %(cases)s
       *) echo "no such host: $host" >&2; exit 255 ;;
     esac
     exec ip netns exec "$space" unshare --uts --mount sh -c '
@@ -70,6 +71,7 @@ class TwoHosts:
 
     prefix: str
     folder: Path
+    names: tuple[str, ...] = NAMES
 
     @property
     def launcher_flags(self) -> list[str]:
@@ -145,7 +147,7 @@ class TwoHosts:
 
     def pids(self) -> list[int]:
         """All processes on the hosts."""
-        return [pid for place in "ab" for pid in _pids(f"{self.prefix}-{place}")]
+        return [pid for name in self.names for pid in _pids(f"{self.prefix}-{name[-1]}")]
 
     def set_link(self, host: int, state: Literal["up", "down"]) -> None:
         """Take the link of ``host`` (0 or 1) away, or bring it back."""
@@ -165,55 +167,66 @@ def hosts_or_skip() -> Iterator[TwoHosts]:
 
 
 @contextlib.contextmanager
-def two_hosts(rate: str = "1gbit") -> Iterator[TwoHosts]:
-    """Make the hosts with a link of ``rate`` (in the notation of ``tc``), and remove them in any case."""
+def two_hosts(rate: str = "1gbit", count: int = 2) -> Iterator[TwoHosts]:
+    """Make the hosts with links of ``rate`` (in the notation of ``tc``), and remove them in any case.
+
+    With a ``count`` there are as many, up to 9.
+    """
     prefix = f"ring-{uuid.uuid4().hex[:8]}"
     folder = Path(tempfile.mkdtemp(prefix="two-hosts-"))
-    spaces = [f"{prefix}-a", f"{prefix}-b"]
+    letters = "abcdefghi"[:count]
+    names = tuple(f"ring-{letter}" for letter in letters)
+    addresses = [f"10.77.0.{number}" for number in range(1, count + 1)]
+    spaces = [f"{prefix}-{letter}" for letter in letters]
+    switch = f"{prefix}-switch"
     try:
-        (folder / "hosts").write_text("127.0.0.1 localhost\n" + "".join(map("{} {}\n".format, ADDRESSES, NAMES)))
+        (folder / "hosts").write_text("127.0.0.1 localhost\n" + "".join(map("{} {}\n".format, addresses, names)))
+        cases = "\n".join(
+            f"{name}|{address}) name={name}; space={space} ;;"
+            for name, address, space in zip(names, addresses, spaces, strict=True)
+        )
         launcher = folder / "launcher"
-        launcher.write_text(textwrap.dedent(_LAUNCHER) % {"prefix": prefix, "hosts": folder / "hosts"})
+        launcher.write_text(textwrap.dedent(_LAUNCHER) % {"cases": cases, "hosts": folder / "hosts"})
         launcher.chmod(0o755)
         for space in spaces:
             _ip("netns", "add", space)
-        _ip(
-            "link",
-            "add",
-            "name",
-            "link0",
-            "netns",
-            spaces[0],
-            "type",
-            "veth",
-            "peer",
-            "name",
-            "link0",
-            "netns",
-            spaces[1],
-        )
-        for space, address in zip(spaces, ADDRESSES, strict=True):
+        if count == 2:
+            _pair(spaces[0], spaces[1], "link0")
+        else:
+            _ip("netns", "add", switch)
+            _ip("-n", switch, "link", "add", "name", "bridge0", "type", "bridge")
+            _ip("-n", switch, "link", "set", "bridge0", "up")
+            for letter, space in zip(letters, spaces, strict=True):
+                _pair(space, switch, f"port-{letter}")
+                _ip("-n", switch, "link", "set", f"port-{letter}", "master", "bridge0", "up")
+        for space, address in zip(spaces, addresses, strict=True):
             _ip("-n", space, "addr", "add", f"{address}/24", "dev", "link0")
             _ip("-n", space, "link", "set", "link0", "up")
             _ip("-n", space, "link", "set", "lo", "up")
             limit = ["tbf", "rate", rate, "burst", "256k", "latency", "50ms"]
             subprocess.run(["tc", "-n", space, "qdisc", "add", "dev", "link0", "root", *limit], check=True)
-        _write_ssh_files(folder)
-        for name in NAMES:
+        _write_ssh_files(folder, names)
+        for name in names:
             subprocess.run([str(launcher), name, f"{shutil.which('sshd')} -f {folder / 'sshd_config'}"], check=True)
         deadline = time.monotonic() + 10
         while any(_link(space)["operstate"] != "UP" for space in spaces):
             assert time.monotonic() < deadline, "the link between the hosts does not come up"
             time.sleep(0.05)
-        yield TwoHosts(prefix, folder)
+        yield TwoHosts(prefix, folder, names)
     finally:
-        for space in spaces:
+        for space in (*spaces, switch):
             _end_all(space)  # processes left behind after a time limit
             subprocess.run(["ip", "netns", "del", space], stderr=subprocess.DEVNULL, check=False)
         shutil.rmtree(folder)
 
 
-def _write_ssh_files(folder: Path) -> None:
+def _pair(space: str, other: str, name: str) -> None:
+    """Join ``link0`` of one namespace to ``name`` of the other."""
+    ends = ["netns", space, "type", "veth", "peer", "name", name, "netns", other]
+    _ip("link", "add", "name", "link0", *ends)
+
+
+def _write_ssh_files(folder: Path, names: Sequence[str]) -> None:
     """Keys and configurations of the hosts' ssh servers, and of clients that reach them."""
     for key in ("host_key", "user_key"):
         keygen = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key)]
@@ -223,7 +236,7 @@ def _write_ssh_files(folder: Path) -> None:
         f"HostKey {folder}/host_key\nAuthorizedKeysFile {folder}/user_key.pub\nStrictModes no\nUsePAM no\n"
         "PermitRootLogin prohibit-password\nPidFile none\nMaxStartups 100\n"
     )
-    (folder / "known_hosts").write_text(f"{','.join(NAMES)} {(folder / 'host_key.pub').read_text()}")
+    (folder / "known_hosts").write_text(f"{','.join(names)} {(folder / 'host_key.pub').read_text()}")
     (folder / "ssh_config").write_text(
         f"BatchMode yes\nConnectTimeout 20\nIdentityFile {folder}/user_key\nUserKnownHostsFile {folder}/known_hosts\n"
     )

@@ -216,6 +216,22 @@ time.sleep(600)
     kernel.wait()
 
 
+def wrong() -> None:
+    """Hosts that cannot be used, and too few slots, are one message each, and no cluster is left."""
+    for n, where, words in (
+        (None, f"{NAMES[0]}:1,ring-nowhere:1", "Could not resolve hostname ring-nowhere"),
+        (None, f"{NAMES[0]}:1,10.77.0.99:1", "No route to host"),
+        (3, f"{NAMES[0]}:1,{NAMES[1]}:1", "3 ranks need 3 slots, the hosts have 2 slots"),
+    ):
+        session = Session()
+        with pytest.raises((ClusterError, ValueError)) as caught:
+            session.start(n, where)
+        said = str(caught.value)
+        assert words in said, said
+        assert said.count(words) == 1, said
+        assert session.cluster is None
+
+
 def parted(times: int, *ends: str) -> None:
     """A training that is interrupted, fails and loses ranks again and again has made the same steps on both hosts."""
     with Cluster(hosts=HOSTS) as cluster:
@@ -235,6 +251,7 @@ if __name__ == "__main__":
         "everything": everything,
         "killed": killed,
         "vanishes": vanishes,
+        "wrong": wrong,
         "parted": lambda: parted(6, "is interrupted", "raises", "disagrees"),
         "parted_often": lambda: parted(100, *ENDS),
     }[sys.argv[1]]()

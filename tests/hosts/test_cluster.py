@@ -28,6 +28,7 @@ def assert_nothing_runs(hosts: TwoHosts) -> None:
         "killed",
         pytest.param("vanishes", marks=pytest.mark.slow),
         "allocated",
+        "wrong",
         "parted",
         pytest.param("parted_often", marks=[pytest.mark.slow, pytest.mark.timeout(1700)]),
     ],

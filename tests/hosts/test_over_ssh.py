@@ -17,6 +17,7 @@ import pytest
 
 from harness.two_hosts import ADDRESSES, NAMES, TwoHosts
 from harness.waiting import SLEEPS
+from ring_notebook import __version__
 from ring_notebook.launch.remote.frames import MAGIC, Kind, encode
 
 RINGRUN = [sys.executable, "-m", "ring_notebook.launch.cli", "--no-prefix"]
@@ -176,6 +177,25 @@ def test_nothing_outlives_a_supervisor_that_is_killed(hosts: TwoHosts) -> None:
 
 
 @pytest.mark.parametrize(
+    ("host", "words"),
+    [
+        ("ring-nowhere", "Could not resolve hostname ring-nowhere"),
+        ("10.77.0.99", "10.77.0.99 port 22: No route to host"),
+    ],
+    ids=["unknown", "unreachable"],
+)
+def test_ringrun_says_once_which_host_it_cannot_use(hosts: TwoHosts, host: str, words: str) -> None:
+    said = ringrun(hosts, "-np", "2", "-H", f"{NAMES[0]}:1,{host}:1", "touch", f"{hosts.folder}/touched")
+    (message,) = [line for line in said.splitlines() if line.startswith("ringrun: rank")]
+    assert f"rank 1 on {host} failed first: its host cannot be used: ssh ended: exit code 255: ssh: " in message
+    assert words in message
+    assert "Try: ssh " in message
+    assert said.endswith("code 1\n")
+    assert not (hosts.folder / "touched").exists()
+    assert_nothing_is_left(hosts)
+
+
+@pytest.mark.parametrize(
     ("shell", "words"),
     [
         ("ssh", "ssh ended: exit code 255: ssh: Could not resolve hostname ring-nowhere"),
@@ -185,12 +205,14 @@ def test_nothing_outlives_a_supervisor_that_is_killed(hosts: TwoHosts) -> None:
         ("sh -c 'exec yes'", r"it sent what no agent sends: no agent answers, but something that prints b'y\\ny\\ny"),
         ("sh -c 'echo hi'", "sh ended: exit code 0"),
         ("sh -c 'cat old; sleep 100'", "it has ring_notebook 0.0.1, and ring-a has "),
+        ("sh -c 'cat python; sleep 100'", "it has Python 3.9, and ring-a has "),
     ],
-    ids=["unknown host", "no python", "no package", "hung", "noise", "ends", "version"],
+    ids=["unknown host", "no python", "no package", "hung", "noise", "ends", "version", "another python"],
 )
 def test_a_host_that_cannot_be_used_is_named(hosts: TwoHosts, shell: str, words: str) -> None:
-    old = json.dumps({"host": "x", "ring_notebook": "0.0.1", "Python": "3.9"}).encode()
-    (hosts.folder / "old").write_bytes(MAGIC + encode(Kind.HELLO, payload=old))
+    for name, version in (("old", "0.0.1"), ("python", __version__)):
+        hello = json.dumps({"host": "x", "ring_notebook": version, "Python": "3.9"}).encode()
+        (hosts.folder / name).write_bytes(MAGIC + encode(Kind.HELLO, payload=hello))
     code = f"{SETUP}SECONDS_TO_CONNECT = 3.0; supervise.main()"
     command = [sys.executable, "-c", code, "2", "0", "", "ring-a:1,ring-nowhere:1", "touch", "started"]
     script = f'cd {hosts.folder}; "$@"; echo "code $?"'

@@ -64,6 +64,7 @@ void Communicator::begin(Work& work) {
     for (const Work::Guest& guest : work.guests_) std::memcpy(guest.copy, guest.from, guest.bytes);
     note(work, Phase::Packing);
     group_->post(header);
+    epoch_.recorder->add_posted(header.count * item_size(header.dtype));
     group_->set_state(RankState::Waiting);
     work.gate_ = group_->gates() + 1;  // also where `arrive` throws
     work.stage_ = Work::Stage::Posted;

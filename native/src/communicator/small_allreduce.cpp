@@ -74,6 +74,7 @@ bool Communicator::post_small(const SmallAllreduce& call, Arrival& arrival) {
         slot += bytes;
     }
     group_->post(arrival.header);
+    epoch_.recorder->add_posted(call.count * item_size(call.dtype));
     group_->set_state(RankState::Waiting, arrival.begin);
     arrival.gate = group_->arrive();
     return true;

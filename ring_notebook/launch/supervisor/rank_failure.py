@@ -14,18 +14,19 @@ import resource
 import shlex
 import shutil
 import socket
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 from ring_notebook.field_types import check_fields
 from ring_notebook.hardware import oom_kills
-from ring_notebook.rank.rank_status import RankStatus
+from ring_notebook.rank.rank_status import RankStatus, report_to_job
+from ring_notebook.spent import RankTimes
 from ring_notebook.verdict import RankFailure
 
-# A report is one line between two record separators, which programs may print too. A terminal adds the \r.
-_REPORT = re.compile(rb"\x1e(\{[^\x1e\n]{,4096}\})\x1e\r?\n")
+# A report is one line between two record separators, which programs may print too. A terminal adds the \r. That of a
+# rank itself comes with the tag of its output.
+_REPORT = re.compile(rb"(?:\x1d\d{1,9}:)?\x1e(\{[^\x1e\n]{,4096}\})\x1e\r?\n")
 _UNFINISHED = re.compile(rb"\x1e(\{[^\x1e\n]{,4096}(\}\x1e\r?)?)?\Z")
 
 _BOOTED = time.time() - time.monotonic()
@@ -48,17 +49,15 @@ def failure_of(rank: int, code: int, status: RankStatus, oom_kills_before: int) 
 
 def report(what: RankFailure | RankMark) -> None:
     """Write ``what`` to this process's stderr, where the launcher finds it."""
-    with contextlib.suppress(OSError):  # nobody reads any more, or the disk is full
-        sys.stderr.flush()
-        os.write(2, b"\x1e" + json.dumps(asdict(what)).encode() + b"\x1e\n")
+    report_to_job(asdict(what))
 
 
 def split_reports(
-    data: bytes, on_mark: Callable[[RankMark], None] = lambda _: None
+    data: bytes, on_mark: Callable[[RankMark | RankTimes], None] = lambda _: None
 ) -> tuple[bytes, list[RankFailure], bytes]:
     """The stderr of a job as (what ranks wrote, the reports in it, an unfinished report for the next call).
 
-    Marks of ranks are taken out too, and given to ``on_mark``.
+    Marks and times of ranks are taken out too, and given to ``on_mark``.
     """
     text, failures, taken, at = b"", [], 0, 0
     while match := _REPORT.search(data, at):
@@ -77,11 +76,12 @@ def split_reports(
     return text + data[taken:end], failures, data[end:]
 
 
-def parse_report(body: bytes) -> RankFailure | RankMark | None:
-    """The failure or mark that a report holds; None when a program has printed something that looks like one."""
+def parse_report(body: bytes) -> RankFailure | RankMark | RankTimes | None:
+    """What a report holds; None when a program has printed something that looks like one."""
     with contextlib.suppress(ValueError, TypeError, RecursionError):
         values = json.loads(body)
-        found = RankMark(**values) if "ended" in values else RankFailure(**values)
+        kind = RankMark if "ended" in values else RankTimes if "steps" in values else RankFailure
+        found: RankFailure | RankMark | RankTimes = kind(**values)
         check_fields(type(found), values)
         return found if found.rank >= 0 else None
     return None

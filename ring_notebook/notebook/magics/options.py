@@ -14,6 +14,8 @@ from IPython.core.magic_arguments import MagicArgumentParser
 
 from ring_notebook.launch.launchers.hosts import parse_hosts
 from ring_notebook.notebook.record.choices import AXES, MOST_SMOOTH
+from ring_notebook.prediction import link_rate
+from ring_notebook.scaling import rank_counts
 
 _COLUMN = 26  # where the explanations begin
 _MOST_RANKS = 1 << 16  # in one span, so that a typing error costs no memory
@@ -159,11 +161,16 @@ def _seconds(text: str) -> float:
 
 def _sizes(text: str) -> list[int]:
     try:
-        return [_count(size) for size in text.split(",")]
-    except argparse.ArgumentTypeError:
-        raise argparse.ArgumentTypeError(
-            f"expected numbers of ranks separated by commas, such as 1,2,4, got {text!r}"
-        ) from None
+        return rank_counts(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _link(text: str) -> float:
+    try:
+        return link_rate(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _ranks(text: str) -> list[int]:
@@ -231,6 +238,9 @@ def _scale() -> LineParser:
     kind("--strong", dest="kind", action="store_const", const="strong", help="the global batch is to stay the same")
     kind("--weak", dest="kind", action="store_const", const="weak", default="", help="it is to grow with the ranks")
     parser.add_argument("--csv", default="", metavar="FILE", help="write the numbers to this file")
+    parser.add_argument("--predict", type=_sizes, default=[], metavar="8,64", help="sizes to predict from the others")
+    parser.add_argument("--link", type=_link, metavar="25Gbit", help="rate of each host's network, to predict with")
+    parser.add_argument("--gpus-per-host", type=_count, metavar="N", help="ranks of each host, to predict with")
     return parser
 
 

@@ -35,11 +35,13 @@ from ring_notebook.notebook.run.failures import brief
 from ring_notebook.notebook.run.notices import show_in_lab
 from ring_notebook.notebook.run.run import Run
 from ring_notebook.notebook.run.run_verdict import own_failures
-from ring_notebook.notebook.run.scaling import Kind, Measured, ScalingReport, cause, kind_of, measure, measured
+from ring_notebook.notebook.run.scaling_report import ScalingReport, measured_run
 from ring_notebook.notebook.run.send import spoken_name
 from ring_notebook.notebook.style import ago, duration, plural, rank_list
 from ring_notebook.notebook.style import ranks as rank_text
 from ring_notebook.notebook.table import Listing
+from ring_notebook.prediction import compare
+from ring_notebook.scaling import Kind, Measured, write_csv
 
 # A cell that ends sooner than this shows its report only: widgets would cost more than the run.
 _LIVE_AFTER = 0.1
@@ -392,10 +394,14 @@ class Session:
         warmup: int = 1,
         kind: Kind = "",
         csv: str = "",
+        predict: Sequence[int] = (),
+        link: float | None = None,
+        gpus_per_host: int | None = None,
     ) -> ScalingReport:
         """Run a cell at several numbers of ranks, one after the other, ``repeat`` times; compare throughput and time.
 
         The first ``warmup`` steps count for nothing. ``kind`` is what the user means to measure. ``csv`` names a file.
+        Sizes to ``predict`` are those of hosts with ``gpus_per_host`` ranks and a ``link`` of so many bytes per second.
         """
         check_syntax(cell, first_line=2)
         if csv:
@@ -413,15 +419,13 @@ class Session:
                 given: list[Run] = []
                 self.train(cell, options, give=given.append)
                 log = given[0].log
-                runs.append(measured(log, warmup))
+                runs.append(measured_run(log, warmup))
                 if not runs[-1].rate and log.view().samples_per_s:
                     raise RingError(f"{title}: the cell logged too few steps after --warmup {warmup}; let it make more")
-        points = measure(runs)
-        cores = 0 if log.environment["gpus"] else log.environment["cores"] * len(log.environment["hosts"])
-        report = ScalingReport(points, "\n".join(filter(None, [cause(points, cores), kind_of(points, kind)])))
+        points, notes = compare(runs, kind, predict, link, gpus_per_host)
         if csv:
-            report.to_csv(csv)
-        return report
+            write_csv(points, csv)
+        return ScalingReport(points, "\n".join(notes))
 
     def export(self, path: str, name: str = "") -> Script:
         """Write the cell of the last run, or of the one whose name begins with ``name``, as a script for ``ringrun``.

@@ -11,7 +11,6 @@ from html import escape
 from ring_notebook.notebook.panel import machines, slow_ranks
 from ring_notebook.notebook.panel.charts.chart import RATE
 from ring_notebook.notebook.record.run_view import RankView, RunView
-from ring_notebook.notebook.record.spent import SHARES, Spent
 from ring_notebook.notebook.style import (
     PHASE_COLORS,
     PHASE_WORDS,
@@ -22,6 +21,7 @@ from ring_notebook.notebook.style import (
     rank_color,
     whole,
 )
+from ring_notebook.spent import SHARES, Spent
 
 MOST_COLORS = 8  # ranks with a color each
 TEXT_ROWS = 16

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from statistics import median, median_low
 
 from ring_notebook.notebook.record.run_view import RunView
-from ring_notebook.notebook.record.spent import Spent
 from ring_notebook.notebook.style import ranks
+from ring_notebook.spent import Spent
 
 SLOWER = 1.15  # times the work of the usual rank
 WAITS = 0.10  # the least share of time that the others wait

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from ring_notebook.notebook.record.displays import Displayed, Displays, logged
 from ring_notebook.notebook.record.series import Points, Rate, Series
-from ring_notebook.notebook.record.spent import NOTHING_SPENT, Spent, spent
 from ring_notebook.records import Cleared, Display, Ended, Failure, Load, MetricBatch, Output, Params, Record, Status
+from ring_notebook.spent import NOTHING_SPENT, Spent, spent
 
 SAMPLES = "samples"  # the metric that is shown as throughput
 EPOCH = "epoch"  # the metric whose changes are marked in the charts

@@ -55,7 +55,7 @@ def send(
             "cluster": cluster,
             "engines": len(engines.all),
             "ranks": list(ranks),
-            "hosts": sorted({engine.host for engine in engines.all}),
+            "hosts": sorted({engine.host for engine in chosen.all}),
             "cores": cores(),
             "gpus": [engine.gpu for engine in chosen.all if engine.gpu],
             "directory": os.getcwd(),

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 from IPython.display import HTML, display
 
 from ring_notebook.notebook.record.run_files import TIMELINE
-from ring_notebook.notebook.record.spent import SHARES, Spent
 from ring_notebook.notebook.style import GREY, PHASE_COLORS
 from ring_notebook.notebook.table import Listing
 from ring_notebook.records import PROGRAM, TRAINING
+from ring_notebook.spent import SHARES, Spent
 
 # Below this share of the time nothing is worth a sentence.
 NOTABLE = 0.05

@@ -132,6 +132,19 @@ def test_settings_reach_the_ranks() -> None:
         (["-np", "-1", "python", "x.py"], "-np must be at least 1, got -1"),
         (["-np", "2", "--hostfile", "/no/such", "python", "x.py"], "No such file"),
         (["-np", "2", "--gpus", "python", "x.py"], "unrecognized arguments: --gpus"),
+        (
+            ["--scale", "1,x", "python", "x.py"],
+            "expected numbers of ranks separated by commas, such as 1,2,4, got '1,x'",
+        ),
+        (["--scale", "1,2", "-np", "2", "python", "x.py"], "--scale says how many ranks there are"),
+        (["--scale", "1,2", "--elastic", "python", "x.py"], "each is to stay; it takes no --elastic"),
+        (["--scale", "1,3", "-H", "a:1,b:1", "python", "x.py"], "3 ranks need 3 slots, the hosts have 2 slots;"),
+        (
+            ["--scale", "1,2", "--link", "fast", "python", "x.py"],
+            "expected the rate of a host's network such as 25Gbit",
+        ),
+        (["--scale", "1,2", "--repeat", "0", "python", "x.py"], "--repeat must be at least 1, got 0"),
+        (["-np", "2", "--predict", "8", "python", "x.py"], "--predict is an option of --scale"),
     ],
 )
 def test_a_wrong_command_line_is_one_line(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,6 +154,57 @@ def test_a_wrong_command_line_is_one_line(arguments: list[str], words: str, caps
     message = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
     assert len(message) == 1
     assert words in message[0]
+
+
+SCALED = """
+import time
+import ring_notebook.torch as ring
+ring.init()
+for step in range(8):
+    time.sleep(0.05)
+    ring.allreduce(__import__("torch").ones(1000))
+    ring.log(samples=10 * (step > 0))
+print("rank", ring.rank(), "of", ring.size())
+ring.shutdown()
+"""
+
+
+def test_a_script_at_several_sizes(tmp_path: Path) -> None:
+    """The same table as in a notebook, from what each rank has measured; the ranks' reports are not shown."""
+    (tmp_path / "train.py").write_text(SCALED)
+    command = [sys.executable, "-m", "ring_notebook.launch.cli", "--scale", "1,2", "--warmup", "3", "--predict", "4"]
+    files = ["--csv", "scale.csv", "--output-dir", "out"]
+    done = subprocess.run(
+        [*command, *files, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "\x1e" not in done.stdout + done.stderr
+    printed = done.stdout.splitlines()
+    begins = next(index for index, line in enumerate(printed) if line.startswith("ranks "))
+    assert sum("rank 1 of 2" in line for line in printed[:begins]) == 1
+    assert (tmp_path / "out" / "np.2" / "run.1" / "rank.1" / "stdout").read_text().endswith("rank 1 of 2\n")
+    assert printed[begins].split()[-4:] == ["compute", "loading", "moving", "waiting"]
+    assert [line.split()[0] for line in printed[begins + 1 : begins + 4]] == ["1", "2", "4"]
+    assert [line.split()[2] for line in printed[begins + 1 : begins + 3]] == ["10", "20"]  # the global batch
+    assert "Weak scaling: 10 samples a rank." in printed
+    rows = [line.split(",") for line in (tmp_path / "scale.csv").read_text().splitlines()]
+    assert [row[0] for row in rows] == ["ranks", "1", "2", "4"]
+    assert all(row[-1] == "" for row in rows[1:3])
+    assert float(rows[3][-2]) <= float(rows[3][6]) <= float(rows[3][-1])  # the interval has the efficiency in it
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "words"),
+    [
+        ("pass", 2, "--scale 1: 1 of 1 ranks logged too few steps after --warmup 1; each step has to call ring.log"),
+        ("import sys; sys.exit(5)", 5, "rank 0 on "),
+    ],
+)
+def test_a_script_whose_scaling_cannot_be_measured(program: str, code: int, words: str) -> None:
+    done = ringrun("--scale", "1,2", "python", "-c", program)
+    assert done.returncode == code
+    assert words in done.stderr
+    assert "2 ranks" not in done.stderr, "the first that fails is the last"
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,6 +59,10 @@ class Recorder {
         if (ns > 0) waited_.fetch_add(ns, std::memory_order_relaxed);
     }
 
+    // Bytes of the tensors in operations that this rank has posted, in all groups; always counted.
+    std::uint64_t posted() const { return posted_.load(std::memory_order_relaxed); }
+    void add_posted(std::uint64_t bytes) { posted_.fetch_add(bytes, std::memory_order_relaxed); }
+
     // Keeps the newest `capacity` events. Leaves a recording that is under way as it is.
     void start(std::size_t capacity);
     // The events since it began, or since the last call, in the order in which they ended. The recording continues.
@@ -84,6 +88,7 @@ class Recorder {
     std::atomic<int> groups_{0};
     std::atomic<std::int64_t> spent_{0};
     std::atomic<std::int64_t> waited_{0};
+    std::atomic<std::uint64_t> posted_{0};
     std::mutex mutex_;
     // One of each capacity that was asked for, kept when a recording ends: a thread may still be writing its last
     // event.

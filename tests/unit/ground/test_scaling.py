@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from ring_notebook.notebook.record.run_log import RunLog
-from ring_notebook.notebook.run.scaling import (
+from ring_notebook.scaling import (
     Kind,
     Measured,
     Scaling,
-    ScalingReport,
     cause,
     kind_of,
     lost,
     measure,
     measured,
+    table,
+    write_csv,
 )
-from ring_notebook.records import Ended, MetricBatch, encode
+from ring_notebook.spent import RankTimes
 
 ALL_COMPUTE = {"compute": 1.0, "data": 0.0, "moving": 0.0, "waiting": 0.0, "bubble": 0.0}
 
@@ -35,21 +34,12 @@ def one(
     return Measured(ranks, seconds, rate, batch, parts)
 
 
-def test_a_run_is_measured_after_its_warm_up(tmp_path: Path) -> None:
-    """A row is logged when its step is done: with a warm-up of 3 the clock starts at the row of step 2."""
-    log = RunLog(tmp_path / "r", "r", "scale", 2, "", {}, {})
-    for rank in range(2):
-        times = [100.0, 150.0, 152.0, 154.0, 156.0]  # the second step compiles
-        values = array("d", [number for step, time in enumerate(times) for number in (time, 1000 + step, 32.0)])
-        log.put(encode([MetricBatch(log.run, rank, ("samples",), values)]))
-        spent = {"training": 10.0, "communication": 4.0, "waiting": 3.0, "data_wait": 1.0}
-        log.put(encode([Ended(log.run, rank, "ok", 60.0, spent)]))
-    log.finish("ok")
-    run = measured(log, warmup=3)
-    assert (run.ranks, run.seconds, run.rate, run.batch) == (2, 4.0, 32.0, 64.0)
+def test_a_run_is_measured_from_what_its_ranks_say() -> None:
+    spent = {"training": 10.0, "communication": 4.0, "waiting": 3.0, "data_wait": 1.0, "posted": 4000.0}
+    run = measured([RankTimes(rank, 2, 8, 4, 2.0 + rank, 60.0, spent) for rank in range(2)])
+    assert (run.ranks, run.seconds, run.rate, run.batch, run.step) == (2, 3.0, 50.0, 30.0, 0.6)
+    assert (run.hosts, run.cores, run.posted) == (2, 8, 1000.0)
     assert run.shares == pytest.approx({"compute": 0.5, "data": 0.1, "moving": 0.1, "waiting": 0.3, "bubble": 0.0})
-    assert measured(log, warmup=1).rate == pytest.approx(2 * 4 * 32 / 56)
-    assert measured(log, warmup=6).rate == 0.0
 
 
 def test_repeated_runs_give_their_median_and_spread() -> None:
@@ -64,7 +54,7 @@ def test_repeated_runs_give_their_median_and_spread() -> None:
 def test_without_samples_the_time_counts() -> None:
     points = measure([one(1, 0.0, 0.0, seconds=8.0), one(4, 0.0, 0.0, seconds=2.5)])
     assert points[1].speedup == pytest.approx(3.2)
-    assert "samples/s" not in ScalingReport(points).columns
+    assert "samples/s" not in table(points)[0]
 
 
 def test_what_is_lost_adds_up() -> None:
@@ -110,10 +100,16 @@ def test_which_scaling_was_measured(batches: tuple[int, int], wanted: Kind, said
     assert kind_of(points, wanted).startswith(said)
 
 
-def test_the_numbers_as_a_file(tmp_path: Path) -> None:
+def test_the_numbers_as_a_file_and_as_a_table(tmp_path: Path) -> None:
     point = Scaling(2, 1.5, 100.0, 64.0, 0.1, 1.8, 0.9, shares(moving=0.25))
-    ScalingReport([point]).to_csv(tmp_path / "scale.csv")
+    predicted = Scaling(8, 2.0, 300.0, 256.0, 0.0, 6.0, 0.75, shares(moving=0.5), (0.5, 0.8))
+    write_csv([point, predicted], tmp_path / "scale.csv")
     assert (tmp_path / "scale.csv").read_text().splitlines() == [
-        "ranks,seconds,samples_per_s,batch,spread,speedup,efficiency,compute,data,moving,waiting,bubble",
-        "2,1.5,100,64,0.1,1.8,0.9,0.75,0,0.25,0,0",
+        "ranks,seconds,samples_per_s,batch,spread,speedup,efficiency,compute,data,moving,waiting,bubble,low,high",
+        "2,1.5,100,64,0.1,1.8,0.9,0.75,0,0.25,0,0,,",
+        "8,2,300,256,0,6,0.75,0.5,0,0.5,0,0,0.5,0.8",
     ]
+    columns, rows = table([point, predicted])
+    assert columns[:7] == ["ranks", "seconds", "global batch", "samples/s", "spread", "speedup", "efficiency"]
+    assert rows[0][:7] == ["2", "1.50", "64", "100", "10%", "1.80", "90%"]
+    assert rows[1][:7] == ["8 predicted", "2.00", "256", "300", "", "6.00", "75% (50% to 80%)"]

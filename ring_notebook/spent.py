@@ -58,5 +58,22 @@ def spent(facts: Mapping[str, Any], elapsed: float) -> Spent:
     return Spent(seconds or elapsed, communication - idle, idle - bubble, bubble, data)
 
 
+@dataclass(frozen=True, slots=True)
+class RankTimes:
+    """What one rank has measured of the steps after its warm-up: ``steps`` that took ``seconds``, with its ``samples``.
+
+    ``spent``: the facts that `spent` takes, and the bytes ``posted`` to collectives. ``hosts`` is the number of hosts
+    of the run, ``cores`` that of this host, or 0 where the rank computes on a GPU.
+    """
+
+    rank: int
+    hosts: int
+    cores: int
+    steps: int
+    seconds: float
+    samples: float
+    spent: dict[str, float]
+
+
 _FACTS = ("training", "communication", "waiting", "bubble", "data_wait")
 _NUMBER = (int, float)

@@ -1,0 +1,92 @@
+"""Kernels of several users, one after another on one machine: none meets another, and none leaves anything."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+KERNELS = 40
+USERS = (61_481, 61_482, 61_483, 61_484)
+ENDS = ("stopped", "closed", "killed")
+"""Of one that is killed, as front ends do with one that takes long to close, the folder with the logs of its cluster
+stays until the next one starts there."""
+PROGRAM = Path(__file__).with_name("kernel_of_user.py")
+SECONDS_TO_VANISH = 15.0
+# The interpreter may lie below the closed home of root. Who can read everything meets others the sooner.
+READS = ["--inh-caps", "+dac_read_search", "--ambient-caps", "+dac_read_search"]
+
+
+def as_user(user: int) -> list[str]:
+    return ["setpriv", "--reuid", str(user), "--regid", str(user), "--clear-groups", *READS]
+
+
+def left_by(user: int) -> list[str]:
+    """Processes of a user, and what it owns where all users write."""
+    found = []
+    for process in psutil.process_iter(["uids", "cmdline"]):
+        if process.info["uids"] and process.info["uids"].real == user:
+            found.append(" ".join(process.info["cmdline"] or ["?"]))
+    for shared in ("/tmp", "/dev/shm", "/run/user"):
+        if os.path.isdir(shared):
+            with os.scandir(shared) as entries:
+                found += [entry.path for entry in entries if entry.stat(follow_symlinks=False).st_uid == user]
+    return found
+
+
+def clusters_in(home: Path) -> list[str]:
+    return list(map(str, (home / ".ring" / "clusters").glob("*")))
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that all users may enter; each session of pytest closes those of the sessions before."""
+    with tempfile.TemporaryDirectory(prefix="users-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+def test_kernels_of_four_users_one_after_another(open_folder: Path, without_torch: None) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("NOT TESTED with kernels of several users: needs root")
+    if subprocess.run([*as_user(USERS[0]), sys.executable, "-c", ""], check=False).returncode:
+        pytest.skip("NOT TESTED with kernels of several users: another user cannot run this Python")
+    homes = {user: open_folder / str(user) for user in USERS}
+    for user, home in homes.items():
+        home.mkdir(mode=0o700)
+        os.chown(home, user, user)
+    for number in range(KERNELS):
+        user = USERS[number % len(USERS)]
+        kept = ("PATH", "PYTHONPATH", "LANG")
+        environment = {name: os.environ[name] for name in kept if name in os.environ}
+        environment["PYTHONPATH"] = os.pathsep.join([str(PROGRAM.parents[1]), environment.get("PYTHONPATH", "")])
+        environment |= {"HOME": str(homes[user]), "PYTHONDONTWRITEBYTECODE": "1", "USER": str(user)}
+        how = "stopped" if number >= KERNELS - len(USERS) else ENDS[number % len(ENDS)]
+        done = subprocess.run(
+            [*as_user(user), sys.executable, str(PROGRAM), how],
+            cwd=homes[user],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=250,
+            check=False,
+        )
+        assert done.returncode == 0, (number, user, done.stdout, done.stderr)
+        met, attached, said = json.loads(done.stdout.splitlines()[-1])
+        assert met == "", (number, user)
+        assert "no cluster of this folder is running" in attached, (number, user)
+        assert said.count(f"size 2 users {{{user}}}") in (1, 2), said  # equal lines of all ranks may be shown once
+        deadline = time.monotonic() + SECONDS_TO_VANISH
+        while (left := left_by(user) + clusters_in(homes[user])[how != "stopped" :]) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert left == [], (number, user, how)
