@@ -29,7 +29,7 @@ help:
 	@echo 'make test-install  install with pip into a new environment, and train in a notebook there'
 	@echo 'make test-libraries  run other libraries and the tests of PyTorch on it, from an environment of their own'
 	@echo 'make test-nvidia compare what the core declares of CUDA and NCCL with headers of NVIDIA, and open NCCLs (1.1 GB)'
-	@echo 'make test-slurm  start a real Slurm of two hosts here, and run ringrun and a notebook in it (root)'
+	@echo 'make test-slurm  start a real Slurm of two hosts and a login node here, and run ringrun and notebooks in it (root)'
 	@echo 'make test-versions  run ranks, process groups and a notebook on the oldest and newest torch and Python (10 GB)'
 	@echo 'make test-deps   as root on Debian or Ubuntu: install what the browser and two-host tests need'
 	@echo 'make lint        ruff, mypy and clang-format'

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from threading import Event, Thread
 
 from ring_notebook.launch.allocation import expand_slurm
+from ring_notebook.launch.batch_systems import SLURM, ask
+from ring_notebook.launch.launchers.hosts import Host
 from ring_notebook.verdict import WALLTIME_WARNING, judge_batch_job
 
-_SECONDS_TO_ANSWER = 5.0
 _LOST = ("down", "fail", "unknown", "error", "not_responding")
 _ended: dict[str, str] = {}  # by job that has ended: the sentence that says why
 
@@ -29,9 +29,9 @@ def who_ended_it(env: Mapping[str, str] = os.environ) -> str:
     """
     name = job_name(env)
     if name and name not in _ended:
-        state, reason, _ = _job(env) or ("", "", None)
-        lost = _lost_hosts(env) if state not in ("", "RUNNING") else []
-        if not (said := judge_batch_job(name, state, reason, lost)):
+        state = SLURM.state(env["SLURM_JOB_ID"])
+        lost = _lost_hosts(env) if state and state.word != "RUNNING" else []
+        if state is None or not (said := judge_batch_job(name, state.word, state.reason, lost)):
             return ""
         _ended[name] = said
     return _ended.get(name, "")
@@ -39,8 +39,8 @@ def who_ended_it(env: Mapping[str, str] = os.environ) -> str:
 
 def end_of_job(env: Mapping[str, str] = os.environ) -> float | None:
     """When the batch system will end the job of this process, in seconds since the epoch; None where nobody says."""
-    found = _job(env) if job_name(env) else None
-    return found[2] if found else None
+    found = SLURM.state(env["SLURM_JOB_ID"]) if job_name(env) else None
+    return found.end if found else None
 
 
 class Walltime:
@@ -86,38 +86,26 @@ def walltime() -> Walltime:
     return Walltime()
 
 
-def _job(env: Mapping[str, str]) -> tuple[str, str, float | None] | None:
-    """State, reason and end of the job; None where Slurm does not answer."""
-    command = ["squeue", "--noheader", "--states=all", f"--jobs={env['SLURM_JOB_ID']}", "--format=%T|%r|%e"]
-    done = _ask(command, env)
-    if done is None:
-        return None
-    if "Invalid job id" in done.stderr:
-        return "GONE", "", None
-    state, _, rest = done.stdout.partition("\n")[0].partition("|")
-    reason, _, end = rest.partition("|")
-    return state.strip(), reason.strip(), float(end) if end.strip().isdigit() else None
+def enter(job: str, hosts: Sequence[Host]) -> None:
+    """Make this process of a login node one of Slurm's ``job``: what it starts on ``hosts`` starts in that job."""
+    leave()
+    os.environ["SLURM_JOB_ID"] = job
+    os.environ["SLURM_JOB_NODELIST"] = ",".join(host.name for host in hosts)
+    os.environ["SLURM_TASKS_PER_NODE"] = ",".join(str(host.slots) for host in hosts)
+
+
+def leave() -> None:
+    """Be in no job again, and forget what was said of it."""
+    walltime().close()
+    for name in ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_TASKS_PER_NODE"):
+        os.environ.pop(name, None)
+    walltime.cache_clear()
+    _ended.clear()
 
 
 def _lost_hosts(env: Mapping[str, str]) -> list[str]:
     nodes = env.get("SLURM_JOB_NODELIST", "")
-    done = _ask(["sinfo", "--noheader", "--Node", f"--nodes={nodes}", "--format=%N|%T"], env) if nodes else None
+    done = ask(["sinfo", "--noheader", "--Node", f"--nodes={nodes}", "--format=%N|%T"]) if nodes else None
     found = dict(line.strip().split("|") for line in done.stdout.splitlines() if "|" in line) if done else {}
     # A star behind the state: the host does not answer.
     return [name for name in expand_slurm(nodes) if found.get(name, "").startswith(_LOST) or "*" in found.get(name, "")]
-
-
-def _ask(command: Sequence[str], env: Mapping[str, str]) -> subprocess.CompletedProcess[str] | None:
-    variables = {**env, "SLURM_TIME_FORMAT": "%s"}
-    try:
-        return subprocess.run(
-            command,
-            env=variables,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_SECONDS_TO_ANSWER,
-            check=False,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None

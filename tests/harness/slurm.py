@@ -1,4 +1,7 @@
-"""A real Slurm over the two hosts of `two_hosts`, with its own munged, slurmctld and a slurmd on each host."""
+"""A real Slurm over the two hosts of `two_hosts`, with its own munged, slurmctld and a slurmd on each host.
+
+A third host, ring-login, runs no jobs: 10.77.0.3, joined to each of both by a link of its own.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import contextlib
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -13,15 +17,17 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from harness import two_hosts as hosts_of_this_machine
 from harness.two_hosts import NAMES, TwoHosts, two_hosts
 
-__all__ = ["Slurm", "missing", "slurm"]
+__all__ = ["LOGIN", "Slurm", "missing", "slurm"]
 
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "salloc", "srun", "sinfo", "squeue", "scancel")
 _PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
 _SECONDS_TO_START = 60.0
+LOGIN = "ring-login"
 # It uses no plugin that a container lacks. Each host claims two cores, which jobs share.
 _CONFIGURATION = """\
 ClusterName=ring
@@ -57,6 +63,8 @@ _IN_NAMESPACE = (
     "mount --rbind {folder}/cgroup /sys/fs/cgroup && exec {command}"
 )
 
+_ON_LOGIN = 'hostname {host} && mount -t tmpfs shm /dev/shm && mount --bind {names} /etc/hosts && exec sh -c "$0"'
+
 
 def missing() -> str:
     """Why no Slurm can be started here; empty when it can."""
@@ -73,13 +81,16 @@ class Slurm:
     hosts: TwoHosts
     folder: Path
 
-    def start(self, command: Sequence[str]) -> subprocess.Popen[str]:
-        """Start a command on the first host, where users log in."""
-        launcher = str(self.hosts.folder / "launcher")
+    def start(self, command: Sequence[str], host: str = NAMES[0]) -> subprocess.Popen[str]:
+        """Start a command on ``host``."""
+        launcher = [str(self.hosts.folder / "launcher"), host]
+        if host == LOGIN:
+            shell = _ON_LOGIN.format(host=host, names=self.hosts.folder / "hosts")
+            launcher = ["ip", "netns", "exec", _login(self.hosts), "unshare", "--uts", "--mount", "sh", "-c", shell]
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("RING_", "SLURM_"))}
         environment |= {"SLURM_CONF": str(self.folder / "slurm.conf"), "PATH": _PATH, "UCX_TLS": "tcp,self"}
         return subprocess.Popen(
-            [launcher, NAMES[0], f"exec {shlex.join(command)}"],
+            [*launcher, f"exec {shlex.join(command)}"],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -87,9 +98,9 @@ class Slurm:
             text=True,
         )
 
-    def run(self, command: Sequence[str], timeout: float = 200) -> tuple[int, str]:
-        """Run a command on the first host; its exit code and what it printed. Ends it after ``timeout`` seconds."""
-        process = self.start(command)
+    def run(self, command: Sequence[str], timeout: float = 200, host: str = NAMES[0]) -> tuple[int, str]:
+        """Run a command on ``host``; its exit code and what it printed. Ends it after ``timeout`` seconds."""
+        process = self.start(command, host)
         try:
             output, _ = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
@@ -117,7 +128,15 @@ class Slurm:
         jobs = self.run(["squeue", "--noheader"])[1].split("\n")
         daemons = ("munged", "slurmctld", "slurmd ", "slurmscriptd")
         running = [command for command in self.hosts.processes() if command.strip()]
+        running += hosts_of_this_machine.commands(hosts_of_this_machine.pids_in(_login(self.hosts)))
         return [one for one in [*jobs, *running] if one.strip() and not any(name in one for name in daemons)]
+
+    def set_host(self, host: int, state: Literal["up", "down"]) -> None:
+        """Take all links of ``host`` (0 or 1) away, or bring them back."""
+        self.hosts.set_link(host, state)
+        subprocess.run(["ip", "-n", _login(self.hosts), "link", "set", f"link-{'ab'[host]}", state], check=True)
+        if state == "up":
+            _route_to_login(self.hosts, host)
 
     def wait_until_nothing_is_left(self, seconds: float = 60) -> None:
         """Return when `left` is empty. Raises AssertionError with its content after ``seconds``."""
@@ -127,6 +146,34 @@ class Slurm:
             time.sleep(0.2)
 
 
+def _login(hosts: TwoHosts) -> str:
+    """The namespace of the login host."""
+    return f"{hosts.prefix}-l"
+
+
+def _add_login(hosts: TwoHosts) -> None:
+    space = _login(hosts)
+    with (hosts.folder / "hosts").open("a") as names:
+        names.write(f"10.77.0.3 {LOGIN}\n")
+    subprocess.run(["ip", "netns", "add", space], check=True)
+    subprocess.run(["ip", "-n", space, "link", "set", "lo", "up"], check=True)
+    for index, host in enumerate("ab"):
+        ends = ["name", f"link-{host}", "netns", space, "type", "veth", "peer", "name", "login", "netns"]
+        subprocess.run(["ip", "link", "add", *ends, f"{hosts.prefix}-{host}"], check=True)
+        subprocess.run(["ip", "-n", space, "addr", "add", "10.77.0.3/32", "dev", f"link-{host}"], check=True)
+        subprocess.run(["ip", "-n", space, "link", "set", f"link-{host}", "up"], check=True)
+        subprocess.run(["ip", "-n", f"{hosts.prefix}-{host}", "link", "set", "login", "up"], check=True)
+        _route_to_login(hosts, index)
+
+
+def _route_to_login(hosts: TwoHosts, host: int) -> None:
+    """Routes that a link takes with it when it goes down."""
+    to, back = f"10.77.0.{host + 1}/32", f"{hosts.prefix}-{'ab'[host]}"
+    way = ["route", "replace", to, "dev", f"link-{'ab'[host]}", "src", "10.77.0.3"]
+    subprocess.run(["ip", "-n", _login(hosts), *way], check=True)
+    subprocess.run(["ip", "-n", back, "route", "replace", "10.77.0.3/32", "dev", "login"], check=True)
+
+
 @contextlib.contextmanager
 def slurm() -> Iterator[Slurm]:
     """Start Slurm, and end all of it in any case."""
@@ -134,6 +181,7 @@ def slurm() -> Iterator[Slurm]:
     daemons: list[subprocess.Popen[bytes]] = []
     with two_hosts() as hosts, (folder / "log").open("wb") as log:
         system = Slurm(hosts, folder)
+        _add_login(hosts)
         configuration = folder / "slurm.conf"
         configuration.write_text(_CONFIGURATION.format(folder=folder))
         for name in ("state", "cgroup"):
@@ -176,4 +224,7 @@ def slurm() -> Iterator[Slurm]:
                     daemon.wait(10)
                 daemon.kill()
                 daemon.wait()
+            for pid in hosts_of_this_machine.pids_in(_login(hosts)):
+                os.kill(pid, signal.SIGKILL)
+            subprocess.run(["ip", "netns", "del", _login(hosts)], check=False)
     shutil.rmtree(folder, ignore_errors=True)

@@ -30,7 +30,7 @@ import pytest
 from ring_notebook.launch.launchers.find_launcher import find_launcher
 from ring_notebook.launch.launchers.hosts import Host
 
-__all__ = ["ALLOCATION", "NAMES", "TwoHosts", "hosts_or_skip", "missing", "two_hosts"]
+__all__ = ["ALLOCATION", "NAMES", "TwoHosts", "commands", "hosts_or_skip", "missing", "pids_in", "two_hosts"]
 
 NAMES = ("ring-a", "ring-b")
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
@@ -139,15 +139,11 @@ class TwoHosts:
 
     def processes(self) -> list[str]:
         """The command lines of all processes on the hosts, except their ssh servers."""
-        commands = []
-        for pid in self.pids():
-            with contextlib.suppress(OSError):
-                commands.append(Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " "))
-        return [command for command in commands if not command.startswith("sshd: /")]
+        return [command for command in commands(self.pids()) if not command.startswith("sshd: /")]
 
     def pids(self) -> list[int]:
         """All processes on the hosts."""
-        return [pid for name in self.names for pid in _pids(f"{self.prefix}-{name[-1]}")]
+        return [pid for name in self.names for pid in pids_in(f"{self.prefix}-{name[-1]}")]
 
     def set_link(self, host: int, state: Literal["up", "down"]) -> None:
         """Take the link of ``host`` (0 or 1) away, or bring it back."""
@@ -156,6 +152,15 @@ class TwoHosts:
     def bytes_sent(self, host: int) -> int:
         """Bytes that have left ``host`` (0 or 1) over the link so far."""
         return int(_link(f"{self.prefix}-{'ab'[host]}")["stats64"]["tx"]["bytes"])
+
+
+def commands(pids: Sequence[int]) -> list[str]:
+    """The command lines of processes that have not ended yet."""
+    found = []
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            found.append(Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " "))
+    return found
 
 
 def hosts_or_skip() -> Iterator[TwoHosts]:
@@ -244,12 +249,13 @@ def _write_ssh_files(folder: Path, names: Sequence[str]) -> None:
 
 def _end_all(space: str) -> None:
     """Kill all processes in a namespace of ours."""
-    for pid in _pids(space):
+    for pid in pids_in(space):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
-def _pids(space: str) -> list[int]:
+def pids_in(space: str) -> list[int]:
+    """All processes in a network namespace."""
     listed = subprocess.run(["ip", "netns", "pids", space], capture_output=True, text=True, check=False)
     return [int(pid) for pid in listed.stdout.split()]
 

@@ -8,12 +8,11 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from harness.slurm import Slurm, missing, slurm
+from harness.slurm import Slurm, missing
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing())]
 
@@ -21,18 +20,6 @@ HERE = Path(__file__).parent
 RINGRUN = [str(Path(sys.executable).with_name("ringrun")), "-np", "4"]
 RANK = [sys.executable, str(HERE / "rank.py")]
 LINE = re.compile(r"(\d) of 4 on (ring-[ab]): ([\d.]+), above (\[.*\])")
-
-
-@pytest.fixture(scope="module", name="system")
-def _system() -> Iterator[Slurm]:
-    with slurm() as system:
-        yield system
-
-
-@pytest.fixture(autouse=True)
-def _nothing_left(system: Slurm) -> Iterator[None]:
-    yield
-    system.wait_until_nothing_is_left()
 
 
 def ranks(output: str) -> list[tuple[str, str, str]]:

@@ -468,6 +468,10 @@ class Cluster:
             else:
                 self._workspace.sync(engines)
 
+    def write_checkpoint(self) -> None:
+        """Have the run in progress write a checkpoint at its next step, where it makes any (`ring.checkpoint`)."""
+        self._connected().call_beside("ring_notebook.core.checkpoint_place:ask")
+
     def stacks(self) -> list[Stack]:
         """Where each rank is now, by rank: also while a run is in progress, and while native code runs.
 

@@ -58,7 +58,7 @@ def write(directory: Path, about: dict[str, Any]) -> None:
     """
     make_private_folder(directory)  # somebody may have removed it
     started = read(directory).get("started", time.time())
-    own = {"kernel": os.getpid(), "began": began(os.getpid()), "notebook": _notebook(), "started": started}
+    own = {"kernel": os.getpid(), "began": began(os.getpid()), "notebook": notebook(), "started": started}
     write_json(directory / _FILE, {**about, **own})
 
 
@@ -96,7 +96,7 @@ def left_behind() -> dict[str, Any]:
     """
     for directory in running():
         about = read(directory)
-        if about and about["keep"] and not has_kernel(about) and about["notebook"] in ("", _notebook()):
+        if about and about["keep"] and not has_kernel(about) and about["notebook"] in ("", notebook()):
             return {**about, "id": _id(directory)}
     return {}
 
@@ -128,7 +128,7 @@ def to_attach_to(which: str = "") -> list[Path]:
 
 
 def _left_here(about: dict[str, Any]) -> bool:
-    return about["notebook"] != "" and about["notebook"] == _notebook() and not has_kernel(about)
+    return about["notebook"] != "" and about["notebook"] == notebook() and not has_kernel(about)
 
 
 def _id(directory: Path) -> str:
@@ -148,7 +148,7 @@ def _listed(what: str, found: list[tuple[Path, dict[str, Any]]]) -> str:
     return "\n".join(lines)
 
 
-def _notebook() -> str:
+def notebook() -> str:
     """The notebook of this kernel, as Jupyter's server tells it; empty where nothing does."""
     return os.environ.get("JPY_SESSION_NAME", "")
 
@@ -160,7 +160,7 @@ def running() -> Iterator[Path]:
         with suppress(OSError):  # starting, removed by the kernel that has ended it, or closed to us: root's
             written = (directory / _FILE).stat().st_mtime
             if _in_use(directory):
-                found.append((read(directory).get("notebook") == _notebook(), written, directory))
+                found.append((read(directory).get("notebook") == notebook(), written, directory))
     yield from (directory for _, _, directory in sorted(found, reverse=True))
 
 

@@ -1,4 +1,4 @@
-"""Cells that wait for ranks which other runs use, and the order in which they begin."""
+"""Cells that wait for ranks which other runs use or a batch job will start, and the order in which they begin."""
 
 from __future__ import annotations
 
@@ -72,11 +72,13 @@ class QueuedCell:
 class CellQueue:
     """The cells that wait, in the order in which they came. ``in_progress`` gives the runs that use ranks now.
 
-    A cell begins when no run uses one of its ranks and no cell before it waits for one.
+    A cell begins when no run uses one of its ranks and no cell before it waits for one. ``ranks_to_come`` says what
+    will start the ranks, while there are none yet.
     """
 
-    def __init__(self, in_progress: Callable[[], Sequence[Run]]) -> None:
+    def __init__(self, in_progress: Callable[[], Sequence[Run]], ranks_to_come: Callable[[], str]) -> None:
         self._in_progress = in_progress
+        self._ranks_to_come = ranks_to_come
         self._lock = Lock()
         self._cells: list[QueuedCell] = []
         self._holds = 0
@@ -159,6 +161,8 @@ class CellQueue:
         """What ``cell`` waits for; empty when its turn has come."""
         if self._holds and not cell.first:
             return "ranks that are started again"
+        if awaited := self._ranks_to_come():
+            return awaited
         runs = [run for run in self._in_progress() if not run.ranks.isdisjoint(cell.ranks)]
         cell.after += [run for run in runs if run not in cell.after]
         earlier = self._cells[: self._cells.index(cell)] if cell in self._cells else self._cells

@@ -101,7 +101,8 @@ class RingMagics(Magics):
         command = given.pop("command")
         if own := getattr(self, f"_{command}", None):
             return own(**given)
-        print(getattr(self._session, command)(**given))  # noqa: T201 - what the session alone does, it says in a line
+        if said := getattr(self._session, command)(**given):  # what the session alone does, it says in a line
+            print(said)  # noqa: T201
         return None
 
     def _sync(self) -> None:

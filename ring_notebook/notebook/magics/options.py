@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import shlex
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
@@ -149,6 +150,10 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _number(text: str) -> int:
+    return 0 if text == "0" else _count(text)
+
+
 def _seconds(text: str) -> float:
     try:
         seconds = float(text)
@@ -157,6 +162,16 @@ def _seconds(text: str) -> float:
     if not 0 <= seconds < math.inf:
         raise argparse.ArgumentTypeError(f"expected seconds, 0 or more, got {text!r}")
     return seconds
+
+
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+def _duration(text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h)?", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"expected a time such as 90s, 20m or 2h, got {text!r}")
+    return float(match[1]) * _UNITS[match[2] or ""]
 
 
 def _sizes(text: str) -> list[int]:
@@ -244,6 +259,15 @@ def _scale() -> LineParser:
     return parser
 
 
+def _add_job(parser: LineParser) -> None:
+    """What is asked of a batch system."""
+    parser.add_argument("-N", dest="nodes", type=_count, metavar="N", help="hosts of the job")
+    parser.add_argument("--gpus", type=_number, metavar="N", help="GPUs on each host; by default a rank for each")
+    parser.add_argument("--time", default="", metavar="2:00:00", help="time limit of the job")
+    parser.add_argument("--queue", default="", metavar="QUEUE", help="queue, partition or QOS")
+    parser.add_argument("--account", default="", metavar="ACCOUNT", help="account or project that pays")
+
+
 def _ring() -> LineParser:
     parser = LineParser("%ring", "manage the cluster that %%ringtrain cells run on, and its runs")
     commands = parser.add_commands(
@@ -268,6 +292,7 @@ def _ring() -> LineParser:
         runs="list the runs of this folder, newest first; compare, tag, note or delete some, or write what one printed",
         plot="chart metrics of the last run, or of several runs in the same charts",
         export="write the last cell and the --setup cells before it as a script for ringrun",
+        submit="run the last cell, behind the --setup cells before it, as a batch job of its own",
         doctor="check everything that engines need, on all hosts, and say what to fix",
         help="show this help, or that of one command",
     )
@@ -280,6 +305,22 @@ def _ring() -> LineParser:
         "--keep", action="store_true", help="keep the cluster when the kernel ends; `%%ring attach` finds it"
     )
     start.add_argument("--sync", action="store_true", help="before each cell do what `%%ring sync` does")
+    start.add_argument("--here", action="store_true", help="also where this host is a login node")
+    start.add_argument(
+        "--batch",
+        default="",
+        metavar="SITE",
+        help="in a batch job: slurm, pbs, lsf, or a site with a file in ~/.config/ring_notebook/sites; returns at once",
+    )
+    _add_job(start)
+    start.add_argument(
+        "--requeue", action="store_true", help="when the job starts again, run the set-up cells and resume the last one"
+    )
+    start.add_argument("--idle", type=_duration, metavar="20m", help="end the job when no cell has run for so long")
+    start.add_argument(
+        "--signal", type=_duration, metavar="5m", help="write a checkpoint so long before the time limit; by default 5m"
+    )
+    start.add_argument("--dry-run", action="store_true", help="print the script of the job and start nothing")
     commands["attach"].add_argument(
         "cluster",
         nargs="?",
@@ -363,6 +404,16 @@ def _ring() -> LineParser:
     export.add_argument(
         "name", nargs="?", default="", metavar="RUN", help="export the cell of this run, not of the last one"
     )
+    export.add_argument("--job", default="", metavar="SITE", help="also write FILE.sh, which runs it in a batch job")
+    submit = commands["submit"]
+    submit.add_argument("site", metavar="SITE", help="slurm, pbs, lsf, or a site as of `%%ring start --batch`")
+    submit.add_argument(
+        "name", nargs="?", default="", metavar="RUN", help="the cell of this run, instead of the last one"
+    )
+    submit.add_argument("-n", type=_count, metavar="N", help="number of ranks; by default as the run had")
+    submit.add_argument("--requeue", action="store_true", help="when the job starts again, resume the cell")
+    for parser_of_job in (export, submit):
+        _add_job(parser_of_job)
     return parser
 
 

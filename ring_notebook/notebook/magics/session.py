@@ -7,9 +7,10 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from html import escape
+from pathlib import Path
 from threading import Event, Thread
 from time import monotonic
 from typing import Any
@@ -19,18 +20,22 @@ from IPython.display import display
 
 from ring_notebook.errors import ClusterError, RingError
 from ring_notebook.launch.batch_job import job_name, walltime
+from ring_notebook.launch.batch_systems import BatchError, login_node_of
+from ring_notebook.launch.job_script import BatchRequest, batch_request
 from ring_notebook.launch.launchers.hosts import Host, parse_hosts
 from ring_notebook.notebook.cluster import discovery
+from ring_notebook.notebook.cluster.batch import HOLD, BatchCluster, BatchJob, join
 from ring_notebook.notebook.cluster.cluster import Cluster
 from ring_notebook.notebook.cluster.default_size import choose_size
 from ring_notebook.notebook.cluster.stacks import render
+from ring_notebook.notebook.cluster.submitted import submit
 from ring_notebook.notebook.magics.cell_queue import CellQueue, QueuedCell
 from ring_notebook.notebook.magics.cells import check_syntax
 from ring_notebook.notebook.panel.chart_area import load_charts
 from ring_notebook.notebook.record.choices import CellOptions
 from ring_notebook.notebook.record.run_record import RunRecord
-from ring_notebook.notebook.run.catalogue import find, runs_directory
-from ring_notebook.notebook.run.export import Script, export, set_up_cells, set_up_runs
+from ring_notebook.notebook.run.catalogue import find, resumes_from, runs_directory
+from ring_notebook.notebook.run.export import Script, export, set_up_before, set_up_cells, set_up_runs, write_job
 from ring_notebook.notebook.run.failures import brief
 from ring_notebook.notebook.run.notices import show_in_lab
 from ring_notebook.notebook.run.run import Run
@@ -42,6 +47,7 @@ from ring_notebook.notebook.style import ranks as rank_text
 from ring_notebook.notebook.table import Listing
 from ring_notebook.prediction import compare
 from ring_notebook.scaling import Kind, Measured, write_csv
+from ring_notebook.verdict import WALLTIME_WARNING
 
 # A cell that ends sooner than this shows its report only: widgets would cost more than the run.
 _LIVE_AFTER = 0.1
@@ -57,21 +63,49 @@ class Session:
         self._syncs = False  # before each cell
         self._names: dict[str, list[str]] = {}
         self._setup: list[RunRecord] = []
-        self._queue = CellQueue(self._in_progress)
+        self._queue = CellQueue(self._in_progress, self._ranks_to_come)
+        self._batch: BatchCluster | None = None
+        self._batch_ended = ""  # why there is no cluster any more
+        self._resumes = False  # whether engines that start now take the place of others
+        self._lost_run: Run | None = None  # which ended with them
 
-    def start(self, n: int | None = None, hosts: str = "", keep: bool = False, sync: bool = False) -> str:
+    def start(
+        self,
+        n: int | None = None,
+        hosts: str = "",
+        keep: bool = False,
+        sync: bool = False,
+        here: bool = False,
+        batch: str = "",
+        **job: Any,
+    ) -> str:
         """Start a cluster; returns how many engines and why, or that a cluster like this is running already.
 
-        With ``sync`` each cell first brings modules that have changed to the ranks.
+        With ``sync`` each cell first brings modules that have changed to the ranks. With ``batch`` its hosts are those
+        of a ``job`` of this site, and this returns as soon as that is submitted. Without ``here`` no engine starts on a
+        login node.
 
         Raises ClusterError when a different one is running.
         """
         self._syncs = sync
+        if batch:
+            return self._start_batch(batch, n, hosts, keep, **job)
+        if given := [name for name, value in job.items() if value]:
+            options = ", ".join({"nodes": "-N", "dry_run": "--dry-run"}.get(name, f"--{name}") for name in given)
+            raise ClusterError(f"{options}: only of a batch job; add --batch slurm, pbs, lsf or the name of a site")
         if self.cluster is not None and self.cluster.running:
             return self._running(self.cluster, n, hosts, keep)
         if self.cluster is not None:
             self.cluster.stop()
             self.cluster = None
+        if self._batch is not None:
+            raise ClusterError(f"{self._batch.line} `%ring stop` gives it up")
+        system = "" if here or hosts else login_node_of()
+        if system:
+            raise ClusterError(
+                f"this host is a login node of {system}, which others work on: `%ring start --batch "
+                f"{system.lower()} -N 2` starts engines in a batch job, `%ring start --here` on this host"
+            )
         left = discovery.left_behind()
         if left and keep and n in (None, left["n"]) and not hosts:
             return f"{self.attach(left['id'])} This notebook had kept it; `%ring restart` gives a fresh one."
@@ -83,6 +117,80 @@ class Session:
         hint = f"\n{self.left_behind()}" if left else ""
         return f"Started {_engines(cluster)} ({_described(cluster)}) in {cluster.seconds_to_start:.1f} s.{hint}"
 
+    def _start_batch(
+        self,
+        site: str,
+        n: int | None,
+        hosts: str,
+        keep: bool,
+        *,
+        idle: float | None = None,
+        signal: float | None = None,
+        dry_run: bool = False,
+        nodes: int | None = None,
+        **job: Any,
+    ) -> str:
+        if hosts:
+            raise ClusterError("--hosts and --batch exclude each other: the batch system chooses the hosts")
+        request = _request(site, hosts=nodes, n=n, **job)
+        if dry_run:
+            return request.script(HOLD, Path("output")).rstrip()
+        if self._batch is not None or (self.cluster is not None and self.cluster.running):
+            there = self._batch.line if self._batch else f"A cluster of {_engines(self.require())} is running."
+            raise ClusterError(f"{there} `%ring stop` gives it up")
+        self._follow(BatchJob.submit(request, keep), None, idle=idle or 0.0, before_end=signal or WALLTIME_WARNING)
+        return ""
+
+    def _follow(self, job: BatchJob, cluster: Cluster | None, **times: float) -> None:
+        """Follow a batch job, whose state is shown where this is called."""
+        note = Note()
+
+        def use(cluster: Cluster | None) -> None:
+            lost, self.cluster = self.cluster, cluster
+            if cluster is None:
+                self._lost_run = self.run if lost and self.run and self.run.status != "ok" else None
+                return
+            walltime().warn = lambda said: show_in_lab(said, "warning")
+            if self._resumes:
+                self._rerun()
+            self._resumes = True
+
+        def release(line: str) -> None:
+            try:
+                note.tell(f"{line} {self.stop(line)}".strip())
+            except Exception as error:
+                note.tell(f"{line} {error}")
+
+        batch = self._batch = BatchCluster(
+            job,
+            use=use,
+            tell=note.tell,
+            busy=lambda: bool(self._in_progress() or self._queue.cells),
+            release=release,
+            **times,
+        )
+        self._resumes, self._lost_run = cluster is not None, None
+        note.tell(batch.line)
+        batch.begin(cluster)
+
+    def _rerun(self) -> None:
+        """The job has started again: run the set-up cells, then the cell that its loss has ended."""
+        run = self._lost_run
+        print("The job has started again; all variables of ranks are lost.")  # noqa: T201
+        with self._queue.held():
+            for cell in set_up_cells(self._setup):
+                self.train(cell.source, CellOptions.of(cell.options), range(self.require().n))
+        if run is not None:
+            options = replace(CellOptions.of(run.log.options), background=True)
+            try:
+                resumes_from(options.name, options.cell_id)
+                self.train(run.log.source, replace(options, resume=True))
+            except RingError:
+                print(f"Run {run.log.title} had written no checkpoint (`ring.checkpoint`): run its cell again.")  # noqa: T201
+
+    def _ranks_to_come(self) -> str:
+        return self._batch.job.name if self._batch is not None and self.cluster is None else ""
+
     def hosts(self, named: str = "") -> Sequence[Host]:
         """The hosts that are named, else those of the cluster, else those of the batch job; empty for this alone."""
         if named:
@@ -91,6 +199,8 @@ class Session:
 
     def left_behind(self) -> str:
         """One line on the cluster that this notebook's kernel before this one has left; empty without one."""
+        if job := BatchJob.left_behind():
+            return f"{job.name} for {plural(job.request.n, 'engine')} of this notebook was kept: `%ring attach`."
         left = discovery.left_behind()
         where = "this notebook" if left.get("notebook") else "this folder"
         return f"A cluster of {plural(left['n'], 'engine')} from {where} is running: `%ring attach`." if left else ""
@@ -123,7 +233,25 @@ class Session:
             if cluster:
                 raise ClusterError(f"{text} `%ring stop` gives it up, then `%ring attach {cluster}` takes another.")
             return f"{text} {self._show_run() or 'No cell has run yet.'}"
-        self.cluster = Cluster.attach(cluster)
+        if not cluster and self._batch is None and (job := BatchJob.left_behind()):
+            return self._attach_job(job)
+        return self._attached(Cluster.attach(cluster))
+
+    def _attach_job(self, job: BatchJob) -> str:
+        """Follow a batch job that a kernel before this one has kept, and take the cluster in it."""
+        state = job.state()
+        cluster, said = None, ""
+        if job.cluster and state is not None and state.phase == "runs":
+            join(job, state)
+            with contextlib.suppress(ClusterError):  # the engines have ended, as with the login node: others start
+                cluster = Cluster.attach(job.cluster.split("-")[1])
+                said = self._attached(cluster)
+        job.describe()
+        self._follow(job, cluster)
+        return said
+
+    def _attached(self, cluster: Cluster) -> str:
+        self.cluster = cluster
         self.run = self.cluster.last_run
         self._setup = set_up_cells(set_up_runs(runs_directory(), self.cluster.directory.name))
         return f"Attached to {_engines(self.cluster)}. {self._show_run() or 'No run is in progress.'}"
@@ -161,11 +289,21 @@ class Session:
     def _in_progress(self) -> list[Run]:
         return self.cluster.runs.in_progress if self.cluster is not None else []
 
-    def stop(self) -> str:
-        """Stop the cluster, if there is one."""
-        back = self._cancelled() + (" Cells run in this notebook again." if self.default else "")
+    def stop(self, ended: str = "") -> str:
+        """Stop the cluster, if there is one, and cancel its batch job; ``ended`` says why it has ended already."""
+        self._batch_ended = ended
+        back = "" if ended and self.cluster is None else self._cancelled()
+        back += " Cells run in this notebook again." if self.default else ""
+        batch, self._batch = self._batch, None
         cluster, self.cluster = self.cluster, None
         self.default = False
+        if batch is None:
+            return self._stopped(cluster, back)
+        said = self._stopped(cluster, "") if cluster is not None else ""
+        cancelled = "" if ended else f" Cancelled {batch.job.name}."
+        return f"{said}{cancelled}{batch.close()}{back}".strip()
+
+    def _stopped(self, cluster: Cluster | None, back: str) -> str:
         if cluster is None:
             return f"There is no cluster.{back}"
         dead = _dead(cluster)
@@ -251,7 +389,9 @@ class Session:
     def require(self) -> Cluster:
         """The cluster. Raises ClusterError when there is none."""
         if self.cluster is None:
-            raise ClusterError("there is no cluster; `%ring start` starts one")
+            if self._batch is not None:
+                raise ClusterError(f"the engines have not started yet: {self._batch.line}")
+            raise ClusterError(self._batch_ended or "there is no cluster; `%ring start` starts one")
         return self.cluster
 
     def train(
@@ -270,19 +410,19 @@ class Session:
         before it the cell that waits in the background. Raises what `Cluster.run` and `Run.wait` raise.
         """
         check_syntax(cell, options.first_line)
-        if self.cluster is None:
+        if self.cluster is None and self._batch is None:
             print(self.start(options.n, sync=self._syncs))  # noqa: T201
-        cluster = self.require()
-        ranks = frozenset(cluster.chosen(options.n, options.ranks))
+        batch = self._batch if self.cluster is None else None  # whose engines will run the cell
+        ranks = frozenset((batch or self.require()).chosen(options.n, options.ranks))
         queued = QueuedCell(options.name or spoken_name(runs_directory()), ranks, first=bool(only))
         try:
             self._queue.enter(queued)
-            if queued.behind and options.background:
+            if queued.behind and (options.background or batch is not None):
                 give(queued)
-                self._wait_in_background(queued, cluster, cell, options, give)
+                self._wait_in_background(queued, cell, options, give)
                 return
             with ElapsedLine(lambda: f"Waiting for {queued.behind}:") if queued.behind else contextlib.nullcontext():
-                run = self._queue.begin(queued, lambda: self._send(cluster, cell, options, queued, only), self._answer)
+                run = self._queue.begin(queued, lambda: self._send(cell, options, queued, only), self._answer)
         except KeyboardInterrupt as error:
             self._queue.leave(queued)
             if queued.run is None:
@@ -311,8 +451,9 @@ class Session:
                 with contextlib.suppress(FileNotFoundError):  # the cluster died before it sent one
                     display(run.timeline())
 
-    def _send(self, cluster: Cluster, cell: str, options: CellOptions, queued: QueuedCell, only: Sequence[int]) -> Run:
+    def _send(self, cell: str, options: CellOptions, queued: QueuedCell, only: Sequence[int]) -> Run:
         """Send a cell whose turn has come."""
+        cluster = self.require()
         # While other ranks execute a run, theirs would change under it.
         if self._syncs and not cluster.runs.in_progress and (synced := cluster.sync()).changed:
             print(synced)  # noqa: T201
@@ -339,30 +480,25 @@ class Session:
     def _wait_in_background(
         self,
         queued: QueuedCell,
-        cluster: Cluster,
         cell: str,
         options: CellOptions,
         give: Callable[[Any], None],
     ) -> None:
         """Show that a cell waits, where it will show its run, and run it from another thread when its turn has come."""
-        note, *places = (display({"text/plain": ""}, raw=True, display_id=True) for _ in range(3))
-        shown = ""
-
-        def tell(text: str) -> None:
-            nonlocal shown
-            if text != shown:
-                shown = text
-                note.update({"text/plain": text, "text/html": f"<p>{escape(text)}</p>"}, raw=True)
+        tell = Note().tell
+        places = [display({"text/plain": ""}, raw=True, display_id=True) for _ in range(2)]
 
         def waits() -> None:
             tell(f"Cell {queued.name} waits for {queued.behind}. `%ring queue cancel {queued.number}` cancels it.")
 
         def follow() -> None:
             try:
-                send = partial(self._send, cluster, cell, options, queued, ())
-                run = self._queue.begin(queued, send, waits, keeps_place=lambda: cluster.running)
+                send = partial(self._send, cell, options, queued, ())
+                run = self._queue.begin(queued, send, waits, keeps_place=self._will_have_ranks)
             except Exception as error:
-                tell(f"{type(error).__name__}: {error}")
+                text = f"{type(error).__name__}: {error}"
+                tell(text)
+                brief(error, text)  # for `QueuedCell.wait`
                 return
             tell(queued.despite)
             give(run)
@@ -370,6 +506,9 @@ class Session:
 
         waits()
         Thread(target=follow, name=f"ring-queued-{queued.number}", daemon=True).start()
+
+    def _will_have_ranks(self) -> bool:
+        return self.cluster.running if self.cluster is not None else self._batch is not None
 
     def queue(self) -> Listing:
         """The cells that wait for their ranks, the next one first."""
@@ -427,19 +566,46 @@ class Session:
             write_csv(points, csv)
         return ScalingReport(points, "\n".join(notes))
 
-    def export(self, path: str, name: str = "") -> Script:
+    def export(self, path: str, name: str = "", job: str = "", nodes: int | None = None, **asked: Any) -> Script | str:
         """Write the cell of the last run, or of the one whose name begins with ``name``, as a script for ``ringrun``.
 
-        Raises RingError when there is no such run, or ``path`` is a file that was not exported.
+        With ``job``, a site, also write a script beside it that runs it in a batch job. Raises RingError when there is
+        no such run, ``path`` or that is a file that was not exported, and for a job that makes no sense.
         """
+        record = self._named(name)
+        if not job:
+            if nodes or any(asked.values()):
+                raise RingError("-N, --gpus, --time, --queue and --account belong to --job SITE")
+            return export(record, path)
+        request = _request(job, hosts=nodes, n=record.size, **asked)
+        file = Path(path).with_suffix(".sh")
+        made = export(record, path)
+        ringrun = str(Path(sys.executable).with_name("ringrun"))  # a job need not have this environment's PATH
+        command = [ringrun, "-np", str(request.n), sys.executable, str(Path(path))]
+        return f"{made}\n{write_job(file, request.script(command, file.with_suffix('.out').absolute()))}"
+
+    def submit(self, site: str, name: str = "", n: int | None = None, nodes: int | None = None, **asked: Any) -> str:
+        """Run the cell of the last run, or of the one called ``name``, as a batch job; returns which.
+
+        Raises RingError when there is no such run, and ClusterError when the batch system rejects the job.
+        """
+        record = self._named(name)
+        request = _request(site, hosts=nodes, n=n or record.size, **asked)
+        return submit(request, [*set_up_before(record), record])
+
+    def _named(self, name: str) -> RunRecord:
+        """The run that begins with ``name``, by default the last one. Raises RingError when there is none."""
         if name:
-            return export(find(name), path)
+            return find(name)
         if self.run is None:
             raise RingError("no cell has run in this notebook; name a run, `%ring runs` lists them")
-        return self.run.export(path)
+        return self.run.log
 
     def status(self) -> Listing:
         """A table of the engines and what each is doing."""
+        columns = ["rank", "host", "pid", "device", "state", "memory"]
+        if self.cluster is None and self._batch is not None:
+            return Listing(columns, [], self._batch.line)
         cluster = self.require()
         rows = [
             [
@@ -452,7 +618,6 @@ class Session:
             ]
             for one in cluster.status()
         ]
-        columns = ["rank", "host", "pid", "device", "state", "memory"]
         left = walltime().left
         until = "" if left is None else f"\n{job_name()} reaches its time limit in {duration(left)}"
         return Listing(columns, rows, f"{_engines(cluster)}: {_described(cluster)}{until}")
@@ -517,6 +682,13 @@ class Session:
         return ""
 
 
+def _request(site: str, **asked: Any) -> BatchRequest:
+    try:
+        return batch_request(site, **asked)
+    except BatchError as error:
+        raise ClusterError(str(error)) from None
+
+
 def _engines(cluster: Cluster) -> str:
     return plural(cluster.n, "engine")
 
@@ -565,6 +737,20 @@ def debug_rank(cluster: Cluster, engine: int, name: str, commands: Sequence[str]
                 ) from None
         text, goes_on = cluster.debug(engine, command)
         print(text, end="")  # noqa: T201
+
+
+class Note:
+    """A line in the output of the cell that makes it, which `tell` replaces later, from any thread."""
+
+    def __init__(self) -> None:
+        self._shown = ""
+        self._display = display({"text/plain": ""}, raw=True, display_id=True)
+
+    def tell(self, text: str) -> None:
+        """Show ``text`` in place of what is there."""
+        if text != self._shown:
+            self._shown = text
+            self._display.update({"text/plain": text, "text/html": f"<p>{escape(text)}</p>"}, raw=True)
 
 
 _PERIOD = 0.5  # seconds

@@ -59,11 +59,23 @@ def export(record: RunRecord, path: str | Path) -> Script:
     Raises RingError when ``path`` is a file that was not exported, and OSError when it cannot be written.
     """
     target = Path(path)
-    if target.exists() and _MARK not in target.read_text(errors="replace")[:200]:
-        raise RingError(f"{target} exists and was not exported from a notebook; choose another name")
-    made = script(record, _set_up(record), target.name)
+    _check(target)
+    made = script(record, set_up_before(record), target.name)
     target.write_text(made.text, encoding="utf-8")
     return Script(made.text, made.size, made.cells, made.missing, target)
+
+
+def write_job(path: Path, text: str) -> str:
+    """Write the script of a batch job that runs an exported script; returns how to submit it. Raises as `export`."""
+    first, _, rest = text.partition("\n")
+    _check(path)
+    path.write_text(f"{first}\n# {_MARK}\n{rest}", encoding="utf-8")
+    return f"Wrote {path}, the batch job that runs it."
+
+
+def _check(target: Path) -> None:
+    if target.exists() and _MARK not in target.read_text(errors="replace")[:200]:
+        raise RingError(f"{target} exists and was not exported from a notebook; choose another name")
 
 
 def script(record: RunRecord, before: Sequence[RunRecord], name: str) -> Script:
@@ -119,7 +131,7 @@ def set_up_runs(runs: Path, cluster: str) -> list[RunRecord]:
     return found
 
 
-def _set_up(record: RunRecord) -> list[RunRecord]:
+def set_up_before(record: RunRecord) -> list[RunRecord]:
     """The set-up cells that ran in the cluster of ``record`` before it."""
     runs = set_up_runs(record.directory.parent, record.environment.get("cluster", ""))
     return set_up_cells(one for one in runs if one.started < record.started and _cell(one) != _cell(record))

@@ -199,7 +199,8 @@ class Checkpoint:
     def _write_when_due(self, epoch_ended: bool) -> None:
         if rank() != 0 and not self._sharded:
             return
-        due, is_best = self._rhythm.is_due(self.steps, epoch_ended), self._is_best()
+        due = self._rhythm.is_due(self.steps, epoch_ended) | checkpoint_place.take_asked()
+        is_best = self._is_best()
         if self._sharded:  # all ranks write, when rank 0 says so
             due, is_best = broadcast_object((due, is_best), name="checkpoint is due")
         if due or is_best:

@@ -166,3 +166,14 @@ def test_wrong_arguments(hvd: ModuleType, folder: Path) -> None:
     sharded = objects(hvd, "fsdp")
     with pytest.raises(RingError, match=r"was made without prepare\(strategy='fsdp'\)"):
         hvd.checkpoint(sharded[0], folder=folder, resume=True)
+
+
+def test_a_checkpoint_that_a_notebook_asks_for_is_written_at_the_next_step(hvd: ModuleType, folder: Path) -> None:
+    """As some minutes before the time limit of a batch job."""
+    saved = hvd.checkpoint(nn.Linear(2, 2), every="5 h", folder=folder)
+    saved.step()
+    checkpoint_place.ask()
+    saved.step()
+    saved.step()
+    assert names(hvd, folder) == ["step-00000002.pt"]
+    checkpoint_place.take_asked()

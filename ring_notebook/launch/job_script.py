@@ -1,0 +1,172 @@
+"""The script of a batch job: what a user asks for, put into the template of a site.
+
+A site is a TOML file, ``~/.config/ring_notebook/sites/NAME.toml`` or one of those in ``sites/`` beside this module. It
+has the ``system``, default values, ``setup`` (lines of shell that run before the command), ``job`` (the template) and a
+table ``environment`` of variables.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ring_notebook.launch.batch_systems import SYSTEMS, BatchError, BatchSystem
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_SHIPPED = Path(__file__).with_name("sites")
+_PLACE = re.compile(r"(?<!\$)\{(?:([^{}]+=))?([a-z_]+)\}")
+_TIME = re.compile(r"(?:(\d+):)?(\d{1,3}):(\d\d)$|(\d+)\s*(s|m|min|h)$")
+_KINDS = {"system": str, "hosts": int, "gpus": int, "per_host": int, "time": str, "queue": str, "account": str}
+_KINDS |= {"setup": str, "job": str, "environment": dict}
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRequest:
+    """A job for ``n`` ranks on ``hosts``, with ``gpus`` on each host, for ``time`` as ``H:MM:SS``."""
+
+    site: str
+    system: str
+    hosts: int
+    n: int
+    gpus: int
+    time: str
+    queue: str
+    account: str
+    requeue: bool
+    setup: str
+    job: str
+    environment: dict[str, str]
+
+    @property
+    def batch_system(self) -> BatchSystem:
+        """Whose commands submit it."""
+        return SYSTEMS[self.system]
+
+    @property
+    def per_host(self) -> int:
+        """Ranks on a host; the last may have fewer."""
+        return -(-self.n // self.hosts)
+
+    def script(self, command: Sequence[str], output: Path, name: str = "ring_notebook") -> str:
+        """The script that runs ``command`` in a job, which writes to ``output``.
+
+        A line of the template is left out when one of its values is empty; of ``{:ngpus=gpus}`` the piece alone is.
+        """
+        hours, minutes, seconds = map(int, self.time.split(":"))
+        values = {
+            "name": name,
+            "hosts": str(self.hosts),
+            "n": str(self.n),
+            "per_host": str(self.per_host),
+            "gpus": str(self.gpus or ""),
+            "time": self.time,
+            "minutes": str(hours * 60 + minutes + bool(seconds)),
+            "queue": self.queue,
+            "account": self.account,
+            "requeue": self.batch_system.requeue[self.requeue],
+            "output": str(output),
+            "folder": shlex.quote(os.getcwd()),
+            "setup": "\n".join([*(f"export {k}={shlex.quote(v)}" for k, v in self.environment.items()), self.setup]),
+            "command": shlex.join(command),
+        }
+        lines = []
+        for line in self.job.strip().split("\n"):
+            found = [match for match in _PLACE.finditer(line) if match[2] in values]
+            if all(values[match[2]].strip() or match[1] for match in found):
+                lines.append(_PLACE.sub(lambda match: _filled(match, values), line).strip("\n"))
+        return "\n".join(lines) + "\n"
+
+
+def _filled(match: re.Match[str], values: Mapping[str, str]) -> str:
+    if match[2] not in values:
+        return match[0]
+    value = values[match[2]]
+    return f"{match[1] or ''}{value}" if value else ""
+
+
+def sites() -> dict[str, Path]:
+    """The files of all sites by name: those of the user take the place of ours."""
+    own = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "ring_notebook" / "sites"
+    return {path.stem: path for folder in (_SHIPPED, own) for path in sorted(folder.glob("*.toml"))}
+
+
+def batch_request(
+    site: str,
+    *,
+    hosts: int | None = None,
+    n: int | None = None,
+    gpus: int | None = None,
+    time: str = "",
+    queue: str = "",
+    account: str = "",
+    requeue: bool = False,
+) -> BatchRequest:
+    """What a user asks of a site; what is not given is the site's.
+
+    Without ``n`` each host has a rank for each GPU, else ``per_host`` of the site, else one.
+    Raises BatchError for an unknown site, a file that cannot be read, and values that make no sense.
+    """
+    known = sites()
+    if site not in known:
+        raise BatchError(f"no site {site!r}; known are {', '.join(sorted(known))}")
+    told = _read(known[site])
+    hosts = hosts or int(told.get("hosts", 1))
+    gpus = told.get("gpus", 0) if gpus is None else gpus
+    n = n or hosts * (told.get("per_host") or gpus or 1)
+    if n < hosts:
+        raise BatchError(f"{n} ranks cannot fill {hosts} hosts; ask for fewer hosts (-N) or more ranks (-n)")
+    values = {"queue": queue or told.get("queue", ""), "account": account or told.get("account", "")}
+    if wrong := [value for value in values.values() if not value.isprintable() or value.startswith("-")]:
+        raise BatchError(f"{wrong[0]!r} can be no queue or account")
+    return BatchRequest(
+        site=site,
+        system=told["system"],
+        hosts=hosts,
+        n=n,
+        gpus=gpus,
+        time=_clock(time or told.get("time", "1:00:00")),
+        requeue=requeue,
+        setup=told.get("setup", ""),
+        job=told["job"],
+        environment={name: str(value) for name, value in told.get("environment", {}).items()},
+        **values,
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        told: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BatchError(f"{path}: {error}") from None
+    for name, value in told.items():
+        if not isinstance(value, _KINDS.get(name, ())):
+            expected = f"a value of type {_KINDS[name].__name__}" if name in _KINDS else f"one of {', '.join(_KINDS)}"
+            raise BatchError(f"{path}: {name}: expected {expected}")
+    if missing := {"system", "job"} - told.keys():
+        why = f"{path}: {' and '.join(sorted(missing))} missing"
+        raise BatchError(f"{why}; begin with a copy of {_SHIPPED / 'slurm.toml'}")
+    if told["system"] not in SYSTEMS:
+        raise BatchError(f"{path}: system = {told['system']!r}; expected one of {', '.join(SYSTEMS)}")
+    return told
+
+
+def _clock(text: str) -> str:
+    """A duration as ``H:MM:SS``: of ``2:00:00``, ``2h``, ``90m`` or ``90 min``. Raises BatchError for any other."""
+    match = _TIME.match(text.strip())
+    if match and match[4]:
+        seconds = int(match[4]) * {"s": 1, "h": 3600}.get(match[5], 60)
+    elif match and match[1]:
+        seconds = int(match[1]) * 3600 + int(match[2]) * 60 + int(match[3])
+    else:
+        raise BatchError(f"--time: expected H:MM:SS, such as 2:00:00, or 2h or 90m, got {text!r}")
+    return f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"

@@ -1,0 +1,360 @@
+"""A cluster whose hosts a batch job holds: submitted, followed until its engines run, given back when they are idle."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from threading import Event, Thread, current_thread
+from typing import Any
+
+from ring_notebook.config import config
+from ring_notebook.errors import ClusterError, RingError
+from ring_notebook.files.private_files import is_own, make_private_folder, open_private
+from ring_notebook.launch import batch_job
+from ring_notebook.launch.batch_systems import SLURM, JobState
+from ring_notebook.launch.job_script import BatchRequest
+from ring_notebook.launch.launchers.hosts import Host
+from ring_notebook.notebook.cluster import discovery
+from ring_notebook.notebook.cluster.cluster import Cluster
+from ring_notebook.notebook.cluster.process_life import began, is_alive
+from ring_notebook.notebook.record.run_files import read_json, read_text, write_json
+from ring_notebook.notebook.style import duration, plural
+from ring_notebook.own_python import module_command
+from ring_notebook.verdict import judge_batch_job
+
+HOLD = ("sleep", "infinity")
+"""The command of a job that only holds its hosts."""
+_ABOUT = "about.json"
+_PERIOD = 1.0
+_PERIODS_OF_QUERIES = ((60.0, 2.0), (600.0, 5.0), (float("inf"), 10.0))  # until so long after the submission
+_SECONDS_TO_END = 5.0
+_LAST_LINES = 5  # of what the job has written
+
+
+class BatchJob:
+    """A job that holds hosts; its script and what it writes are in ``folder``.
+
+    It is cancelled when this process ends, however it ends; with ``keep`` it stays, and `left_behind` finds it.
+    """
+
+    def __init__(self, folder: Path, request: BatchRequest, keep: bool, about: dict[str, Any]) -> None:
+        self.folder = folder
+        self.request = request
+        self.keep = keep
+        self.busy: float = about.get("busy", 0.0)
+        """Seconds for which its ranks have executed cells."""
+        self.cluster: str = about.get("cluster", "")
+        """The folder of the cluster that runs in it, by name."""
+        self.number = ""
+        self.kept_before = False
+        """Whether an earlier kernel has submitted it."""
+        self._guard: subprocess.Popen[str] | None = None
+
+    @classmethod
+    def submit(cls, request: BatchRequest, keep: bool) -> BatchJob:
+        """Submit a job. Raises ClusterError when the batch system rejects it."""
+        discovery.check_folder()
+        folder = _root() / f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        make_private_folder(folder)
+        job = cls(folder, request, keep, {})
+        try:
+            with open_private(folder / "job.sh", "w") as file:
+                file.write(job.script())
+            job.describe()
+            job._submit()
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        return job
+
+    def script(self) -> str:
+        """The script of the job, which only holds its hosts."""
+        return self.request.script(HOLD, self.folder / "output")
+
+    def _submit(self) -> None:
+        arguments = str(os.getpid()), self.request.system, str(self.folder), str(int(self.keep))
+        # In a session of its own: the signals that end a kernel and its children are not meant for it.
+        guard = self._guard = subprocess.Popen(
+            module_command("ring_notebook.launch.batch_guard", *arguments),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        assert guard.stdin is not None
+        assert guard.stdout is not None
+        try:
+            said = guard.stdout.readline().strip()
+        except BaseException:  # an interrupt: what was submitted is cancelled
+            guard.stdin.close()
+            raise
+        if read_text(self.folder / "job") != said and guard.wait() != 0:
+            raise ClusterError(said or "the program that submits jobs has ended without a word")
+        self.number = said
+
+    @classmethod
+    def left_behind(cls) -> BatchJob | None:
+        """The newest job of this notebook that a kernel before this one has kept; None without one."""
+        found = []
+        for folder in _root().glob("*-*") if _root().is_dir() else ():
+            with suppress(OSError, ValueError, TypeError, KeyError):
+                about = read_json(folder / _ABOUT)
+                job = cls(folder, BatchRequest(**about["request"]), True, about)
+                job.kept_before = True
+                job.number = read_text(folder / "job") if is_own(folder) else ""
+                here = about["keep"] and about["notebook"] in ("", discovery.notebook())
+                if job.number and here and not is_alive(about["kernel"], about["began"]):
+                    found.append((float(about["submitted"]), job))
+        for _, job in sorted(found, key=lambda one: -one[0]):
+            state = job.state()
+            if state is None or state.phase != "ended":
+                return job
+            job.forget()
+        return None
+
+    def describe(self) -> None:
+        """Write down what another kernel needs to follow this job; it is this kernel's from now on."""
+        kernel = {"kernel": os.getpid(), "began": began(os.getpid()), "notebook": discovery.notebook()}
+        submitted = read_json(self.folder / _ABOUT).get("submitted", time.time())
+        own = {"request": asdict(self.request), "keep": self.keep, "busy": self.busy, "cluster": self.cluster}
+        with suppress(OSError):  # removed by somebody: nobody will attach to it
+            write_json(self.folder / _ABOUT, {**own, **kernel, "submitted": submitted})
+
+    @property
+    def name(self) -> str:
+        """Such as ``Slurm job 17``."""
+        return f"{self.request.batch_system.name} job {self.number}"
+
+    def state(self) -> JobState | None:
+        """As the batch system tells it now; None where it does not answer."""
+        return self.request.batch_system.state(self.number)
+
+    def cancel(self) -> None:
+        """End the job, whatever its state. Raises ClusterError where the batch system does not take that."""
+        ended = self.request.batch_system.end(self.number)
+        if self._guard is not None and self._guard.stdin is not None:
+            self._guard.stdin.close()  # it tries too, and for longer
+            if ended:
+                self._guard.kill()
+                self._guard.wait()
+        if not ended:
+            command = " ".join([*self.request.batch_system.cancel, self.number])
+            raise ClusterError(f"{self.name} may still be there: {command} does not answer; try it again")
+        self.forget()
+
+    def forget(self) -> None:
+        """Remove its files."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def output(self) -> str:
+        """The last lines that the job has written."""
+        return "\n".join(read_text(self.folder / "output").strip().splitlines()[-_LAST_LINES:])
+
+
+def _root() -> Path:
+    return Path(config().runs_dir).absolute().parent / "jobs"
+
+
+class BatchCluster:
+    """Follows a job in a thread: starts the engines once it runs, and again when it was put back into the queue.
+
+    ``use`` gets the cluster as soon as there is one, and None when its engines are lost; ``tell`` what a user should
+    know, in words; ``busy`` says whether a cell runs or waits. After ``idle`` seconds without one, and at the end of
+    the job, ``release`` is called. ``before_end`` seconds before the time limit the ranks write a checkpoint.
+    """
+
+    def __init__(
+        self,
+        job: BatchJob,
+        *,
+        use: Callable[[Cluster | None], None],
+        tell: Callable[[str], None],
+        busy: Callable[[], bool],
+        release: Callable[[str], None],
+        idle: float = 0.0,
+        before_end: float = 300.0,
+    ) -> None:
+        self.job = job
+        self.line = f"{job.name} was submitted." if not job.kept_before else f"{job.name} was kept."
+        """The state of the job, as a sentence."""
+        self._use, self._tell, self._busy, self._release = use, tell, busy, release
+        self._idle, self._before_end = idle, before_end
+        self._began: float | None = None
+        self._closed = Event()
+        self._cluster: Cluster | None = None
+        self._thread = Thread(target=self._follow, name="ring-batch-job", daemon=True)
+
+    def begin(self, cluster: Cluster | None = None) -> None:
+        """Begin to follow the job, in which ``cluster`` runs already, if there is one."""
+        self._cluster = cluster
+        if cluster is not None:
+            self._began = (self.job.state() or JobState("runs", "")).start
+        self._thread.start()
+
+    def close(self) -> str:
+        """Cancel the job, and return what it has used. Call it when its engines have ended."""
+        self._closed.set()
+        if current_thread() is not self._thread:
+            self._thread.join(_SECONDS_TO_END)
+        batch_job.leave()
+        self.job.cancel()
+        return self.usage()
+
+    def leave(self) -> None:
+        """Follow the job no more, and keep it."""
+        self._closed.set()
+
+    def usage(self) -> str:
+        """How many GPU hours, else CPU hours, the job has had, and how many of them were idle; empty before it ran."""
+        if self._began is None:
+            return ""
+        request = self.job.request
+        seconds = time.time() - self._began
+        count, what = (request.gpus * request.hosts, "GPU") if request.gpus else (request.n, "CPU")
+        used, idle = count * seconds / 3600, count * max(0.0, seconds - self.job.busy) / 3600
+        said = f"{plural(count, what)} for {duration(seconds)}: {used:.2f} {what} hours, {idle:.2f} of them idle"
+        return f" It had {said}."
+
+    def chosen(self, n: int | None, ranks: Any) -> Any:
+        """The ranks that a cell will run on. Raises ClusterError for more than there will be."""
+        wanted = range(self.job.request.n if n is None else n) if ranks is None else ranks
+        if max(wanted) >= self.job.request.n:
+            raise ClusterError(f"expected at most {self.job.request.n} ranks, which {self.job.name} is for")
+        return wanted
+
+    def _say(self, line: str) -> None:
+        if line != self.line:
+            self.line = line
+            self._tell(line)
+
+    def _follow(self) -> None:
+        try:
+            while not self._closed.is_set():
+                if self._cluster is None:
+                    self._wait_for_hosts()
+                else:
+                    self._watch(self._cluster)
+        except Exception as error:  # nobody else would say it
+            self._end(f"{self.job.name}: {error}")
+
+    def _end(self, line: str) -> None:
+        if not self._closed.is_set():
+            self._release(line)
+
+    def _wait_for_hosts(self) -> None:
+        """Return when the engines run, or there will be none."""
+        since = time.monotonic()
+        while not self._closed.is_set():
+            state = self.job.state()
+            if state is None:
+                self._say(f"{self.job.name}: {self.job.request.batch_system.name} does not answer; asking again.")
+            elif state.phase == "waits":
+                why = self.job.request.batch_system.why_it_waits(self.job.number, state)
+                self._say(f"{self.job.name} waits: {why}.")
+            elif state.phase == "runs" and state.hosts:
+                self._start(state)
+                return
+            elif state.phase == "ended" and state.word != "COMPLETING":  # from where it may return to the queue
+                wrote = self.job.output()
+                said = judge_batch_job(self.job.name, state.word, state.reason, ())
+                self._end(f"{said or f'{self.job.name} has ended'}.{f' It wrote: {wrote}' if wrote else ''}")
+                return
+            waited = time.monotonic() - since
+            self._closed.wait(next(period for until, period in _PERIODS_OF_QUERIES if waited < until))
+
+    def _start(self, state: JobState) -> None:
+        request = self.job.request
+        self._say(f"{self.job.name} runs on {', '.join(state.hosts[:4])}: starting {plural(request.n, 'engine')}.")
+        self._began = self._began or state.start or time.time()
+        cluster = join(self.job, state)
+        try:
+            cluster.start()
+        except RingError as error:
+            again = self.job.state()
+            if self._closed.is_set() or (again is not None and again.phase == "waits"):
+                return
+            ended = batch_job.who_ended_it()
+            self._end(f"{ended}." if ended else f"{self.job.name} was cancelled, as its engines did not start: {error}")
+            return
+        if self._closed.is_set():
+            cluster.stop()
+            return
+        self.job.cluster = cluster.directory.name
+        self.job.describe()
+        self._cluster = cluster
+        self._say(
+            f"Started {plural(cluster.n, 'engine')} in {self.job.name} on {', '.join(state.hosts[:4])} in "
+            f"{cluster.seconds_to_start:.1f} s."
+        )
+        self._use(cluster)
+
+    def _watch(self, cluster: Cluster) -> None:
+        """Return when the cluster has ended, or is to end."""
+        limit = self._limit()
+        last = time.monotonic()
+        idle_since, was_busy, asked = last, False, False
+        while not self._closed.wait(_PERIOD):
+            now = time.monotonic()
+            if busy := self._busy():
+                self.job.busy += now - last
+                idle_since = now
+            if was_busy and not busy:
+                self.job.describe()
+            was_busy, last = busy, now
+            if cluster.death is not None:
+                self._see_what_ended(cluster)
+                return
+            end = batch_job.walltime().end or limit
+            if end and not asked and end - time.time() <= self._before_end:
+                asked = True
+                with suppress(ClusterError):
+                    cluster.write_checkpoint()
+            if self._idle and now - idle_since >= self._idle:
+                self._end(f"Released the hosts of {self.job.name}: no cell has run for {duration(self._idle)}.")
+                return
+
+    def _limit(self) -> float | None:
+        hours, minutes, seconds = map(int, self.job.request.time.split(":"))
+        return self._began + hours * 3600 + minutes * 60 + seconds if self._began else None
+
+    def _see_what_ended(self, cluster: Cluster) -> None:
+        """The engines are gone: with the job, or for now, or for a reason of their own."""
+        reason = str(cluster.death)
+        deadline = time.monotonic() + _SECONDS_TO_END
+        while not self._closed.wait(_PERIOD):
+            state = self.job.state()
+            if state is None or state.word == "COMPLETING":
+                continue
+            if state.phase == "waits":
+                break
+            if state.phase == "ended":
+                self._end(reason.split("\n")[0])
+                return
+            if time.monotonic() > deadline:  # `%ring restart` starts others in the same job
+                self._say(reason)
+                while not self._closed.wait(_PERIOD) and not cluster.running:
+                    pass
+                return
+        batch_job.leave()
+        cluster.stop()
+        self._cluster = None
+        self._use(None)
+
+
+def join(job: BatchJob, state: JobState) -> Cluster:
+    """A cluster on the hosts of a job that runs, which is not started yet; this process is in the job from now on."""
+    request = job.request
+    hosts = [Host(name, request.per_host) for name in state.hosts]
+    for name, value in request.environment.items():
+        os.environ.setdefault(name, value)
+    if request.batch_system is SLURM:
+        batch_job.enter(job.number, hosts)
+        return Cluster(request.n, keep=job.keep)
+    return Cluster(request.n, ",".join(f"{host.name}:{host.slots}" for host in hosts), keep=job.keep)

@@ -1,0 +1,89 @@
+"""Cells as a batch job of their own: `submit` sends them, ``python -m ...submitted FOLDER`` runs them in the job."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from threading import Timer
+
+from ring_notebook.config import config
+from ring_notebook.errors import ClusterError, RingError
+from ring_notebook.files.private_files import make_private_folder, open_private
+from ring_notebook.launch.batch_job import end_of_job
+from ring_notebook.launch.batch_systems import BatchError
+from ring_notebook.launch.job_script import BatchRequest
+from ring_notebook.notebook.cluster.cluster import Cluster
+from ring_notebook.notebook.record.run_files import read_json
+from ring_notebook.notebook.record.run_record import RunRecord
+from ring_notebook.notebook.run.catalogue import resumes_from
+from ring_notebook.notebook.run.send import spoken_name
+from ring_notebook.notebook.style import plural
+from ring_notebook.own_python import module_command
+from ring_notebook.verdict import WALLTIME_WARNING
+
+_CELLS = "cells.json"
+
+
+def submit(request: BatchRequest, runs: Sequence[RunRecord]) -> str:
+    """Submit a job that runs the cells of ``runs`` in order; returns what a user should know of it.
+
+    Raises ClusterError when the batch system rejects it.
+    """
+    folder = Path(config().runs_dir).absolute().parent / "jobs" / f"submitted-{uuid.uuid4().hex[:8]}"
+    name = runs[-1].options.get("name") or spoken_name(Path(config().runs_dir).absolute())
+    names = [*(one.name for one in runs[:-1]), name]
+    cells = [
+        {"source": one.source, "options": one.options, "name": called} for one, called in zip(runs, names, strict=True)
+    ]
+    make_private_folder(folder)
+    with open_private(folder / _CELLS, "w") as file:
+        json.dump({"n": request.n, "cells": cells}, file)
+    command = module_command("ring_notebook.notebook.cluster.submitted", str(folder))
+    with open_private(folder / "job.sh", "w") as file:
+        file.write(request.script(command, folder / "output"))
+    try:
+        number = request.batch_system.submit_script(str(folder / "job.sh"))
+    except BatchError as error:
+        raise ClusterError(str(error)) from None
+    cancels = " ".join([*request.batch_system.cancel, number])
+    job = f"{request.batch_system.name} job {number} for {plural(request.n, 'rank')} on {plural(request.hosts, 'host')}"
+    return (
+        f"Submitted {job}. `%ring runs` lists its run {name} once it has begun. The job writes to {folder / 'output'}; "
+        f"`{cancels}` cancels it."
+    )
+
+
+def main() -> None:
+    """Run the cells on a cluster over the hosts of this job; exits with 1 when one fails."""
+    about = read_json(Path(sys.argv[1]) / _CELLS)
+    try:
+        with Cluster(about["n"]) as cluster:
+            _write_checkpoint_in_time(cluster)
+            for cell in about["cells"]:
+                options = dict(cell["options"], name=cell["name"])
+                if int(os.environ.get("SLURM_RESTART_COUNT", "0")):  # the job was put back into the queue
+                    with suppress(RingError):
+                        resumes_from(cell["name"], "")
+                        options["resume"] = True
+                first_line = options.pop("first_line", 2)
+                cluster.run(cell["source"], name=cell["name"], first_line=first_line, options=options).wait()
+    except Exception as error:
+        sys.exit(f"{type(error).__name__}: {error}")
+
+
+def _write_checkpoint_in_time(cluster: Cluster) -> None:
+    """Have the run in progress write a checkpoint some minutes before the time limit."""
+    if end := end_of_job():
+        timer = Timer(max(0.0, end - time.time() - WALLTIME_WARNING), cluster.write_checkpoint)
+        timer.daemon = True
+        timer.start()
+
+
+if __name__ == "__main__":
+    main()

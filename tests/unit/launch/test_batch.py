@@ -1,0 +1,239 @@
+"""Batch systems by their documented commands, and the scripts of jobs. A real Slurm is in tests/slurm."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from ring_notebook.launch import job_script
+from ring_notebook.launch.batch_systems import (
+    LSF,
+    PBS,
+    SLURM,
+    SYSTEMS,
+    BatchError,
+    BatchSystem,
+    JobState,
+    login_node_of,
+)
+from ring_notebook.launch.job_script import batch_request, sites
+
+
+@pytest.fixture(autouse=True)
+def _no_sites(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+
+def script(site: str, **asked: object) -> str:
+    return batch_request(site, **asked).script(["sleep", "infinity"], Path("/f/output"))  # type: ignore[arg-type]
+
+
+def test_a_slurm_job_asks_for_what_the_user_asked_for() -> None:
+    assert script("slurm", hosts=2, gpus=8, time="2:00:00", queue="fast", account="me", requeue=True) == (
+        "#!/bin/bash\n#SBATCH --job-name=ring_notebook\n#SBATCH --nodes=2\n#SBATCH --ntasks=16\n"
+        "#SBATCH --ntasks-per-node=8\n#SBATCH --gpus-per-node=8\n#SBATCH --time=2:00:00\n#SBATCH --partition=fast\n"
+        "#SBATCH --account=me\n#SBATCH --requeue\n#SBATCH --output=/f/output\nsleep infinity\n"
+    )
+
+
+def test_a_line_without_a_value_is_left_out() -> None:
+    made = script("slurm")
+    assert not any(word in made for word in ("gpus", "partition", "account", "{"))
+    assert "#PBS -l select=2:ncpus=4:mpiprocs=4\n" in script("pbs", hosts=2, n=8)
+    assert "#PBS -l select=2:ncpus=4:mpiprocs=4:ngpus=4\n" in script("pbs", hosts=2, gpus=4)
+
+
+@pytest.mark.parametrize(
+    ("given", "time", "minutes"), [("2:00:00", "2:00:00", "120"), ("90m", "1:30:00", "90"), ("45 s", "0:00:45", "1")]
+)
+def test_times(given: str, time: str, minutes: str) -> None:
+    assert f"--time={time}\n" in script("slurm", time=given)
+    assert f"-W {minutes}\n" in script("lsf", time=given)
+
+
+@pytest.mark.parametrize("site", ["aurora", "lsf", "pbs", "perlmutter", "polaris", "slurm"])
+def test_every_site_that_we_ship_makes_a_script_that_a_shell_reads(site: str, tmp_path: Path) -> None:
+    made = script(site, hosts=2, account="me")
+    assert "me\n" in made
+    assert "{" not in made
+    (tmp_path / "job.sh").write_text(made)
+    subprocess.run(["bash", "-n", tmp_path / "job.sh"], check=True)
+
+
+def test_a_file_of_the_user_takes_the_place_of_ours(tmp_path: Path) -> None:
+    folder = tmp_path / "config" / "ring_notebook" / "sites"
+    folder.mkdir(parents=True)
+    (folder / "slurm.toml").write_text(
+        'system = "slurm"\nqueue = "mine"\nsetup = "module load x"\njob = """\n#SBATCH -p {queue}\n{setup}\n'
+        'echo ${HOME} {unknown}\n{command}\n"""\n[environment]\nRING_INTERFACE = "ib 0"\n'
+    )
+    assert script("slurm") == (
+        "#SBATCH -p mine\nexport RING_INTERFACE='ib 0'\nmodule load x\necho ${HOME} {unknown}\nsleep infinity\n"
+    )
+    assert sites()["slurm"] == folder / "slurm.toml"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("system = 1", "system: expected a value of type str"),
+        ('system = "slurm"\nhots = 2\njob = ""', "hots: expected one of system, hosts"),
+        ('system = "slurm"', "job missing; begin with a copy of"),
+        ('system = "sge"\njob = ""', "expected one of slurm, pbs, lsf"),
+        ("system =", "broken.toml: Invalid value"),
+    ],
+)
+def test_a_site_that_cannot_be_read_is_named(text: str, said: str, tmp_path: Path) -> None:
+    folder = tmp_path / "config" / "ring_notebook" / "sites"
+    folder.mkdir(parents=True)
+    (folder / "broken.toml").write_text(text)
+    with pytest.raises(BatchError, match=said):
+        batch_request("broken")
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"site": "no"}, "no site 'no'; known are aurora, lsf, pbs, perlmutter, polaris, slurm"),
+        ({"site": "slurm", "time": "soon"}, "--time: expected H:MM:SS"),
+        ({"site": "slurm", "hosts": 4, "n": 2}, "2 ranks cannot fill 4 hosts"),
+        ({"site": "slurm", "queue": "a\n#SBATCH -x"}, "can be no queue or account"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(asked: dict[str, object], said: str) -> None:
+    with pytest.raises(BatchError, match=said):
+        batch_request(**asked)  # type: ignore[arg-type]
+
+
+NOW = 1_800_000_000.0
+PBS_JOB = {"job_state": "R", "exec_host": "n1/0*4+n1/1*4+n2/0*4", "stime": time.ctime(NOW)}
+
+
+@pytest.mark.parametrize(
+    ("system", "output", "state"),
+    [
+        (SLURM, "PENDING|Resources|1800000000|N/A|\n", JobState("waits", "PENDING", "Resources", NOW)),
+        (SLURM, "RUNNING|None|1|1800000000|n[1-2]\n", JobState("runs", "RUNNING", "None", 1.0, NOW, ("n1", "n2"))),
+        (SLURM, "TIMEOUT|TimeLimit|1|2|n1\n", JobState("ended", "TIMEOUT", "TimeLimit", 1.0, 2.0, ("n1",))),
+        (PBS, json.dumps({"Jobs": {"7.srv": PBS_JOB}}), JobState("runs", "R", "", NOW, None, ("n1", "n2"))),
+        (
+            PBS,
+            json.dumps(
+                {"Jobs": {"7": {"job_state": "Q", "comment": "x", "estimated": {"start_time": time.ctime(NOW)}}}}
+            ),
+            JobState("waits", "Q", "x", NOW),
+        ),
+        (PBS, json.dumps({"Jobs": {"7": {"job_state": "H"}}}), JobState("waits", "H", "held")),
+        (PBS, json.dumps({"Jobs": {"7": {"job_state": "F"}}}), JobState("ended", "F")),
+        (
+            LSF,
+            "PEND|New job is waiting for scheduling;|-\n",
+            JobState("waits", "PEND", "New job is waiting for scheduling"),
+        ),
+        (LSF, "RUN|-|4*n1:4*n2\n", JobState("runs", "RUN", hosts=("n1", "n2"))),
+        (LSF, "EXIT|-|n1\n", JobState("ended", "EXIT", hosts=("n1",))),
+    ],
+)
+def test_states(system: BatchSystem, output: str, state: JobState) -> None:
+    assert system.read(output) == state
+
+
+@pytest.mark.parametrize(
+    ("system", "reason", "said"),
+    [
+        (SLURM, "Priority", "jobs with a higher priority come first"),
+        (SLURM, "JobHeldUser", "it is held (JobHeldUser); `scontrol release 7` lets it start"),
+        (SLURM, "PartitionTimeLimit", "it asks for more than the queue may give, and will never start as it is"),
+        (SLURM, "QOSMaxJobsPerUserLimit", "a limit of your account or of the queue is reached"),
+        (SLURM, "NewWord", "NewWord"),
+        (PBS, "held", "it is held; `qrls 7` lets it start"),
+        (LSF, "held", "it is held; `bresume 7` lets it start"),
+    ],
+)
+def test_reasons(system: BatchSystem, reason: str, said: str) -> None:
+    assert system.why_it_waits("7", JobState("waits", "", reason)).startswith(said)
+
+
+def test_the_estimated_start_is_told() -> None:
+    said = SLURM.why_it_waits("7", JobState("waits", "", "Resources", time.time() + 3600))
+    assert said.startswith("no hosts are free; it should start at ")
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, folder: Path, **programs: str) -> None:
+    """Programs of a batch system that this host does not have; all others are missing."""
+    folder.mkdir()
+    for name, text in programs.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+    for name in ("sh", "sed", "cat"):
+        (folder / name).symlink_to(f"/bin/{name}")
+    monkeypatch.setenv("PATH", str(folder))
+    for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "programs", "number"),
+    [
+        ("slurm", {"sbatch": "echo 17;cat $2 >&2"}, "17"),
+        ("pbs", {"qsub": "cat $1 >&2; echo 17.server"}, "17.server"),
+        ("lsf", {"bsub": "grep -q hold || exit 1; echo 'Job <17> is submitted to queue <normal>.'"}, "17"),
+    ],
+)
+def test_a_job_is_submitted(
+    name: str, programs: dict[str, str], number: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stand_in(monkeypatch, tmp_path / "bin", **programs)
+    (tmp_path / "bin" / "grep").symlink_to("/bin/grep")
+    (tmp_path / "job.sh").write_text("hold\n")
+    assert SYSTEMS[name].submit_script(str(tmp_path / "job.sh")) == number
+
+
+def test_a_rejection_says_why_and_which_queues_there_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    stand_in(
+        monkeypatch,
+        tmp_path / "bin",
+        qsub="echo 'qsub: Unknown queue' >&2; exit 1",
+        qstat="echo debug; echo prod",
+    )
+    with pytest.raises(BatchError, match=r"PBS has rejected the job: qsub: Unknown queue. Its queues: debug, prod"):
+        PBS.submit_script("job.sh")
+    with pytest.raises(BatchError, match=r"sbatch, which submits a job to Slurm, does not run"):
+        SLURM.submit_script("job.sh")
+
+
+def test_a_job_that_is_unknown_has_ended_and_silence_says_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stand_in(monkeypatch, tmp_path / "bin", squeue="echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    assert SLURM.state("7") == JobState("ended", "GONE")
+    assert LSF.state("7") is None
+
+
+@pytest.mark.parametrize(
+    ("programs", "env", "system"),
+    [
+        ({}, {}, ""),
+        ({"sinfo": "echo n1 n1; echo n2 n2"}, {}, "Slurm"),
+        ({"sinfo": f"echo n1 n1; echo {socket.gethostname()} x"}, {}, ""),
+        ({"sinfo": "exit 1"}, {}, ""),  # a laptop with Slurm's programs and no Slurm
+        ({"sinfo": "echo n1 n1"}, {"SLURM_JOB_ID": "7"}, ""),
+        ({"pbsnodes": "echo n1; echo '     state = free'; echo; echo n2"}, {}, "PBS"),
+        ({"bhosts": "echo n1"}, {}, "LSF"),
+    ],
+)
+def test_what_counts_as_a_login_node(
+    programs: dict[str, str], env: dict[str, str], system: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stand_in(monkeypatch, tmp_path / "bin", **programs)
+    assert login_node_of({**os.environ, **env}) == system
+
+
+def test_the_template_of_a_site_lies_in_the_package() -> None:
+    assert (Path(job_script.__file__).parent / "sites" / "slurm.toml").exists()
