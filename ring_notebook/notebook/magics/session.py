@@ -19,7 +19,7 @@ from IPython.core.error import StdinNotImplementedError
 from IPython.display import display
 
 from ring_notebook.errors import ClusterError, RingError
-from ring_notebook.launch.batch_job import job_name, walltime
+from ring_notebook.launch.batch_job import job_name, walltime, who_ended_it
 from ring_notebook.launch.batch_systems import BatchError, login_node_of
 from ring_notebook.launch.job_script import BatchRequest, batch_request
 from ring_notebook.launch.launchers.hosts import Host, parse_hosts
@@ -695,7 +695,7 @@ def _engines(cluster: Cluster) -> str:
 
 def _dead(cluster: Cluster) -> list[int]:
     """The ranks of a cluster that have died."""
-    if cluster.death is not None:
+    if cluster.death is not None or who_ended_it():  # which ends them one after another
         return list(range(cluster.n))
     try:
         return sorted(set(range(cluster.n)).difference(cluster.living))
