@@ -32,7 +32,7 @@ def main() -> None:
         os.environ["RING_RUNS_DIR"] = runs  # for the kernel: the runs of a demo are nobody's to keep
         notebook = nbformat.read(NOTEBOOK, as_version=4)
         NotebookClient(notebook, config=PRIVATE, timeout=SECONDS, on_cell_execute=announce).execute()
-        (directory,) = Path(runs).iterdir()
+        *_, directory = sorted(Path(runs).iterdir())  # the newest, which trains
         print("\n" + mime_bundle(RunLog.load(directory))["text/plain"] + "\n")
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     said = "".join(output.text for output in outputs if output.output_type == "stream")

@@ -116,6 +116,8 @@ CSS = """<style>
   font-family: var(--jp-code-font-family, monospace); font-size: 12px; }
 .ring-panel .ring-toggle, .ring-panel .jupyter-button { line-height: 22px; padding: 0 8px; border-radius: 4px;
   font-size: 12px; }
+.ring-choices .widget-text input { height: 24px; }
+.ring-pixels img { image-rendering: pixelated; }
 .ring-bar { display: inline-block; width: clamp(44px, 22vw - 130px, 140px); height: 6px; border-radius: 3px;
   margin-right: 8px; background: var(--jp-border-color2, #8885); vertical-align: middle; }
 .ring-bar i { display: block; height: 100%; border-radius: 3px; background: #3b82f6;
@@ -148,7 +150,9 @@ CSS = """<style>
 .ring-gone { display: none; }
 .ring-panel.jupyter-widgets-disconnected .ring-gone { display: block; }
 .ring-panel.jupyter-widgets-disconnected .jupyter-button, .ring-panel.jupyter-widgets-disconnected .ring-choices,
-  .ring-panel.jupyter-widgets-disconnected .ring-bar { display: none; }
+  .ring-panel.jupyter-widgets-disconnected .ring-choices .widget-text input { height: 24px; }
+.ring-pixels img { image-rendering: pixelated; }
+.ring-bar { display: none; }
 .ring-panel.jupyter-widgets-disconnected tbody td:nth-child(2), .ring-last tbody td:nth-child(2) {
   visibility: hidden; }
 .ring-panel.jupyter-widgets-disconnected .ring-status { font-size: 0; }

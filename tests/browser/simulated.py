@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["BEGINNING", "BROKEN", "REPORT", "STUCK", "TRAINING"]
+__all__ = ["BEGINNING", "BROKEN", "MANY", "REPORT", "STUCK", "TRAINING"]
 
 _SOURCE = (
     "import torch\n"
@@ -89,3 +89,24 @@ BEGINNING = f"""{_HEAD}
 for rank in range({{size}}):
     log.put(encode([Status(log.run, rank, log.started, line=1 if rank else 2)]))
 {_SHOW}"""
+# Fourteen metrics in three groups, with units, and pictures.
+MANY = f"""{_HEAD}
+import numpy as np
+from ring_notebook.core import metrics
+metrics.begin()
+numbers = np.random.default_rng(0)
+metrics.log(step=399, image={{{{"input": numbers.random((16, 16, 3))}}}}, text={{{{"sample": "<b>to be</b> or"}}}},
+            histogram={{{{"weights": numbers.normal(size=1000)}}}})
+log.put(encode(metrics.drain_shown(log.run, 0)))
+names = ("loss", "accuracy", "lr", "step_ms", *(f"grad/layer_{{{{index}}}}" for index in range(1, 10)), "data/queue")
+for rank in range({{size}}):
+    rows = array("d")
+    for step in range(400):
+        rows.extend((log.started + 2 + step / 10, step))
+        rows.extend(math.exp(-step / (20 * index)) + random.gauss(0, 0.05) for index in range(1, len(names) + 1))
+        rows.extend((step // 100, 64))
+    log.put(encode([MetricBatch(log.run, rank, (*names, "epoch", "samples"), rows, {{{{"data/queue": "batches"}}}})]))
+settle()
+panel = Panel(log, stop=lambda: None)
+panel.show()
+"""

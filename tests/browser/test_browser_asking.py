@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -65,7 +66,10 @@ def test_a_breakpoint_is_answered_in_the_page(
     picture(notebook, 1, "breakpoint")
     answer(box, "c")
     notebook.wait_ended(1)
-    expect(notebook.output(1)).to_contain_text("over", use_inner_text=True)
+    expect(output).to_contain_text("over", use_inner_text=True)
+    expect(output.locator(".jp-Stdin input")).to_have_count(0)
+    asked = re.findall(r"rank 1 \(Pdb\) *(.*)", output.inner_text())
+    assert asked == ["p secret", "c"], "a prompt for each answer, and no empty one after the last"
 
     notebook.run(2)
     notebook.wait_ended(2)

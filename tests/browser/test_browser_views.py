@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 from playwright.sync_api import expect
@@ -31,6 +33,20 @@ for step in range(100_000):
 ATTACH = "%load_ext ring_notebook\n%ring attach first.ipynb"
 BLOCKING = LONG.replace(" --background", "")
 
+# Keeps where on its canvas each text of the newest drawing begins and ends, and how high it is.
+TEXTS = """() => {
+    const draw = CanvasRenderingContext2D.prototype.fillText;
+    let fresh = false;
+    CanvasRenderingContext2D.prototype.fillText = function(text, x, y, ...rest) {
+        if (!fresh) { fresh = true; window.texts = []; queueMicrotask(() => { fresh = false; }); }
+        const matrix = this.getTransform(), at = matrix.transformPoint(new DOMPoint(x, y));
+        const width = this.measureText(text).width * matrix.a;
+        const left = at.x - width * ({center: 0.5, right: 1, end: 1}[this.textAlign] || 0);
+        window.texts.push([text, left, left + width, at.y]);
+        return draw.call(this, text, x, y, ...rest);
+    };
+}"""
+
 
 def test_the_timeline_is_drawn_and_can_be_zoomed(
     lab: Lab,
@@ -56,6 +72,15 @@ def test_the_timeline_is_drawn_and_can_be_zoomed(
     notebook.page.mouse.wheel(0, -600)
     notebook.until(lambda: chart.screenshot() != before)
     picture(notebook, 1, "timeline-zoomed")
+    notebook.page.evaluate(TEXTS)
+    for _ in range(12):
+        notebook.page.mouse.wheel(0, -600)
+        notebook.page.wait_for_timeout(100)
+        texts = notebook.page.evaluate("window.texts || []")
+        times = sorted({(left, right, text) for text, left, right, _ in texts if re.fullmatch(r"\d+\.\d+", text)})
+        assert [pair for pair in pairwise(times) if pair[0][1] + 6 > pair[1][0]] == [], "labels lie over each other"
+    assert len(times) > 1
+    picture(notebook, 1, "timeline-deep")
     # Without a kernel it is still there: it is in the notebook, as numbers and not as a widget.
     (saved,) = [output for output in notebook.save().cells[1].outputs if MIME in output.get("data", {})]
     assert len(saved["data"][MIME]["data"]["values"]) > 60

@@ -60,7 +60,7 @@ class ChartArea:
         self._due = 0.0
         height = "24px"
         self._search = Text(
-            look.search, placeholder="search charts", layout=Layout(width="120px", height=height, display="none")
+            look.search, placeholder="search charts", layout=Layout(width="110px", height=height, display="none")
         )
         self._x = Dropdown(
             options=_axes((look.x,)), tooltip="The x axis of metrics", layout=Layout(width="100px", height=height)
@@ -74,7 +74,7 @@ class ChartArea:
             readout_format=".2f",
             tooltip="Exponential average of every curve: the share of the previous value",
             style={"description_width": "auto"},
-            layout=Layout(width="190px", height=height),
+            layout=Layout(width="160px", height=height),
         )
         self._log = _toggle("log", "Logarithmic scale where all values are positive", look.log)
         self._machine = _toggle("machine", "Charts of processor, memory, GPU, disk and network", look.machine)

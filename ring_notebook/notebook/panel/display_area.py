@@ -55,6 +55,8 @@ class _Frame:
         self._label = HTML(label(one))
         self._output = Output(outputs=(_output(one),))
         self.widget = VBox([self._label, self._output])
+        if one.logged is not None and one.logged.kind == "image":
+            self.widget.add_class("ring-pixels")
 
     def draw(self, one: Displayed) -> int:
         """Show a newer state; returns the number of bytes sent."""
@@ -118,7 +120,7 @@ def _body(one: Displayed) -> str:
 def _image(one: Displayed, mime: str, data: str) -> str:
     about = one.metadata.get(mime, {})
     size = "".join(f" {name}='{int(about[name])}'" for name in ("width", "height") if name in about)
-    size += " style='image-rendering:pixelated;max-width:100%'" if one.logged and one.logged.kind == "image" else ""
+    size += " style='image-rendering:pixelated'" if one.logged is not None and one.logged.kind == "image" else ""
     return f"<img alt='{escape(_plain(one), quote=True)}'{size} src='data:{mime};base64,{data.strip()}'>"
 
 

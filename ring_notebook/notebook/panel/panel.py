@@ -90,15 +90,14 @@ class Panel:
         self._notices = HTML()
         self._output = _OutputArea()
         self._gallery, self._media = Gallery(), Gallery(beside=True)
+        # On a narrow page the buttons of the charts are below the status, and Stop stays where it is.
+        choices = HBox(
+            [self._head, self._charts.buttons], layout=Layout(flex="1 1 0", min_width="0", flex_flow="row wrap")
+        )
         self._box = VBox(
             [
                 HTML(f"{CSS}<div class='ring-gone'>{report.under_way(log)['text/html']}</div>"),
-                HBox(
-                    [self._head, self._charts.buttons, self._button],
-                    layout=Layout(
-                        align_items="flex-start", width="100%", flex_flow="row wrap", justify_content="flex-end"
-                    ),
-                ),
+                HBox([choices, self._button], layout=Layout(align_items="flex-start", width="100%")),
                 self._alarms,
                 self._beginning,
                 self._axes,

@@ -316,6 +316,8 @@ def vega_lite(spans: Sequence[Span]) -> dict[str, Any]:
                 "type": "quantitative",
                 "title": "seconds",
                 "scale": {"nice": False, "zero": False},
+                # Far into the chart a label has ten digits: few of them, and none that touches another.
+                "axis": {"tickCount": 6, "labelOverlap": "greedy", "labelSeparation": 12},
             },
             "x2": {"field": "end"},
             "color": {

@@ -30,6 +30,11 @@ def sides(notebook: nbformat.NotebookNode) -> list[str]:
     return [html.unescape(re.sub(r"</?mark>|&nbsp;", "", column)) for column in columns]
 
 
+def cells(notebook: nbformat.NotebookNode) -> list[str]:
+    """The cells of the ranks: the set-up, and the one that trains."""
+    return [cell.source for cell in notebook.cells if cell.source.startswith("%%ringtrain")]
+
+
 def lines(script: str) -> list[str]:
     return [line for line in script.splitlines() if line.strip()]
 
@@ -48,8 +53,10 @@ def test_it_is_saved_without_outputs(notebook: nbformat.NotebookNode) -> None:
 
 
 def test_the_right_side_is_the_cell_that_runs(notebook: nbformat.NotebookNode) -> None:
-    cell = next(cell.source for cell in notebook.cells if cell.source.startswith("%%ringtrain"))
+    setup, cell = cells(notebook)
     assert lines(sides(notebook)[1]) == lines(cell)
+    assert setup.startswith("%%ringtrain --setup\n")
+    assert len(cell.splitlines()) < 20, "so short that its panel is in sight"
 
 
 def test_at_most_four_lines_differ(notebook: nbformat.NotebookNode) -> None:
@@ -64,12 +71,12 @@ def test_it_gets_no_hint_where_every_rank_has_a_gpu(notebook: nbformat.NotebookN
 
 
 def test_all_tensors_are_made_on_the_device(notebook: nbformat.NotebookNode) -> None:
-    for side in sides(notebook):
+    for side in [*sides(notebook), *cells(notebook)]:
         assert re.findall(r"torch\.tensor\((?!.*, device=device\)$).*", side, re.MULTILINE) == []
-        assert ").to(device)" in side
+    assert all("model.to(device)" in side for side in sides(notebook))
 
 
 def test_the_left_side_is_a_whole_program(notebook: nbformat.NotebookNode) -> None:
     one, _ = sides(notebook)
     assert "ring" not in re.findall(r"\w+", one)
-    compile(one, "<one process>", "exec")
+    compile(cells(notebook)[0].partition("\n")[2] + one, "<one process>", "exec")

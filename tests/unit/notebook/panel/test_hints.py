@@ -45,8 +45,9 @@ def test_a_cell_that_is_right_gets_no_hint() -> None:
 
 def test_the_quickstart_gets_no_hint() -> None:
     notebook = nbformat.read(Path(__file__).parents[4] / "notebooks" / "01_quickstart.ipynb", as_version=4)
-    cell = next(cell.source for cell in notebook.cells if cell.source.startswith("%%ringtrain"))
-    assert found(cell.partition("\n")[2]) == {}
+    for cell in notebook.cells:
+        if cell.source.startswith("%%ringtrain"):
+            assert found(cell.source.partition("\n")[2]) == {}
 
 
 def test_one_rank_gets_no_hint() -> None:
