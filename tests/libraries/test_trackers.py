@@ -5,6 +5,7 @@ They live in an environment of their own: ``make test-libraries``.
 
 from __future__ import annotations
 
+import json
 import math
 import struct
 import time
@@ -13,8 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from ring_notebook.core import metrics
 from ring_notebook.notebook.record.run_log import RunLog
 from ring_notebook.notebook.run.trackers import to_mlflow, to_tensorboard, to_wandb
 from ring_notebook.records import MetricBatch, Params, encode
@@ -32,6 +35,10 @@ def run(tmp_path: Path) -> RunLog:
         for step in range(5):
             rows.extend((time.time(), step, 1 / (step + 1) + rank, math.nan if step == 2 else 0.5))
         log.put(encode([MetricBatch("r1", rank, ("loss", "accuracy"), rows)]))
+    metrics.begin()
+    given = {"image": np.zeros((4, 6)), "histogram": np.arange(9.0), "text": {"note": "<b>"}}
+    metrics.log(step=2, **given)
+    log.put(encode(metrics.drain_shown("r1", 0)))
     log.put(encode([Params("r1", 0, {"lr": 0.1, "optimizer": "SGD"})]))
     log.finish("ok")
     return log
@@ -47,6 +54,13 @@ def test_tensorboard(run: RunLog, tmp_path: Path) -> None:
         assert events.Tags()["scalars"] == ["loss", "accuracy"]
         found = [(one.step, one.value) for one in events.Scalars("loss")]
         assert found == [(step, pytest.approx(1 / (step + 1) + rank)) for step in range(5)]
+    events = accumulator.EventAccumulator(str(folder / "rank 0"))
+    events.Reload()
+    (image,), (histogram,) = events.Images("image"), events.Histograms("histogram")
+    assert (image.step, image.encoded_image_string[:4]) == (2, b"\x89PNG")
+    assert (histogram.step, histogram.histogram_value.num, histogram.histogram_value.max) == (2, 9, 8)
+    (text,) = events.Tensors("note")
+    assert text.tensor_proto.string_val == [b"<b>"]
 
 
 def test_wandb(run: RunLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,12 +74,15 @@ def test_wandb(run: RunLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     config = {item.key: item.value_json for item in about.config.update}
     assert about.display_name == "digits"
     assert (config["lr"], config["optimizer"], config["EPOCHS"]) == ("0.1", '"SGD"', "3")
-    rows = []
+    rows, kinds = [], {}
     for record in records:
         if record.WhichOneof("record_type") == "history":
             row = {item.key or item.nested_key[0]: item.value_json for item in record.history.item}
             rows.append((int(row["_step"]), float(row["loss"])))
+            typed = [item for item in record.history.item if "_type" in item.nested_key]
+            kinds |= {item.nested_key[0]: json.loads(item.value_json) for item in typed}
     assert rows == [(step, pytest.approx(loss)) for step, loss in MEANS]
+    assert kinds == {"image": "image-file", "histogram": "histogram", "note": "html-file"}
 
 
 def wandb_records(file: Path) -> Iterator[Any]:
@@ -101,4 +118,10 @@ def test_mlflow(run: RunLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert there.data.tags["kind"] == "test"
     found = [(one.step, one.value) for one in client.get_metric_history(run_id, "loss")]
     assert sorted(found) == [(step, pytest.approx(loss)) for step, loss in MEANS]
+    files = sorted(one.path for one in client.list_artifacts(run_id, "media"))
+    assert files == [
+        "media/histogram-step-2-rank-0.json",
+        "media/image-step-2-rank-0.png",
+        "media/note-step-2-rank-0.txt",
+    ]
     assert sorted(one.step for one in client.get_metric_history(run_id, "accuracy")) == [0, 1, 3, 4]  # 2 is NaN

@@ -432,7 +432,9 @@ def test_a_child_of_a_rank_is_no_rank() -> None:
 
 def test_an_interrupt_while_the_others_are_awaited() -> None:
     with RendezvousServer(2) as server:
-        code = "import os, signal, threading; threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()\ntrain()"
+        code = (
+            "import os, signal, threading; threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()\ntrain()"
+        )
         ((exit_code, _, said),) = ended([start(code, server.variables)])
     assert exit_code != 0
     assert "KeyboardInterrupt" in said
