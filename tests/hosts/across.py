@@ -149,7 +149,7 @@ def everything() -> None:
     assert [cluster.variables("weights")[rank].keys() for rank in range(4)] == [{"weights"}] * 3 + [set()]
     assert [engine.host for engine in cluster.status()] == [NAMES[0]] * 2 + [NAMES[1]] * 2
     trains(cluster)
-    with pytest.raises(MPIMissingError, match="a rank has died, and MPI cannot take in"):
+    with pytest.raises(MPIMissingError, match="the cluster has other ranks than at its start, and MPI cannot"):
         cluster.run("from mpi4py import MPI; MPI.COMM_WORLD.size", ranks=[0]).wait()
 
     ends(cluster.run("import os\nif ring.rank() > 1: os.kill(os.getpid(), 9)\nring.barrier()"), ClusterError, "rank")
@@ -195,6 +195,24 @@ def vanishes() -> None:
         assert cluster.heal() == [2, 3]
         assert [cluster.pull("mine", rank) for rank in (0, 1)] == [0, 1]
         trains(cluster)
+
+
+def grows() -> None:
+    """Engines on both hosts join two others, one dies and is healed, one is ended; the variables of the others stay."""
+    adds = "import torch\ntotal = float(ring.allreduce(torch.ones(1), op=ring.Sum))"
+    with Cluster(2, f"{NAMES[0]}:1,{NAMES[1]}:1") as cluster:
+        cluster.run("mine = ring.rank()").wait()
+        with pytest.raises(ClusterError, match="4 ranks need 4 slots, the hosts have 2 slots"):
+            cluster.grow(4)
+        assert cluster.grow(4, HOSTS) == [2, 3]
+        assert [engine.host for engine in cluster.status()] == [*NAMES, *NAMES]
+        cluster.run(f"{adds}\nassert total == 4 and ring.local_size() == 2").wait()
+        ends(cluster.run("import os\nif ring.rank() == 3: os._exit(3)\nring.barrier()"), ClusterError, "rank 3")
+        assert cluster.heal() == [3]
+        cluster.run(f"{adds}\nassert total == 4").wait()
+        assert cluster.shrink(3) == [3]
+        cluster.run(f"{adds}\nassert total == 3").wait()
+        assert [cluster.pull("mine", rank) for rank in (0, 1)] == [0, 1]
 
 
 def killed() -> None:
@@ -249,6 +267,7 @@ if __name__ == "__main__":
     {
         "allocated": allocated,
         "everything": everything,
+        "grows": grows,
         "killed": killed,
         "vanishes": vanishes,
         "wrong": wrong,

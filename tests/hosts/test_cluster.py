@@ -25,6 +25,7 @@ def assert_nothing_runs(hosts: TwoHosts) -> None:
     "step",
     [
         "everything",
+        "grows",
         "killed",
         pytest.param("vanishes", marks=pytest.mark.slow),
         "allocated",
