@@ -48,6 +48,8 @@ class BatchJob:
         self.folder = folder
         self.request = request
         self.keep = keep
+        self.times: dict[str, float] = about.get("times", {})
+        """``idle`` and ``before_end`` of `BatchCluster`."""
         self.busy: float = about.get("busy", 0.0)
         """Seconds for which its ranks have executed cells."""
         self.cluster: str = about.get("cluster", "")
@@ -58,12 +60,12 @@ class BatchJob:
         self._guard: subprocess.Popen[str] | None = None
 
     @classmethod
-    def submit(cls, request: BatchRequest, keep: bool) -> BatchJob:
+    def submit(cls, request: BatchRequest, keep: bool, **times: float) -> BatchJob:
         """Submit a job. Raises ClusterError when the batch system rejects it."""
         discovery.check_folder()
         folder = _root() / f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
         make_private_folder(folder)
-        job = cls(folder, request, keep, {})
+        job = cls(folder, request, keep, {"times": times})
         try:
             with open_private(folder / "job.sh", "w") as file:
                 file.write(job.script())
@@ -123,7 +125,8 @@ class BatchJob:
         """Write down what another kernel needs to follow this job; it is this kernel's from now on."""
         kernel = {"kernel": os.getpid(), "began": began(os.getpid()), "notebook": discovery.notebook()}
         submitted = read_json(self.folder / _ABOUT).get("submitted", time.time())
-        own = {"request": asdict(self.request), "keep": self.keep, "busy": self.busy, "cluster": self.cluster}
+        own = {"request": asdict(self.request), "keep": self.keep, "times": self.times, "busy": self.busy}
+        own["cluster"] = self.cluster
         with suppress(OSError):  # removed by somebody: nobody will attach to it
             write_json(self.folder / _ABOUT, {**own, **kernel, "submitted": submitted})
 
@@ -206,10 +209,6 @@ class BatchCluster:
         batch_job.leave()
         self.job.cancel()
         return self.usage()
-
-    def leave(self) -> None:
-        """Follow the job no more, and keep it."""
-        self._closed.set()
 
     def usage(self) -> str:
         """How many GPU hours, else CPU hours, the job has had, and how many of them were idle; empty before it ran."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from threading import Event, Lock
 
 from ring_notebook.errors import ClusterError, RingError
+from ring_notebook.notebook.run.failures import brief
 from ring_notebook.notebook.run.run import Run
 from ring_notebook.notebook.style import ranks as rank_text
 
@@ -131,6 +132,8 @@ class CellQueue:
                 cell._cancelled.wait(_PERIOD)
             raise RingError(f"cell {cell.name} was cancelled; it has not run")
         except BaseException as error:
+            if isinstance(error, RingError) and not hasattr(error, "_render_traceback_"):
+                brief(error, f"{type(error).__name__}: {error}")  # `QueuedCell.wait` raises it elsewhere
             cell.error = error
             raise
         finally:

@@ -51,6 +51,7 @@ from ring_notebook.verdict import WALLTIME_WARNING
 
 # A cell that ends sooner than this shows its report only: widgets would cost more than the run.
 _LIVE_AFTER = 0.1
+_SECONDS_TO_REQUEUE = 120.0  # from the end of a run to the news that its job is in the queue again
 
 
 class Session:
@@ -138,21 +139,22 @@ class Session:
         if self._batch is not None or (self.cluster is not None and self.cluster.running):
             there = self._batch.line if self._batch else f"A cluster of {_engines(self.require())} is running."
             raise ClusterError(f"{there} `%ring stop` gives it up")
-        self._follow(BatchJob.submit(request, keep), None, idle=idle or 0.0, before_end=signal or WALLTIME_WARNING)
+        self._follow(BatchJob.submit(request, keep, idle=idle or 0.0, before_end=signal or WALLTIME_WARNING), None)
         return ""
 
-    def _follow(self, job: BatchJob, cluster: Cluster | None, **times: float) -> None:
+    def _follow(self, job: BatchJob, cluster: Cluster | None) -> None:
         """Follow a batch job, whose state is shown where this is called."""
         note = Note()
 
         def use(cluster: Cluster | None) -> None:
-            lost, self.cluster = self.cluster, cluster
             if cluster is None:
-                self._lost_run = self.run if lost and self.run and self.run.status != "ok" else None
+                self.cluster, self._lost_run = None, self._just_lost()
                 return
             walltime().warn = lambda said: show_in_lab(said, "warning")
-            if self._resumes:
-                self._rerun()
+            with self._queue.held() if self._resumes else contextlib.nullcontext():
+                self.cluster = cluster
+                if self._resumes:
+                    self._rerun()
             self._resumes = True
 
         def release(line: str) -> None:
@@ -167,26 +169,39 @@ class Session:
             tell=note.tell,
             busy=lambda: bool(self._in_progress() or self._queue.cells),
             release=release,
-            **times,
+            **job.times,
         )
         self._resumes, self._lost_run = cluster is not None, None
         note.tell(batch.line)
         batch.begin(cluster)
 
+    def _just_lost(self) -> Run | None:
+        """The run that the loss of the engines has ended; None where none was in progress."""
+        run = self.run
+        if run is None or not isinstance(run.error, ClusterError):
+            return None
+        ended = run.log.started + run.log.summary.get("seconds", 0.0)
+        return run if time.time() - ended < _SECONDS_TO_REQUEUE else None
+
     def _rerun(self) -> None:
         """The job has started again: run the set-up cells, then the cell that its loss has ended."""
-        run = self._lost_run
         print("The job has started again; all variables of ranks are lost.")  # noqa: T201
-        with self._queue.held():
+        run, self._lost_run = self._lost_run, None
+        try:
             for cell in set_up_cells(self._setup):
-                self.train(cell.source, CellOptions.of(cell.options), range(self.require().n))
-        if run is not None:
-            options = replace(CellOptions.of(run.log.options), background=True)
-            try:
-                resumes_from(options.name, options.cell_id)
-                self.train(run.log.source, replace(options, resume=True))
-            except RingError:
-                print(f"Run {run.log.title} had written no checkpoint (`ring.checkpoint`): run its cell again.")  # noqa: T201
+                self.train(cell.source, CellOptions.of(cell.options), first=True)
+        except Exception as error:  # the job stays: the user runs the cell again
+            print(f"A set-up cell failed: {type(error).__name__}: {error}")  # noqa: T201
+            return
+        if run is None:
+            return
+        try:
+            resumes_from(run.log.name, "")
+        except RingError:
+            print(f"Run {run.log.title} had written no checkpoint (`ring.checkpoint`): run its cell again.")  # noqa: T201
+            return
+        options = replace(CellOptions.of(run.log.options), name=run.log.name, background=True, resume=True)
+        self.train(run.log.source, options, first=True)
 
     def _ranks_to_come(self) -> str:
         return self._batch.job.name if self._batch is not None and self.cluster is None else ""
@@ -400,11 +415,12 @@ class Session:
         options: CellOptions,
         only: Sequence[int] = (),
         give: Callable[[Any], None] = lambda _: None,
+        first: bool = False,
     ) -> None:
         """Run a cell on ranks 0..n-1, or on ``ranks``, and show it; starts a cluster where there is none.
 
-        While another run uses one of its ranks the cell waits in the queue. With ``only`` just these engines execute
-        it, of those that it is for, before all cells that wait.
+        While another run uses one of its ranks the cell waits in the queue, or ``first`` before it. With ``only`` just
+        these engines execute it, of those that it is for, before all cells that wait.
         With ``setup`` `restart` can run it again; when a cell with the same ``cell_id`` was edited, its last version.
         Returns when the run has ended, with ``background`` at once. ``give`` gets the run as soon as there is one, and
         before it the cell that waits in the background. Raises what `Cluster.run` and `Run.wait` raise.
@@ -414,7 +430,7 @@ class Session:
             print(self.start(options.n, sync=self._syncs))  # noqa: T201
         batch = self._batch if self.cluster is None else None  # whose engines will run the cell
         ranks = frozenset((batch or self.require()).chosen(options.n, options.ranks))
-        queued = QueuedCell(options.name or spoken_name(runs_directory()), ranks, first=bool(only))
+        queued = QueuedCell(options.name or spoken_name(runs_directory()), ranks, first=first or bool(only))
         try:
             self._queue.enter(queued)
             if queued.behind and (options.background or batch is not None):
@@ -496,9 +512,7 @@ class Session:
                 send = partial(self._send, cell, options, queued, ())
                 run = self._queue.begin(queued, send, waits, keeps_place=self._will_have_ranks)
             except Exception as error:
-                text = f"{type(error).__name__}: {error}"
-                tell(text)
-                brief(error, text)  # for `QueuedCell.wait`
+                tell(f"{type(error).__name__}: {error}")
                 return
             tell(queued.despite)
             give(run)
