@@ -19,7 +19,7 @@ ROOT   := $(filter 0,$(shell id -u))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lab test test-slow test-install test-libraries test-nvidia test-slurm test-versions bench lint sanitize sanitize-build screenshot test-deps clean nightly
+.PHONY: help demo lab test test-slow test-install test-libraries test-nvidia test-slurm test-versions bench lint sanitize sanitize-build screenshot docs outputs wheel test-wheel test-deps clean nightly
 
 help:
 	@echo 'make demo        train the quickstart on 2 engines, without a browser'
@@ -37,6 +37,10 @@ help:
 	@echo 'make sanitize    run the tests of the native core under ASan, UBSan and TSan'
 	@echo 'make sanitize-build  only compile for that'
 	@echo 'make screenshot  take the pictures in docs/images again'
+	@echo 'make docs        build the documentation into build/site, and test its links and its search'
+	@echo 'make outputs     run the notebooks, and keep what they show for the documentation'
+	@echo 'make wheel       build a wheel for glibc 2.28 into dist/, on any Linux'
+	@echo 'make test-wheel  install it in a bare Debian without a compiler, and train there (root, debootstrap)'
 	@echo 'make nightly     run every target, and print a table with times (hours)'
 	@echo 'make clean       remove .venv and everything that was built'
 
@@ -89,6 +93,19 @@ screenshot: $(VENV)/installed
 	RING_PICTURES=$(PICTURES) $(BIN)/pytest tests/browser -m "slow or not slow" $(ARGS)
 	PYTHONPATH=tests $(BIN)/python -m browser.animate $(PICTURES)
 
+docs: $(VENV)/documented
+	$(BIN)/sphinx-build -q -W --keep-going -c docs -d build/site-trees . build/site $(ARGS)
+	RING_SITE=$(CURDIR)/build/site $(BIN)/pytest tests/documentation
+
+outputs: $(VENV)/installed
+	$(BIN)/python docs/outputs.py $(ARGS)
+
+wheel: $(VENV)/installed
+	.ci/wheel $(BIN)/python
+
+test-wheel: wheel
+	tests/install/bare.sh dist/*.whl
+
 nightly: $(VENV)/installed
 	$(BIN)/python .ci/nightly $(ARGS)
 
@@ -99,7 +116,7 @@ test-deps:
 	    --no-install-recommends openssh-server && { systemctl disable ssh 2>/dev/null || true; }; }
 
 clean:
-	rm -rf $(VENV) $(LIBRARIES) $(NVIDIA) $(VERSIONS) .install build .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(LIBRARIES) $(NVIDIA) $(VERSIONS) .install .bare build dist .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Without build isolation the build tools are those that constraints.txt pins, and what was compiled is kept.
@@ -109,6 +126,10 @@ $(VENV)/tools: constraints.txt | $(BIN)/python
 
 $(VENV)/installed: pyproject.toml constraints.txt $(NATIVE) $(VENV)/tools
 	$(BIN)/pip install -q -c constraints.txt --no-build-isolation -e '.[dev]'
+	@touch $@
+
+$(VENV)/documented: docs/requirements.txt constraints.txt $(VENV)/installed
+	$(BIN)/pip install -q -c constraints.txt -r docs/requirements.txt
 	@touch $@
 
 # Libraries that tests alone need, beside the environment and not in it: what they bring would decide its versions.

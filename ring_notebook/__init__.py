@@ -42,7 +42,7 @@ __all__ = [
     "notify",
     "run",
 ]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Name -> module. Loaded on first use, so that `import ring_notebook` costs nothing on either island.
 _LAZY = {

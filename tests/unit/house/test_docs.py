@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields
 from pathlib import Path
 
+from ring_notebook import errors
 from ring_notebook.config import Config
 from ring_notebook.launch import ringrun_options
 from ring_notebook.notebook.magics.options import RING, SCALE, TRAIN, LineParser
@@ -135,6 +136,28 @@ def test_every_target_is_explained_by_make() -> None:
 
 
 def test_the_page_of_settings_is_that_of_the_source() -> None:
-    """``python docs/settings_page.py`` writes it."""
-    written = runpy.run_path(str(ROOT / "docs" / "settings_page.py"))
-    assert written["PAGE"].read_text() == written["render"]()
+    """``python docs/reference.py`` writes it."""
+    written = runpy.run_path(str(ROOT / "docs" / "reference.py"))
+    assert written["SETTINGS"].read_text() == written["settings"]()
+
+
+def test_outputs_of_notebooks_are_not_older_than_their_code() -> None:
+    """``make outputs`` runs the notebooks and keeps what they show."""
+    assert runpy.run_path(str(ROOT / "docs" / "outputs.py"))["stale"]() == []
+
+
+def test_every_error_has_its_cause_and_cure() -> None:
+    headings = " ".join(re.findall(r"^## (.*)$", (ROOT / "docs" / "errors.md").read_text(), re.MULTILINE))
+    classes = {name for name, one in vars(errors).items() if isinstance(one, type)} - {"RingError"}
+    assert {name for name in classes if name not in headings} == set()
+
+
+def test_messages_on_the_page_of_errors_are_those_of_the_code() -> None:
+    """Each part of a quoted message between its values, as the parts of one literal; "…" stands for a value."""
+    sources = [*(ROOT / "ring_notebook").rglob("*.py"), *(ROOT / "native").rglob("*.?pp")]
+    sources.append(ROOT / "native" / "CMakeLists.txt")
+    code = re.sub(r'"\s*\n\s*f?"', "", "\n".join(path.read_text() for path in sources))
+    quotes = re.findall(r'"([^"]+)"', " ".join((ROOT / "docs" / "errors.md").read_text().split()))
+    parts = {part.strip(" .,") for quote in quotes for part in re.split("…|RANK", quote)}
+    assert len(parts) > 40
+    assert {part for part in parts if part not in code} == set()

@@ -1,0 +1,106 @@
+"""Runs the notebooks and keeps what they have shown for the site: `make outputs`.
+
+The notebooks are saved without outputs, so that a reader runs them. The site has no kernel: there each cell shows what
+it showed here, which `docs/outputs/NAME.json` holds by the hash of the code up to and with the cell.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+VEGA = "application/vnd.vegalite.v5+json"
+DRAW = """
+document.querySelectorAll(".vega-chart:has(> script)").forEach(place => {
+  const spec = JSON.parse(place.firstChild.textContent);
+  place.firstChild.remove();  // the page names this file once for each chart
+  vegaEmbed(place, spec, {actions: false});
+});
+"""
+SECONDS = 300  # for one cell, on a machine that is busy with other things
+
+
+def kept(notebook: Path) -> Path:
+    """Where the outputs of a notebook lie."""
+    return ROOT / "docs" / "outputs" / f"{notebook.stem}.json"
+
+
+def hashes(notebook: dict[str, Any]) -> list[str]:
+    """For each code cell, of all code that has run when it ends."""
+    running, found = hashlib.sha256(), []
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            running.update("".join(cell["source"]).encode() + b"\0")
+            found.append(running.hexdigest()[:16])
+    return found
+
+
+def stale() -> list[str]:
+    """The notebooks whose code has changed since their outputs were kept."""
+    return [
+        path.name
+        for path in NOTEBOOKS
+        if kept(path).exists() and set(json.loads(kept(path).read_text())) != set(hashes(json.loads(path.read_text())))
+    ]
+
+
+def add(_app: object, page: str, source: list[str]) -> None:
+    """Put the outputs into a notebook that Sphinx reads; those of code that has changed since are left out."""
+    path = ROOT / f"{page}.ipynb"
+    if path not in NOTEBOOKS or not kept(path).exists():
+        return
+    notebook, outputs = json.loads(source[0]), json.loads(kept(path).read_text())
+    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    for cell, name in zip(code, hashes(notebook), strict=True):
+        cell["outputs"] = [drawn(output) for output in outputs.get(name, [])]
+    source[0] = json.dumps(notebook)
+
+
+def drawn(output: dict[str, Any]) -> dict[str, Any]:
+    """An output as Sphinx can show it; a chart of Vega-Lite as a page that `vega.js` draws."""
+    if not (spec := output.get("data", {}).get(VEGA)):
+        return output
+    text = json.dumps(spec).replace("</", "<\\/")
+    page = f'<div class="vega-chart"><script type="application/json">{text}</script></div>'
+    return output | {"data": {"text/html": f'{page}<script src="../_static/vega.js" defer></script>'}}
+
+
+def write_vega(folder: Path) -> None:
+    """Write `vega.js`, which is in PyPI's vl-convert-python, for `drawn`."""
+    import vl_convert
+
+    if not (folder / "vega.js").exists():
+        bundle = vl_convert.javascript_bundle(DRAW, vl_version="5.20")
+        (folder / "vega.js").write_text(f"(() => {{{bundle}}})();")
+
+
+def run(path: Path) -> None:
+    """Execute a notebook and keep its outputs. Raises nbclient's CellExecutionError for a cell that fails."""
+    import nbformat
+    from nbclient import NotebookClient
+    from traitlets.config import Config
+
+    notebook = nbformat.read(path, as_version=4)
+    private = Config({"KernelManager": {"transport": "ipc"}})  # no port that others reach
+    with tempfile.TemporaryDirectory(prefix="ring-outputs-") as runs:
+        os.environ["RING_RUNS_DIR"] = runs
+        NotebookClient(notebook, config=private, timeout=SECONDS, coalesce_streams=True).execute()
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    shown = {name: cell.outputs for name, cell in zip(hashes(notebook), code, strict=True)}
+    kept(path).parent.mkdir(exist_ok=True)
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(shown[name], sort_keys=True)}" for name in shown)
+    kept(path).write_text(f"{{\n{lines}\n}}\n")
+    print(f"{path.name}: {kept(path).stat().st_size / 1e3:.0f} kB")
+
+
+if __name__ == "__main__":
+    for path in NOTEBOOKS:
+        if not sys.argv[1:] or path.stem in sys.argv[1:]:
+            run(path)

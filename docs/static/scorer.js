@@ -1,0 +1,12 @@
+// Sphinx's own numbers, but a heading that has the whole question goes before pages that have its words somewhere.
+const Scorer = {
+  score: ([, , , , score, , kind]) => score + (kind === "title" ? 10 : 0),
+  objNameMatch: 11,
+  objPartialMatch: 6,
+  objPrio: { 0: 15, 1: 5, 2: -5 },
+  objPrioDefault: 0,
+  title: 15,
+  partialTitle: 7,
+  term: 5,
+  partialTerm: 2,
+};
