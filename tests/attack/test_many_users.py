@@ -39,8 +39,8 @@ def left_by(user: int) -> list[str]:
         if os.path.isdir(shared):
             with os.scandir(shared) as entries:
                 own = [entry.path for entry in entries if entry.stat(follow_symlinks=False).st_uid == user]
-            # Jupyter's own file with the sockets of a kernel may stay, where that took long to close.
-            found += [path for path in own if not path.endswith(".json")]
+            # Not ours: Jupyter's file with the sockets of a kernel that took long to close, and torch's cache folder.
+            found += [path for path in own if not path.endswith(".json") and "torchinductor_" not in path]
     return found
 
 
