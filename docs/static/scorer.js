@@ -1,5 +1,5 @@
-// Sphinx's own numbers, but a heading that has the whole question goes before pages that have its words somewhere.
-const Scorer = {
+// `var`, because Sphinx declares the same name where there is none. Its own numbers, but a heading that has the whole question goes before pages that have its words somewhere.
+var Scorer = {
   score: ([, , , , score, , kind]) => score + (kind === "title" ? 10 : 0),
   objNameMatch: 11,
   objPartialMatch: 6,
