@@ -150,9 +150,7 @@ CSS = """<style>
 .ring-gone { display: none; }
 .ring-panel.jupyter-widgets-disconnected .ring-gone { display: block; }
 .ring-panel.jupyter-widgets-disconnected .jupyter-button, .ring-panel.jupyter-widgets-disconnected .ring-choices,
-  .ring-panel.jupyter-widgets-disconnected .ring-choices .widget-text input { height: 24px; }
-.ring-pixels img { image-rendering: pixelated; }
-.ring-bar { display: none; }
+  .ring-panel.jupyter-widgets-disconnected .ring-bar { display: none; }
 .ring-panel.jupyter-widgets-disconnected tbody td:nth-child(2), .ring-last tbody td:nth-child(2) {
   visibility: hidden; }
 .ring-panel.jupyter-widgets-disconnected .ring-status { font-size: 0; }

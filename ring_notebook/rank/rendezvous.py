@@ -227,10 +227,12 @@ class Rendezvous:
 
     def is_updated(self) -> bool:
         """Whether processes have come since this rank has assembled last, which wait for it and the others to do so."""
-        with contextlib.suppress(OSError):  # nothing has come
-            if not self._updated and self.elastic and (piece := self._channel.recv(_CAPACITY, socket.MSG_DONTWAIT)):
-                *lines, self._unread = (self._unread + piece).split(b"\n")
-                self._updated = any(b'"updated"' in line for line in lines)
+        if not self._updated and self.elastic:
+            with contextlib.suppress(OSError):  # nothing has come
+                self._unread += self._channel.recv(_CAPACITY, socket.MSG_DONTWAIT)
+            # The news may have come with the last answer.
+            *lines, self._unread = self._unread.split(b"\n")
+            self._updated = any(b'"updated"' in line for line in lines)
         return self._updated
 
     def formed(self) -> None:

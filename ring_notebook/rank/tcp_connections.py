@@ -47,8 +47,8 @@ def listen(own: str = "") -> socket.socket:
     that of the address ``own``, else that of this host's name, as on the first host of a job that has grown to others.
     Raises OSError when it has no address.
     """
-    name = config().interface or os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
-    name = "" if name == "lo" else name
+    found = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    name = config().interface or ("" if found == "lo" else found)  # what a job found on one host leads nowhere else
     address = _address_of(name) if name else own or socket.gethostbyname(socket.gethostname())
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)

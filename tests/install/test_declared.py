@@ -14,7 +14,7 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "ring_notebook"
 TORCH = PACKAGE / "torch"
 # What a run is handed over to; a line says what to install where one is not there.
-HANDED_OVER = {"mlflow", "pandas", "tensorboard", "wandb"}
+HANDED_OVER = {"mlflow", "pandas", "pillow", "tensorboard", "wandb"}
 MODULES = packages_distributions()
 
 

@@ -170,7 +170,7 @@ class _Group:
         name = HTML(f"<b>{escape(group)}</b>")
         self._head = HBox([name, self._button], layout=Layout(grid_gap="8px", align_items="center"))
         self._named = bool(group)
-        self._grid = GridBox(layout=Layout(width="100%", grid_gap="8px 24px"))
+        self._grid = GridBox(layout=Layout(width="100%", grid_gap="8px 24px", overflow="hidden"))
         self.widget = VBox([self._head, self._grid], layout=Layout(width="100%"))
 
     def show(self, charts: Sequence[Widget], more: int, opened: bool) -> None:

@@ -141,6 +141,24 @@ def test_an_answer_to_a_gathering_that_was_interrupted() -> None:
     ours.close()
 
 
+def test_who_waits_to_join_is_told_in_one_piece_with_an_answer() -> None:
+    ours, theirs = socket.socketpair()
+    rendezvous = Rendezvous(theirs, 0, 2)
+    rendezvous.elastic = True
+    answer = b'cmd=ring_gathered value={"epoch": 3, "next": 4, "members": [0, 1]}\n'
+    news = b'cmd=ring_gathered value={"updated": true}\n'
+    ours.sendall(news + answer + news)  # who waited before the answer has been taken in by it
+    assert rendezvous.assemble([0, 1], 3, 0.0).epoch == 4
+    assert rendezvous.is_updated()
+    ours.sendall(answer + news[:10])
+    rendezvous.assemble([0, 1], 3, 0.0)
+    assert not rendezvous.is_updated()
+    ours.sendall(news[10:])
+    assert rendezvous.is_updated()
+    rendezvous.close()
+    ours.close()
+
+
 def test_a_socket_is_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair()
     for name, value in {"RING_RANK": "2", "RING_SIZE": "3", "RING_RENDEZVOUS": str(theirs.fileno())}.items():

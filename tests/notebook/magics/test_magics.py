@@ -89,7 +89,7 @@ def test_help_of_a_command_and_of_cells(notebook: Notebook) -> None:
     assert "--rank" not in said
     for cell in ("%%ringtrain --help", "%%ringtrain -n 1 -h\nraise ValueError"):
         assert re.search(
-            r"^  --plot loss,acc +metrics to chart; by default the first three$", notebook.text(cell), re.MULTILINE
+            r"^  --plot loss,acc +metrics to chart; loss\+val_loss: both in one$", notebook.text(cell), re.MULTILINE
         )
     documented = notebook.text("print(get_ipython().find_magic('ringtrain', 'cell').__doc__)")
     assert documented.strip() == notebook.text("%%ringtrain --help").strip()
@@ -405,7 +405,7 @@ def test_names_of_the_ranks_complete_in_their_cells_only(notebook: Notebook) -> 
 
 def test_commands_and_options_complete(notebook: Notebook) -> None:
     assert notebook.complete("%ring st") == ["stacks", "start", "status", "stop"]
-    assert notebook.complete("x = 1\n%ring start --keep --") == ["--hosts", "--sync"]
+    assert notebook.complete("x = 1\n%ring start --keep --h") == ["--here", "--hosts"]
     assert notebook.complete("%%ringtrain --time") == ["--timeline", "--timeout"]
     assert "--plot" not in notebook.complete("%%ringtrain --name --pl")
 
